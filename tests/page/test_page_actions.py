@@ -62,6 +62,8 @@ def test_an_action_runs_beside_the_page_and_is_found_again(with_run: tuple[Brows
         ({"verb": "eval", "run": "RUN", "options": {"at": "--to=/tmp"}}, 400),
         ({"verb": "eval", "run": "RUN", "options": {"limit": True}}, 400),
         ({"verb": "export", "run": "RUN", "options": {"to": "/tmp/x"}}, 400),
+        ({"verb": "export", "run": "RUN", "options": {"to": "../x"}}, 400),
+        ({"verb": "export", "run": "RUN", "options": {"to": ".."}}, 400),
         ({"verb": "export", "run": "RUN", "options": {"format": "../../x"}}, 400),
         ({"verb": "describe", "name": "--on"}, 400),
         ({"verb": "submit", "yaml": "task: sft\nmodel: llama-3m\ndata: /etc/passwd\n"}, 403),

@@ -187,6 +187,8 @@ class Actions:
         words = [*(("plan", "--calibrate") if verb == "calibrate" else (verb,)), *([subject] if subject else [])]
         table = VERBS[verb].options
         for name, value in options.items():
+            if verb == "export" and name == "to":
+                continue
             if name not in table:
                 raise wrong(f"`{verb}` has no option {name[:40]}", f"it has {', '.join(table) or 'none'}")
             words += table[name](asked, name, value)
@@ -207,12 +209,14 @@ class Actions:
         return action
 
     def _export_folder(self, asked: Asked, options: Mapping[str, Any]) -> str:
-        """A new folder beside the runs."""
+        """A new folder below ``exports`` beside the runs: of the name that is asked for, or of the run's."""
         assert asked.run is not None
         stem = f"{asked.run.name}-{_as_word('format', options.get('format', 'merged'))}"
-        number = 1
-        while (path := self._page.settings.runs[0] / "exports" / f"{stem}-{number}").exists():
-            number += 1
+        if "to" in options:
+            stem = Path(_as_word("to", options["to"])).name
+        path, number = self._page.settings.runs[0] / "exports" / stem, 2
+        while path.exists():
+            path, number = path.with_name(f"{stem}-{number}"), number + 1
         return shown_path(asked, path)
 
     def all(self) -> list[tuple[Action, Detached]]:

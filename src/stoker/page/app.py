@@ -65,7 +65,8 @@ def application(page: Page) -> ASGIApp:
         *import_routes(page),
         Route("/api/{rest:path}", _no_such_path, methods=["GET", "POST", "PATCH", "PUT", "DELETE", "HEAD"]),
         *([Mount("/static", StaticFiles(directory=STATIC))] if STATIC.is_dir() else []),
-        Route("/{rest:path}", _index),
+        Route("/", _index),
+        Route("/index.html", _index),
     ]
     app = Starlette(routes=routes, middleware=[Middleware(GZipMiddleware, minimum_size=LEAST_COMPRESSED)])
     app.state.accounts = page.accounts
@@ -76,12 +77,8 @@ async def _no_such_path(_: Request) -> Response:
     return error_response(PageError(404, "the API has no such path, or not with this method", "see docs/page-api.md"))
 
 
-async def _index(request: Request) -> Response:
-    """The page, at every address that it makes for its views."""
-    if "." in request.url.path.rpartition("/")[2] and request.url.path != "/index.html":
-        return error_response(PageError(404, "there is no such file"))
-    return FileResponse(STATIC / "index.html") if (STATIC / "index.html").is_file() else _without_files()
-
-
-def _without_files() -> Response:
-    return error_response(PageError(404, "this installation has no files of the page"))
+async def _index(_: Request) -> Response:
+    """The page; the addresses of its views are behind ``#``."""
+    if not (STATIC / "index.html").is_file():
+        return error_response(PageError(404, "this installation has no files of the page"))
+    return FileResponse(STATIC / "index.html")

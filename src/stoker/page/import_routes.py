@@ -36,9 +36,10 @@ class _ImportRoutes:
     async def run(self, request: Request) -> Any:
         """The job of some files, and what is lost of them."""
         body = await read_object(request)
-        files = body.get("files", [body] if "text" in body else None)
+        one = {"name": body.get("file", "config.yaml"), "text": body.get("contents")}
+        files = body.get("files", [one] if "contents" in body else None)
         if not isinstance(files, list) or not 0 < len(files) <= MOST_FILES:
-            raise wrong("`files` has to be a list of {name, text}")
+            raise wrong("`files` has to be a list of {name, text}", "or give `file` and `contents`")
         words: list[str] = []
         if form := text_of(body, "format", default="", most=40):
             if form not in FORMATS:

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from stoker.files import no_link, replace_file
+from stoker.page.answer_views import chosen_steps, figures, rollouts
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_paths import document_of, path_problems, refuse
 from stoker.page.job_routes import shown, slug
@@ -61,7 +62,8 @@ class _RunTools:
 
     def evaluations(self, request: Request) -> Any:
         """The evaluations that the run's folder keeps, oldest first."""
-        return {"evaluations": [each.as_json() for each in read_evaluations(self._run(request).path)]}
+        kept = read_evaluations(self._run(request).path)
+        return {"evaluations": list(figures(kept)), "kept": [each.as_json() for each in kept]}
 
     async def rollouts(self, request: Request) -> Any:
         """The answers of a step of ppo or grpo, token by token."""
@@ -78,7 +80,10 @@ class _RunTools:
         if not isinstance(result.answer, dict):
             line = (result.errors.strip().splitlines() or ["it says nothing"])[-1]
             raise PageError(400, line.removeprefix("error: ")[:500])
-        return result.answer | {"command": shlex.join(["stoker", *words])}
+        command = shlex.join(["stoker", *words])
+        steps = await run_in_threadpool(lambda: chosen_steps(self.page.views.series.of(folder.metrics).column("step")))
+        found = result.answer
+        return {"step": found["step"], "steps": steps, "rollouts": rollouts(found), "command": command}
 
     def files(self, request: Request) -> Any:
         """Names and sizes of the run's files, and what was exported from it."""
@@ -91,7 +96,7 @@ class _RunTools:
                 if not path.is_symlink() and len(found) < LISTED:
                     state = path.stat()
                     found.append(
-                        {"name": str(path.relative_to(folder.path)), "size": state.st_size, "time": state.st_mtime}
+                        {"name": str(path.relative_to(folder.path)), "size": state.st_size, "modified": state.st_mtime}
                     )
         exported = [each for each in self.page.views.events(folder) if each.get("event") == "exported"]
         return {"folder": str(folder.path), "files": found, "exports": exported}
@@ -99,13 +104,13 @@ class _RunTools:
     def stacks(self, request: Request) -> Any:
         """The stacks that the processes of a hung run wrote, by rank."""
         logs = self._run(request).path / "logs"
-        found = {}
+        found = []
         for path in sorted(logs.iterdir()) if logs.is_dir() and not logs.is_symlink() else ():
             rank = _STACK.fullmatch(path.name)
             if rank and not path.is_symlink():
                 with open(path, "rb", opener=no_link) as file:
                     file.seek(max(0, os.fstat(file.fileno()).st_size - STACK_BYTES))
-                    found[rank[1]] = file.read().decode("utf-8", "replace")
+                    found.append({"rank": int(rank[1]), "text": file.read().decode("utf-8", "replace")})
         return {"stacks": found}
 
     async def fork(self, request: Request) -> Any:

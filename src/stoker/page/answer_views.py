@@ -1,0 +1,81 @@
+"""Evaluations and rollouts as tables of the page: a figure a line, an answer with its tokens one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from stoker.page.metric_series import Numbers
+from stoker.runs.evaluations import Figure, KeptEvaluation
+
+NORMAL = 1.96  # standard errors on each side of a 95 % interval
+LESS = "less "  # how the figures of a difference name the other model; see `stoker eval --against`
+LOWER = ("loss", "perplexity")  # measures of which less is better
+MOST_STEPS = 200
+TOKEN_VALUES = ("kl", "advantage", "value", "return", "old", "reference", "entropy", "sampled")
+
+
+def figures(kept: list[KeptEvaluation]) -> Iterator[dict[str, Any]]:
+    """The figures of evaluations, oldest first, each with a 95 % interval where it has an error."""
+    for each in kept:
+        for figure in each.figures:
+            low, high = _interval(figure)
+            of = figure.of
+            against = of.removeprefix(LESS) if each.kind == "against" and of.startswith(LESS) else None
+            yield {
+                "name": f"{each.kind} {of}".strip(),
+                "kind": each.kind,
+                "metric": figure.name,
+                "value": figure.value,
+                "low": low,
+                "high": high,
+                "standard_error": figure.standard_error,
+                "rows": figure.rows,
+                "against": against,
+                "higher": not figure.name.startswith(LOWER),
+                "run": each.model,
+                "step": each.step,
+                "time": each.time,
+                "data": each.data.get("path"),
+            }
+
+
+def _interval(figure: Figure) -> tuple[float | None, float | None]:
+    if figure.low is not None or figure.standard_error is None:
+        return figure.low, figure.high
+    return figure.value - NORMAL * figure.standard_error, figure.value + NORMAL * figure.standard_error
+
+
+def rollouts(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """The answers of `stoker rollouts --json`, each token with its text and what is known of it."""
+    return [
+        {
+            "prompt": each["prompt_text"],
+            "text": each["answer_text"],
+            "score": each["score"],
+            "rewards": each["rewards"],
+            "kl": each["kl"],
+            "end": each["ended"],
+            "source": each["source"],
+            "row": each["row"],
+            "tokens": list(_tokens(each)),
+        }
+        for each in answer.get("answers", [])
+    ]
+
+
+def _tokens(each: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    known = {name: values for name, values in each["tokens"].items() if name in TOKEN_VALUES}
+    for index, (number, text) in enumerate(zip(each["ids"], each["texts"], strict=True)):
+        yield {"id": number, "text": text} | {
+            name: values[index] for name, values in known.items() if index < len(values)
+        }
+
+
+def chosen_steps(steps: Numbers) -> list[int]:
+    """Steps of a run to choose from: all of them, or some spread evenly with the last."""
+    whole = sorted({int(step) for step in steps[np.isfinite(steps)].tolist()})
+    every = -(-len(whole) // MOST_STEPS) or 1
+    return whole[::-1][::every][::-1]
