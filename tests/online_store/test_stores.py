@@ -101,7 +101,7 @@ def test_rows_are_those_of_a_dict_through_versions_updates_and_a_way_back(place:
 def test_a_version_is_unseen_until_the_switch_and_gone_when_dropped(place: str) -> None:
     writer = writer_of(place)
     with pytest.raises(StoreError, match="is empty"):
-        RowReader(place)
+        RowReader(place)  # LMDB's folder is made by the writer
     loaded(writer, {1: 1.0}, {})
     reader = RowReader(place)
     second = writer.begin()

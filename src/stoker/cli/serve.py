@@ -1,4 +1,4 @@
-"""Serve runs, exported folders, GGUF files and hub models over OpenAI's API. See docs/serving.md."""
+"""Serve runs, exported folders, GGUF files and hub models over OpenAI's API; ranking models. See docs/serving.md."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs",
         nargs="+",
         metavar="[NAME=]RUN",
-        help="a run, an exported folder, a GGUF file, a hub id or a catalogue name; adapters share their base",
+        help="a run, an exported folder, a GGUF file, a hub id or a catalogue name; adapters share their base. Ranking "
+        "models: a run, an exported folder, lmdb://PATH or redis://HOST:PORT/DB",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one (default: 8000)")
@@ -45,7 +46,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--queue", type=int, default=512, metavar="N", help="most answers that wait or run, before 429 (default: 512)"
     )
     parser.add_argument(
-        "--rows", type=int, metavar="N", help="most answers in one pass (default: 64, 256 on a GPU, 16 with llama.cpp)"
+        "--rows",
+        type=int,
+        metavar="N",
+        help="most answers in one pass (default: 64, 256 on a GPU, 16 with llama.cpp; rows of ranking models: 4096)",
+    )
+    parser.add_argument(
+        "--cache-rows", type=int, default=1_000_000, metavar="N", help="rows of each table of a store kept at hand"
+    )
+    parser.add_argument(
+        "--cache-seconds", type=float, default=1.0, metavar="S", help="longest time that they are (default: 1)"
     )
     add_trust(parser)
 
@@ -85,6 +95,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UserError("--max-body is above 0 and at most 4096 MiB, --timeout above 0 and at most a day")
     if arguments.queue < 1 or (arguments.rows is not None and arguments.rows < 1):
         raise UserError("--queue and --rows are at least 1")
+    if arguments.cache_rows < 0 or not 0 <= arguments.cache_seconds <= 86_400:
+        raise UserError("--cache-rows is at least 0, --cache-seconds at least 0 and at most a day")
     if (arguments.tls_key is None) != (arguments.tls_certificate is None):
         raise UserError("--tls-key and --tls-certificate go together")
     for file in (arguments.tls_key, arguments.tls_certificate):

@@ -42,7 +42,6 @@ class StoredTable:
 
     @property
     def row_bytes(self) -> int:
-        """Length of a stored row."""
         return self.width * np.dtype(STORED_TYPES[self.dtype]).itemsize + (_SCALE if self.dtype == "int8" else 0)
 
     @property
@@ -103,7 +102,6 @@ class FolderBackend:
         return found, np.concatenate(parts)
 
     def _shard(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and rows (as bytes) of a file."""
         if name not in self._shards:
             path = self._path / name
             with path.open("rb") as file:
@@ -161,6 +159,8 @@ class LmdbBackend:
 
         self._absent = lmdb.NotFoundError
         self._path = str(Path(place.removeprefix("lmdb://")).absolute())
+        if not write and not (Path(self._path) / "data.mdb").exists():
+            raise StoreError(f"there is no store at {place}")
         before, writes = self._open.get(self._path, (None, False))
         if before is None or (write and not writes):
             if before is not None:
@@ -173,7 +173,6 @@ class LmdbBackend:
         return self._open[self._path][0]
 
     def database(self, name: str, *, create: bool = False) -> Any:
-        """A database by name, which it keeps open."""
         return self.environment.open_db(name.encode(), create=create)
 
     def current(self) -> int:

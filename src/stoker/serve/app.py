@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -29,9 +29,10 @@ from stoker.serve.embeddings import embeddings
 from stoker.serve.endpoint_state import Service
 from stoker.serve.guard import RequestGuard, error_response, read_json, unless_left
 from stoker.serve.load_adapter import load_adapter, unload_adapter
-from stoker.serve.metrics import CONTENT_TYPE
+from stoker.serve.metrics import CONTENT_TYPE, Metrics
 from stoker.serve.scoring import answer_scores
 from stoker.serve.served import Served
+from stoker.serve.server_options import ServerOptions
 from stoker.serve.sse import EventStream
 
 Endpoint = Callable[[Request], Awaitable[Any]]
@@ -41,8 +42,8 @@ Answer = Callable[[Service, Served, Any], Coroutine[Any, Any, Any]]
 def app_of(service: Service) -> ASGIApp:
     """The ASGI application of a server."""
     routes = [
-        Route("/health", _health(service), methods=["GET"]),
-        Route("/metrics", _metrics(service), methods=["GET"]),
+        Route("/health", health(service), methods=["GET"]),
+        Route("/metrics", metrics(service), methods=["GET"]),
         Route("/v1/models", _models(service), methods=["GET"]),
         Route("/v1/models/{name:path}", _model(service), methods=["GET"]),
         Route("/v1/chat/completions", _chat(service), methods=["POST"]),
@@ -55,7 +56,23 @@ def app_of(service: Service) -> ASGIApp:
     return guarded(service, routes)
 
 
-def guarded(service: Service, routes: list[Route]) -> ASGIApp:
+class Running(Protocol):
+    """The state of a server, as far as every server has it.
+
+    Attributes:
+        draining: whether it ends after the requests that it has.
+    """
+
+    options: ServerOptions
+    metrics: Metrics
+    draining: bool
+
+    @property
+    def alive(self) -> bool:
+        """Whether what computes still runs."""
+
+
+def guarded(service: Running, routes: list[Route]) -> ASGIApp:
     """Routes whose errors are OpenAI's, behind the guard."""
 
     async def of_http(_: Request, error: Exception) -> Response:
@@ -80,20 +97,24 @@ def guarded(service: Service, routes: list[Route]) -> ASGIApp:
     return RequestGuard(inner, service.options, service.metrics, frozenset(route.path for route in routes))
 
 
-def _health(service: Service) -> Endpoint:
-    async def health(_: Request) -> Response:
-        if service.draining or not service.worker.alive:
+def health(service: Running) -> Endpoint:
+    """Whether the server answers."""
+
+    async def state(_: Request) -> Response:
+        if service.draining or not service.alive:
             return JSONResponse({"status": "draining" if service.draining else "failed"}, 503)
         return JSONResponse({"status": "ok"})
 
-    return health
+    return state
 
 
-def _metrics(service: Service) -> Endpoint:
-    async def metrics(_: Request) -> Response:
+def metrics(service: Running) -> Endpoint:
+    """Counters for Prometheus."""
+
+    async def page(_: Request) -> Response:
         return Response(service.metrics.text(), media_type=CONTENT_TYPE)
 
-    return metrics
+    return page
 
 
 def _models(service: Service) -> Endpoint:

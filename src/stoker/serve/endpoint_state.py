@@ -44,6 +44,11 @@ class Service:
     _texts: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "texts"))
     _named: set[str] = field(default_factory=set)
 
+    @property
+    def alive(self) -> bool:
+        """Whether the engines' thread runs."""
+        return self.worker.alive
+
     async def in_texts_thread(self, function: Callable[[], T]) -> T:
         """Runs what renders, tokenises or compiles outside of the event loop, one at a time."""
         return await asyncio.get_running_loop().run_in_executor(self._texts, function)

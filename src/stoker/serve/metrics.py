@@ -51,6 +51,8 @@ class Metrics:
         self.duration = Histogram(
             "stoker_request_seconds", "From the request to its end", ["path"], buckets=SECONDS, **own
         )
+        self.rows = Counter("stoker_rows_scored", "Rows scored by ranking models", ["model"], **own)
+        self.step = Gauge("stoker_model_step", "Step of the run whose tower scored last", ["model"], **own)
         self.cancelled = Counter("stoker_requests_cancelled", "Requests whose client left", **own)
 
     def text(self) -> bytes:

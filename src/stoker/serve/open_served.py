@@ -51,13 +51,14 @@ def open_served(
     """
     opener = _Opener(folder, at, trusted, base, rows)
     for written in names:
-        opener.open(*_name_and_place(written, folder))
+        opener.open(*name_and_place(written, folder))
     return opener.models
 
 
-def _name_and_place(written: str, folder: Path) -> tuple[str, str]:
+def name_and_place(written: str, folder: Path) -> tuple[str, str]:
+    """(name or nothing, place) of ``NAME=RUN``."""
     name, equals, place = written.partition("=")
-    if not equals or absolute(written, folder).exists():
+    if not equals or "://" in name or absolute(written, folder).exists():
         return "", written
     if not usable_name(name) or not place:
         raise UserError(Problem(f"{written!r} is no NAME=RUN", "a name has letters, digits, and . : / @ + -"))

@@ -12,6 +12,7 @@ from stoker.serve.engine_thread import EngineThread
 from stoker.serve.guard import Queue
 from stoker.serve.metrics import Metrics
 from stoker.serve.open_served import open_served
+from stoker.serve.ranking_server import ranks, serve_ranking
 from stoker.serve.served import Models
 from stoker.serve.server import Tls, listening_socket, serve
 from stoker.serve.server_options import MIB, ServerOptions
@@ -36,6 +37,8 @@ def tls_of(arguments: argparse.Namespace) -> Tls | None:
 
 def serve_torch(arguments: argparse.Namespace, token: str | None, trusted: Sequence[str]) -> int:
     """Loads the models and serves them until SIGTERM."""
+    if any(ranks(written, Path.cwd()) for written in arguments.runs):
+        return serve_ranking(arguments, options_of(arguments, token), tls_of(arguments), trusted)
     bound = listening_socket(arguments.host, arguments.port)  # before what takes minutes
     models = open_served(
         arguments.runs, Path.cwd(), at=arguments.at, trusted=trusted, base=arguments.base, rows=arguments.rows

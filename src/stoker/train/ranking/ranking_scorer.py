@@ -127,6 +127,16 @@ class StoredScorer:
         """The scorer of the head that was read last."""
         return self._scorer
 
+    @property
+    def features(self) -> Features:
+        """By which rows are read."""
+        return self._scorer.features
+
+    @property
+    def step(self) -> int:
+        """Of the run, whose tower this is."""
+        return self._scorer.step
+
     def score(self, requests: Sequence[Sequence[Mapping[str, Any]]]) -> list[Answer]:
         """Scores rows of several requests in one pass, by tower, features and rows of one version.
 

@@ -1,0 +1,155 @@
+"""The paths of a server of ranking models: rows in, scores out."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from stoker.data.ranking.encode_rows import BadRowError
+from stoker.serve.api_error import ApiError, failed, wrong
+from stoker.serve.app import guarded, health, metrics
+from stoker.serve.bodies import Body, parse
+from stoker.serve.guard import Queue, read_json, unless_left
+from stoker.serve.metrics import Metrics
+from stoker.serve.score_batcher import ScoreBatcher
+from stoker.serve.server_options import ServerOptions
+from stoker.train.ranking.ranking_scorer import RowScores, probabilities_of
+
+MOST_ROWS = 10_000  # of a request
+STORES = ("redis", "lmdb", "stoker.online_store")  # modules whose errors are the store's
+Endpoint = Callable[[Request], Awaitable[Any]]
+
+
+class RowsBody(Body):
+    """The body of ``/v1/score``."""
+
+    model: str
+    rows: list[dict[str, Any]] = Field(min_length=1, max_length=MOST_ROWS)
+
+
+@dataclass
+class RankingService:
+    """A server's state.
+
+    Attributes:
+        models: by name.
+        draining: whether it ends after the requests that it has.
+    """
+
+    models: dict[str, ScoreBatcher]
+    options: ServerOptions
+    metrics: Metrics
+    queue: Queue
+    draining: bool = False
+    _named: set[str] = field(default_factory=set)
+
+    @property
+    def alive(self) -> bool:
+        """Whether every model can still be asked."""
+        return all(batcher.alive for batcher in self.models.values())
+
+    def find(self, name: str) -> ScoreBatcher:
+        """A model by its name.
+
+        Raises:
+            ApiError: there is none.
+        """
+        if name in self.models:
+            return self.models[name]
+        near = get_close_matches(name, self.models, 1, 0.5)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(self.models)}"
+        raise ApiError(404, f"there is no model {name[:100]!r}; {hint}", param="model", code="model_not_found")
+
+    def ignored_headers(self, unknown: list[str]) -> dict[str, str]:
+        """The header that names fields that are no columns; the first time each is logged as well."""
+        shown = [name.encode("ascii", "backslashreplace").decode()[:100] for name in sorted(unknown)[:20]]
+        new = [name for name in shown if name.isprintable() and name not in self._named]
+        if new and len(self._named) < 1000:
+            self._named.update(new)
+            print(f"fields that are no column of the model: {', '.join(new)}", file=sys.stderr, flush=True)
+        return {"x-stoker-ignored": ", ".join(name for name in shown if name.isprintable())} if unknown else {}
+
+
+def ranking_app(service: RankingService) -> ASGIApp:
+    """The ASGI application."""
+    routes = [
+        Route("/health", health(service), methods=["GET"]),
+        Route("/metrics", metrics(service), methods=["GET"]),
+        Route("/v1/models", _models(service), methods=["GET"]),
+        Route("/v1/models/{name:path}", _model(service), methods=["GET"]),
+        Route("/v1/score", _score(service), methods=["POST"]),
+    ]
+    return guarded(service, routes)
+
+
+def _described(name: str, batcher: ScoreBatcher) -> dict[str, Any]:
+    features, step = batcher.scorer.features, batcher.scorer.step
+    columns = [column.name for column in features.columns if column.stored]
+    return {"id": name, "object": "model", "owned_by": "stoker", "step": step, "columns": columns} | {
+        "labels": list(features.labels)
+    }
+
+
+def _models(service: RankingService) -> Endpoint:
+    async def models(_: Request) -> Response:
+        data = [_described(name, batcher) for name, batcher in service.models.items()]
+        return JSONResponse({"object": "list", "data": data})
+
+    return models
+
+
+def _model(service: RankingService) -> Endpoint:
+    async def model(request: Request) -> Response:
+        name = request.path_params["name"]
+        return JSONResponse(_described(name, service.find(name)))
+
+    return model
+
+
+def _score(service: RankingService) -> Endpoint:
+    async def score(request: Request) -> Response:
+        if service.draining:
+            raise ApiError(503, "the server is ending", code="draining", retry_after=10)
+        body, _ = parse(RowsBody, await read_json(request, service.options))
+        batcher = service.find(body.model)
+        with service.queue.holding(1):
+            found = await unless_left(request.receive, _answered(batcher, body), service.options.seconds)
+        service.metrics.rows.labels(body.model).inc(len(body.rows))
+        service.metrics.step.labels(body.model).set(found.step)
+        answer = {"object": "list", "model": body.model, "step": found.step, "data": _data(found)}
+        return JSONResponse(answer, headers=service.ignored_headers(list(found.unknown)))
+
+    return score
+
+
+async def _answered(batcher: ScoreBatcher, body: RowsBody) -> RowScores:
+    try:
+        answer = await asyncio.wrap_future(batcher.score(body.rows))
+    except Exception as error:
+        if type(error).__module__.startswith(STORES):
+            reason = f"the store of its rows cannot be read: {type(error).__name__}"
+            print(f"{reason}: {error}", file=sys.stderr, flush=True)
+            raise ApiError(503, reason, code="store_failed", retry_after=1) from error
+        raise failed(error) from error
+    if isinstance(answer, BadRowError):
+        raise wrong(f"`rows[{answer.row}]`: {answer.reason}", param=f"rows[{answer.row}]", code="invalid_value")
+    return answer
+
+
+def _data(found: RowScores) -> list[dict[str, Any]]:
+    chances: np.ndarray = probabilities_of(found.logits)
+    return [
+        {"object": "score", "index": n, "score": row[0], "scores": dict(zip(found.labels, row, strict=True))}
+        for n, row in enumerate(chances.tolist())
+    ]

@@ -1,0 +1,121 @@
+"""Serves ranking models: runs, exported folders, and stores that change while they are served."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from stoker.errors import Problem, UserError
+from stoker.job.load_job import load_job
+from stoker.job.paths import absolute
+from stoker.job.task_spec import task_of
+from stoker.models.quantise import device_for
+from stoker.online_store.row_reader import RowReader
+from stoker.online_store.store_writers import SCHEMES, store_errors
+from stoker.serve.guard import Queue
+from stoker.serve.metrics import Metrics
+from stoker.serve.open_served import name_and_place
+from stoker.serve.ranking_app import RankingService, ranking_app
+from stoker.serve.score_batcher import MOST_ROWS, ScoreBatcher, Scorer
+from stoker.serve.server import Tls, listening_socket, serve
+from stoker.serve.server_options import ServerOptions
+from stoker.train.ranking.job_log import settings_of
+from stoker.train.ranking.open_run import features_of_run, open_job, restored_model
+from stoker.train.ranking.ranking_block import RankingBlock
+from stoker.train.ranking.ranking_scorer import StoredScorer, module_scorer
+
+
+def ranks(written: str, folder: Path) -> bool:
+    """Whether what was named is a ranking model: a store, an export of one, or a run of the task."""
+    _, place = name_and_place(written, folder)
+    if place.partition("://")[0] in SCHEMES:
+        return True
+    path = absolute(place, folder)
+    if (path / "manifest.json").is_file() and (path / "tower.safetensors").is_file():
+        return True
+    for run in (path, folder / "runs" / place):
+        if (run / "job.yaml").is_file() and (run / "features.json").is_file():
+            return task_of(load_job(run / "job.yaml").job).measure is not None
+    return False
+
+
+def open_scorers(
+    written: Sequence[str], folder: Path, *, at: str, trusted: Sequence[str], cache_rows: int, cache_seconds: float
+) -> dict[str, Scorer]:
+    """The models of a command line by name.
+
+    Raises:
+        UserError: one is no ranking model, cannot be read, or two have the same name.
+    """
+    found: dict[str, Scorer] = {}
+    for one in written:
+        if not ranks(one, folder):
+            raise UserError(Problem(f"{one} is no ranking model", "serve language models by a server of their own"))
+        name, place = name_and_place(one, folder)
+        if place.partition("://")[0] in SCHEMES:
+            with store_errors(place):
+                reader = RowReader(place, cache_rows=cache_rows, cache_seconds=cache_seconds)
+                scorer: Scorer = StoredScorer(reader, trusted=bool(trusted))
+            name = name or reader.manifest["run"]
+        elif (absolute(place, folder) / "manifest.json").is_file():
+            path = absolute(place, folder)
+            with store_errors(place):
+                scorer = StoredScorer(RowReader(str(path)), trusted=bool(trusted))
+            name = name or path.name
+        else:
+            scorer, name = _scorer_of_run(place, folder, at, trusted), name or Path(place).name
+        if name in found:
+            raise UserError(Problem(f"two models have the name {name}", "write NAME=RUN"))
+        found[name] = scorer
+    return found
+
+
+def _scorer_of_run(place: str, folder: Path, at: str, trusted: Sequence[str]) -> Scorer:
+    run, loaded = open_job(place, trusted, folder)
+    features, device = features_of_run(run), device_for(loaded.job)
+    precision = "fp64" if device.precision == "fp64" else "fp32"
+    host = replace(device, type="cpu", index=None, precision=precision)  # tables are on the host, and towers small
+    tower, tables, shape, step = restored_model(run, loaded, features, host, at, folder)
+    ignored = settings_of(_block(loaded.job)).ignore
+    return module_scorer(tower, tables, shape, features, step=step, ignored=ignored)
+
+
+def _block(job: object) -> RankingBlock:
+    block = getattr(job, "ranking", None)
+    assert isinstance(block, RankingBlock)
+    return block
+
+
+def ranking_service(scorers: dict[str, Scorer], options: ServerOptions, *, rows: int | None = None) -> RankingService:
+    """The state of a server; its threads have been started."""
+    models = {name: ScoreBatcher(scorer, most=rows or MOST_ROWS) for name, scorer in scorers.items()}
+    for batcher in models.values():
+        batcher.start()
+    return RankingService(models, options, Metrics(), Queue(options.queue))
+
+
+def serve_ranking(
+    arguments: argparse.Namespace, options: ServerOptions, tls: Tls | None, trusted: Sequence[str]
+) -> int:
+    """Opens the models and serves them until SIGTERM."""
+    bound = listening_socket(arguments.host, arguments.port)
+    scorers = open_scorers(
+        arguments.runs,
+        Path.cwd(),
+        at=arguments.at,
+        trusted=trusted,
+        cache_rows=arguments.cache_rows,
+        cache_seconds=arguments.cache_seconds,
+    )
+    service = ranking_service(scorers, options, rows=arguments.rows)
+
+    def drain() -> None:
+        service.draining = True
+
+    print(f"models: {', '.join(service.models)}", flush=True)
+    serve(ranking_app(service), bound, tls=tls, seconds=arguments.timeout, drain=drain)
+    for batcher in service.models.values():
+        batcher.close()
+    return 0
