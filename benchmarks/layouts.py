@@ -37,7 +37,8 @@ from stoker.parallel.shard import micro_batch
 from stoker.runs.run_folder import RunFolder, StepMetrics
 from stoker.train.engine import Distributed
 from stoker.train.hooks import Hook
-from stoker.train.prepare import Prepared, prepare
+from stoker.train.prepare import prepare
+from stoker.train.prepared import Prepared
 from stoker.train.run import start
 
 LAYOUTS = {

@@ -150,7 +150,8 @@ def test_a_rank_that_is_killed_is_named_and_replaced(pool: Pool) -> None:
 OWNER = """
 import os, sys, time
 import stoker.launch.process_pool
-del stoker.launch.forkserver.PRELOADED[1:]  # how the server ends is needed, and loads nothing
+from stoker.launch import forkserver
+del forkserver.PRELOADED[1:], forkserver.FOR_LANGUAGE[:]  # how the server ends is needed, and loads nothing
 pool = stoker.launch.process_pool.Pool(2)
 print(*pool.run(os.getpid), flush=True)
 if sys.argv[1] == "hang":

@@ -15,7 +15,7 @@ from torch import nn
 
 from families import deep
 from stoker.job.schema import TuneBlock
-from stoker.models import packed_attention
+from stoker.models import packed_attention, packed_row
 from stoker.models.adapters import add_adapter, unwrap
 from stoker.models.collate import Inputs, pack
 from stoker.models.families import FAMILIES
@@ -132,7 +132,7 @@ def test_two_stages_are_the_whole(name: str, changes: dict[str, Any], after: int
     first, last = copy.deepcopy(model), copy.deepcopy(model)
     cut(first, family, range(after), first=True, last=False)
     cut(last, family, range(after, 4), first=False, last=True)
-    with packed_attention.segments(row.segments), torch.no_grad():
+    with packed_row.segments(row.segments), torch.no_grad():
         expected = hidden(model, row, input_ids=row.ids)
         handed = hidden(first, row, input_ids=row.ids)
         given = hidden(last, row, inputs_embeds=handed)
@@ -155,7 +155,7 @@ def test_granite_is_refused_because_its_stages_differ(row: Inputs) -> None:
     first, last = copy.deepcopy(model), copy.deepcopy(model)
     cut(first, FAMILIES["granite"], range(2), first=True, last=False)
     cut(last, FAMILIES["granite"], range(2, 4), first=False, last=True)
-    with packed_attention.segments(row.segments), torch.no_grad():
+    with packed_row.segments(row.segments), torch.no_grad():
         given = hidden(last, row, inputs_embeds=hidden(first, row, input_ids=row.ids))
         expected = hidden(model, row, input_ids=row.ids)
     assert not torch.allclose(given, expected, atol=1e-2)

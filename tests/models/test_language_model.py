@@ -13,7 +13,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 from families import tiny
-from stoker.models import packed_attention
+from stoker.models import packed_row
 from stoker.models.collate import Row
 from stoker.models.language_model import lay_out_for
 
@@ -43,7 +43,7 @@ def test_loss_is_transformers_own(family: str, tied: bool, documents: list[Row])
 
     total, correct, targets = 0.0, 0, 0
     for inputs in language.lay_out(documents, CPU):
-        with packed_attention.segments(inputs.segments):
+        with packed_row.segments(inputs.segments):
             loss, right = language.loss(inputs)
         total, correct, targets = (
             total + float(loss.detach()),
@@ -66,7 +66,7 @@ def test_an_adapted_head_computes_its_own_logits(documents: list[Row]) -> None:
     assert language.head is None and language.packs
 
     (inputs,) = language.lay_out(documents, CPU)
-    with packed_attention.segments(inputs.segments):
+    with packed_row.segments(inputs.segments):
         loss, _ = language.loss(inputs)
     assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-12)
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from families import tiny
 from stoker.errors import UserError
 from stoker.job.schema import ModelBlock, TuneBlock
-from stoker.models import packed_attention
+from stoker.models import packed_row
 from stoker.models.adapters import add_adapter, unwrap
 from stoker.models.language_model import lay_out_for
 from stoker.models.offline_models import PACKAGED
@@ -84,7 +84,7 @@ def test_smollm2_gives_transformers_own_losses(tmp_path: Path) -> None:
             ids_T = torch.from_numpy(ids.astype(np.int64))[None]
             expected += float(own(input_ids=ids_T, labels=ids_T).loss) * (len(ids) - 1)
         (inputs,) = language.lay_out(rows, CPU)
-        with packed_attention.segments(inputs.segments):
+        with packed_row.segments(inputs.segments):
             loss, _ = language.loss(inputs)
     assert float(loss) == pytest.approx(expected, rel=1e-5)
     tied = language.model.get_input_embeddings().weight, language.model.get_output_embeddings().weight
@@ -113,7 +113,7 @@ def test_a_quantised_base_computes_about_the_same_and_trains(quantise: str, clos
     losses = []
     for _ in range(8):
         (inputs,) = language.lay_out([(np.arange(2, 22, dtype=np.uint32), np.ones(20, bool))], CPU)
-        with packed_attention.segments(inputs.segments):
+        with packed_row.segments(inputs.segments):
             loss, _ = language.loss(inputs)
             loss.backward()
         optimizer.step()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from families import SHAPES, tiny
-from stoker.models import packed_attention
+from stoker.models import packed_attention, packed_row
 from stoker.models.collate import Row
 from stoker.models.families import family_of
 from stoker.models.language_model import LanguageModel, lay_out_for
@@ -49,7 +49,7 @@ def attending(model: PreTrainedModel) -> PreTrainedModel:
 def laid_out_loss(language: LanguageModel, rows: list[Row]) -> float:
     total = 0.0
     for inputs in language.lay_out(rows, CPU):
-        with packed_attention.segments(inputs.segments):
+        with packed_row.segments(inputs.segments):
             loss, _ = language.loss(inputs)
             loss.backward()
         total += float(loss.detach())
@@ -113,7 +113,7 @@ def test_recompute_attends_the_same_in_another_thread(documents: list[Row]) -> N
     recompute_blocks(model)
 
     (inputs,) = language.lay_out(documents, CPU)
-    with packed_attention.segments(inputs.segments):
+    with packed_row.segments(inputs.segments):
         loss, _ = language.loss(inputs)
         thread = threading.Thread(target=loss.backward)
         thread.start()
@@ -123,7 +123,7 @@ def test_recompute_attends_the_same_in_another_thread(documents: list[Row]) -> N
 
 
 def leaking(module: nn.Module, query: Tensor, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
-    with packed_attention.segments(None):
+    with packed_row.segments(None):
         return packed_attention.packed_attention(module, query, *arguments, **options)
 
 

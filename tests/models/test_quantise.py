@@ -19,7 +19,7 @@ from stoker.errors import UserError
 from stoker.hardware.device import choose_device
 from stoker.job.load_job import load_job
 from stoker.job.schema import Job, ModelBlock
-from stoker.models import packed_attention, quantise
+from stoker.models import packed_row, quantise
 from stoker.models.adapters import unwrap
 from stoker.models.build_model import build_model
 from stoker.models.language_model import lay_out_for
@@ -67,7 +67,7 @@ def train(model: nn.Module, steps: int = 6) -> list[float]:
         parts = language.lay_out([(np.arange(2, 34, dtype=np.uint32), np.ones(32, bool))], CPU)
         total = torch.zeros(())
         for inputs in parts:
-            with packed_attention.segments(inputs.segments):
+            with packed_row.segments(inputs.segments):
                 total = total + language.loss(inputs)[0]
         total.backward()
         optimizer.step()

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from families import tiny
-from stoker.models import packed_attention
+from stoker.models import packed_row
 from stoker.models.collate import Row
 from stoker.models.language_model import LanguageModel, lay_out_for
 from stoker.models.router_balance import routers_of, watch_routers
@@ -65,7 +65,7 @@ def expected_gradients(model: PreTrainedModel, rows: list[Row]) -> dict[str, Ten
 
 def gradients(language: LanguageModel, rows: list[Row]) -> dict[str, Tensor]:
     for inputs in language.lay_out(rows, CPU):
-        with packed_attention.segments(inputs.segments):
+        with packed_row.segments(inputs.segments):
             language.loss(inputs).total.backward()
     return {name: p.grad for name, p in language.model.named_parameters() if p.grad is not None}
 
@@ -107,7 +107,7 @@ def test_the_loss_that_is_shown_is_cross_entropy_alone() -> None:
     language = lay_out_for(model, watch_routers(model, COEFFICIENT))
     plain = LanguageModel(model, language.head, language.packs)
     (inputs,) = language.lay_out(documents(), CPU)
-    with packed_attention.segments(inputs.segments):
+    with packed_row.segments(inputs.segments):
         assert float(language.loss(inputs).total) == float(plain.loss(inputs).total)
 
 

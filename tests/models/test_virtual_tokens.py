@@ -20,7 +20,7 @@ from stoker.models.adapters import without_adapter
 from stoker.models.collate import Row
 from stoker.models.language_model import lay_out_for
 from stoker.models.meta_model import allocate
-from stoker.models.packed_attention import segments
+from stoker.models.packed_row import segments
 from stoker.models.prepare_architecture import training_form
 from stoker.models.virtual_tokens import FirstValues, add_virtual_tokens, virtual_ids
 

@@ -29,7 +29,8 @@ from stoker.parallel.pipeline_split import stages_of_process
 from stoker.runs.run_folder import RunFolder, StepMetrics
 from stoker.train.engine import Distributed
 from stoker.train.loop import Loop
-from stoker.train.prepare import Prepared, prepare
+from stoker.train.prepare import prepare
+from stoker.train.prepared import Prepared
 from stoker.train.run import start
 from stoker.verify.layout_cases import MATRIX, Cell
 from stoker.verify.toy_job import LayoutVariant, make_twin

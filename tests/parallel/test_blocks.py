@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from stoker.errors import UserError
-from stoker.models import packed_attention
+from stoker.models import packed_row
 from stoker.models.language_model import lay_out_for
 from stoker.parallel.blocks import blocks_of
 from stoker.parallel.compile import compile_blocks
@@ -89,7 +89,7 @@ def test_compiled_blocks_give_the_same_loss(monkeypatch: pytest.MonkeyPatch) -> 
         found = []
         for rows in batches:
             (inputs,) = language.lay_out(rows, torch.device("cpu"))
-            with packed_attention.segments(inputs.segments):
+            with packed_row.segments(inputs.segments):
                 loss, _ = language.loss(inputs)
                 loss.backward()
             found.append(float(loss.detach()))

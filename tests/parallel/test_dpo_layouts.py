@@ -44,7 +44,6 @@ def test_layouts_compute_what_one_process_does(name: str, tune: str, dpo: str, p
 
 
 @pytest.mark.slow  # every layout, three times
-@pytest.mark.parametrize("cell", MATRIX, ids=lambda cell: cell.name)
 @pytest.mark.parametrize(
     ("tune", "dpo"),
     [
@@ -53,10 +52,8 @@ def test_layouts_compute_what_one_process_does(name: str, tune: str, dpo: str, p
         (LORA, "{loss: kto}"),
     ],
 )
-def test_every_layout_computes_what_one_process_does(
-    tune: str, dpo: str, cell: Cell, pool: Pool, tmp_path: Path
-) -> None:
-    check(tune, dpo, [cell], pool, tmp_path)
+def test_every_layout_computes_what_one_process_does(tune: str, dpo: str, pool: Pool, tmp_path: Path) -> None:
+    check(tune, dpo, MATRIX, pool, tmp_path)
 
 
 @pytest.mark.slow  # a family whose rows are padded, so that pairs are sorted by length

@@ -22,7 +22,8 @@ from stoker.parallel.float64_mode import in_float64
 from stoker.parallel.mesh import Mesh
 from stoker.train.engine import Counts, Totals
 from stoker.train.language_task import LanguageTask
-from stoker.train.prepare import Prepared, prepare
+from stoker.train.prepare import prepare
+from stoker.train.prepared import Prepared
 from stoker.train.task import Part
 from stoker.verify.layout_cases import MATRIX, Cell, reference_of
 from stoker.verify.toy_job import Twin, make_twin

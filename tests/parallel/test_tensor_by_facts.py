@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from stoker.job.layout import Layout
 from stoker.launch.process_pool import Pool
-from stoker.models import packed_attention
+from stoker.models import packed_attention, packed_row
 from stoker.models.collate import pack
 from stoker.models.families import FAMILIES
 from stoker.models.prepare_architecture import training_form
@@ -44,7 +44,7 @@ def largest_difference(name: str, tensor: int, sequence: bool) -> float:
     def own(x: torch.Tensor) -> torch.Tensor:
         return x.chunk(tensor, dim=1)[mesh.at("tensor")] if sequence else x
 
-    with in_float64(), packed_attention.segments(row.segments):
+    with in_float64(), packed_row.segments(row.segments):
         expected = whole.base_model(input_ids=row.ids, position_ids=row.positions, use_cache=False).last_hidden_state
         weights = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
         (expected * weights).sum().backward()

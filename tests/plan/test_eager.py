@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from stoker.job.schema import TuneBlock
-from stoker.models import packed_attention
+from stoker.models import packed_row
 from stoker.models.adapters import add_adapter
 from stoker.models.families import family_of
 from stoker.models.language_model import lay_out_for
@@ -93,7 +93,7 @@ def _saved(model: Any, low: torch.dtype | None, recompute: str) -> int:
 
     arithmetic = torch.autocast("cpu", low) if low else nullcontext()
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    with packed_attention.segments(inputs.segments), arithmetic, hooks:
+    with packed_row.segments(inputs.segments), arithmetic, hooks:
         kept = language.hidden(inputs)
     del kept
     return sum(storage.nbytes() for storage in storages.values())

@@ -19,7 +19,8 @@ from stoker.job.load_job import LoadedJob, load_job
 from stoker.runs.run_folder import RunFolder
 from stoker.train.engine import Counts
 from stoker.train.loop import Loop, LoopOutcome
-from stoker.train.prepare import Prepared, prepare
+from stoker.train.prepare import prepare
+from stoker.train.prepared import Prepared
 from stoker.train.run import start
 from stoker.train.task import Part
 

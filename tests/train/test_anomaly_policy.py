@@ -22,7 +22,8 @@ from stoker.parallel.mesh import Mesh
 from stoker.resilience.fault_injection import Fault, write_faults
 from stoker.runs.goodput import goodput
 from stoker.runs.run_folder import RunFolder, read_lines
-from stoker.train.prepare import Prepared, prepare
+from stoker.train.prepare import prepare
+from stoker.train.prepared import Prepared
 from stoker.train.run import start
 
 BATCH = 8

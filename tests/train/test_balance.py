@@ -18,7 +18,8 @@ from stoker.launch.process_pool import Pool
 from stoker.parallel.mesh import Mesh
 from stoker.runs.run_folder import RunFolder
 from stoker.train.evaluate import evaluate
-from stoker.train.prepare import Prepared, prepare
+from stoker.train.prepare import prepare
+from stoker.train.prepared import Prepared
 from stoker.train.run import start
 
 EXPERTS, CHOSEN, WEIGHT = 5, 2, 0.5  # five experts divide by no number of processes; the weight is one that is felt

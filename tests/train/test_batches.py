@@ -19,7 +19,7 @@ from stoker.models.collate import pack
 from stoker.train.batches import Batches
 from stoker.train.engine import SingleProcess
 from stoker.train.module_task import ModuleTask
-from stoker.train.prepare import Prepared
+from stoker.train.prepared import Prepared
 from stoker.train.skipped_samples import Span
 from stoker.train.task import Part
 

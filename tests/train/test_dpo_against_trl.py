@@ -12,7 +12,7 @@ from running import run
 from torch.utils.data import SequentialSampler
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from stoker.train.prepare import Prepared
+from stoker.train.prepared import Prepared
 
 trl = pytest.importorskip("trl")
 pytestmark = pytest.mark.slow  # TRL's imports and data sets take seconds

@@ -21,7 +21,7 @@ from stoker.checkpoint.store import Store
 from stoker.errors import RunFailed
 from stoker.runs.listing import summarise
 from stoker.runs.run_folder import RunFolder
-from stoker.train.prepare import Prepared
+from stoker.train.prepared import Prepared
 
 MODULE = {
     "task": "module",

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from stoker.models.init_weights import initial_adapter
 from stoker.train.lr_schedule import Schedule
-from stoker.train.prepare import Prepared
+from stoker.train.prepared import Prepared
 
 LR, STEPS, BATCH = 1e-2, 10, 4
 

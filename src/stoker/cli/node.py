@@ -119,10 +119,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _prepared(arguments: argparse.Namespace, opened: LoadedJob, most: int) -> tuple[RunSpec, int]:
     """What is trained, and the processes of this node; the node's data has been looked at."""
     from stoker.cli.report import TokeniseReport, quiet_environment, quiet_libraries
+    from stoker.job.task_spec import is_language
     from stoker.launch.forkserver import start_server, wait_for_server
 
     quiet_environment()
-    start_server()  # it imports what the processes need while this one continues
+    start_server(language=is_language(opened.job))  # it imports what the processes need while this one continues
     loaded, devices = _laid_out(arguments, opened, most)
     from stoker.hardware.device import check_devices
     from stoker.launch.data_gate import check_data

@@ -19,7 +19,7 @@ from stoker.cli.stage_options import add_stage_options, asks_for_stages
 from stoker.cli.trust_options import options_of
 from stoker.errors import RunFailed, UserError
 from stoker.job import LoadedJob
-from stoker.job.task_spec import task_of
+from stoker.job.task_spec import is_language, task_of
 
 if TYPE_CHECKING:
     from stoker.launch.cluster_env import RankInfo
@@ -92,7 +92,8 @@ def spec_of(opened: LoadedJob, rank_info: RankInfo | None, *, quiet: bool) -> Ru
         from stoker.launch.forkserver import start_server
 
         quiet_environment()
-        start_server()  # it imports what the workers need while this process continues
+        # It imports what the workers need while this process continues.
+        start_server(language=is_language(opened.job))
     loaded = planned(opened, rank_info)
     from stoker.launch.cluster_env import check_world
     from stoker.launch.run_spec import RunSpec

@@ -20,7 +20,7 @@ from stoker.parallel.float64_mode import arithmetic_of
 from stoker.train.engine import SingleProcess
 from stoker.train.evaluate import evaluate
 from stoker.train.language_task import LanguageTask
-from stoker.train.prepare import objective_of
+from stoker.train.prepare_language import objective_of
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # of rooms above too; see the import contract
     from stoker.train.batch_extras import BatchExtras
     from stoker.train.engine import Engine
     from stoker.train.language_task import LanguageTask
-    from stoker.train.prepare import Prepared
+    from stoker.train.prepared import Prepared
     from stoker.train.ranking.export_ranking import RankingExport
     from stoker.train.ranking.figures import RankingFigures
 
@@ -167,6 +167,11 @@ def _tasks() -> dict[str, TaskSpec]:
 def task_of(job: Job) -> TaskSpec:
     """The task of a job."""
     return TASKS[job.task]
+
+
+def is_language(job: Job) -> bool:
+    """Whether a job's model is a language model, which transformers and peft build."""
+    return task_of(job).prepare is None
 
 
 def together_of(job: Job) -> int:

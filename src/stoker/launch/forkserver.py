@@ -15,13 +15,8 @@ from stoker.hardware.machine_limits import check_limits
 # On other systems forks do not go well with what libraries start.
 START = "forkserver" if sys.platform == "linux" else "spawn"
 # What it loads, once: seconds of each process' start otherwise.
-PRELOADED = [
-    "stoker.launch.forkserver_preload",
-    "stoker.launch.worker",
-    "stoker.models.load_model",
-    "torch.distributed.pipelining",
-    "torch.distributed.checkpoint",
-]
+PRELOADED = ["stoker.launch.forkserver_preload", "stoker.launch.worker", "torch.distributed.checkpoint"]
+FOR_LANGUAGE = ["stoker.train.prepare_language", "torch.distributed.pipelining"]  # with transformers and peft
 
 
 def wait_for_server() -> None:
@@ -38,8 +33,11 @@ def _nothing() -> None:
     pass
 
 
-def start_server() -> None:
+def start_server(*, language: bool = True) -> None:
     """Starts it, where it does not run yet; from the main thread, with which it ends.
+
+    Args:
+        language: whether its processes will need language models.
 
     Raises:
         RunFailed: this shell allows it too little.
@@ -48,5 +46,5 @@ def start_server() -> None:
     if START == "forkserver":
         from multiprocessing import forkserver
 
-        multiprocessing.get_context(START).set_forkserver_preload(PRELOADED)
+        multiprocessing.get_context(START).set_forkserver_preload([*PRELOADED, *(FOR_LANGUAGE if language else ())])
         forkserver.ensure_running()

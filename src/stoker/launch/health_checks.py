@@ -26,7 +26,7 @@ from stoker.resilience.node_check import (
     shared,
 )
 from stoker.runs.run_folder import RunFolder
-from stoker.train.prepare import Prepared
+from stoker.train.prepared import Prepared
 from stoker.train.progress import Display
 
 MOMENTS = {"adamw": 2, "sgd": 1, "adafactor": 0}  # tensors as large as a parameter; adafactor's are small

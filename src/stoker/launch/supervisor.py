@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 
+from stoker.job.task_spec import is_language
 from stoker.launch.cluster_env import LOOPBACK
 from stoker.launch.forkserver import start_server
 from stoker.launch.nodes.agent import Agent
@@ -43,7 +44,7 @@ def train_here(spec: RunSpec, entry: Entry | None = None) -> RunResult:
     spec.logs.mkdir(parents=True, exist_ok=True)
     asked: list[int] = []
     with shared_memory(spec.output) as shared, handled_by(lambda number, _: asked.append(number)):
-        start_server()
+        start_server(language=is_language(spec.loaded.job))
         return _alone(spec, entry, shared, asked)
 
 
@@ -68,7 +69,7 @@ def train_on_nodes(
     """
     asked: list[int] = []
     with handled_by(lambda number, _: asked.append(number)):
-        start_server()
+        start_server(language=is_language(spec.loaded.job))
         supervisor = NodeSupervisor(
             spec,
             place,

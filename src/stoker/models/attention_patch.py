@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 
 def interface_of(config: Any) -> Callable[..., Any] | None:
     """The attention function that a model is set to; None for ``eager``."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # takes a second, and all families import this file
+
     name = config._attn_implementation
     return None if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
 

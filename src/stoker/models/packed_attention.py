@@ -9,10 +9,7 @@ Shapes: B batch (1 when packed), T tokens, H query heads, G key-value heads, K h
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,84 +19,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from stoker.models.collate import Segment
+from stoker.models.packed_row import PackedRow, row_at_hand
 
 NAME = "stoker_packed"
-
-
-@dataclass(frozen=True)
-class QuerySpan:
-    """``length`` consecutive queries of a segment, from its ``first`` token on."""
-
-    segment: int
-    first: int
-    length: int
-
-
-class AcrossRow(Protocol):
-    """Processes that share a packed row."""
-
-    @property
-    def is_first(self) -> bool: ...
-
-    def total(self, x: Tensor) -> Tensor:
-        """The sum over the processes; gradients flow to every addend."""
-
-    def stretches(self, segments: Sequence[Segment]) -> list[QuerySpan]:
-        """The queries of this process, in the order of `enter`."""
-
-    def enter(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Maps this process' tokens to its queries, and the keys and values of the whole row."""
-
-    def leave(self, out_BHTK: Tensor) -> Tensor:
-        """Maps the outputs of its queries to this process' tokens."""
-
-    def heads(self, count: int) -> slice:
-        """The query heads of this process."""
-
-
-@dataclass(frozen=True)
-class _PackedRow:
-    """A row and the masks of its segments, made in the first layer and used in all."""
-
-    segments: tuple[Segment, ...]
-    across: AcrossRow | None
-    stretches: Sequence[QuerySpan]
-    masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
-
-
-# The active rows, the innermost last. A list and no context variable: on a GPU the backward pass, in which recompute
-# attends again, runs in autograd's own threads, which see no context.
-_rows: list[_PackedRow | None] = [None]
-
-
-@contextmanager
-def segments(layout: Sequence[Segment] | None, across: AcrossRow | None = None) -> Iterator[None]:
-    """Sets the segments of the row, and the processes that share it, within the block."""
-    row = None
-    if layout is not None:
-        whole = [QuerySpan(i, 0, s.length) for i, s in enumerate(layout)]
-        row = _PackedRow(tuple(layout), across, whole if across is None else across.stretches(layout))
-    with _within(row):
-        yield
-
-
-def current_row() -> AbstractContextManager[None]:
-    """Captures the current row, and sets it again where the context is entered: recompute does in the backward pass."""
-    return _within(_rows[-1])
-
-
-@contextmanager
-def _within(row: _PackedRow | None) -> Iterator[None]:
-    _rows.append(row)
-    try:
-        yield
-    finally:
-        _rows.pop()
-
-
-def in_segments() -> bool:
-    """Whether this is within `segments`, so that masks come from them and not from the model."""
-    return _rows[-1] is not None
 
 
 @torch.compiler.disable  # segments differ from batch to batch, so each would be compiled again
@@ -127,7 +49,7 @@ def packed_attention(
     """
     plain = softcap is None and s_aux is None  # what torch's fused kernels compute
     how: dict[str, Any] = {"dropout": dropout, "scaling": scaling, "softcap": softcap, "sinks_H": s_aux}
-    row = _rows[-1]
+    row = row_at_hand()
     if row is None:
         mask = attention_mask
         if mask is None and (slopes is not None or not plain):
@@ -205,9 +127,7 @@ def _one_query(
     return out_BGNK.reshape(batch, 1, heads, size)
 
 
-def _mask_of(
-    row: _PackedRow, s: Segment, window: int | None, slopes: tuple[float, ...] | None, query: Tensor
-) -> Tensor:
+def _mask_of(row: PackedRow, s: Segment, window: int | None, slopes: tuple[float, ...] | None, query: Tensor) -> Tensor:
     key = (s.length, s.prefix_length, window, slopes, query.dtype)
     if key not in row.masks:
         mask = visible(s, window, query.device)
@@ -270,7 +190,7 @@ def scored_attention(
 
 
 def _mask(*arguments: Any, **options: Any) -> Tensor | None:
-    return None if in_segments() else sdpa_mask(*arguments, **options)
+    return None if row_at_hand() else sdpa_mask(*arguments, **options)
 
 
 def register() -> None:

@@ -8,16 +8,18 @@ from functools import partial
 from importlib.util import find_spec
 from math import prod
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from stoker.errors import Problem, UserError
 from stoker.hardware.device import Device, choose_device
 from stoker.job.layout import Layout
 from stoker.job.resolved import ResolvedJob
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 GROUP = 32  # inputs that share a scale in torchao's 4 bits
 # A forward and backward pass of a LLaMA of width 576 under LoRA, on a processor that has instructions for bfloat16:

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from stoker.models import packed_attention
 from stoker.models.collate import Inputs
 from stoker.models.head import Head
 from stoker.models.language_model import LanguageModel
 from stoker.models.objective import Loss, Objective, Reading
+from stoker.models.packed_row import segments
 from stoker.models.router_balance import RouterBalance, balanced, in_loss, with_auxiliary
 from stoker.parallel.collectives import copy_to, gather_parts
 from stoker.parallel.mesh import Mesh
@@ -87,7 +87,7 @@ class ModelStage(nn.Module):
         """
         index = int(number)
         inputs = self.rows[index]
-        with packed_attention.segments(inputs.segments, inputs.across), balanced(self.balance, inputs) as at_work:
+        with segments(inputs.segments, inputs.across), balanced(self.balance, inputs) as at_work:
             hidden = hidden_states(self.model, inputs, self.mesh, None if self.is_first else x)
         if self.head is None:
             hidden = with_auxiliary(hidden, at_work, self.scale)

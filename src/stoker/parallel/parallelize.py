@@ -34,6 +34,7 @@ from stoker.parallel.gradients import Gradients, Trained
 from stoker.parallel.materialise import materialise
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.model_stage import ModelStage, Whole
+from stoker.parallel.parallel_model import ParallelModel
 from stoker.parallel.pipeline import Pipeline
 from stoker.parallel.pipeline_split import blocks_of_stages, cut, stages_of_process
 from stoker.parallel.recompute import recompute_blocks
@@ -42,29 +43,6 @@ from stoker.parallel.shard import shard
 from stoker.parallel.shard_spec import Piece
 from stoker.parallel.tensor import Placed, split_tensors
 from stoker.parallel.vocabulary_parallel import VocabularyGroup, split_vocabulary
-
-
-@dataclass(frozen=True)
-class ParallelModel:
-    """This process' part of a model.
-
-    Attributes:
-        model: holds the parameters; with a pipeline, a list of its stages.
-        language: lays out rows; None for other modules.
-        root: the module that is called for a forward pass; None with a pipeline.
-        pipeline: runs the stages; None without a pipeline.
-        pieces: by name in ``model``, of the parameters that are split over tensor processes.
-        aliases: name in the whole model, by name in ``model``, where they differ.
-        gradients: of the trained parameters.
-    """
-
-    model: nn.Module
-    language: LanguageModel | None
-    root: nn.Module | None
-    pipeline: Pipeline | None
-    pieces: Mapping[str, Piece]
-    aliases: Mapping[str, str]
-    gradients: Gradients
 
 
 def spread(

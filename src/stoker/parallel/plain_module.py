@@ -10,7 +10,7 @@ from stoker.parallel.blocks import blocks_of
 from stoker.parallel.compile import compile_blocks
 from stoker.parallel.gradients import Gradients, Trained
 from stoker.parallel.mesh import Mesh
-from stoker.parallel.parallelize import ParallelModel
+from stoker.parallel.parallel_model import ParallelModel
 from stoker.parallel.recompute import recompute_blocks
 from stoker.parallel.replicate import replicate
 from stoker.parallel.shard import shard

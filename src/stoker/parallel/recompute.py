@@ -11,8 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 from stoker.errors import UserError
 from stoker.job.layout import Recompute
-from stoker.models import packed_attention, router_balance
+from stoker.models import router_balance
 from stoker.models.families.facts import Family, find
+from stoker.models.packed_row import current_row
 from stoker.parallel.blocks import blocks_of
 
 # Which of a block's regions is computed again, in its family's order.
@@ -47,7 +48,7 @@ def recompute_blocks(model: nn.Module, which: Recompute = "full", family: Family
 def _as_laid_out() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """The contexts of the first and the second computation: the second gets the row of the first, as pipelines have
     several micro-batches at a time."""
-    return nullcontext(), _both(packed_attention.current_row(), router_balance.current_pass())
+    return nullcontext(), _both(current_row(), router_balance.current_pass())
 
 
 @contextmanager

@@ -9,7 +9,7 @@ Then everything is trained, from fresh moments: the step counter of a matrix is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -17,28 +17,12 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from stoker.checkpoint.run_weights import NONE, stepped
-from stoker.models.resize_embeddings import NewRows
 from stoker.parallel.materialise import rows_held
 from stoker.parallel.shard_spec import Piece
 from stoker.train.hooks import Hook
-from stoker.train.lr_schedule import Schedule
 
-
-@dataclass(frozen=True)
-class TwoStages(Schedule):
-    """The learning rate with such a stage in front: it warms up as the rest does, then stays at the peak.
-
-    Attributes:
-        steps: of the rest.
-        first: steps of the first stage.
-    """
-
-    first: int = 0
-
-    def lr(self, step: int) -> float:
-        if step <= self.first:
-            return self.peak * min(1.0, step / max(1, self.warmup))
-        return super().lr(step - self.first)
+if TYPE_CHECKING:
+    from stoker.models.resize_embeddings import NewRows
 
 
 class NewRowsFirst:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -17,19 +17,19 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from stoker.checkpoint.collective import together
-from stoker.generate.decoder import Decoder, blocked_weights
 from stoker.hardware.device import Device
-from stoker.models import packed_attention
-from stoker.models.adapters import without_adapter
 from stoker.models.collate import Inputs, lengthen
 from stoker.models.objective import Loss, Reading, likeliest
-from stoker.models.virtual_tokens import has_prefix
+from stoker.models.packed_row import segments
 from stoker.parallel.context_parallel import own_part, parts_of_row
 from stoker.parallel.gradients import Gradients
 from stoker.parallel.mesh import Mesh
-from stoker.parallel.pipeline import Pipeline
 from stoker.parallel.shard import micro_batch, reshard
 from stoker.train.task import Part, Task
+
+if TYPE_CHECKING:
+    from stoker.generate.decoder import Decoder
+    from stoker.parallel.pipeline import Pipeline
 
 T = TypeVar("T")
 LENGTHS = 64  # tokens: rows of a pipeline are filled up to multiples of this, so that buffers seldom change
@@ -165,6 +165,8 @@ class SingleProcess:
         language = self._task.language
         if language is None:
             return None
+        from stoker.generate.decoder import Decoder, blocked_weights
+
         blocked = blocked_weights(self._task.model, self._device)
         return Decoder(self._task.model, language, self._device, context, blocked=blocked)
 
@@ -299,6 +301,9 @@ class Distributed:
         language, layout, root = self._task.language, self._mesh.layout, self._root
         if language is None or root is None or layout.context > 1:
             return None
+        from stoker.generate.decoder import Decoder, blocked_weights
+        from stoker.models.virtual_tokens import has_prefix
+
         shares = isinstance(root, FSDPModule)
         if shares and has_prefix(self._task.model):
             return None  # its encoder's weights are gathered within a pass only
@@ -361,8 +366,13 @@ class Distributed:
         ]
 
 
+# What only language models need is imported where they need it: transformers and peft take seconds.
+
+
 @contextmanager
 def _evaluating(model: nn.Module, *, tuned: bool) -> Iterator[None]:
+    from stoker.models.adapters import without_adapter
+
     training = model.training
     model.eval()
     try:
@@ -373,7 +383,7 @@ def _evaluating(model: nn.Module, *, tuned: bool) -> Iterator[None]:
 
 
 def _within(inputs: Inputs, work: Callable[[Inputs], Tensor]) -> Tensor:
-    with packed_attention.segments(inputs.segments, inputs.across):
+    with segments(inputs.segments, inputs.across):
         return work(inputs)
 
 

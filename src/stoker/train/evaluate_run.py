@@ -31,7 +31,7 @@ from stoker.train.batch_extras import BatchExtras
 from stoker.train.engine import SingleProcess
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.language_task import LanguageTask
-from stoker.train.prepare import objective_of
+from stoker.train.prepare_language import objective_of
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from stoker.data.corpus import Corpus
 from stoker.data.sequences import Document
 from stoker.job.task_spec import TaskSpec
-from stoker.models import packed_attention
 from stoker.models.collate import Inputs, nothing
 from stoker.models.language_model import LanguageModel, has_dropout
 from stoker.models.objective import Loss, Measures, Objective, next_token
+from stoker.models.packed_row import segments
 from stoker.train.batch_extras import BatchExtras
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.task import Part
@@ -114,7 +114,7 @@ class LanguageTask:
 
     def around(self, part: Part) -> AbstractContextManager[None]:
         assert isinstance(part.inputs, Inputs)
-        return packed_attention.segments(part.inputs.segments, part.inputs.across)
+        return segments(part.inputs.segments, part.inputs.across)
 
     def loss(self, part: Part) -> Loss:
         assert isinstance(part.inputs, Inputs)

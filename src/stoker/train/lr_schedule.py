@@ -45,3 +45,22 @@ SHAPES = {
     "wsd": lambda progress: min(1.0, (1.0 - progress) / WSD_DECAY),
     "constant": lambda progress: 1.0,
 }
+
+
+@dataclass(frozen=True)
+class TwoStages(Schedule):
+    """The learning rate with an embedding warm-up in front (`stoker.train.embedding_warmup`).
+
+    It warms up as the rest does, then stays at the peak.
+
+    Attributes:
+        steps: of the rest.
+        first: steps of the first stage.
+    """
+
+    first: int = 0
+
+    def lr(self, step: int) -> float:
+        if step <= self.first:
+            return self.peak * min(1.0, step / max(1, self.warmup))
+        return super().lr(step - self.first)

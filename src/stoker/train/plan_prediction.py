@@ -20,7 +20,6 @@ from stoker.job.layout import layout_of
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of, together_of
 from stoker.job.tune_keys import virtual_tokens
-from stoker.models.adapters import unwrap
 from stoker.plan.eager import FLOAT
 from stoker.plan.memory import peak_memory
 from stoker.plan.planned_job import setting_of_job, work_of_shape
@@ -29,7 +28,7 @@ from stoker.plan.shapes.shape_of_config import shape_of_config
 from stoker.plan.step_time import step_time
 from stoker.runs.plan_comparison import Predicted, PredictionRecord, measured_of
 from stoker.runs.run_folder import RunFolder
-from stoker.train.prepare import Prepared
+from stoker.train.prepared import Prepared
 
 MICRO_BATCHES, TOKENS = 32, 1 << 20  # that are looked at, whichever is reached first
 
@@ -55,6 +54,8 @@ def predicted_of(prepared: Prepared) -> PredictionRecord:
 
 
 def _predicted(prepared: Prepared, processes: int, per_machine: int) -> Predicted:
+    from stoker.models.adapters import unwrap  # takes transformers and peft along
+
     job = prepared.job
     assert job.model is not None
     cluster = machines(processes, per_machine)

@@ -1,98 +1,20 @@
-"""Prepares a job's model, its data and its task, in the order in which the data goes through them."""
+"""Prepares a job's model, its data and its task."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
-from transformers import PreTrainedModel
-
-from stoker.checkpoint.run_weights import NONE, trainable
-from stoker.data.audit import Audit
 from stoker.data.build_cache import Report
-from stoker.data.corpus import Corpus, open_corpus
-from stoker.data.stored_audit import audited
-from stoker.errors import UserError
-from stoker.hardware.device import Device
-from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import LoadedJob
-from stoker.job.resolved import ResolvedJob
-from stoker.job.task_spec import task_of, together_of
-from stoker.models.adapters import unwrap
-from stoker.models.build_model import build_meta
-from stoker.models.families import family_of
-from stoker.models.families.facts import Family
-from stoker.models.language_model import LanguageModel, lay_out_for
-from stoker.models.meta_model import allocate
-from stoker.models.objective import Objective, next_token
-from stoker.models.quantise import device_for, elements, fact
-from stoker.models.resize_embeddings import NewRows
-from stoker.models.router_balance import RouterBalance, routers_of, watch_routers
-from stoker.models.router_check import no_routers
-from stoker.models.text import TextSide, open_text_side
-from stoker.models.virtual_tokens import Drawn
-from stoker.models.weight_source import fill_whole
-from stoker.parallel.compile import compile_blocks
+from stoker.job.task_spec import task_of
+from stoker.models.quantise import device_for
 from stoker.parallel.float64_mode import arithmetic_of
-from stoker.parallel.layout_check import layout_problem
 from stoker.parallel.mesh import Mesh
-from stoker.parallel.parallelize import ParallelModel, spread
-from stoker.parallel.plain_module import spread_module
-from stoker.parallel.recompute import recompute_blocks
-from stoker.parallel.shard_spec import Piece
-from stoker.train.engine import Distributed, Engine, SingleProcess
-from stoker.train.hooks import Hook
-from stoker.train.language_task import LanguageTask
-from stoker.train.module_task import ModuleTask, fingerprint_of
-from stoker.train.task import Task
-from stoker.train.training_state import FurtherState
+from stoker.train.prepared import Prepared
 
-_CHUNKED = "chunked, trained positions only"
-
-
-def objective_of(job: ResolvedJob) -> Objective:
-    """What a run is measured by on rows: its task's objective, or next tokens where it learns from its own answers."""
-    task = task_of(job)
-    return task.objective(job) if task.objective and not task.prompts else next_token
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A job with its model, its data and its task: everything but the loop.
-
-    Attributes:
-        job: resolved for this machine: precision and sequence length are settled.
-        facts: what is printed and recorded before training starts.
-        fingerprints: of each source of data, by name.
-        engine: how forward and backward passes are carried out, alone or with other processes.
-        pieces, aliases: this process' part of the parameters; see `stoker.parallel.parallelize.ParallelModel`.
-        audit: of a language task's data.
-        new_rows: of tokens that the model did not have.
-        further: what checkpoints hold beside weights and moments.
-        hooks: what the task does within a step.
-        mesh: the processes of the layout; None for one.
-    """
-
-    job: ResolvedJob
-    task: Task
-    device: Device
-    facts: dict[str, str]
-    fingerprints: dict[str, str]
-    engine: Engine
-    pieces: Mapping[str, Piece] = field(default_factory=dict)
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    audit: Audit | None = None
-    corpus: Corpus | None = None
-    text: TextSide | None = None
-    new_rows: NewRows | None = None
-    further: FurtherState | None = None
-    hooks: tuple[Hook, ...] = ()
-    mesh: Mesh | None = None
+if TYPE_CHECKING:
+    from stoker.models.objective import Objective
 
 
 def prepare(
@@ -112,164 +34,12 @@ def prepare(
     Raises:
         UserError: the data does not pass the audit, or the model cannot be loaded or spread as the job says.
     """
-    job, task = loaded.job, task_of(loaded.job)
-    device = device_for(job, mesh.device if mesh else None)
+    task = task_of(loaded.job)
+    device = device_for(loaded.job, mesh.device if mesh else None)
     with arithmetic_of(device):
         if task.prepare is not None:
             return task.prepare(loaded, device, mesh, base)
-        objective = objective or (task.objective(job) if task.objective else next_token)
-        return _prepare_language(loaded, device, base, report, mesh, objective)
+        # Takes transformers and peft along, which no other task needs: seconds of a process' start.
+        from stoker.train.prepare_language import prepare_language
 
-
-def _prepare_language(
-    loaded: LoadedJob, device: Device, base: Path, report: Report | None, mesh: Mesh | None, objective: Objective
-) -> Prepared:
-    text = open_text_side(loaded, base)
-    train = loaded.job.train.model_copy(update={"precision": device.precision, "seq_len": text.seq_len})
-    job = loaded.job.model_copy(update={"train": train})
-    assert job.model is not None
-    corpus = open_corpus(job, text.codec, seq_len=text.seq_len, base=base, report=report, loaded=loaded)
-    checked = audited(corpus, text.codec, loaded)
-    if checked.problems:
-        corpus.close()
-        raise UserError(*checked.problems)
-    first = _first_values(loaded, base)
-    stop_id = text.tokenizer.eos_token_id
-    built = build_meta(job, base, device, stop_id=stop_id, text=text.prompt_ids(job), first=first)
-    model = built.model
-    embedding: Any = unwrap(model).get_input_embeddings()
-    if len(text.tokenizer) > embedding.weight.shape[0]:
-        raise UserError(
-            loaded.problem(
-                "model.tokenizer",
-                f"the tokenizer has {len(text.tokenizer)} tokens, more than the model's vocabulary",
-                "make one with `stoker tokenizer extend`, whose folder says what new rows begin with",
-            )
-        )
-    if job.tune.new_rows_first and built.new_rows is None:
-        message = "the model has a row for every token, so there are no new ones to train first"
-        hint = "remove it, or name a tokenizer of `stoker tokenizer extend` in model.tokenizer, or model.special_tokens"
-        raise UserError(loaded.problem("tune.new_rows_first", message, hint))
-    described = describe_parameters(model)
-    balance = _balance(loaded, unwrap(model))
-    samples = _samples(replace(loaded, job=job), base, text, objective)
-    layout = mesh.layout if mesh else layout_of(job)
-    problem = layout_problem(unwrap(model), layout, loaded)
-    if problem is not None:
-        raise UserError(problem)
-    spread_out: ParallelModel | None = None
-    if mesh is None:
-        fill_whole(allocate(model, device.torch), built.weights)
-        language = lay_out_for(unwrap(model), balance)
-        task = samples(model, language, corpus, device.torch)
-        apply_to_blocks(job, unwrap(model), family_of(unwrap(model).config))
-    else:
-        compiled = job.train.compile
-        compute = device.autocast_dtype
-        spread_out = spread(
-            built, mesh, objective, balance=balance, compiled=compiled, compute=compute, apart=task_of(job).critic
-        )
-        assert spread_out.language is not None
-        language = spread_out.language
-        task = samples(spread_out.model, language, corpus, device.torch, root=spread_out.root)
-    facts = {"model": f"{job.model.name}: {described}", **_facts(job, text, language, device, layout)}
-    facts |= {"critic": f"begins {'as the reward model' if first else 'at random'}"} if task_of(job).critic else {}
-    if balance is not None:
-        facts["routers"] = f"{balance.layers}, balanced by an auxiliary loss of {balance.coefficient:g}"
-    if built.new_rows is not None:
-        facts["new tokens"] = _describe_new_rows(job, len(text.tokenizer) - built.new_rows.first)
-    fingerprints = {s.source.name: s.source.fingerprint() for s in (*corpus.sources, *corpus.evaluation)}
-    pieces, aliases = (spread_out.pieces, spread_out.aliases) if spread_out else (NONE, NONE)
-    engine = engine_of(task, device, mesh, spread_out)
-    read = (checked, corpus, text, built.new_rows)
-    return Prepared(job, task, device, facts, fingerprints, engine, pieces, aliases, *read, mesh=mesh)
-
-
-def _first_values(loaded: LoadedJob, base: Path) -> Drawn:
-    values = task_of(loaded.job).first_values
-    return values(loaded, base) if values else {}
-
-
-def _facts(job: ResolvedJob, text: TextSide, language: LanguageModel, device: Device, layout: Layout) -> dict[str, str]:
-    facts = {
-        "template": "the tokenizer's own" if text.own_template else "plain (the tokenizer has none)",
-        "rows": "laid end to end, each attending to itself" if language.packs else "padded, grouped by length",
-        "loss": "over the model's own logits" if language.head is None and layout.pipeline == 1 else _CHUNKED,
-    }
-    quantised = fact(job, device, layout)
-    return facts if quantised is None else {**facts, "base": quantised}
-
-
-def _samples(loaded: LoadedJob, base: Path, text: TextSide, objective: Objective) -> Callable[..., LanguageTask]:
-    """What makes the task, as its file says."""
-    spec = task_of(loaded.job)
-    make = spec.samples(loaded, base, text) if spec.samples else LanguageTask
-    extras = spec.extras(loaded, base) if spec.extras else None
-    return partial(make, spec=spec, objective=objective, extras=extras, together=together_of(loaded.job))
-
-
-def _balance(loaded: LoadedJob, model: PreTrainedModel) -> RouterBalance | None:
-    balance = watch_routers(model, router_coefficient(loaded.job, model))
-    if balance is None and loaded.job.train.router_aux_loss not in ("auto", 0.0):
-        raise UserError(no_routers(loaded))
-    return balance
-
-
-def router_coefficient(job: ResolvedJob, model: PreTrainedModel) -> float:
-    """The factor of the routers' auxiliary loss: the job's, or the model's own where its routers are trained."""
-    given = job.train.router_aux_loss
-    if given != "auto":
-        return given
-    trained = any(p.requires_grad for router in routers_of(model) for p in router.parameters())
-    own = getattr(model.config.get_text_config(), "router_aux_loss_coef", None)
-    return float(own or 0.0) if trained else 0.0
-
-
-def _describe_new_rows(job: ResolvedJob, tokens: int) -> str:
-    words = f"{tokens:,}, whose rows begin as the mean of those that they consisted of"
-    first = job.tune.new_rows_first
-    return f"{words}; for {first} steps only they are trained" if first else words
-
-
-def engine_of(task: Task, device: Device, mesh: Mesh | None, parts: ParallelModel | None) -> Engine:
-    """How the passes of a task are carried out: alone, or with the processes of a mesh."""
-    if mesh is None or parts is None:
-        return SingleProcess(task, device, list(trainable(task.model).values()))
-    return Distributed(task, device, mesh, root=parts.root, pipeline=parts.pipeline, gradients=parts.gradients)
-
-
-def prepare_module(
-    job: ResolvedJob, model: nn.Module, *, loss: Any, data: Any, held_out: Any, device: Device, mesh: Mesh | None = None
-) -> Prepared:
-    """The same for a module of the user's; with a mesh it must be the same on every process."""
-    job = job.model_copy(update={"train": job.train.model_copy(update={"precision": device.precision})})
-    dtype = torch.float64 if device.precision == "fp64" else None
-    model = model.to(device.torch, dtype)
-    if not trainable(model):
-        raise UserError(f"{type(model).__name__} has no parameter that is trained")
-    task = ModuleTask(model, loss, data, held_out, seed=job.seed, device=device.torch, dtype=dtype)
-    facts = {"model": f"{type(model).__name__}: {describe_parameters(model)}"}
-    parts = None
-    if mesh is None:
-        apply_to_blocks(job, model)
-    else:
-        parts = spread_module(model, mesh, compiled=job.train.compile, compute=device.autocast_dtype)
-        assert parts.root is not None
-        task.root = parts.root
-    fingerprints = {"data": fingerprint_of(task.data)}
-    return Prepared(job, task, device, facts, fingerprints, engine_of(task, device, mesh, parts), mesh=mesh)
-
-
-def apply_to_blocks(job: ResolvedJob, model: nn.Module, family: Family | None = None) -> None:
-    """Compile, then recompute what is compiled; for one process."""
-    if job.train.compile:
-        compile_blocks(model)
-    if job.parallel.recompute != "none":
-        recompute_blocks(model, job.parallel.recompute, family)
-
-
-def describe_parameters(model: nn.Module) -> str:
-    """``134.5 M parameters, 4.9 M trained (3.6 %)``."""
-    trained = sum(p.numel() for p in trainable(model).values())
-    total = max(1, sum(map(elements, model.parameters())))
-    return f"{total / 1e6:,.1f} M parameters, {trained / 1e6:,.1f} M trained ({trained / total:.1%})"
+        return prepare_language(loaded, device, base, report, mesh, objective)

@@ -26,14 +26,13 @@ from stoker.parallel.float64_mode import arithmetic_of
 from stoker.resilience.fault_injection import Chaos
 from stoker.resilience.heartbeat import Heart
 from stoker.runs.run_folder import RunFolder
-from stoker.train.embedding_warmup import NewRowsFirst
 from stoker.train.hooks import Hook
 from stoker.train.loop import Loop, LoopOutcome
 from stoker.train.lr_schedule import Schedule
 from stoker.train.optimizer import build_optimizer
 from stoker.train.outer_step import OuterStep
 from stoker.train.plan_prediction import compared, predicted_of
-from stoker.train.prepare import Prepared
+from stoker.train.prepared import Prepared
 from stoker.train.progress import Display
 from stoker.train.recorded_environment import environment
 from stoker.train.resume_check import check_same_job
@@ -166,6 +165,8 @@ def _warmup(prepared: Prepared, optimizer: Optimizer) -> list[Hook]:
     steps, new = prepared.job.tune.new_rows_first, prepared.new_rows
     if not steps or new is None:
         return []
+    from stoker.train.embedding_warmup import NewRowsFirst  # takes transformers along
+
     model, names = prepared.task.model, (prepared.pieces, prepared.aliases)
     return [NewRowsFirst(model, optimizer, new, steps, *names).hook()]
 

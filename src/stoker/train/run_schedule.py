@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from stoker.errors import UserError
 from stoker.job.resolve import intervals
 from stoker.job.resolved import ResolvedJob
-from stoker.train.embedding_warmup import TwoStages
-from stoker.train.lr_schedule import Schedule, warmup_steps
+from stoker.train.lr_schedule import Schedule, TwoStages, warmup_steps
 from stoker.train.skipped_samples import end_of, steps_in
 from stoker.train.task import Task
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from stoker.data.sequences import Document
 from stoker.data.tokenise import TextCodec
-from stoker.generate import generation_engine as generate
-from stoker.generate.decoder import Decoder
 from stoker.generate.request import Request
 from stoker.train.engine import Engine
 from stoker.train.task import Task
+
+if TYPE_CHECKING:
+    from stoker.generate.decoder import Decoder
 
 LONGEST_PROMPT, LONGEST_ANSWER = 256, 48  # tokens
 MEMORY = 2**40  # bytes: no limit for this few sequences
@@ -52,11 +54,13 @@ class Sampler:
         ]
 
     def _generated(self, decoder: Decoder) -> list[Sequence[int]]:
+        from stoker.generate.generation_engine import GenerationEngine  # takes transformers and peft along
+
         requests = [
             Request(tuple(prompt.tolist()), LONGEST_ANSWER, stop_ids=self.codec.stop_ids) for prompt in self.prompts
         ]
         # The same memory on every process, so that all of them take the same steps.
-        generations = generate.GenerationEngine(decoder, rows=len(requests), memory=MEMORY).run(requests)
+        generations = GenerationEngine(decoder, rows=len(requests), memory=MEMORY).run(requests)
         return [generation.ids for generation in generations]
 
     @torch.no_grad()

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from stoker.models.language_model import LanguageModel
 from stoker.models.objective import Loss, Measures
 
 if TYPE_CHECKING:
+    from stoker.models.language_model import LanguageModel
     from stoker.runs.run_folder import RunFolder
     from stoker.train.engine import Engine
     from stoker.train.evaluate import Evaluation

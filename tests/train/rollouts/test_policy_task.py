@@ -13,7 +13,7 @@ from running import Ran, run, write_job
 from stoker.cli.main import main
 from stoker.errors import UserError
 from stoker.job.load_job import load_job
-from stoker.train.prepare import Prepared
+from stoker.train.prepared import Prepared
 from stoker.train.rollouts.rollout_files import ROLLOUTS, RolloutFiles
 from stoker.train.task import Part
 

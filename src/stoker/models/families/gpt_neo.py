@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from stoker.models import attention_patch
 from stoker.models.families.facts import Family, Region
-from stoker.models.packed_attention import in_segments
+from stoker.models.packed_row import row_at_hand
 
 
 def _attn(
@@ -17,7 +17,8 @@ def _attn(
 ) -> tuple[Tensor, Tensor | None]:
     local = attention.attention_type == "local"
     through = attention_patch.interface_of(attention.config) is not None
-    if through and local and not in_segments():  # the model's own masks are causal and leave the window to this layer
+    # The model's own masks are causal and leave the window to this layer.
+    if through and local and row_at_hand() is None:
         queries, keys = query_BHTK.shape[2], key_BHTK.shape[2]
         window = attention.bias[:, :, keys - queries : keys, :keys]
         attention_mask = window if attention_mask is None else window & attention_mask

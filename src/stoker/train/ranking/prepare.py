@@ -24,7 +24,7 @@ from stoker.sparse.servers import RowServers
 from stoker.sparse.sparse_embeddings import SparseEmbeddings
 from stoker.train.hooks import Hook
 from stoker.train.import_object import import_path
-from stoker.train.prepare import Prepared, apply_to_blocks, describe_parameters, engine_of
+from stoker.train.prepared import Prepared, apply_to_blocks, describe_parameters, engine_of
 from stoker.train.ranking.job_log import open_log_of, placed
 from stoker.train.ranking.ranking_block import RankingBlock
 from stoker.train.ranking.ranking_tables import embeddings_of, servers_of, shape_of

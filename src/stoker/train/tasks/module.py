@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stoker.job.load_job import LoadedJob
     from stoker.job.schema import Job
     from stoker.parallel.mesh import Mesh
-    from stoker.train.prepare import Prepared
+    from stoker.train.prepared import Prepared
 
 
 class ModuleBlock(Block):
@@ -63,7 +63,7 @@ def _prepare(loaded: LoadedJob, device: Device, mesh: Mesh | None, _: Path) -> P
 
     from stoker.errors import UserError
     from stoker.train.import_object import import_path
-    from stoker.train.prepare import prepare_module
+    from stoker.train.prepare_module import prepare_module
 
     block = block_of_task(loaded.job, ModuleBlock)
     torch.manual_seed(loaded.job.seed)

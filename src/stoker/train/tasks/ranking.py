@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stoker.job.schema import Job
     from stoker.parallel.mesh import Mesh
     from stoker.runs.run_folder import RunFolder
-    from stoker.train.prepare import Prepared
+    from stoker.train.prepared import Prepared
     from stoker.train.ranking.export_ranking import RankingExport
     from stoker.train.ranking.figures import RankingFigures
 

@@ -1,0 +1,91 @@
+"""The packed row at hand: which tokens are a segment, and which processes share the row.
+
+Shapes: B batch (1 when packed), T tokens, H query heads, G key-value heads, K head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from stoker.models.collate import Segment
+
+
+@dataclass(frozen=True)
+class QuerySpan:
+    """``length`` consecutive queries of a segment, from its ``first`` token on."""
+
+    segment: int
+    first: int
+    length: int
+
+
+class AcrossRow(Protocol):
+    """Processes that share a packed row."""
+
+    @property
+    def is_first(self) -> bool: ...
+
+    def total(self, x: Tensor) -> Tensor:
+        """The sum over the processes; gradients flow to every addend."""
+
+    def stretches(self, segments: Sequence[Segment]) -> list[QuerySpan]:
+        """The queries of this process, in the order of `enter`."""
+
+    def enter(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Maps this process' tokens to its queries, and the keys and values of the whole row."""
+
+    def leave(self, out_BHTK: Tensor) -> Tensor:
+        """Maps the outputs of its queries to this process' tokens."""
+
+    def heads(self, count: int) -> slice:
+        """The query heads of this process."""
+
+
+@dataclass(frozen=True)
+class PackedRow:
+    """A row and the masks of its segments, made in the first layer and used in all."""
+
+    segments: tuple[Segment, ...]
+    across: AcrossRow | None
+    stretches: Sequence[QuerySpan]
+    masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
+
+
+# The active rows, the innermost last. A list and no context variable: on a GPU the backward pass, in which recompute
+# attends again, runs in autograd's own threads, which see no context.
+_rows: list[PackedRow | None] = [None]
+
+
+@contextmanager
+def segments(layout: Sequence[Segment] | None, across: AcrossRow | None = None) -> Iterator[None]:
+    """Sets the segments of the row, and the processes that share it, within the block."""
+    row = None
+    if layout is not None:
+        whole = [QuerySpan(i, 0, s.length) for i, s in enumerate(layout)]
+        row = PackedRow(tuple(layout), across, whole if across is None else across.stretches(layout))
+    with _within(row):
+        yield
+
+
+def current_row() -> AbstractContextManager[None]:
+    """Captures the current row, and sets it again where the context is entered: recompute does in the backward pass."""
+    return _within(_rows[-1])
+
+
+@contextmanager
+def _within(row: PackedRow | None) -> Iterator[None]:
+    _rows.append(row)
+    try:
+        yield
+    finally:
+        _rows.pop()
+
+
+def row_at_hand() -> PackedRow | None:
+    """The innermost row, whose segments masks come from; None outside of `segments`."""
+    return _rows[-1]

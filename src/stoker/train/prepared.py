@@ -1,0 +1,86 @@
+"""What is ready to train: a job with its model, its data, its task and its engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from stoker.checkpoint.run_weights import trainable
+from stoker.hardware.device import Device
+from stoker.job.resolved import ResolvedJob
+from stoker.models.families.facts import Family
+from stoker.models.quantise import elements
+from stoker.parallel.compile import compile_blocks
+from stoker.parallel.mesh import Mesh
+from stoker.parallel.parallel_model import ParallelModel
+from stoker.parallel.recompute import recompute_blocks
+from stoker.parallel.shard_spec import Piece
+from stoker.train.engine import Distributed, Engine, SingleProcess
+from stoker.train.hooks import Hook
+from stoker.train.task import Task
+from stoker.train.training_state import FurtherState
+
+if TYPE_CHECKING:
+    from stoker.data.audit import Audit
+    from stoker.data.corpus import Corpus
+    from stoker.models.resize_embeddings import NewRows
+    from stoker.models.text import TextSide
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job with its model, its data and its task: everything but the loop.
+
+    Attributes:
+        job: resolved for this machine: precision and sequence length are settled.
+        facts: what is printed and recorded before training starts.
+        fingerprints: of each source of data, by name.
+        engine: how forward and backward passes are carried out, alone or with other processes.
+        pieces, aliases: this process' part of the parameters; see `stoker.parallel.parallelize.ParallelModel`.
+        audit: of a language task's data.
+        new_rows: of tokens that the model did not have.
+        further: what checkpoints hold beside weights and moments.
+        hooks: what the task does within a step.
+        mesh: the processes of the layout; None for one.
+    """
+
+    job: ResolvedJob
+    task: Task
+    device: Device
+    facts: dict[str, str]
+    fingerprints: dict[str, str]
+    engine: Engine
+    pieces: Mapping[str, Piece] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    audit: Audit | None = None
+    corpus: Corpus | None = None
+    text: TextSide | None = None
+    new_rows: NewRows | None = None
+    further: FurtherState | None = None
+    hooks: tuple[Hook, ...] = ()
+    mesh: Mesh | None = None
+
+
+def engine_of(task: Task, device: Device, mesh: Mesh | None, parts: ParallelModel | None) -> Engine:
+    """How the passes of a task are carried out: alone, or with the processes of a mesh."""
+    if mesh is None or parts is None:
+        return SingleProcess(task, device, list(trainable(task.model).values()))
+    return Distributed(task, device, mesh, root=parts.root, pipeline=parts.pipeline, gradients=parts.gradients)
+
+
+def apply_to_blocks(job: ResolvedJob, model: nn.Module, family: Family | None = None) -> None:
+    """Compile, then recompute what is compiled; for one process."""
+    if job.train.compile:
+        compile_blocks(model)
+    if job.parallel.recompute != "none":
+        recompute_blocks(model, job.parallel.recompute, family)
+
+
+def describe_parameters(model: nn.Module) -> str:
+    """``134.5 M parameters, 4.9 M trained (3.6 %)``."""
+    trained = sum(p.numel() for p in trainable(model).values())
+    total = max(1, sum(map(elements, model.parameters())))
+    return f"{total / 1e6:,.1f} M parameters, {trained / 1e6:,.1f} M trained ({trained / total:.1%})"
