@@ -1,4 +1,6 @@
-"""The matrix: every family under every layout against one process, in float64; written to docs/matrix.md.
+"""The matrix: every family and every preference task under every layout against one process, in float64.
+
+Written to docs/matrix.md.
 
 make verify-all                                        # all of it, half an hour on two cores
 python benchmarks/verify_all.py llama gpt2 --to -      # some families, printed
@@ -30,17 +32,28 @@ from stoker.verify.verifier import Verifier
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2}  # fewer key-value heads than `tensor 4` has processes
 WITHOUT_FACTS = ("falcon",)  # data-parallel layouts only
 PROCESSES = 8
-JOB = "task: sft\nmodel: some/model\ndata: none.jsonl\nsteps: 5\n"
+JOB = "task: {task}\nmodel: some/model\ndata: none.jsonl\nsteps: 5\n"
+LORA = "tune: {method: lora, rank: 4}\n"
+# Tasks whose samples are pairs, of one family: their tests have every layout once, in one of these variants.
+TASKS = {
+    "dpo, LoRA": ("dpo", LORA + "dpo: {sft_weight: 0.1}\n"),
+    "dpo, full": ("dpo", "tune: full\ndpo: {loss: robust, label_smoothing: 0.1}\n"),
+    "kto, LoRA": ("dpo", LORA + "dpo: {loss: kto}\n"),
+    "reward, full": ("reward", "tune: full\nreward: {center: 0.1}\n"),
+    "reward, LoRA": ("reward", LORA + "reward: {center: 0.1}\n"),
+}
 
 
-def verify_family(family: str, pool: Pool) -> list[Verdict]:
-    """The family's column of the matrix."""
+def verify_column(column: str, pool: Pool) -> list[Verdict]:
+    """A family's column of the matrix, or that of a task."""
+    task, further = TASKS.get(column, ("sft", ""))
+    family = "llama" if column in TASKS else column
     config = AutoConfig.for_model(family)
     if getattr(config, "num_key_value_heads", None) is not None:
         config = AutoConfig.for_model(family, **HEADS)
     with TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "job.yaml").write_text(JOB)
+        (folder / "job.yaml").write_text(JOB.format(task=task) + further)
         twin = make_twin(load_job(folder / "job.yaml"), folder, folder, config=config)
         print(f"\n{twin.describe(MATRIX[0])}", file=sys.stderr)
         verdicts = []
@@ -74,8 +87,9 @@ def page(columns: dict[str, list[Verdict]], seconds: float) -> str:
     same, differ = (sum(v.passed is passed for v in verdicts) for passed in (True, False))
     head = f"""# The matrix
 
-Every family under every layout, five optimizer steps in float64, against one process: the largest difference of
-losses, gradient norms, all gradients and all weights, relative to what is larger than 1. Written by
+Every family under every layout, and tasks of preferences with llama, five optimizer steps in float64, against one
+process: the largest difference of losses, gradient norms, all gradients and all weights, relative to what is larger
+than 1. Written by
 `make verify-all` on {date.today()} in {seconds / 60:.0f} minutes, with torch {torch.__version__} and transformers
 {transformers.__version__} on {platform.machine()}; {same} cells agree, {differ} differ, {len(verdicts) - same - differ}
 cannot be (-, with the reason below). `stoker verify JOB --layouts all` does the same for the model of a job.
@@ -88,15 +102,15 @@ cannot be (-, with the reason below). `stoker verify JOB --layouts all` does the
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("families", nargs="*", default=[*FAMILIES, *WITHOUT_FACTS])
+    parser.add_argument("columns", nargs="*", default=[*FAMILIES, *WITHOUT_FACTS, *TASKS])
     parser.add_argument("--to", default="docs/matrix.md", help="the file; - prints the page")
     arguments = parser.parse_args()
     quiet_libraries()
     begin = time.perf_counter()
     columns: dict[str, list[Verdict]] = {}
     with Pool(PROCESSES) as pool:
-        for family in arguments.families:
-            columns[family] = verify_family(family, pool)
+        for column in arguments.columns:
+            columns[column] = verify_column(column, pool)
             if arguments.to != "-":  # what has been found is kept if it is stopped
                 Path(arguments.to).write_text(page(columns, time.perf_counter() - begin), encoding="utf-8")
     if arguments.to == "-":
