@@ -96,9 +96,10 @@ def test_each_switched_off_line_can_be_switched_on(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     text = SWITCHED_OFF.sub(r"\1", write_recipe("sft-lora"))
     # All but what excludes itself: steps and epochs, weights and temperature, the keys of other ways to tune, the block
-    # of another task.
+    # of another task, and the store that follows one.
     others = "|".join(key for keys in KEYS.values() for key in keys if key not in KEYS["lora"])
     text = re.sub(rf"^(epochs|    weight|  ({others})):.*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^export:.*\n(( .*)?\n)*", "", text, flags=re.MULTILINE)
     path.write_text(text[: text.index("# the block of task: ")])
     assert load_job(path).job.checkpoint.to == "checkpoints"
 

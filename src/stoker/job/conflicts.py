@@ -20,6 +20,7 @@ from stoker.job.tune_keys import VIRTUAL, keys_of
 
 LANGUAGE = ("train.seq_len", "train.pack", "train.router_aux_loss")
 WITHOUT_TEXT = ("model", *LANGUAGE, "evaluate.samples", "tune", "mix")
+STORES = ("lmdb", "redis", "rediss", "unix")
 WITHOUT_SOURCES = ("data", "evaluate.data")
 
 
@@ -166,9 +167,28 @@ def _one_target(view: View) -> Iterator[Problem]:
         yield view.document.problem((TARGET,), "`target` has no block", f"write one of {', '.join(KINDS)} below it")
 
 
+def _sync(view: View) -> Iterator[Problem]:
+    """A store that follows a run: of rows, by one rule."""
+    sync = view.value("export.sync")
+    if sync is None:
+        return
+    if "ranking" not in view.task.exports:
+        message = f"`export.sync` sends rows of tables, and `task: {view.task.name}` has none"
+        yield from view.at_each(["export.sync", "task"], message, "remove it, or write `task: ranking`")
+    elif view.value("ranking.servers") is not None:
+        message = "`export.sync` sends what the processes that train hold, and `ranking.servers` hold the rows"
+        yield from view.at_each(["export.sync", "ranking.servers"], message, "keep one of them")
+    if sync.every_seconds is not None and sync.every_steps is not None:
+        message = "`every_seconds` and `every_steps` both say when the store is updated"
+        yield from view.at_each(["export.sync.every_seconds", "export.sync.every_steps"], message, "keep one")
+    if sync.to.partition("://")[0] not in STORES or "://" not in sync.to:
+        message = f"{sync.to}: this is no store with versions"
+        yield from view.at_each(["export.sync.to"], message, "write lmdb://PATH or redis://HOST:PORT/DB")
+
+
 CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
     _steps_and_epochs, _needs_model, _needs_data, _task_blocks, _without_text, _of_tasks, _score_head,
-    _weights, _two_evaluations, _samples, _warmup, _batch, _nodes, _one_target,
+    _weights, _two_evaluations, _samples, _warmup, _batch, _nodes, _one_target, _sync,
     *TEXT_CHECKS, *TUNE_CHECKS, *LAYOUT_CHECKS, *SYNC_CHECKS,
 )  # fmt: skip
 
@@ -178,6 +198,8 @@ def has_effect(job: Job, path: KeyPath) -> bool:
     if path[0] == "parallel":
         return not _idle_in_layout(job, str(path[-1]))
     task = TASKS[job.task]
+    if path[0] == "export":
+        return "ranking" in task.exports
     if not task.text:
         without = WITHOUT_TEXT if task.sources else (*WITHOUT_TEXT, *WITHOUT_SOURCES)
         if path[0] in ("data", "evaluate") and any(part in OF_TEXT for part in path):

@@ -157,6 +157,7 @@ EXAMPLES = {
     "train.weight_decay": "0.01", "train.average": "0.99", "evaluate.fraction": "0.05", "evaluate.every": "100",
     "checkpoint.every": "100", "checkpoint.keep_every": "1000", "checkpoint.to": "checkpoints", "faults.requeue": "99",
     "faults.nodes.min": "2", "faults.nodes.max": "3",
+    "export.sync.to": "redis://127.0.0.1:6379/0", "export.sync.every_seconds": "10", "export.sync.every_steps": "100",
     "parallel.data": "1",
     **{f"{task.name}.{key}": value for task in TASKS.values() for key, value in task.examples.items()},
 }  # fmt: skip

@@ -388,6 +388,24 @@ class ParallelBlock(Block):
     )
 
 
+class ExportSyncBlock(Block):
+    """A store of tables that follows a run of task ranking while it trains."""
+
+    to: Text = Field(description="lmdb://PATH or redis://HOST:PORT/DB; changed rows and the tower are sent there")
+    every_seconds: Annotated[float, Field(gt=0, le=LONGEST)] | None = Field(
+        default=None, description="how old a change may be before it is sent; or give every_steps"
+    )
+    every_steps: PositiveInt | None = Field(default=None, description="steps between two updates of the store")
+
+
+class ExportBlock(Block):
+    """What leaves a run while it trains."""
+
+    sync: ExportSyncBlock | None = Field(
+        default=None, description="a store of tables that follows the run; for task ranking"
+    )
+
+
 class Job(Block):
     """A training job: parameters of Stoker's fixed code, and the dataset they are applied to."""
 
@@ -412,6 +430,7 @@ class Job(Block):
     parallel: ParallelBlock = Field(
         default_factory=ParallelBlock, description="how the work is spread; or auto: as the planner chooses"
     )
+    export: ExportBlock = Field(default_factory=ExportBlock, description="what leaves the run while it trains")
     target: Text | TargetBlock = Field(
         default="local",
         description="where `stoker submit` starts it: a block ssh, slurm, ray or kubernetes, a file with one, or a "

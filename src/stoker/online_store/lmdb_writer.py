@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -69,13 +70,23 @@ class LmdbWriter:
     def update(
         self, version: int, deltas: Sequence[TableDelta], manifest: Mapping[str, Any], files: Mapping[str, bytes]
     ) -> None:
+        with self._changing(version, deltas) as transaction:
+            self._seal(transaction, version, manifest, files)
+
+    def change(self, version: int, deltas: Sequence[TableDelta]) -> None:
+        with self._changing(version, deltas):
+            pass
+
+    @contextmanager
+    def _changing(self, version: int, deltas: Sequence[TableDelta]) -> Iterator[Any]:
+        """A transaction in which rows of a version have changed."""
         if version not in [one.number for one in self.versions()]:
             raise StoreError(f"version {version} is gone")
         rows = self._at.database(f"rows:{version}")
         with self._at.environment.begin(write=True) as transaction:
             for delta in deltas:
                 self._put(transaction, rows, delta)
-            self._seal(transaction, version, manifest, files)
+            yield transaction
 
     def switch(self, version: int) -> None:
         with self._at.environment.begin(self._meta, write=True) as transaction:

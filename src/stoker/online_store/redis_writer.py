@@ -31,6 +31,16 @@ class RedisWriter:
         return version
 
     def put(self, version: int, delta: TableDelta) -> None:
+        self._client.hset(self._key("loading"), str(version), time.time())
+        self._put(version, delta)
+
+    def change(self, version: int, deltas: Sequence[TableDelta]) -> None:
+        if not self._client.exists(self._key(version, "head")):
+            raise StoreError(f"version {version} is gone")
+        for delta in deltas:
+            self._put(version, delta)
+
+    def _put(self, version: int, delta: TableDelta) -> None:
         key = self._key(version, "rows", delta.table.number)
         for start in range(0, len(delta.ids), CHUNK):
             part = slice(start, start + CHUNK)
@@ -64,10 +74,7 @@ class RedisWriter:
     def update(
         self, version: int, deltas: Sequence[TableDelta], manifest: Mapping[str, Any], files: Mapping[str, bytes]
     ) -> None:
-        if not self._client.exists(self._key(version, "head")):
-            raise StoreError(f"version {version} is gone")
-        for delta in deltas:
-            self.put(version, delta)
+        self.change(version, deltas)
         self.seal(version, manifest, files)
 
     def switch(self, version: int) -> None:

@@ -50,7 +50,14 @@ class StoreWriter(Protocol):
         """The number of a new version, which no reader sees."""
 
     def put(self, version: int, delta: TableDelta) -> None:
-        """Writes rows of a version, and takes others away."""
+        """Writes rows of a version that no reader sees yet, and takes others away."""
+
+    def change(self, version: int, deltas: Sequence[TableDelta]) -> None:
+        """Writes rows of a version that is read; what else belongs to the change follows by `update`.
+
+        Raises:
+            StoreError: the version is gone.
+        """
 
     def seal(self, version: int, manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
         """Makes a version readable by its number, or states that its rows, manifest or files have changed."""

@@ -111,9 +111,15 @@ class ExchangedRows:
         self._lookups.clear()
         self._summed = None
 
-    def state(self, since: int | None, *, rows: int | None = None) -> Iterator[tuple[str, TableState]]:
+    def state(
+        self, since: int | None, *, rows: int | None = None, is_base: bool = True
+    ) -> Iterator[tuple[str, TableState]]:
         """The rows that this process owns."""
-        return self.shard.state(since, rows=rows)
+        return self.shard.state(since, rows=rows, is_base=is_base)
+
+    def rebase(self, step: int) -> None:
+        """Forgets evicted ids of steps before ``step``."""
+        self.shard.rebase(step)
 
     def load(self, name: str, state: TableState, *, step: int) -> None:
         """Takes over what this process owns."""

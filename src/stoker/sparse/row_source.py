@@ -43,8 +43,13 @@ class TableRows(Protocol):
     def discard(self) -> None:
         """Forgets the step's lookups; the step has not ended."""
 
-    def state(self, since: int | None, *, rows: int | None = None) -> Iterator[tuple[str, TableState]]:
+    def state(
+        self, since: int | None, *, rows: int | None = None, is_base: bool = True
+    ) -> Iterator[tuple[str, TableState]]:
         """This process' part of all rows, as `TableShard.state`."""
+
+    def rebase(self, step: int) -> None:
+        """Forgets evicted ids of steps before ``step``: no incremental state will reach further back."""
 
     def load(self, name: str, state: TableState, *, step: int) -> None:
         """Takes over what of a state belongs to this process' part."""

@@ -154,10 +154,11 @@ class SparseEmbeddings(nn.Module):
         while self.version < until:
             self.apply_gradients()
 
-    def state(self, since: int | None = None) -> SparseState:
+    def state(self, since: int | None = None, *, is_base: bool = True) -> SparseState:
         """What this process holds, by id: a copy.
 
         Args:
+            is_base: whether incremental states may follow a whole one; see `rebase`.
             since: a former `version`: only rows that were seen after it, and the ids of those evicted after it.
 
         Raises:
@@ -165,7 +166,7 @@ class SparseEmbeddings(nn.Module):
         """
         parts: dict[str, list[TableState]] = {}
         for fused in self._fused:
-            for name, table in fused.source.state(since):
+            for name, table in fused.source.state(since, is_base=is_base):
                 parts.setdefault(name, []).append(table)
         return SparseState(self.version, since, {name: TableState.joined(some) for name, some in parts.items()})
 
@@ -178,6 +179,15 @@ class SparseEmbeddings(nn.Module):
         for fused in self._fused:
             for name, table in fused.source.state(since, rows=rows):
                 yield SparseState(self.version, since, {name: table})
+
+    def rebase(self, version: int) -> None:
+        """Says that no incremental state from before ``version`` will be asked for.
+
+        Where one follows another, and whole states that are made between them are no base, ids that were evicted are
+        recorded no longer than needed.
+        """
+        for fused in self._fused:
+            fused.source.rebase(version)
 
     def load(self, parts: Iterable[SparseState]) -> None:
         """Takes over states, on top of what is there.

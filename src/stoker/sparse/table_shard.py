@@ -304,6 +304,11 @@ class TableShard:
                 yield table.name, TableState(**columns, **beside)
                 beside = {}
 
+    def rebase(self, step: int) -> None:
+        """Forgets evicted ids of steps before ``step``: no incremental state reaches further back."""
+        self._removed = [(when, keys) for when, keys in self._removed if when >= step]
+        self._whole = step
+
     def _gone(self, number: int, since: int | None) -> Tensor:
         found = [np.empty(0, np.int64)]
         if since is not None:

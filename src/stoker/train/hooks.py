@@ -21,9 +21,11 @@ class Hook:
         after_optimizer: takes the learning rate, and whether the optimizer took the step; it leaves out one whose
             numbers are not finite.
         after_step: takes what was measured.
+        after_run: called once no step follows, in a run that ends or pauses without an error.
     """
 
     before_passes: Callable[[int], None] = lambda _step: None
     after_passes: Callable[[int, Tensor], Tensor] = lambda _step, loss: loss
     after_optimizer: Callable[[float, bool], None] = lambda _lr, _taken: None
     after_step: Callable[[StepMetrics], None] = lambda _metrics: None
+    after_run: Callable[[], None] = lambda: None

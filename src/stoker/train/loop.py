@@ -175,6 +175,8 @@ class Loop:
                         hook.after_step(metrics)
                     self.display.step(metrics)
                     evaluation = self._after_step(self.progress.step) or evaluation
+                for hook in self.hooks:
+                    hook.after_run()
                 finished = self.progress.step >= self.plan.steps
                 paused = not finished and all(number is None for number in together(lambda: self.stop.signal))
                 if self.progress.step:

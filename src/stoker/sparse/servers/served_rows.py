@@ -109,7 +109,12 @@ class ServedRows:
         """Has the servers forget the step's gradients; the step has not ended."""
         self._commit(None, 1.0)
 
-    def state(self, since: int | None, *, rows: int | None = None) -> Iterator[tuple[str, TableState]]:
+    def rebase(self, step: int) -> None:
+        """Nothing: servers record evicted ids from one whole state to the next."""
+
+    def state(
+        self, since: int | None, *, rows: int | None = None, is_base: bool = True
+    ) -> Iterator[tuple[str, TableState]]:
         """The rows of the servers that this process saves for."""
         self._wait_for_servers()
         for link in self._own_links():

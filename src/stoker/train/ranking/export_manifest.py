@@ -6,6 +6,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+import torch
 from torch import nn
 
 from stoker.data.ranking.features import Features
@@ -13,6 +14,8 @@ from stoker.job.load_job import LoadedJob
 from stoker.job.task_spec import block_of_task
 from stoker.models.ranking.model_inputs import RankingShape
 from stoker.online_store.row_backends import FORMAT
+from stoker.sparse.fused_tables import Feature
+from stoker.train.ranking.exported_tower import graph_of
 from stoker.train.ranking.job_log import settings_of
 from stoker.train.ranking.ranking_block import NAMES, RankingBlock
 from stoker.train.ranking.ranking_tables import tables_and_features
@@ -47,3 +50,10 @@ def manifest_of(
         "tables": [{"name": t.name, "width": t.width, "dtype": t.dtype} for t in tables],
         "files": [],
     }
+
+
+def graph_from(tower: nn.Module, shape: RankingShape, manifest: dict[str, Any]) -> torch.export.ExportedProgram:
+    """The graph of a tower whose features are looked up as a manifest says; see `graph_of`."""
+    looked_up = {name: Feature(*entry) for name, entry in manifest["looked_up"].items()}
+    widths = {entry["name"]: entry["width"] for entry in manifest["tables"]}
+    return graph_of(tower, shape, looked_up, {name: widths[feature.table] for name, feature in looked_up.items()})

@@ -28,13 +28,12 @@ from stoker.online_store.store_version import StoreWriter, TableDelta
 from stoker.online_store.store_writers import keep_newest, scheme_of, shown_place, store_errors, writer_of
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.runs.run_folder import RunFolder
-from stoker.sparse.fused_tables import Feature
 from stoker.sparse.row_format import RowFormat
 from stoker.sparse.sparse_embeddings import SparseEmbeddings
 from stoker.sparse.stored_embeddings import stored_rows, stored_tables
 from stoker.train.engine import SingleProcess
-from stoker.train.ranking.export_manifest import manifest_of
-from stoker.train.ranking.exported_tower import GRAPH, ONNX, WEIGHTS, graph_bytes, graph_of, onnx_bytes, weights_of
+from stoker.train.ranking.export_manifest import graph_from, manifest_of
+from stoker.train.ranking.exported_tower import GRAPH, ONNX, WEIGHTS, graph_bytes, onnx_bytes, weights_of
 from stoker.train.ranking.job_log import open_log_of
 from stoker.train.ranking.open_run import features_of_run, open_job, restored_task
 from stoker.train.ranking.ranking_task import RankingTask
@@ -118,9 +117,7 @@ def _described(
     """(manifest, files, why there is no ONNX) of a run."""
     tower, features, shape = task.model, task.log.features, task.shape
     manifest = manifest_of(folder.path.name, step, loaded, features, tower, shape, wide=device.precision == "fp64")
-    looked_up = {name: Feature(*entry) for name, entry in manifest["looked_up"].items()}
-    widths = {entry["name"]: entry["width"] for entry in manifest["tables"]}
-    program = graph_of(tower, shape, looked_up, {name: widths[feature.table] for name, feature in looked_up.items()})
+    program = graph_from(tower, shape, manifest)
     files = {WEIGHTS: weights_of(tower), GRAPH: graph_bytes(program)}
     onnx, why = onnx_bytes(program)
     if onnx is not None:

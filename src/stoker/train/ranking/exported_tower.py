@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from stoker.errors import Problem, UserError
 from stoker.models.ranking.build import MODELS
@@ -42,8 +43,9 @@ def positional(inputs: RankingInputs, features: Sequence[str], sequences: Sequen
 
 
 def weights_of(tower: nn.Module) -> bytes:
-    """The parameters and buffers of a tower, in safetensors."""
-    return save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tower.state_dict().items()})
+    """The parameters and buffers of a tower, in safetensors. A collective where they are sharded."""
+    whole = {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in tower.state_dict().items()}
+    return save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in whole.items()})
 
 
 def graph_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,8 @@ from stoker.job.load_job import LoadedJob
 from stoker.job.task_spec import block_of_task
 from stoker.models.ranking.build import MODELS
 from stoker.models.ranking.model_inputs import RankingShape
+from stoker.online_store.store_version import StoreWriter
+from stoker.online_store.store_writers import store_errors, writer_of
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.plain_module import spread_module
 from stoker.sparse.servers import RowServers
@@ -25,6 +28,8 @@ from stoker.sparse.sparse_embeddings import SparseEmbeddings
 from stoker.train.hooks import Hook
 from stoker.train.import_object import import_path
 from stoker.train.prepared import Prepared, apply_to_blocks, describe_parameters, engine_of
+from stoker.train.ranking.export_manifest import graph_from, manifest_of
+from stoker.train.ranking.exported_tower import GRAPH, WEIGHTS, graph_bytes
 from stoker.train.ranking.job_log import open_log_of, placed
 from stoker.train.ranking.ranking_block import RankingBlock
 from stoker.train.ranking.ranking_tables import embeddings_of, servers_of, shape_of
@@ -62,6 +67,7 @@ def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: 
         device=device.torch,
         dtype=dtype_of(device),
     )
+    sync = sync_of(loaded, task, wide=device.precision == "fp64")
     parts = None
     if mesh is None:
         apply_to_blocks(job, tower)
@@ -77,8 +83,52 @@ def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: 
         log.fingerprints,
         engine_of(task, device, mesh, parts),
         further=SavedTables(task, lambda: build(loaded, log.features, device, mesh, servers)[1]),
-        hooks=(step_hook(lambda: task.tables, job.train.lr),),
+        hooks=(step_hook(lambda: task.tables, job.train.lr), *sync),
     )
+
+
+def sync_of(loaded: LoadedJob, task: RankingTask, *, wide: bool) -> tuple[Hook, ...]:
+    """What sends changes to the store of ``export.sync``; nothing where there is none.
+
+    Raises:
+        UserError: the store cannot be opened.
+    """
+    sync = loaded.job.export.sync
+    if sync is None:
+        return ()
+    from stoker.train.ranking.export_sync import ExportSync
+
+    try:
+        writer = opened_store(sync.to)
+    except UserError as error:
+        raise type(error)(loaded.problem("export.sync.to", str(error))) from error
+    tower, features, shape = task.model, task.log.features, task.shape
+    model, graph = block_of_task(loaded.job, RankingBlock).model, {}
+    if ":" in model:
+        manifest = manifest_of("", 0, loaded, features, tower, shape, wide=wide)
+        graph = {GRAPH: graph_bytes(graph_from(copy.deepcopy(tower), shape, manifest))}
+
+    def described(step: int) -> dict[str, Any]:
+        name = Path(loaded.job.output).name
+        return manifest_of(name, step, loaded, features, tower, shape, wide=wide) | {"files": sorted([WEIGHTS, *graph])}
+
+    follower = ExportSync(
+        task,
+        writer,
+        manifest=described,
+        files=lambda: graph,
+        every_seconds=sync.every_seconds,
+        every_steps=sync.every_steps,
+    )
+    return (follower.hook(),)
+
+
+def opened_store(place: str) -> StoreWriter:
+    """A store that answers."""
+    writer = writer_of(place)
+    with store_errors(place):
+        writer.current()
+    return writer
 
 
 def build(

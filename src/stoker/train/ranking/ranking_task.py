@@ -79,7 +79,14 @@ class RankingTask:
         self._periods = periods_of(log.training)[1:] if in_order else []
         self._next: Mapping[str, float] = MappingProxyType({})
         self._folder: Path | None = None
+        self.is_followed = False  # whether something asks for incremental states, beside which whole ones are no base
+        self.before_pause: Callable[[], None] = lambda: None  # called before what takes long without a step
         self._scored: list[tuple[np.ndarray, np.ndarray]] | None = None  # positions and logits, while it evaluates
+
+    @property
+    def folder(self) -> Path | None:
+        """The run's folder, on the first process once the run has begun."""
+        return self._folder
 
     @property
     def figures(self) -> Mapping[str, float]:
@@ -149,6 +156,7 @@ class RankingTask:
         """Evaluates the periods that begin with one of the samples."""
         self._next = MappingProxyType({})
         for period in (period for period in self._periods if first <= period.start < last):
+            self.before_pause()
             _, scored = self.score(self.log.training.part(period.start, period.stop), engine)
             found = figures_of(scored, self.log.features.labels, self.at)
             self._next = found.means
@@ -162,6 +170,7 @@ class RankingTask:
     def evaluate(self, engine: Engine) -> Evaluation | None:
         if self.held_out is None:
             return None
+        self.before_pause()
         found, scored = self.score(self.held_out, engine)
         return replace(found, measures=figures_of(scored, self.log.features.labels, self.at).means)
 

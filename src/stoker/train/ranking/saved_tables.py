@@ -37,7 +37,8 @@ class SavedTables:
         self._read: dict[str, Tensor] = {}
 
     def now(self) -> Held:
-        tensors = self._task.tables.state().tensors()
+        self._task.before_pause()
+        tensors = self._task.tables.state(is_base=not self._task.is_followed).tensors()
         sizes = {name: tensor.shape[0] for name, tensor in tensors.items() if name != STEP}
         shares = together(lambda: sizes)
         before = rank()

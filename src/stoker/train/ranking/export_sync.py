@@ -1,0 +1,255 @@
+"""``export.sync``: a store that follows a run. Rows that have changed and the tower go there while training goes on."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stoker.checkpoint.collective import by_first, rank, together
+from stoker.errors import UserError
+from stoker.online_store.row_backends import StoredTable, StoreError
+from stoker.online_store.store_version import StoreWriter, TableDelta
+from stoker.online_store.store_writers import keep_newest, store_errors
+from stoker.runs.run_folder import RunFolder, StepMetrics
+from stoker.sparse.sparse_embeddings import SparseEmbeddings
+from stoker.sparse.sparse_state import TableState
+from stoker.sparse.stored_embeddings import stored_rows, stored_tables
+from stoker.train.hooks import Hook
+from stoker.train.ranking.exported_tower import WEIGHTS, weights_of
+from stoker.train.ranking.ranking_task import RankingTask
+
+FILE = "export_sync.jsonl"  # in the run's folder: a line for each update
+SECONDS = 10.0  # where a job says neither seconds nor steps
+KEPT = 3  # versions
+PART_ROWS = 1 << 20
+NOTHING = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class _Update:
+    """What is sent at once.
+
+    Attributes:
+        reaches: version of the tables that the store has then.
+        oldest: when the first of the steps in it ended, seconds since 1970.
+    """
+
+    version: int
+    step: int
+    reaches: int
+    oldest: float
+    deltas: list[TableDelta]
+    manifest: dict[str, Any]
+    files: dict[str, bytes]
+
+
+class ExportSync:
+    """Sends changes from the processes that train: each its own rows, the first one the tower as well.
+
+    A first version has all rows and is switched to at once; updates of this version follow, sent in a thread. What a
+    store did not take is part of the next update. A run that goes back to an earlier state, or whose version has been
+    dropped, makes a new version. One that is rolled back by hand stays rolled back.
+
+    Args:
+        manifest: describes the export at a step.
+        files: what belongs to a version beside the tower's weights.
+        every_seconds: age of a change at which it is sent; None where ``every_steps`` says when.
+    """
+
+    def __init__(
+        self,
+        task: RankingTask,
+        writer: StoreWriter,
+        *,
+        manifest: Callable[[int], dict[str, Any]],
+        files: Callable[[], Mapping[str, bytes]] = dict,
+        every_seconds: float | None,
+        every_steps: int | None,
+    ) -> None:
+        self._task, self._writer, self._manifest, self._files = task, writer, manifest, files
+        self._every_seconds = every_seconds if every_seconds or every_steps else SECONDS
+        self._every_steps = every_steps
+        self._version: int | None = None  # of the store
+        self._updates = self._reached = self._step = 0
+        self._tables: SparseEmbeddings | None = None  # those of the version
+        self._oldest: float | None = None  # when the first step ended that has not been sent
+        self._took = self._longest_pause = self._sent_oldest = 0.0
+        self._paused: float | None = None
+        self._thread = ThreadPoolExecutor(1, "export-sync")
+        self._pushed: Future[_Update] | None = None
+        self._is_gone = False
+        self._was_told = False
+        task.is_followed, task.before_pause = True, self.before_pause
+
+    def hook(self) -> Hook:
+        """What the loop calls."""
+        return Hook(after_step=self.after_step, after_run=self.finish)
+
+    def after_step(self, metrics: StepMetrics) -> None:
+        """Sends what is due. A collective."""
+        now = time.time()
+        if self._paused is not None:
+            self._longest_pause, self._paused = max(self._longest_pause, now - self._paused), None
+        self._step = metrics.step
+        self._oldest = self._oldest or now
+        if self._is_due(now):
+            self._send()
+
+    def before_pause(self) -> None:
+        """Sends what would grow too old until the next step. A collective."""
+        now = self._paused = time.time()
+        if self._version is None or self._every_seconds is None or self._oldest is None:
+            return
+        age = now - self._oldest + self._longest_pause
+        if by_first(lambda: age >= self._limit):
+            self._settle(wait=True)
+            self._send()
+
+    def finish(self) -> None:
+        """Sends the rest, and waits for it. A collective."""
+        self._settle(wait=True)
+        if self._oldest is not None:
+            self._send()
+            self._settle(wait=True)
+
+    @property
+    def _limit(self) -> float:
+        """Age at which a change is sent, so that it is there in time."""
+        assert self._every_seconds is not None
+        return max(0.0, self._every_seconds - self._took)
+
+    def _is_due(self, now: float) -> bool:
+        if self._version is None and self._tables is None:
+            return True
+        if self._every_steps is not None:
+            return self._step % self._every_steps == 0
+        oldest = self._oldest or now
+        return by_first(lambda: now - oldest >= self._limit)
+
+    def _send(self) -> None:
+        """Sends changes, unless the last ones are still on their way."""
+        if not self._settle():
+            return
+        tables = self._task.tables
+        if self._version is None or self._tables is not tables or tables.version < self._reached:
+            self._publish(tables)
+            return
+        state = tables.state(since=self._reached)
+        numbers = stored_tables(tables.tables)
+        deltas = [_delta(numbers[name], table) for name, table in state.tables.items()]
+        files = {WEIGHTS: weights_of(self._task.model)}
+        assert self._oldest is not None
+        self._updates += 1
+        manifest = self._described()
+        update = _Update(self._version, self._step, tables.version, self._oldest, deltas, manifest, files)
+        self._oldest, self._sent_oldest = None, update.oldest
+        self._pushed = self._thread.submit(self._push, update)
+
+    def _described(self) -> dict[str, Any]:
+        return {**self._manifest(self._step), "updates": self._updates, "updated": round(time.time(), 3)}
+
+    def _publish(self, tables: SparseEmbeddings) -> None:
+        """Makes a version of all rows, and switches to it."""
+        first_time, began = self._tables is None, time.time()
+        version = 0
+        try:
+            with store_errors(self._writer.place):
+                version = by_first(self._writer.begin)
+                rows = sum(together(lambda: self._put_all(version, tables)))
+                files = {**self._files(), WEIGHTS: weights_of(self._task.model)}
+                self._updates = 0
+                by_first(lambda: self._switch(version, files))
+        except UserError as error:
+            if first_time:
+                raise
+            self._failed(error)
+            with suppress(Exception):
+                by_first(lambda: self._writer.drop(version) if version else None)
+            return
+        self._version, self._tables, self._reached, self._is_gone = version, tables, tables.version, False
+        oldest, self._oldest = self._oldest or began, None
+        self._record(rows=rows, removed=0, seconds=time.time() - began, stale=time.time() - oldest)
+
+    def _put_all(self, version: int, tables: SparseEmbeddings) -> int:
+        numbers, rows = stored_tables(tables.tables), 0
+        for part in tables.parts(rows=PART_ROWS):
+            for name, table in part.tables.items():
+                self._writer.put(version, _delta(numbers[name], table))
+                rows += len(table.ids)
+        return rows
+
+    def _switch(self, version: int, files: Mapping[str, bytes]) -> None:
+        self._writer.seal(version, {**self._described(), "files": sorted(files)}, files)
+        self._writer.switch(version)
+        keep_newest(self._writer, KEPT)
+
+    def _push(self, update: _Update) -> _Update:
+        """In the thread."""
+        began = time.time()
+        if rank() == 0:
+            self._writer.update(update.version, update.deltas, update.manifest, update.files)
+        else:
+            self._writer.change(update.version, update.deltas)
+        now = time.time()
+        self._took = now - began
+        rows, removed = (sum(len(getattr(d, name)) for d in update.deltas) for name in ("ids", "removed"))
+        self._record(rows=rows, removed=removed, seconds=self._took, stale=now - update.oldest, update=update)
+        return update
+
+    def _settle(self, *, wait: bool = False) -> bool:
+        """Takes note of the last update; False where it is still on its way. A collective."""
+        pushed = self._pushed
+        if pushed is not None and wait:
+            pushed.exception()
+        if not all(together(lambda: pushed is None or pushed.done())):
+            return False
+        self._pushed = None
+        if pushed is not None:
+            error = pushed.exception()
+            if error is None:
+                self._reached = pushed.result().reaches
+                self._task.tables.rebase(self._reached) if self._tables is self._task.tables else None
+            else:
+                self._is_gone = isinstance(error, StoreError)
+                self._oldest = self._sent_oldest
+                self._failed(error)
+        if any(together(lambda: self._is_gone)):
+            self._version = None
+        return True
+
+    def _failed(self, error: BaseException) -> None:
+        """Records that a store did not take what it was sent; what it was is sent again."""
+        try:
+            with store_errors(self._writer.place):
+                raise error
+        except UserError as known:
+            message = str(known)
+        if self._task.folder is not None:
+            with suppress(UserError):
+                RunFolder(self._task.folder).event("export_sync_failed", step=self._step, error=message)
+        if not self._was_told:
+            print(f"export.sync: {message}; it is tried again", file=sys.stderr, flush=True)
+        self._was_told = True
+
+    def _record(self, *, rows: int, removed: int, seconds: float, stale: float, update: _Update | None = None) -> None:
+        if self._task.folder is None:
+            return
+        step, version = (update.step, update.version) if update else (self._step, self._version)
+        line = {"step": step, "version": version, "update": update.manifest["updates"] if update else 0}
+        line |= {"rows": rows, "removed": removed, "seconds": round(seconds, 4), "stale": round(stale, 4)}
+        with suppress(OSError), (Path(self._task.folder) / FILE).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({**line, "time": round(time.time(), 3)}) + "\n")
+
+
+def _delta(table: StoredTable, state: TableState) -> TableDelta:
+    ids, rows = stored_rows(state)
+    return TableDelta(table, ids, rows, np.setdiff1d(state.removed.numpy(), ids, assume_unique=True))

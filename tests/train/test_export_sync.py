@@ -1,0 +1,264 @@
+"""``export.sync``: the store has the run's rows and tower after each update, through faults, evictions and returns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from click_logs import ranking_job, write_clicks
+from redis import ConnectionError as NotReachedError
+from running import run, stop_at
+
+from stoker.errors import UserError
+from stoker.job.load_job import load_job
+from stoker.launch.process_pool import Pool
+from stoker.models.ranking.dcn import DCN
+from stoker.models.ranking.model_inputs import RankingShape
+from stoker.online_store.row_backends import FORMAT
+from stoker.online_store.row_reader import RowReader
+from stoker.online_store.store_version import StoreWriter
+from stoker.online_store.store_writers import roll_back, writer_of
+from stoker.runs.run_folder import StepMetrics
+from stoker.sparse import Admission, Eviction, Feature, JaggedIds, SparseEmbeddings, TableSettings
+from stoker.train.engine import SingleProcess
+from stoker.train.ranking.export_sync import FILE, ExportSync
+from stoker.train.ranking.ranking_scorer import RowScores, StoredScorer
+
+SETTINGS = [
+    TableSettings("a", 3, lr=0.1, eviction=Eviction(age=2, every=1)),
+    TableSettings("b", 2, lr=0.1, admission=Admission(count=2), eviction=Eviction(age=3, every=2)),
+]
+
+
+@pytest.fixture(params=["lmdb", "redis"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "lmdb":
+        return f"lmdb://{tmp_path / 'store'}"
+    return f"{request.getfixturevalue('redis_place')}?prefix={tmp_path.name}"
+
+
+class Following:
+    """What a sync sees of a ranking task."""
+
+    def __init__(self, folder: Path | None, group: Any = None) -> None:
+        self.tables = SparseEmbeddings(SETTINGS, {"x": Feature("a"), "y": Feature("b")}, group=group)
+        self.model = DCN(RankingShape(("x",), numbers=1, width=3))
+        self.folder, self.is_followed = folder, False
+        self.before_pause: Callable[[], None] = lambda: None
+
+    def step(self, random: np.random.Generator) -> StepMetrics:
+        ids = [JaggedIds.single(torch.from_numpy(random.integers(-20, 20, 6))) for _ in "xy"]
+        sum(rows.square().sum() + rows.sum() for rows in self.tables({"x": ids[0], "y": ids[1]}).values()).backward()
+        self.tables.apply_gradients()
+        with torch.no_grad():
+            next(self.model.parameters()).add_(1)
+        return metrics_of(self.tables.version)
+
+
+def metrics_of(step: int) -> StepMetrics:
+    return StepMetrics(step, 0.0, 0.0, 0.0, 0, 0, 0.0, 0.0, 0.0)
+
+
+def described(step: int) -> dict[str, Any]:
+    tables = [{"name": t.name, "width": t.width, "dtype": t.dtype} for t in SETTINGS]
+    return {"format": FORMAT, "run": "r", "step": step, "made": 0.0, "tables": tables}
+
+
+def sync_of(task: Any, writer: StoreWriter, **when: Any) -> ExportSync:
+    return ExportSync(task, writer, manifest=described, **{"every_seconds": None, "every_steps": None, **when})
+
+
+def assert_followed(task: Following, place: str) -> RowReader:
+    """The store has exactly the rows of the tables."""
+    reader, writer = RowReader(place), writer_of(place)
+    for name, table in task.tables.state(is_base=False).tables.items():
+        assert writer.rows_of(reader.version, reader.tables[name]) == len(table.ids)
+        assert np.array_equal(reader.rows({name: table.ids.numpy()})[name], table.values.numpy())
+    return reader
+
+
+def test_after_every_update_the_store_has_the_rows_of_the_run(place: str, tmp_path: Path) -> None:
+    task, random = Following(tmp_path), np.random.default_rng(0)
+    sync = sync_of(task, writer_of(place), every_steps=3)
+    for step in range(1, 25):
+        sync.after_step(task.step(random))
+        if step % 5 == 0:
+            task.tables.state(is_base=not task.is_followed)  # a checkpoint
+        if step % 3 == 0:
+            sync.finish()
+            reader = assert_followed(task, place)
+            assert reader.manifest["step"] == step and reader.version == 1
+    lines = [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, *range(3, 25, 3)] and sum(line["removed"] for line in lines) > 5
+    assert [line["update"] for line in lines] == list(range(9)) and all(line["stale"] >= 0 for line in lines)
+    weights = np.frombuffer(reader.file("tower.safetensors"), np.uint8)
+    assert len(weights) > 100 and not task.tables._fused[0].source.shard._removed[:-40]
+
+
+class Failing:
+    """A writer that fails when it is told to."""
+
+    def __init__(self, writer: StoreWriter) -> None:
+        self._writer, self.error = writer, None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._writer, name)
+
+    def update(self, *words: Any) -> None:
+        if self.error is not None:
+            raise self.error
+        self._writer.update(*words)
+
+
+def test_what_a_store_did_not_take_is_sent_again(
+    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task, random = Following(tmp_path), np.random.default_rng(1)
+    writer = Failing(writer_of(place))
+    sync = sync_of(task, writer, every_steps=1)
+    for step in range(1, 13):
+        writer.error = NotReachedError("no way") if 4 <= step < 8 else None
+        sync.after_step(task.step(random))
+        sync._settle(wait=True)
+    sync.finish()
+    assert_followed(task, place)
+    assert capsys.readouterr().err.count("no way") == 1
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [(event["event"], event["step"]) for event in events] == [("export_sync_failed", 4 + n) for n in range(4)]
+    assert RowReader(place).version == 1
+
+
+def test_a_version_that_is_dropped_or_a_run_that_goes_back_makes_a_new_one(place: str, tmp_path: Path) -> None:
+    task, random = Following(tmp_path), np.random.default_rng(2)
+    writer = writer_of(place)
+    sync = sync_of(task, writer, every_steps=1)
+    for _ in range(3):
+        sync.after_step(task.step(random))
+    sync.finish()
+    writer.drop(1)
+    for _ in range(3):
+        sync.after_step(task.step(random))
+        sync._settle(wait=True)
+    assert assert_followed(task, place).version == 2
+    saved = task.tables.state(is_base=False)
+    for _ in range(2):
+        sync.after_step(task.step(random))
+    task.tables = Following(None).tables
+    task.tables.load([saved])
+    sync.after_step(task.step(random))
+    sync.finish()
+    assert assert_followed(task, place).version == 3
+    assert roll_back(writer) == (3, 2)
+    sync.after_step(task.step(random))
+    sync.finish()
+    assert RowReader(place).version == 2  # what was rolled back by hand stays so
+    assert RowReader(place, version=3).manifest["step"] == task.tables.version
+
+
+def test_changes_are_sent_by_their_age_and_before_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = f"lmdb://{tmp_path}/store"
+    task, random = Following(tmp_path), np.random.default_rng(3)
+    clock = [1000.0]
+    monkeypatch.setattr("stoker.train.ranking.export_sync.time.time", lambda: clock[0])
+    sync = sync_of(task, writer_of(place), every_seconds=10.0)
+
+    def steps() -> list[int]:
+        sync._settle(wait=True)
+        return [json.loads(line)["step"] for line in (tmp_path / FILE).read_text().splitlines()]
+
+    for _ in range(30):
+        sync.after_step(task.step(random))
+        sync._settle(wait=True)
+        clock[0] += 1.0
+    assert steps() == [1, 12, 23]  # changes of steps 2 and 13 are 10 s old then
+    sync.before_pause()  # nobody knows how long it will take
+    clock[0] += 60
+    sync.after_step(task.step(random))
+    assert steps() == [1, 12, 23, 31]
+    clock[0] += 1.0
+    sync.after_step(task.step(random))
+    assert steps() == [1, 12, 23, 31]
+    sync.before_pause()
+    assert steps() == [1, 12, 23, 31, 32]
+    sync.finish()
+    assert steps() == [1, 12, 23, 31, 32]
+
+
+def of_two(place: str) -> int:
+    """Two processes, each with rows of its own."""
+    dist_rank = dist.get_rank()
+    task, random = Following(None, dist.group.WORLD), np.random.default_rng(dist_rank)
+    sync = sync_of(task, writer_of(place), every_seconds=0.001)
+    for _ in range(6):
+        sync.after_step(task.step(random))
+    sync.finish()
+    dist.barrier()
+    reader = RowReader(place)
+    for name, table in task.tables.state(is_base=False).tables.items():
+        assert np.array_equal(reader.rows({name: table.ids.numpy()})[name], table.values.numpy())
+    return sum(task.tables.rows.values())
+
+
+def test_processes_send_their_own_rows(pool: Pool, redis_place: str) -> None:
+    place = f"{redis_place}?prefix=two"
+    counts = pool.run(of_two, place, world=2)
+    reader, writer = RowReader(place), writer_of(place)
+    assert reader.manifest["step"] == 6 and all(counts)
+    assert sum(writer.rows_of(1, table) for table in reader.tables.values()) == sum(counts)
+
+
+def test_a_run_is_followed_to_its_end_and_after_it_went_on(place: str, tmp_path: Path) -> None:
+    write_clicks(tmp_path / "clicks.jsonl")
+    job = ranking_job(ranking={"model": "deepfm"}, export={"sync": {"to": place, "every_steps": 2}})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        done = run(tmp_path, job, before=stop_at(30))
+        assert done.outcome.step == 3 and RowReader(place).manifest["step"] == 3
+        done = run(tmp_path, job)
+    scorer = StoredScorer(RowReader(place))
+    assert scorer.step == 6 and RowReader(place).version == 2
+    rows = [json.loads(line) for line in (tmp_path / "clicks.jsonl").read_text().splitlines()][180:]
+    (found,) = scorer.score([rows])
+    task = done.prepared.task
+    _, expected = task.score(task.held_out, SingleProcess(task, done.prepared.device, ()))
+    assert isinstance(found, RowScores) and np.abs(found.logits - expected.logits).max() < 1e-12
+    assert (tmp_path / "run" / FILE).read_text().count("\n") >= 4
+
+
+@pytest.mark.parametrize(
+    ("sync", "changes", "says"),
+    [
+        ({"to": "folder"}, {}, "export.sync.to|no store with versions"),
+        ({"to": "mysql://h/0"}, {}, "no store with versions"),
+        ({"to": "lmdb://x", "every_steps": 2, "every_seconds": 3}, {}, "both say when"),
+        ({"to": "lmdb://x", "every": 2}, {}, "unknown key `export.sync.every`"),
+        ({"to": "lmdb://x"}, {"task": "sft", "model": "smollm2-135m"}, "has none"),
+        ({"to": "lmdb://x"}, {"ranking": {"servers": {"addresses": ["h:1"], "secret": "s"}}}, "hold the rows"),
+        ({"to": "redis://127.0.0.1:1/0"}, {}, "refused"),
+        ({"to": "lmdb:///dev/null/x"}, {}, "cannot be used"),
+    ],
+)
+def test_mistakes_are_named_with_their_place(
+    sync: dict[str, Any], changes: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    write_clicks(tmp_path / "clicks.jsonl")
+    job = ranking_job(export={"sync": sync}, **changes)
+    if job["task"] == "sft":
+        del job["ranking"]
+    with pytest.raises(UserError, match=says) as error:
+        run(tmp_path, job)
+    assert "job.yaml:" in str(error.value)
+
+
+def test_a_job_says_what_it_does_and_reads_it_back(tmp_path: Path) -> None:
+    write_clicks(tmp_path / "clicks.jsonl")
+    done = run(tmp_path, ranking_job(steps=1, export={"sync": {"to": f"lmdb://{tmp_path}/s", "every_seconds": 0.5}}))
+    again = load_job(done.folder.job)
+    assert again.job.export.sync is not None and again.job.export.sync.every_seconds == 0.5
+    assert again.job.export.sync.every_steps is None
