@@ -34,13 +34,15 @@ VERBS = {
     "eval": "measure a run on data",
     "chat": "talk to a run",
     "ui": "open the page: begin, watch and compare runs in a browser",
+    "report": "write runs as one HTML file, with their data inside",
     "serve": "answer requests of OpenAI's API with runs, exported folders or GGUF files",
     "export": "write a run as an adapter, merged weights or GGUF, and replay it",
     "cache": "list and clean what this node keeps of data and models at URLs",
     "tokenizer": "give a tokenizer new tokens for a corpus, or learn one from nothing",
     "import": "turn a file of LLaMA-Factory, Axolotl, TRL, torchtune, DeepSpeed or Accelerate into a job",
 }
-MODULES = {"import": "import_", "table-server": "table_server"}  # where the verb is no name in Python
+# Where the verb is no name in Python, or another module has it.
+MODULES = {"import": "import_", "report": "run_report", "table-server": "table_server"}
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
 

@@ -90,13 +90,17 @@ class JobDocument:
 
 def read_document(path: str | Path) -> JobDocument:
     """Read a file whose top level is a mapping. Raises UserError with every problem's place."""
-    text = read_text(path)
-    document = parse_document(text, file=str(path))
+    return parse_mapping(read_text(path), file=str(path))
+
+
+def parse_mapping(text: str, file: str) -> JobDocument:
+    """The same of a text."""
+    document = parse_document(text, file=file)
     if document.data is None:
-        raise UserError(Problem("the file is empty", "write one with `stoker new`", file=str(path), line=1, column=1))
+        raise UserError(Problem("the file is empty", "write one with `stoker new`", file=file, line=1, column=1))
     if not isinstance(document.data, dict):
         message = f"the file holds {kind_of(document.data)}, not keys and values"
-        raise UserError(Problem(message, "begin with a line such as `task: sft`", file=str(path), line=1, column=1))
+        raise UserError(Problem(message, "begin with a line such as `task: sft`", file=file, line=1, column=1))
     return document
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from stoker.errors import Problem
 from stoker.job.key_paths import KeyPath
-from stoker.job.yaml_document import JobDocument, parse_document
+from stoker.job.yaml_document import JobDocument, parse_mapping
 from stoker.node_cache.urls import URL, WRAPPERS, is_url, scheme_of
 from stoker.page.accounts import Account
 from stoker.page.page_error import PageError
@@ -39,8 +39,8 @@ def is_inside(path: Path, folders: tuple[Path, ...]) -> bool:
 
 
 def document_of(text: str, name: str = "job.yaml") -> JobDocument:
-    """A job's text as data. Raises UserError for what is not YAML."""
-    return parse_document(text, file=name)
+    """A job's text as data. Raises UserError for what is no mapping in YAML."""
+    return parse_mapping(text, file=name)
 
 
 def path_problems(document: JobDocument, settings: PageSettings, account: Account | None) -> list[Problem]:

@@ -44,6 +44,12 @@ class Curve:
     x: Numbers
     series: Mapping[str, tuple[Numbers, Numbers, Numbers]]
 
+    def as_json(self) -> dict[str, Any]:
+        """As the API gives it."""
+        names = "mean", "min", "max"
+        series = {key: dict(zip(names, map(plain, each), strict=True)) for key, each in self.series.items()}
+        return {"total": self.total, "axis": self.axis, "x": plain(self.x), "series": series}
+
 
 class MetricSeries:
     """The columns of one ``metrics.jsonl``."""

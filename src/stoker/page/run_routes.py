@@ -18,10 +18,11 @@ from starlette.routing import Route
 
 from stoker.files import no_link
 from stoker.page.guard import number_of
-from stoker.page.metric_series import AXES, Axis, plain
+from stoker.page.metric_series import AXES, Axis
 from stoker.page.page_error import missing, wrong
 from stoker.page.routing import PING, Page, event, in_thread, route, stream
 from stoker.page.run_index import id_of, is_run_file
+from stoker.page.run_view import short_event
 from stoker.runs.run_folder import RunFolder
 
 POINTS = 800
@@ -92,24 +93,17 @@ class _RunRoutes:
         if len(keys) > MOST_KEYS:
             raise wrong(f"`keys` names {len(keys)}", f"ask for {MOST_KEYS} at most")
         own_axis: Axis = axis  # type: ignore[assignment]
-        found = series.curve(keys, axis=own_axis, begin=_bound(query, "from"), end=_bound(query, "to"), points=points)
-        curves = {
-            key: dict(zip(("mean", "min", "max"), map(plain, values), strict=True))
-            for key, values in found.series.items()
-        }
-        known = {"keys": series.keys(), "cursor": f"{series.offset}-{_sizes(folder)[1]}"}
-        return {"total": found.total, "axis": axis, "x": plain(found.x), "series": curves, **known}
+        window = _bound(query, "from"), _bound(query, "to")
+        found = series.curve(keys, axis=own_axis, begin=window[0], end=window[1], points=points).as_json()
+        return {**found, "keys": series.keys(), "cursor": f"{series.offset}-{_sizes(folder)[1]}"}
 
     def events(self, request: Request) -> Any:
         """The events of a run, without long tables; those have addresses of their own."""
-        folder = self._run(request)
-        return {"events": [_short(each) for each in self.page.views.events(folder)]}
+        return {"events": self.page.views.short_events(self._run(request))}
 
     def samples(self, request: Request) -> Any:
         """The answers to held-out prompts, at each step at which there are some."""
-        folder = self._run(request)
-        found = [each for each in self.page.views.events(folder) if each.get("event") == "sampled"]
-        return {"samples": [{"step": each.get("step"), "samples": each.get("samples", [])} for each in found]}
+        return {"samples": self.page.views.samples(self._run(request))}
 
     def log(self, request: Request) -> Any:
         """A part of a rank's log; without a rank, what the command that started the run has printed."""
@@ -152,7 +146,7 @@ class _RunRoutes:
                 yield event("metrics", lines[begin : begin + BATCH], f"{metrics}-{events}")
             more, events = await run_in_threadpool(_new_lines, folder.events, events)
             for each in more:
-                yield event("event", _short(each), f"{metrics}-{events}")
+                yield event("event", short_event(each), f"{metrics}-{events}")
             summary = await run_in_threadpool(self.page.views.summary, folder)
             now = summary["status"]
             if now != status or lines or more:
@@ -205,11 +199,6 @@ def _bound(query: Any, key: str) -> float | None:
         return float(text[:40])
     except ValueError:
         raise wrong(f"`{key}` has to be a number") from None
-
-
-def _short(values: dict[str, Any]) -> dict[str, Any]:
-    """An event without what has an address of its own."""
-    return {key: value for key, value in values.items() if key not in ("samples", "rows")}
 
 
 def _sizes(folder: RunFolder) -> tuple[int, int]:

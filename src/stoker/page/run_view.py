@@ -71,6 +71,15 @@ class RunViews:
             kept = self._events[folder.path] = key, folder.read_events()
         return kept[1]
 
+    def short_events(self, folder: RunFolder) -> list[dict[str, Any]]:
+        """The events of a run, without long tables."""
+        return [short_event(each) for each in self.events(folder)]
+
+    def samples(self, folder: RunFolder) -> list[dict[str, Any]]:
+        """The answers to held-out prompts at each step that has some."""
+        found = [each for each in self.events(folder) if each.get("event") == "sampled"]
+        return [{"step": each.get("step"), "samples": each.get("samples", [])} for each in found]
+
     def summary(self, folder: RunFolder) -> dict[str, Any]:
         """A run at a glance."""
         events = self.events(folder)
@@ -156,6 +165,11 @@ class RunViews:
             {"name": s["name"], "task": s["task"], "needs": s["needs"], "id": id_of(folder.path.parent / s["name"])}
             for s in record
         ]
+
+
+def short_event(values: dict[str, Any]) -> dict[str, Any]:
+    """An event without what has an address of its own."""
+    return {key: value for key, value in values.items() if key not in ("samples", "rows")}
 
 
 def job_text(folder: RunFolder) -> str:

@@ -1,0 +1,40 @@
+"""Write runs as one HTML file that anyone can open: curves, events, evaluations and jobs, with their data inside."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from stoker.errors import Problem, RunFailed, UserError
+
+LANGUAGES = ("en", "zh")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``stoker report``."""
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder, or its name below runs/")
+    parser.add_argument("-o", "--output", default="report.html", metavar="FILE", help="the file (default: report.html)")
+    parser.add_argument("--language", choices=LANGUAGES, help="en or zh (default: that of the reader's browser)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the file; one that exists is replaced where it is HTML."""
+    from stoker.files import replace_file
+    from stoker.page.report_answers import report_answers
+    from stoker.page.report_html import report_html
+    from stoker.runs.find_run import find_run
+    from stoker.runs.run_folder import RunFolder
+
+    path = Path(arguments.output)
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise UserError(Problem(f"{path} is no name of an HTML file", "write `-o report.html`"))
+    folders = [RunFolder(find_run(name, Path.cwd()).path.resolve()) for name in arguments.runs]
+    unique = list({folder.path: folder for folder in folders}.values())
+    text = report_html(report_answers(unique), arguments.language or "")
+    try:
+        replace_file(path, text)
+    except OSError as error:
+        raise RunFailed(f"{path} cannot be written: {error.strerror}") from error
+    runs = "1 run" if len(unique) == 1 else f"{len(unique)} runs"
+    print(f"{path}: {runs}, {len(text.encode()) / 1e6:.1f} MB; it asks nothing of any server")
+    return 0

@@ -1,0 +1,201 @@
+"""Runs as the page shows them: curves that keep extremes, events, logs, the stream of what is new, the report."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from browsing import Browser, make_run
+
+from stoker.cli.main import main
+from stoker.page.metric_series import MetricSeries, SeriesCache
+from stoker.page.run_view import RunViews
+from stoker.runs.run_folder import RunFolder
+
+MANY = 200_000
+
+
+def the_run(page: Browser) -> str:
+    """The id of the only run."""
+    (run,) = page.get("/api/runs").json()["runs"]
+    return str(run["id"])
+
+
+@pytest.fixture(scope="module")
+def many_points(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 200,000 steps with one spike, one dip and one line without a loss."""
+    folder = make_run(tmp_path_factory.mktemp("many") / "runs" / "long")
+    with (folder / "metrics.jsonl").open("w") as file:
+        for step in range(1, MANY + 1):
+            loss: float | None = 2 + math.sin(step / 1000) / 10
+            loss = {77_777: 99.0, 150_001: -7.0, 150_002: None}.get(step, loss)
+            line = {"step": step, "loss": loss, "lr": 1e-3, "tokens": 10, "seconds": 0.5, "time": 100.0 + step}
+            file.write(json.dumps(line) + "\n")
+    return folder
+
+
+def test_a_curve_of_many_points_keeps_its_extremes_and_answers_fast(many_points: Path) -> None:
+    series = SeriesCache().of(many_points / "metrics.jsonl")
+    begin = time.perf_counter()
+    curve = series.curve(["loss", "lr", "no such"], axis="step", begin=None, end=None, points=800)
+    took = time.perf_counter() - begin
+    mean, least, most = curve.series["loss"]
+    assert (curve.total, len(curve.x), list(curve.series)) == (MANY, 800, ["loss", "lr"])
+    assert (float(np.nanmax(most)), float(np.nanmin(least))) == (99.0, -7.0)
+    assert curve.x[int(np.nanargmax(most))] == pytest.approx(77_777, abs=MANY / 800)
+    assert np.all(least <= mean + 1e-12) and np.all(mean <= most + 1e-12) and np.isfinite(mean).all()
+    assert took < 0.25  # 20 ms on a quiet machine
+    tight = series.curve(["loss"], axis="step", begin=77_770, end=77_790, points=800)
+    assert (tight.total, tight.x.tolist()) == (21, list(range(77_770, 77_791)))
+    assert tight.series["loss"][0][7] == 99.0
+
+
+def test_the_axes_of_a_curve_are_sums(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "one", steps=4)
+    series = SeriesCache().of(folder / "metrics.jsonl")
+    for axis, expected in (("step", [1, 2, 3, 4]), ("tokens", [10, 20, 30, 40]), ("seconds", [1, 2, 3, 4])):
+        curve = series.curve(["loss"], axis=axis, begin=None, end=None, points=10)  # type: ignore[arg-type]
+        assert curve.x.tolist() == expected
+        assert curve.series["loss"][0].tolist() == [1, 1 / 2, 1 / 3, 1 / 4]
+
+
+def test_only_what_is_new_is_read_and_a_file_that_was_cut_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    series = MetricSeries(path)
+    series.refresh()
+    assert series.keys() == []
+    path.write_text('{"step": 1, "loss": 3}\n{"step": 2, "lo')
+    series.refresh()
+    assert (series.column("loss").tolist(), series.offset) == ([3], 23)
+    with path.open("a") as file:
+        file.write('ss": 2, "later": 5}\nno json\n[1]\n{"step": 3, "loss": null}\n')
+    series.refresh()
+    assert series.column("loss").tolist()[:2] == [3, 2] and math.isnan(series.column("loss")[2])
+    assert math.isnan(series.column("later")[0]) and series.column("later")[1] == 5
+    other = tmp_path / "other"
+    other.write_text('{"step": 1, "loss": 9}\n')
+    other.replace(path)  # as training does that goes back
+    series.refresh()
+    assert (series.column("loss").tolist(), series.keys()) == ([9], ["step", "loss"])
+
+
+def test_a_run_is_shown_with_its_health(page: Browser, tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "one", sources=[{"name": "rows", "rows": 9, "tokens": 99}])
+    page.page.runs.forget()
+    run = the_run(page)
+    found = page.get(f"/api/runs/{run}").json()
+    assert (found["status"], found["step"], found["steps"], found["loss"]) == ("done", 5, 5, 0.2)
+    levels = {each["what"]: each["level"] for each in found["health"]}
+    assert levels == dict.fromkeys(("data", "memory", "speed", "goodput", "faults"), "ok")
+    assert "task: sft" in found["job"] and found["command"].startswith("stoker train ")
+
+
+def test_a_failure_and_too_much_memory_are_said(tmp_path: Path) -> None:
+    folder = RunFolder(make_run(tmp_path / "one"))
+    plan = {"peak": 2**29, "upper": 2**29, "seconds": 1.0, "calibration": "2026-01-01", "corrected_by": None}
+    others = {
+        "layout": "",
+        "micro_batch": 1,
+        "accumulation": 1,
+        "longest": 1,
+        "mean": 1.0,
+        "model": "",
+        "precision": "",
+    }
+    others |= {"tuning": "", "device": "", "threads": 1, "machines": 1, "per_machine": 1, "memory": {}, "time": {}}
+    folder.write_plan({"format": 1, "predicted": {**others, **plan, "seconds": 0.1}, "why_not": "", "measured": None})
+    folder.event("rolled_back")
+    folder.event("failed", error="out of memory")
+    levels = {each.what: each.level for each in RunViews(SeriesCache()).health(folder)}
+    assert (levels["faults"], levels["memory"], levels["speed"]) == ("bad", "warn", "bad")
+
+
+def test_logs_are_read_from_where_one_was(page: Browser, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "runs" / "one")
+    (folder / "logs").mkdir()
+    (folder / "logs" / "rank-0.log").write_text("first\n")
+    (folder / "logs" / "rank-12.log").write_text("")
+    page.page.runs.forget()
+    path = f"/api/runs/{the_run(page)}/log?rank=0"
+    assert page.get(path).json() == {"text": "first\n", "offset": 6, "ranks": [0, 12]}
+    with (folder / "logs" / "rank-0.log").open("a") as file:
+        file.write("second\n")
+    assert page.get(f"{path}&offset=6").json()["text"] == "second\n"
+    for rank in ("1", "-1", "x", "../../job.yaml", "0/../.."):
+        assert page.get(f"/api/runs/{the_run(page)}/log?rank={rank}").status_code in (400, 404)
+
+
+@pytest.mark.parametrize("points", ["0", "-1", "99999", "x", "1e3", "9" * 400])
+def test_a_number_of_points_has_limits(page: Browser, tmp_path: Path, points: str) -> None:
+    make_run(tmp_path / "runs" / "one")
+    page.page.runs.forget()
+    assert page.get(f"/api/runs/{the_run(page)}/metrics?points={points}").status_code == 400
+
+
+def test_runs_behind_links_are_not_listed(page: Browser, tmp_path: Path) -> None:
+    make_run(tmp_path / "elsewhere" / "one")
+    (tmp_path / "runs" / "link").symlink_to(tmp_path / "elsewhere")
+    page.page.runs.forget()
+    assert page.get("/api/runs").json()["runs"] == []
+
+
+def test_evaluations_have_intervals(page: Browser, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "runs" / "one")
+    figure = {"of": "", "name": "exact", "value": 0.5, "standard_error": 0.1, "rows": 25, "low": None, "high": None}
+    less = {
+        "of": "less two",
+        "name": "loss",
+        "value": -0.2,
+        "standard_error": None,
+        "rows": 9,
+        "low": -0.3,
+        "high": -0.1,
+    }
+    common = {"version": 1, "time": 1.0, "model": "one", "step": 5, "data": {"path": "x"}, "asked": {}, "details": {}}
+    (folder / "evaluations").mkdir()
+    for kind, each in (("answers", figure), ("against", less)):
+        text = json.dumps({**common, "kind": kind, "figures": [each]})
+        (folder / "evaluations" / f"{kind}.json").write_text(text)
+    page.page.runs.forget()
+    found = {each["kind"]: each for each in page.get(f"/api/runs/{the_run(page)}/evaluations").json()["evaluations"]}
+    assert (found["answers"]["low"], found["answers"]["high"]) == (pytest.approx(0.304), pytest.approx(0.696))
+    assert (found["against"]["against"], found["against"]["higher"], found["against"]["low"]) == ("two", False, -0.3)
+
+
+def test_a_report_holds_runs_and_no_path_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_run(tmp_path / "runs" / "one")
+    (folder / "environment.json").write_text(json.dumps({"command": [f"{tmp_path}/stoker", "train"], "git": "abc"}))
+    two = make_run(tmp_path / "runs" / "two")
+    (two / "job.yaml").write_text(f"data: {tmp_path}/rows.jsonl\nmodel: org/name\noutput: https://host/a/b\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "one", "runs/two", "one", "-o", "all.html"]) == 0
+    assert capsys.readouterr().out.startswith("all.html: 2 runs, ")
+    text = (tmp_path / "all.html").read_text()
+    assert str(tmp_path) not in text
+    inside = json.loads(text.partition('id="report">')[2].partition("</script>")[0])
+    assert "data: rows.jsonl\\nmodel: org/name\\noutput: https://host/a/b" in text
+    assert [run["name"] for run in inside["answers"]["/api/runs"]["runs"]] == ["one", "two"]
+    key = inside["answers"]["/api/runs"]["runs"][0]["id"]
+    assert inside["answers"][f"/api/runs/{key}/metrics"]["series"]["loss"]["min"][-1] == 0.2
+    assert main(["report", "one", "-o", "job.yaml"]) == 2
+    assert main(["report", "three"]) == 2
+    assert "three" in capsys.readouterr().err
+
+
+def test_recipes_and_keys_are_those_of_the_schema(make_page: Callable[..., Browser]) -> None:
+    page = make_page()
+    names = [each["name"] for each in page.get("/api/recipes").json()["recipes"]]
+    assert names[0] == "sft-lora" and page.get(f"/api/recipes/{names[-1]}").json()["yaml"]
+    assert page.get("/api/recipes/..%2fsft").status_code == 404
+    keys = {each["path"]: each for each in page.get("/api/schema?task=sft").json()["keys"]}
+    assert keys["train.lr"]["meaning"] and keys["train.optimizer"]["reason"] and not keys["train.lr"]["advanced"]
+    assert keys["data.path"]["required"] and "adamw" in keys["train.optimizer"]["choices"]
+    assert "evaluate.data" in keys and not any(path.startswith("ppo") for path in keys)
+    assert page.get("/api/schema?task=nope").status_code == 404
