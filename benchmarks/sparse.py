@@ -5,7 +5,7 @@
 26 features with one id a sample, 16 numbers a row, 10 million ids in the proportions of Criteo's tables, ids drawn by a
 power law. All rows exist before anything is timed. Each engine runs in a process of its own, engines take turns, and
 the median round counts. ``torchrec`` needs packages that are matched with torch: see `docs/sparse.md`; ``--python``
-names an interpreter that has them.
+names an interpreter that has them. Tables in Redis and LMDB: `sparse_store.py`.
 
 A step is: pooled rows, a loss, gradients, one optimizer step. Without ``--tower`` the loss is a plain sum, so that the
 tables alone are timed; with it a DLRM of two small MLPs and dot products is trained by SGD on top, the same for all.

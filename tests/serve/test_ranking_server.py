@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import threading
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -229,6 +230,11 @@ def test_what_ranks_is_known_and_what_does_not_is_refused(clicks_home: Path) -> 
         open_scorers(["shop", "smollm2-135m"], clicks_home, **options)
     with pytest.raises(UserError, match="two models have the name shop"):
         open_scorers(["shop", "shop=folder"], clicks_home, **options)
+    shutil.copytree(clicks_home / "folder", clicks_home / "spoilt")
+    for name, content in (("tower.safetensors", b"x" * 30), ("manifest.json", b'{"format": 1, "tables": []}')):
+        (clicks_home / "spoilt" / name).write_bytes(content)
+        with pytest.raises(UserError, match="spoilt holds cannot be used"):
+            open_scorers(["spoilt"], clicks_home, **options)
     with pytest.raises(UserError, match=r"there is no store at"):
         open_scorers(["lmdb://absent"], clicks_home, **options)
 

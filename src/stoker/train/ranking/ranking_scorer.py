@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from stoker.data.ranking.encode_rows import BadRowError, encode_rows, joined
@@ -160,7 +161,11 @@ class StoredScorer:
     def _follow(self) -> None:
         self._reader.refresh()
         head, manifest = self._reader.head or "", self._reader.manifest
-        self._scorer = self._opened(manifest)
+        try:
+            self._scorer = self._opened(manifest)
+        except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:  # of torch, too
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise StoreError(f"what {self._reader.place} holds cannot be used: {reason}") from error
         self._head = head
 
     def _opened(self, manifest: Mapping[str, Any]) -> RankingScorer:
