@@ -9,7 +9,7 @@ import { grouped, meant, shown, valueAt } from "../../../src/stoker/page/static/
 import { clusterOf } from "../../../src/stoker/page/static/plan.js";
 import { standing } from "../../../src/stoker/page/static/rail.js";
 import { nameFrom } from "../../../src/stoker/page/static/start.js";
-import { heat, isSpecial, ofColumns, visible } from "../../../src/stoker/page/static/tokens.js";
+import { heat, visible } from "../../../src/stoker/page/static/tokens.js";
 import { matching } from "../../../src/stoker/page/static/train.js";
 import { sidesOf } from "../../../src/stoker/page/static/use.js";
 
@@ -63,8 +63,6 @@ test("tokens", () => {
   assert.equal(visible("\n"), "⏎\n");
   assert.equal(visible(" "), "·");
   assert.equal(visible(" a"), " a");
-  assert.ok(isSpecial("<|im_end|>") && isSpecial("</s>") && !isSpecial("a < b") && !isSpecial(" <b"));
-  assert.deepEqual(ofColumns({ tokens: ["a", "</s>"], ids: [1, 2], trained: [false, true] })[1], { text: "</s>", id: 2, trained: true, special: true });
   assert.deepEqual(heat(0, 0), {});
   assert.match(heat(-1, 1).background, /--series-0\) 45%/);
   assert.match(heat(5, 1).background, /--series-1\) 45%/);

@@ -5,7 +5,7 @@ import { html, useEffect, useRef, useState } from "./html.js";
 import { bytes, number, percent, t, time } from "./i18n.js";
 import { link } from "./router.js";
 import { remember, rememberJob, useSession } from "./session.js";
-import { Tokens, isSpecial, ofColumns } from "./tokens.js";
+import { Tokens } from "./tokens.js";
 import { Action, Command, Empty, Loaded, Problem, Table, Tabs, Waiting } from "./ui.js";
 import { Drop } from "./upload.js";
 
@@ -36,7 +36,7 @@ function Files() {
   return html`<${Drop} id="data-file" label=${t("start.drop")} hint=${t("start.drop_hint")} accept=".jsonl,.json,.csv,.tsv,.parquet,.txt,.gz,.zst" onDone=${found.again} />
     <h2>${t("data.files")}</h2>
     <${Loaded} of=${found}>
-      ${({ files }) =>
+      ${({ data: files }) =>
         html`<${Table}
           name=${t("data.files")}
           head=${[t("data.name"), t("data.size"), t("data.created"), t("data.parent"), ""]}
@@ -44,7 +44,7 @@ function Files() {
           rows=${files.map((file) => [
             file.name,
             bytes(file.size),
-            time(file.created),
+            time(file.time),
             file.parent ? (files.find((other) => other.id === file.parent)?.name ?? String(file.parent)) : "",
             state.yaml && html`<${Action} label=${t("data.use")} onPress=${() => use(file)} />`,
           ])}
@@ -99,7 +99,7 @@ function Audit({ yaml }) {
       </section>
     </div>
     ${(data.samples ?? []).length > 0 &&
-    html`<h2>${t("data.samples")}</h2>${data.samples.map((sample, i) => html`<div class="sample" key=${i}><p class="hint">${t("data.place", { source: sample.source.split("/").pop(), row: sample.row })} ${sample.verdict && t(`verdict.${sample.verdict}`)}</p><${Tokens} tokens=${ofColumns(sample)} label=${t("data.place", { source: sample.source, row: sample.row })} /></div>`)}`}`;
+    html`<h2>${t("data.samples")}</h2>${data.samples.map((sample, i) => html`<div class="sample" key=${i}><p class="hint">${t("data.place", { source: sample.source.split("/").pop(), row: sample.row })} ${sample.verdict && t(`verdict.${sample.verdict}`)}</p><${Tokens} tokens=${sample.tokens} label=${t("data.place", { source: sample.source, row: sample.row })} /></div>`)}`}`;
 }
 
 /** Pairs stand beside each other: a chosen row and the rejected one that follows it. */
@@ -147,7 +147,6 @@ function Rows({ yaml, fileId }) {
     exclude(next);
   };
   const version = async () => setMade(await post(`/api/data/${fileId}/versions`, { exclude: [...out] }));
-  const tokensOf = (row) => (typeof row.tokens[0] === "string" ? ofColumns(row) : row.tokens.map((token) => ({ ...token, special: token.special ?? isSpecial(token.text) })));
   return html`<${Problem} error=${error} />
     <p class="hint">${t("tokens.legend")} ${total !== null && t("data.shown", { shown: rows.length, n: total })}</p>
     ${out.size > 0 && html`<${Action} label=${t("data.version", { n: out.size })} kind="primary" disabled=${!fileId} reason=${t("data.version_uploaded_only")} onPress=${version} />`}
@@ -160,7 +159,7 @@ function Rows({ yaml, fileId }) {
             const place = t("data.place", { source: String(row.source).split("/").pop(), row: row.row });
             return html`<div key=${row.verdict}>
               <p class="hint"><label><input type="checkbox" checked=${out.has(row.row)} onChange=${() => toggle(row.row)} /> ${t("data.exclude")}</label> · ${place} ${row.verdict && t(`verdict.${row.verdict}`)} ${row.cut ? t("tokens.cut") : ""}</p>
-              <${Tokens} tokens=${tokensOf(row)} label=${place} />
+              <${Tokens} tokens=${row.tokens} label=${place} />
             </div>`;
           })}
         </div>`,

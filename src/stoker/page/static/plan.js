@@ -3,7 +3,7 @@ import { post, useGet } from "./api.js";
 import { useAnswer } from "./data.js";
 import { Figure, Term } from "./glossary.js";
 import { html, useEffect, useState } from "./html.js";
-import { gib, number, percent, t } from "./i18n.js";
+import { duration, gib, number, percent, t } from "./i18n.js";
 import { go, link } from "./router.js";
 import { remember, rememberJob, useSession } from "./session.js";
 import { Action, Command, Empty, Field, Problem, Table, Waiting, useLater } from "./ui.js";
@@ -58,7 +58,7 @@ function Answer({ answer, yaml }) {
       <${Figure} id="tokens_per_s" value=${number(plan.tokens_per_s, 3)} />
       <${Figure} id="memory_peak" value=${gib(plan.memory_gib)} level=${plan.fits ? "" : "bad"} note=${t("plan.of", { capacity: gib(plan.capacity_gib) })} />
       <${Figure} id="mfu" value=${percent(plan.mfu)} />
-      <${Figure} id="hours" value=${run.hours === null ? "–" : `${number(run.hours, 3)} h`} />
+      <${Figure} id="hours" value=${duration(run.hours === null ? null : run.hours * 3600)} />
       <${Figure} id="price" value=${run.price === null ? t("plan.no_price") : `${number(run.price, 3)} ${run.currency}`} />
       <${Figure} id="interruptions" value=${number(run.interruptions, 2)} note=${t("plan.effective", { share: percent(run.effective) })} />
     </div>

@@ -7,7 +7,7 @@ import { Measured } from "./plan.js";
 import { go } from "./router.js";
 import { rememberJob } from "./session.js";
 import { Rollouts } from "./rollouts.js";
-import { Tokens, ofColumns } from "./tokens.js";
+import { Tokens } from "./tokens.js";
 import { Action, Command, Loaded, Problem, Table } from "./ui.js";
 
 const SHOWN_EVENTS = 500;
@@ -41,10 +41,9 @@ function Samples({ path }) {
 
 function Rows({ path, run }) {
   const found = useGet(`${path}/rows`, { offset: 0, limit: 50 });
-  const tokens = (row) => (typeof row.tokens?.[0] === "string" ? ofColumns(row) : (row.tokens ?? []));
   return html`<p class="hint">${t("tokens.legend")}</p>
     <${Loaded} of=${found}>
-      ${({ rows }) => rows.map((row, i) => html`<div class="sample" key=${i}><p class="hint">${t("data.place", { source: String(row.source).split("/").pop(), row: row.row })}</p><${Tokens} tokens=${tokens(row)} label=${run.name} /></div>`)}
+      ${({ rows }) => rows.map((row, i) => html`<div class="sample" key=${i}><p class="hint">${t("data.place", { source: String(row.source).split("/").pop(), row: row.row })}</p><${Tokens} tokens=${row.tokens} label=${run.name} /></div>`)}
     <//>`;
 }
 

@@ -78,9 +78,7 @@ function Import() {
 function Begin() {
   const state = useSession();
   const done = async (id, uploaded) => {
-    const { files } = await get("/api/data");
-    const found = files.find((file) => file.id === id);
-    rememberJob({ file: found, name: nameFrom(uploaded.name) });
+    rememberJob({ file: await get(`/api/uploads/${id}`), name: nameFrom(uploaded.name) });
   };
   return html`<h1>${t("start.title")}</h1>
     <div class="split">

@@ -49,8 +49,3 @@ function about(token, at, of) {
   return [first, trained, value, loss].filter(Boolean).join(" · ");
 }
 
-/** The tokens of a sample of the audit, whose columns are lists. */
-export const ofColumns = (sample) => sample.tokens.map((text, i) => ({ text, id: sample.ids?.[i], trained: sample.trained?.[i], special: isSpecial(text) }));
-
-/** Whether a token looks like a special one, where the server does not say it. */
-export const isSpecial = (text) => /^<[|\w/][^<>\s]*>$/.test(text);

@@ -37,10 +37,11 @@ async function begin(file) {
 export async function upload(file, onProgress, pause = (ms) => new Promise((done) => setTimeout(done, ms))) {
   const begun = await begin(file);
   let offset = begun.offset ?? 0;
+  const piece = Math.min(PIECE, begun.chunk ?? PIECE);
   let failures = 0;
   while (offset < file.size) {
     try {
-      const answer = await patchRaw(`/api/uploads/${begun.id}`, { offset }, file.slice(offset, offset + PIECE));
+      const answer = await patchRaw(`/api/uploads/${begun.id}`, { offset }, file.slice(offset, offset + piece));
       offset = answer.offset;
       failures = 0;
       onProgress(offset, file.size, false);

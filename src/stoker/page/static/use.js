@@ -117,7 +117,7 @@ function Evaluate({ run }) {
   return html`<p>${t("use.eval_about")}</p>
     <div class="row">
       <label><input type="checkbox" checked=${compare} onChange=${(event) => set(event.target.checked)} /> ${t("use.eval_compare")}</label>
-      <${Field} id="answers" label=${t("use.eval_answers")}><select id="answers" value=${answers} onChange=${(event) => setAnswers(event.target.value)}><option value="">${t("use.eval_held_out")}</option>${(files.data?.files ?? []).map((file) => html`<option key=${file.id} value=${file.path}>${file.name}</option>`)}</select><//>
+      <${Field} id="answers" label=${t("use.eval_answers")}><select id="answers" value=${answers} onChange=${(event) => setAnswers(event.target.value)}><option value="">${t("use.eval_held_out")}</option>${(files.data?.data ?? []).map((file) => html`<option key=${file.id} value=${file.path}>${file.name}</option>`)}</select><//>
     </div>
     <${Action} id="evaluate" label=${t("use.evaluate")} kind="primary" line=${evalLine(run, words)} onPress=${press} />
     <${Doing} id=${id} />`;

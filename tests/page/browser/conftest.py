@@ -1,0 +1,87 @@
+"""One browser and one `stoker ui` for all tests here, with two small runs that were really trained."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, sync_playwright
+from served_page import ARGUMENTS, CHROMIUM, ServedPage, View
+
+JOB = """\
+# A job for the tests of the page.
+task: sft
+model: llama-3m
+data: data/sums.jsonl
+tune: lora
+steps: 12
+train:
+  batch: 4
+  seq_len: 64
+evaluate:
+  fraction: 0.2
+  every: 4
+  samples: 2
+"""
+
+
+def rows(path: Path, count: int = 60) -> Path:
+    """Questions with answers."""
+    lines = [{"prompt": f"What is {i} plus {i}?", "completion": f"It is {2 * i}."} for i in range(count)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory, stoker_cache: None) -> Iterator[ServedPage]:
+    """A page with the runs ``first`` and ``second``, which differ in their learning rate."""
+    base = tmp_path_factory.mktemp("page")
+    page = ServedPage(base)
+    rows(base / "data/sums.jsonl")
+    (base / "job.yaml").write_text(JOB)
+    for name, rate in (("first", "1e-3"), ("second", "2e-3")):
+        command = [sys.executable, "-m", "stoker", "train", "job.yaml", f"output=runs/{name}", f"train.lr={rate}"]
+        subprocess.run(command, cwd=base, check=True, capture_output=True)
+    yield page
+    page.stop()
+
+
+@pytest.fixture
+def view(served: ServedPage, browser: Browser) -> Iterator[View]:
+    """A tab of its own."""
+    found = View(served, browser)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def open_view(browser: Browser) -> Iterator[Callable[..., View]]:
+    """Opens further tabs, with options of Playwright's contexts."""
+    opened: list[View] = []
+
+    def make(served: ServedPage, **options: Any) -> View:
+        opened.append(View(served, browser, options))
+        return opened[-1]
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+def run_id(served: ServedPage, view: View, name: str) -> str:
+    """The id of a run."""
+    runs = view.page.evaluate("() => fetch('/api/runs').then((answer) => answer.json())")["runs"]
+    return next(run["id"] for run in runs if run["name"] == name)
