@@ -47,29 +47,44 @@ export const post = (path, body = {}, signal) => request("POST", path, { body, s
 export const remove = (path) => request("DELETE", path);
 export const patchRaw = (path, query, raw) => request("PATCH", path, { query, raw });
 
-/** Asks once a path is known and again when it changes or `tick` does: {data, error, again}. */
+/**
+ * Asks once a path is known, and again when it changes, every `every` ms, or when `again` is called: {data, error,
+ * again}. One question is open at a time: a slow answer is waited for, and what was asked meanwhile is asked once more.
+ */
 export function useGet(path, query, { every = 0 } = {}) {
   const [state, set] = useState({ data: null, error: null });
-  const [tick, again] = useState(0);
+  const ask = useRef(() => {});
   const key = path ? withQuery(path, query) : "";
   const last = useRef("");
   useEffect(() => {
     if (!path) return undefined;
     const stop = new AbortController();
+    let [isOpen, isWanted] = [false, false];
     if (last.current !== path) set({ data: null, error: null });
     last.current = path;
-    get(path, query, stop.signal).then(
-      (data) => set({ data, error: null }),
-      (error) => stop.signal.aborted || set((old) => ({ data: old.data, error })),
-    );
+    ask.current = () => {
+      isWanted = isOpen;
+      if (isOpen) return;
+      isOpen = true;
+      get(path, query, stop.signal)
+        .then(
+          (data) => stop.signal.aborted || set({ data, error: null }),
+          (error) => stop.signal.aborted || set((old) => ({ data: old.data, error })),
+        )
+        .then(() => {
+          isOpen = false;
+          if (isWanted && !stop.signal.aborted) ask.current();
+        });
+    };
+    ask.current();
     return () => stop.abort();
-  }, [key, tick]);
+  }, [key]);
   useEffect(() => {
     if (!every || !path || embedded) return undefined;
-    const timer = setInterval(() => document.hidden || again((n) => n + 1), every);
+    const timer = setInterval(() => document.hidden || ask.current(), every);
     return () => clearInterval(timer);
   }, [every, Boolean(path)]);
-  return { ...state, again: () => again((n) => n + 1) };
+  return { ...state, again: () => ask.current() };
 }
 
 /**

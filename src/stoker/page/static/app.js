@@ -18,6 +18,7 @@ const MODULES = {
 };
 
 const places = {};
+const first = get("/api/me").catch((error) => error); // asked before anything is drawn
 
 /** The place of an address; its module is loaded when it is first met. */
 function Place({ route, me }) {
@@ -65,15 +66,13 @@ function App() {
   const [words, setWords] = useState(0);
   const language = route.query.lang;
   const enter = () =>
-    get("/api/me").then(
-      (found) => {
-        useToken(found.csrf);
-        setError(null);
-        setMe(found);
-      },
-      (caught) => setError(caught),
-    );
-  useEffect(() => void enter(), []);
+    get("/api/me").then(met, (caught) => setError(caught));
+  const met = (found) => {
+    useToken(found.csrf);
+    setError(null);
+    setMe(found);
+  };
+  useEffect(() => void first.then((found) => (found instanceof Error ? setError(found) : met(found))), []);
   useEffect(() => void setLanguage(language || preferred()).then(() => setWords((n) => n + 1)), [language]);
   useEffect(() => {
     document.title = `${t(`place.${route.place}`)}${route.run ? ` · ${route.run}` : ""} · ${t("app.name")}`;
@@ -100,9 +99,10 @@ function skip(event) {
 
 async function begin() {
   applyTheme(session().theme);
-  await Promise.all([setLanguage(here().query.lang || preferred()), loadGlossary()]);
+  MODULES[here().place](); // on its way while the words are
+  loadGlossary();
+  await setLanguage(here().query.lang || preferred());
   render(html`<${App} />`, document.getElementById("app"));
-  performance.mark("stoker-first-paint");
 }
 
 begin();

@@ -50,16 +50,31 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
 /** Data of one metric for several runs, asked again when the range changes or `tick` does. */
 function useCurves(runs, metric, axis, range, tick) {
   const [state, set] = useState({ curves: [], error: null });
+  const ask = useRef(() => {});
   const key = runs.map((run) => run.id).join(",");
   useEffect(() => {
     const stop = new AbortController();
     const query = { keys: metric, axis, points: POINTS, from: range?.[0], to: range?.[1] };
-    Promise.all(runs.map((run) => get(`/api/runs/${encodeURIComponent(run.id)}/metrics`, query, stop.signal))).then(
-      (answers) => set({ curves: answers.map((answer, i) => ({ run: runs[i], ...answer })), error: null }),
-      (error) => stop.signal.aborted || set((old) => ({ ...old, error })),
-    );
+    let [isOpen, isWanted] = [false, false];
+    ask.current = async () => {
+      isWanted = isOpen;
+      if (isOpen) return;
+      isOpen = true;
+      try {
+        const answers = await Promise.all(runs.map((run) => get(`/api/runs/${encodeURIComponent(run.id)}/metrics`, query, stop.signal)));
+        set({ curves: answers.map((answer, i) => ({ run: runs[i], ...answer })), error: null });
+      } catch (error) {
+        if (!stop.signal.aborted) set((old) => ({ ...old, error }));
+      }
+      isOpen = false;
+      if (isWanted && !stop.signal.aborted) ask.current();
+    };
+    ask.current();
     return () => stop.abort();
-  }, [key, metric, axis, range?.[0], range?.[1], tick]);
+  }, [key, metric, axis, range?.[0], range?.[1]]);
+  useEffect(() => {
+    if (tick) ask.current();
+  }, [tick]);
   return state;
 }
 

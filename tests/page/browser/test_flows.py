@@ -1,0 +1,245 @@
+"""Each place end to end, on runs that were really trained."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import JOB, rows, run_id
+from playwright.sync_api import Page, expect
+from served_page import TRAINING, ServedPage, View
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # a browser, and verbs in processes of their own
+
+
+def write_job(view: View, yaml: str = JOB, name: str = "third") -> Page:
+    """Makes a job the one at hand, as picking a recipe and typing it would."""
+    page = view.open("#/start?lang=en")
+    page.evaluate("([yaml, name]) => localStorage.setItem('stoker.page', JSON.stringify({yaml, name}))", [yaml, name])
+    page.reload()
+    return page
+
+
+def test_form_and_yaml_edit_the_same_job(view: View) -> None:
+    write_job(view)
+    page = view.open("#/start/job?lang=en")
+    expect(page.locator("#start-training")).to_be_enabled()
+    page.locator("#key-train-batch").fill("8")
+    page.locator("#key-train-batch").press("Tab")
+    expect(page.locator("#yaml")).to_have_value(re.compile(r"^# A job for the tests.*\n  batch: 8\n", re.DOTALL))
+    page.locator("#yaml").fill(JOB.replace("batch: 4", "batch: 16"))
+    expect(page.locator("#key-train-batch")).to_have_value("16")
+    expect(page.get_by_text("The job is valid.")).to_be_visible()
+
+
+def test_a_mistake_is_shown_at_its_line_and_its_field(view: View) -> None:
+    write_job(view)
+    page = view.open("#/start/job?lang=en")
+    page.locator("#yaml").fill(JOB.replace("steps: 12", "steps: none\nstep: 3"))
+    line = JOB.split("\n").index("steps: 12") + 1
+    expect(page.locator(".gutter .wrong").first).to_have_text(re.compile(f"{line}"))
+    expect(page.locator("#start-training")).to_be_disabled()
+    expect(page.locator("#yaml-problems")).to_contain_text("steps")
+    page.get_by_role("button", name=f"line {line}", exact=True).first.click()
+    assert page.evaluate("() => document.activeElement.id") == "yaml"
+    page.locator("#yaml").fill(JOB.replace("batch: 4", "batch: -4"))
+    field = page.locator(".field.wrong")
+    expect(field).to_contain_text("train.batch")
+
+
+def test_another_tools_file_becomes_a_job(view: View, tmp_path: Path) -> None:
+    axolotl = tmp_path / "axolotl.yml"
+    axolotl.write_text("base_model: llama-3m\nadapter: lora\nlora_r: 8\ndatasets:\n  - path: a.jsonl\n    type: alpaca\n")
+    page = view.open("#/start?lang=en")
+    page.set_input_files("#import-file", axolotl)
+    page.get_by_role("button", name="Take this job", exact=True).click()
+    expect(page.locator("#yaml")).to_have_value(re.compile("rank: 8"))
+
+
+def test_data_is_audited_and_shown_token_by_token(view: View, served: ServedPage) -> None:
+    write_job(view)
+    page = view.open("#/data//audit?lang=en")
+    expect(page.get_by_text("60 rows can be trained on")).to_be_visible(timeout=TRAINING)
+    expect(page.locator(".figure", has_text="Rows read").locator(".number")).to_have_text("60")
+    view.shot("data-en")
+    page.get_by_role("link", name="Tokens").click()
+    expect(page.locator(".sample").nth(40)).to_be_attached(timeout=TRAINING)
+    trained = page.locator(".sample").first.locator(".token.trained")
+    assert "It is" in "".join(trained.all_inner_texts())
+    untrained = page.locator(".sample").first.locator(".token:not(.trained)").all_inner_texts()
+    assert "What is" in "".join(untrained)
+    trained.first.click()
+    expect(page.locator(".sample").first).to_contain_text(re.compile(r"Token \d+: .*, id \d+ · trained"))
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".token.picked")).to_have_count(1)
+
+
+def test_a_row_is_left_out_of_a_new_version(view: View, tmp_path: Path) -> None:
+    page = view.open("#/data//files?lang=en")
+    page.set_input_files("#data-file", rows(tmp_path / "versions.jsonl", 12))
+    expect(page.get_by_role("cell", name="versions.jsonl", exact=True)).to_be_visible()
+    uploaded = page.evaluate("() => fetch('/api/data').then((answer) => answer.json())")["data"]
+    mine = next(file for file in uploaded if file["name"] == "versions.jsonl")
+    keep = "(job) => localStorage.setItem('stoker.page', JSON.stringify(job))"
+    page.evaluate(keep, {"yaml": JOB.replace("data/sums.jsonl", mine["path"]), "name": "x", "file": mine})
+    page.reload()
+    page = view.open("#/data//rows?lang=en")
+    page.locator(".sample input[type=checkbox]").first.check(timeout=TRAINING)
+    page.get_by_role("button", name="New version without 1 row", exact=True).click()
+    expect(page.get_by_text("the file before it stays")).to_be_visible()
+    page = view.open("#/data//files?lang=en")
+    expect(page.get_by_role("cell", name="versions.jsonl", exact=True)).not_to_have_count(0)
+    found = page.evaluate("() => fetch('/api/data').then((answer) => answer.json())")["data"]
+    made = next(file for file in found if file["parent"] == mine["id"])
+    assert len(Path(made["path"]).read_text().splitlines()) == 11
+    assert len(Path(mine["path"]).read_text().splitlines()) == 12
+
+
+def test_a_plan_for_here_and_for_a_cluster(view: View) -> None:
+    write_job(view)
+    page = view.open("#/plan?lang=en")
+    expect(page.locator(".stack").first).to_be_visible(timeout=TRAINING)
+    expect(page.get_by_text("it fits")).to_be_visible()
+    view.shot("plan-en")
+    page.locator("#device").fill("H100")
+    page.locator("#device").press("Enter")
+    page.locator("#devices-n").fill("16")
+    expect(page.locator(".command").first).to_contain_text("--on 2x8xH100", timeout=TRAINING)
+    assert "devices=16" in page.url
+    page.get_by_role("button", name="Take it", exact=True).first.click(timeout=TRAINING)
+    page.wait_for_function("() => JSON.parse(localStorage.getItem('stoker.page')).yaml.includes('parallel:')")
+
+
+def test_a_view_is_restored_from_its_address(view: View, served: ServedPage, open_view: Callable[..., View]) -> None:
+    page = view.open("#/train?lang=en")
+    page.get_by_role("link", name="first", exact=True).click()
+    plot = page.locator('[data-metric="loss"] .plot')
+    expect(plot.locator("canvas")).to_be_visible()
+    page.locator("#smooth").fill("0.5")
+    plot.focus()
+    plot.press("+")
+    page.wait_for_function("() => location.hash.includes('zoom=')")
+    assert "smooth=0.5" in page.url
+    other = open_view(served).page
+    other.goto(page.url)
+    expect(other.locator("#smooth")).to_have_value("0.5")
+    expect(other.get_by_role("button", name="Show all")).to_be_visible()
+    expect(other.locator('[data-metric="loss"] canvas')).to_be_visible()
+    other.get_by_role("button", name="Show all").click()
+    expect(other.get_by_role("button", name="Show all")).to_have_count(0)
+
+
+def test_a_finished_run_and_its_tabs(view: View, served: ServedPage) -> None:
+    view.open("#/train?lang=en")
+    run = run_id(served, view, "first")
+    page = view.open(f"#/train/{run}?lang=en")
+    expect(page.locator(".health")).to_contain_text("rows")
+    expect(page.locator('[data-metric="loss"] canvas')).to_be_visible()
+    page.locator(".term button").first.focus()
+    expect(page.get_by_role("tooltip")).to_contain_text("Unit")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("tooltip")).to_have_count(0)
+    page.locator('[data-metric="loss"]').get_by_role("button", name="Numbers").click()
+    expect(page.locator('[data-metric="loss"] tbody tr')).not_to_have_count(0)
+    for tab, words in {
+        "events": "held-out evaluation|evaluated",
+        "samples": "What is",
+        "rollouts": "no rollouts",
+        "seen": "It",
+        "plan": "Measured",
+        "logs": "step|no log|rank|the command",
+        "job": "task: sft",
+        "files": "metrics.jsonl",
+    }.items():
+        view.open(f"#/train/{run}/{tab}?lang=en")
+        expect(page.locator("main")).to_contain_text(re.compile(words), timeout=TRAINING)
+        expect(page.locator("main [role=alert]")).to_have_count(0)
+
+
+def test_a_run_is_started_stopped_and_goes_on(view: View) -> None:
+    write_job(view, JOB.replace("steps: 12", "steps: 400"), "long")
+    page = view.open("#/start/job?lang=en")
+    expect(page.locator("#start-training")).to_be_enabled()
+    page.locator("#start-training").click()
+    expect(page.locator(".status").first).to_have_text("running", timeout=TRAINING)
+    expect(page.locator('[data-metric="loss"] canvas')).to_be_visible(timeout=TRAINING)
+    before = page.locator(".figure", has_text="Step").first.locator(".number").inner_text()
+    expect(page.locator(".figure", has_text="Step").first.locator(".number")).not_to_have_text(before, timeout=TRAINING)
+    page.reload()
+    page.locator("#stop").click()
+    expect(page.locator(".status").first).to_have_text("stopped", timeout=TRAINING)
+    expect(page.locator(".command").last).to_contain_text("stoker stop")
+    page.locator("#resume").click()
+    expect(page.locator(".status").first).to_have_text("running", timeout=TRAINING)
+    page.locator("#stop").click()
+    expect(page.locator(".status").first).to_have_text("stopped", timeout=TRAINING)
+
+
+def test_a_lost_connection_is_named_and_caught_up(tmp_path: Path, open_view: Callable[..., View], served: ServedPage) -> None:
+    own = ServedPage(tmp_path / "own")
+    try:
+        shutil.copytree(served.base / "runs/first", own.base / "runs/first")
+        view = open_view(own)
+        view.open("#/train?lang=en")
+        page = view.open(f"#/train/{run_id(own, view, 'first')}?lang=en")
+        expect(page.locator(".health")).to_be_visible()
+        own.stop()
+        expect(page.locator(".lost")).to_contain_text("is lost since")
+        own.start()
+        expect(page.locator(".lost")).to_have_count(0, timeout=TRAINING)
+    finally:
+        own.stop()
+
+
+def test_two_runs_are_compared(view: View, served: ServedPage) -> None:
+    page = view.open("#/compare?lang=en")
+    page.get_by_label("first", exact=True).check()
+    page.get_by_label("second", exact=True).check()
+    expect(page.locator('[data-metric="loss"] .legend span')).to_have_count(2)
+    view.shot("compare-en")
+    page.get_by_role("link", name="Differences of the jobs").click()
+    expect(page.get_by_role("cell", name="train.lr")).to_be_visible()
+    row = page.get_by_role("row", name=re.compile("train.lr"))
+    expect(row).to_contain_text("0.001")
+    expect(row).to_contain_text("0.002")
+
+
+def test_an_export_is_replayed(view: View, served: ServedPage) -> None:
+    view.open("#/use?lang=en")
+    page = view.open(f"#/use/{run_id(served, view, 'first')}/export?lang=en")
+    page.locator("#export").click()
+    expect(page.locator(".panel .status")).to_have_text("done", timeout=TRAINING)
+    expect(page.locator(".panel .log")).to_contain_text(re.compile("replay|verified", re.IGNORECASE))
+    page = view.open(f"#/use/{run_id(served, view, 'first')}/actions?lang=en")
+    expect(page.get_by_text("stoker export").first).to_be_visible()
+    page.get_by_role("button", name="All actions as a shell script", exact=True).click()
+    expect(page.locator("pre")).to_contain_text("stoker export")
+
+
+def test_an_evaluation_says_who_is_better(view: View, served: ServedPage) -> None:
+    view.open("#/use?lang=en")
+    page = view.open(f"#/use/{run_id(served, view, 'first')}/evaluate?lang=en")
+    page.locator("#evaluate").click()
+    expect(page.locator(".panel .status")).to_have_text("done", timeout=TRAINING)
+    expect(page.locator(".panel .log")).to_contain_text(re.compile("perplexity", re.IGNORECASE))
+
+
+def test_a_token_is_asked_for(tmp_path: Path, open_view: Callable[..., View]) -> None:
+    (tmp_path / "own").mkdir()
+    token = "correct-horse-battery-staple-0123456789"
+    (tmp_path / "own/token").write_text(token + "\n")
+    (tmp_path / "own/token").chmod(0o600)
+    own = ServedPage(tmp_path / "own", ["--token", "token"])
+    try:
+        page = open_view(own).open("?#/start?lang=en")
+        page.locator("#token").fill("wrong")
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("alert")).to_be_visible()
+        page.locator("#token").fill(token)
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.locator(".rail")).to_be_visible()
+    finally:
+        own.stop()

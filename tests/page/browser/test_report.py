@@ -1,0 +1,47 @@
+"""A report opens without a server, shows the run, and asks nothing of anybody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import run_id
+from playwright.sync_api import Browser, expect
+from served_page import ServedPage, View
+
+from stoker.page.report_html import report_html
+
+pytestmark = pytest.mark.slow  # a browser
+
+
+def test_a_report_of_two_runs(served: ServedPage, view: View, browser: Browser, tmp_path: Path) -> None:
+    page = view.open("#/train?lang=en")
+    ask = "(path) => fetch(path).then((answer) => answer.json())"
+    ids = [run_id(served, view, name) for name in ("first", "second")]
+    runs = page.evaluate(ask, "/api/runs")["runs"]
+    answers: dict[str, Any] = {"/api/runs": {"runs": [run for run in runs if run["id"] in ids]}}
+    for each in ids:
+        for part in ("", "/events", "/metrics"):
+            answers[f"/api/runs/{each}{part}"] = page.evaluate(ask, f"/api/runs/{each}{part}")
+    file = tmp_path / "report.html"
+    file.write_text(report_html(answers, "en"))
+    context = browser.new_context()
+    report = context.new_page()
+    errors: list[str] = []
+    requests: list[str] = []
+    report.on("pageerror", lambda error: errors.append(str(error)))
+    report.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    report.on("request", lambda request: requests.append(request.url))
+    report.goto(file.as_uri())
+    expect(report.locator('[data-metric="loss"] canvas')).to_be_visible()
+    expect(report.locator('[data-metric="loss"] .legend span')).to_have_count(2)
+    report.get_by_role("link", name="first", exact=True).click()
+    expect(report.locator(".health")).to_contain_text("rows")
+    expect(report.locator("#stop, #resume, #fork, #delete")).to_have_count(0)
+    report.get_by_role("link", name="中文").click()
+    expect(report.locator("h2").first).to_be_visible()
+    expect(report.locator("html")).to_have_attribute("lang", "zh-CN")
+    context.close()
+    assert errors == []
+    assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
