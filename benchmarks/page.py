@@ -16,7 +16,7 @@ from pathlib import Path
 from playwright.sync_api import Browser, Page, sync_playwright
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/page/browser"))
-from served_page import ARGUMENTS, CHROMIUM, ServedPage  # noqa: E402 -- where the browser tests keep it
+from served_page import ARGUMENTS, CHROMIUM, ServedPage
 
 POINTS = 200_000
 LOADS = 5  # of the start page, each in a fresh context
@@ -142,7 +142,8 @@ def main() -> None:
         served = ServedPage(Path(folder))
         try:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-            print(json.dumps({key: round(value, 1) for key, value in asdict(measured(browser, served, "long")).items()}))
+            found = asdict(measured(browser, served, "long"))
+            print(json.dumps({key: round(value, 1) for key, value in found.items()}))
             browser.close()
         finally:
             served.stop()

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import JOB, run_id
 from playwright.sync_api import Page, expect
 from served_page import TRAINING, ServedPage, View
+
+from conftest import JOB, run_id
 
 AXE = Path(__file__).parent / "vendor/axe.min.js"
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
@@ -54,7 +55,7 @@ def test_no_violations(served: ServedPage, open_view: Callable[..., View], langu
         if name and (theme == "light" or name == "run"):
             page.wait_for_timeout(500)  # a curve is drawn after its numbers are there
             view.shot(f"{name}-{language}{'-dark' if theme == 'dark' else ''}")
-    assert wrong == []
+    assert not wrong, "\n".join(wrong)
 
 
 def test_a_narrow_screen_scrolls_only_down(served: ServedPage, open_view: Callable[..., View]) -> None:

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import JOB, rows, run_id
 from playwright.sync_api import Page, expect
 from served_page import TRAINING, ServedPage, View
+
+from conftest import JOB, rows, run_id
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # a browser, and verbs in processes of their own
 
@@ -52,7 +53,8 @@ def test_a_mistake_is_shown_at_its_line_and_its_field(view: View) -> None:
 
 def test_another_tools_file_becomes_a_job(view: View, tmp_path: Path) -> None:
     axolotl = tmp_path / "axolotl.yml"
-    axolotl.write_text("base_model: llama-3m\nadapter: lora\nlora_r: 8\ndatasets:\n  - path: a.jsonl\n    type: alpaca\n")
+    source = "datasets:\n  - path: a.jsonl\n    type: alpaca\n"
+    axolotl.write_text(f"base_model: llama-3m\nadapter: lora\nlora_r: 8\n{source}")
     page = view.open("#/start?lang=en")
     page.set_input_files("#import-file", axolotl)
     page.get_by_role("button", name="Take this job", exact=True).click()
@@ -109,6 +111,10 @@ def test_a_plan_for_here_and_for_a_cluster(view: View) -> None:
     page.locator("#devices-n").fill("16")
     expect(page.locator(".command").first).to_contain_text("--on 2x8xH100", timeout=TRAINING)
     assert "devices=16" in page.url
+    expect(page.get_by_text("No layout fits")).to_be_visible()  # a batch of 4 has no row for each of 16 devices
+    expect(page.get_by_text("train.batch=16")).to_be_visible()
+    page.locator("#devices-n").fill("4")
+    expect(page.locator(".command").first).to_contain_text("--on 1x4xH100", timeout=TRAINING)
     page.get_by_role("button", name="Take it", exact=True).first.click(timeout=TRAINING)
     page.wait_for_function("() => JSON.parse(localStorage.getItem('stoker.page')).yaml.includes('parallel:')")
 
@@ -144,10 +150,10 @@ def test_a_finished_run_and_its_tabs(view: View, served: ServedPage) -> None:
     expect(page.get_by_role("tooltip")).to_have_count(0)
     page.locator('[data-metric="loss"]').get_by_role("button", name="Numbers").click()
     expect(page.locator('[data-metric="loss"] tbody tr')).not_to_have_count(0)
+    expect(page.get_by_role("link", name="Rollouts")).to_have_count(0)
     for tab, words in {
         "events": "held-out evaluation|evaluated",
         "samples": "What is",
-        "rollouts": "no rollouts",
         "seen": "It",
         "plan": "Measured",
         "logs": "step|no log|rank|the command",
@@ -159,6 +165,15 @@ def test_a_finished_run_and_its_tabs(view: View, served: ServedPage) -> None:
         expect(page.locator("main [role=alert]")).to_have_count(0)
 
 
+def advance(page: Page) -> None:
+    """Waits until another step is shown, without a reload."""
+    step = page.locator(".figure", has_text="Step").first.locator(".number")
+    before = step.inner_text()
+    expect(step).not_to_have_text(before, timeout=TRAINING)
+    second = step.inner_text()
+    expect(step).not_to_have_text(second, timeout=TRAINING)
+
+
 def test_a_run_is_started_stopped_and_goes_on(view: View) -> None:
     write_job(view, JOB.replace("steps: 12", "steps: 400"), "long")
     page = view.open("#/start/job?lang=en")
@@ -166,19 +181,19 @@ def test_a_run_is_started_stopped_and_goes_on(view: View) -> None:
     page.locator("#start-training").click()
     expect(page.locator(".status").first).to_have_text("running", timeout=TRAINING)
     expect(page.locator('[data-metric="loss"] canvas')).to_be_visible(timeout=TRAINING)
-    before = page.locator(".figure", has_text="Step").first.locator(".number").inner_text()
-    expect(page.locator(".figure", has_text="Step").first.locator(".number")).not_to_have_text(before, timeout=TRAINING)
+    advance(page)
     page.reload()
     page.locator("#stop").click()
     expect(page.locator(".status").first).to_have_text("stopped", timeout=TRAINING)
     expect(page.locator(".command").last).to_contain_text("stoker stop")
     page.locator("#resume").click()
     expect(page.locator(".status").first).to_have_text("running", timeout=TRAINING)
+    advance(page)  # a stop while processes start ends them without a checkpoint
     page.locator("#stop").click()
     expect(page.locator(".status").first).to_have_text("stopped", timeout=TRAINING)
 
 
-def test_a_lost_connection_is_named_and_caught_up(tmp_path: Path, open_view: Callable[..., View], served: ServedPage) -> None:
+def test_a_lost_connection_is_named(tmp_path: Path, open_view: Callable[..., View], served: ServedPage) -> None:
     own = ServedPage(tmp_path / "own")
     try:
         shutil.copytree(served.base / "runs/first", own.base / "runs/first")
@@ -205,6 +220,12 @@ def test_two_runs_are_compared(view: View, served: ServedPage) -> None:
     row = page.get_by_role("row", name=re.compile("train.lr"))
     expect(row).to_contain_text("0.001")
     expect(row).to_contain_text("0.002")
+
+
+def test_runs_without_rollouts_say_so(view: View, served: ServedPage) -> None:
+    view.open("#/compare?lang=en")
+    page = view.open(f"#/compare/{run_id(served, view, 'first')}/rollouts?lang=en")
+    expect(page.get_by_text("This run has no rollouts")).to_be_visible()
 
 
 def test_an_export_is_replayed(view: View, served: ServedPage) -> None:

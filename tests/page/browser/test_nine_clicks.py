@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import rows
 from playwright.sync_api import expect
 from served_page import TRAINING, View
+
+from conftest import rows
 
 MOST_CLICKS = 9
 

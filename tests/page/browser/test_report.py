@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import run_id
 from playwright.sync_api import Browser, expect
 from served_page import ServedPage, View
 
+from conftest import run_id
 from stoker.page.report_html import report_html
 
 pytestmark = pytest.mark.slow  # a browser

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from page import POINTS, make_long_run, measured
 from playwright.sync_api import Browser
 from served_page import ServedPage
+
+from page import POINTS, make_long_run, measured
 
 MOST_BYTES = 250_000
 FIRST_PAINT = 500 * 3  # ms; the budget is 500 on a quiet machine

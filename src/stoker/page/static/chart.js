@@ -232,7 +232,7 @@ export function Chart({ runs, metric, axis = "step", log = false, smooth = 0, ev
   const words = found.map((curve) => t("chart.summary", { name: curve.run.name, metric: nameOf(metric), from: curve.series[metric].mean.find((value) => value !== null), to: last(curve), n: curve.total }));
   return html`<div class="chart" data-metric=${metric}>
     <div class="head">
-      <h3><${Term} id=${metric} /> <span class="hint">${unitOf(metric) !== "1" ? unitOf(metric) : ""}</span></h3>
+      <h2 class="small"><${Term} id=${metric} /> <span class="hint">${unitOf(metric) !== "1" ? unitOf(metric) : ""}</span></h2>
       <span class="grow"></span>
       ${found.length === 1 && html`<strong>${number(last(found[0]))}</strong>`}
       <button type="button" class="quiet" aria-expanded=${table} onClick=${() => show(!table)}>${t("chart.numbers")}</button>
@@ -250,7 +250,7 @@ function Numbers({ curves, metric, axis }) {
     const every = Math.max(1, Math.ceil(curve.x.length / 40));
     const rows = curve.x.map((x, i) => [x, i]).filter(([, i]) => i % every === 0);
     const values = curve.series[metric];
-    return html`<div class="scroll" tabindex="0" role="region" aria-label=${`${curve.run.name} ${nameOf(metric)}`}><table>
+    return html`<div class="scroll" tabindex="0" role="group" aria-label=${`${curve.run.name} ${nameOf(metric)}`}><table>
       <thead><tr><th scope="col">${t(`axis.${axis}`)}</th><th scope="col">${t("chart.mean")}</th><th scope="col">${t("chart.min")}</th><th scope="col">${t("chart.max")}</th></tr></thead>
       <tbody>${rows.map(([x, i]) => html`<tr key=${i}><td>${number(x)}</td><td>${number(values.mean[i])}</td><td>${number(values.min[i])}</td><td>${number(values.max[i])}</td></tr>`)}</tbody>
     </table></div>`;

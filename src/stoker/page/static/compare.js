@@ -5,7 +5,7 @@ import { Term } from "./glossary.js";
 import { html, useEffect, useState } from "./html.js";
 import { number, t } from "./i18n.js";
 import { address, go, link } from "./router.js";
-import { Charts, metricsOf } from "./run.js";
+import { Charts, POLICIES, metricsOf } from "./run.js";
 import { Rollouts } from "./rollouts.js";
 import { Command, Empty, Loaded, Problem, Status, Table, Tabs } from "./ui.js";
 
@@ -86,7 +86,7 @@ function Chosen({ runs, route }) {
     ${ready && tab === "curves" && html`<${Charts} runs=${runs} metrics=${metrics} route=${route} />`}
     ${ready && tab === "keys" && html`<${Table} name=${t("compare.tab.keys")} head=${[t("compare.key"), ...runs.map((run) => run.name)]} empty=${t("compare.same")} rows=${rows.map(([key, ...values]) => [html`<code>${key}</code>`, ...values])} />`}
     ${tab === "evaluations" && html`<${Judged} key=${ids} runs=${runs} />`}
-    ${tab === "rollouts" && html`<div class="split">${runs.slice(0, 2).map((run) => html`<section key=${run.id}><h2>${run.name}</h2><${Rollouts} path=${`/api/runs/${encodeURIComponent(run.id)}`} route=${route} /></section>`)}</div>`}`;
+    ${tab === "rollouts" && html`<div class="split">${runs.slice(0, 2).map((run) => html`<section key=${run.id}><h2>${run.name}</h2>${POLICIES.includes(run.task) ? html`<${Rollouts} path=${`/api/runs/${encodeURIComponent(run.id)}`} route=${route} />` : html`<p class="hint">${t("rollouts.none")}</p>`}</section>`)}</div>`}`;
 }
 
 export default function Compare({ route }) {

@@ -152,7 +152,7 @@ function Rows({ yaml, fileId }) {
     ${out.size > 0 && html`<${Action} label=${t("data.version", { n: out.size })} kind="primary" disabled=${!fileId} reason=${t("data.version_uploaded_only")} onPress=${version} />`}
     ${made && html`<p class="note" role="status">${t("data.version_made", { name: made.name ?? made.id ?? "" })}</p>`}
     ${total === null && !error && html`<${Waiting} what=${t("data.reading")} />`}
-    <div class="scroll" tabindex="0" role="region" aria-label=${t("data.tab.rows")}>
+    <div class="scroll" tabindex="0" role="group" aria-label=${t("data.tab.rows")}>
       ${paired(rows).map(
         (group) => html`<div class=${`sample ${group.length > 1 ? "pair" : ""}`} key=${`${group[0].source}:${group[0].row}:${group[0].verdict ?? ""}`}>
           ${group.map((row) => {

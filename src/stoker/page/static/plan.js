@@ -45,13 +45,16 @@ function Memory({ plan }) {
   </section>`;
 }
 
+/** The job at hand gets the layout and the batch of a plan. */
+async function takeLayout(yaml, { job }) {
+  const edits = Object.entries(job.parallel ?? {}).map(([key, value]) => ({ key: `parallel.${key}`, value }));
+  for (const [key, value] of Object.entries(job.train ?? {})) edits.push({ key: `train.${key}`, value });
+  rememberJob({ yaml: (await post("/api/edit", { yaml, edits })).yaml });
+}
+
 function Answer({ answer, yaml }) {
   const { plan, run } = answer;
-  const take = async (other) => {
-    const edits = Object.entries(other.job.parallel ?? {}).map(([key, value]) => ({ key: `parallel.${key}`, value }));
-    for (const [key, value] of Object.entries(other.job.train ?? {})) edits.push({ key: `train.${key}`, value });
-    rememberJob({ yaml: (await post("/api/edit", { yaml, edits })).yaml });
-  };
+  const take = (other) => takeLayout(yaml, other);
   const step = (other) => number(other.step_time_s, 3);
   return html`<div class="figures">
       <${Figure} id="step_time_s" value=${seconds(plan.step_time_s)} />
@@ -80,10 +83,10 @@ function Answer({ answer, yaml }) {
 }
 
 /** Nothing fits: what comes nearest, and what would make it fit. */
-const Nothing = ({ answer }) =>
+const Nothing = ({ answer, yaml }) =>
   html`<p class="problem" role="alert">${t("plan.nothing_fits")}</p>
     ${answer.nearest && html`<${Memory} plan=${answer.nearest} />`}
-    <${Table} name=${t("plan.helps")} head=${[t("plan.change"), t("plan.memory")]} rows=${(answer.changes ?? []).map((change) => [html`<span lang="en">${change.what} ${change.words}</span>`, gib(change.memory_gib)])} />`;
+    <${Table} name=${t("plan.helps")} head=${[t("plan.change"), t("plan.memory"), ""]} rows=${(answer.changes ?? []).map((change) => [html`<span lang="en">${change.what} ${change.words}</span>`, gib(change.memory_gib), html`<${Action} label=${t("plan.take")} onPress=${() => takeLayout(yaml, change)} />`])} />`;
 
 /** The cluster of an address: `local`, or devices of a kind on nodes of eight. */
 export function clusterOf(devices, device) {
@@ -111,8 +114,8 @@ export function Measured({ run }) {
   const parts = Object.fromEntries(Object.entries(predicted.memory ?? {}).map(([name, size]) => [name, size / of]));
   const most = Math.max(predicted.upper ?? 0, measured.memory) / of;
   return html`<${Table} name=${t("plan.predicted")} head=${["", t("plan.predicted"), t("plan.measured"), t("plan.difference")]} rows=${both} />
-    <h3>${t("plan.predicted")}</h3><${Stack} parts=${parts} most=${most} label=${t("plan.predicted")} unit=${gib} />
-    <h3>${t("plan.measured")}</h3><${Stack} parts=${{ process: measured.memory / of }} most=${most} label=${t("plan.measured")} unit=${gib} />
+    <h2 class="small">${t("plan.predicted")}</h2><${Stack} parts=${parts} most=${most} label=${t("plan.predicted")} unit=${gib} />
+    <h2 class="small">${t("plan.measured")}</h2><${Stack} parts=${{ process: measured.memory / of }} most=${most} label=${t("plan.measured")} unit=${gib} />
     ${line && html`<p class="hint" lang="en">${line}</p>`}`;
 }
 
@@ -123,7 +126,7 @@ function Planned({ yaml, on }) {
   }, [data]);
   if (busy) return html`<${Waiting} what=${t("plan.planning")} />`;
   if (error) return html`<${Problem} error=${error} />`;
-  return html`<${Command} line=${data.command} />${data.plan ? html`<${Answer} answer=${data} yaml=${yaml} />` : html`<${Nothing} answer=${data} />`}`;
+  return html`<${Command} line=${data.command} />${data.plan ? html`<${Answer} answer=${data} yaml=${yaml} />` : html`<${Nothing} answer=${data} yaml=${yaml} />`}`;
 }
 
 export default function Plan({ route }) {

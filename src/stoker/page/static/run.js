@@ -10,6 +10,7 @@ import { TABS } from "./run_tabs.js";
 import { Action, Command, Loaded, Status, Tabs } from "./ui.js";
 
 const CURVES = ["loss", "lr", "grad_norm", "tokens_per_s", "seconds", "memory_gib", "effective"];
+export const POLICIES = ["ppo", "grpo"];
 const OF_POLICY = ["score", "kl", "entropy", "response_tokens", "ended"];
 const LEVELS = { failed: "bad", fault: "bad", hung: "bad", node_lost: "bad", rolled_back: "warn", spike: "warn", skipped: "warn", not_finite: "warn", alarm: "warn", interrupted: "warn", stopped: "warn", slow: "warn" };
 const ON_CURVE = ["saved", "evaluated", "resumed", ...Object.keys(LEVELS)];
@@ -108,6 +109,9 @@ export function Charts({ runs, metrics, route, events = [], extra = [], tick = 0
 
 export const metricsOf = (names) => [...CURVES.filter((name) => names.includes(name)), ...OF_POLICY.filter((name) => names.includes(name)), ...names.filter((name) => name.startsWith("reward/"))];
 
+/** Tabs that a run has something for: only policies make rollouts. */
+export const tabsOf = (run) => Object.keys(TABS).filter((name) => name !== "rollouts" || POLICIES.includes(run.task));
+
 /** Asks again as the run's stream says that something is new, at most every second. */
 function useLive(id, isRunning, ...again) {
   const [lost, setLost] = useState(0);
@@ -164,7 +168,7 @@ export function Run({ route }) {
         ${run.seconds_left > 0 && html`<${Figure} id="seconds_left" value=${duration(run.seconds_left)} />`}
         ${run.goodput && html`<${Figure} id="effective" value=${percent(run.goodput.effective)} />`}
       </div>
-      <${Tabs} name=${t("run.tabs")} current=${tab} items=${["curves", ...Object.keys(TABS)].map((name) => [name, t(`run.tab.${name}`)])} />
+      <${Tabs} name=${t("run.tabs")} current=${tab} items=${["curves", ...tabsOf(run)].map((name) => [name, t(`run.tab.${name}`)])} />
       ${tab === "curves" || !Tab
         ? html`<div class="wide-left">
             <section aria-label=${t("run.tab.curves")}>

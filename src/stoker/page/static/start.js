@@ -10,6 +10,11 @@ import { Drop } from "./upload.js";
 
 const FIRST = ["sft-lora", "dpo", "grpo-arithmetic", "pretrain-10m", "ranking-movielens"];
 
+const LOST = ["dropped", "unknown", "missing"]; // of another tool's file: what the job does not carry
+
+/** What an importer says of a key, whether as text or as an object. */
+export const inWords = (one) => (typeof one === "string" ? one : Object.values(one).filter((value) => value !== null && value !== "").join(": "));
+
 /** A run's name from a file's: letters, digits and dashes. */
 export const nameFrom = (text) => text.replace(/\.\w+$/, "").replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "").toLowerCase() || "job";
 
@@ -69,7 +74,7 @@ function Import() {
     ${found &&
     html`<div class="panel">
       <pre class="log" tabindex="0" aria-label=${t("job.yaml")}>${found.yaml}</pre>
-      ${(found.notes ?? []).map((note) => html`<p class="note">${typeof note === "string" ? note : note.message}</p>`)}
+      ${LOST.flatMap((kind) => (found[kind] ?? []).map((one, i) => html`<p class="note" key=${kind + i}><strong>${t(`import.${kind}`)}</strong> <span lang="en">${inWords(one)}</span></p>`))}
       <${Action} label=${t("start.use_import")} kind="primary" line=${found.command ?? `stoker import ${found.name}`} onPress=${use} />
     </div>`}
   </section>`;

@@ -123,7 +123,7 @@ export const Progress = ({ value, label }) =>
 
 /** A table that scrolls sideways by itself, reachable by keyboard. */
 export const Table = ({ name, head, rows, empty }) =>
-  html`<div class="table" role="region" aria-label=${name} tabindex="0">
+  html`<div class="table" role="group" aria-label=${name} tabindex="0">
     <table>
       <caption class="hidden">${name}</caption>
       <thead><tr>${head.map((cell, i) => html`<th key=${i} scope="col">${cell}</th>`)}</tr></thead>

@@ -128,7 +128,7 @@ function Done() {
   const [script, set] = useState("");
   return html`<${Action} label=${t("use.script")} onPress=${async () => set(await get("/api/script"))} />
     ${script && html`<pre class="log" tabindex="0" aria-label=${t("use.script")}>${script}</pre>`}
-    <${Loaded} of=${found}>${({ actions }) => html`<${Table} name=${t("use.tab.actions")} head=${[t("run.when"), t("run.status"), t("ui.command")]} empty=${t("use.no_actions")} rows=${actions.map((one) => [time(one.started), html`<${Status} status=${one.status} />`, html`<${Command} line=${one.command} />`])} />`}<//>`;
+    <${Loaded} of=${found}>${({ actions }) => html`<${Table} name=${t("use.tab.actions")} head=${[t("run.when"), t("run.status"), t("ui.command")]} empty=${t("use.no_actions")} rows=${actions.map((one) => [time(one.begun ?? one.time), html`<${Status} status=${one.status} />`, html`<${Command} line=${one.command} />`])} />`}<//>`;
 }
 
 export default function Use({ route }) {
