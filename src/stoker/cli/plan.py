@@ -14,8 +14,12 @@ from stoker.files import replace_file
 from stoker.job.stages import has_stages
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stoker.hardware.cluster import Cluster
     from stoker.job import LoadedJob
     from stoker.plan.answer.full_answer import PlanQuestion
+    from stoker.train.ranking.plan_ranking import RankingPlan
 
 
 # Options of earlier versions, and what does the same.
@@ -66,10 +70,17 @@ def run(arguments: argparse.Namespace) -> int:
         from stoker.cli.plan_stages import plan_stages
 
         return plan_stages(arguments)
+    from stoker.job import load_job
+    from stoker.job.task_spec import task_of
+
+    loaded = load_job(arguments.job, arguments.overrides)
+    planned = task_of(loaded.job).plan
+    if planned is not None:
+        return _plan_task(planned, loaded, arguments)
     from stoker.cli.plan_report import picture, print_answer, refusal
     from stoker.plan.answer.full_answer import NothingFits, answer
 
-    found = answer(question_of(arguments.job, arguments.overrides, arguments.on))
+    found = answer(question_of_job(loaded, arguments.on))
     if arguments.picture and not isinstance(found, NothingFits):
         _write(Path(arguments.picture), picture(found))
     if arguments.json:
@@ -83,11 +94,22 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def question_of(path: str, overrides: list[str], on: str) -> PlanQuestion:
-    """The planner's question for a job file and a cluster."""
-    from stoker.job import load_job
+def _plan_task(
+    planned: Callable[[LoadedJob, Path, Cluster], RankingPlan], loaded: LoadedJob, arguments: argparse.Namespace
+) -> int:
+    """The plan of a task without a language model; 3 where it does not fit."""
+    from stoker.cli.plan_ranking import print_ranking_plan
+    from stoker.hardware.cluster_file import load_cluster
 
-    return question_of_job(load_job(path, overrides), on)
+    for option in ("show", "picture"):
+        if getattr(arguments, option):
+            raise UserError(Problem(f"--{option} is of language models: task {loaded.job.task} has no picture"))
+    found = planned(loaded, Path.cwd(), load_cluster(arguments.on))
+    if arguments.json:
+        print(json.dumps(found.as_json()))
+    else:
+        print_ranking_plan(found, arguments.on)
+    return 0 if found.fits else 3
 
 
 def question_of_job(loaded: LoadedJob, on: str) -> PlanQuestion:

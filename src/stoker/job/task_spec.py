@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # of rooms above too; see the import contract
     from stoker.data.ranking.log_audit import LogAudit
     from stoker.data.sequences import Document
     from stoker.errors import Problem
+    from stoker.hardware.cluster import Cluster
     from stoker.hardware.device import Device
     from stoker.job.conflict_view import View
     from stoker.job.load_job import LoadedJob
@@ -39,6 +40,7 @@ if TYPE_CHECKING:  # of rooms above too; see the import contract
     from stoker.train.prepared import Prepared
     from stoker.train.ranking.export_ranking import RankingExport
     from stoker.train.ranking.figures import RankingFigures
+    from stoker.train.ranking.plan_ranking import RankingPlan
 
 B = TypeVar("B", bound=Block)
 
@@ -98,6 +100,7 @@ class TaskSpec:
         perplexity: whether exp(loss) is one.
         dropout: whether the dropout of the model's configuration is active in training.
         details: what `stoker eval` adds, of (task, engine, documents, names of their sources).
+        plan: predicts memory and exchange, of a task without a language model.
         prepare: makes model, data and samples, where `stoker.train.prepare` does not; the path is where relative ones
             begin.
         gate: of other tasks with sources, raises what is wrong with the data; called once, before processes start.
@@ -145,6 +148,7 @@ class TaskSpec:
     dropout: bool = True
     details: Callable[[LanguageTask, Engine, Sequence[Document], Sequence[str]], dict[str, Any]] | None = None
     prepare: Callable[[LoadedJob, Device, Mesh | None, Path], Prepared] | None = None
+    plan: Callable[[LoadedJob, Path, Cluster], RankingPlan] | None = None
     gate: Callable[[LoadedJob, Path], None] | None = None
     audit: Callable[[LoadedJob, Path], LogAudit] | None = None
     measure: Callable[[str, str | None, str, str, Sequence[str], Path], RankingFigures] | None = None

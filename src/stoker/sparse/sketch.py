@@ -25,6 +25,11 @@ class CountMinSketch:
         self._cells = -(-cells // BUCKETS)
         self.counts = np.zeros((len(self.buckets), DEPTH, self._cells), np.int32)
 
+    @staticmethod
+    def bytes_of(cells: int, world: int = 1) -> int:
+        """Memory of one of ``world`` processes' counters."""
+        return -(-BUCKETS // world) * DEPTH * -(-cells // BUCKETS) * np.dtype(np.int32).itemsize
+
     def add(self, hashes: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """Adds occurrences of ids, each named once, and gives the counts after all of them. int64 [n]."""
         at = buckets_of(hashes)[:, None] // self._world * DEPTH + np.arange(DEPTH)

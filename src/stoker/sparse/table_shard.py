@@ -15,6 +15,7 @@ from stoker.sparse.keys import Keys
 from stoker.sparse.memory_rows import MemoryRows
 from stoker.sparse.row_format import RowFormat
 from stoker.sparse.row_optimizers import OPTIMIZERS
+from stoker.sparse.shard_memory import ShardMemory
 from stoker.sparse.sketch import CountMinSketch
 from stoker.sparse.sparse_state import TableState
 from stoker.sparse.table_settings import TableSettings
@@ -73,6 +74,18 @@ class TableShard:
         self._removed: list[tuple[int, Keys]] = []  # evicted since the last whole state: the step, and what
         self._whole: int | None = None  # the step of that state
         self.step = 0
+
+    @property
+    def memory(self) -> ShardMemory:
+        """What it takes."""
+        store = self.store
+        return ShardMemory(
+            store.bytes,
+            self.index.bytes,
+            self._last.nbytes + self._seen.nbytes + self._numbers.nbytes,
+            sum(sketch.counts.nbytes for sketch in self._sketches.values()),
+            store.file_bytes if isinstance(store, TieredRows) else 0,
+        )
 
     # -- lookup and update ---------------------------------------------------------------------------------------
 

@@ -71,9 +71,15 @@ def ranking_inputs(
         look_up: gives the vectors of each feature; tables in a process group make it a collective.
         first_order: whether each feature is looked up in a table of single weights too.
     """
-    ids = dict(batch.ids)
-    if first_order:
-        ids |= {name + FIRST_ORDER: found for name, found in batch.ids.items() if name not in shape.sequences}
+    ids = ids_looked_up(batch, shape, first_order=first_order)
     vectors = look_up(ids)
     lengths = {name: ids[name].lengths.clamp(max=vectors[name].shape[1]).to(device) for name in shape.sequences}
     return RankingInputs(vectors, lengths, batch.dense)
+
+
+def ids_looked_up(batch: RankingBatch, shape: RankingShape, *, first_order: bool) -> dict[str, JaggedIds]:
+    """The ids of each feature of the tables; ``first_order`` as for `ranking_inputs`."""
+    ids = dict(batch.ids)
+    if first_order:
+        ids |= {name + FIRST_ORDER: found for name, found in batch.ids.items() if name not in shape.sequences}
+    return ids

@@ -13,6 +13,7 @@ from stoker.train.ranking.ranking_block import EXAMPLES, NAMES, REASONS, Ranking
 if TYPE_CHECKING:
     from stoker.data.ranking.log_audit import LogAudit
     from stoker.errors import Problem
+    from stoker.hardware.cluster import Cluster
     from stoker.hardware.device import Device
     from stoker.job.conflict_view import View
     from stoker.job.load_job import LoadedJob
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from stoker.train.prepared import Prepared
     from stoker.train.ranking.export_ranking import RankingExport
     from stoker.train.ranking.figures import RankingFigures
+    from stoker.train.ranking.plan_ranking import RankingPlan
 
 BATCH = 256
 HELD_OUT = 0.1
@@ -99,6 +101,12 @@ def _prepare(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: Path) -
     return prepare_ranking(loaded, device, mesh, base)
 
 
+def _plan(loaded: LoadedJob, base: Path, cluster: Cluster) -> RankingPlan:
+    from stoker.train.ranking.plan_ranking import plan_ranking
+
+    return plan_ranking(loaded, base, cluster)
+
+
 def _gate(loaded: LoadedJob, base: Path) -> None:
     from stoker.train.ranking.job_log import open_log_of
 
@@ -161,6 +169,7 @@ TASK = TaskSpec(
     target="sample",
     perplexity=False,
     prepare=_prepare,
+    plan=_plan,
     gate=_gate,
     audit=_audit,
     measure=_measure,

@@ -1,0 +1,141 @@
+"""The ids that a log looks up: how many there are, how many differ within a batch, how much the hottest take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from stoker.data.order import permute, stream_key
+from stoker.data.ranking.click_log import ClickLog
+from stoker.models.ranking.model_inputs import RankingShape
+from stoker.sparse.fused_tables import Feature, FeatureBags
+from stoker.sparse.hashing import salt_of
+from stoker.sparse.keys import Keys
+from stoker.sparse.table_settings import TableSettings
+from stoker.train.ranking.ranking_batch import ids_looked_up, ranking_batch_of
+
+READ = 2**22  # rows by which ids are counted; of a larger log evenly spaced ones
+AT_ONCE = 2**16
+SAMPLED = 8  # batches by which the unique ids of one are counted
+
+
+@dataclass(frozen=True)
+class IdUse:
+    """The ids of tables with one layout.
+
+    Attributes:
+        counts: by table: of each id that was met, how often; largest first.
+        longer: by table: ids of the whole log over those that were met.
+        read: rows of the log that were read.
+    """
+
+    tables: tuple[TableSettings, ...]
+    counts: tuple[np.ndarray, ...]
+    longer: tuple[float, ...]
+    read: int
+
+    def rows(self, number: int) -> int:
+        """Rows of a table by the end of an epoch, before evictions; an id that is seen too seldom has none."""
+        admission = self.tables[number].admission
+        least = admission.count if admission else 1
+        return round(int((self.counts[number] >= least).sum()) * self.longer[number])
+
+    @property
+    def total(self) -> int:
+        """Rows of all the tables."""
+        return sum(self.rows(number) for number in range(len(self.tables)))
+
+    def lookups(self, number: int) -> float:
+        """Ids of a table that a row of the log has, on average."""
+        return float(self.counts[number].sum()) / max(1, self.read)
+
+    def covered(self, number: int, share: float) -> float:
+        """The share of a table's lookups that its hottest rows take.
+
+        Args:
+            share: of the rows.
+        """
+        counts = self.counts[number]
+        return float(counts[: max(1, round(share * len(counts)))].sum()) / max(1, counts.sum())
+
+
+class LogReader:
+    """Reads what tables are asked for, as training does.
+
+    Args:
+        layouts: tables, together with those of the same layout.
+        features: how they are looked up.
+    """
+
+    def __init__(
+        self,
+        log: ClickLog,
+        shape: RankingShape,
+        layouts: Sequence[Sequence[TableSettings]],
+        features: dict[str, Feature],
+        *,
+        first_order: bool,
+    ) -> None:
+        self._log, self._shape, self._first_order, self._layouts = log, shape, first_order, layouts
+        self._bags = [
+            FeatureBags(
+                tables,
+                features,
+                np.array([salt_of("index", table.name) for table in tables]),
+                device=torch.device("cpu"),
+                dtype=torch.float32,
+            )
+            for tables in layouts
+        ]
+
+    def uses(self) -> list[IdUse]:
+        """By layout. Where the log is too long to be read whole, its ids are taken to grow as a power of its length."""
+        size = len(self._log.training)
+        read = min(size, READ)
+        rows = np.arange(read) * size // max(1, read)
+        # Every second row first: a thinner sample of the same time says how ids grow with the sample.
+        pieces = [
+            piece for half in (rows[::2], rows[1::2]) for piece in np.array_split(half, -(-read // (2 * AT_ONCE)))
+        ]
+        met = [self._keys(piece) for piece in pieces]
+        found = []
+        for number, tables in enumerate(self._layouts):
+            keys = [piece[number] for piece in met]
+            counts, before = _counted(keys, len(tables)), _counted(keys[: len(keys) // 2], len(tables))
+            ids = zip(map(len, counts), map(len, before), strict=True)
+            longer = tuple(_growth(whole, half, size / max(1, read)) for whole, half in ids)
+            found.append(IdUse(tuple(tables), counts, longer, read))
+        return found
+
+    def batches(self, rows: int, *, in_order: bool) -> Iterator[list[Keys]]:
+        """Keys of some batches, by layout."""
+        size = len(self._log.training)
+        for number in range(SAMPLED):
+            begin = number * max(0, size - rows) // max(1, SAMPLED - 1)
+            places = np.arange(begin, min(size, begin + rows))
+            yield self._keys(places if in_order else permute(places, size, stream_key(0, 1, 0)))
+
+    def _keys(self, positions: np.ndarray) -> list[Keys]:
+        batch = ranking_batch_of(self._log.training.batch(positions), positions, torch.float32)
+        ids = ids_looked_up(batch, self._shape, first_order=self._first_order)
+        return [bags.bags(ids).keys for bags in self._bags]
+
+
+def _counted(met: Sequence[Keys], tables: int) -> tuple[np.ndarray, ...]:
+    keys = Keys.concatenated(met)
+    of_tables = (np.unique(keys.ids[keys.tables == number], return_counts=True)[1] for number in range(tables))
+    return tuple(np.sort(counts)[::-1] for counts in of_tables)
+
+
+def _growth(ids: int, half: int, longer: float) -> float:
+    """Ids of a log that is ``longer`` times as long, over these, by Heaps' law (1978).
+
+    Args:
+        half: ids in half of what was read.
+    """
+    if longer <= 1 or not half:
+        return 1.0
+    return float(longer ** np.clip(np.log2(ids / half), 0.0, 1.0))

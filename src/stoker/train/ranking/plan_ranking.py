@@ -1,0 +1,224 @@
+"""What a job of task ranking takes on some processes: rows, memory, and what they send to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stoker.errors import UserError
+from stoker.hardware.cluster import Cluster
+from stoker.hardware.device import Device
+from stoker.job.load_job import LoadedJob
+from stoker.job.task_spec import block_of_task
+from stoker.sparse.row_format import RowFormat
+from stoker.sparse.shard_memory import ShardMemory, predicted, row_bytes, state_bytes
+from stoker.sparse.table_settings import TableSettings
+from stoker.train.ranking.id_use import IdUse, LogReader
+from stoker.train.ranking.job_log import open_log_of
+from stoker.train.ranking.prepare import build
+from stoker.train.ranking.ranking_block import RankingBlock
+from stoker.train.ranking.ranking_tables import tables_and_features
+
+HOTTEST = (0.001, 0.01, 0.1, 0.5)  # shares of a table's rows
+OF_HOST = 0.8  # of a host's memory, which rows and tower may take
+MOMENTS = {"adamw": 2, "sgd": 1, "adafactor": 0}  # numbers of an optimizer for a parameter
+KEY = 16  # bytes of an id and of how often it is there, as they are sent
+COUNT = 8  # bytes of a number of keys, which each process sends to each for each table
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """A table.
+
+    Attributes:
+        rows: by the end of an epoch, on all processes.
+        lookups: ids a row of the log, on average.
+        row_bytes: values and optimizer state.
+        bytes: of all rows.
+        hottest: by share of the rows, the share of the lookups that those take which are looked up most.
+    """
+
+    name: str
+    width: int
+    rows: int
+    lookups: float
+    row_bytes: int
+    bytes: int
+    hottest: dict[str, float]
+
+
+@dataclass(frozen=True)
+class SentBytes:
+    """Bytes that a process sends in a step, on average.
+
+    Attributes:
+        keys: ids, and how often they are there.
+        rows: to the processes that asked.
+        gradients: of rows, to their owners.
+        tower: for the sum of the tower's gradients, in a ring.
+    """
+
+    keys: int
+    rows: int
+    gradients: int
+    tower: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.keys + self.rows + self.gradients + self.tower
+
+
+@dataclass(frozen=True)
+class RankingPlan:
+    """The answer of ``stoker plan``.
+
+    Attributes:
+        processes: that train; ``per_host`` of them on a host.
+        micro_batch, accumulation: rows of a forward pass of a process, and passes of a step.
+        lookups, unique: ids of a forward pass, and how many differ.
+        holders: processes that hold the rows: those that train, or servers.
+        memory: of one holder, for rows.
+        checkpoint: bytes of a holder's copy of its rows while they are saved.
+        tower: bytes of weights, gradients and optimizer state of a process that trains.
+        sent: by a process that trains.
+        host_memory: bytes.
+        servers_needed: hosts of that memory that would hold all rows.
+        read: share of the training rows by which ids were counted.
+    """
+
+    processes: int
+    per_host: int
+    micro_batch: int
+    accumulation: int
+    lookups: int
+    unique: int
+    tables: tuple[TablePlan, ...]
+    holders: int
+    served: bool
+    memory: ShardMemory
+    checkpoint: int
+    tower_parameters: int
+    tower: int
+    sent: SentBytes
+    host_memory: int
+    servers_needed: int
+    read: float
+
+    @property
+    def on_host(self) -> int:
+        """Bytes that a host of processes that train has in memory, while rows are saved."""
+        rows = 0 if self.served else self.memory.total + self.checkpoint
+        return self.per_host * (self.tower + rows)
+
+    @property
+    def fits(self) -> bool:
+        """Whether hosts have enough memory, a server's too."""
+        on_server = self.memory.total + self.checkpoint if self.served else 0
+        return max(self.on_host, on_server) <= OF_HOST * self.host_memory
+
+    def as_json(self) -> dict[str, Any]:
+        """The values for ``--json``."""
+        values = {"task": "ranking", "fits": self.fits, "on_host": self.on_host, **asdict(self)}
+        values["memory"]["total"], values["sent"]["total"] = self.memory.total, self.sent.total
+        return values
+
+
+def plan_ranking(loaded: LoadedJob, base: Path, cluster: Cluster) -> RankingPlan:
+    """Counts the ids of a job's log, and predicts what training takes with a process for each device of a cluster.
+
+    Raises:
+        UserError: the log cannot be used, or the model does not go with its features.
+    """
+    job, block = loaded.job, block_of_task(loaded.job, RankingBlock)
+    processes, batch = cluster.gpus, job.train.batch
+    if batch % processes:
+        message = f"{processes} processes cannot share a batch of {batch} rows"
+        hint = f"write `batch: {processes * -(-batch // processes)}`"
+        raise UserError(loaded.problem("train.batch", message, hint))
+    micro = next(m for m in range(min(job.train.micro_batch, batch // processes), 0, -1) if batch // processes % m == 0)
+    passes = batch // processes // micro
+    wide = job.train.precision == "fp64"
+    log = open_log_of(loaded, base)
+    tower, _, shape = build(loaded, log.features, Device("cpu", "fp64" if wide else "fp32", ""))
+    first_order = bool(getattr(tower, "first_order", False))
+    tables, features = tables_and_features(log.features, shape, block, first_order=first_order, wide=wide)
+    layouts: dict[tuple[object, ...], list[TableSettings]] = {}
+    for table in tables:
+        layouts.setdefault(table.layout, []).append(table)
+    reader = LogReader(log, shape, list(layouts.values()), features, first_order=first_order)
+    uses, batches = reader.uses(), [*reader.batches(micro, in_order=block.progressive)]
+    unique = [float(np.mean([len(keys[n].deduplicated()[2]) for keys in batches])) for n in range(len(uses))]
+    served = block.servers is not None
+    holders = len(block.servers.addresses) if block.servers else processes
+    parameters, item = sum(p.numel() for p in tower.parameters()), 8 if wide else 4
+    host_memory = round(cluster.host_memory_gib * GIB)
+    everything = sum(predicted(use.tables, use.total).total for use in uses)
+    sent = [
+        sent_bytes(use.tables, n, passes=passes, holders=holders, served=served)
+        for use, n in zip(uses, unique, strict=True)
+    ]
+    ring = round(2 * parameters * item * (processes - 1) / processes)
+    return RankingPlan(
+        processes,
+        cluster.per_node,
+        micro,
+        passes,
+        round(np.mean([sum(map(len, keys)) for keys in batches])),
+        round(sum(unique)),
+        tuple(_planned(use, number) for use in uses for number in range(len(use.tables))),
+        holders,
+        served,
+        _added(
+            [held_by_one(use, n * passes * processes, holders=holders) for use, n in zip(uses, unique, strict=True)]
+        ),
+        sum(state_bytes(use.tables, -(-use.total // holders)) for use in uses),
+        parameters,
+        parameters * item * (2 + MOMENTS[job.train.optimizer]),
+        SentBytes(sum(s.keys for s in sent), sum(s.rows for s in sent), sum(s.gradients for s in sent), ring),
+        host_memory,
+        max(1, -(-everything // round(OF_HOST * host_memory))),
+        min(1.0, max((use.read for use in uses), default=0) / max(1, len(log.training))),
+    )
+
+
+def held_by_one(use: IdUse, first: float, *, holders: int) -> ShardMemory:
+    """What one of ``holders`` takes.
+
+    Args:
+        first: ids of the first step, on all processes.
+    """
+    share = -(-use.total // holders)
+    return predicted(use.tables, share, first=max(1, round(first / holders)), world=holders)
+
+
+def sent_bytes(
+    tables: Sequence[TableSettings], unique: float, *, passes: int, holders: int, served: bool = False
+) -> SentBytes:
+    """What a process sends in a step for the rows of tables with one layout.
+
+    Args:
+        unique: different ids of a pass.
+        passes: of a step.
+    """
+    values = tables[0].width * RowFormat(tables[0].dtype, tables[0].width).compute.itemsize
+    if served:  # servers send the rows
+        return SentBytes(round(KEY * unique * passes), 0, round(values * unique * passes))
+    away = unique * passes * (holders - 1) / holders
+    numbers = COUNT * len(tables) * (holders - 1) * passes
+    return SentBytes(round(KEY * away) + numbers, round(values * away), round(values * away))
+
+
+def _planned(use: IdUse, number: int) -> TablePlan:
+    table, rows = use.tables[number], use.rows(number)
+    hottest = {f"{share:g}": use.covered(number, share) for share in HOTTEST}
+    size = row_bytes(table)
+    return TablePlan(table.name, table.width, rows, use.lookups(number), size, rows * size, hottest)
+
+
+def _added(parts: Sequence[ShardMemory]) -> ShardMemory:
+    return ShardMemory(*(sum(getattr(part, each.name) for part in parts) for each in fields(ShardMemory)))

@@ -1,0 +1,126 @@
+"""``stoker plan`` of a ranking job: rows, memory and exchange are those of training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from click_logs import ranking_job, write_clicks
+from running import run, write_job
+
+from stoker.cli.main import main
+from stoker.launch.process_pool import Pool
+from stoker.sparse.exchanged_rows import ExchangedRows
+from stoker.sparse.hashing import owners_of
+from stoker.sparse.keys import Keys
+from stoker.sparse.table_settings import Admission, TableSettings
+from stoker.train.ranking import id_use
+from stoker.train.ranking.id_use import IdUse
+from stoker.train.ranking.plan_ranking import held_by_one, sent_bytes
+
+
+@pytest.fixture
+def clicks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a click log, the current one."""
+    write_clicks(tmp_path / "clicks.jsonl")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def planned(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, Any]:
+    assert main(["plan", "job.yaml", "--json", *words]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("block", [{"model": "deepfm"}, {"table": {"admission": {"count": 12}}}], ids=str)
+def test_rows_and_tower_are_those_of_training(
+    block: dict[str, Any], clicks: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = ranking_job(ranking=block, steps=15)  # an epoch
+    trained = run(clicks, job).prepared.task
+    plan = planned(capsys)
+    assert {table["name"]: table["rows"] for table in plan["tables"]} == trained.tables.rows
+    assert plan["tower_parameters"] == sum(p.numel() for p in trained.model.parameters())
+    assert plan["task"] == "ranking" and plan["fits"] and plan["micro_batch"] * plan["accumulation"] == 12
+    for table in plan["tables"]:
+        shares = list(table["hottest"].values())
+        assert shares == sorted(shares) and 0 < shares[0] <= shares[-1] <= 1
+    items = next(table for table in plan["tables"] if table["name"] == "item_id")
+    rows = [json.loads(line) for line in (clicks / "clicks.jsonl").read_text().splitlines()][:180]
+    assert items["lookups"] == pytest.approx(np.mean([1 + len(row["item_history"]) for row in rows]))
+
+
+def test_the_report_and_what_cannot_be(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_job(clicks, ranking_job())
+    assert main(["plan", "job.yaml", "--on", "2x2xh100"]) == 0
+    said = capsys.readouterr().out
+    assert "user_id" in said and "4 processes, 3 rows x 1 passes" in said and "exchange" in said and "fits" in said
+    assert main(["plan", "job.yaml", "--on", "1x8xh100"]) == 2
+    assert "8 processes cannot share a batch of 12 rows; write `batch: 16`" in capsys.readouterr().err
+    assert main(["plan", "job.yaml", "--show"]) == 2
+    assert "--show is of language models" in capsys.readouterr().err
+
+
+def test_a_long_log_is_extrapolated(
+    clicks: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (clicks / "clicks.jsonl").open("w") as file:
+        for n in range(4000):  # ids that grow as the square root of the rows
+            label, user = n % 2, int(np.sqrt(n) * 5)
+            file.write(json.dumps({"clicked": label, "user_id": user, "item_id": n % 7, "timestamp": 10**9 + n}) + "\n")
+    write_job(clicks, ranking_job(ranking={"ignore": []}))
+    whole = {table["name"]: table["rows"] for table in planned(capsys)["tables"]}
+    monkeypatch.setattr(id_use, "READ", 1000)
+    monkeypatch.setattr(id_use, "AT_ONCE", 100)
+    found = planned(capsys)
+    rows = {table["name"]: table["rows"] for table in found["tables"]}
+    assert found["read"] == pytest.approx(1000 / 3000) and rows["item_id"] == 7 == whole["item_id"]
+    assert rows["user_id"] == pytest.approx(whole["user_id"], rel=0.35)
+
+
+def exchanged(tables: list[TableSettings], ids: list[int], world: int) -> int:
+    """Bytes that a process sends to the others in a step."""
+    sent, whole = [], dist.all_to_all_single
+
+    def counted(output: torch.Tensor, given: torch.Tensor, *sizes: Any, group: Any) -> None:
+        mine = len(given) // world if not sizes else sizes[1][dist.get_rank()]
+        sent.append((len(given) - mine) * given[:1].nbytes)
+        whole(output, given, *sizes, group=group)
+
+    dist.all_to_all_single = counted
+    try:
+        rows = ExchangedRows(tables, seed=0, group=dist.group.WORLD)
+        own = np.random.default_rng(dist.get_rank()).choice(10**6, (len(tables), len(ids)), replace=False)
+        numbers = np.repeat(np.arange(len(tables)), len(ids))
+        leaf, inverse = rows.rows(Keys.of(own.reshape(-1), numbers, rows.salts), training=True)
+        leaf[torch.from_numpy(inverse)].sum().backward()
+        rows.apply(scale=1.0, lr_factor=1.0)
+    finally:
+        dist.all_to_all_single = whole
+    return sum(sent)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_the_exchange_is_as_predicted(world: int, pool: Pool) -> None:
+    tables = [TableSettings("a", 16), TableSettings("b", 16)]
+    sent = pool.run(exchanged, tables, list(range(4000)), world, world=world)
+    wanted = sent_bytes(tables, 8000, passes=1, holders=world)
+    assert np.mean(sent) == pytest.approx(wanted.total, rel=0.02)
+
+
+def test_a_terabyte_on_64_processes_from_a_part_of_it() -> None:
+    """A 64th of the rows at one in 15,000 of their number: shares are even, and memory grows in proportion."""
+    table = TableSettings("a", 64, admission=Admission(count=1))
+    rows = 2**40 // (64 * 4 + 4) // 15_000
+    ids = np.arange(rows)
+    owners = owners_of(Keys.of(ids, np.zeros(rows, np.int64), np.array([1], np.uint64)).hashes, 64)
+    shares = np.bincount(owners, minlength=64)
+    use = IdUse((table,), (np.ones(rows, np.int64),), (15_000.0,), rows)
+    one = held_by_one(use, 10**6, holders=64)
+    assert shares.max() * 15_000 * (64 * 4 + 4) == pytest.approx(2**40 / 64, rel=0.1)
+    assert 2**40 / 64 <= one.rows <= 1.5 * 2**40 / 64
