@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -50,15 +51,7 @@ class Detached:
             env: further variables.
         """
         replace_file(self.folder / "begun.json", json.dumps({"time": time.time()}))
-        parent = [sys.executable, "-m", "stoker.page.detached", str(self.folder)]
-        subprocess.Popen(
-            parent,
-            env={**os.environ, **(env or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        spawn(["-m", "stoker.page.detached", str(self.folder)], env={**os.environ, **(env or {})})
 
     @property
     def state(self) -> State:
@@ -114,6 +107,19 @@ class Detached:
                 return content.decode("utf-8", "replace"), file.tell()
         except OSError:
             return "", 0
+
+
+def spawn(arguments: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+    """Starts Python with some arguments in a session of its own; a thread takes note of its end."""
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    threading.Thread(target=process.wait, daemon=True).start()
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -7,7 +7,6 @@ is no part of the page and ends when nothing is left to do; the page starts it a
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -17,7 +16,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from stoker.files import read_file, replace_file
-from stoker.page.detached import Detached
+from stoker.page.detached import Detached, spawn
 
 POLL = 0.25  # seconds
 PATIENCE = 5.0  # seconds that a second starter waits for the first to end
@@ -93,13 +92,7 @@ class JobQueue:
 
     def start_starter(self) -> None:
         """Makes sure that a process starts what waits."""
-        subprocess.Popen(
-            [sys.executable, "-m", "stoker.page.job_queue", str(self._state)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        spawn(["-m", "stoker.page.job_queue", str(self._state)])
 
     def has_starter(self) -> bool:
         """Whether such a process lives."""

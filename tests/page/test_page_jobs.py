@@ -1,0 +1,181 @@
+"""Jobs: checking, starting, the queue; what is started is what the command says."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browsing import Browser, make_run
+from filelock import FileLock
+
+from stoker.cli.main import main
+from stoker.page.detached import Detached
+from stoker.page.job_queue import JobQueue
+from stoker.runs.holder import holder_of
+from stoker.runs.run_folder import RunFolder
+
+JOB = "task: sft\nmodel: llama-3m\ndata: chatterbot-corpus\nsteps: 1\n"
+
+
+@pytest.fixture
+def unstarted(page: Browser, monkeypatch: pytest.MonkeyPatch) -> Browser:
+    """A page whose queue nobody works off."""
+    monkeypatch.setattr(JobQueue, "start_starter", lambda _: None)
+    return page
+
+
+def test_errors_of_a_job_have_their_places(page: Browser) -> None:
+    found = page.post("/api/check", {"yaml": "task: sft\nmodel: llama-3m\ndata: chatterbot-corpus\ntrain: {lrr: 1}\n"})
+    (problem,) = found.json()["problems"]
+    assert (problem["line"], problem["column"], problem["key"]) == (4, 9, "train.lrr")
+    assert "train.lr" in problem["hint"] and str(page.settings.state) not in found.text
+    for text in ("task: [", "", "- 1", "5", "task: sft\ntask: sft\n"):
+        checked = page.post("/api/check", {"yaml": text}).json()
+        assert checked["problems"] and not checked["ok"], text
+
+
+def test_a_job_is_resolved_with_reasons(page: Browser) -> None:
+    found = page.post("/api/check", {"yaml": JOB}).json()
+    assert found["ok"] and found["resolved"]["steps"] == {
+        "value": 1,
+        "source": "file",
+        "where": "job.yaml:4:8",
+        "why": "",
+    }
+    assert found["resolved"]["train.optimizer"]["value"] == "adamw" and found["resolved"]["train.optimizer"]["why"]
+
+
+def test_a_job_waits_under_its_name_and_can_be_taken_out(unstarted: Browser, tmp_path: Path) -> None:
+    begun = unstarted.post("/api/jobs", {"yaml": JOB, "name": "My run!"}).json()
+    assert begun["command"] == "stoker train state/jobs/My-run-1.yaml output=runs/My-run"
+    assert (tmp_path / "state" / "jobs" / "My-run-1.yaml").read_text() == JOB
+    ((entry, process),) = unstarted.page.queue.entries()
+    values = json.loads((process.folder / "process.json").read_text())
+    assert values["arguments"] == [sys.executable, "-m", "stoker", *begun["command"].split()[1:]]
+    assert (values["cwd"], entry.user) == (str(tmp_path), "local")
+    (run,) = unstarted.get("/api/runs").json()["runs"]
+    assert (run["id"], run["status"]) == (begun["id"], "queued")
+    assert unstarted.get(f"/api/runs/{begun['id']}").json()["job"] == JOB
+    assert unstarted.post("/api/jobs", {"yaml": JOB, "name": "My run"}).status_code == 409
+    assert unstarted.send("DELETE", f"/api/queue/{begun['number']}").status_code == 200
+    assert unstarted.send("DELETE", f"/api/queue/{begun['number']}").status_code == 409
+    assert unstarted.get("/api/queue").json()["jobs"] == []
+    assert [line["action"] for line in unstarted.page.audit.lines()] == ["train", "cancel"]
+
+
+@pytest.mark.parametrize(
+    "name", ["../../elsewhere", "..", "/", "...", "a/../../b", "\\..\\x", "$(touch ran)", "x" * 190]
+)
+def test_a_name_is_a_folder_of_runs_and_nothing_else(unstarted: Browser, tmp_path: Path, name: str) -> None:
+    found = unstarted.post("/api/jobs", {"yaml": JOB, "name": name})
+    if found.status_code == 200:
+        ((entry, _),) = unstarted.page.queue.entries()
+        assert Path(entry.run).parent == tmp_path / "runs" and Path(entry.job).parent == tmp_path / "state" / "jobs"
+    else:
+        assert found.status_code == 400
+
+
+def test_a_wrong_job_is_not_started(unstarted: Browser) -> None:
+    found = unstarted.post("/api/jobs", {"yaml": JOB.replace("steps: 1", "steps: -1"), "name": "x"})
+    assert (found.status_code, found.json()["error"]["line"]) == (400, 4)
+    assert not unstarted.page.queue.entries()
+
+
+def test_a_run_is_not_started_over(unstarted: Browser, tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "one")
+    assert unstarted.post("/api/jobs", {"yaml": JOB, "name": "one"}).status_code == 409
+    assert unstarted.post("/api/jobs", {"yaml": JOB + "output: runs/one\n"}).status_code == 409
+
+
+def test_jobs_start_in_their_order_one_at_a_time(tmp_path: Path) -> None:
+    for name in ("queue", "runs"):
+        (tmp_path / name).mkdir()
+    queue = JobQueue(tmp_path)
+    queue.start_starter = lambda: None  # type: ignore[method-assign]
+    common: dict[str, Any] = {"cwd": tmp_path, "job": tmp_path, "command": "", "user": "me"}
+    for name in ("first", "second", "third"):
+        words = [sys.executable, "-c", f"open('order', 'a').write('<{name}'); open('order', 'a').write('{name}>')"]
+        queue.add(words, run=tmp_path / "runs" / name, name=name, **common)
+    assert queue.cancel(2)
+    queue.run_starter()
+    assert (tmp_path / "order").read_text() == "<firstfirst><thirdthird>"
+    assert [(entry.name, process.state, process.code) for entry, process in queue.entries()] == [
+        ("first", "ended", 0),
+        ("third", "ended", 0),
+    ]
+    assert not queue.cancel(1)
+
+
+def test_a_process_is_not_mistaken_for_another_of_its_number(tmp_path: Path) -> None:
+    process = Detached(tmp_path / "one")
+    process.prepare([sys.executable, "-c", ""], cwd=tmp_path)
+    (tmp_path / "one" / "begun.json").write_text('{"time": 1}')
+    (tmp_path / "one" / "pid.json").write_text('{"pid": 1, "created": 5}')
+    assert (process.state, process.stop()) == ("lost", False)
+
+
+def test_a_command_that_cannot_be_started_says_so(tmp_path: Path) -> None:
+    (tmp_path / "queue").mkdir()
+    queue = JobQueue(tmp_path)
+    queue.start_starter = lambda: None  # type: ignore[method-assign]
+    queue.add(["/no/such/program"], cwd=tmp_path, run=tmp_path, job=tmp_path, command="", user="me", name="x")
+    queue.run_starter()
+    ((_, process),) = queue.entries()
+    assert process.code == 127 and "cannot be started" in process.output("err", offset=0)[0]
+
+
+def test_the_process_that_trains_is_found_by_its_lock(tmp_path: Path) -> None:
+    folder = RunFolder(make_run(tmp_path / "one"))
+    assert holder_of(folder) is None
+    (folder.path / ".lock").touch()
+    assert holder_of(folder) is None
+    with FileLock(folder.path / ".lock"):
+        import os
+
+        found = holder_of(folder)
+        assert found is not None and found.pid == os.getpid()
+
+
+def test_stopping_a_run_that_has_ended_says_so(
+    page: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path / "runs" / "one")
+    page.page.runs.forget()
+    run = page.get("/api/runs").json()["runs"][0]["id"]
+    assert page.post(f"/api/runs/{run}/stop").status_code == 409
+    monkeypatch.chdir(tmp_path)
+    assert main(["stop", "one"]) == 0
+    assert capsys.readouterr().out == "one is done already\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--host", "0.0.0.0"], "a token is needed"),
+        (["--port", "70000"], "--port"),
+        (["--token", "short"], "at least 16"),
+        (["--token", "open"], "can be read by others"),
+        (["--token", "short", "--users", "users"], "not both"),
+        (["--users", "users"], "three"),
+        (["--users", "none"], "cannot be read"),
+        (["--data", "none"], "there is no folder"),
+        (["--runs", "users"], "is no folder"),
+        (["--tls-key", "users"], "go together"),
+        (["--state", "users/below"], "cannot be kept"),
+    ],
+)
+def test_wrong_options_are_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    (tmp_path / "short").write_text("short\n")
+    (tmp_path / "short").chmod(0o600)
+    (tmp_path / "open").write_text("a token that is long enough\n")
+    (tmp_path / "open").chmod(0o644)
+    (tmp_path / "users").write_text("me\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    assert main(["ui", "--port", "0", *words]) == 2
+    assert said in capsys.readouterr().err
