@@ -31,7 +31,7 @@ def test_errors_of_a_job_have_their_places(page: Browser) -> None:
     found = page.post("/api/check", {"yaml": "task: sft\nmodel: llama-3m\ndata: chatterbot-corpus\ntrain: {lrr: 1}\n"})
     (problem,) = found.json()["problems"]
     assert (problem["line"], problem["column"], problem["key"]) == (4, 9, "train.lrr")
-    assert "train.lr" in problem["hint"] and str(page.settings.state) not in found.text
+    assert problem["hint"] == "write `lr`" and str(page.settings.state) not in found.text
     for text in ("task: [", "", "- 1", "5", "task: sft\ntask: sft\n"):
         checked = page.post("/api/check", {"yaml": text}).json()
         assert checked["problems"] and not checked["ok"], text
