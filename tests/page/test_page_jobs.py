@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from filelock import FileLock
 from stoker.cli.main import main
 from stoker.page.detached import Detached
 from stoker.page.job_queue import JobQueue
+from stoker.page.job_routes import devices_wanted
 from stoker.runs.holder import holder_of
 from stoker.runs.run_folder import RunFolder
 
@@ -107,6 +110,45 @@ def test_jobs_start_in_their_order_one_at_a_time(tmp_path: Path) -> None:
         ("third", "ended", 0),
     ]
     assert not queue.cancel(1)
+
+
+def test_jobs_share_the_gpus_and_none_overtakes(tmp_path: Path) -> None:
+    for name in ("queue", "runs"):
+        (tmp_path / name).mkdir()
+    queue = JobQueue(tmp_path)
+    queue.start_starter = lambda: None  # type: ignore[method-assign]
+    write = "import os, time; open('began', 'a').write('%s:' + os.environ['CUDA_VISIBLE_DEVICES'] + ' ')"
+    wait = "; [time.sleep(0.01) for _ in range(3000) if not os.path.exists('go')]"
+    common: dict[str, Any] = {"cwd": tmp_path, "job": tmp_path, "command": "", "user": "me"}
+    for name, devices in (("one", 1), ("two", 2), ("all", 0), ("last", 1)):
+        words = [sys.executable, "-c", write % name + (wait if name in ("one", "two") else "")]
+        queue.add(words, run=tmp_path / "runs" / name, name=name, devices=devices, **common)
+    starter = threading.Thread(target=queue.run_starter, args=(["0", "1", "2", "3"],))
+    starter.start()
+    began = tmp_path / "began"
+    until = time.monotonic() + 30
+    while not (began.is_file() and len(began.read_text().split()) == 2) and time.monotonic() < until:
+        time.sleep(0.02)
+    time.sleep(0.6)  # `last` would have a GPU, and waits for `all`
+    assert sorted(began.read_text().split()) == ["one:0", "two:1,2"]
+    (tmp_path / "go").touch()
+    starter.join(60)
+    assert began.read_text().split()[2:] == ["all:0,1,2,3", "last:0"]
+
+
+@pytest.mark.parametrize(
+    ("parallel", "plan", "wanted"),
+    [
+        ({"data": 2, "tensor": 2, "pipeline": 1, "context": 1}, "", 4),
+        ({"data": 1, "tensor": 1, "pipeline": 1, "context": 1}, "", 1),
+        ({"data": 2, "tensor": 1, "pipeline": 1, "context": 1}, "the planner's", 0),
+        ({}, "", 0),
+    ],
+)
+def test_a_job_asks_for_a_gpu_a_process(parallel: dict[str, int], plan: str, wanted: int) -> None:
+    one = {"job": {"parallel": parallel}, "plan": plan}
+    assert devices_wanted(one) == wanted
+    assert devices_wanted({"stages": [one, {"job": {"parallel": dict.fromkeys(parallel, 1)}}]}) == wanted
 
 
 def test_a_process_is_not_mistaken_for_another_of_its_number(tmp_path: Path) -> None:

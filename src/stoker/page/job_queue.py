@@ -1,14 +1,18 @@
 """Jobs that wait for this machine's devices, and those that train: each is a folder below ``queue/``.
 
-One process for each page's folder of state starts them, the oldest first: `python -m stoker.page.job_queue STATE`. It
-is no part of the page and ends when nothing is left to do; the page starts it again with the next job.
+One process for each page's folder of state starts them in their order, as GPUs become free:
+`python -m stoker.page.job_queue STATE`. It is no part of the page and ends when nothing is left to do; the page starts
+it again with the next job.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +26,8 @@ POLL = 0.25  # seconds
 PATIENCE = 5.0  # seconds that a second starter waits for the first to end
 STARTER_LOCK = ".starter"
 ENTRY_LOCK = ".number"
+DEVICES = "devices.json"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,7 @@ class QueuedJob:
         command: the line that does the same.
         user: who started it.
         time: when, seconds since 1970.
+        devices: how many GPUs it trains on; 0 for all there are.
     """
 
     number: int
@@ -44,6 +51,7 @@ class QueuedJob:
     command: str
     user: str
     time: float
+    devices: int = 0
 
 
 class JobQueue:
@@ -52,16 +60,19 @@ class JobQueue:
     def __init__(self, state: Path) -> None:
         self._state, self._folder = state, state / "queue"
 
-    def add(self, arguments: list[str], *, cwd: Path, run: Path, job: Path, command: str, **of_user: str) -> QueuedJob:
+    def add(
+        self, arguments: list[str], *, cwd: Path, run: Path, job: Path, command: str, devices: int = 0, **of_user: str
+    ) -> QueuedJob:
         """Puts a job at the end of the queue.
 
         Args:
+            devices: see `QueuedJob`.
             of_user: ``user`` and ``name``.
         """
         with FileLock(self._folder / ENTRY_LOCK, timeout=10):
             number = max((entry.number for entry, _ in self.entries()), default=0) + 1
             entry = QueuedJob(
-                number, of_user["name"], str(run), str(job), command, of_user["user"], round(time.time(), 3)
+                number, of_user["name"], str(run), str(job), command, of_user["user"], round(time.time(), 3), devices
             )
             process = Detached(self._place(number))
             process.prepare(arguments, cwd=cwd)
@@ -102,30 +113,60 @@ class JobQueue:
         except Timeout:
             return True
 
-    def run_starter(self) -> None:
-        """Starts jobs until none is left."""
+    def run_starter(self, gpus: Sequence[str] = ()) -> None:
+        """Starts jobs until none is left.
+
+        Args:
+            gpus: those that jobs may have, as CUDA_VISIBLE_DEVICES names them; without any, one job at a time.
+        """
         try:
             with FileLock(self._folder / STARTER_LOCK, timeout=PATIENCE):
-                while self._start_next():
+                while self._start_next(gpus):
                     time.sleep(POLL)
         except Timeout:  # another one does
             return
 
-    def _start_next(self) -> bool:
-        """Starts the jobs for which there are devices; returns whether anything waits or runs."""
+    def _start_next(self, gpus: Sequence[str]) -> bool:
+        """Starts the jobs for which there are devices, none before an earlier one; whether anything waits or runs."""
         with FileLock(self._folder / ENTRY_LOCK, timeout=10):
-            entries = self.entries()
-            states = [process.state for _, process in entries]
-            busy = sum(state in ("starting", "running") for state in states)
-            waiting = [process for (_, process), state in zip(entries, states, strict=True) if state == "waiting"]
-            if waiting and not busy:
-                waiting[0].start()
-                busy = 1
-            return bool(waiting or busy)
+            entries = [(entry, process, process.state) for entry, process in self.entries()]
+            running = [process for _, process, state in entries if state in ("starting", "running")]
+            taken = {name for process in running for name in devices_of(process)}
+            free = [name for name in gpus if name not in taken]
+            for entry, process, state in entries:
+                if state != "waiting":
+                    continue
+                wanted = min(entry.devices or len(gpus), len(gpus))
+                if running and (not gpus or wanted > len(free)):
+                    return True
+                own, free = free[:wanted], free[wanted:]
+                replace_file(process.folder / DEVICES, json.dumps(own))
+                process.start({VISIBLE: ",".join(own)} if gpus else None)
+                running.append(process)
+            return bool(running)
 
     def _place(self, number: int) -> Path:
         return self._folder / f"{number:06d}"
 
 
+def devices_of(process: Detached) -> list[str]:
+    """The GPUs that a job was given."""
+    try:
+        return [str(name) for name in json.loads(read_file(process.folder / DEVICES))]
+    except (OSError, ValueError, TypeError):
+        return []
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs of this machine that CUDA_VISIBLE_DEVICES leaves, as `nvidia-smi` lists them; none without it."""
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    names = [str(number) for number, line in enumerate(listed.stdout.splitlines()) if line.startswith("GPU ")]
+    given = os.environ.get(VISIBLE)
+    return names if given is None else [name.strip() for name in given.split(",") if name.strip()][: len(names)]
+
+
 if __name__ == "__main__":
-    JobQueue(Path(sys.argv[1])).run_starter()
+    JobQueue(Path(sys.argv[1])).run_starter(visible_gpus())

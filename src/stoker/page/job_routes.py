@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -112,12 +113,12 @@ class _JobRoutes:
         document = await run_in_threadpool(document_of, text)
         refuse(path_problems(document, self.page.settings, account))
         run, override = self._output(document, name)
-        problems, _ = await checked(self.page, text, account, overrides=override)
+        problems, answer = await checked(self.page, text, account, overrides=override)
         if problems:
             raise PageError(400, problems[0])
-        return await run_in_threadpool(self._enqueue, text, run, override, account.name)
+        return await run_in_threadpool(self._enqueue, text, run, override, account.name, devices_wanted(answer))
 
-    def _enqueue(self, text: str, run: Path, override: list[str], user: str) -> Any:
+    def _enqueue(self, text: str, run: Path, override: list[str], user: str, devices: int) -> Any:
         page = self.page
         taken = [entry for entry, process in page.queue.entries() if entry.run == str(run) and _lives(process.state)]
         if taken or RunFolder(run).is_taken():
@@ -131,7 +132,14 @@ class _JobRoutes:
         page.audit.write(user, "train", command=command, run=str(run))
         base = page.settings.base
         entry = page.queue.add(
-            command_of(words), cwd=base, run=run, job=path, command=command, user=user, name=run.name
+            command_of(words),
+            cwd=base,
+            run=run,
+            job=path,
+            command=command,
+            devices=devices,
+            user=user,
+            name=run.name,
         )
         page.runs.forget()
         return {"id": id_of(run), "number": entry.number, "command": command}
@@ -228,6 +236,7 @@ class _JobRoutes:
             run=folder.path,
             job=job,
             command=command,
+            devices=earlier[0].devices if earlier is not None else 0,
             user=account.name,
             name=folder.path.name,
         )
@@ -253,6 +262,19 @@ async def checked(
             return [Problem(f"`stoker check` failed: {line[:300]}")], {}
         problems = [problem_of(each, str(path)) for each in found.get("errors", [])]
     return problems, found
+
+
+def devices_wanted(answer: dict[str, Any]) -> int:
+    """How many GPUs a job trains on, from what `stoker check` answers: its processes; 0 where the planner decides."""
+    found = []
+    for each in answer.get("stages") or [answer]:
+        parts = (each.get("job") or {}).get("parallel") or {}
+        sizes = [parts.get(axis) for axis in ("data", "tensor", "pipeline", "context")]
+        whole = [size for size in sizes if isinstance(size, int)]
+        if each.get("plan") or len(whole) < len(sizes):
+            return 0
+        found.append(math.prod(whole))
+    return max(found, default=0)
 
 
 def _written_problems(document: JobDocument) -> list[Problem]:

@@ -30,6 +30,7 @@ MOST_POINTS = 5_000
 MOST_KEYS = 64
 LOG_BYTES = 256 << 10
 POLL = 0.5  # seconds between two looks of a stream
+LOOK_EVERY = 2.0  # seconds between two looks at a status where no file has changed
 BATCH = 500  # lines in one event of a stream
 _LOG = re.compile(r"rank-(\d{1,6})\.log")
 _RESUME = re.compile(r"(\d{1,18})-(\d{1,18})")
@@ -135,7 +136,7 @@ class _RunRoutes:
         return stream(self._news(folder, *position))
 
     async def _news(self, folder: RunFolder, metrics: int, events: int) -> AsyncIterator[bytes]:
-        status, quiet, number = "", 0.0, _inode(folder.metrics)
+        status, quiet, looked, number = "", 0.0, 0.0, _inode(folder.metrics)
         while True:
             sizes, before, number = _sizes(folder), number, _inode(folder.metrics)
             if sizes[0] < metrics or sizes[1] < events or (before and number != before):
@@ -147,15 +148,16 @@ class _RunRoutes:
             more, events = await run_in_threadpool(_new_lines, folder.events, events)
             for each in more:
                 yield event("event", short_event(each), f"{metrics}-{events}")
-            summary = await run_in_threadpool(self.page.views.summary, folder)
-            now = summary["status"]
-            if now != status or lines or more:
-                yield event("status", summary, f"{metrics}-{events}")
-                status, quiet = now, 0.0
-            elif quiet >= PING:
+            if lines or more or looked <= 0:
+                summary = await run_in_threadpool(self.page.views.summary, folder)
+                looked = LOOK_EVERY
+                if summary["status"] != status or lines or more:
+                    yield event("status", summary, f"{metrics}-{events}")
+                    status, quiet = summary["status"], 0.0
+            if quiet >= PING:
                 yield b": here\n\n"
                 quiet = 0.0
-            quiet += POLL
+            quiet, looked = quiet + POLL, looked - POLL
             await asyncio.sleep(POLL)
 
 
