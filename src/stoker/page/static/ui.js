@@ -126,7 +126,7 @@ export const Table = ({ name, head, rows, empty }) =>
   html`<div class="table" role="group" aria-label=${name} tabindex="0">
     <table>
       <caption class="hidden">${name}</caption>
-      <thead><tr>${head.map((cell, i) => html`<th key=${i} scope="col">${cell}</th>`)}</tr></thead>
+      <thead><tr>${head.map((cell, i) => (cell === "" ? html`<td key=${i}></td>` : html`<th key=${i} scope="col">${cell}</th>`))}</tr></thead>
       <tbody>${rows.map((cells, i) => html`<tr key=${i}>${cells.map((cell, j) => html`<td key=${j}>${cell}</td>`)}</tr>`)}</tbody>
     </table>
     ${!rows.length && empty && html`<p class="hint">${empty}</p>`}
