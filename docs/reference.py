@@ -1,9 +1,10 @@
-"""Two pages of the site that are generated: every key of a job from its schema, every verb from its parser."""
+"""Pages of the site that are generated: every key of a job, every verb, and the glossary of numbers that the page shows."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,14 +16,16 @@ from stoker.cli.main import MODULES, VERBS
 from stoker.job.job_to_yaml import scalar
 from stoker.job.key_paths import block_of, describe
 from stoker.job.schema import Block, Job
+from stoker.page.report_html import STATIC
 
 WIDTH = 100  # columns of a verb's help
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the generated pages; called by mkdocs."""
-    for name, lines in (("keys", key_lines()), ("verbs", verb_lines())):
-        files.append(File.generated(config, f"reference/{name}.md", content="\n".join(lines) + "\n"))
+    pages = {"reference/keys": key_lines(), "reference/verbs": verb_lines(), "glossary": glossary_lines()}
+    for name, lines in pages.items():
+        files.append(File.generated(config, f"{name}.md", content="\n".join(lines) + "\n"))
     return files
 
 
@@ -46,6 +49,26 @@ def _block_lines(block: type[Block], path: str) -> Iterator[str]:
     for key, inner in inside:
         yield f"\n## `{key}`\n\n{(inner.__doc__ or '').strip()}\n"
         yield from _block_lines(inner, key.removesuffix("[]"))
+
+
+def glossary_lines() -> Iterator[str]:
+    """The page of numbers, from the files that the page in the browser reads."""
+    entries = json.loads((STATIC / "glossary.json").read_text(encoding="utf-8"))
+    english, chinese = (json.loads((STATIC / f"messages.{name}.json").read_text("utf-8")) for name in ("en", "zh"))
+    yield "# Glossary\n\nEvery number of the page, of `metrics.jsonl` and of plans.\n"
+    yield "| number | what it is | unit | formula | healthy | moved by |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for entry in entries:
+        name, what, healthy = (f"g.{entry['id']}.{part}" for part in ("name", "what", "healthy"))
+        cells = (
+            f"**{english[name]}**<br>{chinese[name]}",
+            f"{english[what]}<br>{chinese[what]}",
+            entry["unit"],
+            f"`{entry['formula']}`",
+            f"{english[healthy]}<br>{chinese[healthy]}",
+            f"`{entry['key']}`",
+        )
+        yield f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
 
 
 def _default(field: FieldInfo) -> str:

@@ -1,5 +1,5 @@
 // Every number has a word: what it is, its unit, its formula, a healthy range, the key that moves it.
-import { html, useEffect, useRef, useState } from "./html.js";
+import { html, useRef, useState } from "./html.js";
 import { has, t } from "./i18n.js";
 
 let entries = {};
@@ -18,12 +18,6 @@ export function Term({ id, label }) {
   const [place, move] = useState({ left: "0", top: "0" });
   const button = useRef(null);
   const entry = entries[id];
-  useEffect(() => {
-    if (!open) return undefined;
-    const close = (event) => event.key === "Escape" && set(false);
-    addEventListener("keydown", close);
-    return () => removeEventListener("keydown", close);
-  }, [open]);
   const name = label ?? nameOf(id);
   if (!entry) return html`<span>${name}</span>`;
   const show = () => {
@@ -31,7 +25,7 @@ export function Term({ id, label }) {
     move({ left: `${Math.max(8, Math.min(box.left, innerWidth - 328))}px`, top: `${Math.min(box.bottom + 4, innerHeight - 220)}px` });
     set(true);
   };
-  return html`<span class="term" onMouseEnter=${show} onMouseLeave=${() => set(false)}>
+  return html`<span class="term" onMouseEnter=${show} onMouseLeave=${() => set(false)} onKeyDown=${(event) => event.key === "Escape" && set(false)}>
     <button type="button" ref=${button} aria-expanded=${open} onFocus=${show} onBlur=${() => set(false)} onClick=${show}>${name}</button>
     ${open && html`<span class="entry" role="tooltip" style=${place}><${Entry} entry=${entry} /></span>`}
   </span>`;

@@ -87,7 +87,7 @@ export function Doing({ id }) {
     ${one &&
     html`<div class="panel" role="status">
       <div class="row"><${Status} status=${one.status} /><code>${one.command}</code></div>
-      ${one.output && html`<pre class="log" tabindex="0" aria-label=${one.command}>${one.output}</pre>`}
+      ${(one.json || one.output) && html`<pre class="log" tabindex="0" aria-label=${one.command}>${one.json ? JSON.stringify(one.json, null, 2) : one.output}</pre>`}
     </div>`}`;
 }
 
