@@ -1,4 +1,4 @@
-"""Pages of the site that are generated: every key of a job, every verb, and the glossary of numbers that the page shows."""
+"""Pages of the site that are generated: every key of a job, every verb, and every number that the page shows."""
 
 from __future__ import annotations
 
