@@ -16,10 +16,10 @@ from stoker.sparse.memory_rows import MemoryRows
 from stoker.sparse.row_format import RowFormat
 from stoker.sparse.row_optimizers import OPTIMIZERS
 from stoker.sparse.shard_memory import ShardMemory
-from stoker.sparse.sketch import CountMinSketch
 from stoker.sparse.sparse_state import TableState
 from stoker.sparse.table_settings import TableSettings
 from stoker.sparse.tiered_rows import TieredRows
+from stoker.sparse.waiting_ids import WaitingIds
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,7 @@ class TableShard:
         self._last, self._seen = np.zeros(1024, np.int32), np.zeros(1024, np.int32)
         self._numbers = np.zeros(1024, np.int32)
         self._scales = np.array([table.init_scale for table in tables])
-        self._admits_all = np.array([table.admission is None for table in tables])
-        self._sketches = {
-            number: CountMinSketch(table.admission.cells, rank=rank, world=world)
-            for number, table in enumerate(tables)
-            if table.admission is not None and table.admission.count > 1
-        }
-        self._sightings: list[tuple[Keys, np.ndarray]] = []  # of ids without rows, in this step
+        self._waiting = WaitingIds(tables, seed=seed, rank=rank, world=world)
         self._made: list[np.ndarray] = []  # rows that lookups of this step have made
         self._touched: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # rows, last seen before, occurrences
         self._removed: list[tuple[int, Keys]] = []  # evicted since the last whole state: the step, and what
@@ -83,7 +77,7 @@ class TableShard:
             store.bytes,
             self.index.bytes,
             self._last.nbytes + self._seen.nbytes + self._numbers.nbytes,
-            sum(sketch.counts.nbytes for sketch in self._sketches.values()),
+            self._waiting.bytes,
             store.file_bytes if isinstance(store, TieredRows) else 0,
         )
 
@@ -99,10 +93,9 @@ class TableShard:
         rows = self.index.find(keys.ids, keys.tables, keys.hashes)
         absent = np.flatnonzero(rows == 0)
         if len(absent):
-            new = self._admits_all[keys.tables[absent]]
+            new = self._waiting.admits_all[keys.tables[absent]]
             enter, wait = absent[new], absent[~new]
-            if len(wait):
-                self._sightings.append((keys[wait], np.ones(len(wait), np.int64) if counts is None else counts[wait]))
+            self._waiting.see(keys[wait], np.ones(len(wait), np.int64) if counts is None else counts[wait])
             rows[enter] = self._insert(keys[enter])
             self._made.append(rows[enter])
         found = self._unique(rows)
@@ -118,13 +111,13 @@ class TableShard:
 
     def has_rows(self, keys: Keys) -> np.ndarray:
         """Which keys have rows of their own, or get them when they are looked up. bool [n]."""
-        return self._admits_all[keys.tables] | (self.index.find(keys.ids, keys.tables, keys.hashes) > 0)
+        return self._waiting.admits_all[keys.tables] | (self.index.find(keys.ids, keys.tables, keys.hashes) > 0)
 
     def preview(self, keys: Keys) -> Tensor:
         """Values [n, width] that `look_up` would give, while nothing changes."""
         rows = self.index.find(keys.ids, keys.tables, keys.hashes)
         values = self.values(rows)
-        new = np.flatnonzero((rows == 0) & self._admits_all[keys.tables])
+        new = np.flatnonzero((rows == 0) & self._waiting.admits_all[keys.tables])
         if len(new):
             first = self._first(keys.ids[new], keys.tables[new])
             values[torch.from_numpy(new)] = self.format.decode(self.format.encode(first))
@@ -167,8 +160,10 @@ class TableShard:
 
     def end_step(self) -> None:
         """Admits ids that were seen in this step, counts the step, and evicts rows."""
-        if self._sightings:
-            self._admit()
+        if (admitted := self._waiting.admitted(self.step)) is not None:
+            keys, counts = admitted
+            rows = self._insert(keys)
+            self._seen[rows] = counts
         self._made.clear()
         self._touched.clear()
         self.step += 1
@@ -181,7 +176,7 @@ class TableShard:
             self._seen[rows] -= sums
             self._last[rows] = last
         self._touched.clear()
-        self._sightings.clear()
+        self._waiting.forget()
         if self._made:
             made = np.unique(np.concatenate(self._made))
             self._made.clear()
@@ -230,27 +225,6 @@ class TableShard:
             self._last, self._seen, self._numbers = (grown(x, size) for x in (self._last, self._seen, self._numbers))
         self.store.reserve(self.index.top)
         return rows
-
-    def _admit(self) -> None:
-        """Gives rows to the ids of this step's sightings that satisfy their table's rule."""
-        keys = Keys.concatenated([keys for keys, _ in self._sightings])
-        counts = np.concatenate([counts for _, counts in self._sightings])
-        self._sightings.clear()
-        places, _, keys = keys.deduplicated()
-        counts = np.bincount(places, counts).astype(np.int64)
-        draws = uniform(mix64(keys.hashes + salt_of("admission", self._seed, self.step)), 1)[:, 0]
-        admitted = np.zeros(len(keys), bool)
-        for number in np.unique(keys.tables).tolist():
-            rule = self.tables[number].admission
-            assert rule is not None
-            mine = np.flatnonzero(keys.tables == number)
-            if rule.count > 1:
-                seen = self._sketches[number].add(keys.hashes[mine], counts[mine])
-                mine = mine[seen >= rule.count]
-            admitted[mine] = draws[mine] < 1 - (1 - rule.probability) ** counts[mine]
-        chosen = keys[admitted]
-        rows = self._insert(chosen)
-        self._seen[rows] = counts[admitted]
 
     def _evict(self) -> None:
         rows = self.index.rows
@@ -303,13 +277,7 @@ class TableShard:
         for number, table in enumerate(self.tables):
             mine = found[tables == number]
             mine = mine[np.argsort(self.index.ids[mine])]
-            sketch = self._sketches.get(number)
-            beside = {"removed": self._gone(number, since)}
-            if sketch is not None:
-                beside |= {
-                    "buckets": torch.from_numpy(sketch.buckets),
-                    "sketch": torch.from_numpy(sketch.counts.copy()),
-                }
+            beside = {"removed": self._gone(number, since), **self._waiting.state(number)}
             for part in np.split(mine, range(rows, len(mine), rows)) if rows else [mine]:
                 numbers = {"ids": self.index.ids[part], "seen": self._seen[part], "last": self._last[part]}
                 columns = {name: torch.from_numpy(column) for name, column in numbers.items()}
@@ -359,8 +327,7 @@ class TableShard:
         self._seen[rows], self._last[rows] = state.seen.numpy()[at], state.last.numpy()[at]
         chosen = torch.from_numpy(at)
         self.store.write(rows, state.values[chosen], state.optimizer[chosen].to(self.format.compute))
-        if number in self._sketches and len(state.buckets):
-            self._sketches[number].load(state.buckets.numpy(), state.sketch.numpy())
+        self._waiting.load(number, state)
 
     def _mine(self, ids: np.ndarray, number: int) -> tuple[Keys, np.ndarray]:
         """The keys of a table that this process owns, and where they are among these ids."""

@@ -1,0 +1,82 @@
+"""Ids that have no row yet: how often they were seen, and which of them get one at the end of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stoker.sparse.hashing import mix64, salt_of, uniform
+from stoker.sparse.keys import Keys
+from stoker.sparse.sketch import CountMinSketch
+from stoker.sparse.sparse_state import TableState
+from stoker.sparse.table_settings import TableSettings
+
+
+class WaitingIds:
+    """The rules of admission of some tables, by their numbers, and what was seen so far.
+
+    Args:
+        rank, world: which process' ids are counted here.
+
+    Attributes:
+        admits_all: bool [tables], those whose ids get a row at first sight.
+    """
+
+    def __init__(self, tables: Sequence[TableSettings], *, seed: int, rank: int, world: int) -> None:
+        self._tables, self._seed = tables, seed
+        self.admits_all = np.array([table.admission is None for table in tables])
+        self._sketches = {
+            number: CountMinSketch(table.admission.cells, rank=rank, world=world)
+            for number, table in enumerate(tables)
+            if table.admission is not None and table.admission.count > 1
+        }
+        self._seen: list[tuple[Keys, np.ndarray]] = []  # in this step
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the counters."""
+        return sum(sketch.counts.nbytes for sketch in self._sketches.values())
+
+    def see(self, keys: Keys, counts: np.ndarray) -> None:
+        """Notes ids without a row, and how often each was looked up."""
+        if len(keys):
+            self._seen.append((keys, counts))
+
+    def forget(self) -> None:
+        """Drops what was seen in this step."""
+        self._seen.clear()
+
+    def admitted(self, step: int) -> tuple[Keys, np.ndarray] | None:
+        """Counts what was seen in a step; ids that get a row, each once, and how often they were seen in it."""
+        if not self._seen:
+            return None
+        keys = Keys.concatenated([keys for keys, _ in self._seen])
+        counts = np.concatenate([counts for _, counts in self._seen])
+        self._seen.clear()
+        places, _, keys = keys.deduplicated()
+        counts = np.bincount(places, counts).astype(np.int64)
+        draws = uniform(mix64(keys.hashes + salt_of("admission", self._seed, step)), 1)[:, 0]
+        chosen = np.zeros(len(keys), bool)
+        for number in np.unique(keys.tables).tolist():
+            rule = self._tables[number].admission
+            assert rule is not None
+            mine = np.flatnonzero(keys.tables == number)
+            if rule.count > 1:
+                mine = mine[self._sketches[number].add(keys.hashes[mine], counts[mine]) >= rule.count]
+            chosen[mine] = draws[mine] < 1 - (1 - rule.probability) ** counts[mine]
+        return keys[chosen], counts[chosen]
+
+    def state(self, number: int) -> dict[str, Tensor]:
+        """The fields of `TableState` that hold a table's counters."""
+        sketch = self._sketches.get(number)
+        if sketch is None:
+            return {}
+        return {"buckets": torch.from_numpy(sketch.buckets), "sketch": torch.from_numpy(sketch.counts.copy())}
+
+    def load(self, number: int, state: TableState) -> None:
+        """Takes over the counters of this process' ids."""
+        if number in self._sketches and len(state.buckets):
+            self._sketches[number].load(state.buckets.numpy(), state.sketch.numpy())
