@@ -42,6 +42,22 @@ def test_an_action_runs_beside_the_page_and_is_found_again(with_run: tuple[Brows
     assert begun["command"] in page.get("/api/script").text
 
 
+def test_templates_to_compare_are_kept_as_a_file(with_run: tuple[Browser, str], tmp_path: Path) -> None:
+    page, run = with_run
+    content = b'{"prompt": "a", "completion": "b"}\n'
+    key = page.post("/api/uploads", {"name": "rows.jsonl", "size": len(content)}).json()["id"]
+    answers = page.send("PATCH", f"/api/uploads/{key}?offset=0", content=content).json()["path"]
+    options = {"answers": answers, "prompts": {"plain": "{prompt}", "polite": "Please: {prompt}"}}
+    begun = page.post("/api/actions", {"verb": "eval", "run": run, "options": options}).json()
+    (kept,) = (tmp_path / "state" / "jobs").glob("prompts-*.json")
+    assert f"--prompts {kept.relative_to(tmp_path)}" in begun["command"]
+    assert json.loads(kept.read_text()) == options["prompts"]
+    page.send("DELETE", f"/api/actions/{begun['id']}")
+    for wrong in ({}, {"one": "{prompt}"}, {"a": 1, "b": "x"}, "/etc/passwd", ["a", "b"]):
+        found = page.post("/api/actions", {"verb": "eval", "run": run, "options": {**options, "prompts": wrong}})
+        assert found.status_code in (400, 403), wrong
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [

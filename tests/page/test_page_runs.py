@@ -85,13 +85,16 @@ def test_only_what_is_new_is_read_and_a_file_that_was_cut_is_read_again(tmp_path
 
 
 def test_a_run_is_shown_with_its_health(page: Browser, tmp_path: Path) -> None:
-    make_run(tmp_path / "runs" / "one", sources=[{"name": "rows", "rows": 9, "tokens": 99}])
+    audit = {"rows_in": 200, "rows_used": 199, "rows_cut": 3, "rows_dropped": 1, "tokens": 99}
+    make_run(tmp_path / "runs" / "one", sources=[], audit=audit)
     page.page.runs.forget()
     run = the_run(page)
     found = page.get(f"/api/runs/{run}").json()
     assert (found["status"], found["step"], found["steps"], found["loss"]) == ("done", 5, 5, 0.2)
     levels = {each["what"]: each["level"] for each in found["health"]}
     assert levels == dict.fromkeys(("data", "memory", "speed", "goodput", "faults"), "ok")
+    data = next(each["value"] for each in found["health"] if each["what"] == "data")
+    assert data == {"rows": 200, "used": 199, "cut": 3, "dropped": 1, "tokens": 99}
     assert "task: sft" in found["job"] and found["command"].startswith("stoker train ")
 
 
@@ -109,10 +112,11 @@ def test_a_failure_and_too_much_memory_are_said(tmp_path: Path) -> None:
     }
     others |= {"tuning": "", "device": "", "threads": 1, "machines": 1, "per_machine": 1, "memory": {}, "time": {}}
     folder.write_plan({"format": 1, "predicted": {**others, **plan, "seconds": 0.1}, "why_not": "", "measured": None})
+    folder.event("started", sources=[], audit={"rows_in": 100, "rows_used": 50, "rows_dropped": 50})
     folder.event("rolled_back")
     folder.event("failed", error="out of memory")
     levels = {each.what: each.level for each in RunViews(SeriesCache()).health(folder)}
-    assert (levels["faults"], levels["memory"], levels["speed"]) == ("bad", "warn", "bad")
+    assert levels == {"data": "bad", "faults": "bad", "memory": "warn", "speed": "bad", "goodput": "ok"}
 
 
 def test_logs_are_read_from_where_one_was(page: Browser, tmp_path: Path) -> None:

@@ -115,6 +115,7 @@ def test_who_may_see_uploads_nothing(make_page: Callable[..., Browser]) -> None:
     assert page.get("/api/data").status_code == 200
 
 
+@pytest.mark.slow  # each answer is a process that imports the models' library
 def test_rows_are_shown_token_by_token_with_what_is_trained(page: Browser) -> None:
     key = upload(page)
     path = page.get(f"/api/uploads/{key}").json()["path"]
@@ -128,6 +129,7 @@ def test_rows_are_shown_token_by_token_with_what_is_trained(page: Browser) -> No
     assert not any(token["special"] for token in tokens if token["text"] in ("What", " is"))
 
 
+@pytest.mark.slow  # as above
 def test_the_audit_and_the_plan_are_the_verbs_own(page: Browser) -> None:
     key = upload(page)
     path = page.get(f"/api/uploads/{key}").json()["path"]

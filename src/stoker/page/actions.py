@@ -5,6 +5,7 @@ An action runs detached, as a job does, in a folder below ``actions/``, and is f
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import secrets
@@ -78,6 +79,19 @@ def _path(asked: Asked, name: str, value: Any) -> list[str]:
     return [f"--{name.replace('_', '-')}", _allowed(asked, name, value)]
 
 
+def _templates(asked: Asked, name: str, value: Any) -> list[str]:
+    """Templates by name, which are kept as a file beside the jobs; or a file of them."""
+    if not isinstance(value, dict):
+        return _path(asked, name, value)
+    if not 2 <= len(value) <= 50 or not all(isinstance(text, str) and len(text) < 100_000 for text in value.values()):
+        raise wrong(f"`{name}` has to have two templates and more, by name")
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True)
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    file = asked.page.settings.state / "jobs" / f"prompts-{digest}.json"
+    replace_file(file, text.encode("utf-8", "replace"))
+    return ["--prompts", shown_path(asked, file)]
+
+
 def _data(asked: Asked, name: str, value: Any) -> list[str]:
     """The data to measure on: a name of the catalogue, or a file that may be read."""
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9][\w-]*", value):
@@ -134,8 +148,8 @@ VERBS: Mapping[str, Verb] = {
         "run",
         {
             "data": _data, "format": _word, "at": _word, "compare": _flag, "quantise": _word, "answers": _path,
-            "score": _words, "tasks": _words, "prompts": _path, "against": _run, "against_at": _word, "chat": _flag,
-            "limit": _number, "temperature": _number, "seed": _number, "max_tokens": _number,
+            "score": _words, "tasks": _words, "prompts": _templates, "against": _run, "against_at": _word,
+            "chat": _flag, "limit": _number, "temperature": _number, "seed": _number, "max_tokens": _number,
         },
         ("--json",),
     ),

@@ -192,12 +192,15 @@ def _data(events: list[dict[str, Any]]) -> Health | None:
     started = next((e for e in reversed(events) if e.get("event") in ("started", "resumed") and "sources" in e), None)
     if started is None:
         return None
-    rows = sum(_number(source.get("rows")) or 0 for source in started["sources"])
-    dropped = sum(_number(source.get("dropped")) or 0 for source in started["sources"])
-    share = dropped / (rows + dropped) if rows + dropped else 0.0
+    audit = started.get("audit")
+    if not isinstance(audit, dict):  # of an earlier version
+        return None
+    found = {name: _number(audit.get(f"rows_{name}")) or 0 for name in ("in", "used", "cut", "dropped")}
+    share = found["dropped"] / found["in"] if found["in"] else 0.0
     level: Level = "bad" if share > MANY_LOST else "warn" if share > LOST else "ok"
-    tokens = sum(_number(source.get("tokens")) or 0 for source in started["sources"])
-    return Health("data", level, {"rows": rows, "tokens": tokens, "dropped": dropped}, f"health.data.{level}")
+    values = {"rows": found["in"], **{name: found[name] for name in ("used", "cut", "dropped")}}
+    values["tokens"] = _number(audit.get("tokens")) or 0
+    return Health("data", level, values, f"health.data.{level}")
 
 
 def _memory(folder: RunFolder, series: SeriesCache) -> Health | None:

@@ -41,6 +41,8 @@ from stoker.train.sample_answers import Sampler, sampler_for
 from stoker.train.task import Task
 from stoker.train.weight_average import WeightAverage
 
+AUDITED = ("rows_in", "rows_used", "rows_cut", "rows_dropped", "tokens", "trained_tokens")  # in the first event
+
 
 def start(
     prepared: Prepared,
@@ -215,7 +217,9 @@ def _record(
     repeated = folder.forget_after(resumed)
     common: dict[str, Any] = {"task": job.task, "model": _model_name(job), "steps": plan.steps}
     common["began"] = round(began, 3)
-    common |= {"sources": [asdict(part) for part in prepared.audit.drawn]} if prepared.audit else {}
+    if prepared.audit is not None:
+        common["sources"] = [asdict(part) for part in prepared.audit.drawn]
+        common["audit"] = {name: getattr(prepared.audit, name) for name in AUDITED}
     if resumed:
         folder.event("resumed", step=resumed, repeated=repeated, where=where, **common)
     else:
