@@ -90,13 +90,22 @@ def test_a_row_is_left_out_of_a_new_version(view: View, tmp_path: Path) -> None:
     page.reload()
     page = view.open("#/data//rows?lang=en")
     page.locator(".sample input[type=checkbox]").first.check(timeout=TRAINING)
-    page.get_by_role("button", name="New version without 1 row", exact=True).click()
+    page.get_by_role("button", name="New version with 1 change", exact=True).click()
     expect(page.get_by_text("the file before it stays")).to_be_visible()
+    page.get_by_role("button", name="Edit the row").nth(1).click()
+    row = page.get_by_role("textbox", name="Edit the row")
+    expect(row).to_have_value(re.compile("What is 1 plus 1"))
+    row.fill('{"prompt": "What is changed?", "completion": "This row."}')
+    page.get_by_role("button", name="Keep", exact=True).click()
+    page.get_by_role("button", name="New version with 1 change", exact=True).click()
+    expect(page.locator(".note", has_text="the file before it stays")).to_contain_text("v3")
     page = view.open("#/data//files?lang=en")
     expect(page.get_by_role("cell", name="versions.jsonl", exact=True)).not_to_have_count(0)
     found = page.evaluate("() => fetch('/api/data').then((answer) => answer.json())")["data"]
-    made = next(file for file in found if file["parent"] == mine["id"])
-    assert len(Path(made["path"]).read_text().splitlines()) == 11
+    made = {file["name"]: Path(file["path"]).read_text() for file in found if file["parent"] == mine["id"]}
+    assert len(made["versions-v2.jsonl"].splitlines()) == 11
+    assert len(made["versions-v3.jsonl"].splitlines()) == 12
+    assert "This row." in made["versions-v3.jsonl"]
     assert len(Path(mine["path"]).read_text().splitlines()) == 12
 
 
@@ -205,6 +214,34 @@ def test_a_lost_connection_is_named(tmp_path: Path, open_view: Callable[..., Vie
         expect(page.locator(".lost")).to_contain_text("is lost since")
         own.start()
         expect(page.locator(".lost")).to_have_count(0, timeout=TRAINING)
+    finally:
+        own.stop()
+
+
+def test_a_run_is_forked_put_aside_and_brought_back(
+    tmp_path: Path, open_view: Callable[..., View], served: ServedPage
+) -> None:
+    own = ServedPage(tmp_path / "own")
+    try:
+        shutil.copytree(served.base / "runs/first", own.base / "runs/first")
+        shutil.copytree(served.base / "data", own.base / "data", dirs_exist_ok=True)
+        view = open_view(own)
+        view.open("#/train?lang=en")
+        first = run_id(own, view, "first")
+        page = view.open(f"#/train/{first}?lang=en")
+        page.locator("#fork").click()
+        expect(page.locator("h1")).to_have_text("Job: first-fork")
+        expect(page.locator("#yaml")).to_have_value(re.compile("llama-3m"))
+        page = view.open(f"#/train/{first}?lang=en")
+        page.locator("#delete").click()
+        assert (own.base / "runs/first").is_dir()  # not before it was confirmed
+        page.get_by_role("button", name="Yes, put it aside").click()
+        expect(page.locator("summary", has_text="1 run was put aside")).to_be_visible()
+        assert not (own.base / "runs/first").exists()
+        page.locator("summary", has_text="1 run was put aside").click()
+        page.get_by_role("button", name="Bring back", exact=True).click()
+        expect(page.get_by_role("link", name="first", exact=True)).to_be_visible()
+        assert (own.base / "runs/first/metrics.jsonl").is_file()
     finally:
         own.stop()
 

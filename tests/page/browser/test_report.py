@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, expect
-from served_page import ServedPage, View
-
-from conftest import run_id
-from stoker.page.report_html import report_html
+from served_page import ServedPage
 
 pytestmark = pytest.mark.slow  # a browser
 
 
-def test_a_report_of_two_runs(served: ServedPage, view: View, browser: Browser, tmp_path: Path) -> None:
-    page = view.open("#/train?lang=en")
-    ask = "(path) => fetch(path).then((answer) => answer.json())"
-    ids = [run_id(served, view, name) for name in ("first", "second")]
-    runs = page.evaluate(ask, "/api/runs")["runs"]
-    answers: dict[str, Any] = {"/api/runs": {"runs": [run for run in runs if run["id"] in ids]}}
-    for each in ids:
-        for part in ("", "/events", "/metrics"):
-            answers[f"/api/runs/{each}{part}"] = page.evaluate(ask, f"/api/runs/{each}{part}")
+def test_a_report_of_two_runs(served: ServedPage, browser: Browser, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
-    file.write_text(report_html(answers, "en"))
+    command = [sys.executable, "-m", "stoker", "report", "runs/first", "runs/second", "-o", str(file)]
+    subprocess.run([*command, "--language", "en"], cwd=served.base, check=True, capture_output=True)
     context = browser.new_context()
     report = context.new_page()
     errors: list[str] = []

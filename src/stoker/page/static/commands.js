@@ -6,6 +6,7 @@ export const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${Stri
 const line = (...words) => ["stoker", ...words.filter((word) => word !== "" && word !== undefined && word !== null).map(quoted)].join(" ");
 
 export const startLine = (name) => line("train", `${name}.yaml`, `output=runs/${name}`);
+export const submitLine = (name, on, dry = false) => line("submit", `${name}.yaml`, "--on", on || "TARGET", dry ? "--dry-run" : "");
 export const stopLine = (run) => line("stop", run.folder);
 export const resumeLine = (run) => line("train", `${run.folder}/job.yaml`);
 export const forkLine = (run, output) => line("train", `${run.folder}/job.yaml`, `output=${output}`);

@@ -1,5 +1,5 @@
 // Data: files, the audit of the job at hand, and its rows token by token.
-import { post, useGet } from "./api.js";
+import { get, post, useGet } from "./api.js";
 import { Figure } from "./glossary.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { bytes, number, percent, t, time } from "./i18n.js";
@@ -114,12 +114,36 @@ export function paired(rows) {
   return groups;
 }
 
+/** A row of an uploaded file as it is written, to be changed in a new version. */
+function EditRow({ fileId, row, isChanged, onChange }) {
+  const [text, write] = useState(null);
+  const [error, setError] = useState(null);
+  const open = async () => {
+    const { rows } = await get(`/api/data/${fileId}/rows`, { offset: row - 1, limit: 1 });
+    write(JSON.stringify(rows[0].value, null, 1));
+  };
+  const keep = () => {
+    try {
+      onChange(JSON.parse(text));
+      write(null);
+      setError(null);
+    } catch (caught) {
+      setError(caught);
+    }
+  };
+  if (text === null) return html`<button type="button" class="quiet" onClick=${() => open().catch(setError)}>${t(isChanged ? "data.edited" : "data.edit")}</button><${Problem} error=${error} />`;
+  return html`<textarea class="code" rows="6" aria-label=${t("data.edit")} value=${text} onInput=${(event) => write(event.target.value)}></textarea>
+    <div class="row"><button type="button" class="primary" onClick=${keep}>${t("data.keep")}</button><button type="button" class="quiet" onClick=${() => write(null)}>${t("ui.cancel")}</button></div>
+    <${Problem} error=${error} />`;
+}
+
 function Rows({ yaml, fileId }) {
   const [rows, set] = useState([]);
   const [total, setTotal] = useState(null);
   const [error, setError] = useState(null);
   const [out, exclude] = useState(new Set());
   const [made, setMade] = useState(null);
+  const [changed, change] = useState({});
   const end = useRef(null);
   const busy = useRef(false);
   const more = async (from) => {
@@ -146,10 +170,15 @@ function Rows({ yaml, fileId }) {
     if (!next.delete(row)) next.add(row);
     exclude(next);
   };
-  const version = async () => setMade(await post(`/api/data/${fileId}/versions`, { exclude: [...out] }));
+  const version = async () => {
+    setMade(await post(`/api/data/${fileId}/versions`, { exclude: [...out], edit: changed }));
+    exclude(new Set());
+    change({});
+  };
+  const changes = out.size + Object.keys(changed).length;
   return html`<${Problem} error=${error} />
     <p class="hint">${t("tokens.legend")} ${total !== null && t("data.shown", { shown: rows.length, n: total })}</p>
-    ${out.size > 0 && html`<${Action} label=${t("data.version", { n: out.size })} kind="primary" disabled=${!fileId} reason=${t("data.version_uploaded_only")} onPress=${version} />`}
+    ${changes > 0 && html`<${Action} label=${t("data.version", { n: changes })} kind="primary" disabled=${!fileId} reason=${t("data.version_uploaded_only")} onPress=${version} />`}
     ${made && html`<p class="note" role="status">${t("data.version_made", { name: made.name ?? made.id ?? "" })}</p>`}
     ${total === null && !error && html`<${Waiting} what=${t("data.reading")} />`}
     <div class="scroll" tabindex="0" role="group" aria-label=${t("data.tab.rows")}>
@@ -160,6 +189,7 @@ function Rows({ yaml, fileId }) {
             return html`<div key=${row.verdict}>
               <p class="hint"><label><input type="checkbox" checked=${out.has(row.row)} onChange=${() => toggle(row.row)} /> ${t("data.exclude")}</label> · ${place} ${row.verdict && t(`verdict.${row.verdict}`)} ${row.cut ? t("tokens.cut") : ""}</p>
               <${Tokens} tokens=${row.tokens} label=${place} />
+              ${fileId && group[0] === row && html`<${EditRow} fileId=${fileId} row=${row.row} isChanged=${row.row in changed} onChange=${(value) => change({ ...changed, [row.row]: value })} />`}
             </div>`;
           })}
         </div>`,

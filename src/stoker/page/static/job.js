@@ -2,7 +2,8 @@
 import { post, useGet } from "./api.js";
 import { html, useRef, useState } from "./html.js";
 import { t } from "./i18n.js";
-import { startLine } from "./commands.js";
+import { startLine, submitLine } from "./commands.js";
+import { Doing } from "./doing.js";
 import { JobForm } from "./job_form.js";
 import { go, link } from "./router.js";
 import { rememberJob, useSession } from "./session.js";
@@ -70,7 +71,32 @@ export function useCheck(yaml) {
   return state;
 }
 
-export function Job() {
+/** Starts the job elsewhere: over ssh, by Slurm, on Ray or on Kubernetes; first what would be sent. */
+function Elsewhere({ state, me, isBlocked }) {
+  const [on, set] = useState("");
+  const [id, started] = useState("");
+  const targets = useGet("/api/targets");
+  const submit = (dry) => async () => {
+    const options = { on, name: state.name, ...(dry ? { dry_run: true } : {}) };
+    started((await post("/api/actions", { verb: "submit", yaml: state.yaml, options })).id);
+  };
+  const isWithout = isBlocked || !on || me?.role !== "admin";
+  const reason = me?.role === "admin" ? (on ? "" : t("job.no_target")) : t("job.not_admin");
+  return html`<details><summary>${t("job.elsewhere")}</summary>
+    <p class="hint">${t("job.elsewhere_about")}</p>
+    <${Field} id="target" label=${t("job.target")}>
+      <input id="target" list="targets" value=${on} onInput=${(event) => set(event.target.value.trim())} />
+      <datalist id="targets">${(targets.data?.targets ?? []).map((target) => html`<option key=${target.name} value=${target.name}>${target.kind}</option>`)}</datalist>
+    <//>
+    <div class="actions">
+      <${Action} label=${t("job.dry_run")} line=${submitLine(state.name, on, true)} disabled=${isWithout} reason=${reason} onPress=${submit(true)} />
+      <${Action} label=${t("job.submit")} line=${submitLine(state.name, on)} disabled=${isWithout} onPress=${submit(false)} />
+    </div>
+    <${Doing} id=${id} />
+  </details>`;
+}
+
+export function Job({ me }) {
   const state = useSession();
   const schema = useGet("/api/schema");
   const check = useCheck(state.yaml);
@@ -104,6 +130,7 @@ export function Job() {
       <a class="button" href=${link({ place: "plan", run: "" })}>${t("job.see_plan")}</a>
     </div>
     <${Problem} error=${error ?? check.error} />
+    <${Elsewhere} state=${state} me=${me} isBlocked=${isBlocked} />
     <div class="split">
       <section aria-labelledby="form-title">
         <h2 id="form-title">${t("job.form")}</h2>

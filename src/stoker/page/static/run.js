@@ -7,6 +7,7 @@ import { html, useEffect, useMemo, useRef, useState } from "./html.js";
 import { duration, gib, number, percent, t, time } from "./i18n.js";
 import { go, link } from "./router.js";
 import { TABS } from "./run_tabs.js";
+import { rememberJob } from "./session.js";
 import { Action, Command, Loaded, Status, Tabs } from "./ui.js";
 
 const CURVES = ["loss", "lr", "grad_norm", "tokens_per_s", "seconds", "memory_gib", "effective"];
@@ -55,9 +56,13 @@ function Buttons({ run, again }) {
   const act = (what, body) => async () => {
     const answer = await post(`/api/runs/${encodeURIComponent(run.id)}/${what}`, body);
     say(answer.command ?? "");
-    if (what === "delete") go({ place: "train", run: "" });
-    else if (answer.id && answer.id !== run.id) go({ place: "train", run: answer.id, tab: "" });
-    again();
+    if (what === "delete") return go({ place: "train", run: "" });
+    if (answer.yaml) {
+      rememberJob({ yaml: answer.yaml, name: answer.name });
+      return go({ place: "start", run: "job", tab: "" });
+    }
+    if (answer.id && answer.id !== run.id) go({ place: "train", run: answer.id, tab: "" });
+    return again();
   };
   const isRunning = ["running", "starting", "queued"].includes(run.status);
   return html`<div class="actions">
@@ -66,6 +71,7 @@ function Buttons({ run, again }) {
         : run.status !== "done" && html`<${Action} id="resume" label=${t("run.resume")} kind="primary" line=${resumeLine(run)} onPress=${act("resume")} />`}
       ${run.step > 0 && html`<a class=${run.status === "done" ? "button primary" : "button"} id="talk" href=${link({ place: "use", run: run.id, tab: "" })}>${t("run.talk")}</a>`}
       <${Action} id="fork" label=${t("run.fork")} line=${forkLine(run, `${run.folder}-fork`)} onPress=${act("fork", { name: `${run.name}-fork` })} />
+      ${!isRunning && run.step > 0 && html`<${Action} id="fork-newest" label=${t("run.fork_newest")} line=${`cp -r ${run.folder} ${run.folder}-fork`} onPress=${act("fork", { name: `${run.name}-fork`, from: "newest" })} />`}
       <a class="button" href=${link({ place: "compare", run: run.id, tab: "" })}>${t("run.compare")}</a>
       ${!isRunning && html`<${Action} id="delete" label=${t("run.delete")} confirm=${t("run.delete_sure")} line=${`mv ${run.folder} ${run.folder}.1`} onPress=${act("delete")} />`}
     </div>

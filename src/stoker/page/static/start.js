@@ -102,4 +102,4 @@ function Begin() {
     <${Import} />`;
 }
 
-export default ({ route }) => (route.run === "job" ? html`<${Job} />` : html`<${Begin} />`);
+export default ({ route, me }) => (route.run === "job" ? html`<${Job} me=${me} />` : html`<${Begin} />`);

@@ -1,5 +1,5 @@
 // Train: the list of runs and the queue; one run is in run.js.
-import { isReport, remove, useGet } from "./api.js";
+import { isReport, post, remove, useGet } from "./api.js";
 import { Term } from "./glossary.js";
 import { html, useState } from "./html.js";
 import { duration, number, percent, t, time } from "./i18n.js";
@@ -32,6 +32,21 @@ function Queue() {
     />`;
 }
 
+/** Runs that were put aside, each to be brought back. */
+function PutAside({ onBack }) {
+  const found = useGet("/api/removed");
+  const runs = found.data?.runs ?? [];
+  if (!runs.length) return null;
+  const back = async (run) => {
+    await post(`/api/removed/${encodeURIComponent(run.undo)}/restore`);
+    found.again();
+    onBack();
+  };
+  return html`<details><summary>${t("train.aside", { n: runs.length })}</summary>
+    <${Table} name=${t("train.aside", { n: runs.length })} head=${[t("run.name"), ""]} rows=${runs.map((run) => [run.name, html`<${Action} label=${t("train.restore")} onPress=${() => back(run)} />`])} />
+  </details>`;
+}
+
 function Runs() {
   const found = useGet("/api/runs", {}, { every: 3000 });
   const [words, find] = useState("");
@@ -40,7 +55,7 @@ function Runs() {
     <${Loaded} of=${found}>
       ${({ runs }) =>
         runs.length === 0
-          ? html`<${Empty} title=${t("train.none")} text=${t("train.none_text")}><a class="button primary" href=${link({ place: "start" })}>${t("job.pick_recipe")}</a><//>`
+          ? html`<${Empty} title=${t("train.none")} text=${t("train.none_text")}><a class="button primary" href=${link({ place: "start" })}>${t("job.pick_recipe")}</a><//><${PutAside} onBack=${found.again} />`
           : html`<div class="row"><label for="find-run">${t("train.find")}</label><input id="find-run" type="search" value=${words} onInput=${(event) => find(event.target.value)} /></div>
               <${Table}
                 name=${t("train.title")}
@@ -57,6 +72,7 @@ function Runs() {
                 ])}
                 empty=${t("train.no_match")}
               />
+              ${!isReport() && html`<${PutAside} key=${runs.length} onBack=${found.again} />`}
               ${runs.length > SHOWN && html`<p class="hint">${t("train.more", { n: runs.length - SHOWN })}</p>`}`}
     <//>`;
 }

@@ -1,6 +1,7 @@
 // Use: talk to one or two models side by side, export with its replay, evaluate; every action is a command line.
 import { get, post, postStream, useGet } from "./api.js";
 import { chatLine, evalLine, exportLine, serveLine } from "./commands.js";
+import { Doing } from "./doing.js";
 import { Term } from "./glossary.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { number, t, time } from "./i18n.js";
@@ -78,19 +79,6 @@ function Chat({ runs, ids, route }) {
     </form>`;
 }
 
-/** Starts a verb and shows what it says until it has ended. */
-export function Doing({ id }) {
-  const found = useGet(id ? `/api/actions/${encodeURIComponent(id)}` : "", {}, { every: 1000 });
-  if (!id) return null;
-  const one = found.data;
-  return html`<${Problem} error=${found.error} />
-    ${one &&
-    html`<div class="panel" role="status">
-      <div class="row"><${Status} status=${one.status} /><code>${one.command}</code></div>
-      ${(one.json || one.output) && html`<pre class="log" tabindex="0" aria-label=${one.command}>${one.json ? JSON.stringify(one.json, null, 2) : one.output}</pre>`}
-    </div>`}`;
-}
-
 function Export({ run }) {
   const [format, setFormat] = useState("merged");
   const [to, setTo] = useState(`exported/${run.name}`);
@@ -106,18 +94,24 @@ function Export({ run }) {
     <h2>${t("use.deploy")}</h2><p>${t("use.deploy_about")}</p><${Command} line=${serveLine(run)} />`;
 }
 
-function Evaluate({ run }) {
+function Evaluate({ run, runs }) {
   const [compare, set] = useState(true);
+  const [prompts, setPrompts] = useState("");
+  const [against, setAgainst] = useState("");
   const [id, started] = useState("");
   const files = useGet("/api/data");
   const [answers, setAnswers] = useState("");
-  const options = { ...(compare ? { compare: true } : {}), ...(answers ? { answers } : {}) };
-  const words = [...(compare ? ["--compare"] : []), ...(answers ? ["--answers", answers] : [])];
+  const other = runs.find((one) => one.id === against);
+  const options = { ...(compare && !other ? { compare: true } : {}), ...(answers ? { answers } : {}), ...(answers && prompts ? { prompts } : {}), ...(other ? { against } : {}) };
+  const words = Object.entries(options).flatMap(([name, value]) => (value === true ? [`--${name}`] : [`--${name}`, name === "against" ? other.folder : value]));
+  const uploaded = (files.data?.data ?? []).map((file) => html`<option key=${file.id} value=${file.path}>${file.name}</option>`);
   const press = async () => started((await post("/api/actions", { verb: "eval", run: run.id, options })).id);
   return html`<p>${t("use.eval_about")}</p>
     <div class="row">
       <label><input type="checkbox" checked=${compare} onChange=${(event) => set(event.target.checked)} /> ${t("use.eval_compare")}</label>
-      <${Field} id="answers" label=${t("use.eval_answers")}><select id="answers" value=${answers} onChange=${(event) => setAnswers(event.target.value)}><option value="">${t("use.eval_held_out")}</option>${(files.data?.data ?? []).map((file) => html`<option key=${file.id} value=${file.path}>${file.name}</option>`)}</select><//>
+      <${Field} id="answers" label=${t("use.eval_answers")}><select id="answers" value=${answers} onChange=${(event) => setAnswers(event.target.value)}><option value="">${t("use.eval_held_out")}</option>${uploaded}</select><//>
+      <${Field} id="prompts" label=${t("use.eval_prompts")}><select id="prompts" disabled=${!answers} value=${prompts} onChange=${(event) => setPrompts(event.target.value)}><option value="">${t("use.no_second")}</option>${uploaded}</select><//>
+      <${Field} id="against" label=${t("use.eval_against")}><select id="against" value=${against} onChange=${(event) => setAgainst(event.target.value)}><option value="">${t("use.no_second")}</option>${runs.filter((one) => one.id !== run.id && one.step > 0).map((one) => html`<option key=${one.id} value=${one.id}>${one.name}</option>`)}</select><//>
     </div>
     <${Action} id="evaluate" label=${t("use.evaluate")} kind="primary" line=${evalLine(run, words)} onPress=${press} />
     <${Doing} id=${id} />`;
@@ -151,7 +145,7 @@ export default function Use({ route }) {
         const list = (at, empty) => html`<select id=${`model-${at}`} value=${chosen[at] ?? ""} onChange=${pick(at)}>${empty && html`<option value="">${empty}</option>`}${usable.map((one) => html`<option key=${one.id} value=${one.id}>${one.name}</option>`)}</select>`;
         return html`<div class="row"><label for="model-0">${t("use.model")}</label>${list(0)}<label for="model-1">${t("use.second")}</label>${list(1, t("use.no_second"))}<span class="hint">${t("use.trained", { step: number(run.step) })}</span></div>
           <${Tabs} name=${t("place.use")} current=${tab} items=${["chat", "export", "evaluate", "actions"].map((name) => [name, t(`use.tab.${name}`)])} />
-          ${tab === "export" ? html`<${Export} key=${run.id} run=${run} />` : tab === "evaluate" ? html`<${Evaluate} key=${run.id} run=${run} />` : tab === "actions" ? html`<${Done} />` : html`<${Chat} key=${chosen.join(",")} runs=${runs} ids=${chosen} route=${route} />`}`;
+          ${tab === "export" ? html`<${Export} key=${run.id} run=${run} />` : tab === "evaluate" ? html`<${Evaluate} key=${run.id} run=${run} runs=${runs} />` : tab === "actions" ? html`<${Done} />` : html`<${Chat} key=${chosen.join(",")} runs=${runs} ids=${chosen} route=${route} />`}`;
       }}
     <//>`;
 }
