@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from browsing import Browser, make_run
 
+from stoker.page.job_queue import JobQueue
+
 
 @pytest.fixture
 def with_run(make_page: Callable[..., Browser], tmp_path: Path) -> tuple[Browser, str]:
@@ -166,6 +168,23 @@ def test_a_fork_is_a_job_to_edit_and_never_touches_its_parent(with_run: tuple[Br
     found = page.post(f"/api/runs/{run}/fork").json()
     assert found["name"] == "one-fork" and "output" not in found["yaml"] and "steps: 5" in found["yaml"]
     assert {path: path.read_bytes() for path in (tmp_path / "runs" / "one").iterdir()} == before
+
+
+def test_a_fork_that_goes_on_is_a_copy(
+    with_run: tuple[Browser, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JobQueue, "start_starter", lambda _: None)
+    page, run = with_run
+    found = page.post(f"/api/runs/{run}/fork", {"from": "newest", "name": "two"}).json()
+    one, two = tmp_path / "runs" / "one", tmp_path / "runs" / "two"
+    assert (two / "metrics.jsonl").read_bytes() == (one / "metrics.jsonl").read_bytes()
+    assert found["command"].startswith("cp -r runs/one runs/two && stoker train state/jobs/two-")
+    assert page.get(f"/api/runs/{found['id']}").json()["status"] == "queued"
+    assert page.post(f"/api/runs/{run}/fork", {"from": "newest", "name": "two"}).status_code == 409
+    trust = "task: sft\nmodel: {name: llama-3m, trust_remote_code: true}\ndata: chatterbot-corpus\n"
+    (one / "job.yaml").write_text(trust)
+    assert page.post(f"/api/runs/{run}/fork", {"from": "newest", "name": "three"}).status_code == 403
+    assert not (tmp_path / "runs" / "three").exists()
 
 
 def test_a_removed_run_comes_back(with_run: tuple[Browser, str], tmp_path: Path) -> None:

@@ -17,9 +17,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from stoker.files import no_link
+from stoker.page.detached import Detached
 from stoker.page.guard import number_of
+from stoker.page.job_queue import QueuedJob
 from stoker.page.metric_series import AXES, Axis
-from stoker.page.page_error import missing, wrong
+from stoker.page.page_error import PageError, missing, wrong
 from stoker.page.routing import PING, Page, event, in_thread, route, stream
 from stoker.page.run_index import id_of, is_run_file
 from stoker.page.run_view import short_event
@@ -63,8 +65,8 @@ class _RunRoutes:
         for entry, process in self.page.queue.entries():
             key = id_of(Path(entry.run))
             found = _without_run(entry, process)
-            if key in runs and process.state in ("waiting", "starting"):
-                runs[key]["status"] = found["status"]
+            if key in runs:
+                runs[key]["status"] = _status(runs[key], process)
             elif key not in runs and not any(run["folder"].startswith(entry.run + os.sep) for run in runs.values()):
                 runs[key] = found
         return {"runs": sorted(runs.values(), key=lambda run: -(run["updated"] or 0))}
@@ -72,14 +74,19 @@ class _RunRoutes:
     def detail(self, request: Request) -> Any:
         """A run, or a job that has none yet."""
         try:
-            return self.page.views.detail(self._run(request))
-        except Exception as error:
+            return self._with_status(self.page.views.detail(self._run(request)))
+        except PageError as error:
             for entry, process in reversed(self.page.queue.entries()):
                 if id_of(Path(entry.run)) == request.path_params["id"]:
                     text = Path(entry.job).read_text(encoding="utf-8") if is_run_file(Path(entry.job)) else ""
                     empty: dict[str, Any] = {"health": [], "stages": [], "lineage": None, "metrics": []}
                     return {**_without_run(entry, process), "job": text, "command": entry.command, **empty}
             raise error
+
+    def _with_status(self, summary: dict[str, Any]) -> dict[str, Any]:
+        """A run whose job may wait, or may be starting again."""
+        queued = self.page.queue.of_run(Path(summary["folder"]))
+        return summary if queued is None else summary | {"status": _status(summary, queued[1])}
 
     def metrics(self, request: Request) -> Any:
         """Curves of some keys in a window, in buckets."""
@@ -149,7 +156,7 @@ class _RunRoutes:
             for each in more:
                 yield event("event", short_event(each), f"{metrics}-{events}")
             if lines or more or looked <= 0:
-                summary = await run_in_threadpool(self.page.views.summary, folder)
+                summary = await run_in_threadpool(lambda: self._with_status(self.page.views.summary(folder)))
                 looked = LOOK_EVERY
                 if summary["status"] != status or lines or more:
                     yield event("status", summary, f"{metrics}-{events}")
@@ -161,7 +168,18 @@ class _RunRoutes:
             await asyncio.sleep(POLL)
 
 
-def _without_run(entry: Any, process: Any) -> dict[str, Any]:
+def _status(summary: dict[str, Any], process: Detached) -> str:
+    """The status of a run, of which a process waits, or has begun and written nothing yet."""
+    status, state = str(summary["status"]), process.state
+    if state == "waiting":
+        return "queued"
+    begun = process.times()[0] or 0.0
+    if state in ("starting", "running") and status != "running" and begun > (summary["updated"] or 0.0):
+        return "starting"
+    return status
+
+
+def _without_run(entry: QueuedJob, process: Detached) -> dict[str, Any]:
     """The summary of a job whose run has not begun."""
     state = process.state
     words = {"waiting": "queued", "starting": "starting", "running": "starting", "ended": "failed", "lost": "failed"}
