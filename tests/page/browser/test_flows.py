@@ -79,6 +79,16 @@ def test_data_is_audited_and_shown_token_by_token(view: View, served: ServedPage
     expect(page.locator(".token.picked")).to_have_count(1)
 
 
+def test_a_click_log_is_audited(view: View, served: ServedPage) -> None:
+    lines = [f"{i % 7},{i % 13},{0.1 * (i % 5):.1f},{int(i % 3 == 0)}" for i in range(400)]
+    (served.base / "data/clicks.csv").write_text("user_id,film_id,age,click\n" + "\n".join(lines) + "\n")
+    write_job(view, "task: ranking\ndata: data/clicks.csv\nranking:\n  label: click\nsteps: 5\n", "clicks")
+    page = view.open("#/data//audit?lang=en")
+    expect(page.get_by_text("400 rows can be trained on")).to_be_visible(timeout=TRAINING)
+    expect(page.get_by_role("row", name=re.compile("film_id")).first).to_be_visible()
+    expect(page.locator(".figure", has_text="Positive: click").locator(".number")).to_have_text(re.compile("3[34]"))
+
+
 def test_a_row_is_left_out_of_a_new_version(view: View, tmp_path: Path) -> None:
     page = view.open("#/data//files?lang=en")
     page.set_input_files("#data-file", rows(tmp_path / "versions.jsonl", 12))

@@ -15,4 +15,5 @@ export const exportLine = (run, format, to) => line("export", run.folder, "--for
 export const evalLine = (run, options = []) => line("eval", run.folder, ...options);
 export const serveLine = (run) => line("serve", run.folder);
 export const logsLine = (run, rank) => line("logs", run.folder, "--rank", String(rank));
+export const reportLine = (run) => line("report", run.folder, "-o", `${run.name}.html`);
 export const rolloutsLine = (run, step) => line("rollouts", run.folder, "--step", String(step));

@@ -3,6 +3,7 @@ import { get, post, useGet } from "./api.js";
 import { Figure } from "./glossary.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { bytes, number, percent, t, time } from "./i18n.js";
+import { LogAudit } from "./log_audit.js";
 import { link } from "./router.js";
 import { remember, rememberJob, useSession } from "./session.js";
 import { Tokens } from "./tokens.js";
@@ -73,8 +74,9 @@ function Audit({ yaml }) {
   const share = data.tokens ? data.trained_tokens / data.tokens : 0;
   return html`<div class="actions"><${Command} line=${data.command} /></div>
     ${problems.map((problem) => html`<${Problem} key=${problem.message} error=${{ ...problem, hint: problem.suggestion ?? problem.hint }} />`)}
-    ${data.ok && html`<p class="note" role="status">${t("data.ok", { n: data.rows_used, share: percent(share) })}</p>`}
-    ${data.rows_in !== undefined &&
+    ${data.ok && html`<p class="note" role="status">${data.columns ? t("data.log_ok", { n: data.rows_used }) : t("data.ok", { n: data.rows_used, share: percent(share) })}</p>`}
+    ${data.columns && html`<${LogAudit} data=${data} />`}
+    ${data.tokens !== undefined &&
     html`<div class="figures">
       <${Figure} id="rows_in" value=${number(data.rows_in)} />
       <${Figure} id="rows_used" value=${number(data.rows_used)} />

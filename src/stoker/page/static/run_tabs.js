@@ -1,6 +1,6 @@
 // The tabs of a run beside its curves: what happened, samples, rollouts, data, plan, logs, job, evaluations, files.
 import { isReport, useGet } from "./api.js";
-import { logsLine, rolloutsLine } from "./commands.js";
+import { logsLine, reportLine, rolloutsLine } from "./commands.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { bytes, number, t, time } from "./i18n.js";
 import { Measured } from "./plan.js";
@@ -119,9 +119,10 @@ function Audited({ path }) {
 
 const Seen = ({ path, run }) => html`<${Audited} path=${path} /><${Rows} path=${path} run=${run} />`;
 
-function Files({ path }) {
+function Files({ path, run }) {
   const found = useGet(`${path}/files`);
-  return html`<${Loaded} of=${found}>${({ files }) => html`<${Table} name=${t("run.tab.files")} head=${[t("data.name"), t("data.size"), t("run.when")]} rows=${files.map((file) => [html`<code>${file.name}</code>`, bytes(file.size), time(file.modified)])} />`}<//>`;
+  return html`<p>${t("run.report_about")}</p><${Command} line=${reportLine(run)} />
+    <${Loaded} of=${found}>${({ files }) => html`<${Table} name=${t("run.tab.files")} head=${[t("data.name"), t("data.size"), t("run.when")]} rows=${files.map((file) => [html`<code>${file.name}</code>`, bytes(file.size), time(file.modified)])} />`}<//>`;
 }
 
 const RolloutTab = ({ path, run, route }) => html`<${Command} line=${rolloutsLine(run, route.query.step ?? run.step)} /><${Rollouts} path=${path} route=${route} />`;
