@@ -54,6 +54,7 @@ test("every message is used", () => {
 function templates(source) {
   const found = [];
   for (let at = source.indexOf("html`"); at >= 0; at = source.indexOf("html`", at + 5)) {
+    if (/[\w.]/.test(source[at - 1] ?? "")) continue; // the end of a file's name
     let text = "";
     let i = at + 5;
     for (; i < source.length && source[i] !== "`"; i += 1) {
