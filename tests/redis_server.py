@@ -20,14 +20,14 @@ def redis_server() -> Iterator[str]:
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         try:
-            with redis.Redis(port=port) as client:
+            with redis.Redis(port=port, socket_timeout=5) as client:
                 deadline = time.monotonic() + 10
                 while True:
                     try:
                         client.ping()
                         break
                     except redis.ConnectionError:
-                        assert time.monotonic() < deadline, "redis-server did not start"
+                        assert process.poll() is None and time.monotonic() < deadline, "redis-server did not start"
                         time.sleep(0.02)
             yield f"redis://127.0.0.1:{port}/0"
         finally:

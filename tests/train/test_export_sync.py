@@ -27,6 +27,7 @@ from stoker.online_store.store_writers import roll_back, writer_of
 from stoker.runs.run_folder import StepMetrics
 from stoker.sparse import Admission, Eviction, Feature, JaggedIds, SparseEmbeddings, TableSettings
 from stoker.train.engine import SingleProcess
+from stoker.train.ranking import export_sync
 from stoker.train.ranking.export_sync import FILE, ExportSync
 from stoker.train.ranking.ranking_scorer import RowScores, StoredScorer
 
@@ -99,6 +100,29 @@ def test_after_every_update_the_store_has_the_rows_of_the_run(place: str, tmp_pa
     assert [line["update"] for line in lines] == list(range(9)) and all(line["stale"] >= 0 for line in lines)
     weights = np.frombuffer(reader.file("tower.safetensors"), np.uint8)
     assert len(weights) > 100 and not task.tables._fused[0].source.shard._removed[:-40]
+
+
+def test_a_first_version_is_written_while_steps_go_on(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_sync, "LOADING", 0.0)
+    monkeypatch.setattr(export_sync, "PART_ROWS", 4)  # a part after each step, of rows that come and go meanwhile
+    task, random = Following(tmp_path), np.random.default_rng(5)
+    for _ in range(6):
+        task.step(random)
+    sync = sync_of(task, writer_of(place), every_steps=1)
+    unseen = 0
+    for _ in range(20):
+        sync.after_step(task.step(random))
+        unseen += writer_of(place).current() == 0
+        task.tables.state(is_base=False)
+    assert 3 <= unseen < 20
+    sync.finish()
+    assert assert_followed(task, place).version == 1
+    late = sync_of(task, writer_of(place), every_steps=1)  # one whose run ends before it has a version
+    late.after_step(task.step(random))
+    late.finish()
+    assert assert_followed(task, place).version == 2
 
 
 class Failing:

@@ -170,14 +170,17 @@ class SparseEmbeddings(nn.Module):
                 parts.setdefault(name, []).append(table)
         return SparseState(self.version, since, {name: TableState.joined(some) for name, some in parts.items()})
 
-    def parts(self, since: int | None = None, *, rows: int = 2**20) -> Iterator[SparseState]:
+    def parts(self, since: int | None = None, *, rows: int = 2**20, is_base: bool = True) -> Iterator[SparseState]:
         """The same as `state`, in parts of limited size, for tables that are larger than memory.
+
+        Steps may be taken between two parts; a `state` since the beginning, where `rebase` was called, has what the
+        parts then lack.
 
         Args:
             rows: of one table in a part, at most.
         """
         for fused in self._fused:
-            for name, table in fused.source.state(since, rows=rows):
+            for name, table in fused.source.state(since, rows=rows, is_base=is_base):
                 yield SparseState(self.version, since, {name: table})
 
     def rebase(self, version: int) -> None:

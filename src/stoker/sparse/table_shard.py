@@ -258,6 +258,9 @@ class TableShard:
 
         Evicted ids are recorded from one whole state to the next, for the incremental states between them.
 
+        Steps may be taken between two parts. Then a part has the rows of its ids as they are when it is asked for, and
+        an incremental state since the beginning has what the parts lack.
+
         Args:
             rows: at most, in each of a table's parts; all in one by default.
             is_base: whether incremental states may follow this one, where it is a whole one.
@@ -278,7 +281,8 @@ class TableShard:
             mine = found[tables == number]
             mine = mine[np.argsort(self.index.ids[mine])]
             beside = {"removed": self._gone(number, since), **self._waiting.state(number)}
-            for part in np.split(mine, range(rows, len(mine), rows)) if rows else [mine]:
+            for there in np.split(mine, range(rows, len(mine), rows)) if rows else [mine]:
+                part = there[self.index.tables[there] == number]  # others may have gone since the part before
                 numbers = {"ids": self.index.ids[part], "seen": self._seen[part], "last": self._last[part]}
                 columns = {name: torch.from_numpy(column) for name, column in numbers.items()}
                 columns |= {"values": self.store.values(part), "optimizer": self.store.state(part)}

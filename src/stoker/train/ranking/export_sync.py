@@ -21,7 +21,7 @@ from stoker.online_store.store_version import StoreWriter, TableDelta
 from stoker.online_store.store_writers import keep_newest, store_errors
 from stoker.runs.run_folder import RunFolder, StepMetrics
 from stoker.sparse.sparse_embeddings import SparseEmbeddings
-from stoker.sparse.sparse_state import TableState
+from stoker.sparse.sparse_state import SparseState, TableState
 from stoker.sparse.stored_embeddings import stored_rows, stored_tables
 from stoker.train.hooks import Hook
 from stoker.train.ranking.exported_tower import WEIGHTS, weights_of
@@ -30,8 +30,8 @@ from stoker.train.ranking.ranking_task import RankingTask
 FILE = "export_sync.jsonl"  # in the run's folder: a line for each update
 SECONDS = 10.0  # where a job says neither seconds nor steps
 KEPT = 3  # versions
-PART_ROWS = 1 << 20
-NOTHING = np.empty(0, np.int64)
+PART_ROWS = 1 << 17
+LOADING = 1.0  # seconds after a step in which rows of a first version are written
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,44 @@ class _Update:
     files: dict[str, bytes]
 
 
+class _Load:
+    """A version that is being made of all rows of this process.
+
+    Attributes:
+        oldest: when the first step ended that was not sent before.
+        rows: written so far.
+    """
+
+    def __init__(self, version: int, tables: SparseEmbeddings, oldest: float) -> None:
+        self.version, self.tables, self.oldest = version, tables, oldest
+        self.began, self.rows = time.time(), 0
+        self._base = tables.version
+        tables.rebase(self._base)
+        self._parts = tables.parts(rows=PART_ROWS, is_base=False)
+        self._numbers = stored_tables(tables.tables)
+
+    def go_on(self, writer: StoreWriter, seconds: float) -> bool:
+        """Writes parts for a while; whether all rows are there, as they are now."""
+        until = time.monotonic() + seconds
+        for part in self._parts:
+            self._put(writer, part)
+            if time.monotonic() >= until:
+                return False
+        self._put(writer, self.tables.state(since=self._base))
+        return True
+
+    def _put(self, writer: StoreWriter, part: SparseState) -> None:
+        for name, table in part.tables.items():
+            writer.put(self.version, _delta(self._numbers[name], table))
+            self.rows += len(table.ids)
+
+
 class ExportSync:
     """Sends changes from the processes that train: each its own rows, the first one the tower as well.
 
-    A first version has all rows and is switched to at once; updates of this version follow, sent in a thread. What a
-    store did not take is part of the next update. A run that goes back to an earlier state, or whose version has been
-    dropped, makes a new version. One that is rolled back by hand stays rolled back.
+    A first version has all rows, written in parts after steps, and is switched to once it is whole; updates of it
+    follow, sent in a thread. What a store did not take is part of the next update. A run that goes back to an earlier
+    state, or whose version has been dropped, makes a new version. One that is rolled back by hand stays rolled back.
 
     Args:
         manifest: describes the export at a step.
@@ -84,6 +116,7 @@ class ExportSync:
         self._oldest: float | None = None  # when the first step ended that has not been sent
         self._took = self._longest_pause = self._sent_oldest = 0.0
         self._paused: float | None = None
+        self._load: _Load | None = None
         self._thread = ThreadPoolExecutor(1, "export-sync")
         self._pushed: Future[_Update] | None = None
         self._is_gone = False
@@ -107,18 +140,20 @@ class ExportSync:
     def before_pause(self) -> None:
         """Sends what would grow too old until the next step. A collective."""
         now = self._paused = time.time()
-        if self._version is None or self._every_seconds is None or self._oldest is None:
+        if self._version is None or self._every_seconds is None:
             return
-        age = now - self._oldest + self._longest_pause
-        if by_first(lambda: age >= self._limit):
+        age = now - (self._oldest or now) + self._longest_pause
+        if any(together(lambda: self._oldest is not None and age >= self._limit)):
             self._settle(wait=True)
             self._send()
 
     def finish(self) -> None:
         """Sends the rest, and waits for it. A collective."""
         self._settle(wait=True)
-        if self._oldest is not None:
+        if any(together(lambda: self._oldest is not None)):
             self._send()
+            while self._load is not None:
+                self._send()
             self._settle(wait=True)
 
     @property
@@ -128,7 +163,7 @@ class ExportSync:
         return max(0.0, self._every_seconds - self._took)
 
     def _is_due(self, now: float) -> bool:
-        if self._version is None and self._tables is None:
+        if self._load is not None or (self._version is None and self._tables is None):
             return True
         if self._every_steps is not None:
             return self._step % self._every_steps == 0
@@ -147,10 +182,11 @@ class ExportSync:
         numbers = stored_tables(tables.tables)
         deltas = [_delta(numbers[name], table) for name, table in state.tables.items()]
         files = {WEIGHTS: weights_of(self._task.model)}
-        assert self._oldest is not None
         self._updates += 1
         manifest = self._described()
-        update = _Update(self._version, self._step, tables.version, self._oldest, deltas, manifest, files)
+        update = _Update(
+            self._version, self._step, tables.version, self._oldest or time.time(), deltas, manifest, files
+        )
         self._oldest, self._sent_oldest = None, update.oldest
         self._pushed = self._thread.submit(self._push, update)
 
@@ -158,34 +194,28 @@ class ExportSync:
         return {**self._manifest(self._step), "updates": self._updates, "updated": round(time.time(), 3)}
 
     def _publish(self, tables: SparseEmbeddings) -> None:
-        """Makes a version of all rows, and switches to it."""
-        first_time, began = self._tables is None, time.time()
-        version = 0
+        """Makes a version of all rows, a part of them after each step, and switches to it."""
+        began = time.time()
         try:
             with store_errors(self._writer.place):
-                version = by_first(self._writer.begin)
-                rows = sum(together(lambda: self._put_all(version, tables)))
+                if self._load is None or self._load.tables is not tables:
+                    self._load = _Load(by_first(self._writer.begin), tables, self._oldest or began)
+                load = self._load
+                if not all(together(lambda: load.go_on(self._writer, LOADING))):
+                    return
                 files = {**self._files(), WEIGHTS: weights_of(self._task.model)}
                 self._updates = 0
-                by_first(lambda: self._switch(version, files))
+                rows = sum(together(lambda: load.rows))
+                by_first(lambda: self._switch(load.version, files))
         except UserError as error:
-            if first_time:
+            if self._tables is None:
                 raise
+            self._load = None  # what is there of it is removed later
             self._failed(error)
-            with suppress(Exception):
-                by_first(lambda: self._writer.drop(version) if version else None)
             return
-        self._version, self._tables, self._reached, self._is_gone = version, tables, tables.version, False
-        oldest, self._oldest = self._oldest or began, None
-        self._record(rows=rows, removed=0, seconds=time.time() - began, stale=time.time() - oldest)
-
-    def _put_all(self, version: int, tables: SparseEmbeddings) -> int:
-        numbers, rows = stored_tables(tables.tables), 0
-        for part in tables.parts(rows=PART_ROWS):
-            for name, table in part.tables.items():
-                self._writer.put(version, _delta(numbers[name], table))
-                rows += len(table.ids)
-        return rows
+        self._version, self._tables, self._reached, self._is_gone = load.version, tables, tables.version, False
+        self._load, self._oldest = None, None
+        self._record(rows=rows, removed=0, seconds=time.time() - load.began, stale=time.time() - load.oldest)
 
     def _switch(self, version: int, files: Mapping[str, bytes]) -> None:
         self._writer.seal(version, {**self._described(), "files": sorted(files)}, files)
