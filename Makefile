@@ -1,7 +1,7 @@
 # Everything sets itself up: a virtual environment in .venv, from PyPI.
 PYTHON ?= python3
 BIN := .venv/bin
-EXTRAS := gguf,parquet,zstd,tensorboard,corpora
+EXTRAS := gguf,parquet,zstd,tensorboard,corpora,ui
 JOB := quickstart.yaml
 
 .PHONY: install quickstart test test-slow lint fuzz format bench verify-all mutants tune-matrix ui-dev ui-vendor docs wheel clean
@@ -16,7 +16,7 @@ install: .venv/.installed
 	touch $@
 
 .venv/.installed-dev: .venv/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[$(EXTRAS),llamacpp,evaluate,serve,ui,dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[$(EXTRAS),llamacpp,evaluate,serve,dev]"
 	touch $@
 
 .venv/.installed-bench: .venv/.installed-dev

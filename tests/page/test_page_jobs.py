@@ -15,8 +15,8 @@ from filelock import FileLock
 
 from stoker.cli.main import main
 from stoker.page.detached import Detached
+from stoker.page.job_check import devices_wanted
 from stoker.page.job_queue import JobQueue
-from stoker.page.job_routes import devices_wanted
 from stoker.runs.holder import holder_of
 from stoker.runs.run_folder import RunFolder
 

@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from stoker.page.guard import account_of, number_of, read_object, text_of
+from stoker.page.job_check import problem_of, written_job
 from stoker.page.job_paths import document_of, is_inside, path_problems, refuse
-from stoker.page.job_routes import problem_of, written_job
 from stoker.page.page_error import PageError, wrong
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_view import job_text

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from stoker.job.importers import FORMATS
 from stoker.page.guard import number_of, read_object, text_of
-from stoker.page.job_routes import problem_of
+from stoker.page.job_check import problem_of
 from stoker.page.page_error import PageError, wrong
 from stoker.page.routing import Page, route
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shlex
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +13,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.routing import Route
 
-from stoker.errors import Problem, UserError
 from stoker.files import replace_file
-from stoker.job.load_job import STAGES, check_document, place
 from stoker.job.recipes import recipe_description, recipe_names, write_recipe
 from stoker.job.suggest_key import nearest
 from stoker.job.task_spec import TASKS
 from stoker.job.yaml_document import JobDocument
 from stoker.page.guard import account_of, number_of, read_object, text_of
+from stoker.page.job_check import checked, devices_wanted, problem_json, resolved_keys
 from stoker.page.job_keys import job_keys, recipe_text
 from stoker.page.job_paths import document_of, is_inside, path_problems, refuse
 from stoker.page.page_error import PageError, missing, wrong
@@ -35,8 +30,6 @@ from stoker.page.verb import command_of
 from stoker.runs.holder import holder_of
 from stoker.runs.run_folder import RunFolder
 
-CHECK_SECONDS = 60.0
-TEMPORARY = re.compile(r"^.*/\.check-[^/]+/job\.yaml")  # the file that a job is checked in
 NAME = re.compile(r"[^\w.-]+")
 
 
@@ -54,15 +47,6 @@ def job_routes(page: Page) -> list[Route]:
         route("/api/runs/{id}/stop", in_thread(own.stop), method="POST", role="run"),
         route("/api/runs/{id}/resume", own.resume, method="POST", role="run"),
     ]
-
-
-@contextmanager
-def written_job(page: Page, text: str, name: str = "job.yaml") -> Iterator[Path]:
-    """A job's text as a file for the time of a verb."""
-    with tempfile.TemporaryDirectory(dir=page.settings.state / "jobs", prefix=".check-") as folder:
-        path = Path(folder) / name
-        path.write_text(text, encoding="utf-8")
-        yield path
 
 
 @dataclass(frozen=True)
@@ -98,9 +82,9 @@ class _JobRoutes:
         stages = answer.get("stages") or []
         return {
             "ok": not problems,
-            "problems": [_problem(problem) for problem in problems],
-            "resolved": _resolved(answer),
-            "stages": [{"name": s["name"], "needs": s["needs"], "resolved": _resolved(s)} for s in stages],
+            "problems": [problem_json(problem) for problem in problems],
+            "resolved": resolved_keys(answer),
+            "stages": [{"name": s["name"], "needs": s["needs"], "resolved": resolved_keys(s)} for s in stages],
             "plan": answer.get("plan", ""),
             "command": "stoker check job.yaml",
         }
@@ -241,81 +225,6 @@ class _JobRoutes:
             name=folder.path.name,
         )
         return {"id": id_of(folder.path), "number": entry.number, "command": command}
-
-
-async def checked(
-    page: Page, text: str, account: Any, overrides: list[str] | None = None
-) -> tuple[list[Problem], dict[str, Any]]:
-    """The problems of a job, and what `stoker check --json` answers."""
-    try:
-        document = await run_in_threadpool(document_of, text)
-    except UserError as error:
-        return list(error.problems), {}
-    outside = await run_in_threadpool(path_problems, document, page.settings, account)
-    if outside:  # nothing that looks for the files may run: what it says would tell what is there
-        return sorted(outside + await run_in_threadpool(_written_problems, document), key=place), {}
-    with written_job(page, text) as path:
-        result = await page.verbs.run(["check", str(path), "--json", *(overrides or [])], seconds=CHECK_SECONDS)
-        found = result.answer if isinstance(result.answer, dict) else {}
-        if not found:
-            line = next((line for line in reversed(result.errors.splitlines()) if line.strip()), "it says nothing")
-            return [Problem(f"`stoker check` failed: {line[:300]}")], {}
-        problems = [problem_of(each, str(path)) for each in found.get("errors", [])]
-    return problems, found
-
-
-def devices_wanted(answer: dict[str, Any]) -> int:
-    """How many GPUs a job trains on, from what `stoker check` answers: its processes; 0 where the planner decides."""
-    found = []
-    for each in answer.get("stages") or [answer]:
-        parts = (each.get("job") or {}).get("parallel") or {}
-        sizes = [parts.get(axis) for axis in ("data", "tensor", "pipeline", "context")]
-        whole = [size for size in sizes if isinstance(size, int)]
-        if each.get("plan") or len(whole) < len(sizes):
-            return 0
-        found.append(math.prod(whole))
-    return max(found, default=0)
-
-
-def _written_problems(document: JobDocument) -> list[Problem]:
-    """The problems that can be seen without looking for any file."""
-    if isinstance(document.data, dict) and STAGES in document.data:
-        return []
-    try:
-        check_document(document)
-    except UserError as error:
-        return list(error.problems)
-    return []
-
-
-def problem_of(each: dict[str, Any], path: str) -> Problem:
-    """A problem of a verb's JSON; the name of the temporary file is left out."""
-    words = {key: str(each.get(key, "")).replace(path, "job.yaml") for key in ("message", "suggestion", "key", "file")}
-    return Problem(**words, line=int(each.get("line", 0)), column=int(each.get("column", 0)))
-
-
-def _problem(problem: Problem) -> dict[str, Any]:
-    place = {"line": problem.line, "column": problem.column, "key": problem.key, "file": problem.file}
-    return {**place, "message": problem.message, "hint": problem.suggestion}
-
-
-def _resolved(answer: dict[str, Any]) -> dict[str, Any]:
-    """The value of every leaf with its origin, by dotted key."""
-    job = answer.get("job")
-    origins = answer.get("origins") or {}
-    return {
-        key: {"value": _at(job, key), **origin, "where": TEMPORARY.sub("job.yaml", origin["where"])}
-        for key, origin in origins.items()
-    }
-
-
-def _at(value: Any, key: str) -> Any:
-    for part in re.findall(r"[^.\[\]]+", key):
-        if isinstance(value, list):
-            value = value[int(part)] if part.isdecimal() and int(part) < len(value) else None
-        elif isinstance(value, dict):
-            value = value.get(part)
-    return value
 
 
 def slug(name: str) -> str:

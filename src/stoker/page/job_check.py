@@ -1,0 +1,107 @@
+"""A job's text checked by `stoker check`, once nothing in it leads where it may not."""
+
+from __future__ import annotations
+
+import math
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from stoker.errors import Problem, UserError
+from stoker.job.load_job import STAGES, check_document, place
+from stoker.job.yaml_document import JobDocument
+from stoker.page.job_paths import document_of, path_problems
+from stoker.page.routing import Page
+
+CHECK_SECONDS = 60.0
+TEMPORARY = re.compile(r"^.*/\.check-[^/]+/job\.yaml")  # the file that a job is checked in
+
+
+@contextmanager
+def written_job(page: Page, text: str, name: str = "job.yaml") -> Iterator[Path]:
+    """A job's text as a file for the time of a verb."""
+    with tempfile.TemporaryDirectory(dir=page.settings.state / "jobs", prefix=".check-") as folder:
+        path = Path(folder) / name
+        path.write_text(text, encoding="utf-8")
+        yield path
+
+
+async def checked(
+    page: Page, text: str, account: Any, overrides: list[str] | None = None
+) -> tuple[list[Problem], dict[str, Any]]:
+    """The problems of a job, and what `stoker check --json` answers."""
+    try:
+        document = await run_in_threadpool(document_of, text)
+    except UserError as error:
+        return list(error.problems), {}
+    outside = await run_in_threadpool(path_problems, document, page.settings, account)
+    if outside:  # nothing that looks for the files may run: what it says would tell what is there
+        return sorted(outside + await run_in_threadpool(_written_problems, document), key=place), {}
+    with written_job(page, text) as path:
+        result = await page.verbs.run(["check", str(path), "--json", *(overrides or [])], seconds=CHECK_SECONDS)
+        found = result.answer if isinstance(result.answer, dict) else {}
+        if not found:
+            line = next((line for line in reversed(result.errors.splitlines()) if line.strip()), "it says nothing")
+            return [Problem(f"`stoker check` failed: {line[:300]}")], {}
+        problems = [problem_of(each, str(path)) for each in found.get("errors", [])]
+    return problems, found
+
+
+def devices_wanted(answer: dict[str, Any]) -> int:
+    """How many GPUs a job trains on, from what `stoker check` answers: its processes; 0 where the planner decides."""
+    found = []
+    for each in answer.get("stages") or [answer]:
+        parts = (each.get("job") or {}).get("parallel") or {}
+        sizes = [parts.get(axis) for axis in ("data", "tensor", "pipeline", "context")]
+        whole = [size for size in sizes if isinstance(size, int)]
+        if each.get("plan") or len(whole) < len(sizes):
+            return 0
+        found.append(math.prod(whole))
+    return max(found, default=0)
+
+
+def _written_problems(document: JobDocument) -> list[Problem]:
+    """The problems that can be seen without looking for any file."""
+    if isinstance(document.data, dict) and STAGES in document.data:
+        return []
+    try:
+        check_document(document)
+    except UserError as error:
+        return list(error.problems)
+    return []
+
+
+def problem_of(each: dict[str, Any], path: str) -> Problem:
+    """A problem of a verb's JSON; the name of the temporary file is left out."""
+    words = {key: str(each.get(key, "")).replace(path, "job.yaml") for key in ("message", "suggestion", "key", "file")}
+    return Problem(**words, line=int(each.get("line", 0)), column=int(each.get("column", 0)))
+
+
+def problem_json(problem: Problem) -> dict[str, Any]:
+    """A problem as the API has it."""
+    place = {"line": problem.line, "column": problem.column, "key": problem.key, "file": problem.file}
+    return {**place, "message": problem.message, "hint": problem.suggestion}
+
+
+def resolved_keys(answer: dict[str, Any]) -> dict[str, Any]:
+    """The value of every leaf with its origin, by dotted key."""
+    job = answer.get("job")
+    origins = answer.get("origins") or {}
+    return {
+        key: {"value": _at(job, key), **origin, "where": TEMPORARY.sub("job.yaml", origin["where"])}
+        for key, origin in origins.items()
+    }
+
+
+def _at(value: Any, key: str) -> Any:
+    for part in re.findall(r"[^.\[\]]+", key):
+        if isinstance(value, list):
+            value = value[int(part)] if part.isdecimal() and int(part) < len(value) else None
+        elif isinstance(value, dict):
+            value = value.get(part)
+    return value
