@@ -241,7 +241,7 @@ def test_what_ranks_is_known_and_what_does_not_is_refused(clicks_home: Path) -> 
 
 @pytest.mark.slow  # a process of its own that imports torch
 def test_the_verb_serves_over_http(clicks_home: Path) -> None:
-    with started(clicks_home, "shop", "lmdb://store") as server:
+    with started(clicks_home, "shop", "live=lmdb://store") as server:
         body = json.dumps({"model": "shop", "rows": rows_in(clicks_home)}).encode()
         request = urllib.request.Request(f"{server.url}/v1/score", body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request) as reply:
