@@ -23,6 +23,11 @@ POINTS = 200_000
 LONGEST = 1_800_000  # ms that training may take
 LOADS = 5  # of the start page, each in a fresh context
 ZOOMS = 60  # wheel events, half of them in and half out
+VIEWED = """new MutationObserver((_, watch) => {
+  if (!document.querySelector('.card[data-recipe]')) return;
+  watch.disconnect();
+  requestAnimationFrame(() => performance.mark('viewed'));
+}).observe(document, {childList: true, subtree: true})"""
 ZOOM = """async (count) => {
   const plot = document.querySelector('[data-metric="loss"] .plot');
   const over = plot.querySelector('.u-over').getBoundingClientRect();
@@ -49,6 +54,7 @@ class PageSpeed:
 
     Attributes:
         first_paint: first contentful paint of the start page on loopback, median of `LOADS` cold loads.
+        first_view: from the beginning of the load to the drawn recipes, median of the same loads.
         transferred: over the network, headers included, for the start page.
         transferred_all: for a visit of all places, the curves among them.
         curve: from opening a run of `POINTS` steps to its drawn curve, the server's first read of it included.
@@ -58,6 +64,7 @@ class PageSpeed:
     """
 
     first_paint: float
+    first_view: float
     transferred: int
     transferred_all: int
     curve: float
@@ -91,22 +98,24 @@ def transferred(page: Page) -> list[int]:
     return found
 
 
-def first_paint(browser: Browser, url: str) -> tuple[float, int]:
-    """Milliseconds to the first contentful paint and the bytes of a cold load."""
+def cold_load(browser: Browser, url: str) -> tuple[float, float, int]:
+    """Milliseconds to the first contentful paint and to the recipes, and the bytes, of a cold load."""
     context = browser.new_context()
     page = context.new_page()
     sizes = transferred(page)
+    page.add_init_script(VIEWED)
     page.goto(url)
-    page.locator(".grid .card").first.wait_for()
+    page.locator(".grid .card[data-recipe]").first.wait_for()
     page.wait_for_load_state("networkidle")
+    viewed = page.evaluate("() => performance.getEntriesByName('viewed')[0].startTime")
     paint = page.evaluate("() => performance.getEntriesByName('first-contentful-paint')[0].startTime")
     context.close()
-    return float(paint), sum(sizes)
+    return float(paint), float(viewed), sum(sizes)
 
 
 def measured(browser: Browser, served: ServedPage, run: str) -> PageSpeed:
     """All figures; the run is the name of a long one."""
-    loads = [first_paint(browser, served.url) for _ in range(LOADS)]
+    loads = [cold_load(browser, served.url) for _ in range(LOADS)]
     context = browser.new_context(viewport={"width": 1280, "height": 860})
     page = context.new_page()
     sizes = transferred(page)
@@ -127,8 +136,9 @@ def measured(browser: Browser, served: ServedPage, run: str) -> PageSpeed:
     refined = page.evaluate("() => performance.now()") - begun
     context.close()
     return PageSpeed(
-        first_paint=statistics.median(paint for paint, _ in loads),
-        transferred=max(size for _, size in loads),
+        first_paint=statistics.median(paint for paint, _, _ in loads),
+        first_view=statistics.median(viewed for _, viewed, _ in loads),
+        transferred=max(size for _, _, size in loads),
         transferred_all=sum(sizes),
         curve=curve,
         zoom_work=sorted(found["work"])[int(0.95 * ZOOMS)],

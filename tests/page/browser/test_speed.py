@@ -27,4 +27,5 @@ def test_budgets(tmp_path: Path, browser: Browser) -> None:
     assert found.transferred < MOST_BYTES
     assert found.transferred_all < 2 * MOST_BYTES
     assert found.first_paint < FIRST_PAINT
+    assert found.first_paint <= found.first_view < 2 * FIRST_PAINT
     assert found.zoom_work < FRAME
