@@ -76,6 +76,7 @@ def test_a_narrow_screen_scrolls_only_down(served: ServedPage, open_view: Callab
 
 def test_by_keyboard_alone(view: View) -> None:
     page = view.open("#/start?lang=en")
+    expect(page.locator("[data-recipe]").first).to_be_visible()
     page.keyboard.press("Tab")
     expect(page.locator(".skip")).to_be_focused()
     page.keyboard.press("Enter")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +15,15 @@ from playwright.sync_api import Page, expect
 from served_page import TRAINING, ServedPage, View
 
 from conftest import JOB, rows, run_id
+
+GRPO = """\
+task: grpo
+model: llama-3m
+data: data/questions.jsonl
+tune: lora
+grpo: {rewards: numeric, prompts: 2, answers: 4, max_tokens: 6, kl: 0.01}
+steps: 2
+"""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # a browser, and verbs in processes of their own
 
@@ -267,6 +279,24 @@ def test_two_runs_are_compared(view: View, served: ServedPage) -> None:
     row = page.get_by_role("row", name=re.compile("train.lr"))
     expect(row).to_contain_text("0.001")
     expect(row).to_contain_text("0.002")
+
+
+def test_rollouts_are_heat_strips_the_worst_first(view: View, served: ServedPage) -> None:
+    lines = [json.dumps({"prompt": f"What is {i} plus {i}?", "expected": str(2 * i)}) for i in range(8)]
+    (served.base / "data/questions.jsonl").write_text("\n".join(lines) + "\n")
+    (served.base / "grpo.yaml").write_text(GRPO)
+    command = [sys.executable, "-m", "stoker", "train", "grpo.yaml", "output=runs/policy"]
+    subprocess.run(command, cwd=served.base, check=True, capture_output=True)
+    view.open("#/train?lang=en")
+    page = view.open(f"#/train/{run_id(served, view, 'policy')}/rollouts?lang=en")
+    expect(page.locator(".panel .tokens").first).to_be_visible(timeout=TRAINING)
+    scores = [float(text) for text in re.findall(r"Score (-?[\d.]+)", page.locator("main").inner_text())]
+    assert scores == sorted(scores)
+    assert len(scores) == 8
+    page.locator(".panel .token").first.click()
+    expect(page.locator(".panel").first).to_contain_text("Advantage")
+    page.locator("#rollout-by").select_option("kl")
+    assert "by=kl" in page.url
 
 
 def test_runs_without_rollouts_say_so(view: View, served: ServedPage) -> None:

@@ -62,6 +62,7 @@ test("command lines are quoted for a shell", () => {
 test("tokens", () => {
   assert.equal(visible("\n"), "⏎\n");
   assert.equal(visible(" "), "·");
+  assert.equal(visible(""), "∅");
   assert.equal(visible(" a"), " a");
   assert.deepEqual(heat(0, 0), {});
   assert.match(heat(-1, 1).background, /--series-0\) 45%/);

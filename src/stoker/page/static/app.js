@@ -22,16 +22,19 @@ const first = get("/api/me").catch((error) => error); // asked before anything i
 
 /** The place of an address; its module is loaded when it is first met. */
 function Place({ route, me }) {
+  const [error, setError] = useState(null);
   const [, loaded] = useState(0);
   useEffect(() => {
+    setError(null);
     if (!places[route.place]) {
       MODULES[route.place]().then((module) => {
         places[route.place] = module.default;
         loaded((n) => n + 1);
-      });
+      }, setError);
     }
   }, [route.place]);
   const Found = places[route.place];
+  if (error && !Found) return html`<${Problem} error=${error} />`;
   return Found ? html`<${Found} key=${route.place} route=${route} me=${me} />` : html`<${Waiting} />`;
 }
 
@@ -99,7 +102,7 @@ function skip(event) {
 
 async function begin() {
   applyTheme(session().theme);
-  MODULES[here().place](); // on its way while the words are
+  MODULES[here().place]().catch(() => {}); // on its way while the words are; `Place` says where it fails
   loadGlossary();
   await setLanguage(here().query.lang || preferred());
   render(html`<${App} />`, document.getElementById("app"));

@@ -111,6 +111,7 @@ function Plot({ curves, metric, axis, log, smooth, events, range, onRange, label
   const later = useRef(0);
   const mine = useRef(false); // whether a scale is being set by the code here
   const latest = useRef({});
+  const [failed, fail] = useState(null); // the library did not come
   const data = toData(curves, metric, smooth);
   latest.current = { onRange, data };
   const shape = `${curves.map((curve) => curve.run.id).join(",")}|${metric}|${axis}|${log}|${document.documentElement.dataset.theme}|${data.length}`;
@@ -166,7 +167,7 @@ function Plot({ curves, metric, axis, log, smooth, events, range, onRange, label
       observer = new ResizeObserver(() => box.current && plot.current?.setSize({ width: box.current.clientWidth, height: 220 }));
       observer.observe(box.current);
       bounds.current = whole(latest.current.data, bounds.current, range);
-    });
+    }, fail);
     return () => {
       stopped = true;
       clearTimeout(later.current);
@@ -206,7 +207,7 @@ function Plot({ curves, metric, axis, log, smooth, events, range, onRange, label
     node.addEventListener("wheel", wheel, { passive: false });
     return () => node.removeEventListener("wheel", wheel);
   }, []);
-  return html`<div class="plot" ref=${box} tabindex="0" role="group" aria-label=${label} onKeyDown=${key}></div>`;
+  return html`<${Problem} error=${failed} /><div class="plot" ref=${box} tabindex="0" role="group" aria-label=${label} onKeyDown=${key}></div>`;
 }
 
 /** The widest x that was seen; of a zoomed view the earlier bounds stay. */

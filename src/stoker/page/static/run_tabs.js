@@ -93,7 +93,7 @@ function JobText({ run }) {
     rememberJob({ yaml: run.job, name: `${run.name}-2` });
     go({ place: "start", run: "job", tab: "" });
   };
-  return html`<${Action} label=${t("run.edit_copy")} onPress=${edit} /><pre class="log" tabindex="0" aria-label=${t("job.yaml")}>${run.job}</pre>`;
+  return html`${!isReport() && html`<${Action} label=${t("run.edit_copy")} onPress=${edit} />`}<pre class="log" tabindex="0" aria-label=${t("job.yaml")}>${run.job}</pre>`;
 }
 
 function Evaluations({ path }) {
@@ -129,5 +129,5 @@ const RolloutTab = ({ path, run, route }) => html`<${Command} line=${rolloutsLin
 const PlanTab = ({ run }) => html`<${Measured} run=${run.id} />`;
 
 export const TABS = isReport()
-  ? { events: Events, plan: PlanTab, job: JobText }
+  ? { events: Events, samples: Samples, plan: PlanTab, evaluations: Evaluations, job: JobText }
   : { events: Events, samples: Samples, rollouts: RolloutTab, seen: Seen, plan: PlanTab, logs: Logs, job: JobText, evaluations: Evaluations, files: Files };

@@ -4,7 +4,7 @@ import { html, useState } from "./html.js";
 import { number, t } from "./i18n.js";
 
 /** White space is shown where nothing else would be. */
-export const visible = (text) => (text.trim() === "" ? text.replaceAll(" ", "·").replaceAll("\n", "⏎\n").replaceAll("\t", "→") : text);
+export const visible = (text) => (text === "" ? "∅" : text.trim() === "" ? text.replaceAll(" ", "·").replaceAll("\n", "⏎\n").replaceAll("\t", "→") : text);
 
 /** A heat of -1 to 1: blue below, orange above, without colour at zero. */
 export function heat(value, scale) {
