@@ -155,6 +155,19 @@ def test_without_a_step_or_its_time_there_is_none(history: History) -> None:
     assert goodput(history.write()) is None
 
 
+def test_lines_with_fewer_fields_are_read(history: History) -> None:
+    history.start("started", 4.0)
+    history.step(seconds=2.0)
+    history.step(seconds=3.0)
+    for name in ("data_seconds", "stall"):
+        del history.lines[-1][name]
+    history.now += 1.0
+    history.lines.append({"step": 3, "loss": 1.0, "time": history.now})
+    found = goodput(history.write())
+    assert found is not None and found.wall == 9.0
+    assert found.parts["productive"] == 1.5 + 3.0 and found.parts["data"] == 0.5
+
+
 def test_while_it_trains_it_says_the_same(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also behind a fault, with steps that were done again."""
     history.start("started", 5)

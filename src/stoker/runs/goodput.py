@@ -132,19 +132,21 @@ def _began(records: Sequence[_Record]) -> float:
 
 def _records(folder: RunFolder) -> Iterator[_Record]:
     for line in folder.read_metrics():
-        if line.get("time"):
+        if line.get("time") and line.get("seconds") is not None:
             yield _step(line)
     for line in read_lines(folder.repeated):
         if line.get("time"):
-            yield _Record(line["time"], "step", {"checkpoint": line["stall"], "recomputation": line["seconds"]})
+            took: dict[Cause, float] = {"checkpoint": line.get("stall", 0.0), "recomputation": line.get("seconds", 0.0)}
+            yield _Record(line["time"], "step", took)
     for event in folder.read_events():
         name = event.get("event", "")
         if name in TOOK or name in (*STARTS, *FAULTS):
-            took = TOOK.get(name, lambda _: {})(event)
-            yield _Record(event["time"], name, took, event.get("began"))
+            yield _Record(event["time"], name, TOOK.get(name, lambda _: {})(event), event.get("began"))
 
 
 def _step(line: dict[str, Any]) -> _Record:
-    computing = line["seconds"] - line["data_seconds"]
-    kind: Cause = "productive" if line["loss"] is not None else "left_out"
-    return _Record(line["time"], "step", {"checkpoint": line["stall"], "data": line["data_seconds"], kind: computing})
+    # Lines of earlier versions have fewer fields.
+    waited = line.get("data_seconds", 0.0)
+    kind: Cause = "productive" if line.get("loss") is not None else "left_out"
+    took: dict[Cause, float] = {"checkpoint": line.get("stall", 0.0), "data": waited, kind: line["seconds"] - waited}
+    return _Record(line["time"], "step", took)
