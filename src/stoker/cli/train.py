@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stoker.cli.follow_data import check_follows, contents_of, wait_for_more
 from stoker.cli.openmp_threads import patient_threads
 from stoker.cli.preflight import open_job, planned
 from stoker.cli.stage_options import add_stage_options, asks_for_stages
@@ -38,13 +39,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fresh", action="store_true", help="put an earlier run in the same folder aside, and start over"
     )
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON, and nothing else")
+    parser.add_argument(
+        "--follow",
+        type=float,
+        metavar="SECONDS",
+        help="go on as rows come at the end of the data, looking for them every SECONDS; of `ranking.progressive`",
+    )
     add_stage_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; returns 0 when done; 128 + signal, or `faults.requeue` after SIGTERM, when asked to stop before."""
     from stoker.launch.cluster_env import joined
-    from stoker.resilience.deadline import exit_code
 
     if "=" in arguments.job and not Path(arguments.job).exists():  # values alone, for the default job file
         arguments.job, arguments.overrides = DEFAULT_JOB, [arguments.job, *arguments.overrides]
@@ -53,8 +59,12 @@ def run(arguments: argparse.Namespace) -> int:
         if asks_for_stages(arguments):
             from stoker.cli.train_stages import train_stages
 
+            if arguments.follow is not None:
+                raise UserError("--follow is of one run, and this job has stages")
             return train_stages(arguments, rank_info)
         opened = open_job(arguments.job, arguments.overrides, trains=True)
+        if arguments.follow is not None:
+            check_follows(opened, arguments.follow, alone=rank_info is None)
         if task_of(opened.job).prompts:
             patient_threads()
         spec = spec_of(opened, rank_info, quiet=arguments.json)
@@ -65,11 +75,33 @@ def run(arguments: argparse.Namespace) -> int:
     first = rank_info is None or rank_info.rank == 0
     if arguments.fresh and first:
         put_run_aside(spec.output)
+    if arguments.follow is not None:
+        return _follow(arguments, opened, spec)
     ending = trained(spec, rank_info)
+    return _said(arguments, spec, ending, first=first)
+
+
+def _follow(arguments: argparse.Namespace, opened: LoadedJob, spec: RunSpec) -> int:
+    """Trains again and again, each time on what has come since."""
+    while True:
+        known = contents_of(opened, spec.base)
+        ending = trained(spec)
+        code = _said(arguments, spec, ending, first=True)
+        if code:
+            return code
+        wait_for_more(opened, spec.base, known, arguments.follow)
+        opened = open_job(arguments.job, arguments.overrides, trains=True)
+        spec = spec_of(opened, None, quiet=arguments.json)
+
+
+def _said(arguments: argparse.Namespace, spec: RunSpec, ending: RunResult | int, *, first: bool) -> int:
+    """Says how a run ended; the exit code."""
+    from stoker.resilience.deadline import exit_code
+
     if isinstance(ending, int):
         return ending
     if first and arguments.json:
-        print(json.dumps(answer_of(spec.output, ending)))
+        print(json.dumps(answer_of(spec.output, ending)), flush=True)
     elif first:
         say_ending(spec, ending, shlex.join(["stoker", "train", arguments.job, *arguments.overrides]))
     return 0 if ending.state == "done" else exit_code(ending.signal or 0, spec.loaded.job.faults)

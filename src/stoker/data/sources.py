@@ -85,10 +85,15 @@ class Source:
     def fingerprint(self) -> str:
         """64 hexadecimal digits that change with the files' content, their names, or the slice."""
         digest = hashlib.blake2b(digest_size=32)
-        for file, content in zip(self.files, _contents(self.files), strict=True):
-            digest.update(f"{relative(file, self.root)}\0{content}\n".encode())
+        for name, content in self.contents().items():
+            digest.update(f"{name}\0{content}\n".encode())
         digest.update(f"{self.corpus}{self.part}".encode())
         return digest.hexdigest()
+
+    def contents(self) -> dict[str, str]:
+        """What changes with each file's content, by the file's name, in their order."""
+        names = [str(relative(file, self.root)) for file in self.files]
+        return dict(zip(names, _contents(self.files), strict=True))
 
 
 def _rows(files: Sequence[RemoteFile]) -> Iterator[Raw | Rejected]:

@@ -100,6 +100,7 @@ class TaskSpec:
         perplexity: whether exp(loss) is one.
         dropout: whether the dropout of the model's configuration is active in training.
         details: what `stoker eval` adds, of (task, engine, documents, names of their sources).
+        grows: whether a finished run goes on where its data has more rows at the end.
         plan: predicts memory and exchange, of a task without a language model.
         prepare: makes model, data and samples, where `stoker.train.prepare` does not; the path is where relative ones
             begin.
@@ -148,6 +149,7 @@ class TaskSpec:
     dropout: bool = True
     details: Callable[[LanguageTask, Engine, Sequence[Document], Sequence[str]], dict[str, Any]] | None = None
     prepare: Callable[[LoadedJob, Device, Mesh | None, Path], Prepared] | None = None
+    grows: Callable[[Job], bool] = lambda _: False
     plan: Callable[[LoadedJob, Path, Cluster], RankingPlan] | None = None
     gate: Callable[[LoadedJob, Path], None] | None = None
     audit: Callable[[LoadedJob, Path], LogAudit] | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -15,13 +17,16 @@ from stoker.data.ranking.features import Features
 from stoker.data.ranking.find_features import SAMPLE, find_features
 from stoker.data.ranking.fit_features import fit_features
 from stoker.data.ranking.log_batch import RowBatch, read_batch
-from stoker.data.ranking.log_rows import log_rows
+from stoker.data.ranking.log_rows import in_order, log_rows
 from stoker.data.ranking.times import days_of
 from stoker.data.rows import Raw
 from stoker.data.sources import Source, open_source
+from stoker.data.splits import ALL_ROWS
 from stoker.errors import Problem, UserError
 from stoker.job.schema import SourceBlock
 
+# Beside the fingerprints of the files of a log that may grow:
+FITTED, IN_ORDER = "what the first period says of the features", "the order of the files in time"
 PERIODS = 10  # that rows without a time, of one file, are divided into
 
 
@@ -139,7 +144,9 @@ def open_log(
         evaluated = RowSet(other, fitted, _by_time(other))
     elif kept < len(rows):
         evaluated = RowSet(store, fitted, rows[kept:])
-    prints = {source.name: source.fingerprint() for source, _ in (*sources, *others)}
+    grows = progressive and all(source.part == ALL_ROWS for source, _ in sources)
+    prints = _prints_of_files(store, sources, fitted) if grows else {}
+    prints |= {source.name: source.fingerprint() for source, _ in (*([] if grows else sources), *others)}
     return ClickLog(fitted, training, evaluated, prints)
 
 
@@ -171,6 +178,22 @@ def _by_time(store: ColumnStore) -> np.ndarray:
     if store.features.time is None:
         return np.arange(len(store), dtype=np.int64)
     return np.argsort(store.array("time"), kind="stable")
+
+
+def _prints_of_files(store: ColumnStore, sources: Sequence[tuple[Source, str]], fitted: Features) -> dict[str, str]:
+    """What must stay of a log that may grow.
+
+    These are what its first period says of the features, and all of its files so far, none later than a new one.
+    """
+    order = store.array("place")[_by_time(store)][:, 0]
+    known = hashlib.blake2b(json.dumps(fitted.as_json(), sort_keys=True).encode(), digest_size=16).hexdigest()
+    found = {FITTED: known, IN_ORDER: "none is later than the next one" if (np.diff(order) >= 0).all() else "mixed"}
+    for source, _ in sources:
+        files = enumerate(replace(source, files=in_order(source.files)).contents().items(), 1)
+        found |= {f"{source.name}, file {number} ({name})": content for number, (name, content) in files}
+    if found[IN_ORDER] == "mixed":
+        found |= {source.name: source.fingerprint() for source, _ in sources}
+    return found
 
 
 def _check_some(store: ColumnStore, settings: LogSettings) -> None:

@@ -169,6 +169,7 @@ TASK = TaskSpec(
     target="sample",
     perplexity=False,
     prepare=_prepare,
+    grows=lambda job: block_of_task(job, RankingBlock).progressive,
     plan=_plan,
     gate=_gate,
     audit=_audit,

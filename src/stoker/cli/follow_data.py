@@ -1,0 +1,66 @@
+"""``stoker train --follow``: a run whose log grows goes on as files come."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import sleep
+from typing import TYPE_CHECKING
+
+from stoker.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    from stoker.job import LoadedJob
+
+
+def check_follows(loaded: LoadedJob, seconds: float, *, alone: bool) -> None:
+    """That a job can be trained with ``--follow``.
+
+    Args:
+        alone: whether no launcher started this process.
+
+    Raises:
+        UserError: its data may not grow.
+    """
+    from stoker.job.task_spec import task_of
+
+    if seconds <= 0:
+        raise UserError(Problem(f"--follow {seconds:g}: there are no such seconds", "write `--follow 60`"))
+    if not task_of(loaded.job).grows(loaded.job):
+        message = "--follow is for logs that grow, which are trained on in order of time"
+        raise UserError(Problem(message, "write `task: ranking` with `ranking: {progressive: true}`"))
+    if loaded.job.steps is not None:
+        raise UserError(
+            loaded.problem("steps", "--follow trains on whatever comes, and `steps` ends before", "write `epochs: 1`")
+        )
+    if not alone:
+        raise UserError(Problem("--follow cannot be told to a launcher's processes", "start `stoker train` itself"))
+
+
+def contents_of(loaded: LoadedJob, base: Path) -> list[dict[str, str]]:
+    """What changes with each file's content, by source and name."""
+    from stoker.data.sources import open_source
+
+    return [open_source(block, base).contents() for block in loaded.job.data]
+
+
+def wait_for_more(
+    loaded: LoadedJob,
+    base: Path,
+    known: list[dict[str, str]],
+    seconds: float,
+    pause: Callable[[float], None] = sleep,
+) -> None:
+    """Returns once the files differ from those that are known, and nobody has written to them between two looks."""
+    print(f"waiting for more rows, a look every {seconds:g} s; Ctrl-C ends", file=sys.stderr, flush=True)
+    before = known
+    while True:
+        pause(seconds)
+        try:
+            found = contents_of(loaded, base)
+        except UserError:  # a file that is just being moved
+            continue
+        if found != known and found == before:
+            return
+        before = found

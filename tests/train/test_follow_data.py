@@ -1,0 +1,117 @@
+"""A progressive run whose log grows: it goes on with the new rows, and is the run that has had them all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click_logs import ranking_job, write_clicks
+from running import run, write_job
+
+from stoker.cli import follow_data, train
+from stoker.cli.main import main
+from stoker.errors import UserError
+
+DAYS = ("day_1.jsonl", "day_2.jsonl", "day_10.jsonl")
+
+
+@pytest.fixture
+def days(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A log of three files in order of time, the third of which is elsewhere."""
+    rows = [json.loads(line) for line in write_clicks(tmp_path / "all.jsonl").read_text().splitlines()]
+    lines = [
+        json.dumps({**row, "timestamp": 1_500_000_000 + 86_400 * (n // 80) + n}) + "\n" for n, row in enumerate(rows)
+    ]
+    (tmp_path / "log").mkdir()
+    for number, name in enumerate(DAYS):
+        (tmp_path / "log" / name).write_text("".join(lines[80 * number : 80 * (number + 1)]))
+    (tmp_path / "log" / DAYS[2]).rename(tmp_path / DAYS[2])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def growing(**changes: Any) -> dict[str, Any]:
+    job = ranking_job(ranking={"progressive": True}, data="log/*.jsonl", **changes)
+    del job["steps"]
+    train = {**job["train"], "schedule": "constant", "batch": 10}
+    return {**job, "epochs": 1, "train": train, "evaluate": {"fraction": 0.0}}
+
+
+def test_a_run_goes_on_with_new_rows(days: Path) -> None:
+    first = run(days, growing(output="grown"))
+    assert first.outcome.step == 16
+    shutil.copy(days / DAYS[2], days / "log" / DAYS[2])
+    grown = run(days, growing(output="grown"))
+    whole = run(days, growing(output="whole"))
+    assert grown.outcome.step == whole.outcome.step == 24
+    assert [line["step"] for line in grown.folder.read_metrics()] == list(range(1, 25))
+    assert grown.losses == whole.losses
+    weights = [ran.prepared.task.model.state_dict() for ran in (grown, whole)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert grown.prepared.task.tables.rows == whole.prepared.task.tables.rows
+    for one, other in zip(grown.prepared.task.tables.parts(), whole.prepared.task.tables.parts(), strict=True):
+        for name, table in one.tables.items():
+            assert torch.equal(table.values, other.tables[name].values)
+
+
+@pytest.mark.parametrize("change", ["earlier rows", "another first file", "a file in between"])
+def test_a_log_that_changed_otherwise_is_refused(change: str, days: Path) -> None:
+    run(days, growing())
+    new = (days / DAYS[2]).read_text().splitlines(keepends=True)
+    if change == "earlier rows":
+        rows = [{**json.loads(line), "timestamp": 1_500_000_100} for line in new]
+        (days / "log" / DAYS[2]).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif change == "another first file":
+        (days / "log" / DAYS[0]).write_text("".join(new))
+    else:
+        (days / "log" / "day_1b.jsonl").write_text("".join(new))
+    with pytest.raises(UserError, match="has changed since the run"):
+        run(days, growing())
+
+
+def test_follow_trains_on_what_comes(
+    days: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_job(days, growing(output="followed"))
+    looks: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        """Between two looks: half of the new file comes, then the rest, then nothing until the person ends it."""
+        looks.append(seconds)
+        new = (days / DAYS[2]).read_text()
+        if len(looks) == 1:
+            (days / "log" / DAYS[2]).write_text(new[: len(new) // 2])
+        elif len(looks) == 2:
+            (days / "log" / DAYS[2]).write_text(new)
+        elif len(looks) == 6:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "wait_for_more", partial(follow_data.wait_for_more, pause=sleep))
+    assert main(["train", "job.yaml", "--follow", "7", "--json"]) == 130
+    said = capfd.readouterr()
+    assert [json.loads(line)["step"] for line in said.out.splitlines()] == [16, 24]
+    assert set(looks) == {7.0} and said.err.count("waiting for more rows, a look every 7 s") == 2
+    whole = run(days, growing(output="whole"))
+    lines = [json.loads(line) for line in (days / "followed/metrics.jsonl").read_text().splitlines()]
+    assert [line["loss"] for line in lines] == whole.losses
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--follow", "0"), "--follow 0: there are no such seconds"),
+        (("--follow", "5", "ranking.progressive=false"), "--follow is for logs that grow"),
+        (("--follow", "5", "steps=3", "epochs=null"), "`steps` ends before; write `epochs: 1`"),
+    ],
+)
+def test_what_cannot_be_followed(
+    words: tuple[str, ...], said: str, days: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_job(days, growing())
+    assert main(["train", "job.yaml", *words]) == 2
+    assert said in capsys.readouterr().err and not (days / "run").exists()
