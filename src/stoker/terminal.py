@@ -73,6 +73,11 @@ class Output:
         return getattr(self._stream, name)
 
 
+def unwrapped(stream: Any) -> Any:
+    """The stream that an `Output` writes to."""
+    return stream._stream if isinstance(stream, Output) else stream
+
+
 def unescaped(stream: Any) -> Any:
     """Where to write what is meant to steer the terminal."""
     return getattr(stream, "unescaped", stream)
@@ -91,10 +96,14 @@ def escaped_output() -> Iterator[None]:
 
 
 def give_up_output() -> None:
-    """Nothing is written to standard output any more, so that no flush at the end of the process fails again."""
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, sys.stdout.fileno())
-    os.close(nothing)
+    """What could not be written is not tried again at the end of the process, which would change its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            unwrapped(stream).flush()
+        except OSError:  # said already, or there is nobody to say it to
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, stream.fileno())
+            os.close(nothing)
 
 
 def _usable(stream: Any) -> Any:

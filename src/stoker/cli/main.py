@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from stoker.errors import RunFailed, UserError
+from stoker.errors import UserError
 from stoker.hardware.machine_limits import machine_problem  # while there is memory to load it
 from stoker.terminal import escaped_output, give_up_output
 
@@ -52,10 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # the processes that are started import no file of the current folder
     with escaped_output():
         code = _guarded(words)
-        try:
-            sys.stdout.flush()
-        except (BrokenPipeError, RunFailed):  # said already, or there is nobody to say it to
-            give_up_output()
+        give_up_output()
         return code
 
 

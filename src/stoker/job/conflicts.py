@@ -172,7 +172,7 @@ def _sync(view: View) -> Iterator[Problem]:
     sync = view.value("export.sync")
     if sync is None:
         return
-    if "ranking" not in view.task.exports:
+    if not view.task.has_tables:
         message = f"`export.sync` sends rows of tables, and `task: {view.task.name}` has none"
         yield from view.at_each(["export.sync", "task"], message, "remove it, or write `task: ranking`")
     elif view.value("ranking.servers") is not None:
@@ -199,7 +199,7 @@ def has_effect(job: Job, path: KeyPath) -> bool:
         return not _idle_in_layout(job, str(path[-1]))
     task = TASKS[job.task]
     if path[0] == "export":
-        return "ranking" in task.exports
+        return task.has_tables
     if not task.text:
         without = WITHOUT_TEXT if task.sources else (*WITHOUT_TEXT, *WITHOUT_SOURCES)
         if path[0] in ("data", "evaluate") and any(part in OF_TEXT for part in path):

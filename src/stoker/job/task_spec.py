@@ -114,6 +114,7 @@ class TaskSpec:
         resident: copies of the model held frozen beside the trained one, for the planner.
         reads: forward passes without gradients beside each that is trained on, for the planner.
         roles: what is resident while it trains, by name, the trained model first.
+        has_tables: whether its runs hold tables of embeddings, which a store can follow.
         exports: formats that a run can be written in.
         export: what writes a run, where it is not a language model: called with the run, the target, the checkpoint,
             the keys that may run code, the path where relative ones begin, and how many versions of a store stay.
@@ -159,6 +160,7 @@ class TaskSpec:
     resident: Callable[[Job], int] = lambda _: 0
     reads: Callable[[Job], int] = lambda _: 0
     roles: Callable[[Job], tuple[str, ...]] = lambda _: ("model",)
+    has_tables: bool = False
     exports: tuple[str, ...] = ("adapter", "merged", "gguf")
     export: Callable[[str, str, str, Sequence[str], Path, int], tuple[RunFolder, RankingExport]] | None = None
     next_commands: Callable[[ResolvedJob, str], tuple[str, ...]] = _language_commands

@@ -175,6 +175,7 @@ TASK = TaskSpec(
     audit=_audit,
     measure=_measure,
     toy=_toy,
+    has_tables=True,
     exports=("ranking",),
     export=_export,
     next_commands=_next,
