@@ -101,7 +101,8 @@ def test_a_rank_that_stops_is_named_with_its_stack_and_started_again(tmp_path: P
     code, out, err = ran(tmp_path, "hang_once", "hang: 1.5, back_off: 0")
     assert (code, out.splitlines()[-1]) == (0, "done 6"), err
     (event,) = events(tmp_path, "hung")
-    assert (event["rank"], event["phase"], event["step"], event["silent_ranks"]) == (1, "train", 4, [0, 1])
+    assert (event["rank"], event["phase"], event["step"]) == (1, "train", 4)
+    assert event["silent_ranks"] in ([0, 1], [1])  # rank 0, which waits for it, may have spoken a moment later
     assert 1.5 <= event["silent"] < 10 and event["files"] == ["stack-0.txt", "stack-1.txt"]
     stacks = [(tmp_path / "run" / "logs" / f"stack-{rank}.txt").read_text() for rank in range(2)]
     assert "in its_own_work" in stacks[1] and "its_own_work" not in stacks[0]

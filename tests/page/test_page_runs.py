@@ -95,7 +95,22 @@ def test_a_run_is_shown_with_its_health(page: Browser, tmp_path: Path) -> None:
     assert levels == dict.fromkeys(("data", "memory", "speed", "goodput", "faults"), "ok")
     data = next(each["value"] for each in found["health"] if each["what"] == "data")
     assert data == {"rows": 200, "used": 199, "cut": 3, "dropped": 1, "tokens": 99}
-    assert "task: sft" in found["job"] and found["command"].startswith("stoker train ")
+    assert (
+        found["keys"]["task"] == "sft" and "task: sft" in found["job"] and found["command"].startswith("stoker train ")
+    )
+
+
+def test_a_line_that_is_no_number_spoils_no_list(page: Browser, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "runs" / "one")
+    make_run(tmp_path / "runs" / "two")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": NaN, "loss": 1.0, "time": "x", "seconds": null}\n')
+    with (folder / "events.jsonl").open("a") as file:
+        file.write('{"event": "saved"}\n{"event": "fault", "time": "x"}\n')
+    page.page.runs.forget()
+    runs = page.get("/api/runs").json()["runs"]
+    assert len(runs) == 2
+    assert all(page.get(f"/api/runs/{run['id']}").status_code == 200 for run in runs)
 
 
 def test_a_failure_and_too_much_memory_are_said(tmp_path: Path) -> None:

@@ -247,3 +247,14 @@ def _bound(bounds: list[Any], name: str) -> str | None:
         if value is not None:
             return f"{value:g}" if isinstance(value, float) else str(value)
     return None
+
+
+def flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """The leaves of a job's mapping by dotted key, such as ``data.0.path``."""
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = dict(enumerate(value)).items()
+    else:
+        return {prefix: value}
+    return {k: v for name, item in items for k, v in flat(item, f"{prefix}.{name}" if prefix else str(name)).items()}

@@ -136,6 +136,7 @@ def _keep_log(path: Path, rank_info: RankInfo, spec: RunSpec) -> Console | None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # in order with standard error
     began = time.strftime("%Y-%m-%d %H:%M:%S")
     print(
         f"-- {began} rank {rank_info.rank} of {rank_info.world}, process {os.getpid()}: {spec.layout.describe()}",

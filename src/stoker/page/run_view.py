@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import time
 from collections import Counter
@@ -15,6 +16,7 @@ import numpy as np
 
 from stoker.errors import UserError
 from stoker.files import read_file
+from stoker.job.key_paths import flat
 from stoker.job.yaml_document import parse_document
 from stoker.page.metric_series import SeriesCache
 from stoker.page.run_index import id_of, is_run_file
@@ -119,6 +121,7 @@ class RunViews:
         return {
             **self.summary(folder),
             "job": job_text(folder),
+            "keys": {key: str(value) for key, value in flat(job_values(folder)).items()},
             "command": shlex.join(["stoker", *words]) if words else f"stoker train {shlex.quote(str(folder.job))}",
             "health": [asdict(each) for each in self.health(folder)],
             "stages": self._stages(folder),
@@ -267,11 +270,14 @@ def _faults(events: list[dict[str, Any]]) -> Health:
 
 
 def _whole(value: Any) -> int:
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0
+    found = _number(value)
+    return int(found) if found is not None else 0
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """What is a finite number; None for anything else that a file may have in its place."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if is_number else None
 
 
 def _json(path: Path) -> dict[str, Any]:

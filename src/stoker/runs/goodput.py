@@ -132,16 +132,21 @@ def _began(records: Sequence[_Record]) -> float:
 
 def _records(folder: RunFolder) -> Iterator[_Record]:
     for line in folder.read_metrics():
-        if line.get("time") and line.get("seconds") is not None:
+        if _is_time(line.get("time")) and line.get("seconds") is not None:
             yield _step(line)
     for line in read_lines(folder.repeated):
-        if line.get("time"):
+        if _is_time(line.get("time")):
             took: dict[Cause, float] = {"checkpoint": line.get("stall", 0.0), "recomputation": line.get("seconds", 0.0)}
             yield _Record(line["time"], "step", took)
     for event in folder.read_events():
         name = event.get("event", "")
-        if name in TOOK or name in (*STARTS, *FAULTS):
+        if (name in TOOK or name in (*STARTS, *FAULTS)) and _is_time(event.get("time")):
             yield _Record(event["time"], name, TOOK.get(name, lambda _: {})(event), event.get("began"))
+
+
+def _is_time(value: Any) -> bool:
+    """Whether a record has a time; one that is spoilt, or of an earlier version, may have none."""
+    return isinstance(value, int | float) and value > 0
 
 
 def _step(line: dict[str, Any]) -> _Record:

@@ -20,14 +20,14 @@ from stoker.data.sources import open_source
 from stoker.errors import UserError
 from stoker.files import read_file
 from stoker.hardware.cache_folder import cache_folder
-from stoker.job.key_paths import leaves
+from stoker.job.key_paths import flat, leaves
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.stage import STAGE_KEYS, Stage
 from stoker.job.task_spec import task_of
 from stoker.models.model_folder import SETTINGS, TOKENIZER_FILES, weight_files
 from stoker.models.model_source import located
 from stoker.runs.run_folder import RunFolder
-from stoker.train.resume_check import differences, flat
+from stoker.train.resume_check import differences
 
 LENGTHS = ("steps", "epochs")
 

@@ -10,6 +10,7 @@ from typing import Any
 from stoker.checkpoint.collective import by_first
 from stoker.errors import RunFailed, UserError
 from stoker.files import read_file
+from stoker.job.key_paths import flat
 from stoker.job.load_job import load_job
 from stoker.job.resolved import ResolvedJob
 from stoker.runs.run_folder import RunFolder
@@ -104,14 +105,3 @@ def _data_of(folder: RunFolder) -> dict[str, str]:
         return dict(json.loads(read_file(folder.environment))["data"])
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-
-
-def flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """The leaves of a job's mapping by dotted key, such as ``data.0.path``."""
-    if isinstance(value, dict):
-        items = value.items()
-    elif isinstance(value, list):
-        items = dict(enumerate(value)).items()
-    else:
-        return {prefix: value}
-    return {k: v for name, item in items for k, v in flat(item, f"{prefix}.{name}" if prefix else str(name)).items()}

@@ -11,24 +11,8 @@ import { Command, Empty, Loaded, Problem, Status, Table, Tabs } from "./ui.js";
 
 const MOST = 6; // as many as there are colours
 
-/** The leaves of a job's YAML by dotted key; enough of YAML for the resolved jobs that runs keep, which are block style. */
-export function leaves(yaml) {
-  const found = {};
-  const path = [];
-  for (const line of yaml.split("\n")) {
-    const parts = /^(\s*)(- )?([\w-]+):(?:\s+(.*?))?\s*$/.exec(line.replace(/\s+#.*$/, ""));
-    if (!parts) continue;
-    const depth = parts[1].length + (parts[2] ? 2 : 0);
-    while (path.length && path[path.length - 1].depth >= depth) path.pop();
-    path.push({ depth, key: parts[3] });
-    if (parts[4] !== undefined && parts[4] !== "") found[path.map((part) => part.key).join(".")] = parts[4];
-  }
-  return found;
-}
-
-/** Keys whose values differ between jobs, with the value of each. */
-export function differences(jobs) {
-  const each = jobs.map(leaves);
+/** Keys whose values differ between jobs, given as the values by dotted key, with the value of each. */
+export function differences(each) {
   const keys = [...new Set(each.flatMap((one) => Object.keys(one)))];
   return keys.filter((key) => new Set(each.map((one) => one[key])).size > 1).map((key) => [key, ...each.map((one) => one[key] ?? "–")]);
 }
@@ -80,7 +64,7 @@ function Chosen({ runs, route }) {
   const ids = route.run;
   const details = runs.map((run) => useGet(`/api/runs/${encodeURIComponent(run.id)}`).data);
   const ready = details.every(Boolean);
-  const rows = ready ? differences(details.map((run) => run.job)) : [];
+  const rows = ready ? differences(details.map((run) => run.keys ?? {})) : [];
   const metrics = ready ? metricsOf([...new Set(details.flatMap((run) => run.metrics ?? []))]) : [];
   return html`<${Tabs} name=${t("place.compare")} current=${tab} items=${["curves", "keys", "evaluations", "rollouts"].map((name) => [name, t(`compare.tab.${name}`)])} />
     ${ready && tab === "curves" && html`<${Charts} runs=${runs} metrics=${metrics} route=${route} />`}

@@ -96,7 +96,8 @@ export function clusterOf(devices, device) {
 }
 
 function Stages({ yaml }) {
-  const names = [...yaml.matchAll(/^\s*- name:\s*(\S+)/gm)].map((found) => found[1]);
+  const chain = /^stages:\n((?:[ -].*\n?|\n)*)/m.exec(yaml)?.[1] ?? "";
+  const names = [...chain.matchAll(/^ *- name:\s*(\S+)/gm)].map((found) => found[1]);
   if (!names.length) return null;
   return html`<h2>${t("plan.chain")}</h2><ol class="graph">${names.map((name) => html`<li key=${name}>${name}</li>`)}</ol>`;
 }
