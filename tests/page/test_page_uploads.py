@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from browsing import Browser
 
+from stoker.page.uploads import clean_name
+
 ROWS = [{"prompt": f"What is {n}?", "completion": f"It is {n}."} for n in range(1, 8)]
 CONTENT = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
 
@@ -77,13 +79,86 @@ def test_a_version_leaves_rows_out_and_changes_others_and_says_so(page: Browser)
     numbers = [row["row"] for row in rows]
     edited = {"prompt": "What is three?", "completion": "3."}
     made = page.post(f"/api/data/{key}/versions", {"exclude": numbers[:1], "edit": {str(numbers[1]): edited}}).json()
-    assert (made["parent"], made["changes"], made["name"]) == (key, {"excluded": 1, "edited": 1}, "rows-v2.jsonl")
+    assert (made["parent"], made["changes"], made["name"]) == (
+        key,
+        {"excluded": 1, "edited": 1, "unreadable": 0},
+        "rows-v2.jsonl",
+    )
     lines = [json.loads(line) for line in Path(made["path"]).read_text().splitlines()]
     assert lines == [ROWS[0], edited, *ROWS[3:]]
     assert Path(page.get(f"/api/uploads/{key}").json()["path"]).read_bytes() == CONTENT
     again = page.post(f"/api/data/{made['id']}/versions", {"exclude": [1]}).json()
     assert (again["parent"], again["name"]) == (made["id"], "rows-v3.jsonl")
     assert [each["id"] for each in page.get("/api/data").json()["data"]] == [again["id"], made["id"], key]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("rows.csv", b'prompt,completion\n"a\nb",c\n\nd,e\nf,g\n'),
+        ("rows.jsonl", b'\n{"prompt": "a"}\n\n\n{"prompt": "d"}\n{"prompt": "f"}\n'),
+    ],
+)
+def test_a_row_is_found_by_the_number_that_messages_give_it(page: Browser, name: str, content: bytes) -> None:
+    key = upload(page, content, name)
+    rows = page.get(f"/api/data/{key}/rows").json()["rows"]
+    assert [row["row"] for row in rows] != [1, 2, 3]
+    for row in rows:
+        assert page.get(f"/api/data/{key}/rows?row={row['row']}&limit=1").json()["rows"] == [row]
+    assert page.get(f"/api/data/{key}/rows?row={rows[0]['row']}").json()["rows"] == rows
+    assert page.get(f"/api/data/{key}/rows?row=99").status_code == 404
+    edited = {"prompt": "changed", "completion": ""}
+    made = page.post(f"/api/data/{key}/versions", {"edit": {str(rows[1]["row"]): edited}}).json()
+    lines = [json.loads(line) for line in Path(made["path"]).read_text().splitlines()]
+    assert lines == [rows[0]["value"], edited, rows[2]["value"]]
+
+
+def test_a_version_says_which_rows_cannot_be_read(page: Browser) -> None:
+    key = upload(page, b'{"text": "a"}\n{broken\n5\n{"text": "d"}\n{also broken\n')
+    made = page.post(f"/api/data/{key}/versions", {"exclude": [5], "edit": {"1": {"text": "b"}}}).json()
+    assert made["changes"] == {"excluded": 1, "edited": 1, "unreadable": 2}
+    assert [place["row"] for place in made["unreadable"]] == [2, 3]
+    assert made["unreadable"][1]["reason"].startswith("not an object")
+    assert page.get("/api/data").json()["data"][0] == made
+
+
+@pytest.mark.parametrize(
+    ("stem", "ending"),
+    [
+        ("x" * 114, ".jsonl"),
+        ("_" + "x" * 200, ".jsonl"),
+        ("行" * 90, ".jsonl"),
+        ("x" * 300, ".jsonl.gz"),
+        ("..-x" * 90, ".csv"),
+    ],
+)
+def test_long_names_are_cut_before_their_suffix(page: Browser, stem: str, ending: str) -> None:
+    key = page.post("/api/uploads", {"name": stem + ending, "size": len(CONTENT)}).json()["id"]
+    whole = page.send("PATCH", f"/api/uploads/{key}?offset=0", content=CONTENT).json()
+    assert whole["done"] and Path(whole["path"]).read_bytes() == CONTENT
+    kept = whole["name"]
+    assert len(kept.encode()) <= 200 and kept.endswith(ending)
+    assert kept[:50] in stem
+    assert clean_name(kept) == kept
+    if ending == ".jsonl":
+        made = page.post(f"/api/data/{key}/versions", {"exclude": [1]}).json()
+        assert made["name"].endswith("-v2.jsonl") and len(made["name"].encode()) <= 200
+        again = page.post(f"/api/data/{made['id']}/versions", {"exclude": [1]}).json()
+        assert again["name"] == made["name"].replace("-v2", "-v3")
+
+
+@pytest.mark.parametrize(
+    "record", ["{}", "5", '{"name": "../../session.key"}', '{"name": 5}', '{"name": "gone.jsonl"}']
+)
+def test_a_broken_upload_hides_no_other(page: Browser, tmp_path: Path, record: str) -> None:
+    kept, broken = upload(page), upload(page)
+    path = tmp_path / "state" / "uploads" / broken / "upload.json"
+    values = json.loads(record)
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | values) if isinstance(values, dict) and values else record
+    )
+    assert [each["id"] for each in page.get("/api/data").json()["data"]] == [kept]
+    assert page.get(f"/api/uploads/{broken}").status_code == 404
 
 
 @pytest.mark.parametrize(

@@ -76,11 +76,12 @@ class _DataRoutes:
         return {"data": [self.uploads.as_json(upload) for upload in self.uploads.all()]}
 
     def file_rows(self, request: Request) -> Any:
-        """The rows of a file as they are written."""
+        """The rows of a file as they are written, after an offset or from the row of a number on."""
         query = request.query_params
         upload = self.uploads.find(request.path_params["id"])
         limit = number_of(query, "limit", default=50, least=1, most=MOST_ROWS)
-        return {"rows": self.uploads.rows(upload, number_of(query, "offset", default=0, most=1 << 40), limit)}
+        offset = number_of(query, "offset", default=0, most=1 << 40)
+        return {"rows": self.uploads.rows(upload, offset, limit, number_of(query, "row", default=0, most=1 << 40))}
 
     async def version(self, request: Request) -> Any:
         """Makes a version of a file."""

@@ -12,10 +12,10 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -32,6 +32,9 @@ SPARE = 1 << 28  # bytes that an upload leaves on the disk
 FLUSH = 1 << 20
 MOST_ROWS = 500
 MOST_CHANGES = 100_000
+MOST_PLACES = 100  # of rows that cannot be read, in the record of a version
+LONGEST_NAME = 200  # bytes; file systems take 255
+VERSION = 20  # bytes of a version's ending: -v2.jsonl
 RECORD = "upload.json"
 
 
@@ -42,7 +45,8 @@ class Upload:
     Attributes:
         size: bytes that it has when it is whole.
         parent: the id of the upload that it is a version of; empty for none.
-        changes: how many rows were left out and edited.
+        changes: how many rows were left out, edited, and not taken over as they cannot be read.
+        unreadable: {row, reason} of the first rows that cannot be read.
     """
 
     id: str
@@ -52,6 +56,7 @@ class Upload:
     time: float
     parent: str = ""
     changes: Mapping[str, int] = field(default_factory=dict)
+    unreadable: Sequence[Mapping[str, Any]] = ()
 
 
 class Uploads:
@@ -87,20 +92,20 @@ class Uploads:
         if ID.fullmatch(key):
             with suppress(OSError, ValueError, TypeError):
                 upload = Upload(**json.loads(read_file(self._folder / key / RECORD)))
-                if upload.id == key:
+                if upload.id == key and PurePath(upload.name).name == upload.name and self.path(upload).is_file():
                     return upload
         raise missing("there is no upload of this id", "GET /api/data lists them")
 
     def path(self, upload: Upload) -> Path:
         """Where the file is."""
-        return self._folder / upload.id / clean_name(upload.name)
+        return self._folder / upload.id / upload.name
 
     def offset(self, upload: Upload) -> int:
         """Bytes that have come."""
         return self.path(upload).stat().st_size
 
     def all(self) -> list[Upload]:
-        """All uploads, the newest first."""
+        """All uploads, the newest first; those whose record or file is broken are left out."""
         found = []
         for place in self._folder.iterdir():
             with suppress(PageError):
@@ -135,37 +140,56 @@ class Uploads:
             with self._lock:
                 self._writing.discard(upload.id)
 
-    def rows(self, upload: Upload, offset: int, limit: int) -> list[dict[str, Any]]:
-        """Rows as they are written, from a number on; ``row`` is its number as messages have it."""
+    def rows(self, upload: Upload, offset: int, limit: int, row: int = 0) -> list[dict[str, Any]]:
+        """Rows as they are written; ``row`` is a row's number as messages have it, such as its line in the file.
+
+        Args:
+            offset: how many rows to skip.
+            row: the number of the first row; 0 for the first after ``offset``.
+
+        Raises:
+            PageError: no row has this number.
+        """
         found: list[dict[str, Any]] = []
         for raw in read_rows(self.path(upload), offset):
             if len(found) >= limit:
                 break
+            if not found and row and raw.row != row:
+                continue
             value = decode(raw) if isinstance(raw, Raw) else raw
             problem = value.reason if isinstance(value, Rejected) else ""
             found.append({"row": raw.row, "value": None if problem else value, "problem": problem})
+        if row and not found:
+            raise missing(f"{upload.name} has no row {row}", "GET /api/data/ID/rows has the numbers")
         return found
 
     def version(self, upload: Upload, exclude: set[int], edit: Mapping[int, Any], user: str) -> Upload:
         """A new file without some rows and with other values in some; the old one stays as it is.
+
+        Rows that cannot be read are not in it; its record counts them and names the first.
 
         Raises:
             PageError: a row is not there, or the file is not whole.
         """
         if self.offset(upload) != upload.size:
             raise PageError(409, "the upload is not whole yet")
-        stem = re.sub(r"(-v\d+)?(\.[A-Za-z]+)+$", "", upload.name)
+        stem = _cut(re.sub(r"(-v\d+)?(\.[A-Za-z]+)+$", "", upload.name), LONGEST_NAME - VERSION)
         number = 2 + sum(each.parent != "" and each.name.startswith(f"{stem}-v") for each in self.all())
         made = Upload(secrets.token_hex(8), f"{stem}-v{number}.jsonl", 0, user, round(time.time(), 3), upload.id)
-        made = replace(made, changes={"excluded": len(exclude), "edited": len(edit)})
         place = self._folder / made.id
         place.mkdir(mode=0o700)
         try:
             seen: set[int] = set()
+            broken: list[Rejected] = []
             with (place / made.name).open("xb") as file:
-                for line in self._changed(upload, exclude, edit, seen):
+                for line in self._changed(upload, exclude, edit, seen, broken):
                     file.write(line)
-                made = replace(made, size=file.tell())
+                made = replace(
+                    made,
+                    size=file.tell(),
+                    changes={"excluded": len(exclude), "edited": len(edit), "unreadable": len(broken)},
+                    unreadable=[{"row": each.row, "reason": each.reason} for each in broken[:MOST_PLACES]],
+                )
             if absent := (exclude | set(edit)) - seen:
                 raise wrong(f"{upload.name} has no row {min(absent)}", "GET /api/data/ID/rows has the numbers")
             replace_file(place / RECORD, json.dumps(asdict(made)))
@@ -174,14 +198,18 @@ class Uploads:
             raise
         return made
 
-    def _changed(self, upload: Upload, exclude: set[int], edit: Mapping[int, Any], seen: set[int]) -> Iterator[bytes]:
+    def _changed(
+        self, upload: Upload, exclude: set[int], edit: Mapping[int, Any], seen: set[int], broken: list[Rejected]
+    ) -> Iterator[bytes]:
+        """The lines of a version; what rows there were, and which cannot be read, goes into ``seen`` and ``broken``."""
         for raw in read_rows(self.path(upload)):
             seen.add(raw.row)
             if raw.row in exclude:
                 continue
             value: Any = edit[raw.row] if raw.row in edit else decode(raw) if isinstance(raw, Raw) else raw
             if isinstance(value, Rejected):
-                continue  # a row that cannot be read is in no version
+                broken.append(value)
+                continue
             row = {"text": value} if isinstance(value, str) else value
             yield (json.dumps(row, ensure_ascii=False) + "\n").encode()
 
@@ -196,16 +224,24 @@ class Uploads:
 
 
 def clean_name(name: str) -> str:
-    """The name of a file, without folders, of a kind that is read.
+    """The name of a file, without folders, of a kind that is read; a long one is cut before its suffix.
 
     Raises:
         PageError: it is no such name.
     """
     last = re.split(r"[/\\]", name)[-1]
-    found = re.sub(r"[^\w.-]+", "_", last).lstrip(".-_")[-120:]
-    if not found or not data_suffix(found) or found == RECORD:
+    found = re.sub(r"[^\w.-]+", "_", last).lstrip(".-_")
+    kind = data_suffix(found)
+    if not kind or found == RECORD:
         raise wrong(f"{last[:60]!r} is of no kind that is read", f"known are {' '.join(SUFFIXES)}, also .gz and .zst")
-    return found
+    suffixes = PurePath(found).suffixes
+    ending = suffixes[-1] if suffixes[-1].lower() == kind else "".join(suffixes[-2:])  # .jsonl, .jsonl.gz
+    return _cut(found.removesuffix(ending), LONGEST_NAME - len(ending.encode())) + ending
+
+
+def _cut(text: str, most: int) -> str:
+    """The beginning of a text, with at most so many bytes of UTF-8."""
+    return text.encode()[:most].decode("utf-8", "ignore")
 
 
 def parsed_changes(body: dict[str, Any]) -> tuple[set[int], dict[int, Any]]:

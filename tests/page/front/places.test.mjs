@@ -4,7 +4,7 @@ import test from "node:test";
 import { splitEvents } from "../../../src/stoker/page/static/api.js";
 import { quoted, startLine, stopLine } from "../../../src/stoker/page/static/commands.js";
 import { differences, verdict } from "../../../src/stoker/page/static/compare.js";
-import { paired } from "../../../src/stoker/page/static/data.js";
+import { isOf, paired, written } from "../../../src/stoker/page/static/data.js";
 import { grouped, meant, shown, valueAt } from "../../../src/stoker/page/static/job_form.js";
 import { clusterOf } from "../../../src/stoker/page/static/plan.js";
 import { standing } from "../../../src/stoker/page/static/rail.js";
@@ -29,6 +29,21 @@ test("a form has the keys of its task only", () => {
 test("pairs stand beside each other", () => {
   const row = (verdict) => ({ verdict });
   assert.deepEqual(paired([row("chosen"), row("rejected"), row(""), row("rejected")]).map((group) => group.length), [2, 1, 1]);
+});
+
+test("an edited row is the one of its number and its file", async () => {
+  const file = { id: "u1", path: "/state/uploads/u1/rows.csv" };
+  assert.deepEqual([file, undefined, "", { id: "u2", path: "/b" }].map((each) => isOf({ source: file.path, row: 2 }, each)), [true, false, false, false]);
+  const rows = [{ row: 2, value: { a: "first" } }, { row: 4, value: { a: "second" } }, { row: 5, value: null, problem: "not valid JSON" }];
+  globalThis.fetch = async (path) => {
+    const query = new URL(path, "http://x").searchParams;
+    const from = query.has("row") ? rows.findIndex((each) => each.row >= Number(query.get("row"))) : Number(query.get("offset"));
+    return { ok: true, headers: new Map([["content-type", "application/json"]]), text: async () => JSON.stringify({ rows: from < 0 ? [] : rows.slice(from, from + 1) }) };
+  };
+  assert.deepEqual(await written("u1", 4), { a: "second" });
+  assert.deepEqual(await written("u1", 2), { a: "first" });
+  for (const row of [3, 9]) await assert.rejects(written("u1", row), /no_row|no row/);
+  await assert.rejects(written("u1", 5), /not valid JSON/);
 });
 
 test("differences of jobs", () => {

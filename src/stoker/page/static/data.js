@@ -116,14 +116,21 @@ export function paired(rows) {
   return groups;
 }
 
+/** Whether a row of the job's data is one of an uploaded file: others have the same numbers. */
+export const isOf = (row, file) => Boolean(file?.path) && row.source === file.path;
+
+/** The value of an uploaded file's row, by the number that messages give it; throws where it is another row. */
+export async function written(fileId, row) {
+  const { rows } = await get(`/api/data/${fileId}/rows`, { row, limit: 1 });
+  if (rows[0]?.row !== row || rows[0].problem) throw new Error(rows[0]?.problem || t("data.no_row", { row }));
+  return rows[0].value;
+}
+
 /** A row of an uploaded file as it is written, to be changed in a new version. */
 function EditRow({ fileId, row, isChanged, onChange }) {
   const [text, write] = useState(null);
   const [error, setError] = useState(null);
-  const open = async () => {
-    const { rows } = await get(`/api/data/${fileId}/rows`, { offset: row - 1, limit: 1 });
-    write(JSON.stringify(rows[0].value, null, 1));
-  };
+  const open = async () => write(JSON.stringify(await written(fileId, row), null, 1));
   const keep = () => {
     try {
       onChange(JSON.parse(text));
@@ -139,7 +146,7 @@ function EditRow({ fileId, row, isChanged, onChange }) {
     <${Problem} error=${error} />`;
 }
 
-function Rows({ yaml, fileId }) {
+function Rows({ yaml, file }) {
   const [rows, set] = useState([]);
   const [total, setTotal] = useState(null);
   const [error, setError] = useState(null);
@@ -162,6 +169,10 @@ function Rows({ yaml, fileId }) {
   };
   useEffect(() => void more(0), [yaml]);
   useEffect(() => {
+    exclude(new Set());
+    change({});
+  }, [yaml, file?.id]);
+  useEffect(() => {
     if (!end.current) return undefined;
     const watch = new IntersectionObserver((seen) => seen[0].isIntersecting && total !== null && rows.length < total && more(rows.length));
     watch.observe(end.current);
@@ -173,15 +184,16 @@ function Rows({ yaml, fileId }) {
     exclude(next);
   };
   const version = async () => {
-    setMade(await post(`/api/data/${fileId}/versions`, { exclude: [...out], edit: changed }));
+    setMade(await post(`/api/data/${file.id}/versions`, { exclude: [...out], edit: changed }));
     exclude(new Set());
     change({});
   };
   const changes = out.size + Object.keys(changed).length;
   return html`<${Problem} error=${error} />
     <p class="hint">${t("tokens.legend")} ${total !== null && t("data.shown", { shown: rows.length, n: total })}</p>
-    ${changes > 0 && html`<${Action} label=${t("data.version", { n: changes })} kind="primary" disabled=${!fileId} reason=${t("data.version_uploaded_only")} onPress=${version} />`}
-    ${made && html`<p class="note" role="status">${t("data.version_made", { name: made.name ?? made.id ?? "" })}</p>`}
+    ${changes > 0 && html`<${Action} label=${t("data.version", { n: changes })} kind="primary" onPress=${version} />`}
+    ${rows.some((row) => !isOf(row, file)) && html`<p class="hint">${t("data.version_uploaded_only")}</p>`}
+    ${made && html`<p class="note" role="status">${t("data.version_made", { name: made.name ?? made.id ?? "" })} ${made.changes?.unreadable > 0 && t("data.version_unreadable", { n: made.changes.unreadable, rows: made.unreadable.map((one) => one.row).join(", ") })}</p>`}
     ${total === null && !error && html`<${Waiting} what=${t("data.reading")} />`}
     <div class="scroll" tabindex="0" role="group" aria-label=${t("data.tab.rows")}>
       ${paired(rows).map(
@@ -189,9 +201,9 @@ function Rows({ yaml, fileId }) {
           ${group.map((row) => {
             const place = t("data.place", { source: String(row.source).split("/").pop(), row: row.row });
             return html`<div key=${row.verdict}>
-              <p class="hint"><label><input type="checkbox" checked=${out.has(row.row)} onChange=${() => toggle(row.row)} /> ${t("data.exclude")}</label> · ${place} ${row.verdict && t(`verdict.${row.verdict}`)} ${row.cut ? t("tokens.cut") : ""}</p>
+              <p class="hint"><label><input type="checkbox" checked=${isOf(row, file) && out.has(row.row)} disabled=${!isOf(row, file)} onChange=${() => toggle(row.row)} /> ${t("data.exclude")}</label> · ${place} ${row.verdict && t(`verdict.${row.verdict}`)} ${row.cut ? t("tokens.cut") : ""}</p>
               <${Tokens} tokens=${row.tokens} label=${place} />
-              ${fileId && group[0] === row && html`<${EditRow} fileId=${fileId} row=${row.row} isChanged=${row.row in changed} onChange=${(value) => change({ ...changed, [row.row]: value })} />`}
+              ${isOf(row, file) && group[0] === row && html`<${EditRow} fileId=${file.id} row=${row.row} isChanged=${row.row in changed} onChange=${(value) => change({ ...changed, [row.row]: value })} />`}
             </div>`;
           })}
         </div>`,
@@ -211,7 +223,7 @@ export default function Data({ route }) {
       : !state.yaml
         ? html`<${Empty} title=${t("job.none")} text=${t("job.none_text")}><a class="button primary" href=${link({ place: "start", run: "" })}>${t("job.pick_recipe")}</a><//>`
         : tab === "rows"
-          ? html`<${Rows} yaml=${state.yaml} fileId=${state.file?.id} />`
+          ? html`<${Rows} yaml=${state.yaml} file=${state.file} />`
           : html`<${Audit} yaml=${state.yaml} />`}
     ${state.yaml && tab !== "files" && html`<div class="actions"><a class="button" href=${link({ place: "start", run: "job", tab: "" })}>${t("data.back")}</a><a class="button primary" href=${link({ place: "plan", run: "", tab: "" })}>${t("data.next")}</a></div>`}`;
 }
