@@ -227,7 +227,9 @@ class Actions:
         assert asked.run is not None
         stem = f"{asked.run.name}-{_as_word('format', options.get('format', 'merged'))}"
         if "to" in options:
-            stem = Path(_as_word("to", options["to"])).name
+            stem = _as_word("to", options["to"])
+            if "/" in stem:
+                raise wrong("`to` has to be a name: exports lie in `exports` beside the runs")
         path, number = self._page.settings.runs[0] / "exports" / stem, 2
         while path.exists():
             path, number = path.with_name(f"{stem}-{number}"), number + 1

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+import httpx2
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
@@ -68,6 +69,9 @@ async def _events(answers: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes
             yield _event(piece)
     except PageError as error:
         yield _event(error.as_json())
+    except httpx2.HTTPError as error:  # the model's process has ended
+        message = f"the model has stopped answering ({type(error).__name__})"
+        yield _event(PageError(502, message, "send it again: the model is loaded anew").as_json())
 
 
 def _event(value: dict[str, Any]) -> bytes:

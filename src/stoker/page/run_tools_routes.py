@@ -7,8 +7,10 @@ import re
 import shlex
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -94,10 +96,10 @@ class _RunTools:
             for name in sorted(names):
                 path = Path(place, name)
                 if not path.is_symlink() and len(found) < LISTED:
-                    state = path.stat()
-                    found.append(
-                        {"name": str(path.relative_to(folder.path)), "size": state.st_size, "modified": state.st_mtime}
-                    )
+                    short = str(path.relative_to(folder.path))
+                    with suppress(OSError):  # a run that is at work deletes some
+                        state = path.stat()
+                        found.append({"name": short, "size": state.st_size, "modified": state.st_mtime})
         exported = [each for each in self.page.views.events(folder) if each.get("event") == "exported"]
         return {"folder": str(folder.path), "files": found, "exports": exported}
 
@@ -136,10 +138,14 @@ class _RunTools:
         if to.exists():
             raise PageError(409, f"there is a run {name} already", "give another name")
         with folder.take():
-            partial = to.with_name(f".{name}.partial")
-            shutil.rmtree(partial, ignore_errors=True)
-            shutil.copytree(folder.path, partial, symlinks=True, ignore=shutil.ignore_patterns(*NOT_COPIED))
-            partial.rename(to)
+            partial = Path(mkdtemp(prefix=f".{name}.", suffix=".partial", dir=to.parent))  # of this copy alone
+            leave_out = shutil.ignore_patterns(*NOT_COPIED)
+            try:
+                shutil.copytree(folder.path, partial, symlinks=True, ignore=leave_out, dirs_exist_ok=True)
+                partial.rename(to)
+            except OSError as error:
+                shutil.rmtree(partial, ignore_errors=True)
+                raise PageError(409, f"the copy {name} cannot be made: {error.strerror}") from error
         job = page.settings.state / "jobs" / f"{name}-{time.time_ns()}.yaml"
         replace_file(job, text)
         words = ["train", shown(job, base), f"output={shown(to, base)}"]

@@ -17,6 +17,7 @@ import numpy as np
 from stoker.errors import UserError
 from stoker.files import read_file
 from stoker.job.key_paths import flat
+from stoker.job.task_spec import TASKS
 from stoker.job.yaml_document import parse_document
 from stoker.page.metric_series import SeriesCache
 from stoker.page.run_index import id_of, is_run_file
@@ -122,6 +123,7 @@ class RunViews:
             **self.summary(folder),
             "job": job_text(folder),
             "keys": {key: str(value) for key, value in flat(job_values(folder)).items()},
+            "formats": _formats(folder),
             "command": shlex.join(["stoker", *words]) if words else f"stoker train {shlex.quote(str(folder.job))}",
             "health": [asdict(each) for each in self.health(folder)],
             "stages": self._stages(folder),
@@ -267,6 +269,13 @@ def _faults(events: list[dict[str, Any]]) -> Health:
     return Health(
         "faults", level, dict(counts), "health.faults.failed" if last == "failed" else f"health.faults.{level}"
     )
+
+
+def _formats(folder: RunFolder) -> list[str]:
+    """The formats that a run can be exported in."""
+    values = job_values(folder)
+    task = TASKS.get(str(values.get("task"))) if isinstance(values, dict) else None
+    return list(task.exports) if task else []
 
 
 def _whole(value: Any) -> int:

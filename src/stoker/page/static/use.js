@@ -80,16 +80,21 @@ function Chat({ runs, ids, route }) {
 }
 
 function Export({ run }) {
-  const [format, setFormat] = useState("merged");
-  const [to, setTo] = useState(`exported/${run.name}`);
+  const detail = useGet(`/api/runs/${encodeURIComponent(run.id)}`).data;
+  const formats = detail?.formats ?? [];
+  const [chosen, setFormat] = useState("");
+  const format = chosen || (formats.includes("merged") ? "merged" : formats[0] ?? "merged");
+  const [named, setTo] = useState(null);
+  const to = named ?? `${run.name}-${format}`;
+  const folder = `${run.folder.slice(0, run.folder.lastIndexOf("/"))}/exports/${to}`;
   const [id, started] = useState("");
   const press = async () => started((await post("/api/actions", { verb: "export", run: run.id, options: { format, to } })).id);
   return html`<p>${t("use.export_about")}</p>
     <div class="row">
-      <${Field} id="format" label=${t("use.format")}><select id="format" value=${format} onChange=${(event) => setFormat(event.target.value)}>${["adapter", "merged", "gguf"].map((name) => html`<option key=${name} value=${name}>${t(`format.${name}`)}</option>`)}</select><//>
+      <${Field} id="format" label=${t("use.format")}><select id="format" value=${format} onChange=${(event) => setFormat(event.target.value)}>${formats.map((name) => html`<option key=${name} value=${name}>${t(`format.${name}`)}</option>`)}</select><//>
       <${Field} id="to" label=${t("use.folder")}><input id="to" value=${to} onChange=${(event) => setTo(event.target.value)} /><//>
     </div>
-    <${Action} id="export" label=${t("use.export")} kind="primary" line=${exportLine(run, format, to)} onPress=${press} />
+    <${Action} id="export" label=${t("use.export")} kind="primary" line=${exportLine(run, format, folder)} onPress=${press} />
     <${Doing} id=${id} />
     <h2>${t("use.deploy")}</h2><p>${t("use.deploy_about")}</p><${Command} line=${serveLine(run)} />`;
 }
