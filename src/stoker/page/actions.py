@@ -20,7 +20,7 @@ from typing import Any
 from stoker.files import read_file, replace_file
 from stoker.page.accounts import Account
 from stoker.page.detached import Detached
-from stoker.page.job_paths import allowed_folders, is_inside
+from stoker.page.job_paths import SCHEMA, allowed_folders, is_inside
 from stoker.page.page_error import PageError, missing, wrong
 from stoker.page.routing import Page
 from stoker.page.verb import command_of
@@ -108,7 +108,8 @@ def _words(asked: Asked, name: str, value: Any) -> list[str]:
         text = each if isinstance(each, str) else ""
         if not text or len(text) > 300 or text.startswith("-") or not text.isprintable():
             raise wrong(f"`{name}` holds something that is no word")
-        if ("/" in text and not text.startswith("offline/")) or text.endswith((".yaml", ".json")):
+        is_file = text.lower().endswith((".yaml", ".yml", ".json")) or text.startswith(SCHEMA)
+        if is_file or ("/" in text and not text.startswith("offline/")):
             raise wrong(f"`{name}` names a file, which the page does not read", "use the command line")
         if text.startswith(CODE_SCORERS) and not asked.account.may("admin"):
             raise PageError(403, f"{text.partition(':')[0]} runs code or asks an address, which needs the role admin")

@@ -11,14 +11,19 @@ from typing import Any
 from stoker.errors import Problem
 from stoker.job.key_paths import KeyPath
 from stoker.job.yaml_document import JobDocument, parse_mapping
-from stoker.node_cache.urls import URL, WRAPPERS, is_url, scheme_of
+from stoker.node_cache.urls import URL, WRAPPERS, is_url, scheme_of, shown
 from stoker.page.accounts import Account
 from stoker.page.page_error import PageError
 from stoker.page.settings import PageSettings
 
 CODE = re.compile(r"\.py\b|^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")  # a file of Python, or an import path
+FUNCTION = re.compile(r"\s*(python|judge):(?=\S)")  # a scorer or environment that runs code, or asks an address
+SCHEMA = "json_schema:"  # a scorer whose argument is a path
 TRUST = ("trust_remote_code", "allow_pickle")
 CODE_TASKS = ("module",)
+STORES = ("lmdb", "redis", "rediss", "unix")  # stores, which are written to
+WRITTEN = (["output"], ["to"])
+PATTERN = re.compile(r"[*?\[{]")
 # Keys whose texts are names of files, models or data even without a slash; others are looked at where they have one.
 NAMED = {"path", "name", "data", "model", "tokenizer", "template", "output", "to", "reference", "base", "file"}
 HINT = "upload the file, or start the page with --data FOLDER"
@@ -57,22 +62,41 @@ def path_problems(document: JobDocument, settings: PageSettings, account: Accoun
             if value and path and path[-1] in TRUST and not trusted:
                 found.append(document.problem(path, f"`{path[-1]}` lets code run, which needs the role admin"))
             continue
-        if path == ("task",) and value in CODE_TASKS and not trusted:
-            found.append(document.problem(path, f"task {value} runs code, which needs the role admin"))
         if not isinstance(value, str):
             continue
-        if CODE.search(value) and not trusted:
-            found.append(document.problem(path, f"`{value[:60]}` names code to run, which needs the role admin"))
-        folders = writable if path[-1:] in (("output",), ("to",)) else readable
-        if _names_file(path, value, settings.base) and not _is_allowed(value, settings.base, folders):
-            what = f"`{value[:80]}` is not in a folder that this page may use"
+        text, words = value.strip(), _words(path)
+        if what := "" if trusted else _needs_trust(text, words):
+            found.append(document.problem(path, f"{what}, which needs the role admin"))
+        folders = writable if words[-1:] in WRITTEN or _is_store(text) else readable
+        if text.startswith(SCHEMA):
+            outside = not _is_allowed(text.removeprefix(SCHEMA), settings.base, readable)
+        else:
+            outside = _names_file(words, text, settings.base) and not _is_allowed(text, settings.base, folders)
+        if outside:
+            what = f"`{_shown(text)}` is not in a folder that this page may use"
             found.append(document.problem(path, what, HINT))
     return found
 
 
+def _needs_trust(text: str, words: list[str]) -> str:
+    """Why only an admin may write a text at the keys ``words``; empty where others may."""
+    if FUNCTION.match(text):
+        return f"`{text[:60]}` runs code or asks an address"
+    if CODE.search(text) or (words[-2:] == ["ranking", "model"] and ":" in text):
+        return f"`{text[:60]}` names code to run"
+    if words[-1:] == ["task"] and text in CODE_TASKS:
+        return f"task {text} runs code"
+    if URL.match(text) and not _is_lmdb(text) and (words[-1:] in WRITTEN or _is_store(text)):
+        return f"`{_shown(text)}` is written to"
+    return ""
+
+
 def _leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """The values, and the keys that are scorers, each with its place."""
     if isinstance(value, dict):
         for key, inner in value.items():
+            if FUNCTION.match(str(key)) or str(key).strip().startswith(SCHEMA):
+                yield (*path, str(key)), str(key)
             yield from _leaves(inner, (*path, str(key)))
     elif isinstance(value, list):
         for index, inner in enumerate(value):
@@ -81,19 +105,40 @@ def _leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
         yield path, value
 
 
-def _names_file(path: KeyPath, value: str, base: Path) -> bool:
-    """Whether a text leads to a file: it looks like a path, or there is something of its name."""
+def _words(path: KeyPath) -> list[str]:
+    """The keys of a path without indices; a key such as ``ranking.model`` is two."""
+    return [word for part in path if isinstance(part, str) for word in part.split(".")]
+
+
+def _is_lmdb(text: str) -> bool:
+    return text.lower().startswith("lmdb://")
+
+
+def _is_store(text: str) -> bool:
+    return bool(URL.match(text)) and scheme_of(text) in STORES
+
+
+def _shown(text: str) -> str:
+    """A text for messages: a URL without its password."""
+    return (shown(text) if URL.match(text) else text)[:80]
+
+
+def _names_file(words: list[str], value: str, base: Path) -> bool:
+    """Whether a text at some keys leads to a file: it looks like a path, or there is something of its name."""
     if "\n" in value or len(value) > 4096:
         return False
     if URL.match(value):
-        return not is_url(value) or scheme_of(value) in WRAPPERS or "::" in value
-    words = [str(part) for part in path if isinstance(part, str)]
-    if words[-1:] in (["output"], ["to"]):
+        return _is_lmdb(value) or not is_url(value) or scheme_of(value) in WRAPPERS or "::" in value
+    if words[-1:] in WRITTEN:
         return True
-    parts = value.replace("\\", "/").split("/")
+    parts, named = value.replace("\\", "/").split("/"), set(words[-1:]) & NAMED
+    if PATTERN.search(value) and (
+        (named and words[-1] != "template") or ("/" in value and not re.search(r"\s", value))
+    ):
+        return True  # what a pattern leads to is not told by whether there is a file of its name
     if value.startswith(("/", "~")) or ".." in parts:
         return bool(set(words) & NAMED) or value.startswith("~") or os.path.lexists(base / value) or ".." in parts
-    if "/" in value or set(words[-1:]) & NAMED:
+    if "/" in value or named:
         return os.path.lexists(base / value)
     return bool(re.search(r"\.(jsonl?|csv|tsv|parquet|txt|tar|gguf|jinja|ya?ml|py)(\.(gz|zst))?$", value)) and (
         os.path.lexists(base / value)
@@ -102,13 +147,15 @@ def _names_file(path: KeyPath, value: str, base: Path) -> bool:
 
 def _is_allowed(value: str, base: Path, folders: tuple[Path, ...]) -> bool:
     """Whether a path is inside of the folders; a pattern is judged by the part before its first wildcard."""
-    if URL.match(value):
+    if _is_lmdb(value):
+        value = value[len("lmdb://") :]
+    if URL.match(value) or not value:
         return False
     if value.startswith("~"):
         value = os.path.expanduser(value)  # noqa: PTH111 -- a user without a home stays as written
     if ".." in Path(value).parts:
         return False
-    fixed = re.split(r"[*?\[{]", value, maxsplit=1)[0]
+    fixed = PATTERN.split(value, maxsplit=1)[0]
     whole = Path(value) if fixed == value else Path(fixed).parent if not fixed.endswith("/") else Path(fixed)
     return is_inside(base / whole, folders)
 

@@ -1,0 +1,92 @@
+"""What a job that comes through the page may name: no code without the role admin, no file outside of the folders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from browsing import Browser, make_run
+
+from stoker.page.accounts import Account
+from stoker.page.job_paths import document_of, path_problems
+
+RUNNER, ADMIN = Account("runner", "run", ""), Account("boss", "admin", "")
+START = "task: grpo\nmodel: llama-3m\ndata: chatterbot-corpus\n"
+CODE = [
+    'grpo: {rewards: "python:timeit:timeit"}',
+    'grpo: {environment: "python:os:system"}',
+    'grpo: {rewards: {"python:timeit:timeit": 1.0}}',
+    'grpo: {rewards: [numeric, "judge:http://10.0.0.1/v1"]}',
+    'grpo: {rewards: {"judge:http://10.0.0.1/v1": 1.0}}',
+    "ranking: {model: my-script:main}",
+    "ranking.model: my-script:main",
+    "stages: [{name: a, task: module}]",
+    "export: {sync: {to: 'redis://:word@10.0.0.1:6379/0'}}",
+    "export: {sync: {to: 'unix:///run/redis.sock'}}",
+    "output: s3://bucket/run",
+]
+OUTSIDE = [
+    "grpo: {rewards: 'json_schema:private/secret.jsonl'}",
+    "grpo: {rewards: {'json_schema:private/secret.jsonl': 1.0}}",
+    "evaluate: {data: 'private/*.jsonl'}",
+    "evaluate: {data: {path: 'private/secre[t].jsonl'}}",
+    "evaluate: {data: [{path: 'private/secret{0..1}.jsonl'}]}",
+    "evaluate: {data: '**/*.jsonl'}",
+    "evaluate: {data: '*.jsonl'}",
+    "evaluate: {data: ' private/secret.jsonl'}",
+    "evaluate: {other: 'private/*.jsonl'}",
+    "export: {sync: {to: 'lmdb:///home/victim/x'}}",
+    "export: {sync: {to: 'lmdb://elsewhere/x'}}",
+]
+INSIDE = [
+    "grpo: {rewards: {numeric: 1.0, 'json_schema:runs/form.json': 0.5}}",
+    "evaluate: {data: 'runs/*.jsonl'}",
+    "export: {sync: {to: 'lmdb://runs/one/rows'}}",
+    "data_2: {template: '{{ content }}</s>'}",
+    "prompts: ['Is it yes/no? Say why.', 'judge: who is right?']",
+    "evaluate: {data: {path: chatterbot-corpus, split: 'train[:10]'}}",
+]
+
+
+@pytest.fixture
+def private(page: Browser, tmp_path: Path) -> Browser:
+    """A page beside a folder that it was not given."""
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "secret.jsonl").write_text("{}\n")
+    return page
+
+
+@pytest.mark.parametrize("line", CODE)
+def test_what_runs_code_or_reaches_elsewhere_is_for_an_admin(private: Browser, line: str) -> None:
+    document = document_of(START + line + "\n")
+    for account in (RUNNER, None):
+        found = path_problems(document, private.settings, account)
+        assert len(found) == 1 and "needs the role admin" in found[0].message and found[0].line == 4, found
+        assert "word" not in found[0].message
+    assert not path_problems(document, private.settings, ADMIN)
+
+
+@pytest.mark.parametrize("line", OUTSIDE)
+def test_no_file_outside_of_the_folders_is_named(private: Browser, line: str) -> None:
+    for account in (RUNNER, ADMIN):
+        found = path_problems(document_of(START + line + "\n"), private.settings, account)
+        assert len(found) == 1 and "is not in a folder" in found[0].message and found[0].line == 4, found
+
+
+@pytest.mark.parametrize("line", INSIDE)
+def test_what_is_inside_is_allowed(private: Browser, line: str) -> None:
+    assert not path_problems(document_of(START + line + "\n"), private.settings, RUNNER)
+
+
+def test_words_of_an_evaluation_name_no_file(make_page: Callable[..., Browser], tmp_path: Path) -> None:
+    job = make_run(tmp_path / "runs" / "one") / "job.yaml"
+    job.write_text("task: sft\nmodel: llama-3m\ndata: chatterbot-corpus\n")
+    (tmp_path / "secret.jsonl").write_text(json.dumps({"const": "4711"}))
+    page = make_page(users=True).login("runner")
+    run = page.get("/api/runs").json()["runs"][0]["id"]
+    for options in ({"tasks": ["mine.yml"]}, {"score": ["json_schema:secret.jsonl"]}):
+        found = page.post("/api/actions", {"verb": "eval", "run": run, "options": options})
+        assert found.status_code in (400, 403), found.text
+    assert page.get("/api/actions").json()["actions"] == []
