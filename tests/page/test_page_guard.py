@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from browsing import HOST, TOKENS, Browser, make_run
+from starlette.datastructures import URL
+from starlette.requests import Request
 
 from stoker.errors import UserError
 from stoker.page import accounts
@@ -62,6 +64,7 @@ def test_names_of_loopback_are_answered(page: Browser, host: str) -> None:
         {"origin": "http://evil.example"},
         {"origin": "null"},
         {"origin": ""},
+        {"origin": "http://["},
         {"origin": f"http://{HOST}.evil.example"},
         {"x-stoker-csrf": ""},
         {"x-stoker-csrf": "0" * 64},
@@ -92,6 +95,25 @@ def test_without_a_token_nothing_is_told_where_one_is_demanded(make_page: Callab
     found = page.get(f"/api/{path}")
     assert found.status_code == 401
     assert set(found.json()["error"]) == {"message", "hint", "file", "line", "column"}
+
+
+@pytest.mark.parametrize("path", ["/api/users", "/api/audit-log", "/api/me", "/api/runs"])
+def test_the_guard_goes_by_the_path_that_is_routed(
+    make_page: Callable[..., Browser], monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Starlette before 1.0.1 makes `request.url` from the header Host, such as ``h:1/x``."""
+    page = make_page(users=True, host="0.0.0.0")
+    monkeypatch.setattr(Request, "url", property(lambda request: URL(f"http://h:1/x{request.scope['path']}")))
+    assert page.get(path).status_code == 401
+    assert page.post("/api/check", JOB).status_code in (401, 403)
+    assert page.post("/api/login", {"token": TOKENS["boss"]}, headers={"origin": "http://evil"}).status_code == 403
+    assert page.post("/api/login", {"token": TOKENS["boss"]}).status_code == 200
+
+
+def test_no_session_is_no_account_where_a_login_is_demanded(make_page: Callable[..., Browser]) -> None:
+    assert make_page(users=True).page.accounts.admitted is None
+    assert make_page(token="a token of one person").page.accounts.admitted is None
+    assert make_page().page.accounts.admitted == accounts.Account("local", "admin", "")
 
 
 def test_wrong_tokens_are_refused_and_soon_no_longer_read(make_page: Callable[..., Browser]) -> None:

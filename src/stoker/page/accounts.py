@@ -127,6 +127,11 @@ class Accounts:
             return (Account(OWNER, "admin", hash_of(self._settings.token)),)
         return (Account(LOCAL, "admin", ""),)
 
+    @property
+    def admitted(self) -> Account | None:
+        """The user of requests without a session; None where a login is demanded."""
+        return None if self._settings.demands_login else self.all()[0]
+
     def of_token(self, token: str) -> Account | None:
         """The user whom a token belongs to; takes as long for any token."""
         given = hash_of(token)

@@ -76,7 +76,8 @@ class PageGuard:
             # A page from elsewhere reaches loopback through a name of its own that points there.
             raise PageError(403, "only requests to a loopback address are answered", "open http://127.0.0.1")
         request.state.session = None
-        if not request.url.path.startswith(API):
+        # Not `request.url`: older releases of Starlette make it from the header Host.
+        if not request.scope["path"].startswith(API):
             return
         if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             raise PageError(403, "the request comes from another site")
@@ -86,8 +87,8 @@ class PageGuard:
             raise of_user_error(error) from error
         if request.method in CHANGES:
             self._check_change(request, host)
-        if request.state.session is None and settings.demands_login and request.url.path not in OPEN:
-            raise PageError(401, "log in first", "POST /api/login with your token")
+        if request.state.session is None and settings.demands_login and request.scope["path"] not in OPEN:
+            raise _login()
 
     def _check_change(self, request: Request, host: str) -> None:
         """Refuses a change that is not asked for by this page.
@@ -95,10 +96,13 @@ class PageGuard:
         Raises:
             PageError: it is not.
         """
-        origin = request.headers.get("origin", "")
-        if not host or urlsplit(origin).netloc.lower() != host.lower():
+        try:
+            origin = urlsplit(request.headers.get("origin", "")).netloc
+        except ValueError:  # such as `http://[`
+            origin = ""
+        if not host or origin.lower() != host.lower():
             raise PageError(403, "the request comes from another site", "its header Origin has to be this page's")
-        if request.url.path in OPEN:
+        if request.scope["path"] in OPEN:
             return
         session: Session | None = request.state.session
         given = request.headers.get(CSRF, "")
@@ -128,14 +132,19 @@ def account_of(request: Request, role: str = "see") -> Account:
     """The user of a request, who may do what a role may.
 
     Raises:
-        PageError: the user may not.
+        PageError: the user may not, or has to log in first.
     """
     session: Session | None = request.state.session
-    account = session.account if session is not None else request.app.state.accounts.all()[0]
+    account: Account | None = session.account if session is not None else request.app.state.accounts.admitted
+    if account is None:
+        raise _login()
     if not account.may(role):
         raise PageError(403, f"this needs the role {role}, and {account.name} has {account.role}")
-    found: Account = account
-    return found
+    return account
+
+
+def _login() -> PageError:
+    return PageError(401, "log in first", "POST /api/login with your token")
 
 
 def error_response(error: PageError) -> JSONResponse:

@@ -57,7 +57,7 @@ def route(path: str, answer: Answer, *, method: str = "GET", role: str = "see") 
         except (ClientDisconnect, asyncio.CancelledError):
             raise
         except Exception:  # a bug: said where the page runs, and nothing of it where it is asked
-            logging.getLogger("stoker.page").exception("%s %s", request.method, request.url.path)
+            logging.getLogger("stoker.page").exception("%s %s", request.method, request.scope["path"])
             return error_response(PageError(500, "the page failed; its log has the reason"))
         return found if isinstance(found, Response) else json_response(found)
 
