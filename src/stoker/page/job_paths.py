@@ -129,12 +129,9 @@ def _names_file(words: list[str], value: str, base: Path) -> bool:
         return False
     if URL.match(value):
         return _is_lmdb(value) or not is_url(value) or scheme_of(value) in WRAPPERS or "::" in value
-    if words[-1:] in WRITTEN:
-        return True
     parts, named = value.replace("\\", "/").split("/"), set(words[-1:]) & NAMED
-    if PATTERN.search(value) and (
-        (named and words[-1] != "template") or ("/" in value and not re.search(r"\s", value))
-    ):
+    looked_for = (named and words[-1] != "template") or ("/" in value and not re.search(r"\s", value))
+    if words[-1:] in WRITTEN or (looked_for and PATTERN.search(value)):
         return True  # what a pattern leads to is not told by whether there is a file of its name
     if value.startswith(("/", "~")) or ".." in parts:
         return bool(set(words) & NAMED) or value.startswith("~") or os.path.lexists(base / value) or ".." in parts
