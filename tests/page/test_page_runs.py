@@ -95,6 +95,7 @@ def test_a_run_is_shown_with_its_health(page: Browser, tmp_path: Path) -> None:
     assert levels == dict.fromkeys(("data", "memory", "speed", "goodput", "faults"), "ok")
     data = next(each["value"] for each in found["health"] if each["what"] == "data")
     assert data == {"rows": 200, "used": 199, "cut": 3, "dropped": 1, "tokens": 99}
+    assert found["formats"] == ["adapter", "merged", "gguf"]
     assert (
         found["keys"]["task"] == "sft" and "task: sft" in found["job"] and found["command"].startswith("stoker train ")
     )
