@@ -209,10 +209,26 @@ def test_other_tools_files_become_a_job(page: Browser) -> None:
     assert wrong.status_code == 400
 
 
-@pytest.mark.parametrize("name", ["/etc/passwd", "../../secret.json", "secret.json", "~/x"])
-def test_an_imported_file_leads_to_no_other_file(page: Browser, tmp_path: Path, name: str) -> None:
-    (tmp_path / "secret.json").write_text('{"zero_optimization": {"stage": 3}}')
-    text = f"model_name_or_path: llama-3m\nstage: sft\ndo_train: true\ndataset: alpaca\ndeepspeed: {name}\n"
+@pytest.mark.parametrize("key", ["deepspeed", "new_special_tokens_config"])
+@pytest.mark.parametrize("name", ["/etc/passwd", "../../secret.json", "secret.json", "~/x", "ESCAPED", "with space"])
+def test_an_imported_file_leads_to_no_other_file(page: Browser, tmp_path: Path, name: str, key: str) -> None:
+    for file in ("secret.json", "with space"):
+        (tmp_path / file).write_text('{"secret_4711": "of the machine", "zero_optimization": {"stage": 3}}')
+    name = name.replace("ESCAPED", str(tmp_path / "secret.json").replace("/", "\\x2f"))
+    text = f'model_name_or_path: llama-3m\nstage: sft\ndo_train: true\n{key}: "{name}"\n'
     found = page.post("/api/import", {"files": [{"name": "l.yaml", "text": text}]})
-    assert "zero" not in found.text
-    assert found.status_code == (400 if name == "~/x" else 403), found.text
+    assert found.status_code == 200 and found.json()["yaml"]
+    assert "4711" not in found.text and "zero" not in found.text and "root:" not in found.text
+
+
+def test_imported_files_lead_to_each_other(page: Browser, tmp_path: Path) -> None:
+    register = {"mine": {"file_name": "rows.jsonl"}}
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dataset_info.json").write_text(json.dumps({"mine": {"file_name": "4711.jsonl"}}))
+    text = "model_name_or_path: llama-3m\nstage: sft\ndo_train: true\ndataset: mine\ndeepspeed: d.json\n"
+    files = [{"name": "l.yaml", "text": text}, {"name": "d.json", "text": '{"zero_optimization": {"stage": 3}}'}]
+    found = page.post("/api/import", {"files": files})
+    assert found.status_code == 400 and "dataset_info.json" in found.text
+    found = page.post("/api/import", {"files": [*files, {"name": "dataset_info.json", "text": json.dumps(register)}]})
+    assert found.status_code == 200, found.text
+    assert "zero3" in found.json()["yaml"] and "rows.jsonl" in found.json()["yaml"] and "4711" not in found.text

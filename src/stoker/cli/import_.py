@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rich.table import Table
 
 from stoker.console import Console
 from stoker.errors import Problem, UserError
-from stoker.job.importers import FORMATS, Imported, import_files
+from stoker.job.importers import FORMATS, Imported, import_files, only_given
 from stoker.job.importers.config_reader import NOT_SET
 from stoker.job.importers.write import origin
 from stoker.job.job_to_yaml import scalar
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", dest="format", metavar="FORMAT", help=f"of the first FILE: {', '.join(FORMATS)}")
     parser.add_argument("--data-info", metavar="FILE", help="LLaMA-Factory's dataset_info.json, or its folder")
     parser.add_argument("--processes", type=int, metavar="N", help="on how many it was run, where no FILE says it")
+    parser.add_argument("--only-given", action="store_true", help="read no file that a FILE names beside those given")
     parser.add_argument("-o", "--output", default="-", metavar="JOB", help="the job file to write; else it is printed")
     parser.add_argument("--json", action="store_true", help="print the job and the report as JSON")
 
@@ -48,13 +50,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output != "-" and Path(arguments.output).exists():
         raise _exists(arguments.output)
     try:
-        imported = import_files(
-            files,
-            format=arguments.format,
-            data_info=arguments.data_info,
-            processes=arguments.processes,
-            overrides=overrides,
-        )
+        register = [] if arguments.data_info is None else [arguments.data_info]
+        with only_given([*files, *register]) if arguments.only_given else nullcontext():
+            imported = import_files(
+                files,
+                format=arguments.format,
+                data_info=arguments.data_info,
+                processes=arguments.processes,
+                overrides=overrides,
+            )
     except UserError as error:
         if not arguments.json:
             raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import tempfile
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from stoker.page.routing import Page, route
 SECONDS = 60.0
 MOST_FILES = 10
 NAME = re.compile(r"[\w][\w.-]{0,100}")
-WORD = re.compile(r"[^\s\"',:=\[\]{}]+")
 
 
 def import_routes(page: Page) -> list[Route]:
@@ -53,7 +51,9 @@ class _ImportRoutes:
             register = [n for n in names if n == "dataset_info.json"]
             words += ["--data-info", register[0]] if register and len(names) > 1 else []
             listed = [n for n in names if n not in register] or names
-            result = await self.page.verbs.run(["import", *listed, *words, "--json"], seconds=SECONDS, cwd=folder)
+            result = await self.page.verbs.run(
+                ["import", *listed, *words, "--only-given", "--json"], seconds=SECONDS, cwd=folder
+            )
         answer = result.answer if isinstance(result.answer, dict) else {}
         if not answer.get("yaml"):
             errors = answer.get("errors") or []
@@ -63,10 +63,10 @@ class _ImportRoutes:
         return answer | {"command": f"stoker import {' '.join([*listed, *words])}"}
 
     def _write(self, folder: Path, each: Any) -> str:
-        """Writes a file to be imported, which names no file outside of the folder.
+        """Writes a file to be imported. Files that it names are read only where they were given as well.
 
         Raises:
-            PageError: its name is none, or it leads to another file of this machine.
+            PageError: its name is none.
         """
         if not isinstance(each, dict):
             raise wrong("`files` has to be a list of {name, text}")
@@ -74,21 +74,5 @@ class _ImportRoutes:
         name = re.split(r"[/\\]", name)[-1]
         if not NAME.fullmatch(name) or (folder / name).exists():
             raise wrong(f"{name[:60]!r} is no name of a file, or is there twice")
-        # The importers look for files that a file names, here and in the folders above.
-        for word in set(WORD.findall(text)):
-            inner = word.startswith(("/", "~")) or ".." in word or "/" in word or "." in word.strip(".")
-            if inner and len(word) < 1000 and any(_is_file(place, word) for place in (folder, *folder.parents)):
-                raise PageError(403, f"{name} names `{word[:80]}`, a file of this machine", "drop that file as well")
         (folder / name).write_text(text, encoding="utf-8")
         return name
-
-
-def _is_file(place: Path, word: str) -> bool:
-    """Whether a word leads to a file outside of the folder."""
-    try:
-        path = place / os.path.expanduser(word)  # noqa: PTH111 -- a user without a home stays as written
-        return (path.is_file() and path.parent.resolve() != place.resolve()) or (
-            path.is_file() and not place.name.startswith(".import-")
-        )
-    except (OSError, ValueError):
-        return False

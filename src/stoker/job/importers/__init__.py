@@ -4,6 +4,7 @@ or named as unknown, and what a tool does by default is written out where Stoker
 from __future__ import annotations
 
 from stoker.job.importers.convert import Imported, import_files
+from stoker.job.importers.foreign_file import only_given
 from stoker.job.importers.recognise import FORMATS
 
-__all__ = ["FORMATS", "Imported", "import_files"]
+__all__ = ["FORMATS", "Imported", "import_files", "only_given"]

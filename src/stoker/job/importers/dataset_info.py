@@ -8,7 +8,7 @@ from typing import Any
 from stoker.errors import Problem, UserError
 from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.foreign_data import ForeignSource
-from stoker.job.importers.foreign_file import from_here, read_source
+from stoker.job.importers.foreign_file import from_here, is_there, read_source
 from stoker.job.suggest_key import nearest
 from stoker.job.yaml_document import JobDocument
 
@@ -30,9 +30,9 @@ def find_register(config: ConfigReader, given: str | None) -> JobDocument | None
     here = Path(config.document.file).resolve().parent
     folder = str(config.value("dataset_dir") or "data")
     for base in (Path.cwd(), here, *here.parents):
-        if (base / folder / FILE).is_file():
+        if is_there(base / folder / FILE):
             return read_source(from_here(base / folder / FILE))
-    return read_source(from_here(here / FILE)) if (here / FILE).is_file() else None
+    return read_source(from_here(here / FILE)) if is_there(here / FILE) else None
 
 
 def source_of(name: str, register: JobDocument, config: ConfigReader, key: str) -> ForeignSource:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,8 @@ from stoker.job.yaml_document import JobDocument, Mark, kind_of, parse_document,
 SUBCOMMAND = "(subcommand)"  # the key of the word before the first option: sft of `trl sft --...`
 _TOKEN = re.compile(r"#[^\n]*|\\\n|(?:[^\s\"'\\]|\\.|\"(?:\\.|[^\"\\])*\"|'[^']*')+", re.DOTALL)
 _OPTION = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
+
+_GIVEN: ContextVar[frozenset[Path] | None] = ContextVar("given", default=None)  # see `only_given`
 
 
 def read_source(path: str | Path) -> JobDocument:
@@ -34,11 +39,27 @@ def read_source(path: str | Path) -> JobDocument:
     return document
 
 
+@contextmanager
+def only_given(paths: Sequence[str | Path]) -> Iterator[None]:
+    """While it lasts, no files but some are found beside others."""
+    token = _GIVEN.set(frozenset(Path(path).resolve() for path in paths))
+    try:
+        yield
+    finally:
+        _GIVEN.reset(token)
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is a file that may be read: any, or inside of `only_given` one of those."""
+    given = _GIVEN.get()
+    return (given is None or path.resolve() in given) and path.is_file()
+
+
 def find_beside(name: str, document: JobDocument) -> Path | None:
     """A file that another one names: from where we are, from that file's folder, or from one above it."""
     here = Path(document.file).resolve().parent
     for folder in (Path.cwd(), here, *here.parents):
-        if (folder / name).is_file():
+        if is_there(folder / name):
             return from_here(folder / name)
     return None
 
