@@ -91,6 +91,11 @@ def test_removing_what_was_set_gives_the_text_again() -> None:
         ("a: [\n", "steps", "YAML"),
         ("- a\n", "steps", "holds no keys"),
         ("steps: 3\n", "train..lr", "is no key"),
+        ("data: [a.jsonl]\n", "data[5].path", "`data` has no item 5: there are 1"),
+        ("data: [a.jsonl]\n", "data[5]", "`data` has no item 5: there are 1"),
+        ("stages: [a]\n", "stages.x", "`stages` is a list"),
+        ("stages: [{a: 1}]\n", "stages.x.y", "`stages` is a list"),
+        ("train: {lr: 1}\n", "train[0].lr", "`train` is no list"),
     ],
 )
 def test_wrong(text: str, key: str, words: str) -> None:
@@ -98,6 +103,22 @@ def test_wrong(text: str, key: str, words: str) -> None:
         edited(text, [(key, 1)])
     problem = caught.value.problems[0]
     assert words in problem.message + problem.suggestion
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "found"),
+    [
+        ("data:\n  path: a  # mine\n", "data[0].path", [{"path": "b"}]),
+        ("data:\n  path: a  # mine\n", "data[1].path", [{"path": "a"}, {"path": "b"}]),
+        ("data: a\n", "data[0].path", [{"path": "b"}]),
+        ("data: [a]\n", "data[1].path", [{"path": "a"}, {"path": "b"}]),
+        ("task: sft\n", "data[0].path", [{"path": "b"}]),
+    ],
+)
+def test_an_item_of_a_list(text: str, key: str, found: list[dict[str, str]]) -> None:
+    after = edited(text, [(key, "b")])
+    assert values(after)["data"] == found
+    assert after.count("# mine") == text.count("# mine")
 
 
 def test_over_the_api(page: Browser) -> None:

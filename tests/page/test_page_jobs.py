@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,8 @@ from stoker.cli.main import main
 from stoker.page.detached import Detached
 from stoker.page.job_check import devices_wanted
 from stoker.page.job_queue import JobQueue
+from stoker.page.job_routes import kept_job
+from stoker.page.run_index import id_of
 from stoker.runs.holder import holder_of
 from stoker.runs.run_folder import RunFolder
 
@@ -67,6 +72,75 @@ def test_a_job_waits_under_its_name_and_can_be_taken_out(unstarted: Browser, tmp
     assert unstarted.send("DELETE", f"/api/queue/{begun['number']}").status_code == 409
     assert unstarted.get("/api/queue").json()["jobs"] == []
     assert [line["action"] for line in unstarted.page.audit.lines()] == ["train", "cancel"]
+
+
+def test_a_job_that_waits_is_stopped_by_its_run(unstarted: Browser, tmp_path: Path) -> None:
+    begun = unstarted.post("/api/jobs", {"yaml": JOB, "name": "one"}).json()
+    found = unstarted.post(f"/api/runs/{begun['id']}/stop")
+    assert (found.status_code, found.json()) == (200, {"command": "stoker stop runs/one", "gone": True})
+    assert not unstarted.page.queue.entries() and unstarted.get("/api/runs").json()["runs"] == []
+    assert unstarted.post(f"/api/runs/{begun['id']}/stop").status_code == 404
+    make_run(tmp_path / "runs" / "two")
+    unstarted.page.runs.forget()
+    two = id_of(tmp_path / "runs" / "two")
+    assert unstarted.post(f"/api/runs/{two}/resume").status_code == 200
+    assert unstarted.post(f"/api/runs/{two}/stop").json()["gone"] is False
+    assert not unstarted.page.queue.entries()
+    assert unstarted.post(f"/api/runs/{two}/stop").status_code == 409
+
+
+def test_a_job_that_is_starting_is_stopped(unstarted: Browser, tmp_path: Path) -> None:
+    words = [sys.executable, "-c", "import time; time.sleep(60)"]
+    queue, run = unstarted.page.queue, tmp_path / "runs" / "one"
+    queue.add(words, cwd=tmp_path, run=run, job=tmp_path / "x", command="", user="local", name="one")
+    ((_, process),) = queue.entries()
+    process.start()
+    assert unstarted.post(f"/api/runs/{id_of(run)}/stop").status_code == 200
+    until = time.monotonic() + 10
+    while process.state != "ended" and time.monotonic() < until:
+        time.sleep(0.02)
+    assert process.code == -signal.SIGTERM
+
+
+def test_a_run_is_resumed_once(unstarted: Browser, tmp_path: Path) -> None:
+    key = id_of(make_run(tmp_path / "runs" / "one"))
+    unstarted.page.runs.forget()
+    barrier = threading.Barrier(4)
+    found: list[int] = []
+
+    def resume() -> None:
+        barrier.wait()
+        found.append(unstarted.post(f"/api/runs/{key}/resume").status_code)
+
+    threads = [threading.Thread(target=resume) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == [200, 409, 409, 409] and len(unstarted.page.queue.entries()) == 1
+
+
+def test_files_of_jobs_are_not_shared(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        paths = list(pool.map(lambda number: kept_job(tmp_path, "submit", str(number)), range(40)))
+    assert [path.read_text() for path in paths] == [str(number) for number in range(40)]
+    assert len(set(paths)) == 40
+
+
+def test_who_may_run_does_not_resume_code_of_an_admin(
+    make_page: Callable[..., Browser], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(JobQueue, "start_starter", lambda _: None)
+    page = make_page(users=True).login("boss")
+    code = "task: sft\nmodel: {name: llama-3m, trust_remote_code: true}\ndata: chatterbot-corpus\n"
+    run, job = make_run(tmp_path / "runs" / "one"), tmp_path / "state" / "jobs" / "one-1.yaml"
+    job.write_text(code)
+    command = "stoker train state/jobs/one-1.yaml output=runs/one"
+    page.page.queue.add(["true"], cwd=tmp_path, run=run, job=job, command=command, user="boss", name="one")
+    ((_, process),) = page.page.queue.entries()
+    (process.folder / "ended.json").write_text('{"code": 0}')
+    assert page.login("runner").post(f"/api/runs/{id_of(run)}/resume").status_code == 403
+    assert page.login("boss").post(f"/api/runs/{id_of(run)}/resume").status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,19 @@ def test_what_is_inside_cannot_break_out() -> None:
     assert text.count("</script>") == 3
 
 
+def test_numbers_that_are_not_finite_are_null() -> None:
+    run = {"id": "a-1", "loss": float("nan"), "curves": [1.5, float("inf"), {"low": -float("inf")}]}
+    text = report_html({"/api/runs": {"runs": [run]}})
+    inside = re.search(r'id="report">(.*?)</script>', text, re.DOTALL)
+    assert inside is not None
+
+    def refused(name: str) -> float:
+        raise AssertionError(f"browsers do not read {name}")
+
+    found = json.loads(inside[1], parse_constant=refused)["answers"]["/api/runs"]["runs"][0]
+    assert found == {"id": "a-1", "loss": None, "curves": [1.5, None, {"low": None}]}
+
+
 def test_it_asks_nothing_of_anybody() -> None:
     text = report_html(answers())
     head = text.partition("<style>")[0]

@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.routing import Route
 
-from stoker.files import replace_file
 from stoker.page.actions import VERBS, Action, Actions, Asked, shown_path
 from stoker.page.detached import Detached
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_paths import document_of, path_problems, refuse
+from stoker.page.job_routes import kept_job
 from stoker.page.page_error import PageError, wrong
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_view import job_text
@@ -73,19 +72,12 @@ class _ActionRoutes:
         elif kind == "job":
             text = text_of(body, "yaml") if run is None else job_text(run)
             refuse(path_problems(document_of(text), page.settings, account if run is None else None))
-            subject = shown_path(asked, self._kept_job(text, name))
+            subject = shown_path(asked, kept_job(page.settings.state / "jobs", name, text))
         elif kind == "name":
             subject = text_of(body, "name", most=60)
             if not NAME.fullmatch(subject):
                 raise wrong("`name` is no name of a submitted run", "GET /api/submitted lists them")
         return self.actions.begin(name, asked, subject, key if run is not None else "", options)
-
-    def _kept_job(self, text: str, verb: str) -> Path:
-        number = 1
-        while (path := self.page.settings.state / "jobs" / f"{verb}-{number}.yaml").exists():
-            number += 1
-        replace_file(path, text)
-        return path
 
     def all(self, _: Request) -> Any:
         """The actions, the newest first."""

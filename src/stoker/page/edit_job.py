@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from stoker.errors import Problem, UserError
 from stoker.job.key_paths import KeyPath, dotted, parse_key
@@ -25,7 +25,8 @@ def edited(text: str, edits: Iterable[tuple[str, Any]]) -> str:
         edits: (key, value); a value of None removes the key, and the block that it leaves empty.
 
     Raises:
-        UserError: the text is no YAML, or a key leads into a value that holds no keys or into several sources.
+        UserError: the text is no YAML, or a key leads into a value that holds no keys, beyond the end
+            of a list, or into several sources.
     """
     parse_document(text, file="job.yaml")  # with a message of ours where it is no YAML
     yaml = YAML()
@@ -67,12 +68,15 @@ def _set(data: CommentedMap, path: KeyPath, value: Any) -> None:
             data[block] = [{main: now}] if block == "data" else {main: now}
         if block == "data" and not isinstance(path[1], int):
             path = (block, _only_source(data), *path[1:])
+        elif block == "data" and isinstance(now, dict):
+            data[block] = [now]
     if block == ALL_AUTO and len(path) > 1 and data.get(block) == "auto":
         del data[block]
     holder: Any = data
     for depth, part in enumerate(path[:-1]):
-        if isinstance(holder, dict) and holder.get(part) is None:
-            holder[part] = CommentedMap()
+        _make_room(holder, path, depth)
+        if holder[part] is None:
+            holder[part] = CommentedSeq() if isinstance(path[depth + 1], int) else CommentedMap()
         below = holder[part]
         if not isinstance(below, dict | list):
             if isinstance(part, int) and block == "data":  # a source that is a path alone
@@ -81,7 +85,29 @@ def _set(data: CommentedMap, path: KeyPath, value: Any) -> None:
                 here = dotted(path[: depth + 1])
                 raise UserError(Problem(f"`{here}` holds no keys", f"write `{here}` itself", key=dotted(path)))
         holder = below
+    _make_room(holder, path, len(path) - 1)
     holder[path[-1]] = value
+
+
+def _make_room(holder: Any, path: KeyPath, depth: int) -> None:
+    """Gives the mapping or list at a depth of a path the part there, empty where it is new.
+
+    Raises:
+        UserError: the part is an index and the holder no list, or the other way round; or it is beyond the list's end.
+    """
+    part, here = path[depth], f"`{dotted(path[:depth])}`" if depth else "the job"
+    if isinstance(holder, list) != isinstance(part, int):
+        what = f"{here} is a list" if isinstance(holder, list) else f"{here} is no list"
+        hint = f"write {here[:-1]}[0]`" if isinstance(holder, list) else "leave the index out"
+        raise UserError(Problem(what, hint, key=dotted(path)))
+    if isinstance(part, int):
+        if part > len(holder):
+            hint = f"the next is {here[:-1]}[{len(holder)}]`"
+            raise UserError(Problem(f"{here} has no item {part}: there are {len(holder)}", hint, key=dotted(path)))
+        if part == len(holder):
+            holder.append(None)
+    else:
+        holder.setdefault(part, None)
 
 
 def _only_source(data: CommentedMap) -> int:

@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 
 from stoker.files import read_file, replace_file
 from stoker.page.detached import Detached, spawn
+from stoker.page.page_error import PageError
 
 POLL = 0.25  # seconds
 PATIENCE = 5.0  # seconds that a second starter waits for the first to end
@@ -28,6 +29,7 @@ STARTER_LOCK = ".starter"
 ENTRY_LOCK = ".number"
 DEVICES = "devices.json"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+ALIVE = ("waiting", "starting", "running")
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,15 @@ class JobQueue:
         Args:
             devices: see `QueuedJob`.
             of_user: ``user`` and ``name``.
+
+        Raises:
+            PageError: a job of this run, or of the run that it is a stage of, waits or trains.
         """
         with FileLock(self._folder / ENTRY_LOCK, timeout=10):
-            number = max((entry.number for entry, _ in self.entries()), default=0) + 1
+            entries = self.entries()
+            if any(run.is_relative_to(entry.run) and process.state in ALIVE for entry, process in entries):
+                raise PageError(409, f"a job is training in {run.name}, or waits to", "give another name, or wait")
+            number = max((entry.number for entry, _ in entries), default=0) + 1
             entry = QueuedJob(
                 number, of_user["name"], str(run), str(job), command, of_user["user"], round(time.time(), 3), devices
             )
@@ -100,6 +108,15 @@ class JobQueue:
                 return False
             place.rename(place.with_name(f"cancelled-{place.name}-{time.time_ns()}"))
             return True
+
+    def stop(self, number: int) -> bool:
+        """Takes a job out that waits, or asks its process to end; returns whether it did either."""
+        process, until = Detached(self._place(number)), time.monotonic() + PATIENCE
+        while (state := process.state) in ALIVE and time.monotonic() < until:
+            if self.cancel(number) if state == "waiting" else process.stop():
+                return True
+            time.sleep(POLL / 5)  # it is starting, and its number is not known yet
+        return False
 
     def start_starter(self) -> None:
         """Makes sure that a process starts what waits."""

@@ -13,7 +13,6 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.routing import Route
 
-from stoker.files import replace_file
 from stoker.job.recipes import recipe_description, recipe_names, write_recipe
 from stoker.job.suggest_key import nearest
 from stoker.job.task_spec import TASKS
@@ -22,6 +21,7 @@ from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_check import checked, devices_wanted, problem_json, resolved_keys
 from stoker.page.job_keys import job_keys, recipe_text
 from stoker.page.job_paths import document_of, is_inside, path_problems, refuse
+from stoker.page.job_queue import ALIVE
 from stoker.page.page_error import PageError, missing, wrong
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_index import id_of
@@ -104,27 +104,27 @@ class _JobRoutes:
 
     def _enqueue(self, text: str, run: Path, override: list[str], user: str, devices: int) -> Any:
         page = self.page
-        taken = [entry for entry, process in page.queue.entries() if entry.run == str(run) and _lives(process.state)]
-        if taken or RunFolder(run).is_taken():
-            raise PageError(409, f"a job is training in {run.name}, or waits to", "give another name")
-        number = 1
-        while (path := page.settings.state / "jobs" / f"{run.name}-{number}.yaml").exists():
-            number += 1
-        replace_file(path, text)
+        if RunFolder(run).is_taken():
+            raise PageError(409, f"a job is training in {run.name}", "give another name")
+        path = kept_job(page.settings.state / "jobs", run.name, text)
         words = ["train", shown(path, page.settings.base), *override]
         command = shlex.join(["stoker", *words])
-        page.audit.write(user, "train", command=command, run=str(run))
         base = page.settings.base
-        entry = page.queue.add(
-            command_of(words),
-            cwd=base,
-            run=run,
-            job=path,
-            command=command,
-            devices=devices,
-            user=user,
-            name=run.name,
-        )
+        try:
+            entry = page.queue.add(
+                command_of(words),
+                cwd=base,
+                run=run,
+                job=path,
+                command=command,
+                devices=devices,
+                user=user,
+                name=run.name,
+            )
+        except PageError:
+            path.unlink()
+            raise
+        page.audit.write(user, "train", command=command, run=str(run))
         page.runs.forget()
         return {"id": id_of(run), "number": entry.number, "command": command}
 
@@ -181,15 +181,21 @@ class _JobRoutes:
         return {"command": ""}
 
     def stop(self, request: Request) -> Any:
-        """Asks a run to end after its step, with a checkpoint."""
-        folder = self.page.runs.find(request.path_params["id"])
-        command = f"stoker stop {shlex.quote(shown(folder.path, self.page.settings.base))}"
-        process = holder_of(folder)
-        if process is None:
-            raise PageError(409, f"{folder.path.name} is not training here")
-        self.page.audit.write(account_of(request, "run").name, "stop", command=command, run=str(folder.path))
-        process.terminate()
-        return {"command": command}
+        """Asks a run to end after its step, with a checkpoint; a job that waits is taken out of the queue."""
+        key, page = request.path_params["id"], self.page
+        alive = [
+            entry for entry, process in page.queue.entries() if id_of(Path(entry.run)) == key and process.state in ALIVE
+        ]
+        path = Path(alive[-1].run) if alive else page.runs.find(key).path
+        command = f"stoker stop {shlex.quote(shown(path, page.settings.base))}"
+        process = holder_of(RunFolder(path))
+        if process is not None:
+            process.terminate()
+        elif not alive or not page.queue.stop(alive[-1].number):
+            raise PageError(409, f"{path.name} is not training here")
+        page.audit.write(account_of(request, "run").name, "stop", command=command, run=str(path))
+        page.runs.forget()
+        return {"command": command, "gone": not path.exists()}
 
     async def resume(self, request: Request) -> Any:
         """Goes on with a run from its newest checkpoint, with the command that began it."""
@@ -202,18 +208,17 @@ class _JobRoutes:
         if folder.is_taken():
             raise PageError(409, f"{folder.path.name} is training")
         earlier = page.queue.of_run(folder.path)
-        if earlier is not None and Path(earlier[0].job).is_file():
-            job, command = Path(earlier[0].job), earlier[0].command
+        known = earlier[0] if earlier is not None and Path(earlier[0].job).is_file() else None
+        job = folder.job if known is None else Path(known.job)
+        refuse(path_problems(document_of(job.read_text(encoding="utf-8")), page.settings, account))
+        if known is not None:
+            command = known.command
             words = shlex.split(command)[1:]
         else:
-            job = folder.job
-            document = document_of(job.read_text(encoding="utf-8"))
-            refuse(path_problems(document, page.settings, account))
             words = ["train", shown(job, base)]
             if job_values(folder).get("output") != shown(folder.path, base):
                 words.append(f"output={shown(folder.path, base)}")
             command = shlex.join(["stoker", *words])
-        page.audit.write(account.name, "resume", command=command, run=str(folder.path))
         entry = page.queue.add(
             command_of(words),
             cwd=base,
@@ -224,7 +229,22 @@ class _JobRoutes:
             user=account.name,
             name=folder.path.name,
         )
+        page.audit.write(account.name, "resume", command=command, run=str(folder.path))
         return {"id": id_of(folder.path), "number": entry.number, "command": command}
+
+
+def kept_job(folder: Path, name: str, text: str) -> Path:
+    """Writes a job into a file of its own, ``NAME-N.yaml``, which two requests at once cannot share."""
+    number = 1
+    while True:
+        path = folder / f"{name}-{number}.yaml"
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+        except FileExistsError:
+            number += 1
+        else:
+            return path
 
 
 def slug(name: str) -> str:
@@ -242,7 +262,3 @@ def slug(name: str) -> str:
 def shown(path: Path, base: Path) -> str:
     """A path as a command shows it: relative to where the page was started, where it lies there."""
     return os.path.relpath(path, base) if path.is_relative_to(base) else str(path)
-
-
-def _lives(state: str) -> bool:
-    return state in ("waiting", "starting", "running")

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from stoker.page.json_values import finite
+
 STATIC = Path(__file__).parent / "static"
 FIRST = "report.js"
 LANGUAGES = ("en", "zh")
@@ -85,4 +87,5 @@ def _address(text: str) -> str:
 
 def _inline(value: Any) -> str:
     """JSON that cannot end the script around it."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    text = json.dumps(finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c")

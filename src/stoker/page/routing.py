@@ -19,6 +19,7 @@ from stoker.page.accounts import Accounts
 from stoker.page.audit_log import AuditLog
 from stoker.page.guard import account_of, error_response
 from stoker.page.job_queue import JobQueue
+from stoker.page.json_values import finite
 from stoker.page.page_error import PageError, of_user_error
 from stoker.page.run_index import RunIndex
 from stoker.page.run_view import RunViews
@@ -78,21 +79,13 @@ def json_response(value: Any, status: int = 200) -> Response:
     try:
         return JSONResponse(value, status)
     except ValueError:
-        return JSONResponse(_finite(value), status)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not abs(value) < float("inf") else value
+        return JSONResponse(finite(value), status)
 
 
 def event(name: str, value: Any, number: str = "") -> bytes:
     """A server-sent event."""
     head = f"id: {number}\n" if number else ""
-    return f"{head}event: {name}\ndata: {json.dumps(_finite(value), ensure_ascii=False)}\n\n".encode()
+    return f"{head}event: {name}\ndata: {json.dumps(finite(value), ensure_ascii=False)}\n\n".encode()
 
 
 def stream(events: AsyncIterator[bytes]) -> Response:

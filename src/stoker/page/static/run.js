@@ -56,7 +56,7 @@ function Buttons({ run, again }) {
   const act = (what, body) => async () => {
     const answer = await post(`/api/runs/${encodeURIComponent(run.id)}/${what}`, body);
     say(answer.command ?? "");
-    if (what === "delete") return go({ place: "train", run: "" });
+    if (what === "delete" || answer.gone) return go({ place: "train", run: "" });
     if (answer.yaml) {
       rememberJob({ yaml: answer.yaml, name: answer.name });
       return go({ place: "start", run: "job", tab: "" });
