@@ -14,6 +14,7 @@ from browsing import Browser, make_run
 
 from stoker.cli.main import main
 from stoker.page.metric_series import MetricSeries, SeriesCache
+from stoker.page.report_answers import report_answers
 from stoker.page.run_view import RunViews
 from stoker.runs.run_folder import RunFolder
 
@@ -207,6 +208,24 @@ def test_a_report_holds_runs_and_no_path_of_the_machine(
     assert main(["report", "one", "-o", "job.yaml"]) == 2
     assert main(["report", "three"]) == 2
     assert "three" in capsys.readouterr().err
+
+
+def test_passwords_of_addresses_are_shown_nowhere(page: Browser, tmp_path: Path) -> None:
+    store, web = "redis://me:word-4711@host:6379/0", "https://name-4711@host/a?sig=4711&part=2&X-Amz-Signature=4711"
+    folder = make_run(tmp_path / "runs" / "one", model=web, sources=[{"path": store}])
+    (folder / "job.yaml").write_text(f"task: ranking\nexport: {{sync: {{to: '{store}'}}}}\ndata: {web}\n")
+    samples = [{"prompt": f"{tmp_path}/private", "answer": store}]
+    with (folder / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"time": 106.0, "event": "sampled", "step": 5, "samples": samples}) + "\n")
+    (folder / "environment.json").write_text(json.dumps({"command": ["stoker", "train", f"data={web}"]}))
+    page.page.runs.forget()
+    key = the_run(page)
+    for path in ("/api/runs", f"/api/runs/{key}", f"/api/runs/{key}/events"):
+        assert "4711" not in page.get(path).text, path
+    job = page.get(f"/api/runs/{key}").json()["job"]
+    assert "redis://me:***@host:6379/0" in job and "https://***@host/a?sig=***&part=2&X-Amz-Signature=***" in job
+    report = json.dumps(report_answers([RunFolder(folder)]))
+    assert "4711" not in report and str(tmp_path) not in report
 
 
 def test_recipes_and_keys_are_those_of_the_schema(make_page: Callable[..., Browser]) -> None:

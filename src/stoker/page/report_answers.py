@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stoker.page.answer_views import figures
+from stoker.page.masked import masked
 from stoker.page.metric_series import SeriesCache
 from stoker.page.run_index import id_of
 from stoker.page.run_view import RunViews
@@ -30,12 +31,12 @@ def report_answers(folders: Sequence[RunFolder]) -> dict[str, Any]:
         detail = _without_paths(detail | {"folder": folder.path.name, "environment": environment})
         series = views.series.of(folder.metrics)
         curves = series.curve(series.keys()[:MOST_KEYS], axis="step", begin=None, end=None, points=POINTS).as_json()
-        found["/api/runs"]["runs"].append(views.summary(folder) | {"folder": folder.path.name})
+        found["/api/runs"]["runs"].append(_without_paths(views.summary(folder) | {"folder": folder.path.name}))
         found |= {
             path: detail,
             f"{path}/events": {"events": _without_paths(views.short_events(folder))},
             f"{path}/metrics": {**curves, "keys": series.keys()},
-            f"{path}/samples": {"samples": views.samples(folder)},
+            f"{path}/samples": {"samples": _without_paths(masked(views.samples(folder)))},
             f"{path}/evaluations": {"evaluations": _without_paths(list(figures(read_evaluations(folder.path))))},
         }
     return found

@@ -20,6 +20,7 @@ from stoker.files import no_link
 from stoker.page.detached import Detached
 from stoker.page.guard import number_of
 from stoker.page.job_queue import QueuedJob
+from stoker.page.masked import masked
 from stoker.page.metric_series import AXES, Axis
 from stoker.page.page_error import PageError, missing, wrong
 from stoker.page.routing import PING, Page, event, in_thread, route, stream
@@ -80,7 +81,7 @@ class _RunRoutes:
                 if id_of(Path(entry.run)) == request.path_params["id"]:
                     text = Path(entry.job).read_text(encoding="utf-8") if is_run_file(Path(entry.job)) else ""
                     empty: dict[str, Any] = {"health": [], "stages": [], "lineage": None, "metrics": []}
-                    return {**_without_run(entry, process), "job": text, "command": entry.command, **empty}
+                    return {**_without_run(entry, process), "job": masked(text), "command": entry.command, **empty}
             raise error
 
     def _with_status(self, summary: dict[str, Any]) -> dict[str, Any]:
@@ -200,7 +201,7 @@ def _without_run(entry: QueuedJob, process: Detached) -> dict[str, Any]:
         "updated": ended or begun or entry.time,
         "parents": [],
         "number": entry.number,
-        "error": process.output("err", offset=-1, most=4000)[0] if process.code else "",
+        "error": masked(process.output("err", offset=-1, most=4000)[0]) if process.code else "",
     }
 
 

@@ -19,6 +19,7 @@ from stoker.files import read_file
 from stoker.job.key_paths import flat
 from stoker.job.task_spec import TASKS
 from stoker.job.yaml_document import parse_document
+from stoker.page.masked import masked
 from stoker.page.metric_series import SeriesCache
 from stoker.page.run_index import id_of, is_run_file
 from stoker.runs.goodput import Goodput, goodput
@@ -101,7 +102,7 @@ class RunViews:
             "folder": str(folder.path),
             "status": status,
             "task": str(started.get("task", "")),
-            "model": str(started.get("model", "")),
+            "model": masked(str(started.get("model", ""))),
             "step": step,
             "steps": steps,
             "loss": last.get("loss"),
@@ -119,7 +120,7 @@ class RunViews:
         command = environment.get("command") or []
         words = [str(word) for word in command[1:]] if isinstance(command, list) else []
         split = self.goodput(folder)
-        return {
+        found = {
             **self.summary(folder),
             "job": job_text(folder),
             "keys": {key: str(value) for key, value in flat(job_values(folder)).items()},
@@ -133,6 +134,7 @@ class RunViews:
             "goodput": split and {"wall": split.wall, "parts": split.parts, "effective": split.effective},
             "metrics": self.series.of(folder.metrics).keys(),
         }
+        return {key: masked(value) for key, value in found.items()}
 
     def health(self, folder: RunFolder) -> list[Health]:
         """The sides of a run that a person looks at, each with a level."""
@@ -174,7 +176,7 @@ class RunViews:
 
 def short_event(values: dict[str, Any]) -> dict[str, Any]:
     """An event without what has an address of its own."""
-    return {key: value for key, value in values.items() if key not in ("samples", "rows")}
+    return {key: masked(value) for key, value in values.items() if key not in ("samples", "rows")}
 
 
 def job_text(folder: RunFolder) -> str:
