@@ -59,6 +59,7 @@ class ChatServers:
         self._base, self._state = base, state
         self._servers: dict[str, ChatServer] = {}
         self._watch: asyncio.Task[None] | None = None
+        self._beginning = asyncio.Lock()  # two requests at once begin one server
 
     async def answer(
         self, served: str, name: str, *, adapter: bool, messages: list[dict[str, str]], **options: Any
@@ -74,8 +75,9 @@ class ChatServers:
         Raises:
             PageError: the model cannot be loaded, or refuses the messages.
         """
-        server = await self._server(served, name)
-        server.answers += 1
+        async with self._beginning:
+            server = await self._server(served, name)
+            server.answers += 1
         try:
             assert server.ready is not None
             while not server.ready.done():

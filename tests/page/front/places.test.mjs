@@ -8,7 +8,7 @@ import { isOf, paired, written } from "../../../src/stoker/page/static/data.js";
 import { grouped, meant, shown, valueAt } from "../../../src/stoker/page/static/job_form.js";
 import { clusterOf } from "../../../src/stoker/page/static/plan.js";
 import { standing } from "../../../src/stoker/page/static/rail.js";
-import { nameFrom } from "../../../src/stoker/page/static/start.js";
+import { imported, nameFrom } from "../../../src/stoker/page/static/start.js";
 import { heat, visible } from "../../../src/stoker/page/static/tokens.js";
 import { matching } from "../../../src/stoker/page/static/train.js";
 import { sidesOf } from "../../../src/stoker/page/static/use.js";
@@ -44,6 +44,17 @@ test("an edited row is the one of its number and its file", async () => {
   assert.deepEqual(await written("u1", 2), { a: "first" });
   for (const row of [3, 9]) await assert.rejects(written("u1", row), /no_row|no row/);
   await assert.rejects(written("u1", 5), /not valid JSON/);
+});
+
+test("files that are dropped together are imported together", async () => {
+  const asked = [];
+  globalThis.fetch = async (path, { body }) => {
+    asked.push([path, JSON.parse(body)]);
+    return { ok: true, headers: new Map([["content-type", "application/json"]]), text: async () => '{"yaml": "task: sft"}' };
+  };
+  const files = [{ name: "a.yaml", text: async () => "deepspeed: b.json" }, { name: "b.json", text: async () => "{}" }];
+  assert.deepEqual(await imported(files), { yaml: "task: sft", name: "a.yaml" });
+  assert.deepEqual(asked, [["/api/import", { files: [{ name: "a.yaml", text: "deepspeed: b.json" }, { name: "b.json", text: "{}" }] }]]);
 });
 
 test("differences of jobs", () => {

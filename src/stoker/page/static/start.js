@@ -61,16 +61,22 @@ function Recent() {
   </section>`;
 }
 
+/** The job of another tool's files, which belong together: one request for all. */
+export async function imported(files) {
+  const contents = await Promise.all(files.map(async (file) => ({ name: file.name, text: await file.text() })));
+  return { ...(await post("/api/import", { files: contents })), name: files[0].name };
+}
+
 function Import() {
   const [found, set] = useState(null);
-  const take = async (file) => set({ ...(await post("/api/import", { file: file.name, contents: await file.text() })), name: file.name });
+  const take = async (files) => files.length > 0 && set(await imported(files));
   const use = () => {
     rememberJob({ yaml: found.yaml, name: nameFrom(found.name) });
     go({ place: "start", run: "job" });
   };
   return html`<section aria-labelledby="import">
     <h2 id="import">${t("start.import")}</h2>
-    <${Drop} id="import-file" label=${t("start.import_drop")} hint=${t("start.import_hint")} accept=".yaml,.yml,.json,.py,.sh,.toml" onFile=${take} />
+    <${Drop} id="import-file" label=${t("start.import_drop")} hint=${t("start.import_hint")} accept=".yaml,.yml,.json,.py,.sh,.toml" onFiles=${take} />
     ${found &&
     html`<div class="panel">
       <pre class="log" tabindex="0" aria-label=${t("job.yaml")}>${found.yaml}</pre>

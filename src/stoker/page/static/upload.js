@@ -58,19 +58,16 @@ export async function upload(file, onProgress, pause = (ms) => new Promise((done
   return begun.id;
 }
 
-/** A place to drop files on, or to choose one with the keyboard; calls `onDone(id, file)` for each. */
-export function Drop({ id, label, hint, accept, onDone, onFile }) {
+/** A place to drop files on, or to choose one with the keyboard; calls `onDone(id, file)` for each, or `onFiles(files)` once. */
+export function Drop({ id, label, hint, accept, onDone, onFiles }) {
   const [over, setOver] = useState(false);
   const [state, set] = useState(null);
   const [error, setError] = useState(null);
   const take = async (files) => {
     setError(null);
+    if (onFiles) return onFiles(files).catch(setError);
     for (const file of files) {
       try {
-        if (onFile) {
-          await onFile(file);
-          continue;
-        }
         set({ name: file.name, sent: 0, size: file.size });
         const made = await upload(file, (sent, size, retrying) => set({ name: file.name, sent, size, retrying }));
         await onDone(made, file);
@@ -79,6 +76,7 @@ export function Drop({ id, label, hint, accept, onDone, onFile }) {
       }
       set(null);
     }
+    return undefined;
   };
   const drop = (event) => {
     event.preventDefault();
