@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 from browsing import HOST, TOKENS, Browser, make_run
 from starlette.datastructures import URL
 from starlette.requests import Request
+from starlette.testclient import TestClient
 
 from stoker.errors import UserError
-from stoker.page import accounts
+from stoker.page import accounts, run_routes
 from stoker.page.accounts import hash_of, read_users
 
 COOKIE = "stoker-session-7860"
@@ -122,6 +124,37 @@ def test_wrong_tokens_are_refused_and_soon_no_longer_read(make_page: Callable[..
     assert codes == [401] * 10 + [429] * 2
     assert page.post("/api/login", {"token": TOKENS["boss"]}).status_code == 429
     assert [line["action"] for line in page.page.audit.lines()] == ["login refused"] * 10
+
+
+def test_wrong_tokens_lock_out_their_own_address_alone(make_page: Callable[..., Browser]) -> None:
+    page = make_page(users=True)
+    other = TestClient(page.client.app, base_url=f"http://{HOST}", client=("10.0.0.9", 1))
+    codes = [other.post("/api/login", json={"token": "x"}, headers={"origin": f"http://{HOST}"}) for _ in range(11)]
+    assert [code.status_code for code in codes] == [401] * 10 + [429]
+    assert page.post("/api/login", {"token": TOKENS["boss"]}).status_code == 200
+
+
+def test_a_stream_ends_with_its_session(make_page: Callable[..., Browser], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_routes, "SESSION_EVERY", 0.0)
+    page = make_page(users=True).login("viewer")
+    held = page.page.accounts
+    session = held.session_of(page.client.cookies[COOKIE])
+    assert session is not None
+    held.end(session)
+    request = Request({"type": "http", "headers": [(b"cookie", f"{COOKIE}={page.client.cookies[COOKIE]}".encode())]})
+
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(3):
+            yield b"part"
+
+    async def kept() -> list[bytes]:
+        return [part async for part in run_routes._RunRoutes(page.page)._while_admitted(request, parts())]
+
+    assert asyncio.run(kept()) == []
+    page.login("viewer")
+    cookie = f"{COOKIE}={page.client.cookies[COOKIE]}"
+    request = Request({"type": "http", "headers": [(b"cookie", cookie.encode())]})
+    assert asyncio.run(kept()) == [b"part"] * 3
 
 
 def test_a_session_ends_with_logging_out_and_a_stolen_cookie_with_it(make_page: Callable[..., Browser]) -> None:

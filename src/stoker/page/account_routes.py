@@ -36,7 +36,7 @@ def account_routes(page: Page) -> list[Route]:
 class _AccountRoutes:
     def __init__(self, page: Page) -> None:
         self.page = page
-        self._wrong: deque[float] = deque(maxlen=TRIES)
+        self._wrong: dict[str, deque[float]] = {}  # times of wrong tokens, by the address that sent them
 
     async def me(self, request: Request) -> Any:
         """Who asks; begins the session of a page that has no token."""
@@ -63,11 +63,15 @@ class _AccountRoutes:
     async def login(self, request: Request) -> Any:
         """Begins a session for the user of a token."""
         now = time.monotonic()
-        if len(self._wrong) == TRIES and now - self._wrong[0] < WITHIN:
+        self._wrong = {place: times for place, times in self._wrong.items() if now - times[-1] < WITHIN}
+        address = request.client.host if request.client is not None else ""
+        times = self._wrong.get(address, deque(maxlen=TRIES))
+        if len(times) == TRIES and now - times[0] < WITHIN:
             raise PageError(429, "too many wrong tokens", retry_after=int(WITHIN))
         account = self.page.accounts.of_token(text_of(await read_object(request), "token", most=4096))
         if account is None:
-            self._wrong.append(now)
+            times.append(now)
+            self._wrong[address] = times
             self.page.audit.write("", "login refused")
             raise PageError(401, "this token belongs to nobody")
         session, cookie = self.page.accounts.begin(account)

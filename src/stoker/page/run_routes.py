@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from stoker.errors import UserError
 from stoker.files import no_link
 from stoker.page.detached import Detached
-from stoker.page.guard import number_of
+from stoker.page.guard import cookie_name, number_of
 from stoker.page.job_queue import QueuedJob
 from stoker.page.masked import masked
 from stoker.page.metric_series import AXES, Axis
@@ -34,6 +36,7 @@ MOST_KEYS = 64
 LOG_BYTES = 256 << 10
 POLL = 0.5  # seconds between two looks of a stream
 LOOK_EVERY = 2.0  # seconds between two looks at a status where no file has changed
+SESSION_EVERY = 5.0  # seconds after which a stream looks again whether its session goes on
 BATCH = 500  # lines in one event of a stream
 _LOG = re.compile(r"rank-(\d{1,6})\.log")
 _RESUME = re.compile(r"(\d{1,18})-(\d{1,18})")
@@ -141,7 +144,21 @@ class _RunRoutes:
         last = request.headers.get("last-event-id") or request.query_params.get("last", "")
         known = _RESUME.fullmatch(last)
         position = (int(known[1]), int(known[2])) if known else _sizes(folder)
-        return stream(self._news(folder, *position))
+        return stream(self._while_admitted(request, self._news(folder, *position)))
+
+    async def _while_admitted(self, request: Request, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The parts of a stream until the session that asked for it has ended."""
+        settings, accounts, checked = self.page.settings, self.page.accounts, time.monotonic()
+        cookie = request.cookies.get(cookie_name(settings), "")
+        async for part in parts:
+            if settings.demands_login and time.monotonic() - checked >= SESSION_EVERY:
+                try:
+                    if accounts.session_of(cookie) is None:
+                        return
+                except UserError:  # the file of users is wrong
+                    return
+                checked = time.monotonic()
+            yield part
 
     async def _news(self, folder: RunFolder, metrics: int, events: int) -> AsyncIterator[bytes]:
         status, quiet, looked, number = "", 0.0, 0.0, _inode(folder.metrics)
