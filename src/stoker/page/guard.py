@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stoker.errors import UserError
 from stoker.page.accounts import Account, Accounts, Session
+from stoker.page.json_values import finite
 from stoker.page.page_error import PageError, of_user_error, wrong
 from stoker.page.settings import BODY, PageSettings
 from stoker.serve.server_options import is_loopback
@@ -149,7 +150,7 @@ def _login() -> PageError:
 
 def error_response(error: PageError) -> JSONResponse:
     """An error as a response."""
-    return JSONResponse(error.as_json(), error.status, headers=dict(error.headers))
+    return JSONResponse(finite(error.as_json()), error.status, headers=dict(error.headers))
 
 
 async def read_object(request: Request) -> dict[str, Any]:

@@ -6,9 +6,18 @@ from typing import Any
 
 
 def finite(value: Any) -> Any:
-    """The same with null for numbers that are not finite, which JSON cannot write and browsers do not read."""
+    """The same with null for numbers that are not finite, and text for what JSON has no form of, such as dates."""
     if isinstance(value, dict):
         return {str(key): finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [finite(inner) for inner in value]
-    return None if isinstance(value, float) and not abs(value) < float("inf") else value
+    if isinstance(value, float):
+        return value if abs(value) < float("inf") else None
+    return value if isinstance(value, bool | int | None) else as_text(value)
+
+
+def as_text(value: Any) -> str:
+    """Text that UTF-8 can hold: of bytes, of half a character, of a date or a decimal number."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    return str(value).encode("utf-8", "backslashreplace").decode("utf-8")

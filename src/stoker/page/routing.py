@@ -75,10 +75,10 @@ def in_thread(answer: Callable[[Request], Any]) -> Answer:
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    """A value as JSON; numbers that JSON has no text for are null."""
+    """A value as JSON; see `finite` for what JSON has no form of."""
     try:
         return JSONResponse(value, status)
-    except ValueError:
+    except (TypeError, ValueError):
         return JSONResponse(finite(value), status)
 
 

@@ -23,6 +23,7 @@ from starlette.concurrency import run_in_threadpool
 from stoker.data.readers import SUFFIXES, data_suffix, decode, read_rows
 from stoker.data.rows import Raw, Rejected
 from stoker.files import no_link, read_file, replace_file
+from stoker.page.json_values import as_text
 from stoker.page.page_error import PageError, missing, wrong
 from stoker.page.settings import CHUNK
 
@@ -211,7 +212,7 @@ class Uploads:
                 broken.append(value)
                 continue
             row = {"text": value} if isinstance(value, str) else value
-            yield (json.dumps(row, ensure_ascii=False) + "\n").encode()
+            yield (json.dumps(row, ensure_ascii=False, default=as_text) + "\n").encode()
 
     def as_json(self, upload: Upload) -> dict[str, Any]:
         """An upload as the API shows it; ``path`` is what a job writes."""
