@@ -14,6 +14,7 @@ from browsing import Browser, make_run
 
 from stoker.cli.main import main
 from stoker.page.metric_series import MetricSeries, SeriesCache
+from stoker.page.metric_tail import newest_lines
 from stoker.page.report_answers import report_answers
 from stoker.page.run_view import RunViews
 from stoker.runs.run_folder import RunFolder
@@ -100,6 +101,21 @@ def test_a_run_is_shown_with_its_health(page: Browser, tmp_path: Path) -> None:
     assert (
         found["keys"]["task"] == "sft" and "task: sft" in found["job"] and found["command"].startswith("stoker train ")
     )
+
+
+def test_a_list_reads_the_ends_of_files_alone(page: Browser, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "runs" / "one", steps=3000)
+    page.page.runs.forget()
+    [run] = page.get("/api/runs").json()["runs"]
+    assert (run["step"], run["loss"]) == (3000, 1 / 3000)
+    lines = newest_lines(folder / "metrics.jsonl", 7)
+    assert [line["step"] for line in lines] == list(range(2994, 3001))
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3001, "lo')
+    assert newest_lines(folder / "metrics.jsonl", 1)[0]["step"] == 3000
+    assert 0 < len(newest_lines(folder / "metrics.jsonl", 10**6)) < 3000
+    (folder / "linked").symlink_to(folder / "metrics.jsonl")
+    assert newest_lines(folder / "linked", 1) == newest_lines(folder / "nothing", 1) == []
 
 
 def test_a_line_that_is_no_number_spoils_no_list(page: Browser, tmp_path: Path) -> None:

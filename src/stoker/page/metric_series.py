@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.files import regular
+from stoker.files import no_link
 
 Axis = Literal["step", "tokens", "seconds"]
 AXES = ("step", "tokens", "seconds")
@@ -70,7 +70,7 @@ class MetricSeries:
         """Reads what has been appended; everything, where the file is another one or has been cut."""
         with self._lock:
             try:
-                with open(self._path, "rb", opener=_no_link) as file:
+                with open(self._path, "rb", opener=no_link) as file:
                     found = os.fstat(file.fileno())
                     number, head = self._identity
                     now = file.read(HEAD)
@@ -198,7 +198,3 @@ class SeriesCache:
 def plain(values: Numbers) -> list[float | None]:
     """Numbers as JSON has them: null for what is not finite, seven digits for the others."""
     return [float(f"{value:.7g}") if np.isfinite(value) else None for value in values.tolist()]
-
-
-def _no_link(path: str, flags: int) -> int:
-    return regular(path, flags | getattr(os, "O_NOFOLLOW", 0))

@@ -21,6 +21,7 @@ from stoker.job.task_spec import TASKS
 from stoker.job.yaml_document import parse_document
 from stoker.page.masked import masked
 from stoker.page.metric_series import SeriesCache
+from stoker.page.metric_tail import newest_lines
 from stoker.page.run_index import id_of, is_run_file
 from stoker.runs.goodput import Goodput, goodput
 from stoker.runs.listing import state_of
@@ -90,12 +91,12 @@ class RunViews:
         begun = [event for event in events if event.get("event") in ("started", "resumed")]
         started = begun[-1] if begun else {}
         held_out = next((e.get("loss") for e in reversed(events) if e.get("event") == "evaluated"), None)
-        series = self.series.of(folder.metrics)
-        last = series.last()
+        newest = newest_lines(folder.metrics, RECENT)
+        last = newest[-1] if newest else {}
         step, steps = _whole(last.get("step")), _whole(started.get("steps"))
         status = state_of(folder, events)
-        seconds = series.column("seconds")[-RECENT:]
-        speed = float(np.nanmedian(seconds)) if len(seconds) and np.isfinite(seconds).any() else None
+        seconds = [found for line in newest if (found := _number(line.get("seconds"))) is not None]
+        speed = float(np.median(seconds)) if seconds else None
         return {
             "id": id_of(folder.path),
             "name": folder.path.name,
@@ -105,7 +106,7 @@ class RunViews:
             "model": masked(str(started.get("model", ""))),
             "step": step,
             "steps": steps,
-            "loss": last.get("loss"),
+            "loss": _number(last.get("loss")),
             "held_out_loss": held_out,
             "seconds_left": (steps - step) * speed if status == "running" and speed is not None and steps else None,
             "started": begun[0].get("time") if begun else None,

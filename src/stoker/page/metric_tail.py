@@ -1,0 +1,33 @@
+"""The newest lines of a run's metrics, for lists of many runs: without those before them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from stoker.files import no_link
+
+TAIL = 64 << 10  # bytes of a file that are read
+
+
+def newest_lines(path: Path, count: int) -> list[dict[str, Any]]:
+    """The last whole lines of a file, the newest last; fewer where they are long, none where there is no file."""
+    try:
+        with open(path, "rb", opener=no_link) as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - TAIL))
+            lines = file.read().split(b"\n")
+    except OSError:
+        return []
+    whole = lines[1 if size > TAIL else 0 : -1]  # the last one may be being written
+    found = []
+    for line in whole[-count:]:
+        try:
+            values = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(values, dict):
+            found.append(values)
+    return found
