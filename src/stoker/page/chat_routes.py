@@ -55,11 +55,25 @@ class _ChatRoutes:
         name = re.sub(r"[^\w.-]+", "-", folder.path.name)
         path = shown(folder.path, self.page.settings.base)
         path = path if "/" in path else f"./{path}"
+        weights = newest_weights(await run_in_threadpool(self.page.views.events, folder))
         self.page.audit.write(account_of(request, "run").name, "chat", run=str(folder.path))
         answers = self.servers.answer(
-            path, name, adapter=adapter, messages=messages, temperature=temperature, max_tokens=most
+            path,
+            name,
+            adapter=adapter,
+            messages=messages,
+            weights=weights,
+            temperature=temperature,
+            max_tokens=most,
         )
         return stream(_events(answers))
+
+
+def newest_weights(events: list[dict[str, Any]]) -> str:
+    """Names the newest checkpoint of a run by its events: a run of this name that began anew has others."""
+    began = next((event.get("time") for event in events if event.get("event") == "started"), None)
+    saved = [event for event in events if event.get("event") == "saved" and event.get("where") != "memory"]
+    return f"{began} {saved[-1].get('step')} {saved[-1].get('time')}" if saved else str(began)
 
 
 async def _events(answers: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:

@@ -35,6 +35,7 @@ class ChatServer:
         url: where it listens; empty while it loads.
         models: the names that it answers to, the run's own first.
         answers: that are being written.
+        weights: which of the run's it has read.
     """
 
     process: asyncio.subprocess.Process
@@ -45,6 +46,7 @@ class ChatServer:
     used: float = field(default_factory=time.monotonic)
     answers: int = 0
     errors: Path | None = None
+    weights: str = ""
 
     def end(self) -> None:
         """Ends it; see `stoker.page.tied`."""
@@ -62,7 +64,14 @@ class ChatServers:
         self._beginning = asyncio.Lock()  # two requests at once begin one server
 
     async def answer(
-        self, served: str, name: str, *, adapter: bool, messages: list[dict[str, str]], **options: Any
+        self,
+        served: str,
+        name: str,
+        *,
+        adapter: bool,
+        messages: list[dict[str, str]],
+        weights: str = "",
+        **options: Any,
     ) -> AsyncIterator[dict[str, Any]]:
         """Yields ``{"status": "loading"}`` while a model is loaded, ``{"text"}`` as it answers, and ``{"done"}``.
 
@@ -70,13 +79,14 @@ class ChatServers:
             served: the folder of a run, or a model.
             name: under which it is served.
             adapter: whether the run's adapter is used, where it has one.
+            weights: which are the newest now; a server that has read others ends, once it has answered.
             options: of OpenAI's API.
 
         Raises:
             PageError: the model cannot be loaded, or refuses the messages.
         """
         async with self._beginning:
-            server = await self._server(served, name)
+            server = await self._server(served, name, weights)
             server.answers += 1
         try:
             assert server.ready is not None
@@ -121,10 +131,12 @@ class ChatServers:
                     yield {"done": True, "seconds": round(time.monotonic() - begin, 3), "pieces": pieces}
                     return
 
-    async def _server(self, served: str, name: str) -> ChatServer:
+    async def _server(self, served: str, name: str, weights: str) -> ChatServer:
         server = self._servers.get(served)
         if server is not None and server.process.returncode is None:
-            return server
+            if server.answers or server.weights == weights:
+                return server
+            self._servers.pop(served).end()
         while len(self._servers) >= MOST:
             idle = [key for key, each in self._servers.items() if not each.answers]
             if not idle:
@@ -147,7 +159,7 @@ class ChatServers:
                 stderr=file,
                 start_new_session=True,
             )
-        server = self._servers[served] = ChatServer(process, token, errors=errors)
+        server = self._servers[served] = ChatServer(process, token, errors=errors, weights=weights)
         server.ready = asyncio.create_task(self._loaded(server, served, secret))
         if self._watch is None or self._watch.done():
             self._watch = asyncio.create_task(self._end_idle())
@@ -173,7 +185,8 @@ class ChatServers:
         finally:
             secret.unlink(missing_ok=True)
             if not server.url:
-                self._servers.pop(served, None)
+                if self._servers.get(served) is server:
+                    del self._servers[served]
                 server.end()
         said = server.errors.read_text(errors="replace").strip().splitlines()
         raise PageError(400, said[-1].removeprefix("error: ")[:500] if said else "the model was not loaded in time")
