@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 from starlette.testclient import TestClient
 
 from stoker.page.app import application, page_of
@@ -31,14 +31,14 @@ class Browser:
         self.client = TestClient(application(self.page), base_url=f"http://{HOST}", raise_server_exceptions=False)
         self.csrf = ""
 
-    def get(self, path: str, **more: Any) -> httpx.Response:
+    def get(self, path: str, **more: Any) -> httpx2.Response:
         return self.client.get(path, **more)
 
-    def send(self, method: str, path: str, body: Any = None, **more: Any) -> httpx.Response:
+    def send(self, method: str, path: str, body: Any = None, **more: Any) -> httpx2.Response:
         headers = {"origin": f"http://{HOST}", "x-stoker-csrf": self.csrf, **more.pop("headers", {})}
         return self.client.request(method, path, json=body, headers=headers, **more)
 
-    def post(self, path: str, body: Any = None, **more: Any) -> httpx.Response:
+    def post(self, path: str, body: Any = None, **more: Any) -> httpx2.Response:
         return self.send("POST", path, body, **more)
 
     def begin(self) -> Browser:

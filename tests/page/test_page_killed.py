@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import psutil
 import pytest
 
@@ -39,7 +39,7 @@ class Page:
         )
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().removeprefix("listening on ").strip()
-        self.client = httpx.Client(base_url=self.url, timeout=30)
+        self.client = httpx2.Client(base_url=self.url, timeout=30)
         self.headers = {"origin": self.url, "x-stoker-csrf": self.get("/api/me")["csrf"]}
 
     def get(self, path: str) -> Any:
