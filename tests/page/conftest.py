@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from browsing import PORT, ROLES, TOKENS, Browser
 
-from stoker.page.accounts import hash_of
 from stoker.page.settings import PageSettings, state_folder
+from stoker.serve.named_keys import hash_of
 
 
 @pytest.fixture

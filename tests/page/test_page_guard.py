@@ -17,7 +17,8 @@ from starlette.testclient import TestClient
 
 from stoker.errors import UserError
 from stoker.page import accounts, run_routes
-from stoker.page.accounts import hash_of, read_users
+from stoker.page.accounts import read_users
+from stoker.serve.named_keys import hash_of
 
 COOKIE = "stoker-session-7860"
 JOB = {"yaml": "task: sft\nmodel: llama-3m\ndata: chatterbot-corpus\nsteps: 1\n", "name": "mine"}
@@ -226,7 +227,7 @@ def test_users_and_the_log_are_for_an_admin(make_page: Callable[..., Browser]) -
         ("me admin", "2 words"),
         ("me king " + "0" * 64, "no role"),
         ("me see 0000", "no SHA-256"),
-        ("local see " + "0" * 64, "no name"),
+        ("local see " + "0" * 64, "cannot be a name"),
         ("", "names nobody"),
     ],
 )

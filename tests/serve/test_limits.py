@@ -173,7 +173,7 @@ def test_metrics_count_what_was_answered(served: InProcess) -> None:
         lines = served.get("/metrics").body.decode().splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
-    names = ('stoker_answer_tokens_total{model="one"}', 'stoker_first_token_seconds_count{model="one"}')
+    names = ('stoker_answer_tokens_total{key="",model="one"}', 'stoker_first_token_seconds_count{key="",model="one"}')
     before = [value(name) for name in names]
     got = served.post(CHAT, body(n=2, seed=1)).json
     assert value(names[0]) == before[0] + got["usage"]["completion_tokens"]

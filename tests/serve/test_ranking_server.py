@@ -113,7 +113,7 @@ def test_online_scores_are_the_offline_ones(asked: Asked, clicks_home: Path) -> 
         assert np.abs(np.array(scores) - expected).max() < 1e-6 and found["step"] == 6 and found["model"] == model
         assert [entry["score"] for entry in found["data"]] == [first for first, _ in scores]
     assert "x-stoker-ignored" not in asked.post("/v1/score", {"model": "shop", "rows": [{"clicked": 1}]}).headers
-    assert b'stoker_rows_scored_total{model="shop"} 51.0' in asked.get("/metrics").body
+    assert b'stoker_rows_scored_total{key="",model="shop"} 51.0' in asked.get("/metrics").body
 
 
 def test_a_store_that_changes_changes_the_scores(asked: Asked, clicks_home: Path, monkeypatch: Any) -> None:

@@ -36,6 +36,7 @@ VERBS = {
     "ui": "open the page: begin, watch and compare runs in a browser",
     "report": "write runs as one HTML file, with their data inside",
     "serve": "answer requests of OpenAI's API with runs, exported folders or GGUF files",
+    "keys": "make, list and remove the named keys of a server of models, and the users of the page",
     "export": "write a run as an adapter, merged weights or GGUF, and replay it",
     "cache": "list and clean what this node keeps of data and models at URLs",
     "tokenizer": "give a tokenizer new tokens for a corpus, or learn one from nothing",

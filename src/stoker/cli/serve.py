@@ -27,6 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one (default: 8000)")
     parser.add_argument("--token", help="what clients send as their API key; others on the machine may see it")
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="a file that holds the token")
+    parser.add_argument(
+        "--keys",
+        type=Path,
+        metavar="FILE",
+        help="named keys: name, role and SHA-256 a line; see `stoker keys`",
+    )
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="private key, in PEM")
     parser.add_argument("--tls-certificate", type=Path, metavar="FILE", help="certificate chain, in PEM")
     add_at(parser)
@@ -106,10 +112,16 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UserError(
             Problem("--print-command shows the server of another program", "add --engine llama.cpp or --engine vllm")
         )
-    open_to_all = arguments.token is None and arguments.token_file is None
+    if arguments.keys is not None:
+        from stoker.serve.named_keys import SERVER_ROLES, read_keys
+
+        if arguments.print_command:
+            raise UserError(Problem("other programs know no named keys", "leave out --keys"))
+        read_keys(arguments.keys, SERVER_ROLES, option="--keys")
+    open_to_all = arguments.token is None and arguments.token_file is None and arguments.keys is None
     if not is_loopback(arguments.host) and open_to_all:
         what = f"--host {arguments.host} can be reached from other machines, so a token is needed"
-        raise UserError(Problem(what, "add --token-file FILE"))
+        raise UserError(Problem(what, "add --token-file FILE or --keys FILE"))
     if not is_loopback(arguments.host) and arguments.tls_key is None and not arguments.print_command:
         print("without --tls-key and --tls-certificate the token can be read on its way", file=sys.stderr)
 

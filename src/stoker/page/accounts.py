@@ -11,7 +11,6 @@ import hashlib
 import hmac
 import json
 import os
-import re
 import secrets
 import time
 from dataclasses import dataclass
@@ -20,12 +19,11 @@ from pathlib import Path
 from stoker.errors import Problem, UserError
 from stoker.files import no_link, read_file, replace_file
 from stoker.page.settings import SESSION_SECONDS, PageSettings
+from stoker.serve.named_keys import hash_of, read_keys
 
 ROLES = ("see", "run", "admin")  # each may do what those before it may
 LOCAL = "local"  # the user of a page without a token
 OWNER = "owner"  # the user of a page with one token
-_NAME = re.compile(r"[A-Za-z0-9][\w.@-]{0,63}")
-_HASH = re.compile(r"[0-9a-f]{64}")
 KEY_BYTES = 32
 
 
@@ -61,44 +59,16 @@ class Session:
     until: float
 
 
-def hash_of(token: str) -> str:
-    """SHA-256 of a token, as the file of users has it."""
-    return hashlib.sha256(token.encode()).hexdigest()
-
-
 def read_users(path: Path) -> tuple[Account, ...]:
     """The users of a file: a line each with name, role and SHA-256 of the token; ``#`` begins a comment.
 
     Raises:
         UserError: the file cannot be read, or a line is wrong.
     """
-    form = "write `NAME see|run|admin HASH`, where HASH is what `printf %s TOKEN | sha256sum` prints"
-    try:
-        lines = read_file(path).decode().splitlines()
-    except (OSError, ValueError) as error:
-        raise UserError(Problem(f"--users {path} cannot be read: {error}", form)) from error
-    found: dict[str, Account] = {}
-    for number, line in enumerate(lines, start=1):
-        words = line.partition("#")[0].split()
-        if not words:
-            continue
-        problem = ""
-        if len(words) != 3:
-            problem = f"{len(words)} words instead of three"
-        elif not _NAME.fullmatch(words[0]) or words[0] in (LOCAL, OWNER):
-            problem = f"{words[0]} is no name of a user"
-        elif words[1] not in ROLES:
-            problem = f"{words[1]} is no role"
-        elif not _HASH.fullmatch(words[2]):
-            problem = "the third word is no SHA-256 in hexadecimal"
-        elif words[0] in found:
-            problem = f"{words[0]} is there twice"
-        if problem:
-            raise UserError(Problem(problem, form, file=str(path), line=number))
-        found[words[0]] = Account(*words)
+    found = read_keys(path, ROLES, option="--users", reserved=(LOCAL, OWNER))
     if not found:
-        raise UserError(Problem(f"--users {path} names nobody", form))
-    return tuple(found.values())
+        raise UserError(Problem(f"--users {path} names nobody", f"stoker keys {path} --add NAME --role admin"))
+    return tuple(Account(key.name, key.role, key.hash) for key in found)
 
 
 class Accounts:

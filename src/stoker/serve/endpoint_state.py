@@ -19,7 +19,7 @@ from stoker.serve.bodies import SHORTEST, SamplingFields
 from stoker.serve.engine_thread import EngineThread
 from stoker.serve.grammar import SchemaConstraint
 from stoker.serve.guard import Queue
-from stoker.serve.metrics import Metrics
+from stoker.serve.metrics import CALLER, Metrics
 from stoker.serve.served import Models, Served
 from stoker.serve.server_options import ServerOptions
 
@@ -62,10 +62,12 @@ class Service:
         """
         served = self.models.find(name)
         served.users += 1
+        begun = time.monotonic()
         try:
             yield served
         finally:
             served.users -= 1
+            self.metrics.answers.labels(name, CALLER.get()).observe(time.monotonic() - begun)
 
     def ignored_headers(self, ignored: Sequence[str]) -> dict[str, str]:
         """The header that names ignored fields; the first time each is logged as well."""
@@ -80,7 +82,7 @@ class Usage:
     """Counts the tokens of a request, for its response and for the metrics."""
 
     def __init__(self, service: Service, served: Served) -> None:
-        self._metrics, self._name = service.metrics, served.name
+        self._metrics, self._of = service.metrics, (served.name, CALLER.get())
         self._begun = time.monotonic()
         self._first = True
         self.prompt = self.shared = self.answer = 0
@@ -88,20 +90,20 @@ class Usage:
     def prompt_of(self, tokens: int) -> None:
         """A prompt that is answered; once, however many answers it has."""
         self.prompt += tokens
-        self._metrics.prompt_tokens.labels(self._name).inc(tokens)
+        self._metrics.prompt_tokens.labels(*self._of).inc(tokens)
 
     def token_came(self) -> None:
         """Called with every part of an answer."""
         if self._first:
             self._first = False
-            self._metrics.first_token.labels(self._name).observe(time.monotonic() - self._begun)
+            self._metrics.first_token.labels(*self._of).observe(time.monotonic() - self._begun)
 
     def answer_of(self, tokens: int, shared: int) -> None:
         """An answer that has ended."""
         self.answer += tokens
         self.shared += shared
-        self._metrics.answer_tokens.labels(self._name).inc(tokens)
-        self._metrics.shared_tokens.labels(self._name).inc(shared)
+        self._metrics.answer_tokens.labels(*self._of).inc(tokens)
+        self._metrics.shared_tokens.labels(*self._of).inc(shared)
 
     def as_json(self) -> dict[str, Any]:
         """The ``usage`` of a response."""

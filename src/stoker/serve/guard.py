@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import sys
 import time
 from collections.abc import Awaitable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -14,12 +15,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from stoker.errors import UserError
 from stoker.serve.api_error import ApiError, wrong
-from stoker.serve.metrics import Metrics
+from stoker.serve.metrics import CALLER, Metrics
+from stoker.serve.named_keys import ADMIN
 from stoker.serve.server_options import ServerOptions, is_loopback
 
 T = TypeVar("T")
 OPEN = ("/health",)  # answered without a token
+ADMINS = ("/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")  # for the token and for keys of admins
 BODY_SECONDS = 60.0  # longest time for a body to arrive
 
 
@@ -62,11 +66,20 @@ class RequestGuard:
 
     def _refused(self, scope: Scope) -> ApiError | None:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        if self._options.token is None and not is_loopback(_host_of(headers.get(b"host", ""))):
+        if self._options.open and not is_loopback(_host_of(headers.get(b"host", ""))):
             # A page in a browser can reach loopback through a name of its own that points there.
             return ApiError(403, "without a token only requests to a loopback address are answered")
-        if scope["path"] not in OPEN and not self._options.admits(headers.get(b"authorization", "")):
-            return ApiError(401, "a token is needed: Authorization: Bearer TOKEN", code="invalid_api_key")
+        if scope["path"] not in OPEN:
+            try:
+                caller = self._options.caller(headers.get(b"authorization", ""))
+            except UserError as error:
+                print(f"error: {error}", file=sys.stderr, flush=True)
+                return ApiError(503, "the server's file of keys cannot be read", code="keys_unreadable", retry_after=5)
+            if caller is None:
+                return ApiError(401, "a token is needed: Authorization: Bearer TOKEN", code="invalid_api_key")
+            if scope["path"] in ADMINS and caller.role != ADMIN:
+                return ApiError(403, f"the key {caller.name} may not use {scope['path']}: it needs the role admin")
+            CALLER.set(caller.name)
         kind = headers.get(b"content-type", "").partition(";")[0].strip().lower()
         if scope["method"] == "POST" and kind != "application/json":
             # Browsers send other types to any address without asking it first.

@@ -10,31 +10,40 @@ from pathlib import Path
 
 from peft import PeftModel
 
-from stoker.errors import UserError
+from stoker.data.corpus import special_tokens_of
+from stoker.errors import Problem, UserError
 from stoker.generate.open_model import OpenModel
+from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.schema import ModelBlock
+from stoker.job.task_spec import task_of
 from stoker.models.model_source import ModelSource
 from stoker.models.split_fused import Parts
-from stoker.models.tokenizer import chat_template, codec_of, load_tokenizer_from, served_stop_ids
+from stoker.models.text import open_text_side
+from stoker.models.tokenizer import chat_template, codec_of, extension_of, load_tokenizer_from, served_stop_ids
 from stoker.models.virtual_tokens import virtual_of
-from stoker.serve.adapter_weights import AdapterWeights, insert, of_folder
+from stoker.runs.find_run import find_run
+from stoker.runs.run_folder import RunFolder
+from stoker.serve.adapter_weights import AdapterWeights, insert, of_folder, of_run
 from stoker.serve.api_error import wrong
 from stoker.serve.endpoint_state import Service
-from stoker.serve.served import Served, ServedBase
+from stoker.serve.served import Models, Served, ServedBase
 
 
 async def load_adapter(service: Service, name: str, path: str, base: str | None) -> Served:
-    """Serves an exported adapter folder under a name.
+    """Serves an exported adapter folder, or the newest adapter of a run, under a name.
 
     Raises:
-        ApiError: the name is taken, or the folder is no adapter of a base here.
+        ApiError: the name is taken, or the folder holds no adapter of a base here.
     """
     if name in service.models:
         raise wrong(f"{name!r} is served already; unload it first", param="lora_name")
-    host = _host_for(service, base)
     folder = Path(path).expanduser().resolve()
-    weights = await service.in_texts_thread(lambda: of_folder(folder))
-    opened = await service.in_texts_thread(lambda: with_own_text(host_model(service, host), folder))
+    if (folder / "job.yaml").is_file():
+        host, weights, opened = await service.in_texts_thread(lambda: _of_run(service, folder))
+    else:
+        host = _host_for(service, base)
+        weights = await service.in_texts_thread(lambda: of_folder(folder))
+        opened = await service.in_texts_thread(lambda: with_own_text(host_model(service, host), folder))
     future = service.worker.call(lambda: beside(host, opened, weights), between=True)
     adapter, opened = await asyncio.wrap_future(future)
     served = Served(name, host, adapter, opened, parent=host.base, removable=True, root=str(folder))
@@ -61,6 +70,50 @@ async def unload_adapter(service: Service, name: str) -> None:
     adapter = served.adapter
     assert adapter is not None
     await asyncio.wrap_future(service.worker.call(lambda: take_out(served.host, adapter), between=True))
+
+
+def _of_run(service: Service, folder: Path) -> tuple[ServedBase, AdapterWeights, OpenModel]:
+    run = find_run(str(folder), service.models.folder)
+    found = adapter_of_run(run, load_job(run.job), "last", service.models.folder, service.models)
+    if found is None:
+        what = f"{folder} has no plain LoRA adapter over a base here that a run with the same base has opened"
+        raise UserError(Problem(what, f"stoker export {folder} --format adapter --to FOLDER, and load the folder"))
+    return found
+
+
+def adapter_of_run(
+    run: RunFolder, loaded: LoadedJob, at: str, folder: Path, models: Models
+) -> tuple[ServedBase, AdapterWeights, OpenModel] | None:
+    """The adapter that a run trained, with the host and the texts that it is served over; None where no base fits.
+
+    Args:
+        at: the checkpoint.
+        folder: where relative paths start.
+    """
+    job = loaded.job
+    host = next((host for host in models.hosts if host.run is not None and _same_base(host.run, loaded)), None)
+    if host is None or extension_of(job, folder) is not None:
+        return None
+    weights = of_run(run, loaded, at, folder)
+    if weights is None:
+        return None
+    text = open_text_side(loaded, folder)
+    source = job.data[0]
+    opened = replace(
+        next(served.opened for served in models if served.host is host),
+        name=run.path.name,
+        codec=text.codec.for_source(source, folder),
+        chats=task_of(job).chat or text.own_template,
+        special_tokens=special_tokens_of(source, source.format),
+        run=None,
+    )
+    return host, weights, opened
+
+
+def _same_base(one: LoadedJob, other: LoadedJob) -> bool:
+    """Whether two runs trained adapters over the same weights in the same arithmetic."""
+    a, b = one.job, other.job
+    return a.model == b.model and a.seed == b.seed and a.train.precision == b.train.precision
 
 
 def _host_for(service: Service, base: str | None) -> ServedBase:

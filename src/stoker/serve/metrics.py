@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -11,6 +12,7 @@ from prometheus_client.registry import Collector
 from stoker.serve.served import Models
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+CALLER: ContextVar[str] = ContextVar("caller", default="")  # name of the key that a request came with
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -31,7 +33,7 @@ class _Engines(Collector):
 
 
 class Metrics:
-    """Counters of a server. ``model`` is a served model's name, or empty where the request named none of them."""
+    """Counters of a server. ``model`` is a served model's name, ``key`` the name of the caller's key, or empty."""
 
     def __init__(self, models: Models | None = None) -> None:
         self.registry = CollectorRegistry()
@@ -40,18 +42,29 @@ class Metrics:
         own: dict[str, Any] = {"registry": self.registry}
         self.requests = Counter("stoker_requests", "Requests by status", ["path", "status"], **own)
         self.in_flight = Gauge("stoker_requests_in_flight", "Requests that have not been answered", **own)
-        self.prompt_tokens = Counter("stoker_prompt_tokens", "Tokens of prompts", ["model"], **own)
+        self.prompt_tokens = Counter("stoker_prompt_tokens", "Tokens of prompts", ["model", "key"], **own)
         self.shared_tokens = Counter(
-            "stoker_prompt_tokens_shared", "Of them, taken from earlier ones", ["model"], **own
+            "stoker_prompt_tokens_shared", "Of them, taken from earlier ones", ["model", "key"], **own
         )
-        self.answer_tokens = Counter("stoker_answer_tokens", "Tokens of answers", ["model"], **own)
+        self.answer_tokens = Counter("stoker_answer_tokens", "Tokens of answers", ["model", "key"], **own)
         self.first_token = Histogram(
-            "stoker_first_token_seconds", "From the request to its first token", ["model"], buckets=SECONDS, **own
+            "stoker_first_token_seconds",
+            "From the request to its first token",
+            ["model", "key"],
+            buckets=SECONDS,
+            **own,
+        )
+        self.answers = Histogram(
+            "stoker_answer_seconds",
+            "From the request to the end of its answer",
+            ["model", "key"],
+            buckets=SECONDS,
+            **own,
         )
         self.duration = Histogram(
             "stoker_request_seconds", "From the request to its end", ["path"], buckets=SECONDS, **own
         )
-        self.rows = Counter("stoker_rows_scored", "Rows scored by ranking models", ["model"], **own)
+        self.rows = Counter("stoker_rows_scored", "Rows scored by ranking models", ["model", "key"], **own)
         self.step = Gauge("stoker_model_step", "Step of the run whose tower scored last", ["model"], **own)
         self.cancelled = Counter("stoker_requests_cancelled", "Requests whose client left", **own)
 

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from peft import PeftModel
 
 from stoker.checkpoint.load_run import open_run
-from stoker.data.corpus import special_tokens_of
 from stoker.errors import Problem, UserError
 from stoker.generate.open_model import OpenModel, of_tuned, open_model
 from stoker.generate.request import BASE
-from stoker.job.load_job import LoadedJob, load_job
+from stoker.job.load_job import load_job
 from stoker.job.paths import absolute
 from stoker.job.task_spec import task_of
 from stoker.models.model_source import locate
-from stoker.models.text import open_text_side
-from stoker.models.tokenizer import extension_of
 from stoker.models.virtual_tokens import virtual_of
 from stoker.node_cache.urls import is_url
 from stoker.runs.find_run import find_run
-from stoker.serve.adapter_weights import AdapterWeights, is_adapter_folder, of_folder, of_run
-from stoker.serve.load_adapter import beside, usable_name, with_own_text
+from stoker.serve.adapter_weights import AdapterWeights, is_adapter_folder, of_folder
+from stoker.serve.load_adapter import adapter_of_run, beside, usable_name, with_own_text
 from stoker.serve.served import Models, Served, ServedBase
 from stoker.train.answer_scores import AnswerScores
 
@@ -69,10 +65,9 @@ class _Opener:
     """Loads one after another, and keeps what the next may share."""
 
     def __init__(self, folder: Path, at: str, trusted: Sequence[str], base: str | None, rows: int | None) -> None:
-        self.models = Models()
+        self.models = Models(folder)
         self._rows = rows
         self._folder, self._at, self._trusted, self._base = folder, at, trusted, base
-        self._runs: list[tuple[LoadedJob, ServedBase]] = []
         self._bases: dict[str, tuple[ServedBase, OpenModel]] = {}  # by where they were loaded from
 
     def open(self, name: str, place: str) -> None:
@@ -137,7 +132,7 @@ class _Opener:
         if tuned:
             self._add_base(host, opened, block.name)
         if isinstance(opened.decoder.model, PeftModel):
-            self._runs.append((opened.run.loaded, host))
+            host.run = opened.run.loaded
 
     def _add_base(self, host: ServedBase, opened: OpenModel, place: str) -> None:
         if host.base not in self.models:
@@ -145,34 +140,13 @@ class _Opener:
 
     def _shared_run(self, name: str, place: str) -> bool:
         """Loads the adapter of a run over the base of an earlier one, where it has the same."""
-        if not self._runs:
+        if not any(host.run for host in self.models.hosts):
             return False
         run = find_run(place, self._folder)
-        loaded = load_job(run.job, self._trusted)
-        job = loaded.job
-        host = next((host for other, host in self._runs if _same_base(other, loaded)), None)
-        if host is None or extension_of(job, self._folder) is not None:
+        found = adapter_of_run(run, load_job(run.job, self._trusted), self._at, self._folder, self.models)
+        if found is None:
             return False
-        weights = of_run(run, loaded, self._at, self._folder)
-        if weights is None:
-            return False
-        text = open_text_side(loaded, self._folder)
-        source = job.data[0]
-        first = next(served.opened for served in self.models if served.host is host)
-        opened = replace(
-            first,
-            name=run.path.name,
-            codec=text.codec.for_source(source, self._folder),
-            chats=task_of(job).chat or text.own_template,
-            special_tokens=special_tokens_of(source, source.format),
-            run=None,
-        )
+        host, weights, opened = found
         adapter, opened = beside(host, opened, weights)
         self.models.add(Served(name or opened.name, host, adapter, opened, parent=host.base, root=place))
         return True
-
-
-def _same_base(one: LoadedJob, other: LoadedJob) -> bool:
-    """Whether two runs trained adapters over the same weights in the same arithmetic."""
-    a, b = one.job, other.job
-    return a.model == b.model and a.seed == b.seed and a.train.precision == b.train.precision

@@ -20,7 +20,7 @@ from stoker.serve.chat import DEFAULT_TOKENS, check_calls
 from stoker.serve.endpoint_state import Service
 from stoker.serve.engine_thread import EngineThread
 from stoker.serve.guard import Queue, read_json, unless_left
-from stoker.serve.metrics import CONTENT_TYPE, Metrics
+from stoker.serve.metrics import CALLER, CONTENT_TYPE, Metrics
 from stoker.serve.other_engine import RunningServer
 from stoker.serve.served import Models
 from stoker.serve.server import listening_socket, serve
@@ -170,7 +170,8 @@ class _Forwarded:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         service = self._proxy.service
-        with service.queue.holding(self._answers):
+        timed = service.metrics.answers.labels(self._body.model, CALLER.get()).time()
+        with service.queue.holding(self._answers), timed:
             if self._body.stream:
                 await EventStream(self._events(), service.options.seconds, self._headers)(scope, receive, send)
                 return
@@ -194,8 +195,8 @@ class _Forwarded:
             await reply.aclose()
         usage = json.loads(content).get("usage") or {}
         metrics, name = self._proxy.service.metrics, self._body.model
-        metrics.prompt_tokens.labels(name).inc(usage.get("prompt_tokens") or 0)
-        metrics.answer_tokens.labels(name).inc(usage.get("completion_tokens") or 0)
+        metrics.prompt_tokens.labels(name, CALLER.get()).inc(usage.get("prompt_tokens") or 0)
+        metrics.answer_tokens.labels(name, CALLER.get()).inc(usage.get("completion_tokens") or 0)
         return content
 
 

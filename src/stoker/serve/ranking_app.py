@@ -21,7 +21,7 @@ from stoker.serve.api_error import ApiError, failed, wrong
 from stoker.serve.app import guarded, health, metrics
 from stoker.serve.bodies import Body, parse
 from stoker.serve.guard import Queue, read_json, unless_left
-from stoker.serve.metrics import Metrics
+from stoker.serve.metrics import CALLER, Metrics
 from stoker.serve.score_batcher import ScoreBatcher
 from stoker.serve.server_options import ServerOptions
 from stoker.train.ranking.ranking_scorer import RowScores, probabilities_of
@@ -123,9 +123,9 @@ def _score(service: RankingService) -> Endpoint:
             raise ApiError(503, "the server is ending", code="draining", retry_after=10)
         body, _ = parse(RowsBody, await read_json(request, service.options))
         batcher = service.find(body.model)
-        with service.queue.holding(1):
+        with service.queue.holding(1), service.metrics.answers.labels(body.model, CALLER.get()).time():
             found = await unless_left(request.receive, _answered(batcher, body), service.options.seconds)
-        service.metrics.rows.labels(body.model).inc(len(body.rows))
+        service.metrics.rows.labels(body.model, CALLER.get()).inc(len(body.rows))
         service.metrics.step.labels(body.model).set(found.step)
         answer = {"object": "list", "model": body.model, "step": found.step, "data": _data(found)}
         return JSONResponse(answer, headers=service.ignored_headers(list(found.unknown)))

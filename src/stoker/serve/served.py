@@ -6,11 +6,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from stoker.errors import UserError
 from stoker.generate.generation_engine import GenerationEngine
 from stoker.generate.open_model import OpenModel
+from stoker.job.load_job import LoadedJob
 from stoker.serve.api_error import ApiError, wrong
 from stoker.serve.grammar import Grammars
 from stoker.serve.token_text import TokenTexts
@@ -24,10 +26,12 @@ class ServedBase:
 
     Attributes:
         base: name of the base.
+        run: the job of the run that it was opened by, over whose base adapters of other runs fit; None without one.
     """
 
     engine: GenerationEngine
     base: str
+    run: LoadedJob | None = None
     _loaded: int = 0
 
     def next_number(self) -> int:
@@ -102,9 +106,14 @@ class Served:
 
 
 class Models:
-    """The served models, in the order in which they were given."""
+    """The served models, in the order in which they were given.
 
-    def __init__(self) -> None:
+    Attributes:
+        folder: where relative paths of their jobs start.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or Path.cwd()
         self._by_name: dict[str, Served] = {}
 
     def __iter__(self) -> Iterator[Served]:

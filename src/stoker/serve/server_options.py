@@ -6,6 +6,8 @@ import hmac
 import ipaddress
 from dataclasses import dataclass
 
+from stoker.serve.named_keys import ADMIN, KeyFile, NamedKey
+
 MIB = 1 << 20
 
 
@@ -15,7 +17,8 @@ class ServerOptions:
 
     Attributes:
         host: the address that is listened on.
-        token: what clients have to send; None for everyone who reaches the address.
+        token: what clients have to send; None for everyone who reaches the address, unless there are keys.
+        keys: the named keys that are admitted beside the token.
         body: most bytes of a request.
         seconds: longest time for a request.
         queue: most answers that wait or are being written.
@@ -23,6 +26,7 @@ class ServerOptions:
 
     host: str = "127.0.0.1"
     token: str | None = None
+    keys: KeyFile | None = None
     body: int = 8 * MIB
     seconds: float = 600.0
     queue: int = 512
@@ -32,12 +36,28 @@ class ServerOptions:
         """Whether only this machine reaches the address."""
         return is_loopback(self.host)
 
-    def admits(self, authorization: str) -> bool:
-        """Whether a header ``Authorization`` holds the token; takes as long for any that has its length."""
-        if self.token is None:
-            return True
+    @property
+    def open(self) -> bool:
+        """Whether everyone who reaches the address may ask."""
+        return self.token is None and self.keys is None
+
+    def caller(self, authorization: str) -> NamedKey | None:
+        """Whose key a header ``Authorization`` holds; None for nobody's. The token's owner has no name.
+
+        Raises:
+            UserError: the file of keys is wrong.
+        """
+        if self.open:
+            return OWNER
         scheme, _, given = authorization.partition(" ")
-        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self.token.encode())
+        if scheme.lower() != "bearer":
+            return None
+        if self.token is not None and hmac.compare_digest(given.strip().encode(), self.token.encode()):
+            return OWNER
+        return None if self.keys is None else self.keys.find(given.strip())
+
+
+OWNER = NamedKey("", ADMIN, "")
 
 
 def is_loopback(host: str) -> bool:

@@ -11,6 +11,7 @@ from stoker.serve.endpoint_state import Service
 from stoker.serve.engine_thread import EngineThread
 from stoker.serve.guard import Queue
 from stoker.serve.metrics import Metrics
+from stoker.serve.named_keys import KeyFile
 from stoker.serve.open_served import open_served
 from stoker.serve.ranking_server import ranks, serve_ranking
 from stoker.serve.served import Models
@@ -27,7 +28,14 @@ def service_of(models: Models, options: ServerOptions) -> Service:
 
 def options_of(arguments: argparse.Namespace, token: str | None) -> ServerOptions:
     """The options that a command line gives."""
-    return ServerOptions(arguments.host, token, int(arguments.max_body * MIB), arguments.timeout, arguments.queue)
+    return ServerOptions(
+        arguments.host,
+        token,
+        None if arguments.keys is None else KeyFile(arguments.keys.resolve()),
+        int(arguments.max_body * MIB),
+        arguments.timeout,
+        arguments.queue,
+    )
 
 
 def tls_of(arguments: argparse.Namespace) -> Tls | None:

@@ -1,0 +1,43 @@
+"""List, make and remove the named keys of `stoker serve --keys` and the users of `stoker ui --users`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from stoker.errors import UserError
+
+ROLES = ("ask", "see", "run", "admin")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``stoker keys``."""
+    parser.add_argument("file", type=Path, metavar="FILE", help="a line each with name, role and SHA-256 of a key")
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--add", metavar="NAME", help="make a key, and print it this once; the file keeps its hash")
+    one.add_argument("--change", metavar="NAME", help="give a key the role of --role")
+    one.add_argument("--remove", metavar="NAME", help="refuse a key from the next request on")
+    parser.add_argument(
+        "--role",
+        choices=ROLES,
+        help="ask or admin with a server of models (default: ask); see, run or admin with the page",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the keys, or the one that was made."""
+    from stoker.serve.named_keys import ASK, add_key, change_role, read_keys, remove_key
+
+    path = arguments.file
+    if arguments.add is not None:
+        print(add_key(path, arguments.add, arguments.role or ASK, ROLES))
+    elif arguments.change is not None:
+        if arguments.role is None:
+            raise UserError("--change needs the new role: --role ROLE")
+        change_role(path, arguments.change, arguments.role, ROLES)
+    elif arguments.remove is not None:
+        remove_key(path, arguments.remove, ROLES)
+    else:
+        for key in read_keys(path, ROLES, option="file"):
+            print(f"{key.name:20} {key.role:6} {key.hash[:12]}...")
+    return 0

@@ -1,0 +1,173 @@
+"""A file of named keys: a line each with a name, a role and the SHA-256 of the key; ``#`` begins a comment.
+
+Servers of models and the page know their callers by such files. The key itself is shown once, when it is made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock
+
+from stoker.errors import Problem, UserError, reason_of
+from stoker.files import read_file, replace_file
+
+ASK, ADMIN = "ask", "admin"
+SERVER_ROLES = (ASK, ADMIN)  # of callers of `stoker serve`; an admin also loads adapters and reads /metrics
+NAME = re.compile(r"[A-Za-z0-9][\w.@-]{0,63}")
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class NamedKey:
+    """A key that is known by its SHA-256 in hexadecimal."""
+
+    name: str
+    role: str
+    hash: str
+
+
+def hash_of(key: str) -> str:
+    """SHA-256 of a key, as the file has it."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def read_keys(path: Path, roles: Sequence[str], *, option: str, reserved: Sequence[str] = ()) -> tuple[NamedKey, ...]:
+    """The keys of a file.
+
+    Args:
+        option: of the command line, for messages.
+        reserved: names that nobody may have.
+
+    Raises:
+        UserError: the file cannot be read, or a line is wrong.
+    """
+    form = f"write `NAME {'|'.join(roles)} HASH`, where HASH is what `printf %s KEY | sha256sum` prints"
+    try:
+        lines = read_file(path).decode().splitlines()
+    except (OSError, ValueError) as error:
+        raise UserError(Problem(f"{option} {path} cannot be read: {error}", form)) from error
+    found: dict[str, NamedKey] = {}
+    for number, line in enumerate(lines, start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        problem = ""
+        if len(words) != 3:
+            problem = f"{len(words)} words instead of three"
+        elif not NAME.fullmatch(words[0]) or words[0] in reserved:
+            problem = f"{words[0]} cannot be a name here"
+        elif words[1] not in roles:
+            problem = f"{words[1]} is no role"
+        elif not _HASH.fullmatch(words[2]):
+            problem = "the third word is no SHA-256 in hexadecimal"
+        elif words[0] in found:
+            problem = f"{words[0]} is there twice"
+        if problem:
+            raise UserError(Problem(problem, form, file=str(path), line=number))
+        found[words[0]] = NamedKey(*words)
+    return tuple(found.values())
+
+
+def add_key(path: Path, name: str, role: str, roles: Sequence[str]) -> str:
+    """Makes a key and adds its hash to a file, which is made where it is missing; returns the key.
+
+    Raises:
+        UserError: the name is taken or cannot be one, or the file is wrong.
+    """
+    if not NAME.fullmatch(name):
+        raise UserError(Problem(f"{name[:80]!r} cannot be the name of a key", "use letters, digits and . _ @ -"))
+    with _locked(path):
+        text = ""
+        if path.exists():
+            if any(key.name == name for key in read_keys(path, roles, option="file")):
+                raise UserError(Problem(f"{path} has a key {name} already", "remove it first, or take another name"))
+            text = read_file(path).decode()
+        key = secrets.token_urlsafe(32)
+        _write(path, f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}{name} {role} {hash_of(key)}\n")
+    return key
+
+
+def change_role(path: Path, name: str, role: str, roles: Sequence[str]) -> None:
+    """Gives a key another role.
+
+    Raises:
+        UserError: there is no such key, or the file is wrong.
+    """
+    _rewrite(path, name, roles, role)
+
+
+def remove_key(path: Path, name: str, roles: Sequence[str]) -> None:
+    """Takes a key out of a file; whoever has it is refused from the next request on.
+
+    Raises:
+        UserError: there is no such key, or the file is wrong.
+    """
+    _rewrite(path, name, roles, None)
+
+
+def _rewrite(path: Path, name: str, roles: Sequence[str], role: str | None) -> None:
+    with _locked(path):
+        known = [key.name for key in read_keys(path, roles, option="file")]
+        if name not in known:
+            raise UserError(Problem(f"{path} has no key {name[:80]}", f"it has {', '.join(known) or 'none'}"))
+        lines = []
+        for line in read_file(path).decode().splitlines():
+            words = line.partition("#")[0].split()
+            if not words or words[0] != name:
+                lines.append(line)
+            elif role is not None:
+                lines.append(" ".join((name, role, words[2])) + (f"  #{line.partition('#')[2]}" if "#" in line else ""))
+        _write(path, "".join(f"{line}\n" for line in lines))
+
+
+def _locked(path: Path) -> FileLock:
+    return FileLock(path.with_name(f".{path.name}.lock"), timeout=10)
+
+
+def _write(path: Path, text: str) -> None:
+    """Writes the file for its owner alone; where it is a link, what it leads to."""
+    real = path.resolve()
+    try:
+        mode = real.stat().st_mode & 0o777 if real.exists() else 0o600
+        replace_file(real, text)
+        real.chmod(mode)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {reason_of(error)}") from error
+
+
+class KeyFile:
+    """The keys of a file as they are now: a change counts from the next request on."""
+
+    def __init__(self, path: Path, roles: Sequence[str] = SERVER_ROLES, *, option: str = "--keys") -> None:
+        self.path, self._roles, self._option = path, tuple(roles), option
+        self._read: tuple[tuple[int, int, int], tuple[NamedKey, ...]] | None = None
+
+    def all(self) -> tuple[NamedKey, ...]:
+        """The keys.
+
+        Raises:
+            UserError: the file is wrong.
+        """
+        try:
+            found = self.path.stat()
+            now = (found.st_mtime_ns, found.st_size, found.st_ino)
+        except OSError:
+            now = (0, 0, 0)
+        if self._read is None or self._read[0] != now:
+            self._read = now, read_keys(self.path, self._roles, option=self._option)
+        return self._read[1]
+
+    def find(self, key: str) -> NamedKey | None:
+        """The entry of a key; takes as long for any key."""
+        given, found = hash_of(key), None
+        for entry in self.all():
+            if hmac.compare_digest(given, entry.hash):
+                found = entry
+        return found
