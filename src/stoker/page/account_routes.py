@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import shlex
+import threading
 import time
 from collections import deque
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from stoker.page.accounts import Session
+from stoker.page.accounts import LOCAL, OWNER, ROLES, Session
 from stoker.page.guard import account_of, cookie_name, read_object, text_of
-from stoker.page.page_error import PageError
+from stoker.page.page_error import PageError, missing, wrong
 from stoker.page.routing import Page, in_thread, json_response, route
 from stoker.page.settings import SESSION_SECONDS
+from stoker.serve.named_keys import add_key, change_role, remove_key
 
 TRIES, WITHIN = 10, 60.0  # wrong tokens, seconds
 
@@ -30,12 +35,16 @@ def account_routes(page: Page) -> list[Route]:
         route("/api/audit-log", in_thread(own.audit_log), role="admin"),
         route("/api/script", in_thread(own.script)),
         route("/api/users", in_thread(own.users), role="admin"),
+        route("/api/users", own.add_user, method="POST", role="admin"),
+        route("/api/users/{name}", own.change_user, method="PATCH", role="admin"),
+        route("/api/users/{name}", in_thread(own.remove_user), method="DELETE", role="admin"),
     ]
 
 
 class _AccountRoutes:
     def __init__(self, page: Page) -> None:
         self.page = page
+        self._changing = threading.Lock()
         self._wrong: dict[str, deque[float]] = {}  # times of wrong tokens, by the address that sent them
 
     async def me(self, request: Request) -> Any:
@@ -100,7 +109,54 @@ class _AccountRoutes:
 
     def users(self, _: Request) -> Any:
         """The users and their roles."""
-        return {"users": [{"name": each.name, "role": each.role} for each in self.page.accounts.all()]}
+        users = [{"name": each.name, "role": each.role} for each in self.page.accounts.all()]
+        return {"users": users, "editable": self.page.settings.users is not None}
+
+    async def add_user(self, request: Request) -> Any:
+        """Makes a user; the token is in this answer alone."""
+        body = await read_object(request)
+        name, role = text_of(body, "name", most=64), _role(body)
+        if name in (LOCAL, OWNER):
+            raise wrong(f"{name} cannot be the name of a user")
+        file = self._users_file()
+        command = shlex.join(["stoker", "keys", str(file), "--add", name, "--role", role])
+        token = await run_in_threadpool(add_key, file, name, role, ROLES)
+        self.page.audit.write(account_of(request, "admin").name, "add user", command=command, of=name, role=role)
+        return {"name": name, "role": role, "token": token, "command": command}
+
+    async def change_user(self, request: Request) -> Any:
+        """Gives a user another role."""
+        role = _role(await read_object(request))
+        return await run_in_threadpool(self._change, request, role)
+
+    def remove_user(self, request: Request) -> Any:
+        """Takes a user out, whose sessions end with that."""
+        return self._change(request, "")
+
+    def _change(self, request: Request, role: str) -> Any:
+        """Changes a user's role, or takes the user out where it is empty; there stays an admin."""
+        account, name, file = account_of(request, "admin"), request.path_params["name"], self._users_file()
+        with self._changing:
+            users = self.page.accounts.all()
+            if not any(each.name == name for each in users):
+                raise missing(f"there is no user {name[:64]}", "GET /api/users lists them")
+            if role != "admin" and not any(each.role == "admin" and each.name != name for each in users):
+                raise PageError(409, f"{name} is the only admin", "make another user an admin first")
+            words = ["--change", name, "--role", role] if role else ["--remove", name]
+            command = shlex.join(["stoker", "keys", str(file), *words])
+            action = "change user" if role else "remove user"
+            self.page.audit.write(account.name, action, command=command, of=name, role=role)
+            if role:
+                change_role(file, name, role, ROLES)
+            else:
+                remove_key(file, name, ROLES)
+        return {"command": command}
+
+    def _users_file(self) -> Path:
+        file = self.page.settings.users
+        if file is None:
+            raise PageError(409, "this page has no file of users", "start it with --users FILE; see `stoker keys`")
+        return file
 
     def _with_cookie(self, response: Response, cookie: str) -> Response:
         settings = self.page.settings
@@ -114,3 +170,10 @@ class _AccountRoutes:
             secure=settings.secure,
         )
         return response
+
+
+def _role(body: dict[str, Any]) -> str:
+    role = text_of(body, "role", most=20)
+    if role not in ROLES:
+        raise wrong(f"`role` has to be one of {', '.join(ROLES)}")
+    return role

@@ -16,6 +16,7 @@ from stoker.page.detached import Detached
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_paths import document_of, path_problems, refuse
 from stoker.page.job_routes import kept_job
+from stoker.page.masked import masked
 from stoker.page.page_error import PageError, wrong
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_view import job_text
@@ -91,7 +92,7 @@ class _ActionRoutes:
         out, _ = process.output("out", most=RESULT)
         answer = _json(out) if process.state in ("ended", "lost") else None
         text = said if answer is not None else out[-OUTPUT:] + said
-        return {**_summary(action, process), "output": text, "offset": end, "json": answer}
+        return {**_summary(action, process), "output": masked(text), "offset": end, "json": masked(answer)}
 
     def stop(self, request: Request) -> Any:
         """Ends an action."""

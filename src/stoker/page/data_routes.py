@@ -37,6 +37,8 @@ def data_routes(page: Page) -> list[Route]:
         route("/api/data/{id}/rows", in_thread(own.file_rows)),
         route("/api/data/{id}/versions", own.version, method="POST", role="run"),
         route("/api/data/{id}", in_thread(own.put_aside), method="DELETE", role="run"),
+        route("/api/removed-data", in_thread(own.removed)),
+        route("/api/removed-data/{id}/restore", in_thread(own.restore), method="POST", role="run"),
         route("/api/audit", own.audit, method="POST", role="run"),
         route("/api/rows", own.rows, method="POST", role="run"),
         route("/api/plan", own.plan, method="POST", role="run"),
@@ -99,6 +101,17 @@ class _DataRoutes:
         self.page.audit.write(account_of(request, "run").name, "remove upload", id=upload.id)
         self.uploads.put_aside(upload)
         return {"command": ""}
+
+    def removed(self, _: Request) -> Any:
+        """The files that were taken off the list."""
+        keep = ("id", "name", "size", "time", "parent")
+        return {"data": [{key: getattr(upload, key) for key in keep} for upload in self.uploads.removed()]}
+
+    def restore(self, request: Request) -> Any:
+        """Puts a file back on the list."""
+        upload = self.uploads.restore(request.path_params["id"])
+        self.page.audit.write(account_of(request, "run").name, "restore upload", id=upload.id)
+        return self.uploads.as_json(upload)
 
     async def audit(self, request: Request) -> Any:
         """What `stoker data` says of a job."""

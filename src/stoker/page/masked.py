@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
-from typing import Any
+from typing import Any, BinaryIO
 
 from stoker.node_cache.urls import WEB
 
+_LINE_END = re.compile(rb"[\r\n]")
 _PLACE = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]*)://(?P<user>[^\s/'\":@]*)(?P<password>:[^\s/'\"]*)?@")
 _QUERY = re.compile(
     r"(?P<key>[?&](?:sig|signature|token|access_token|password|api[_-]?key|policy|key-pair-id|awsaccesskeyid"
@@ -31,3 +33,29 @@ def _of_place(match: re.Match[str]) -> str:
     if scheme.lower() in WEB:
         return f"{scheme}://***@"
     return match[0] if password is None else f"{scheme}://{user}:***@"
+
+
+def masked_part(file: BinaryIO, offset: int, most: int) -> tuple[str, int]:
+    """Lines of a log from a byte on, masked, and where the next part begins.
+
+    A secret that is cut in two would not be recognised. So a part that begins within a line goes on at the next one,
+    and a line without its end is left for the next part where something in it could be masked.
+
+    Args:
+        offset: where to begin; below 0 so that the part is the end of the log.
+        most: bytes of the part; a longer line is left out.
+    """
+    size = file.seek(0, os.SEEK_END)
+    begin = max(0, size - most) if offset < 0 else min(offset, size)
+    file.seek(max(0, begin - 1))
+    content = file.read(most + 1) if begin else b"\n" + file.read(most)  # from the byte before, which may end a line
+    end = begin + len(content) - 1
+    first = _LINE_END.search(content)
+    if first is None:
+        return "", end
+    content = content[first.end() :]
+    last = max(content.rfind(b"\n"), content.rfind(b"\r")) + 1
+    if last < len(content) and (b":" in content[last:] or b"=" in content[last:]):
+        end -= len(content) - last if last or len(content) < most else 0
+        content = content[:last]
+    return masked(content.decode("utf-8", "replace")), end

@@ -22,7 +22,7 @@ from stoker.files import no_link
 from stoker.page.detached import Detached
 from stoker.page.guard import cookie_name, number_of
 from stoker.page.job_queue import QueuedJob
-from stoker.page.masked import masked
+from stoker.page.masked import masked, masked_part
 from stoker.page.metric_series import AXES, Axis
 from stoker.page.page_error import PageError, missing, wrong
 from stoker.page.routing import PING, Page, event, in_thread, route, stream
@@ -125,18 +125,15 @@ class _RunRoutes:
         if "rank" not in query:
             queued = [(e, p) for e, p in self.page.queue.entries() if id_of(Path(e.run)) == key]
             if queued:
-                text, end = queued[-1][1].output("err", offset=offset, most=LOG_BYTES)
+                text, end = _part(queued[-1][1].folder / "err", offset)
                 return {"text": text, "offset": end, "ranks": _ranks(Path(queued[-1][0].run))}
         rank = number_of(query, "rank", default=0, most=1 << 20)
         folder = self._run(request)
         path = folder.path / "logs" / f"rank-{rank}.log"
         if not is_run_file(path) or path.parent.is_symlink():
             raise missing(f"there is no log of rank {rank}", "ranks begin at 0")
-        with open(path, "rb", opener=no_link) as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - LOG_BYTES) if offset < 0 else min(offset, size))
-            text = file.read(LOG_BYTES).decode("utf-8", "replace")
-            return {"text": text, "offset": file.tell(), "ranks": _ranks(folder.path)}
+        text, end = _part(path, offset)
+        return {"text": text, "offset": end, "ranks": _ranks(folder.path)}
 
     async def stream(self, request: Request) -> Response:
         """What is new in a run, as server-sent events."""
@@ -220,6 +217,15 @@ def _without_run(entry: QueuedJob, process: Detached) -> dict[str, Any]:
         "number": entry.number,
         "error": masked(process.output("err", offset=-1, most=4000)[0]) if process.code else "",
     }
+
+
+def _part(path: Path, offset: int) -> tuple[str, int]:
+    """Lines of a log from a byte on, and where the next begin; none where there is no file."""
+    try:
+        with open(path, "rb", opener=no_link) as file:
+            return masked_part(file, offset, LOG_BYTES)
+    except OSError:
+        return "", 0
 
 
 def _ranks(folder: Path) -> list[int]:

@@ -223,6 +223,28 @@ class Uploads:
         """Takes an upload off the list; its file stays, in a folder of another name."""
         (self._folder / upload.id).rename(self._folder / f"removed-{upload.id}-{time.time_ns()}")
 
+    def removed(self) -> list[Upload]:
+        """The uploads that were taken off the list, the last removed first."""
+        found = []
+        for place in sorted(
+            self._folder.glob("removed-*"), key=lambda path: path.name.rpartition("-")[2], reverse=True
+        ):
+            with suppress(OSError, ValueError, TypeError):
+                found.append(Upload(**json.loads(read_file(place / RECORD))))
+        return found
+
+    def restore(self, key: str) -> Upload:
+        """Puts a removed upload back on the list.
+
+        Raises:
+            PageError: none of this id was removed.
+        """
+        places = sorted(self._folder.glob(f"removed-{key}-*")) if ID.fullmatch(key) else []
+        if not places or (self._folder / key).exists():
+            raise missing("no file of this id was removed", "GET /api/removed-data lists them")
+        places[-1].rename(self._folder / key)
+        return self.find(key)
+
 
 def clean_name(name: str) -> str:
     """The name of a file, without folders, of a kind that is read; a long one is cut before its suffix.
