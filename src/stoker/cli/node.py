@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.cli.preflight import open_job, planned
-from stoker.cli.train import say_ending
+from stoker.cli.train import answer_of, say_ending
 from stoker.errors import CannotRun, Problem, RunFailed, UserError
 from stoker.job import LoadedJob
 from stoker.job.layout import layout_of
@@ -65,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--name", default=socket.gethostname(), help="the node's name in messages (default: %(default)s)"
     )
     parser.add_argument("--spare", action="store_true", help="wait, warm, until another node is lost")
+    parser.add_argument("--json", action="store_true", help="print the outcome as JSON, and nothing else")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -112,7 +113,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(*getattr(error, "__notes__", ()), file=sys.stderr, end="")
         raise
     command = ["stoker", "node", arguments.job, *arguments.overrides, "--rendezvous", arguments.rendezvous]
-    say_ending(spec, ending, shlex.join([*command, "--secret", arguments.secret]))
+    if arguments.json:
+        print(json.dumps(answer_of(spec.output, ending)), flush=True)
+    else:
+        say_ending(spec, ending, shlex.join([*command, "--secret", arguments.secret]))
     return 0 if ending.state == "done" else exit_code(ending.signal or 0, spec.loaded.job.faults)
 
 
@@ -132,7 +136,7 @@ def _prepared(arguments: argparse.Namespace, opened: LoadedJob, most: int) -> tu
 
     quiet_libraries()
     base = Path.cwd()
-    spec = RunSpec(loaded, base, base / loaded.job.output, read=opened.document)
+    spec = RunSpec(loaded, base, base / loaded.job.output, quiet=arguments.json, read=opened.document)
     check_devices(None, devices)
     with TokeniseReport() as report:
         check_data(spec, report)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from several_nodes import Nodes, assert_alike, command, prepare
+from several_nodes import Nodes, assert_alike, command, free_port, prepare
 
 from stoker.resilience.fault_injection import Fault, write_faults
 from stoker.runs.run_folder import RunFolder
@@ -229,3 +232,17 @@ def test_wrong_input_is_one_clear_error(make: Make, words: list[str], said: str)
     assert process.wait(60) in (2, 3)
     text = nodes.log("n1").read_text()
     assert said in text and "Traceback" not in text
+
+
+def test_a_node_prints_the_outcome_alone_as_json(tmp_path: Path) -> None:
+    base = tmp_path
+    prepare(base, 2)
+    (base / "secret").write_text("ab" * 32)
+    (base / "secret").chmod(0o600)
+    words = ["node", "job.yaml", "steps=3", "--rendezvous", f"127.0.0.2:{free_port()}", "--nodes", "1"]
+    words = [sys.executable, "-m", "stoker", *words, "--secret", "secret", "--json"]
+    own = {**os.environ, "PYTHONPATH": os.pathsep.join([str(base), os.environ.get("PYTHONPATH", "")]), "PAUSE": "0"}
+    done = subprocess.run(words, cwd=base, env=own, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert (answer["state"], answer["step"], Path(answer["run"]).name) == ("done", 3, "run")
