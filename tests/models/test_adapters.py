@@ -107,6 +107,26 @@ def test_the_fused_pass_is_pefts(family: str) -> None:
     assert trained == 2 * len(lora_layers(model))
 
 
+def test_the_fused_pass_under_autocast_is_as_near_to_float32_as_pefts() -> None:
+    model = adapted(tune()).float().train()
+
+    def results(autocast: bool) -> list[torch.Tensor]:
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            logits = model(input_ids=IDS).logits
+        logits.float().square().mean().backward()
+        return [logits.detach().float(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    exact, pefts = results(autocast=False), results(autocast=True)
+    fuse_lora(model)
+    fused = results(autocast=True)
+
+    assert len(fused) == len(exact) > 1
+    assert [a.dtype for a in fused] == [b.dtype for b in pefts]
+    errors = [[float((a - c).norm() / c.norm()) for a, c in zip(x, exact, strict=True)] for x in (fused, pefts)]
+    assert 0 < sum(errors[0]) < 1.1 * sum(errors[1])
+
+
 @pytest.mark.parametrize("changes", [{"dropout": 0.1}, {"dora": True}])
 def test_what_is_not_plain_keeps_pefts_pass(changes: dict[str, object]) -> None:
     assert fuse_lora(adapted(tune(**changes))) == 0

@@ -35,6 +35,11 @@ def has_bf16_matrix_units() -> bool:
     return info.is_file() and "amx_bf16" in info.read_text()
 
 
+def has_cuda_driver() -> bool:
+    """Whether an NVIDIA driver is loaded; asks CUDA nothing."""
+    return Path("/proc/driver/nvidia/version").is_file() or Path("/dev/nvidiactl").exists()
+
+
 def die_with_parent() -> None:
     """Has the kernel end this process with SIGTERM when the thread that started it has ended; Linux only."""
     if sys.platform == "linux":

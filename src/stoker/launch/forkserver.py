@@ -11,9 +11,11 @@ import multiprocessing
 import sys
 
 from stoker.hardware.machine_limits import check_limits
+from stoker.hardware.process import has_cuda_driver
 
-# On other systems forks do not go well with what libraries start.
-START = "forkserver" if sys.platform == "linux" else "spawn"
+# On other systems forks do not go well with what libraries start. Nor do they where a library asks CUDA for its devices
+# when it is imported, as bitsandbytes and torchao do: a fork of that process can use none (`has_cuda_driver`).
+START = "forkserver" if sys.platform == "linux" and not has_cuda_driver() else "spawn"
 # What it loads, once: seconds of each process' start otherwise.
 PRELOADED = ["stoker.launch.forkserver_preload", "stoker.launch.worker", "torch.distributed.checkpoint"]
 FOR_LANGUAGE = ["stoker.train.prepare_language", "torch.distributed.pipelining"]  # with transformers and peft

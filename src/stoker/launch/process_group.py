@@ -35,6 +35,9 @@ def process_group(
 ) -> Iterator[None]:
     """Context in which the run's process group exists.
 
+    After an error NCCL's is left to the end of the process: destroying it waits for the peers, which wait for this
+    process in a collective, so that the error would be told only after their timeout (pytorch#141510).
+
     Args:
         store: where they find each other; by default the one that MASTER_ADDR and MASTER_PORT name.
         timeout: seconds that a process waits for the others in one collective.
@@ -49,8 +52,11 @@ def process_group(
     )
     try:
         yield
-    finally:
-        dist.destroy_process_group()
+    except BaseException:
+        if device.type != "cuda":
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
 
 
 def bind_to_loopback() -> None:

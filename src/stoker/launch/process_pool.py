@@ -119,7 +119,11 @@ class Pool:
             raise
         missing = [rank for rank in range(world) if rank not in answers]
         # One whose group broke counts its groups otherwise than the others from then on: they would not meet again.
-        self._end([*missing, *(r for r, a in answers.items() if isinstance(a, Failure) and a.kind not in TOLD)])
+        # Groups of GPUs outlive an error (`process_group`).
+        ends = {
+            r for r, a in answers.items() if isinstance(a, Failure) and (a.kind not in TOLD or self.device == "cuda")
+        }
+        self._end([*missing, *ends])
         failures = [answer for answer in answers.values() if isinstance(answer, Failure)]
         if failures:
             raise error_of(failures, world=world)

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 CHUNK_BYTES = 64 << 20  # of float32 logits at a time: large enough for an efficient matrix product
+# On a GPU so many times as much: each chunk reads the output embedding again, which has hundreds of megabytes.
+TIMES_ON_CUDA = 8
 
 
 class VocabularySplit(Protocol):
@@ -123,7 +125,10 @@ class _Sums:
         """Adds the gradients of a chunk's products."""
         if self.hidden is not None:
             torch.mm(grad_CV, weight, out=self.hidden[part])
-        if self.weight is not None:
+        if self.weight is not None and self.weight.is_cuda and self.weight.dtype != h_CD.dtype:
+            # Products of 16 bits, summed in 32: a conversion first would multiply in float32, many times as slow.
+            torch.addmm(self.weight, grad_CV.T, h_CD, out_dtype=self.weight.dtype, out=self.weight)
+        elif self.weight is not None:
             self.weight.addmm_(grad_CV.T.to(self.weight.dtype), h_CD.to(self.weight.dtype))
         if self.bias is not None:
             self.bias += grad_CV.sum(dim=0)
@@ -133,7 +138,8 @@ def _chunks(
     hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_N: Tensor, form: LogitForm, *, slope: bool
 ) -> Iterator[tuple[slice, Tensor, _Chunk]]:
     """(positions, their hidden states, their logits), chunk by chunk."""
-    rows = max(1, CHUNK_BYTES // (4 * (weight_VD.shape[0] if form.across is None else form.across.widest)))
+    size = CHUNK_BYTES * (TIMES_ON_CUDA if hidden_ND.is_cuda else 1)
+    rows = max(1, size // (4 * (weight_VD.shape[0] if form.across is None else form.across.widest)))
     for start in range(0, hidden_ND.shape[0], rows):
         part = slice(start, start + rows)
         yield part, hidden_ND[part], _Chunk(hidden_ND[part], weight_VD, bias_V, target_N[part], form, slope=slope)

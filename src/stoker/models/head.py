@@ -72,7 +72,7 @@ class Head:
         Cheaper than `scores`: gradients are computed together with the loss, from the same logits.
         """
         return CrossEntropy.apply(
-            hidden_ND, self.linear.weight, self.linear.bias, target_N, self._form, torch.is_grad_enabled()
+            _autocast(hidden_ND), self.linear.weight, self.linear.bias, target_N, self._form, torch.is_grad_enabled()
         )
 
     def scores(self, hidden_ND: Tensor, target_N: Tensor, *, entropy: bool = False) -> TokenScores:
@@ -81,7 +81,7 @@ class Head:
         The backward pass recomputes the logits, chunk by chunk.
         """
         log_probability_N, entropy_N = Scores.apply(
-            hidden_ND, self.linear.weight, self.linear.bias, target_N, self._form, entropy
+            _autocast(hidden_ND), self.linear.weight, self.linear.bias, target_N, self._form, entropy
         )
         return TokenScores(log_probability_N, entropy_N if entropy else None)
 
@@ -115,6 +115,14 @@ class LogitsHead:
         log_p_NV = (_widened(logits_NV) / self.temperature).log_softmax(-1)
         entropy_N = torch.special.entr(log_p_NV.exp()).sum(-1) if entropy else None
         return TokenScores(log_p_NV.gather(1, target_N[:, None]).squeeze(1), entropy_N)
+
+
+def _autocast(hidden: Tensor) -> Tensor:
+    """In the type of autocast, which reaches no product of a custom backward pass; float16 would lose most of the
+    gradient of a large vocabulary's logits, so there it stays."""
+    kind = hidden.device.type
+    casts = torch.is_autocast_enabled(kind) and hidden.dtype == torch.float32
+    return hidden.to(torch.bfloat16) if casts and torch.get_autocast_dtype(kind) == torch.bfloat16 else hidden
 
 
 def _widened(logits: Tensor) -> Tensor:

@@ -58,8 +58,11 @@ class _FusedLora(torch.autograd.Function):
 
 
 def _forward(layer: Any, names: frozenset[str], x: Tensor, *arguments: Any, **options: Any) -> Tensor:
-    base, active = layer.base_layer, layer.active_adapters
+    base, active, device = layer.base_layer, layer.active_adapters, x.device.type
     unpack = unpacker(base)
+    # Custom functions are called as they are: what autocast converts has to be converted here.
+    casts = torch.is_autocast_enabled(device) and x.dtype != torch.float64
+    cast = torch.get_autocast_dtype(device) if casts else None
     plain = (
         "forward" not in vars(base)  # else a layout has replaced it
         and not layer.disable_adapters
@@ -68,21 +71,20 @@ def _forward(layer: Any, names: frozenset[str], x: Tensor, *arguments: Any, **op
         and not options
         and len(active) == 1
         and active[0] in names
-        and not torch.is_autocast_enabled(x.device.type)
+        and (unpack is None or cast is None)
+        and (unpack is not None or cast is not None or base.weight.dtype == layer.lora_A[active[0]].weight.dtype)
     )
     # bitsandbytes rounds activations to 8 bits for inference, and so does every program that loads the adapter.
     infers = unpack is not None and not layer.training
     if not plain or infers:
         return type(layer).forward(layer, x, *arguments, **options)
     name = active[0]
-    y = _FusedLora.apply(
-        x.reshape(-1, x.shape[-1]),
-        base.weight if unpack is None else unpack,
-        base.bias,
-        layer.lora_A[name].weight,
-        layer.lora_B[name].weight,
-        layer.scaling[name],
-    )
+    weight: Tensor | Callable[[], Tensor] = base.weight if unpack is None else unpack
+    if cast is not None and base.weight.dtype != cast:
+        weight = partial(base.weight.detach().to, cast)  # again in the backward pass: a copy would be kept until then
+    values = (x.reshape(-1, x.shape[-1]), base.bias, layer.lora_A[name].weight, layer.lora_B[name].weight)
+    x_NI, bias_O, a_RI, b_OR = values if cast is None else (v if v is None else v.to(cast) for v in values)
+    y = _FusedLora.apply(x_NI, weight, bias_O, a_RI, b_OR, layer.scaling[name])
     return y.view(*x.shape[:-1], y.shape[-1])
 
 
@@ -99,7 +101,7 @@ def fuse_lora(model: nn.Module) -> int:
         unpack = unpacker(layer.base_layer)
         if unpack is None and (type(layer) is not LoraLinear or type(layer.base_layer) is not nn.Linear):
             continue
-        held = layer.base_layer.weight.dtype if unpack is None else unpack().dtype
+        held = None if unpack is None else unpack().dtype
         names = frozenset(name for name in layer.lora_A if _is_plain(layer, name, held))
         if names and not layer.fan_in_fan_out:
             layer.forward = partial(_forward, layer, names)
@@ -107,7 +109,7 @@ def fuse_lora(model: nn.Module) -> int:
     return fused
 
 
-def _is_plain(layer: Any, name: str, held: torch.dtype) -> bool:
-    same = held == layer.lora_A[name].weight.dtype
+def _is_plain(layer: Any, name: str, unpacked: torch.dtype | None) -> bool:
+    same = unpacked in (None, layer.lora_A[name].weight.dtype)
     drops = not isinstance(layer.lora_dropout[name], nn.Identity)
     return same and not drops and not layer.use_dora.get(name, False) and not layer.lora_bias.get(name, False)

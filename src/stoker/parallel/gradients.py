@@ -53,11 +53,11 @@ class Gradients:
 
     def norm(self) -> Tensor:
         """The L2 norm over all parameters of all processes, the same on each; 0-d."""
-        squares = {True: [], False: []}  # type: dict[bool, list[Tensor]]
+        own: dict[bool, list[Tensor]] = {True: [], False: []}
         for t in self._trained:
             if t.parameter.grad is not None and not t.copy:
-                squares[t.split].append(torch.linalg.vector_norm(_local(t.parameter.grad)).square())
-        split, whole = (self._total(squares[key]) for key in (True, False))
+                own[t.split].append(_local(t.parameter.grad))
+        split, whole = (self._total([norm.square() for norm in _norms(own[key])]) for key in (True, False))
         if self._mesh.layout.shard != "none":
             sum_over(_shards(self._mesh), split, whole)
         sum_over(self._mesh.groups["tensor"], split)
@@ -70,8 +70,8 @@ class Gradients:
         if limit:
             factor = (limit / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
             gradients = [_local(t.parameter.grad) for t in self._trained if t.parameter.grad is not None]
-            for gradient in gradients:
-                gradient.mul_(factor.to(gradient.device, gradient.dtype))
+            for kind, alike in _by_kind(gradients).items():
+                torch._foreach_mul_(alike, factor.to(*kind))
 
     def _lay_out(self) -> None:
         """Gives gradients the strides of their parameters: zero-bubble schedules change them, and fused optimizers
@@ -91,14 +91,10 @@ class Gradients:
         group = self._mesh.groups[axis]
         if group is None:
             return
-        by_type: dict[torch.dtype, list[Tensor]] = {}
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            local = _local(parameter.grad)
-            by_type.setdefault(local.dtype, []).append(local)
-        for gradients in by_type.values():
-            sum_over(group, *gradients)
+        sum_over(group, *(_local(p.grad) for p in parameters if p.grad is not None))
 
     def _join_ties(self) -> None:
         """Sums the gradients of a tied embedding's two uses: on the first stage and, as the head, on the last."""
@@ -114,6 +110,18 @@ class Gradients:
                 parameter.grad = torch.zeros_like(parameter)
                 gradient = _local(parameter.grad)  # noqa: PLW2901
             gradient.copy_(total)
+
+
+def _norms(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The L2 norm of each, 0-d; one launch for all of a device and type instead of one each."""
+    return [norm for alike in _by_kind(tensors).values() for norm in torch._foreach_norm(alike)]
+
+
+def _by_kind(tensors: Sequence[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[Tensor]]:
+    kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+    return kinds
 
 
 def _shards(mesh: Mesh) -> dist.ProcessGroup | None:

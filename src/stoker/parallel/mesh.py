@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from stoker.job.layout import Layout
 
+MESSAGE = 2**24  # numbers that are summed at once
 AXES = ("island", "pipe", "replica", "shard", "context", "tensor")
 Axis = Literal["island", "pipe", "data", "batch", "context", "tensor", "ends"]
 _LINES: dict[Axis, tuple[str, ...]] = {
@@ -129,10 +130,17 @@ class Mesh:
 
 
 def sum_over(group: dist.ProcessGroup | None, *tensors: torch.Tensor) -> None:
-    """Sums small tensors of one type over a group, in one message, in place."""
-    if group is None or not tensors:
+    """Sums tensors over a group, in place; those of one type share messages of at most `MESSAGE` numbers."""
+    if group is None:
         return
-    flat = torch.cat([t.reshape(-1) for t in tensors])
-    dist.all_reduce(flat, group=group)
-    for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
-        tensor.copy_(part.view_as(tensor))
+    by_type: dict[torch.dtype, list[list[torch.Tensor]]] = {}
+    for tensor in tensors:
+        messages = by_type.setdefault(tensor.dtype, [[]])
+        if messages[-1] and sum(t.numel() for t in messages[-1]) + tensor.numel() > MESSAGE:
+            messages.append([])
+        messages[-1].append(tensor)
+    for message in (message for messages in by_type.values() for message in messages):
+        flat = torch.cat([t.reshape(-1) for t in message])
+        dist.all_reduce(flat, group=group)
+        for tensor, part in zip(message, flat.split([t.numel() for t in message]), strict=True):
+            tensor.copy_(part.view_as(tensor))

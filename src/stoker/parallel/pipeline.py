@@ -131,6 +131,7 @@ class Pipeline:
         if key not in self._schedules:
             layout, device = self.mesh.layout, self.mesh.device
             hidden = torch.empty(1, tokens, self.width, dtype=self.dtype, device="meta", requires_grad=True)
+            summed = torch.promote_types(self.dtype, torch.float32)  # the loss of the last stage
             numbers = stages_of_process(layout, self.mesh.at("pipe"))
             stages = [
                 PipelineStage(
@@ -139,7 +140,7 @@ class Pipeline:
                     layout.stage_count,
                     device,
                     input_args=torch.zeros(1, dtype=torch.int64) if stage.is_first else hidden,
-                    output_args=hidden if stage.head is None else torch.zeros(1, dtype=self.dtype, device="meta"),
+                    output_args=hidden if stage.head is None else torch.zeros(1, dtype=summed, device="meta"),
                     group=self.mesh.groups["pipe"],
                 )
                 for number, stage in zip(numbers, self.stages, strict=True)

@@ -15,7 +15,7 @@ from stoker.hardware.calibration import HEAD_SIZES, Calibration
 from stoker.plan.eager import FLOAT, Arithmetic
 from stoker.plan.eager_memory import types_of
 from stoker.plan.eager_traits import TANH_GELU, code_of
-from stoker.plan.head_memory import CHUNK
+from stoker.plan.head_memory import CHUNK, CHUNK_GPU
 from stoker.plan.layer import Layer
 from stoker.plan.matmul import Matmul
 from stoker.plan.param_placement import most_held, trained_parameters
@@ -109,7 +109,8 @@ class MeasuredPasses:
         trained = setting.work.tuning == "full"
         product = self._product(shape.head_matmul(), tokens, setting, trained=trained)
         words = shape.vocabulary / tensor
-        chunk = min(tokens, max(1.0, CHUNK / (FLOAT * words)))
+        size = CHUNK if setting.cluster.device.is_cpu else CHUNK_GPU
+        chunk = min(tokens, max(1.0, size / (FLOAT * words)))
         logits = self._passes(LOGITS, chunk, words, FLOAT) * tokens / chunk
         # The head's gradient is set to zero, scaled, and meets that of the embedding.
         table = words * (shape.embedding_width or shape.width) * FLOAT * trained

@@ -7,7 +7,7 @@ the C library's allocator does not return.
 from __future__ import annotations
 
 from stoker.plan.eager import FLOAT, Arithmetic, arithmetic, cast_weights, eager_bytes, row_bytes
-from stoker.plan.head_memory import HeadBytes, head_bytes
+from stoker.plan.head_memory import CHUNK, CHUNK_GPU, HeadBytes, head_bytes
 from stoker.plan.in_flight import in_flight
 from stoker.plan.param_placement import (
     ParamPlacement,
@@ -115,7 +115,9 @@ def _head(setting: Setting, stage: int, types: Arithmetic) -> HeadBytes:
     if stage != setting.last:
         return HeadBytes(0.0, 0.0, 0.0)
     full = setting.work.tuning == "full"
-    return head_bytes(setting.shape, setting.predicting, types=types, trained=full, tensor=setting.layout.tensor)
+    chunk = CHUNK if setting.cluster.device.is_cpu else CHUNK_GPU
+    tensor = setting.layout.tensor
+    return head_bytes(setting.shape, setting.predicting, types=types, trained=full, tensor=tensor, chunk=chunk)
 
 
 def types_of(setting: Setting) -> Arithmetic:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from stoker.plan.eager import FLOAT, Arithmetic
 from stoker.plan.shape import Shape
 
-CHUNK = 64 * 2**20  # bytes of the float32 logits of a chunk
+CHUNK = 64 * 2**20  # bytes of the float32 logits of a chunk, on a CPU
+CHUNK_GPU = 8 * CHUNK
 
 
 @dataclass(frozen=True)
@@ -37,23 +38,26 @@ class HeadBytes:
         return self.kept + self.scaled
 
 
-def head_bytes(shape: Shape, tokens: float, *, types: Arithmetic, trained: bool, tensor: int = 1) -> HeadBytes:
+def head_bytes(
+    shape: Shape, tokens: float, *, types: Arithmetic, trained: bool, tensor: int = 1, chunk: int = CHUNK
+) -> HeadBytes:
     """Memory of the head for a micro-batch with this number of predicted tokens.
 
     Args:
         types: see `stoker.plan.eager.arithmetic`.
         trained: whether the head's matrix is; under adapters it is not.
         tensor: processes that the vocabulary is split over.
+        chunk: `CHUNK` or `CHUNK_GPU`.
     """
     words = shape.vocabulary / tensor
     width = shape.embedding_width or shape.width
-    chunk = min(float(CHUNK), FLOAT * tokens * words)
+    at_once = min(float(chunk), FLOAT * tokens * words)
     low = types.product < FLOAT
-    several = FLOAT * tokens * words > CHUNK
+    several = FLOAT * tokens * words > chunk
     # Float32 logits turn into their own gradient in place, and those of a chunk live until the next chunk has its own.
     # Products in 16 bits add a cast of the gradient, and for the weights', summed in float32, a cast back.
     low_logits = 3.0 if several else 1.5 + trained
-    logits = chunk * (low_logits if low else 1 + several)
+    logits = at_once * (low_logits if low else 1 + several)
     matrix = FLOAT * words * width * trained
     cast = types.product * words * width * (low and types.stream == FLOAT)  # of the head's float32 weights
     hidden = tokens * width * types.stream

@@ -26,8 +26,6 @@ from stoker.parallel.shard_spec import Piece
 from stoker.runs.run_folder import StepMetrics
 from stoker.train.hooks import Hook
 
-MESSAGE = 2**24  # numbers that are summed at once
-
 
 class OuterStep:
     """The synchronisation of the islands; `stoker.train.training_state.FurtherState` of what it keeps."""
@@ -81,17 +79,9 @@ class OuterStep:
             _own(buffer).copy_(mean)
 
     def _means(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The means over the islands, summed in messages of limited size."""
+        """The means over the islands."""
         means = [tensor.detach().clone() for tensor in tensors]
-        by_type: dict[torch.dtype, list[list[Tensor]]] = {}
-        for mean in means:
-            messages = by_type.setdefault(mean.dtype, [[]])
-            if messages[-1] and sum(t.numel() for t in messages[-1]) + mean.numel() > MESSAGE:
-                messages.append([])
-            messages[-1].append(mean)
-        for messages in by_type.values():
-            for message in messages:
-                sum_over(self._group, *message)
+        sum_over(self._group, *means)
         return [mean.div_(self._islands) for mean in means]
 
     def now(self) -> Held:
