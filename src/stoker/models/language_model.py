@@ -195,6 +195,8 @@ def _isolates(model: PreTrainedModel) -> bool:
         # The difference also has to be small compared to that of a leak, which coarse rounding could hide.
         tolerance = EIGHT_BIT if getattr(model, "is_loaded_in_8bit", False) else None
         isolated = _close(together, alone, tolerance) and _distance(together, alone) <= LEAK * _distance(leaking, alone)
+    except torch.OutOfMemoryError:
+        raise
     except (TypeError, ValueError, RuntimeError, NotImplementedError):
         isolated = False  # the code of this family takes no attention function or positions
     if not isolated and before is not None:
