@@ -20,13 +20,13 @@ def main() -> None:
             from ray.util.state import list_actors
 
             address = f"http://127.0.0.1:{sys.argv[1]}"  # over HTTP: a process that has joined cannot remove its node
+            removable = {node.node_id: node for node in nodes}  # Ray's own supervisor of the job is on the head
             busy = [
-                actor.node_id
+                removable[actor.node_id]
                 for actor in list_actors(address=address)
-                if actor.state == "ALIVE" and "Supervisor" in actor.class_name
+                if actor.state == "ALIVE" and "Supervisor" in actor.class_name and actor.node_id in removable
             ]
-            node = next(node for node in nodes if node.node_id == busy[-1])
-            cluster.remove_node(node, allow_graceful=False)
+            cluster.remove_node(busy[-1], allow_graceful=False)
             print("removed", flush=True)
     cluster.shutdown()
 

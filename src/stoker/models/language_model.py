@@ -20,7 +20,7 @@ from stoker.models import packed_attention
 from stoker.models.collate import Inputs, Row, Segment, groups_by_length, pack, pad
 from stoker.models.head import Head, LogitsHead, head_of
 from stoker.models.objective import Loss, Objective, Reading, next_token
-from stoker.models.packed_row import segments
+from stoker.models.packed_row import row_of
 from stoker.models.router_balance import RouterBalance, balanced, in_loss
 from stoker.models.virtual_tokens import has_prefix, virtual_ids
 
@@ -187,10 +187,10 @@ def _isolates(model: PreTrainedModel) -> bool:
             packed_attention.register()
             model.set_attn_implementation(packed_attention.NAME)
             inputs = pack(rows, model.device, share=True)
-            with segments(inputs.segments):
+            with row_of(inputs):
                 together = _predicting(whole, inputs)
             one_document = replace(inputs, segments=(Segment(0, inputs.ids.shape[1]),))
-            with segments(one_document.segments):
+            with row_of(one_document):
                 leaking = _predicting(whole, one_document)
         # The difference also has to be small compared to that of a leak, which coarse rounding could hide.
         tolerance = EIGHT_BIT if getattr(model, "is_loaded_in_8bit", False) else None

@@ -1,7 +1,8 @@
 """Packed attention: many documents in one row that do not attend to each other.
 
 A micro-batch is one row without padding (see `stoker.models.collate`). Position ids restart at each document. Attention
-runs segment by segment, so its cost is the sum of the squares of their lengths, and no mask of the whole row is built.
+runs segment by segment on a CPU, and in one call on a GPU: its cost is the sum of the squares of the segments' lengths,
+and no mask of the whole row is built.
 transformers calls `packed_attention` through its attention interface.
 
 Shapes: B batch (1 when packed), T tokens, H query heads, G key-value heads, K head size.
@@ -18,13 +19,14 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from stoker.models import flex_row_attention, varlen_attention
+from stoker.models.attention_scores import AttentionScores
 from stoker.models.collate import Segment
 from stoker.models.packed_row import PackedRow, row_at_hand
 
 NAME = "stoker_packed"
 
 
-@torch.compiler.disable  # segments differ from batch to batch, so each would be compiled again
 def packed_attention(
     module: nn.Module,
     query_BHTK: Tensor,
@@ -41,34 +43,72 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention within each segment and to its prefix; outside of `segments`, transformers' own.
 
+    On a GPU it is one call for the whole row where a kernel computes it, and torch.compile sees through that call.
+
     Args:
         sliding_window: how many keys a query sees, its own included; None for all.
         softcap: bound of the scores (Gemma 2).
         s_aux: logit of each head's attention sink, shape (H,) (GPT-OSS).
         slopes: ALiBi slope of each head (BLOOM).
     """
-    plain = softcap is None and s_aux is None  # what torch's fused kernels compute
-    how: dict[str, Any] = {"dropout": dropout, "scaling": scaling, "softcap": softcap, "sinks_H": s_aux}
     row = row_at_hand()
+    scores = AttentionScores(dropout, scaling, sliding_window, softcap, s_aux, slopes)
     if row is None:
-        mask = attention_mask
-        if mask is None and (slopes is not None or not plain):
-            keys, queries = key_BGTK.shape[2], query_BHTK.shape[2]
-            mask = visible(Segment(0, queries, 0, keys - queries), None, query_BHTK.device)
-        if slopes is not None:
-            assert mask is not None
-            mask = biased(mask, slopes, query_BHTK.dtype)
-        if not plain:
-            return scored_attention(query_BHTK, key_BGTK, value_BGTK, mask=mask, **how).transpose(1, 2), None
-        if query_BHTK.shape[2] == 1 and query_BHTK.shape[1] != key_BGTK.shape[1]:
-            return _one_query(query_BHTK, key_BGTK, value_BGTK, mask, dropout=dropout, scaling=scaling), None
-        tensors = (query_BHTK, key_BGTK, value_BGTK, mask)
-        return sdpa_attention_forward(module, *tensors, dropout=dropout, scaling=scaling, **options)
+        return _unpacked(module, query_BHTK, key_BGTK, value_BGTK, attention_mask, scores, **options), None
+    index = row.index if row.across is None and scores.are_plain else None
+    if index is not None and varlen_attention.serves(index, query_BHTK, value_BGTK):
+        return varlen_attention.varlen_attention(index, query_BHTK, key_BGTK, value_BGTK, scores), None
+    return _packed(row, query_BHTK, key_BGTK, value_BGTK, scores), None
+
+
+@torch.compiler.disable
+def _unpacked(
+    module: nn.Module,
+    query_BHTK: Tensor,
+    key_BGTK: Tensor,
+    value_BGTK: Tensor,
+    mask: Tensor | None,
+    scores: AttentionScores,
+    **options: Any,
+) -> Tensor:
+    """Attention with the model's own mask, shape (B, T, H, K)."""
+    slopes, dropout, scaling = scores.slopes, scores.dropout, scores.scaling
+    if mask is None and (slopes is not None or not scores.are_fused):
+        keys, queries = key_BGTK.shape[2], query_BHTK.shape[2]
+        mask = visible(Segment(0, queries, 0, keys - queries), None, query_BHTK.device)
+    if slopes is not None:
+        assert mask is not None
+        mask = biased(mask, slopes, query_BHTK.dtype)
+    if not scores.are_fused:
+        return scored_attention(query_BHTK, key_BGTK, value_BGTK, mask, scores).transpose(1, 2)
+    if query_BHTK.shape[2] == 1 and query_BHTK.shape[1] != key_BGTK.shape[1]:
+        return _one_query(query_BHTK, key_BGTK, value_BGTK, mask, dropout=dropout, scaling=scaling)
+    tensors = (query_BHTK, key_BGTK, value_BGTK, mask)
+    return sdpa_attention_forward(module, *tensors, dropout=dropout, scaling=scaling, **options)[0]
+
+
+@torch.compiler.disable  # segments differ from batch to batch, so each would be compiled again
+def _packed(
+    row: PackedRow, query_BHTK: Tensor, key_BGTK: Tensor, value_BGTK: Tensor, scores: AttentionScores
+) -> Tensor:
+    """Attention within the segments of a row, shape (B, T, H, K)."""
     if row.across is not None:
-        own = row.across.heads(query_BHTK.shape[1])
-        slopes = slopes[own] if slopes is not None else None
-        how["sinks_H"] = s_aux[own] if s_aux is not None else None
+        scores = scores.of_heads(row.across.heads(query_BHTK.shape[1]))
         query_BHTK, key_BGTK, value_BGTK = row.across.enter(query_BHTK, key_BGTK, value_BGTK)
+    tensors = (query_BHTK, key_BGTK, value_BGTK)
+    if row.index is not None and scores.are_plain and varlen_attention.serves(row.index, query_BHTK, value_BGTK):
+        out_BHTK = varlen_attention.varlen_attention(row.index, *tensors, scores).transpose(1, 2)
+    elif row.index is not None and flex_row_attention.serves(query_BHTK, value_BGTK, scores):
+        out_BHTK = flex_row_attention.flex_row_attention(row, *tensors, scores)
+    else:
+        out_BHTK = _by_segment(row, *tensors, scores)
+    return (out_BHTK if row.across is None else row.across.leave(out_BHTK)).transpose(1, 2)
+
+
+def _by_segment(
+    row: PackedRow, query_BHTK: Tensor, key_BGTK: Tensor, value_BGTK: Tensor, scores: AttentionScores
+) -> Tensor:
+    """Attention of one segment after another, shape (B, H, T, K)."""
     grouped = query_BHTK.shape[1] != key_BGTK.shape[1]
     parts = []
     # Split once, not sliced segment by segment: the gradient of a split is one concatenation.
@@ -83,27 +123,24 @@ def packed_attention(
             prefix = number_of[s.prefix_start]
             k, v = torch.cat((keys[prefix], k), dim=2), torch.cat((values[prefix], v), dim=2)
         before = s.prefix_length + stretch.first  # keys that all of these queries see
-        window = sliding_window if sliding_window is not None and k.shape[2] > sliding_window else None
-        masked = before or window is not None or slopes is not None or not plain
-        mask = _mask_of(row, Segment(0, stretch.length, 0, before), window, slopes, q) if masked else None
-        if plain:
+        window = scores.window if scores.window is not None and k.shape[2] > scores.window else None
+        masked = before or window is not None or scores.slopes is not None or not scores.are_fused
+        mask = _mask_of(row, Segment(0, stretch.length, 0, before), window, scores.slopes, q) if masked else None
+        if scores.are_fused:
             part = F.scaled_dot_product_attention(
                 q,
                 k,
                 v,
                 attn_mask=mask,
-                dropout_p=dropout,
+                dropout_p=scores.dropout,
                 is_causal=mask is None,
-                scale=scaling,
+                scale=scores.scaling,
                 enable_gqa=grouped,
             )
         else:
-            part = scored_attention(q, k, v, mask=mask, **how)
+            part = scored_attention(q, k, v, mask, scores)
         parts.append(part)
-    out_BHTK = torch.cat(parts, dim=2)
-    if row.across is not None:
-        out_BHTK = row.across.leave(out_BHTK)
-    return out_BHTK.transpose(1, 2), None
+    return torch.cat(parts, dim=2)
 
 
 def _one_query(
@@ -158,15 +195,7 @@ def biased(mask: Tensor, slopes: tuple[float, ...], dtype: torch.dtype) -> Tenso
 
 
 def scored_attention(
-    q_BHTK: Tensor,
-    k_BGTK: Tensor,
-    v_BGTK: Tensor,
-    *,
-    mask: Tensor | None,
-    dropout: float,
-    scaling: float | None,
-    softcap: float | None,
-    sinks_H: Tensor | None,
+    q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, mask: Tensor | None, form: AttentionScores
 ) -> Tensor:
     """Attention with explicit scores, for what the fused kernels do not compute; shape (B, H, T, K).
 
@@ -174,19 +203,19 @@ def scored_attention(
     """
     heads = q_BHTK.shape[1]
     k_BHTK, v_BHTK = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k_BGTK, v_BGTK))
-    scores = q_BHTK @ k_BHTK.transpose(2, 3) * (q_BHTK.shape[-1] ** -0.5 if scaling is None else scaling)
+    scores = q_BHTK @ k_BHTK.transpose(2, 3) * (q_BHTK.shape[-1] ** -0.5 if form.scaling is None else form.scaling)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
+    if form.softcap is not None:
+        scores = form.softcap * torch.tanh(scores / form.softcap)
     if mask is not None:
         mask = mask[..., : k_BHTK.shape[2]]
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else scores + mask
-    if sinks_H is not None:
-        sinks = sinks_H.to(scores.dtype).view(1, heads, 1, 1).expand(scores.shape[0], heads, scores.shape[2], 1)
+    if form.sinks_H is not None:
+        sinks = form.sinks_H.to(scores.dtype).view(1, heads, 1, 1).expand(scores.shape[0], heads, scores.shape[2], 1)
         weights = torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1]
     else:
         weights = scores.softmax(-1)
-    return F.dropout(weights.to(v_BHTK.dtype), dropout, training=dropout > 0) @ v_BHTK
+    return F.dropout(weights.to(v_BHTK.dtype), form.dropout, training=form.dropout > 0) @ v_BHTK
 
 
 def _mask(*arguments: Any, **options: Any) -> Tensor | None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-from stoker.models.collate import Segment
+from stoker.models.collate import Inputs, Segment
+from stoker.models.row_index import RowIndex, index_of
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,17 @@ class AcrossRow(Protocol):
 
 @dataclass(frozen=True)
 class PackedRow:
-    """A row and the masks of its segments, made in the first layer and used in all."""
+    """A row and the masks of its segments, made in the first layer and used in all.
+
+    Attributes:
+        index: for kernels that take a whole row; None where attention goes segment by segment, as on a CPU.
+    """
 
     segments: tuple[Segment, ...]
     across: AcrossRow | None
     stretches: Sequence[QuerySpan]
-    masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
+    index: RowIndex | None = None
+    masks: dict[tuple[object, ...], Any] = field(default_factory=dict)
 
 
 # The active rows, the innermost last. A list and no context variable: on a GPU the backward pass, in which recompute
@@ -62,14 +69,32 @@ _rows: list[PackedRow | None] = [None]
 
 
 @contextmanager
-def segments(layout: Sequence[Segment] | None, across: AcrossRow | None = None) -> Iterator[None]:
-    """Sets the segments of the row, and the processes that share it, within the block."""
+def segments(
+    layout: Sequence[Segment] | None, across: AcrossRow | None = None, device: torch.device | None = None
+) -> Iterator[None]:
+    """Sets the segments of the row, and the processes that share it, within the block.
+
+    Args:
+        device: of the row; by default the CPU.
+    """
     row = None
     if layout is not None:
         whole = [QuerySpan(i, 0, s.length) for i, s in enumerate(layout)]
-        row = PackedRow(tuple(layout), across, whole if across is None else across.stretches(layout))
+        runs = whole if across is None else across.stretches(layout)
+        at_once = device is not None and takes_whole_rows(device) and len(runs) > 0
+        row = PackedRow(tuple(layout), across, runs, index_of(layout, runs, device) if device and at_once else None)
     with _within(row):
         yield
+
+
+def row_of(inputs: Inputs) -> AbstractContextManager[None]:
+    """Sets the row of a forward pass within the block; none for padded inputs."""
+    return segments(inputs.segments, inputs.across, inputs.ids.device)
+
+
+def takes_whole_rows(device: torch.device) -> bool:
+    """Whether attention over a whole row beats going segment by segment: where launching kernels is the limit."""
+    return device.type == "cuda"
 
 
 def current_row() -> AbstractContextManager[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from stoker.runs.holder import holder_of
 from stoker.runs.run_folder import RunFolder
 
 NAME = re.compile(r"[^\w.-]+")
+ENDS_WITHIN, POLL = 10.0, 0.1  # seconds that the process of a run that has stopped gets to end
 
 
 def job_routes(page: Page) -> list[Route]:
@@ -203,8 +205,18 @@ class _JobRoutes:
         folder = await run_in_threadpool(self.page.runs.find, request.path_params["id"])
         return await run_in_threadpool(self._resume, folder, account)
 
+    def _is_ending(self, folder: RunFolder) -> bool:
+        """Whether the run has recorded its end, and its process goes on for a moment."""
+        summary, earlier = self.page.views.summary(folder), self.page.queue.of_run(folder.path)
+        if summary["status"] == "running" or earlier is None or earlier[1].state != "running":
+            return False
+        return (earlier[1].times()[0] or 0.0) <= (summary["updated"] or 0.0)
+
     def _resume(self, folder: RunFolder, account: Any) -> Any:
         page, base = self.page, self.page.settings.base
+        until = time.monotonic() + ENDS_WITHIN
+        while self._is_ending(folder) and time.monotonic() < until:
+            time.sleep(POLL)
         if folder.is_taken():
             raise PageError(409, f"{folder.path.name} is training")
         earlier = page.queue.of_run(folder.path)

@@ -12,7 +12,7 @@ from stoker.models.collate import Inputs
 from stoker.models.head import Head
 from stoker.models.language_model import LanguageModel
 from stoker.models.objective import Loss, Objective, Reading
-from stoker.models.packed_row import segments
+from stoker.models.packed_row import row_of
 from stoker.models.router_balance import RouterBalance, balanced, in_loss, with_auxiliary
 from stoker.parallel.collectives import copy_to, gather_parts
 from stoker.parallel.mesh import Mesh
@@ -87,7 +87,7 @@ class ModelStage(nn.Module):
         """
         index = int(number)
         inputs = self.rows[index]
-        with segments(inputs.segments, inputs.across), balanced(self.balance, inputs) as at_work:
+        with row_of(inputs), balanced(self.balance, inputs) as at_work:
             hidden = hidden_states(self.model, inputs, self.mesh, None if self.is_first else x)
         if self.head is None:
             hidden = with_auxiliary(hidden, at_work, self.scale)

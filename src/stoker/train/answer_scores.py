@@ -12,7 +12,7 @@ from stoker.checkpoint.load_run import TunedRun
 from stoker.models.adapters import unwrap
 from stoker.models.collate import Row
 from stoker.models.language_model import LanguageModel, lay_out_for
-from stoker.models.packed_row import segments
+from stoker.models.packed_row import row_of
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.train.reward_objective import answer_scores, offset_of
 
@@ -40,7 +40,7 @@ class AnswerScores:
                 for inputs in self._language.lay_out(
                     [_read_at_the_end(rows[i]) for i in numbers], device.torch, given={"number": np.array(numbers)}
                 ):
-                    with segments(inputs.segments, inputs.across):
+                    with row_of(inputs):
                         found = self._language.read(inputs, answer_scores)
                     scores[inputs.given["number"].tolist()] = found.double().cpu().numpy()
         return (scores - offset_of(self._tuned.model)).tolist()

@@ -20,7 +20,7 @@ from stoker.checkpoint.collective import together
 from stoker.hardware.device import Device
 from stoker.models.collate import Inputs, lengthen
 from stoker.models.objective import Loss, Reading, likeliest
-from stoker.models.packed_row import segments
+from stoker.models.packed_row import row_of
 from stoker.parallel.context_parallel import own_part, parts_of_row
 from stoker.parallel.gradients import Gradients
 from stoker.parallel.mesh import Mesh
@@ -383,7 +383,7 @@ def _evaluating(model: nn.Module, *, tuned: bool) -> Iterator[None]:
 
 
 def _within(inputs: Inputs, work: Callable[[Inputs], Tensor]) -> Tensor:
-    with segments(inputs.segments, inputs.across):
+    with row_of(inputs):
         return work(inputs)
 
 

@@ -17,7 +17,7 @@ from stoker.job.task_spec import TaskSpec
 from stoker.models.collate import Inputs, nothing
 from stoker.models.language_model import LanguageModel, has_dropout
 from stoker.models.objective import Loss, Measures, Objective, next_token
-from stoker.models.packed_row import segments
+from stoker.models.packed_row import row_of
 from stoker.train.batch_extras import BatchExtras
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.task import Part
@@ -114,7 +114,7 @@ class LanguageTask:
 
     def around(self, part: Part) -> AbstractContextManager[None]:
         assert isinstance(part.inputs, Inputs)
-        return segments(part.inputs.segments, part.inputs.across)
+        return row_of(part.inputs)
 
     def loss(self, part: Part) -> Loss:
         assert isinstance(part.inputs, Inputs)

@@ -25,7 +25,7 @@ from stoker.models.build_model import build_meta, build_model
 from stoker.models.collate import Inputs
 from stoker.models.language_model import lay_out_for
 from stoker.models.model_source import locate
-from stoker.models.packed_row import segments
+from stoker.models.packed_row import row_of
 from stoker.models.quantise import device_for
 from stoker.models.text import open_text_side
 from stoker.models.weight_source import all_rows
@@ -64,7 +64,7 @@ class OtherModel:
         for part in forward_passes(language, documents[rank() :: size], held.torch):
             inputs = part.inputs
             assert isinstance(inputs, Inputs)
-            with segments(inputs.segments, inputs.across), held.autocast():
+            with row_of(inputs), held.autocast():
                 read = language.read(inputs, sums)
             values[inputs.given[PLACE].cpu() * size + rank()] = read.double().cpu()
         if size > 1:

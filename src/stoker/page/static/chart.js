@@ -131,7 +131,7 @@ function Plot({ curves, metric, axis, log, smooth, events, range, onRange, label
     let stopped = false;
     let observer = null;
     import("./vendor/uplot.mjs").then(({ default: uPlot }) => {
-      if (stopped) return;
+      if (stopped || !box.current) return;
       const series = [{ label: t(`axis.${axis}`) }];
       const bands = [];
       curves.forEach((curve, i) => {

@@ -57,6 +57,7 @@ export function useRoute() {
   useEffect(() => {
     const moved = () => set(here());
     addEventListener("hashchange", moved);
+    moved(); // the address may have changed before this listened
     return () => removeEventListener("hashchange", moved);
   }, []);
   return route;

@@ -1,0 +1,45 @@
+"""How attention's scores become weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class AttentionScores:
+    """How a layer's products of queries and keys become the weights of the values.
+
+    Attributes:
+        scaling: factor of the products; None for 1 / sqrt(head size).
+        window: how many keys a query sees, its own included; None for all.
+        softcap: bound of the scores (Gemma 2).
+        sinks_H: logit of each head's attention sink (GPT-OSS).
+        slopes: ALiBi slope of each head (BLOOM).
+    """
+
+    dropout: float = 0.0
+    scaling: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+    sinks_H: Tensor | None = None
+    slopes: tuple[float, ...] | None = None
+
+    @property
+    def are_fused(self) -> bool:
+        """Whether torch's scaled dot-product attention computes them, given a mask."""
+        return self.softcap is None and self.sinks_H is None
+
+    @property
+    def are_plain(self) -> bool:
+        """Whether flash attention computes them."""
+        return self.are_fused and self.slopes is None and not self.dropout
+
+    def of_heads(self, own: slice) -> AttentionScores:
+        """Those of some of the query heads."""
+        return replace(
+            self,
+            slopes=self.slopes[own] if self.slopes is not None else None,
+            sinks_H=self.sinks_H[own] if self.sinks_H is not None else None,
+        )

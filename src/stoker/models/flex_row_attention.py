@@ -1,0 +1,129 @@
+"""Attention of a whole packed row in one call, by FlexAttention: what flash attention's kernels do not compute.
+
+Bounded scores (Gemma 2), attention sinks (GPT-OSS), ALiBi (BLOOM), and float32. FlexAttention compiles a kernel for the
+scores' function and skips blocks that the mask leaves empty (Dong et al., 2024, "Flex Attention").
+
+Shapes: B batch (1), Q queries, T keys, H query heads, G key-value heads, K head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from stoker.models.attention_scores import AttentionScores
+from stoker.models.packed_row import PackedRow
+from stoker.models.row_index import on_device
+
+PLACES = ("places",)  # their key among a row's masks
+SMALLEST_HEAD = 16  # of the compiled kernel
+
+Change = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def serves(query_BHQK: Tensor, value_BGTK: Tensor, scores: AttentionScores) -> bool:
+    """Whether FlexAttention has a kernel for these tensors here."""
+    sizes = query_BHQK.shape[-1], value_BGTK.shape[-1]
+    narrow = query_BHQK.dtype == torch.float64 or min(sizes) < SMALLEST_HEAD
+    return not scores.dropout and not narrow and find_spec("triton") is not None
+
+
+def flex_row_attention(
+    row: PackedRow, q_BHQK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scores: AttentionScores
+) -> Tensor:
+    """Causal attention within each segment and to its prefix, shape (B, H, Q, K)."""
+    sinks_H, window = scores.sinks_H, scores.window
+    kind, device = q_BHQK.device.type, q_BHQK.device
+    if torch.is_autocast_enabled(kind):
+        q_BHQK, k_BGTK, v_BGTK = (x.to(torch.get_autocast_dtype(kind)) for x in (q_BHQK, k_BGTK, v_BGTK))
+    if PLACES not in row.masks:
+        row.masks[PLACES] = _places(row, device)
+    if ("blocks", window) not in row.masks:
+        row.masks["blocks", window] = _block_mask(row, window, device)
+    attended = _compiled(kind)(
+        q_BHQK,
+        k_BGTK,
+        v_BGTK,
+        score_mod=_score(scores, row.masks[PLACES].place_T),
+        block_mask=row.masks["blocks", window],
+        scale=scores.scaling,
+        enable_gqa=q_BHQK.shape[1] != k_BGTK.shape[1],
+        return_lse=sinks_H is not None,
+    )
+    if sinks_H is None:
+        return attended
+    out_BHQK, log_sum_BHQ = attended
+    # A sink is one more logit without a value: the keys keep exp(log_sum) of exp(log_sum) + exp(sink).
+    kept_BHQ = torch.sigmoid(log_sum_BHQ - sinks_H.to(log_sum_BHQ.dtype)[None, :, None])
+    return out_BHQK * kept_BHQ[..., None].to(out_BHQK.dtype)
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Of each token of a row: its segment, that of its prefix (-1 without), and its place in its document; shape (T,).
+
+    Attributes:
+        queries_Q: which tokens are queries.
+    """
+
+    segment_T: Tensor
+    prefix_T: Tensor
+    place_T: Tensor
+    queries_Q: Tensor
+
+
+def _places(row: PackedRow, device: torch.device) -> _Places:
+    number_of = {s.start: i for i, s in enumerate(row.segments)}
+    lengths = [s.length for s in row.segments]
+    prefixes = [number_of[s.prefix_start] if s.prefix_length else -1 for s in row.segments]
+    place = np.concatenate([np.arange(s.prefix_length, s.prefix_length + s.length) for s in row.segments])
+    starts = [(row.segments[run.segment].start + run.first, run.length) for run in row.stretches]
+    queries = np.concatenate([np.arange(start, start + length) for start, length in starts])
+    columns = (np.repeat(np.arange(len(lengths)), lengths), np.repeat(prefixes, lengths), place, queries)
+    return _Places(*(on_device(column, device) for column in columns))
+
+
+def _block_mask(row: PackedRow, window: int | None, device: torch.device) -> Any:
+    """Which blocks of 128 x 128 scores have to be computed."""
+    at: _Places = row.masks[PLACES]
+    segment_Q, prefix_Q, place_Q = (x[at.queries_Q] for x in (at.segment_T, at.prefix_T, at.place_T))
+
+    def seen(_: Tensor, __: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        distance = place_Q[q] - at.place_T[k]
+        related = (segment_Q[q] == at.segment_T[k]) | (prefix_Q[q] == at.segment_T[k])
+        near = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+        return related & near
+
+    # Uncompiled it would hold a mask of the whole row.
+    make = _compiled_mask() if device.type == "cuda" else create_block_mask
+    return make(seen, None, None, len(segment_Q), len(at.segment_T), device=device)
+
+
+def _score(scores: AttentionScores, place_T: Tensor) -> Change | None:
+    """How scores change: bounded (Gemma 2), or with ALiBi's bias (Press et al., 2022), of which only differences within
+    a row of scores matter: so it is the key's place times the slope of the head."""
+    softcap, slopes = scores.softcap, scores.slopes
+    if softcap is not None:
+        return lambda score, b, h, q, k: softcap * torch.tanh(score / softcap)
+    if slopes is None:
+        return None
+    slopes_H = torch.tensor(slopes, device=place_T.device)
+    return lambda score, b, h, q, k: score + slopes_H[h] * place_T[k]
+
+
+@cache
+def _compiled(kind: str) -> Any:
+    return torch.compile(flex_attention) if kind == "cuda" else flex_attention
+
+
+@cache
+def _compiled_mask() -> Any:
+    return torch.compile(create_block_mask)

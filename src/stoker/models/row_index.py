@@ -1,0 +1,87 @@
+"""Where the queries of a packed row find their keys, as tensors for kernels that take a whole row at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stoker.models.collate import Segment
+
+FLASH_FROM = (8, 0)  # compute capability of the first GPUs with flash attention: Ampere
+
+
+class Queries(Protocol):
+    """Consecutive queries of a segment; see `stoker.models.packed_row.QuerySpan`."""
+
+    @property
+    def segment(self) -> int: ...
+    @property
+    def first(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class RowIndex:
+    """For N runs of queries in their order, with Q queries and S keys in all.
+
+    Attributes:
+        query_bounds, key_bounds: cumulative lengths, int32, shape (N + 1,). A run's queries are its last keys.
+        longest_queries, longest_keys: of one run.
+        keys: positions in the row of the runs' keys, shape (S,); None where they are the row as it is.
+        flash: whether this device has flash attention.
+    """
+
+    query_bounds: Tensor
+    key_bounds: Tensor
+    longest_queries: int
+    longest_keys: int
+    keys: Tensor | None
+    flash: bool
+
+
+def index_of(segments: Sequence[Segment], runs: Sequence[Queries], device: torch.device) -> RowIndex:
+    """The index of a row on a device.
+
+    Args:
+        runs: the queries, in the order in which they are given to the kernel.
+    """
+    keys = []
+    for run in runs:
+        s = segments[run.segment]
+        keys.append(np.arange(s.prefix_start, s.prefix_start + s.prefix_length))
+        keys.append(np.arange(s.start, s.start + run.first + run.length))
+    places = np.concatenate(keys)
+    tokens = sum(s.length for s in segments)
+    as_it_is = len(places) == tokens and bool((places == np.arange(tokens)).all())
+    queries = [run.length for run in runs]
+    seen = [segments[run.segment].prefix_length + run.first + run.length for run in runs]
+    return RowIndex(
+        _bounds(queries, device),
+        _bounds(seen, device),
+        max(queries),
+        max(seen),
+        None if as_it_is else on_device(places, device),
+        _has_flash(device),
+    )
+
+
+def on_device(values: np.ndarray, device: torch.device) -> Tensor:
+    """A copy that the host does not wait for."""
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def _bounds(lengths: Sequence[int], device: torch.device) -> Tensor:
+    return on_device(np.cumsum([0, *lengths], dtype=np.int32), device)
+
+
+@cache
+def _has_flash(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= FLASH_FROM

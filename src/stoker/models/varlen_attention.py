@@ -1,0 +1,68 @@
+"""Attention of a whole packed row in one call, by torch's flash attention for rows of many lengths.
+
+Document by document a layer launches kernels for each document, and on a GPU the host is then the limit. Documents with
+a common prefix have its keys and values gathered before their own.
+
+Shapes: T tokens of the row, Q queries, S keys, H query heads, G key-value heads, K head size.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+from stoker.models.attention_scores import AttentionScores
+from stoker.models.row_index import RowIndex
+
+LARGEST_HEAD, HEAD_STEP = 256, 8  # sizes of heads that flash attention has kernels for
+# Until 2.11 torch let its kernel take fewer key-value heads without being told.
+GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+kernel: Callable[..., Any] = varlen_attn
+
+
+def serves(index: RowIndex, query_BHTK: Tensor, value_BGTK: Tensor) -> bool:
+    """Whether the kernel computes attention of this form, under the autocast of the moment."""
+    size = query_BHTK.shape[-1]
+    return (
+        index.flash
+        and _type_of(query_BHTK) in (torch.float16, torch.bfloat16)
+        and size == value_BGTK.shape[-1]
+        and size <= LARGEST_HEAD
+        and size % HEAD_STEP == 0
+    )
+
+
+def varlen_attention(
+    index: RowIndex, q_BHQK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scores: AttentionScores
+) -> Tensor:
+    """Causal attention of each run of queries to its keys, shape (1, Q, H, K); of plain scores."""
+    window = scores.window
+    kind = _type_of(q_BHQK)
+    q_QHK, k_SGK, v_SGK = (x[0].transpose(0, 1).to(kind) for x in (q_BHQK, k_BGTK, v_BGTK))
+    if index.keys is not None:
+        k_SGK, v_SGK = k_SGK[index.keys], v_SGK[index.keys]
+    left = -1 if window is None or window >= index.longest_keys else window - 1
+    return kernel(
+        q_QHK.contiguous(),
+        k_SGK.contiguous(),
+        v_SGK.contiguous(),
+        index.query_bounds,
+        index.key_bounds,
+        index.longest_queries,
+        index.longest_keys,
+        scale=scores.scaling,
+        window_size=(left, 0),
+        **(GROUPED if q_BHQK.shape[1] != k_BGTK.shape[1] else {}),
+    )[None]
+
+
+def _type_of(x: Tensor) -> torch.dtype:
+    """The type in which autocast would compute with it."""
+    kind = x.device.type
+    casts = torch.is_autocast_enabled(kind) and x.dtype == torch.float32
+    return torch.get_autocast_dtype(kind) if casts else x.dtype

@@ -1,0 +1,175 @@
+"""Attention of a whole packed row in one call gives what attention document by document gives."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from test_packed_attention import CPU, PADDED, attending, farthest_gradient, own_loss
+from torch import Tensor
+from torch.nn import functional as F
+
+from families import SHAPES, tiny
+from stoker.models import flex_row_attention, packed_row, row_index, varlen_attention
+from stoker.models.collate import Row, Segment
+from stoker.models.language_model import LanguageModel, lay_out_for
+from stoker.models.packed_row import QuerySpan
+
+OTHER_SCORES = {"bloom", "gemma2", "gpt_oss", "falcon_alibi", "mpt"}  # ALiBi, bounded scores, sinks
+
+
+def by_document(
+    query_QHK: Tensor,
+    key_SGK: Tensor,
+    value_SGK: Tensor,
+    query_bounds: Tensor,
+    key_bounds: Tensor,
+    longest_queries: int,
+    longest_keys: int,
+    *,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False,
+) -> Tensor:
+    """What `torch.nn.attention.varlen.varlen_attn` documents, one run at a time."""
+    assert window_size[1] == 0
+    runs = []
+    queries, keys = (b.diff().tolist() for b in (query_bounds, key_bounds))
+    assert (max(queries), max(keys)) == (longest_queries, longest_keys)
+    for q, k, v in zip(query_QHK.split(queries), key_SGK.split(keys), value_SGK.split(keys), strict=True):
+        place_Q = torch.arange(len(q))[:, None] + len(k) - len(q)
+        distance = place_Q - torch.arange(len(k))
+        seen = (distance >= 0) & ((distance <= window_size[0]) if window_size[0] >= 0 else True)
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # noqa: PLW2901
+        run = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=enable_gqa)
+        runs.append(run[0].transpose(0, 1))
+    return torch.cat(runs)
+
+
+@contextmanager
+def whole_rows(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Attention takes whole rows on this device too."""
+    with patch.context() as patched:
+        patched.setattr(packed_row, "takes_whole_rows", lambda device: True)
+        yield
+
+
+@pytest.mark.parametrize("family", sorted(set(SHAPES) - PADDED))
+@pytest.mark.usefixtures("no_float32")
+def test_one_call_a_layer_gives_the_sum_of_the_documents(
+    family: str, documents: list[Row], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny(family)
+    reference = copy.deepcopy(model).eval()
+    own_loss(reference, documents).backward()
+    language = lay_out_for(attending(model.eval()))
+    rows: list[int] = []
+
+    def kernel(*arguments: Any, **options: Any) -> Tensor:
+        rows.append(len(arguments[3]) - 1)
+        return by_document(*arguments, **options)
+
+    monkeypatch.setattr(varlen_attention, "kernel", kernel)
+    monkeypatch.setattr(varlen_attention, "serves", lambda index, query, value: query.shape[-1] == value.shape[-1])
+    with whole_rows(monkeypatch):
+        for inputs in language.lay_out(documents, CPU):
+            with packed_row.row_of(inputs):
+                language.loss(inputs)[0].backward()
+
+    assert farthest_gradient(model, reference) < 1e-12
+    assert bool(rows) != (family in OTHER_SCORES)
+    assert len(set(rows)) <= 1
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "bloom", "mistral"])
+def test_flex_attention_gives_the_hidden_states_of_each_document(
+    family: str, documents: list[Row], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    language = lay_out_for(attending(tiny(family, dtype=torch.float32).eval()))
+    monkeypatch.setattr(flex_row_attention, "serves", lambda *_: True)
+    (inputs,) = language.lay_out(documents, CPU)
+
+    def hidden() -> Tensor:
+        with torch.no_grad(), packed_row.row_of(inputs):
+            return language.hidden(inputs)
+
+    expected = hidden()
+    called = 0
+    flex = flex_row_attention.flex_row_attention
+
+    def counted(*arguments: Any, **options: Any) -> Tensor:
+        nonlocal called
+        called += 1
+        return flex(*arguments, **options)
+
+    monkeypatch.setattr(flex_row_attention, "flex_row_attention", counted)
+    with whole_rows(monkeypatch):
+        given = hidden()
+
+    assert called == language.model.config.num_hidden_layers
+    assert inputs.segments is not None
+    assert any(s.prefix_length for s in inputs.segments)
+    torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_run_has_the_keys_of_its_prefix_and_of_its_document_up_to_its_last_query() -> None:
+    """As the processes of context parallelism have them, which take parts of documents."""
+    row = (Segment(0, 4), Segment(4, 6, 0, 4), Segment(10, 3))
+    runs = [QuerySpan(1, 2, 3), QuerySpan(2, 0, 3), QuerySpan(0, 1, 2)]
+
+    index = row_index.index_of(row, runs, CPU)
+
+    assert index.query_bounds.tolist() == [0, 3, 6, 8]
+    assert index.key_bounds.tolist() == [0, 9, 12, 15]
+    assert index.keys is not None
+    assert index.keys.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 0, 1, 2]
+    assert (index.longest_queries, index.longest_keys) == (3, 9)
+    assert row_index.index_of(row[:1], [QuerySpan(0, 0, 4)], CPU).keys is None
+
+
+@torch.library.custom_op("stoker_test::varlen", mutates_args={})
+def opaque(q: Tensor, k: Tensor, v: Tensor, query_bounds: Tensor, key_bounds: Tensor, left: int) -> Tensor:
+    longest = int(query_bounds.diff().max()), int(key_bounds.diff().max())
+    return by_document(q, k, v, query_bounds, key_bounds, *longest, window_size=(left, 0), enable_gqa=True)
+
+
+@opaque.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, query_bounds: Tensor, key_bounds: Tensor, left: int) -> Tensor:
+    return torch.empty_like(q)
+
+
+def test_compiled_blocks_have_one_graph_and_few_versions(documents: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of any number of documents and any lengths share a compilation; torch's kernel is such an operator."""
+    language: LanguageModel = lay_out_for(tiny("llama", dtype=torch.float32).eval())
+    plain = copy.deepcopy(language)
+    torch.compiler.reset()
+    compilations = 0
+
+    def counting(graph: torch.fx.GraphModule, _: list[Tensor]) -> Any:
+        nonlocal compilations
+        compilations += 1
+        return graph.forward
+
+    def kernel(
+        q: Tensor, k: Tensor, v: Tensor, query_bounds: Tensor, key_bounds: Tensor, *_: int, **how: Any
+    ) -> Tensor:
+        return opaque(q, k, v, query_bounds, key_bounds, how["window_size"][0])
+
+    monkeypatch.setattr(varlen_attention, "kernel", kernel)
+    monkeypatch.setattr(varlen_attention, "serves", lambda *_: True)
+    for block in language.model.model.layers:
+        block.forward = torch.compile(block.forward, fullgraph=True, backend=counting)
+    rows = [documents[:1], documents[:2], documents, documents[1:], documents[::-1], [*documents, *documents]]
+    with whole_rows(monkeypatch), torch.no_grad():
+        for row in rows:
+            (inputs,) = language.lay_out(row, CPU)
+            with packed_row.row_of(inputs):
+                given = language.hidden(inputs)
+            with packed_row.segments(inputs.segments):
+                torch.testing.assert_close(given, plain.hidden(inputs), rtol=1e-4, atol=1e-4)
+
+    assert compilations <= 4
