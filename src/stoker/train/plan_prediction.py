@@ -46,14 +46,15 @@ def predicted_of(prepared: Prepared) -> PredictionRecord:
     if not task.text:
         return PredictionRecord(None, "the shape of a module of one's own is not known")
     try:
-        return PredictionRecord(_predicted(prepared, len(hosts), hosts.count(hosts[0])))
+        return PredictionRecord(predicted_for(prepared, len(hosts), hosts.count(hosts[0])))
     except UserError as error:
         return PredictionRecord(None, str(error.problems[0]))
     except Exception as error:  # a bug of the planner must not cost a run
         return PredictionRecord(None, f"{type(error).__name__}: {error}")
 
 
-def _predicted(prepared: Prepared, processes: int, per_machine: int) -> Predicted:
+def predicted_for(prepared: Prepared, processes: int, per_machine: int) -> Predicted:
+    """The prediction for a prepared language task on so many processes."""
     from stoker.models.adapters import unwrap  # takes transformers and peft along
 
     job = prepared.job

@@ -30,6 +30,7 @@ from stoker.train.hooks import Hook
 from stoker.train.loop import Loop, LoopOutcome
 from stoker.train.lr_schedule import Schedule
 from stoker.train.optimizer import build_optimizer
+from stoker.train.out_of_memory import memory_errors_told
 from stoker.train.outer_step import OuterStep
 from stoker.train.plan_prediction import compared, predicted_of
 from stoker.train.prepared import Prepared
@@ -125,7 +126,7 @@ def start(
 
         loop.hooks.append(Hook(after_step=tensorboard_writer(folder.path / "tensorboard", resumed)))
     try:
-        with arithmetic_of(prepared.device):
+        with arithmetic_of(prepared.device), memory_errors_told(prepared, optimizer, heart, comparison.predicted):
             outcome = loop.run()
     except BaseException as error:
         if not heart.watched:

@@ -1,0 +1,141 @@
+"""Running out of a GPU's memory, in words: the moment, what grew, and the smallest change that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from stoker.errors import CannotRun, Problem, UserError
+from stoker.job.resolved import ResolvedJob
+from stoker.plan.memory import STATES
+from stoker.resilience.heartbeat import Heart
+from stoker.runs.plan_comparison import GIB, Predicted
+from stoker.train.plan_prediction import predicted_for
+from stoker.train.prepared import Prepared
+
+MOMENTS = {
+    "restore": "as the run was set up",
+    "data": "as a batch was laid out",
+    "optimizer": "in the optimizer's step",
+}
+MARGIN = 0.1  # of what is no training state: by so much a change has to lower the prediction
+
+
+@contextmanager
+def memory_errors_told(
+    prepared: Prepared, optimizer: Optimizer, heart: Heart, predicted: Predicted | None
+) -> Iterator[None]:
+    """Turns `torch.OutOfMemoryError` into a `CannotRun` with its moment, what grew, and a change that fits."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        pulse = heart.pulse
+        phase, step = (pulse.phase, pulse.step) if pulse is not None else ("start", 0)
+        where = f"out of memory in step {step}, {_moment(phase, error.__traceback__)}"
+        held = _held(prepared, optimizer)
+        said = [f"{name} {size / GIB:.2f} GiB" for name, size in held.items()]
+        if predicted is not None:
+            grown, more = _grown(held, predicted)
+            said.append(
+                f"{grown} grew {more / GIB:.2f} GiB beyond the prediction ({predicted.peak / GIB:.2f} GiB in all)"
+            )
+        problem = Problem(f"{where}: {', '.join(said)}", smallest_change(prepared, predicted))
+        raise CannotRun(problem) from error
+
+
+def smallest_change(prepared: Prepared, predicted: Predicted | None) -> str:
+    """The first of some changes to the job that lowers the predicted memory enough; each costs more time than the last.
+
+    Enough is the device's memory, or the prediction where that fitted already, less a margin.
+    """
+    job = prepared.job
+    if predicted is None:
+        return f"lower train.micro_batch (now {job.train.micro_batch}) or train.seq_len (now {job.train.seq_len})"
+    processes = predicted.machines * predicted.per_machine
+    moving = sum(size for name, size in predicted.memory.items() if name not in STATES)
+    limit = min(predicted.upper, _capacity(prepared, predicted.upper)) - MARGIN * moving
+    for words, changed in _changes(job):
+        try:
+            found = predicted_for(replace(prepared, job=changed), processes, predicted.per_machine)
+        except UserError:
+            continue
+        if found.upper <= limit:
+            return f"by prediction {words} fits ({found.upper / GIB:.2f} GiB at most)"
+    return "no change of the micro-batch, recomputation, offload or length fits; `stoker plan` looks at other layouts"
+
+
+def _changes(job: ResolvedJob) -> Iterator[tuple[str, ResolvedJob]]:
+    size, length = job.train.micro_batch, job.train.seq_len
+    train, parallel = job.train, job.parallel
+    for smaller in (n for n in range(size - 1, 0, -1) if size % n == 0):
+        yield f"train.micro_batch={smaller}", _with(job, train=train.model_copy(update={"micro_batch": smaller}))
+    least = train.model_copy(update={"micro_batch": 1})
+    with_one = "" if size == 1 else "train.micro_batch=1 with "
+    if parallel.recompute != "full":
+        parallel = parallel.model_copy(update={"recompute": "full"})
+        yield f"{with_one}parallel.recompute=full", _with(job, train=least, parallel=parallel)
+    if parallel.offload == "none":
+        offloaded = parallel.model_copy(update={"offload": "optimizer"})
+        yield (
+            f"{with_one}parallel.recompute=full and parallel.offload=optimizer",
+            _with(job, train=least, parallel=offloaded),
+        )
+    shorter = least.model_copy(update={"seq_len": length // 2})
+    yield (
+        f"{with_one}parallel.recompute=full and train.seq_len={length // 2}",
+        _with(job, train=shorter, parallel=parallel),
+    )
+
+
+def _with(job: ResolvedJob, **parts: Any) -> ResolvedJob:
+    return job.model_copy(update=parts)
+
+
+def _capacity(prepared: Prepared, otherwise: float) -> float:
+    device = prepared.device.torch
+    return float(torch.cuda.mem_get_info(device)[1]) if device.type == "cuda" else otherwise
+
+
+def _moment(phase: str, trace: TracebackType | None) -> str:
+    """The part of the step, from the phase and, within the passes, from the functions that were at work."""
+    if phase != "train":
+        return MOMENTS.get(phase, f"in {phase}")
+    while trace is not None:
+        if trace.tb_frame.f_code.co_name == "backward":
+            return "in the backward pass"
+        trace = trace.tb_next
+    return "in the forward pass"
+
+
+def _held(prepared: Prepared, optimizer: Optimizer) -> dict[str, float]:
+    """Bytes by what they are: the training state, and all that is allocated beside it."""
+    parameters = list(prepared.task.model.parameters())
+    states = [x for state in optimizer.state.values() for x in state.values() if isinstance(x, torch.Tensor)]
+    held = {
+        "weights": _bytes(parameters),
+        "gradients": _bytes([p.grad for p in parameters if p.grad is not None]),
+        "optimizer": _bytes(states),
+    }
+    device = prepared.device.torch
+    if device.type == "cuda":
+        held["activations and buffers"] = max(0.0, torch.cuda.memory_allocated(device) - sum(held.values()))
+    return held
+
+
+def _bytes(tensors: list[Any]) -> float:
+    return float(
+        sum(t.untyped_storage().nbytes() if not hasattr(t, "to_local") else t.to_local().nbytes for t in tensors)
+    )
+
+
+def _grown(held: dict[str, float], predicted: Predicted) -> tuple[str, float]:
+    """The part that exceeds its prediction most, and by how many bytes."""
+    known = {name: predicted.memory.get(name, 0.0) for name in held}
+    known["activations and buffers"] = sum(size for name, size in predicted.memory.items() if name not in STATES)
+    return max(((name, size - known[name]) for name, size in held.items()), key=lambda grown: grown[1])
