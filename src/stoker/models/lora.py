@@ -71,7 +71,6 @@ def _forward(layer: Any, names: frozenset[str], x: Tensor, *arguments: Any, **op
         and not options
         and len(active) == 1
         and active[0] in names
-        and (unpack is None or cast is None)
         and (unpack is not None or cast is not None or base.weight.dtype == layer.lora_A[active[0]].weight.dtype)
     )
     # bitsandbytes rounds activations to 8 bits for inference, and so does every program that loads the adapter.
@@ -80,12 +79,17 @@ def _forward(layer: Any, names: frozenset[str], x: Tensor, *arguments: Any, **op
         return type(layer).forward(layer, x, *arguments, **options)
     name = active[0]
     weight: Tensor | Callable[[], Tensor] = base.weight if unpack is None else unpack
-    if cast is not None and base.weight.dtype != cast:
-        weight = partial(base.weight.detach().to, cast)  # again in the backward pass: a copy would be kept until then
+    if cast is not None and (unpack is not None or base.weight.dtype != cast):
+        # Again in the backward pass: a copy would be kept until then.
+        weight = partial(_cast, unpack or base.weight.detach, cast)
     values = (x.reshape(-1, x.shape[-1]), base.bias, layer.lora_A[name].weight, layer.lora_B[name].weight)
     x_NI, bias_O, a_RI, b_OR = values if cast is None else (v if v is None else v.to(cast) for v in values)
     y = _FusedLora.apply(x_NI, weight, bias_O, a_RI, b_OR, layer.scaling[name])
     return y.view(*x.shape[:-1], y.shape[-1])
+
+
+def _cast(weight: Callable[[], Tensor], dtype: torch.dtype) -> Tensor:
+    return weight().to(dtype)
 
 
 def fuse_lora(model: nn.Module) -> int:

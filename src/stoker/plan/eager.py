@@ -57,8 +57,8 @@ def arithmetic(precision: str, *, held: Held = "fp32", rank: int = 0, frozen: bo
     frozen = rank > 0 if frozen is None else frozen
     if precision in ("fp32", "tf32"):
         found = Arithmetic(FLOAT, FLOAT, casts=False)
-    elif frozen or held == "16-bit":  # adapters are float32, so autocast casts the input of each
-        found = Arithmetic(HALF, HALF, casts=rank > 0)
+    elif frozen or held == "16-bit":
+        found = Arithmetic(HALF, HALF, casts=False)
     else:
         found = Arithmetic(FLOAT, HALF, casts=True)
     return replace(found, norms_trained=not frozen, rank=rank, reads=rank > 0 or not frozen)
