@@ -4,7 +4,7 @@ BIN := .venv/bin
 EXTRAS := gguf,parquet,zstd,tensorboard,corpora,ui
 JOB := quickstart.yaml
 
-.PHONY: install quickstart test test-slow lint fuzz format bench verify-all mutants tune-matrix ui-dev ui-vendor docs wheel clean
+.PHONY: install quickstart test test-slow lint fuzz format bench verify-all mutants tune-matrix gpu gpu-packages ui-dev ui-vendor docs wheel clean
 
 install: .venv/.installed
 
@@ -74,6 +74,20 @@ mutants: .venv/.installed-dev
 # Every family tuned in every way; writes docs/tune_matrix.md.
 tune-matrix: .venv/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/tune_matrix.py
+
+# On a machine with a GPU, with the Python that has torch there: the tests that need one, then the benchmark. What that
+# Python lacks is taken from build/gpu.
+gpu:
+	if ls build/gpu/*.whl >/dev/null 2>&1; then $(PYTHON) -m pip install --quiet --no-index --no-deps --target build/gpu/site --upgrade build/gpu/*.whl; fi
+	PYTHONPATH=src:$(CURDIR)/build/gpu/site $(PYTHON) -m pytest -m gpu tests
+	PYTHONPATH=src:$(CURDIR)/build/gpu/site $(PYTHON) benchmarks/gpu.py --json build/gpu.json
+
+# Beforehand, where a package index can be reached: small wheels that a GPU machine may lack, for its version of Python.
+GPU_PYTHON ?= 3.12
+gpu-packages:
+	$(PYTHON) -m pip download --quiet --disable-pip-version-check --only-binary=:all: --python-version $(GPU_PYTHON) \
+		--implementation cp --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
+		--platform manylinux2014_x86_64 --dest build/gpu pydantic ruamel.yaml hypothesis pytest-timeout
 
 # The page, served again whenever its Python changes; its modules are the files of src/stoker/page/static, so a reload of
 # the browser shows changes of them.

@@ -18,10 +18,13 @@ from tiny_tokenizer import tiny_tokenizer
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests that use the pool of processes."""
+    """Marks the tests that use the pool of processes; those for a GPU need one."""
+    no_gpu = pytest.mark.skip(reason="no GPU")
     for item in items:
         if "pool" in getattr(item, "fixturenames", ()):
             item.add_marker("pool")
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(no_gpu)
 
 
 @pytest.fixture(scope="session", autouse=True)
