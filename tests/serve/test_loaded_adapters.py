@@ -50,6 +50,26 @@ def test_adapters_over_a_plain_model_leave_it_as_it_was(home: Path) -> None:
             assert not any(".served" in name for name, _ in host.engine.decoder.model.named_parameters())
 
 
+def test_adapters_of_the_command_line_are_unloaded_and_come_back(home: Path) -> None:
+    with in_process(home, ["one", "second=two", "full"]) as served:
+        before = {name: text(served, name) for name in ("one", "second", "tiny", "full")}
+        assert len(set(before.values())) == 4
+        for gone in ("one", "second"):  # the first has no other name in memory, the last leaves a plain model
+            assert served.post("/v1/unload_lora_adapter", {"lora_name": gone}).json["deleted"] is True
+            left = [model.name for model in served.service.models if model.parent is not None]
+            assert gone not in left and {name: text(served, name) for name in left} == {
+                name: before[name] for name in left
+            }
+            assert text(served, "tiny") == before["tiny"]
+        for name, run in (("second", "two"), ("one", "one")):
+            load = {"lora_name": name, "lora_path": str(home / "runs" / run)}
+            assert served.post("/v1/load_lora_adapter", load).status == 200
+        assert {name: text(served, name) for name in before} == before
+        for stays in ("tiny", "full"):
+            refused = served.post("/v1/unload_lora_adapter", {"lora_name": stays})
+            assert refused.status == 400 and "no adapter over a base" in refused.error["message"]
+
+
 def hostile(folder: Path, name: str) -> None:
     """Makes an adapter's folder wrong in one way."""
     config = json.loads((folder / "adapter_config.json").read_text())

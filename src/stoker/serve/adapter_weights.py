@@ -24,6 +24,7 @@ from stoker.errors import Problem, UserError, reading
 from stoker.files import irregular
 from stoker.generate.open_model import OpenModel
 from stoker.job.load_job import LoadedJob
+from stoker.job.schema import TuneBlock
 from stoker.models.adapters import unwrap
 from stoker.runs.run_folder import RunFolder
 
@@ -114,10 +115,15 @@ def of_folder(path: Path) -> AdapterWeights:
     )  # fmt: skip
 
 
+def is_plain_lora(tune: TuneBlock) -> bool:
+    """Whether what a run trains is LoRA matrices alone, so that other adapters share its base."""
+    return tune.method in ("lora", "qlora") and not tune.dora and not tune.modules_to_save
+
+
 def of_run(folder: RunFolder, loaded: LoadedJob, at: str, base: Path) -> AdapterWeights | None:
     """Reads the adapter from a run's checkpoint; None where it trained more than plain LoRA, or something else."""
     tune = loaded.job.tune
-    if tune.method not in ("lora", "qlora") or tune.dora or tune.modules_to_save:
+    if not is_plain_lora(tune):
         return None
     state = state_at(folder, loaded.job, at, base)
     named = {key.removeprefix("model/"): t for key, t in state.tensors.items() if key.startswith("model/")}

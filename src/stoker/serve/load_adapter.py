@@ -28,6 +28,8 @@ from stoker.serve.api_error import wrong
 from stoker.serve.endpoint_state import Service
 from stoker.serve.served import Models, Served, ServedBase
 
+TRAINED = "default"  # peft's name of the adapter that a run has trained
+
 
 async def load_adapter(service: Service, name: str, path: str, base: str | None) -> Served:
     """Serves an exported adapter folder, or the newest adapter of a run, under a name.
@@ -58,17 +60,16 @@ async def unload_adapter(service: Service, name: str) -> None:
     """Serves an adapter no longer; returns when the requests that use it have ended and its memory is free.
 
     Raises:
-        ApiError: there is no such adapter, or it was not loaded while the server ran.
+        ApiError: there is no such model, or it is more than an adapter over a base that stays.
     """
     served = service.models.find(name)
     if not served.removable:
-        raise wrong(f"{name!r} was given on the command line, and stays", param="lora_name")
+        raise wrong(f"{name!r} is no adapter over a base, and stays while the server runs", param="lora_name")
     service.models.remove(name)
     deadline = time.monotonic() + service.options.seconds
     while served.users and time.monotonic() < deadline:
         await asyncio.sleep(0.02)
-    adapter = served.adapter
-    assert adapter is not None
+    adapter = TRAINED if served.adapter is None else served.adapter
     await asyncio.wrap_future(service.worker.call(lambda: take_out(served.host, adapter), between=True))
 
 

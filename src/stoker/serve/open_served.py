@@ -15,10 +15,11 @@ from stoker.job.load_job import load_job
 from stoker.job.paths import absolute
 from stoker.job.task_spec import task_of
 from stoker.models.model_source import locate
+from stoker.models.tokenizer import extension_of
 from stoker.models.virtual_tokens import virtual_of
 from stoker.node_cache.urls import is_url
 from stoker.runs.find_run import find_run
-from stoker.serve.adapter_weights import AdapterWeights, is_adapter_folder, of_folder
+from stoker.serve.adapter_weights import AdapterWeights, is_adapter_folder, is_plain_lora, of_folder
 from stoker.serve.load_adapter import adapter_of_run, beside, usable_name, with_own_text
 from stoker.serve.served import Models, Served, ServedBase
 from stoker.train.answer_scores import AnswerScores
@@ -97,7 +98,7 @@ class _Opener:
         host, opened = self._base_of(place)
         own = with_own_text(opened, path)
         adapter, own = beside(host, own, weights)
-        self.models.add(Served(name, host, adapter, own, parent=host.base, root=str(path)))
+        self.models.add(Served(name, host, adapter, own, parent=host.base, removable=True, root=str(path)))
         if not any(served.host is host and served.adapter == BASE for served in self.models):
             self.models.add(Served(host.base, host, BASE, opened, root=place))
 
@@ -128,7 +129,9 @@ class _Opener:
         host = ServedBase(opened.engine(rows=self._rows), Path(block.name).name if tuned else opened.name)
         # A model without adapters is the same with and without them; so adapters can be put over it later.
         adapter = None if tuned or virtual_of(opened.decoder.model) is not None else BASE
-        self.models.add(Served(name or opened.name, host, adapter, opened, host.base if tuned else None, root=place))
+        parent = host.base if tuned else None
+        removable = is_plain_lora(opened.run.job.tune) and extension_of(opened.run.job, self._folder) is None
+        self.models.add(Served(name or opened.name, host, adapter, opened, parent, removable, root=place))
         if tuned:
             self._add_base(host, opened, block.name)
         if isinstance(opened.decoder.model, PeftModel):
@@ -148,5 +151,6 @@ class _Opener:
             return False
         host, weights, opened = found
         adapter, opened = beside(host, opened, weights)
-        self.models.add(Served(name or opened.name, host, adapter, opened, parent=host.base, root=place))
+        name = name or opened.name
+        self.models.add(Served(name, host, adapter, opened, parent=host.base, removable=True, root=place))
         return True

@@ -55,7 +55,7 @@ class Served:
         adapter: what the engine is asked for: the name of an adapter in memory, ``BASE``, or None.
         opened: its tokenizer, chat template and stop tokens.
         parent: name of the base, where this is an adapter over it.
-        removable: whether it was loaded at run time.
+        removable: whether it is an adapter that can be unloaded, while its base stays.
         scores: of a reward run, which scores answers and writes none.
         users: requests that use it.
     """
