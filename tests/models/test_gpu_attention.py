@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 
 
 def gradients(model: nn.Module, rows: list[Row], device: str, precision: torch.dtype) -> list[torch.Tensor]:
-    """Of the rows' summed loss, on a device under autocast, as float32 on the CPU."""
+    """The gradients of the rows' summed loss on a device under autocast, as float32 on the CPU."""
     model = attending(copy.deepcopy(model).to(device).eval())  # type: ignore[arg-type]
     language = lay_out_for(model)
     low = precision != torch.float32

@@ -15,7 +15,7 @@ from stoker.page.page_error import PageError
 
 
 class Process:
-    """A process that loads for ever."""
+    """A process that never finishes loading."""
 
     returncode = None
     stdin = None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 CHUNK_BYTES = 64 << 20  # of float32 logits at a time: large enough for an efficient matrix product
-# On a GPU so many times as much: each chunk reads the output embedding again, which has hundreds of megabytes.
+# On a GPU this many times the size: each chunk reads the output embedding again, which has hundreds of megabytes.
 TIMES_ON_CUDA = 8
 
 

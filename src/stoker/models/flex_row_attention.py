@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from stoker.models.attention_scores import AttentionScores
+from stoker.models.autocast import autocast_dtype
 from stoker.models.packed_row import PackedRow
 from stoker.models.row_index import on_device
 
@@ -41,14 +42,14 @@ def flex_row_attention(
 ) -> Tensor:
     """Causal attention within each segment and to its prefix, shape (B, H, Q, K)."""
     sinks_H, window = scores.sinks_H, scores.window
-    kind, device = q_BHQK.device.type, q_BHQK.device
-    if torch.is_autocast_enabled(kind):
-        q_BHQK, k_BGTK, v_BGTK = (x.to(torch.get_autocast_dtype(kind)) for x in (q_BHQK, k_BGTK, v_BGTK))
+    device = q_BHQK.device
+    dtype = autocast_dtype(q_BHQK) or q_BHQK.dtype
+    q_BHQK, k_BGTK, v_BGTK = (x.to(dtype) for x in (q_BHQK, k_BGTK, v_BGTK))
     if PLACES not in row.masks:
         row.masks[PLACES] = _places(row, device)
     if ("blocks", window) not in row.masks:
         row.masks["blocks", window] = _block_mask(row, window, device)
-    attended = _compiled(kind)(
+    attended = _compiled(flex_attention, device.type)(
         q_BHQK,
         k_BGTK,
         v_BGTK,
@@ -68,9 +69,12 @@ def flex_row_attention(
 
 @dataclass(frozen=True)
 class _Places:
-    """Of each token of a row: its segment, that of its prefix (-1 without), and its place in its document; shape (T,).
+    """Where each token of a row is.
 
     Attributes:
+        segment_T: the number of its segment.
+        prefix_T: that of its segment's prefix; -1 without.
+        place_T: its place in its document, the prefix included.
         queries_Q: which tokens are queries.
     """
 
@@ -103,8 +107,7 @@ def _block_mask(row: PackedRow, window: int | None, device: torch.device) -> Any
         return related & near
 
     # Uncompiled it would hold a mask of the whole row.
-    make = _compiled_mask() if device.type == "cuda" else create_block_mask
-    return make(seen, None, None, len(segment_Q), len(at.segment_T), device=device)
+    return _compiled(create_block_mask, device.type)(seen, None, None, len(segment_Q), len(at.segment_T), device=device)
 
 
 def _score(scores: AttentionScores, place_T: Tensor) -> Change | None:
@@ -115,15 +118,15 @@ def _score(scores: AttentionScores, place_T: Tensor) -> Change | None:
         return lambda score, b, h, q, k: softcap * torch.tanh(score / softcap)
     if slopes is None:
         return None
-    slopes_H = torch.tensor(slopes, device=place_T.device)
+    slopes_H = _on_device(slopes, place_T.device)
     return lambda score, b, h, q, k: score + slopes_H[h] * place_T[k]
 
 
 @cache
-def _compiled(kind: str) -> Any:
-    return torch.compile(flex_attention) if kind == "cuda" else flex_attention
+def _on_device(slopes: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(slopes, device=device)
 
 
 @cache
-def _compiled_mask() -> Any:
-    return torch.compile(create_block_mask)
+def _compiled(function: Callable[..., Any], kind: str) -> Any:
+    return torch.compile(function) if kind == "cuda" else function

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stoker.models.autocast import autocast_dtype
 from stoker.models.chunked_head import CrossEntropy, LogitForm, Scores, VocabularySplit, transform
 
 VALUE_HEAD = "value_head"  # the module of a model that has a critic; see `stoker.models.critic`
@@ -120,9 +121,7 @@ class LogitsHead:
 def _autocast(hidden: Tensor) -> Tensor:
     """In the type of autocast, which reaches no product of a custom backward pass; float16 would lose most of the
     gradient of a large vocabulary's logits, so there it stays."""
-    kind = hidden.device.type
-    casts = torch.is_autocast_enabled(kind) and hidden.dtype == torch.float32
-    return hidden.to(torch.bfloat16) if casts and torch.get_autocast_dtype(kind) == torch.bfloat16 else hidden
+    return hidden.to(torch.bfloat16) if autocast_dtype(hidden) == torch.bfloat16 else hidden
 
 
 def _widened(logits: Tensor) -> Tensor:

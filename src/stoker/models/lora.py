@@ -19,6 +19,7 @@ from peft.tuners.lora import Linear as LoraLinear
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
+from stoker.models.autocast import autocast_dtype
 from stoker.models.quantise import unpacker
 
 
@@ -58,11 +59,10 @@ class _FusedLora(torch.autograd.Function):
 
 
 def _forward(layer: Any, names: frozenset[str], x: Tensor, *arguments: Any, **options: Any) -> Tensor:
-    base, active, device = layer.base_layer, layer.active_adapters, x.device.type
+    base, active = layer.base_layer, layer.active_adapters
     unpack = unpacker(base)
     # Custom functions are called as they are: what autocast converts has to be converted here.
-    casts = torch.is_autocast_enabled(device) and x.dtype != torch.float64
-    cast = torch.get_autocast_dtype(device) if casts else None
+    cast = autocast_dtype(x)
     plain = (
         "forward" not in vars(base)  # else a layout has replaced it
         and not layer.disable_adapters

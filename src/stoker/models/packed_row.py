@@ -81,8 +81,10 @@ def segments(
     if layout is not None:
         whole = [QuerySpan(i, 0, s.length) for i, s in enumerate(layout)]
         runs = whole if across is None else across.stretches(layout)
-        at_once = device is not None and takes_whole_rows(device) and len(runs) > 0
-        row = PackedRow(tuple(layout), across, runs, index_of(layout, runs, device) if device and at_once else None)
+        index = None
+        if device is not None and takes_whole_rows(device) and runs:
+            index = index_of(layout, runs, device)
+        row = PackedRow(tuple(layout), across, runs, index)
     with _within(row):
         yield
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
 from stoker.models.attention_scores import AttentionScores
+from stoker.models.autocast import autocast_dtype
 from stoker.models.row_index import RowIndex
 
 LARGEST_HEAD, HEAD_STEP = 256, 8  # sizes of heads that flash attention has kernels for
@@ -30,7 +31,7 @@ def serves(index: RowIndex, query_BHTK: Tensor, value_BGTK: Tensor) -> bool:
     size = query_BHTK.shape[-1]
     return (
         index.flash
-        and _type_of(query_BHTK) in (torch.float16, torch.bfloat16)
+        and (autocast_dtype(query_BHTK) or query_BHTK.dtype) in (torch.float16, torch.bfloat16)
         and size == value_BGTK.shape[-1]
         and size <= LARGEST_HEAD
         and size % HEAD_STEP == 0
@@ -42,8 +43,8 @@ def varlen_attention(
 ) -> Tensor:
     """Causal attention of each run of queries to its keys, shape (1, Q, H, K); of plain scores."""
     window = scores.window
-    kind = _type_of(q_BHQK)
-    q_QHK, k_SGK, v_SGK = (x[0].transpose(0, 1).to(kind) for x in (q_BHQK, k_BGTK, v_BGTK))
+    dtype = autocast_dtype(q_BHQK) or q_BHQK.dtype
+    q_QHK, k_SGK, v_SGK = (x[0].transpose(0, 1).to(dtype) for x in (q_BHQK, k_BGTK, v_BGTK))
     if index.keys is not None:
         k_SGK, v_SGK = k_SGK[index.keys], v_SGK[index.keys]
     left = -1 if window is None or window >= index.longest_keys else window - 1
@@ -59,10 +60,3 @@ def varlen_attention(
         window_size=(left, 0),
         **(GROUPED if q_BHQK.shape[1] != k_BGTK.shape[1] else {}),
     )[None]
-
-
-def _type_of(x: Tensor) -> torch.dtype:
-    """The type in which autocast would compute with it."""
-    kind = x.device.type
-    casts = torch.is_autocast_enabled(kind) and x.dtype == torch.float32
-    return torch.get_autocast_dtype(kind) if casts else x.dtype

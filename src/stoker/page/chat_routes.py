@@ -70,7 +70,7 @@ class _ChatRoutes:
 
 
 def newest_weights(events: list[dict[str, Any]]) -> str:
-    """Names the newest checkpoint of a run by its events: a run of this name that began anew has others."""
+    """An identifier of a run's newest checkpoint, from its events; also new where another run took the run's name."""
     began = next((event.get("time") for event in events if event.get("event") == "started"), None)
     saved = [event for event in events if event.get("event") == "saved" and event.get("where") != "memory"]
     return f"{began} {saved[-1].get('step')} {saved[-1].get('time')}" if saved else str(began)
@@ -85,7 +85,7 @@ async def _events(answers: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes
         yield _event(error.as_json())
     except httpx2.HTTPError as error:  # the model's process has ended
         message = f"the model has stopped answering ({type(error).__name__})"
-        yield _event(PageError(502, message, "send it again: the model is loaded anew").as_json())
+        yield _event(PageError(502, message, "send it again: the model is loaded again").as_json())
 
 
 def _event(value: dict[str, Any]) -> bytes:

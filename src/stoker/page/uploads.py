@@ -263,7 +263,7 @@ def clean_name(name: str) -> str:
 
 
 def _cut(text: str, most: int) -> str:
-    """The beginning of a text, with at most so many bytes of UTF-8."""
+    """The beginning of a text, at most ``most`` bytes of UTF-8."""
     return text.encode()[:most].decode("utf-8", "ignore")
 
 

@@ -60,41 +60,34 @@ def smallest_change(prepared: Prepared, predicted: Predicted | None) -> str:
     processes = predicted.machines * predicted.per_machine
     moving = sum(size for name, size in predicted.memory.items() if name not in STATES)
     limit = min(predicted.upper, _capacity(prepared, predicted.upper)) - MARGIN * moving
-    for words, changed in _changes(job):
+    for settings, changed in _changes(job):
         try:
             found = predicted_for(replace(prepared, job=changed), processes, predicted.per_machine)
         except UserError:
             continue
         if found.upper <= limit:
-            return f"by prediction {words} fits ({found.upper / GIB:.2f} GiB at most)"
+            return f"by prediction {settings} fits ({found.upper / GIB:.2f} GiB at most)"
     return "no change of the micro-batch, recomputation, offload or length fits; `stoker plan` looks at other layouts"
 
 
 def _changes(job: ResolvedJob) -> Iterator[tuple[str, ResolvedJob]]:
+    """Settings to add to a job, as the command line takes them, and the job with them."""
     size, length = job.train.micro_batch, job.train.seq_len
-    train, parallel = job.train, job.parallel
     for smaller in (n for n in range(size - 1, 0, -1) if size % n == 0):
-        yield f"train.micro_batch={smaller}", _with(job, train=train.model_copy(update={"micro_batch": smaller}))
-    least = train.model_copy(update={"micro_batch": 1})
-    with_one = "" if size == 1 else "train.micro_batch=1 with "
-    if parallel.recompute != "full":
-        parallel = parallel.model_copy(update={"recompute": "full"})
-        yield f"{with_one}parallel.recompute=full", _with(job, train=least, parallel=parallel)
-    if parallel.offload == "none":
-        offloaded = parallel.model_copy(update={"offload": "optimizer"})
-        yield (
-            f"{with_one}parallel.recompute=full and parallel.offload=optimizer",
-            _with(job, train=least, parallel=offloaded),
-        )
-    shorter = least.model_copy(update={"seq_len": length // 2})
-    yield (
-        f"{with_one}parallel.recompute=full and train.seq_len={length // 2}",
-        _with(job, train=shorter, parallel=parallel),
-    )
+        yield _changed(job, train={"micro_batch": smaller})
+    least = {} if size == 1 else {"micro_batch": 1}
+    if job.parallel.recompute != "full":
+        yield _changed(job, train=least, parallel={"recompute": "full"})
+    recomputed = {} if job.parallel.recompute == "full" else {"recompute": "full"}
+    if job.parallel.offload == "none":
+        yield _changed(job, train=least, parallel=recomputed | {"offload": "optimizer"})
+    yield _changed(job, train=least | {"seq_len": length // 2}, parallel=recomputed)
 
 
-def _with(job: ResolvedJob, **parts: Any) -> ResolvedJob:
-    return job.model_copy(update=parts)
+def _changed(job: ResolvedJob, **blocks: dict[str, Any]) -> tuple[str, ResolvedJob]:
+    settings = [f"{block}.{key}={value}" for block, keys in blocks.items() for key, value in keys.items()]
+    changed = {block: getattr(job, block).model_copy(update=keys) for block, keys in blocks.items()}
+    return " ".join(settings), job.model_copy(update=changed)
 
 
 def _capacity(prepared: Prepared, otherwise: float) -> float:

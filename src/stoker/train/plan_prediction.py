@@ -54,7 +54,7 @@ def predicted_of(prepared: Prepared) -> PredictionRecord:
 
 
 def predicted_for(prepared: Prepared, processes: int, per_machine: int) -> Predicted:
-    """The prediction for a prepared language task on so many processes."""
+    """The prediction for a prepared language task on this number of processes."""
     from stoker.models.adapters import unwrap  # takes transformers and peft along
 
     job = prepared.job

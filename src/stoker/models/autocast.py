@@ -1,0 +1,14 @@
+"""The type that autocast gives to a product, for code that autocast does not reach: kernels and custom functions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """The type in which autocast would multiply ``x``; None outside of it, and for float64, which it leaves alone."""
+    kind = x.device.type
+    if x.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
+        return None
+    return torch.get_autocast_dtype(kind)
