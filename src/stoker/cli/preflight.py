@@ -158,7 +158,10 @@ def _other_models(loaded: ReadJob, base: Path) -> list[Problem]:
     from stoker.runs.find_run import find_run
 
     problems = []
-    for key, name in task_of(loaded.job).models(loaded.job).items():
+    for named in task_of(loaded.job).names(loaded.job):
+        if named.kind != "model":
+            continue
+        key, name = named.key, named.value
         if locate(name, base, or_run=True) is not None:
             found = model_problem(ModelBlock(name=name), base)
             problems += [loaded.problem(key, *found)] if found is not None else []

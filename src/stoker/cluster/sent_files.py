@@ -7,21 +7,18 @@ import io
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import stoker
+from stoker.cluster.named_files import below_folder, files_of, named_files, place_below
 from stoker.data.file_digests import file_digest
 from stoker.errors import Problem, UserError
 from stoker.hardware.cache_folder import cache_folder
 from stoker.job.load_job import LoadedJob
-from stoker.job.paths import absolute, exists
 
-OUTSIDE = "outside"  # folder of what does not lie below the folder in which the command is given
 ARCHIVE = ".code.tar"  # Stoker's package
 CODE = ".code"  # folder in which it is unpacked, on the nodes' PYTHONPATH
-LEFT_OUT = ("__pycache__", ".git", ".venv", "*.pyc", ".*.partial")
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,7 @@ class Needed:
     """
 
     files: tuple[SentFile, ...]
-    moved: dict[str, str]
+    moved: dict[str, Any]
 
 
 def fingerprint_of(files: Iterable[SentFile]) -> str:
@@ -79,8 +76,10 @@ def fingerprint_of(files: Iterable[SentFile]) -> str:
     return digest.hexdigest()
 
 
-def needed_files(loaded: LoadedJob, base: Path, *, extra: Sequence[str], code: bool, problem: Any) -> Needed:
-    """The files that a job names, by the keys that name them: sources, models, templates, modules.
+def needed_files(
+    loaded: LoadedJob, base: Path, *, extra: Sequence[str], code: bool, in_place: bool, problem: Any
+) -> Needed:
+    """The files that a job names, by the keys that name them: sources, models, runs, templates, rewards, modules.
 
     Hub ids, URLs and names of the catalogue are not sent: the nodes fetch them, or have them installed.
 
@@ -88,33 +87,26 @@ def needed_files(loaded: LoadedJob, base: Path, *, extra: Sequence[str], code: b
         base: what relative paths begin at.
         extra: further files, folders or patterns.
         code: whether Stoker's own package is sent.
+        in_place: whether the nodes see the files where they are.
         problem: makes the problem of the n-th of ``extra``, of (n, message, suggestion).
 
     Raises:
-        UserError: one of ``extra`` is not there, or a file cannot be read.
+        UserError: one of ``extra`` or a run that the job names is not there, or a file cannot be read.
     """
-    found: dict[str, Path] = {}
-    moved: dict[str, str] = {}
-    for key, value in named_paths(loaded, base):
-        top = absolute(value, base)
-        to = _below(top, base)
-        for file in files_of(value, base):
-            found[_joined(to, top, file)] = file
-        if to != value:
-            moved[key] = to
-    for module in modules_of(loaded, base):
-        for file in files_of(str(module), base):
-            found[_below(file, base)] = file
+    named = named_files(loaded, base)
     problems = []
     for index, pattern in enumerate(extra):
         files = files_of(pattern, base)
         if not files:
             problems.append(problem(index, f"there is no file {pattern}", "name a file, a folder or a pattern"))
         for file in files:
-            found[_below(file, base)] = file
+            named.found[place_below(file, base)] = file
     if problems:
         raise UserError(*problems)
-    return Needed((*([code_archive()] if code else []), *_sent(found)), moved)
+    made = {} if in_place else named.made
+    sent = _sent({to: file for to, file in named.found.items() if to not in made})
+    written = (SentFile.made(to, text) for to, text in made.items())
+    return Needed((*([code_archive()] if code else []), *sent, *written), named.moved)
 
 
 def code_archive() -> SentFile:
@@ -122,92 +114,12 @@ def code_archive() -> SentFile:
     package = Path(stoker.__path__[0])
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for file in _below_folder(package):
+        for file in below_folder(package):
             content = file.read_bytes()
             info = tarfile.TarInfo(f"stoker/{file.relative_to(package).as_posix()}")
             info.size, info.mode = len(content), 0o644
             archive.addfile(info, io.BytesIO(content))
     return SentFile.made(ARCHIVE, buffer.getvalue())
-
-
-def named_paths(loaded: LoadedJob, base: Path) -> Iterator[tuple[str, str]]:
-    """The keys of the job whose values are files or folders here, with those values."""
-    from stoker.job.task_spec import task_of
-
-    job = loaded.job
-    values: dict[str, str | None] = {}
-    if job.model is not None:
-        values |= {"model.name": job.model.name, "model.tokenizer": job.model.tokenizer}
-    for home, sources in (("data", job.data), ("evaluate.data", job.evaluate.data)):
-        for index, source in enumerate(sources):
-            values[f"{home}[{index}].path"] = source.path
-            if isinstance(source.template, str):
-                values[f"{home}[{index}].template"] = source.template
-    values |= task_of(job).models(job)
-    for key, value in values.items():
-        if value and (exists(absolute(value, base)) or _is_pattern(value)):
-            yield key, value
-
-
-def modules_of(loaded: LoadedJob, base: Path) -> Iterator[Path]:
-    """Python modules of the working folder that the job imports: ``package.module:name`` of any key."""
-    from stoker.job.key_paths import leaves
-
-    for _, value in leaves(loaded.job):
-        for text in value if isinstance(value, list) else [value]:
-            name = text.removeprefix("python:").partition(":")[0] if isinstance(text, str) and ":" in text else ""
-            if not name or not all(part.isidentifier() for part in name.split(".")):
-                continue
-            top = base / name.split(".")[0]
-            if top.is_dir() and any(top.glob("*.py")):
-                yield top
-            elif top.with_suffix(".py").is_file():
-                yield top.with_suffix(".py")
-
-
-def files_of(value: str, base: Path) -> list[Path]:
-    """The files that a path or pattern means, of a folder all; none where there are none."""
-    path = absolute(value, base)
-    if exists(path):
-        return _below_folder(path) if path.is_dir() else [path]
-    if not _is_pattern(value):
-        return []
-    anchor = Path(path.anchor)
-    return sorted(found for found in anchor.glob(str(path.relative_to(anchor))) if found.is_file())
-
-
-def _is_pattern(value: str) -> bool:
-    return any(mark in value for mark in "*?[") and "://" not in value
-
-
-def _below_folder(folder: Path) -> list[Path]:
-    """All files below a folder, in order, without caches of Python and repositories."""
-    found = []
-    for path in sorted(folder.iterdir()):
-        if any(fnmatch(path.name, pattern) for pattern in LEFT_OUT):
-            continue
-        if path.is_dir():
-            found += _below_folder(path)
-        elif path.is_file():
-            found.append(path)
-    return found
-
-
-def _below(path: Path, base: Path) -> str:
-    """Where a path is put: the same place below the working folder, or else below `OUTSIDE`."""
-    if path.is_relative_to(base):
-        return path.relative_to(base).as_posix()
-    around = hashlib.blake2b(str(path.parent).encode(), digest_size=4).hexdigest()
-    return f"{OUTSIDE}/{around}/{path.name}"
-
-
-def _joined(to: str, top: Path, file: Path) -> str:
-    """A file's place, where its folder or pattern is put at ``to``."""
-    if file == top:
-        return to
-    if file.is_relative_to(top):
-        return f"{to}/{file.relative_to(top).as_posix()}"
-    return f"{to.rpartition('/')[0]}/{file.name}".lstrip("/")
 
 
 def _sent(found: dict[str, Path]) -> Iterator[SentFile]:

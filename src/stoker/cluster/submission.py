@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from stoker.cluster.chosen_target import ChosenTarget
+from stoker.cluster.named_files import with_paths
 from stoker.cluster.record import Record
 from stoker.cluster.sent_files import ARCHIVE, SentFile, fingerprint_of, needed_files
-from stoker.errors import CannotRun, Problem, UserError
+from stoker.errors import CannotRun, UserError
 from stoker.job.job_to_yaml import dump_job
 from stoker.job.layout import layout_of
-from stoker.job.load_job import LoadedJob, check_document
-from stoker.job.overrides import apply_overrides
+from stoker.job.load_job import LoadedJob
 from stoker.job.targets import LOCAL
 from stoker.job.targets.shared_keys import TargetKeys
 
@@ -123,13 +123,14 @@ def submission_of(
         base,
         extra=keys.send,
         code=keys.code,
+        in_place=keys.in_place,
         problem=lambda index, message, hint: chosen.problem(f"send[{index}]", message, hint),
     )
     sent = needed.files
     if keys.in_place:
         sent = tuple(replace(file, in_place=True) if file.source else file for file in needed.files)
     else:
-        loaded = _moved(loaded, needed.moved)
+        loaded = with_paths(loaded, needed.moved)
     text = dump_job(loaded.job.model_copy(update={"target": LOCAL}))  # the nodes need not know it
     files = (SentFile.made(JOB, text), *sent)
     chosen_name = name or name_of(loaded.job.output)
@@ -221,19 +222,3 @@ def _counted(loaded: LoadedJob, chosen: ChosenTarget, keys: TargetKeys, hosts: i
         message = f"{nodes} nodes are needed, and the target has {hosts} host{'s' * (hosts != 1)}"
         raise CannotRun(chosen.problem("nodes" if keys.nodes != "auto" else "", message, "name more hosts"))
     return nodes, devices
-
-
-def _moved(loaded: LoadedJob, moved: dict[str, str]) -> LoadedJob:
-    """The job with paths as they are on the nodes."""
-    if not moved:
-        return loaded
-    document, problems = apply_overrides(loaded.document, [f"{key}={_quoted(value)}" for key, value in moved.items()])
-    if problems:
-        raise UserError(*(Problem(f"{p.message}", p.suggestion) for p in problems))
-    return check_document(document)
-
-
-def _quoted(text: str) -> str:
-    import json
-
-    return json.dumps(text)

@@ -52,6 +52,22 @@ Rows = Literal["answers", "pairs", "judged"]
 
 
 @dataclass(frozen=True)
+class Named:
+    """What a key of a task's block names beside the model and the data of the job.
+
+    Attributes:
+        key: such as ``dpo.reference``.
+        value: as the job has it.
+        kind: ``model`` (a model or a run), ``run``, ``source`` (rows of data), or ``scorer`` (such as
+            ``json_schema:FILE``; ``python:MODULE:FUNCTION`` names a module).
+    """
+
+    key: str
+    value: str
+    kind: Literal["model", "run", "source", "scorer"]
+
+
+@dataclass(frozen=True)
 class Decided:
     """The value found for an ``auto``, and why it is that."""
 
@@ -89,7 +105,7 @@ class TaskSpec:
             rewards may expect.
         rows: what a row of the data is, for a job.
         head: what the model computes.
-        models: other models that a job names, by key.
+        names: what else a job names, which `stoker submit` sends and `stoker check` looks for.
         objective: the loss of a language model for a job; None for the cross entropy of each target.
         critic: whether a critic is trained beside the model; see `stoker.models.critic`.
         first_values: first weights of what the task adds to the model, by name, where it knows better ones than chance.
@@ -139,7 +155,7 @@ class TaskSpec:
     prompts: bool = False
     rows: Callable[[Job], Rows] = lambda _: "answers"
     head: Head = "tokens"
-    models: Callable[[Job], dict[str, str]] = lambda _: {}
+    names: Callable[[Job], Sequence[Named]] = lambda _: ()
     objective: Callable[[ResolvedJob], Objective] | None = None
     critic: bool = False
     first_values: Callable[[LoadedJob, Path], Drawn] | None = None

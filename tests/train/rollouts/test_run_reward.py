@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,13 @@ import torch
 from running import run
 
 from stoker.checkpoint.load_run import open_run
+from stoker.cluster.chosen_target import choose_target
+from stoker.cluster.send import send
+from stoker.cluster.shell import LocalShell
+from stoker.cluster.submission import submission_of
 from stoker.errors import UserError
+from stoker.job.load_job import load_job
+from stoker.job.yaml_document import read_document
 from stoker.models.adapters import unwrap
 from stoker.train.reward_objective import offset_of
 from stoker.train.rollouts.rollout_files import ROLLOUTS, RolloutFiles
@@ -65,6 +72,23 @@ def test_a_critic_begins_as_the_reward_model(with_reward: dict[str, Any], base: 
 def test_a_critic_with_other_adapters_begins_at_random(with_reward: dict[str, Any], base: Path) -> None:
     ran = run(base, {**with_reward, "steps": 1, "tune": {**LORA, "rank": 2}})
     assert ran.prepared.facts["critic"] == "begins at random"
+
+
+def test_what_is_sent_to_another_machine_trains_there_as_here(
+    with_reward: dict[str, Any], base: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The reward run and the modules of rewards are all that the job finds in the folder there."""
+    block = {**with_reward["ppo"], "rewards": {"python:letter:e": 0.5}}
+    here = run(base, {**with_reward, "ppo": block, "steps": 1})
+    loaded = load_job(base / "job.yaml", ['target={"ssh": {"hosts": ["a"], "code": false}}'])
+    submission = submission_of(loaded, choose_target(loaded, None), base)
+    there = tmp_path_factory.mktemp("there")
+    send(LocalShell(), submission.files, str(there), "job")
+    shutil.rmtree(base / "rm")
+    ran = run(there / "job", read_document(there / "job/job.yaml").data)
+    assert ran.losses == here.losses
+    for a, b in zip(*(RolloutFiles(r.folder.path / ROLLOUTS).read(0).rollouts for r in (here, ran)), strict=True):
+        assert a.rewards == b.rewards and set(a.rewards) == {"reward", "python:letter:e"}
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from stoker.job.block import Block, PositiveInt, Text
+from stoker.job.task_spec import Named
 
 if TYPE_CHECKING:
     from stoker.errors import Problem
@@ -105,6 +106,17 @@ EXAMPLES = {
 def roles_of(block: PolicyBlock) -> tuple[str, ...]:
     """What is resident while a policy learns, by name."""
     return ("policy", *(["reference"] if block.kl != 0 else []), *(["reward"] if block.reward is not None else []))
+
+
+def names_of(name: str, block: PolicyBlock) -> tuple[Named, ...]:
+    """What the block of a task names beside model and data: the reward run, rewards, the environment, other data."""
+    rewards = [block.rewards] if isinstance(block.rewards, str) else block.rewards
+    return (
+        *([Named(f"{name}.reward", block.reward, "run")] if block.reward is not None else []),
+        *(Named(f"{name}.rewards", reward, "scorer") for reward in rewards),
+        *([Named(f"{name}.environment", block.environment, "scorer")] if block.environment is not None else []),
+        *([Named(f"{name}.ptx.data", block.ptx.data, "source")] if block.ptx is not None else []),
+    )
 
 
 def clip_high(written: float | None, low: float, high: float, why: str) -> tuple[float, str]:

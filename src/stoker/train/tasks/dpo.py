@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from stoker.job.block import Auto, Block, Text
-from stoker.job.task_spec import Decided, Rows, TaskSpec, block_of_task
+from stoker.job.task_spec import Decided, Named, Rows, TaskSpec, block_of_task
 
 if TYPE_CHECKING:
     from stoker.errors import Problem
@@ -109,9 +109,9 @@ def _rows(job: Job) -> Rows:
     return "judged" if _block(job).loss == "kto" else "pairs"
 
 
-def _models(job: Job) -> dict[str, str]:
+def _names(job: Job) -> tuple[Named, ...]:
     named = _block(job).reference
-    return {} if named in KINDS else {"dpo.reference": named}
+    return () if named in KINDS else (Named("dpo.reference", named, "model"),)
 
 
 def _of_other_losses(view: View) -> Iterator[Problem]:
@@ -179,7 +179,7 @@ def _roles(job: Job) -> tuple[str, ...]:
 
 
 def _toy_keys(job: Job) -> dict[str, Any]:
-    return {"reference": "precomputed"} if _models(job) else {}
+    return {"reference": "precomputed"} if _names(job) else {}
 
 
 TASK = TaskSpec(
@@ -197,7 +197,7 @@ TASK = TaskSpec(
     examples={"reference": "HuggingFaceTB/SmolLM2-135M-Instruct"},
     checks=(_of_other_losses, _references),
     rows=_rows,
-    models=_models,
+    names=_names,
     objective=_objective,
     extras=_extras,
     target="sample",

@@ -11,7 +11,16 @@ from pydantic import Field
 
 from stoker.job.block import NaturalInt, PositiveInt
 from stoker.job.task_spec import Decided, TaskSpec, block_of_task
-from stoker.train.rollouts.policy_block import EXAMPLES, REASONS, PolicyBlock, checks, clip_high, copies_of, roles_of
+from stoker.train.rollouts.policy_block import (
+    EXAMPLES,
+    REASONS,
+    PolicyBlock,
+    checks,
+    clip_high,
+    copies_of,
+    names_of,
+    roles_of,
+)
 
 if TYPE_CHECKING:
     from stoker.errors import Problem
@@ -173,6 +182,7 @@ TASK = TaskSpec(
     examples={**EXAMPLES, "dynamic": "4"},
     checks=(_checks,),
     prompts=True,
+    names=lambda job: names_of("grpo", _variant(job)[0]),
     dropout=False,
     objective=_objective,
     samples=_samples,

@@ -10,7 +10,16 @@ from pydantic import Field
 
 from stoker.job.block import Fraction, NaturalInt, PositiveInt
 from stoker.job.task_spec import Decided, TaskSpec, block_of_task
-from stoker.train.rollouts.policy_block import EXAMPLES, REASONS, PolicyBlock, checks, clip_high, copies_of, roles_of
+from stoker.train.rollouts.policy_block import (
+    EXAMPLES,
+    REASONS,
+    PolicyBlock,
+    checks,
+    clip_high,
+    copies_of,
+    names_of,
+    roles_of,
+)
 
 if TYPE_CHECKING:
     from stoker.errors import Problem
@@ -172,6 +181,7 @@ TASK = TaskSpec(
     examples={**EXAMPLES, "value_clip": "0.2", "kl_target": "6.0"},
     checks=(_checks,),
     prompts=True,
+    names=lambda job: names_of("ppo", _block(job)),
     critic=True,
     first_values=_critic_values,
     dropout=False,

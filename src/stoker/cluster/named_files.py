@@ -1,0 +1,229 @@
+"""The files that a job names here, and where they are put on the nodes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import Problem, UserError
+from stoker.job.job_to_yaml import dump_job
+from stoker.job.key_paths import leaves
+from stoker.job.load_job import LoadedJob, check_document, load_job
+from stoker.job.overrides import apply_overrides
+from stoker.job.paths import absolute, exists
+from stoker.job.task_spec import Named, task_of
+from stoker.runs.find_run import find_run
+
+OUTSIDE = "outside"  # folder of what does not lie below the folder in which the command is given
+LEFT_OUT = ("__pycache__", ".git", ".venv", "*.pyc", ".*.partial")
+SCHEMA = "json_schema:"  # the scorer whose argument is a file
+
+
+@dataclass
+class NamedFiles:
+    """What a job needs of the files here.
+
+    Attributes:
+        base: what relative paths begin at.
+        found: files by their path below the submission's folder.
+        made: texts by such a path: jobs of runs, which name there what lies elsewhere.
+        moved: values of the job's keys that are others there, by key.
+    """
+
+    base: Path
+    found: dict[str, Path] = field(default_factory=dict)
+    made: dict[str, str] = field(default_factory=dict)
+    moved: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, value: str) -> str:
+        """Adds the files that a path or pattern means; returns what names them on the nodes."""
+        top = absolute(value, self.base)
+        if not exists(top) and not _is_pattern(value):
+            return value
+        to = place_below(top, self.base)
+        self.found |= {_joined(to, top, file): file for file in files_of(value, self.base)}
+        return to
+
+    def add_run(self, value: str) -> str:
+        """Adds the newest checkpoint of a run, its job, and the model that this names; returns as `add` does.
+
+        Raises:
+            UserError: there is no such run, or it has no checkpoint.
+        """
+        from stoker.checkpoint.storage import storage_of
+        from stoker.checkpoint.store import place_of
+
+        folder = find_run(value, self.base)
+        home, run = place_below(folder.path, self.base), load_job(folder.job)
+        for file in (folder.job, folder.events):
+            self.found[f"{home}/{file.name}"] = file
+        moved = {key: to for key, old in _model_paths(run) if (to := self.add(old)) != old}
+        place = place_of(run.job.checkpoint.to, base=self.base, otherwise=folder.checkpoints)
+        steps = storage_of(place).steps()
+        if not steps:
+            raise UserError(f"{folder.path} has no checkpoint yet")
+        if isinstance(place, Path):
+            to = place_below(place, self.base) if run.job.checkpoint.to else f"{home}/{place.name}"
+            newest = Path(storage_of(place).path(steps[-1]))
+            self.found |= {f"{to}/{newest.name}/{f.relative_to(newest)}": f for f in below_folder(newest)}
+            if run.job.checkpoint.to not in (None, to):
+                moved["checkpoint.to"] = to
+        if moved:
+            self.made[f"{home}/{folder.job.name}"] = dump_job(with_paths(run, moved).job)
+        return value if _is_below(folder.path, self.base) else home
+
+
+def named_files(loaded: LoadedJob, base: Path) -> NamedFiles:
+    """The files that a job names.
+
+    Raises:
+        UserError: a run that it names is not there.
+    """
+    files = NamedFiles(base)
+    for key, value in [*_model_paths(loaded), *_source_paths(loaded)]:
+        if (to := files.add(value)) != value:
+            files.moved[key] = to
+    for key, names in _by_key(task_of(loaded.job).names(loaded.job)).items():
+        moved = {name.value: to for name in names if (to := _add_named(files, loaded, name)) != name.value}
+        if moved:
+            files.moved[key] = _replaced(_at(loaded.job, key), moved)
+    for module in modules_of(loaded, base):
+        files.found |= {place_below(file, base): file for file in files_of(str(module), base)}
+    return files
+
+
+def with_paths(loaded: LoadedJob, moved: Mapping[str, Any]) -> LoadedJob:
+    """The job with other values at keys, such as paths as they are on the nodes."""
+    if not moved:
+        return loaded
+    overrides = [f"{key}={json.dumps(value)}" for key, value in moved.items()]
+    document, problems = apply_overrides(loaded.document, overrides)
+    if problems:
+        raise UserError(*(Problem(f"{p.message}", p.suggestion) for p in problems))
+    return check_document(document)
+
+
+def _add_named(files: NamedFiles, loaded: LoadedJob, named: Named) -> str:
+    from stoker.models.model_source import locate
+
+    if named.kind == "source":
+        return files.add(named.value)
+    if named.kind == "scorer":
+        schema = named.value.removeprefix(SCHEMA)
+        return f"{SCHEMA}{files.add(schema)}" if schema and schema != named.value else named.value
+    if named.kind == "model" and locate(named.value, files.base, or_run=True) is not None:
+        return files.add(named.value)
+    try:
+        return files.add_run(named.value)
+    except UserError as error:
+        raise UserError(*(loaded.problem(named.key, p.message, p.suggestion) for p in error.problems)) from error
+
+
+def _by_key(names: Sequence[Named]) -> dict[str, list[Named]]:
+    found: dict[str, list[Named]] = {}
+    for named in names:
+        found.setdefault(named.key, []).append(named)
+    return found
+
+
+def _at(job: Any, key: str) -> Any:
+    for name in key.split("."):
+        job = getattr(job, name)
+    return job
+
+
+def _replaced(value: Any, moved: dict[str, str]) -> Any:
+    """A text, a list of texts, or a mapping by texts, with others for some of them."""
+    if isinstance(value, dict):
+        return {moved.get(name, name): weight for name, weight in value.items()}
+    return [moved.get(name, name) for name in value] if isinstance(value, list) else moved[value]
+
+
+def _model_paths(loaded: LoadedJob) -> Iterator[tuple[str, str]]:
+    """The keys of what a model is opened with, and their values."""
+    job = loaded.job
+    if job.model is not None:
+        yield "model.name", job.model.name
+        if job.model.tokenizer:
+            yield "model.tokenizer", job.model.tokenizer
+    for home, sources in (("data", job.data), ("evaluate.data", job.evaluate.data)):
+        for index, source in enumerate(sources):
+            if isinstance(source.template, str):
+                yield f"{home}[{index}].template", source.template
+
+
+def _source_paths(loaded: LoadedJob) -> Iterator[tuple[str, str]]:
+    for home, sources in (("data", loaded.job.data), ("evaluate.data", loaded.job.evaluate.data)):
+        for index, source in enumerate(sources):
+            if source.path:
+                yield f"{home}[{index}].path", source.path
+
+
+def modules_of(loaded: LoadedJob, base: Path) -> Iterator[Path]:
+    """Python modules of the working folder that the job imports: ``package.module:name`` of any key."""
+    for _, value in leaves(loaded.job):
+        for text in value if isinstance(value, list | dict) else [value]:
+            name = text.removeprefix("python:").partition(":")[0] if isinstance(text, str) and ":" in text else ""
+            if not name or not all(part.isidentifier() for part in name.split(".")):
+                continue
+            top = base / name.split(".")[0]
+            if top.is_dir() and any(top.glob("*.py")):
+                yield top
+            elif top.with_suffix(".py").is_file():
+                yield top.with_suffix(".py")
+
+
+def files_of(value: str, base: Path) -> list[Path]:
+    """The files that a path or pattern means, of a folder all; none where there are none."""
+    path = absolute(value, base)
+    if exists(path):
+        return below_folder(path) if path.is_dir() else [path]
+    if not _is_pattern(value):
+        return []
+    anchor = Path(path.anchor)
+    return sorted(found for found in anchor.glob(str(path.relative_to(anchor))) if found.is_file())
+
+
+def below_folder(folder: Path) -> list[Path]:
+    """All files below a folder, in order, without caches of Python and repositories."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        if any(fnmatch(path.name, pattern) for pattern in LEFT_OUT):
+            continue
+        if path.is_dir():
+            found += below_folder(path)
+        elif path.is_file():
+            found.append(path)
+    return found
+
+
+def place_below(path: Path, base: Path) -> str:
+    """Where a path is put: the same place below the working folder, or else below `OUTSIDE`."""
+    plain = Path(os.path.normpath(path))
+    if _is_below(path, base):
+        return plain.relative_to(base).as_posix()
+    around = hashlib.blake2b(str(plain.parent).encode(), digest_size=4).hexdigest()
+    return f"{OUTSIDE}/{around}/{plain.name}"
+
+
+def _is_below(path: Path, base: Path) -> bool:
+    return Path(os.path.normpath(path)).is_relative_to(base)
+
+
+def _is_pattern(value: str) -> bool:
+    return any(mark in value for mark in "*?[") and "://" not in value
+
+
+def _joined(to: str, top: Path, file: Path) -> str:
+    """A file's place, where its folder or pattern is put at ``to``."""
+    if file == top:
+        return to
+    if file.is_relative_to(top):
+        return f"{to}/{file.relative_to(top).as_posix()}"
+    return f"{to.rpartition('/')[0]}/{file.name}".lstrip("/")
