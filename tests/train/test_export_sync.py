@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from click_logs import ranking_job, write_clicks
 from redis import ConnectionError as NotReachedError
 from running import run, stop_at
 
-from stoker.errors import UserError
+from stoker.errors import RunFailed, UserError
 from stoker.job.load_job import load_job
 from stoker.launch.process_pool import Pool
 from stoker.models.ranking.dcn import DCN
@@ -27,7 +28,7 @@ from stoker.online_store.store_writers import roll_back, writer_of
 from stoker.runs.run_folder import StepMetrics
 from stoker.sparse import Admission, Eviction, Feature, JaggedIds, SparseEmbeddings, TableSettings
 from stoker.train.engine import SingleProcess
-from stoker.train.ranking import export_sync
+from stoker.train.ranking import export_sync, first_version
 from stoker.train.ranking.export_sync import FILE, ExportSync
 from stoker.train.ranking.ranking_scorer import RowScores, StoredScorer
 
@@ -106,7 +107,7 @@ def test_a_first_version_is_written_while_steps_go_on(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(export_sync, "LOADING", 0.0)
-    monkeypatch.setattr(export_sync, "PART_ROWS", 4)  # a part after each step, of rows that come and go meanwhile
+    monkeypatch.setattr(first_version, "PART_ROWS", 4)  # a part after each step, of rows that come and go meanwhile
     task, random = Following(tmp_path), np.random.default_rng(5)
     for _ in range(6):
         task.step(random)
@@ -149,13 +150,69 @@ def test_what_a_store_did_not_take_is_sent_again(
     for step in range(1, 13):
         writer.error = NotReachedError("no way") if 4 <= step < 8 else None
         sync.after_step(task.step(random))
-        sync._settle(wait=True)
+        sync._settle(wait=60.0)
     sync.finish()
     assert_followed(task, place)
     assert capsys.readouterr().err.count("no way") == 1
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert [(event["event"], event["step"]) for event in events] == [("export_sync_failed", 4 + n) for n in range(4)]
     assert RowReader(place).version == 1
+
+
+class Silent:
+    """A writer whose calls do not return until they may."""
+
+    def __init__(self, writer: StoreWriter) -> None:
+        self._writer, self.may_answer = writer, Event()
+        self.may_answer.set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._writer, name)
+
+    def begin(self) -> int:
+        self.may_answer.wait()
+        return self._writer.begin()
+
+    def update(self, *words: Any) -> None:
+        self.may_answer.wait()
+        self._writer.update(*words)
+
+
+def test_a_store_that_never_answers_is_waited_for_with_a_limit(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(export_sync, "PAUSE", 0.1)
+    monkeypatch.setattr(export_sync, "PATIENCE", 0.2)
+    task, random, writer = Following(tmp_path), np.random.default_rng(4), Silent(writer_of(place))
+    sync = sync_of(task, writer, every_seconds=1e-9)
+    sync.after_step(task.step(random))
+    writer.may_answer.clear()
+    for _ in range(3):
+        sync.after_step(task.step(random))
+        sync.before_pause()
+    sync.finish()
+    assert capsys.readouterr().err.count(f"{place} has not answered for 0.1 s") == 1
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [(event["event"], event["step"]) for event in events] == [
+        ("export_sync_failed", 3),
+        ("export_sync_failed", 4),
+    ]
+    writer.may_answer.set()  # what was not waited for arrives, and what has changed since follows
+    monkeypatch.setattr(export_sync, "PATIENCE", 60.0)
+    sync.after_step(task.step(random))
+    sync.finish()
+    assert assert_followed(task, place).version == 1
+
+
+def test_a_store_that_never_answers_ends_a_run_that_has_no_version_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_sync, "PATIENCE", 0.1)
+    task, writer = Following(tmp_path), Silent(writer_of(f"lmdb://{tmp_path}/store"))
+    writer.may_answer.clear()
+    with pytest.raises(RunFailed, match=r"lmdb://.*/store has not answered for 0.1 s"):
+        sync_of(task, writer, every_steps=1).after_step(task.step(np.random.default_rng(6)))
+    writer.may_answer.set()
 
 
 def test_a_version_that_is_dropped_or_a_run_that_goes_back_makes_a_new_one(place: str, tmp_path: Path) -> None:
@@ -168,7 +225,7 @@ def test_a_version_that_is_dropped_or_a_run_that_goes_back_makes_a_new_one(place
     writer.drop(1)
     for _ in range(3):
         sync.after_step(task.step(random))
-        sync._settle(wait=True)
+        sync._settle(wait=60.0)
     assert assert_followed(task, place).version == 2
     saved = task.tables.state(is_base=False)
     for _ in range(2):
@@ -193,12 +250,12 @@ def test_changes_are_sent_by_their_age_and_before_a_pause(tmp_path: Path, monkey
     sync = sync_of(task, writer_of(place), every_seconds=10.0)
 
     def steps() -> list[int]:
-        sync._settle(wait=True)
+        sync._settle(wait=60.0)
         return [json.loads(line)["step"] for line in (tmp_path / FILE).read_text().splitlines()]
 
     for _ in range(30):
         sync.after_step(task.step(random))
-        sync._settle(wait=True)
+        sync._settle(wait=60.0)
         clock[0] += 1.0
     assert steps() == [1, 12, 23]  # changes of steps 2 and 13 are 10 s old then
     sync.before_pause()  # nobody knows how long it will take

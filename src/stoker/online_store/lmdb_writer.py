@@ -21,7 +21,19 @@ class LmdbWriter:
 
     def __init__(self, place: str) -> None:
         self.place, self._at = place, LmdbBackend(place, write=True)
-        self._meta = self._at.database("meta", create=True)
+        self._meta = self._made("meta")
+
+    def _made(self, name: str) -> Any:
+        """A database, made if need be. Its transaction begins first, where waiting for a writer stops nobody else."""
+        transaction = self._at.environment.begin(write=True)
+        try:
+            with self._at.opening:
+                database = self._at.environment.open_db(name.encode(), txn=transaction, create=True)
+                transaction.commit()
+        except BaseException:
+            transaction.abort()
+            raise
+        return database
 
     def begin(self) -> int:
         for version in self._abandoned():
@@ -30,7 +42,7 @@ class LmdbWriter:
             version = int(transaction.get(b"last") or 0) + 1
             transaction.put(b"last", str(version).encode())
             transaction.put(f"loading:{version}".encode(), str(time.time()).encode())
-        self._at.database(f"rows:{version}", create=True)
+        self._made(f"rows:{version}")
         return version
 
     def _abandoned(self) -> list[int]:
@@ -93,7 +105,7 @@ class LmdbWriter:
             transaction.put(b"current", str(version).encode())
 
     def drop(self, version: int) -> None:
-        rows = self._at.database(f"rows:{version}", create=True)
+        rows = self._made(f"rows:{version}")
         with self._at.environment.begin(write=True) as transaction:
             with transaction.cursor(self._meta) as cursor:
                 keys = [key for key in cursor.iternext(values=False) if key.startswith(f"{version}:".encode())]

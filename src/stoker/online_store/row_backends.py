@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -154,6 +156,7 @@ class LmdbBackend:
     """A folder of LMDB. ``lmdb://PATH``; a third slash begins an absolute path."""
 
     _open: dict[str, tuple[Any, bool]] = {}  # noqa: RUF012 -- a process opens a folder once: whether it may write
+    opening = Lock()  # two transactions that open databases must not overlap
 
     def __init__(self, place: str, *, write: bool = False) -> None:
         import lmdb
@@ -173,8 +176,10 @@ class LmdbBackend:
     def environment(self) -> Any:
         return self._open[self._path][0]
 
-    def database(self, name: str, *, create: bool = False) -> Any:
-        return self.environment.open_db(name.encode(), create=create)
+    def database(self, name: str) -> Any:
+        # without a transaction `open_db` waits for whoever writes, and holds the interpreter's lock
+        with self.opening, self.environment.begin() as transaction:
+            return self.environment.open_db(name.encode(), txn=transaction, create=False)
 
     def current(self) -> int:
         return int(self._get("current") or 0)
@@ -186,27 +191,19 @@ class LmdbBackend:
     def file(self, version: int, name: str) -> bytes:
         return self._get(f"{version}:file:{name}") or b""
 
-    def _get(self, key: str) -> bytes | None:
-        try:
-            meta = self.database("meta")
-        except self._absent:
-            return None
-        with self.environment.begin(meta) as transaction:
-            found: bytes | None = transaction.get(key.encode())
-            return found
+    def _get(self, key: str) -> Any:
+        with suppress(self._absent), self.environment.begin(self.database("meta")) as transaction:
+            return transaction.get(key.encode())
 
     def read(self, version: int, wanted: Mapping[StoredTable, np.ndarray]) -> tuple[int, str | None, _Read]:
         try:
             meta, rows = self.database("meta"), self.database(f"rows:{version}")
         except self._absent:
             return self.current(), None, {}
-        with self.environment.begin() as transaction:
+        with self.environment.begin() as transaction, transaction.cursor(rows) as cursor:
             current, head = (transaction.get(k.encode(), db=meta) for k in ("current", f"{version}:head"))
-            if head is None:
-                return int(current or 0), None, {}
-            with transaction.cursor(rows) as cursor:
-                read = {table.number: self._rows(cursor, table, ids) for table, ids in wanted.items()}
-            return int(current or 0), head.decode(), read
+            read = {table.number: self._rows(cursor, table, ids) for table, ids in wanted.items()} if head else {}
+            return int(current or 0), head.decode() if head else None, read
 
     def _rows(self, cursor: Any, table: StoredTable, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         keys = lmdb_keys(table.number, ids)

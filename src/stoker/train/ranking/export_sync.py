@@ -6,32 +6,34 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Any, TypeVar
 
 from stoker.checkpoint.collective import by_first, rank, together
-from stoker.errors import UserError
-from stoker.online_store.row_backends import StoredTable, StoreError
+from stoker.errors import RunFailed, UserError
+from stoker.online_store.row_backends import StoreError
 from stoker.online_store.store_version import StoreWriter, TableDelta
 from stoker.online_store.store_writers import keep_newest, store_errors
 from stoker.runs.run_folder import RunFolder, StepMetrics
 from stoker.sparse.sparse_embeddings import SparseEmbeddings
-from stoker.sparse.sparse_state import SparseState, TableState
-from stoker.sparse.stored_embeddings import stored_rows, stored_tables
+from stoker.sparse.stored_embeddings import stored_tables
 from stoker.train.hooks import Hook
 from stoker.train.ranking.exported_tower import WEIGHTS, weights_of
+from stoker.train.ranking.first_version import FirstVersion, delta_of
 from stoker.train.ranking.ranking_task import RankingTask
+from stoker.train.ranking.store_thread import StoreThread
 
 FILE = "export_sync.jsonl"  # in the run's folder: a line for each update
 SECONDS = 10.0  # where a job says neither seconds nor steps
 KEPT = 3  # versions
-PART_ROWS = 1 << 17
 LOADING = 1.0  # seconds after a step in which rows of a first version are written
+PATIENCE = 300.0  # seconds that a store gets to take rows of a first version, or the last update of a run
+PAUSE = 30.0  # seconds that an evaluation or a checkpoint waits for an update that is on its way
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -52,44 +54,13 @@ class _Update:
     files: dict[str, bytes]
 
 
-class _Load:
-    """A version that is being made of all rows of this process.
-
-    Attributes:
-        oldest: when the first step ended that was not sent before.
-        rows: written so far.
-    """
-
-    def __init__(self, version: int, tables: SparseEmbeddings, oldest: float) -> None:
-        self.version, self.tables, self.oldest = version, tables, oldest
-        self.began, self.rows = time.time(), 0
-        self._base = tables.version
-        tables.rebase(self._base)
-        self._parts = tables.parts(rows=PART_ROWS, is_base=False)
-        self._numbers = stored_tables(tables.tables)
-
-    def go_on(self, writer: StoreWriter, seconds: float) -> bool:
-        """Writes parts for a while; whether all rows are there, as they are now."""
-        until = time.monotonic() + seconds
-        for part in self._parts:
-            self._put(writer, part)
-            if time.monotonic() >= until:
-                return False
-        self._put(writer, self.tables.state(since=self._base))
-        return True
-
-    def _put(self, writer: StoreWriter, part: SparseState) -> None:
-        for name, table in part.tables.items():
-            writer.put(self.version, _delta(self._numbers[name], table))
-            self.rows += len(table.ids)
-
-
 class ExportSync:
     """Sends changes from the processes that train: each its own rows, the first one the tower as well.
 
     A first version has all rows, written in parts after steps, and is switched to once it is whole; updates of it
-    follow, sent in a thread. What a store did not take is part of the next update. A run that goes back to an earlier
-    state, or whose version has been dropped, makes a new version. One that is rolled back by hand stays rolled back.
+    follow, sent in a thread. What a store did not take is part of the next update; one that does not answer at all is
+    waited for with a limit, and the run goes on without it. A run that goes back to an earlier state, or whose version
+    has been dropped, makes a new version. One that is rolled back by hand stays rolled back.
 
     Args:
         manifest: describes the export at a step.
@@ -116,9 +87,10 @@ class ExportSync:
         self._oldest: float | None = None  # when the first step ended that has not been sent
         self._took = self._longest_pause = self._sent_oldest = 0.0
         self._paused: float | None = None
-        self._load: _Load | None = None
-        self._thread = ThreadPoolExecutor(1, "export-sync")
+        self._load: FirstVersion | None = None
+        self._thread = StoreThread(writer.place)
         self._pushed: Future[_Update] | None = None
+        self._in_vain = 0.0  # seconds that the update that is on its way was waited for
         self._is_gone = False
         self._was_told = False
         task.is_followed, task.before_pause = True, self.before_pause
@@ -144,17 +116,16 @@ class ExportSync:
             return
         age = now - (self._oldest or now) + self._longest_pause
         if any(together(lambda: self._oldest is not None and age >= self._limit)):
-            self._settle(wait=True)
+            self._settle(wait=PAUSE)
             self._send()
 
     def finish(self) -> None:
         """Sends the rest, and waits for it. A collective."""
-        self._settle(wait=True)
-        if any(together(lambda: self._oldest is not None)):
+        if self._settle(wait=PATIENCE) and any(together(lambda: self._oldest is not None)):
             self._send()
             while self._load is not None:
                 self._send()
-            self._settle(wait=True)
+            self._settle(wait=PATIENCE)
 
     @property
     def _limit(self) -> float:
@@ -180,7 +151,7 @@ class ExportSync:
             return
         state = tables.state(since=self._reached)
         numbers = stored_tables(tables.tables)
-        deltas = [_delta(numbers[name], table) for name, table in state.tables.items()]
+        deltas = [delta_of(numbers[name], table) for name, table in state.tables.items()]
         files = {WEIGHTS: weights_of(self._task.model)}
         self._updates += 1
         manifest = self._described()
@@ -188,25 +159,31 @@ class ExportSync:
             self._version, self._step, tables.version, self._oldest or time.time(), deltas, manifest, files
         )
         self._oldest, self._sent_oldest = None, update.oldest
-        self._pushed = self._thread.submit(self._push, update)
+        self._pushed = self._thread.submit(lambda: self._push(update))
 
     def _described(self) -> dict[str, Any]:
         return {**self._manifest(self._step), "updates": self._updates, "updated": round(time.time(), 3)}
 
     def _publish(self, tables: SparseEmbeddings) -> None:
         """Makes a version of all rows, a part of them after each step, and switches to it."""
-        began = time.time()
+        if any(together(lambda: self._thread.is_busy)):  # with a call that was waited for in vain
+            return
+        began, writer = time.time(), self._writer
+
+        def do(call: Callable[[], T]) -> T:
+            return self._thread.do(call, seconds=PATIENCE)
+
         try:
             with store_errors(self._writer.place):
                 if self._load is None or self._load.tables is not tables:
-                    self._load = _Load(by_first(self._writer.begin), tables, self._oldest or began)
+                    self._load = FirstVersion(by_first(lambda: do(writer.begin)), tables, self._oldest or began)
                 load = self._load
-                if not all(together(lambda: load.go_on(self._writer, LOADING))):
+                if not all(together(lambda: load.go_on(lambda *row: do(lambda: writer.put(*row)), LOADING))):
                     return
                 files = {**self._files(), WEIGHTS: weights_of(self._task.model)}
                 self._updates = 0
                 rows = sum(together(lambda: load.rows))
-                by_first(lambda: self._switch(load.version, files))
+                by_first(lambda: do(lambda: self._switch(load.version, files)))
         except UserError as error:
             if self._tables is None:
                 raise
@@ -235,14 +212,22 @@ class ExportSync:
         self._record(rows=rows, removed=removed, seconds=self._took, stale=now - update.oldest, update=update)
         return update
 
-    def _settle(self, *, wait: bool = False) -> bool:
-        """Takes note of the last update; False where it is still on its way. A collective."""
+    def _settle(self, *, wait: float = 0.0) -> bool:
+        """Takes note of the last update; False where it is still on its way. A collective.
+
+        Args:
+            wait: seconds; an update that was waited for as long before, in vain, is not waited for.
+        """
         pushed = self._pushed
-        if pushed is not None and wait:
-            pushed.exception()
+        if pushed is not None and wait > self._in_vain:
+            try:
+                self._thread.wait(pushed, seconds=wait)
+            except RunFailed as silence:
+                self._in_vain = wait
+                self._failed(silence)
         if not all(together(lambda: pushed is None or pushed.done())):
             return False
-        self._pushed = None
+        self._pushed, self._in_vain = None, 0.0
         if pushed is not None:
             error = pushed.exception()
             if error is None:
@@ -267,7 +252,8 @@ class ExportSync:
             with suppress(UserError):
                 RunFolder(self._task.folder).event("export_sync_failed", step=self._step, error=message)
         if not self._was_told:
-            print(f"export.sync: {message}; it is tried again", file=sys.stderr, flush=True)
+            note = "training goes on, and what the store lacks is sent once it takes it"
+            print(f"export.sync: {message}; {note}", file=sys.stderr, flush=True)
         self._was_told = True
 
     def _record(self, *, rows: int, removed: int, seconds: float, stale: float, update: _Update | None = None) -> None:
@@ -278,8 +264,3 @@ class ExportSync:
         line |= {"rows": rows, "removed": removed, "seconds": round(seconds, 4), "stale": round(stale, 4)}
         with suppress(OSError), (Path(self._task.folder) / FILE).open("a", encoding="utf-8") as file:
             file.write(json.dumps({**line, "time": round(time.time(), 3)}) + "\n")
-
-
-def _delta(table: StoredTable, state: TableState) -> TableDelta:
-    ids, rows = stored_rows(state)
-    return TableDelta(table, ids, rows, np.setdiff1d(state.removed.numpy(), ids, assume_unique=True))
