@@ -13,6 +13,7 @@ import pytest
 import torch
 from running import write_job
 
+from stoker.hardware.device import open_device
 from stoker.launch.process_pool import Pool
 from stoker.runs.run_folder import RunFolder
 
@@ -57,6 +58,24 @@ def test_layouts_of_one_gpu(base: Path, sft: dict[str, Any], layout: str) -> Non
     stoker(base, "train", job, "output=plain")
     stoker(base, "train", job, "output=other", f"parallel.{layout}")
     assert losses(base, "other") == pytest.approx(losses(base, "plain"), rel=2e-3)
+
+
+def test_the_deterministic_run_repeats_itself(base: Path, sft: dict[str, Any]) -> None:
+    job = str(write_job(base, {**sft, "tune": "full"}))
+    for name in ("first", "second"):
+        stoker(base, "train", job, f"output={name}", "train.deterministic=true", "train.precision=bf16")
+    assert losses(base, "first") == losses(base, "second")
+
+
+def _grows_in_place() -> bool:
+    open_device(torch.device("cuda", 0))
+    kept = torch.ones(1 << 20, device="cuda")
+    return bool(kept.sum() > 0) and all(block["is_expandable"] for block in torch.cuda.memory_snapshot())
+
+
+def test_memory_is_of_segments_that_grow_in_place() -> None:
+    with Pool(1, device="cuda") as pool:
+        assert pool.run(_grows_in_place, world=1) == [True]
 
 
 def test_what_comes_out_is_evaluated_exported_and_talks(base: Path, sft: dict[str, Any]) -> None:

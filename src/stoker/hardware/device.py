@@ -87,6 +87,21 @@ def choose_device(precision: str = "auto", on: torch.device | None = None) -> De
     return Device(on.type, chosen, why, on.index)
 
 
+def open_device(device: torch.device) -> None:
+    """Makes a GPU the current one of this process, and initialises it; does nothing for other devices.
+
+    Rows and chunks differ in size from step to step: segments that grow in place leave fewer gaps than blocks of fixed
+    sizes. The reproducible products of cuBLAS want a workspace of a fixed size. What the user set stays.
+    """
+    if device.type != "cuda":
+        return
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.cuda.set_device(device)
+    torch.cuda.init()
+
+
 def best_kind() -> str:
     """``cuda``, ``mps`` or ``cpu``."""
     return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"

@@ -57,6 +57,7 @@ REASONS = {
     "train.min_lr": "down to zero",
     "train.clip": "holds back single bad batches",
     "train.average": "the weights themselves are kept",
+    "train.deterministic": "on GPUs such kernels are slower; a CPU gives the same bits anyway",
     "train.tensorboard": "metrics.jsonl is written anyway",
     "evaluate.data": "held-out rows serve instead",
     "checkpoint.keep": "the newest, and one before it should that be damaged",

@@ -222,6 +222,9 @@ class TrainBlock(Block):
         default="auto", description="arithmetic of the forward pass; fp64: double precision, for verification"
     )
     compile: bool | Auto = Field(default="auto", description="torch.compile each block")
+    deterministic: bool = Field(
+        default=False, description="kernels that give the same bits each time; an operation without one is an error"
+    )
     average: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         default=None, description="decay of an exponential moving average of the weights, for --at average"
     )

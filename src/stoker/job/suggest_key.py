@@ -30,6 +30,7 @@ SAME_VALUE = {
     "train.warmup": "warmup_steps warmup_ratio num_warmup_steps",
     "train.clip": "max_grad_norm grad_clip gradient_clipping gradient_clip_val clip_grad",
     "train.compile": "torch_compile",
+    "train.deterministic": "full_determinism use_deterministic_algorithms",
     "steps": "max_steps num_steps train_steps max_iters train_iters total_steps iterations",
     "epochs": "num_train_epochs num_epochs n_epochs max_epochs epoch",
     "seed": "random_seed data_seed",

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
+from stoker.hardware.device import open_device
 from stoker.hardware.process import end_with
 from stoker.launch.first_failure import TOLD, Failure, error_of, failure_of, failure_of_exit
 from stoker.launch.forkserver import START, start_server
@@ -198,8 +199,7 @@ def _serve(connection: Connection, rank: int, device_type: str, secret: bytes) -
     os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
     torch.set_num_threads(1)
     device = torch.device(device_type, rank) if device_type == "cuda" else torch.device(device_type)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    open_device(device)
     bind_to_loopback()
     seal_objects(secret)
     gc.freeze()  # the libraries, half a million objects, are not looked through after each call

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import psutil
-import torch
 import torch.distributed as dist
 
 from stoker.console import Console
 from stoker.data.build_cache import Report
-from stoker.hardware.device import device_of
+from stoker.hardware.device import device_of, open_device
 from stoker.job import LoadedJob
 from stoker.job.layout import Layout, layout_of
 from stoker.launch.cluster_env import RankInfo
@@ -105,9 +104,7 @@ def _mesh(spec: RunSpec, rank_info: RankInfo | None) -> Iterator[tuple[LoadedJob
     """
     one = spec.layout.one_process
     device = device_of(rank_info.local_rank if rank_info else 0, spec.devices, alone=one)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        torch.cuda.init()
+    open_device(device)
     if one or rank_info is None:
         yield spec.loaded, None
         return

@@ -36,6 +36,7 @@ MAY_CHANGE = (
     "train.accumulation",
     "train.tensorboard",
     "train.compile",
+    "train.deterministic",
     "ranking.servers",
     "ranking.table.memory_rows",
 )

@@ -26,6 +26,7 @@ from stoker.parallel.float64_mode import arithmetic_of
 from stoker.resilience.fault_injection import Chaos
 from stoker.resilience.heartbeat import Heart
 from stoker.runs.run_folder import RunFolder
+from stoker.train.deterministic import deterministic_kernels
 from stoker.train.hooks import Hook
 from stoker.train.loop import Loop, LoopOutcome
 from stoker.train.lr_schedule import Schedule
@@ -126,7 +127,11 @@ def start(
 
         loop.hooks.append(Hook(after_step=tensorboard_writer(folder.path / "tensorboard", resumed)))
     try:
-        with arithmetic_of(prepared.device), memory_errors_told(prepared, optimizer, heart, comparison.predicted):
+        with (
+            deterministic_kernels(job.train.deterministic),
+            arithmetic_of(prepared.device),
+            memory_errors_told(prepared, optimizer, heart, comparison.predicted),
+        ):
             outcome = loop.run()
     except BaseException as error:
         if not heart.watched:

@@ -62,7 +62,7 @@ FREE = {
     "Stoker uses PyTorch's attention": "attn_implementation",
     "recomputation has no variants here": "gradient_checkpointing_kwargs activation_checkpointing_kwargs "
     "use_reentrant_gc",
-    "the order, the weights and dropout all come from `seed`": "data_seed full_determinism",
+    "the order, the weights and dropout all come from `seed`": "data_seed",
     "PyTorch decides": "tf32 torch_empty_cache_steps torch_compile_backend torch_compile_mode "
     "skip_memory_metrics debug use_cache greater_is_better",
     "Stoker's head and loss are chunked already": "use_liger_kernel liger_kernel_config enable_liger_kernel",
@@ -131,6 +131,8 @@ def read_trainer_arguments(config: ConfigReader, defaults: TrainerDefaults) -> N
         config.default("parallel.recompute", "full")
     if config.flag("torch_compile"):
         config.carry("torch_compile", "train.compile", True)
+    if config.flag("full_determinism"):
+        config.carry("full_determinism", "train.deterministic", True)
     trackers = config.words("report_to")
     if "tensorboard" in trackers:
         config.carry("report_to", "train.tensorboard", True)
