@@ -40,6 +40,7 @@ from stoker.train.ranking.figures import Scored, figures_of
 from stoker.train.ranking.prepare import step_hook
 from stoker.train.ranking.progressive import ValidationPeriod, over_periods, read_periods, write_period
 from stoker.train.ranking.ranking_task import RankingBatch, RankingTask, scored_rows
+from stoker.train.ranking.saved_tables import ROWS
 from stoker.train.run import start
 
 MODELS = ["dlrm", "dcn", "deepfm", "wide-deep", "din", "mmoe", "two-tower"]
@@ -142,17 +143,16 @@ def steps_in_layout(path: str, steps: int, overrides: tuple[str, ...]) -> list[f
 
 def sorted_rows(state: State) -> dict[str, torch.Tensor]:
     """The rows of tables in the order of their ids: processes have them in any."""
-    found = {}
-    for name, tensor in state.tensors.items():
+    columns: dict[str, dict[str, list[torch.Tensor]]] = {}
+    for name, tensor in sorted(state.tensors.items()):
         assert isinstance(tensor, torch.Tensor)
-        if name.startswith("sparse/") and name.endswith("/ids"):
-            order = torch.argsort(tensor)
-            table = name.removesuffix("ids")
-            found |= {
-                key: value[order]
-                for key, value in state.tensors.items()
-                if key.startswith(table) and isinstance(value, torch.Tensor) and len(value) == len(order)
-            }
+        if name.startswith(ROWS):
+            _, table, column = name.removeprefix(ROWS).split("/")
+            columns.setdefault(table, {}).setdefault(column, []).append(tensor)
+    found = {}
+    for table, parts in columns.items():
+        order = torch.argsort(torch.cat(parts["ids"]))
+        found |= {f"{table}/{column}": torch.cat(some)[order] for column, some in parts.items()}
     return found
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -30,6 +30,60 @@ class Chunk:
     def whole(cls, tensor: Tensor) -> Chunk:
         """A tensor that this process holds all of."""
         return cls(tensor.detach(), (0,) * tensor.dim(), tuple(tensor.shape))
+
+    def data(self) -> Tensor:
+        """The box itself, to be saved."""
+        return self.tensor.detach()
+
+    def place(self) -> Tensor:
+        """Where the box goes when it is restored."""
+        return self.tensor
+
+    def filled(self) -> None:
+        """Says that a part of the box has been restored."""
+
+
+@dataclass(frozen=True, eq=False)
+class DeferredChunk(Chunk):
+    """A whole tensor that is made when its turn to be saved has come: ``tensor`` has its shape and type alone.
+
+    Attributes:
+        read: makes it.
+    """
+
+    read: Callable[[], Tensor]
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], dtype: torch.dtype, read: Callable[[], Tensor]) -> DeferredChunk:
+        """One of this shape and type."""
+        return cls(torch.empty(shape, dtype=dtype, device="meta"), (0,) * len(shape), shape, read)
+
+    def data(self) -> Tensor:
+        return self.read()
+
+
+@dataclass(frozen=True, eq=False)
+class ArrivingChunk(Chunk):
+    """A whole tensor, saved as one box, that gets its memory when it is restored: ``tensor`` has its shape and type.
+
+    Attributes:
+        take: takes it over then.
+    """
+
+    take: Callable[[Tensor], None]
+    _arriving: list[Tensor] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], dtype: torch.dtype, take: Callable[[Tensor], None]) -> ArrivingChunk:
+        """One of this shape and type."""
+        return cls(torch.empty(shape, dtype=dtype, device="meta"), (0,) * len(shape), shape, take)
+
+    def place(self) -> Tensor:
+        self._arriving.append(torch.empty(self.shape, dtype=self.tensor.dtype))
+        return self._arriving[-1]
+
+    def filled(self) -> None:
+        self.take(self._arriving.pop())
 
 
 # By the tensor's name in the whole model. Several chunks are copies of each other: a tied head beside its embedding.

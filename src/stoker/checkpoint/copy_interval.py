@@ -42,6 +42,10 @@ class Cadence:
             return step % self.asked == 0
         return self._last is None or step >= self._last + self.every
 
+    def stop(self) -> None:
+        """No copies are made from now on."""
+        self.asked = 0
+
     def begin_step(self) -> None:
         """The next step begins: what was done since `due` is no part of it."""
         self._began = time.perf_counter()

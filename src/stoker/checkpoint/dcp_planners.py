@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import (
     StorageMeta,
     TensorProperties,
 )
-from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from stoker.checkpoint.chunks import Chunk
@@ -69,7 +69,11 @@ class ChunkLoader(DefaultLoadPlanner):
         )
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
-        return self.state_dict[index.fqn][index.index].tensor
+        return self.state_dict[index.fqn][index.index].place()
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        index = read_item.dest_index
+        self.state_dict[index.fqn][index.index].filled()
 
 
 def _box(chunk: Chunk) -> ChunkStorageMetadata:

@@ -32,7 +32,7 @@ def gather_whole(held: Held) -> dict[str, Tensor]:
                 continue
             filled[offsets] = math.prod(sizes)
             if owner == rank():
-                part = mine[name].tensor.to("cpu").contiguous()
+                part = mine[name].data().to("cpu").contiguous()
                 if owner:
                     dist.send(part, 0)
             elif rank() == 0:

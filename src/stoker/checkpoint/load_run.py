@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from stoker.checkpoint.run_weights import AVERAGE, averaged, restore_weights
-from stoker.checkpoint.state import State
+from stoker.checkpoint.state import Places, State
 from stoker.checkpoint.store import Store, place_of
 from stoker.errors import UserError
 from stoker.hardware.device import Device
@@ -84,14 +84,17 @@ def checkpoint_step(folder: RunFolder, job: ResolvedJob, at: str, base: Path) ->
     return store, int(at)
 
 
-def state_at(folder: RunFolder, job: ResolvedJob, at: str, base: Path) -> State:
+def state_at(folder: RunFolder, job: ResolvedJob, at: str, base: Path, elsewhere: Places = lambda _saved: {}) -> State:
     """A checkpoint, read whole; see `checkpoint_step`. Of ``average`` its weights are the averages.
+
+    Args:
+        elsewhere: where tensors go that are not to be part of the result.
 
     Raises:
         UserError: the run has no such checkpoint, or kept no averages.
     """
     store, step = checkpoint_step(folder, job, at, base)
-    state = store.load(step)
+    state = store.load(step, elsewhere)
     return averaged(state) if at == AVERAGE else state
 
 

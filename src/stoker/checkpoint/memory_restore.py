@@ -64,8 +64,9 @@ class MemoryCopies:
                 for chunk in held.get(item.name, ()):
                     common = intersection(item.offsets, item.sizes, chunk.offsets, tuple(chunk.tensor.shape))
                     if common is not None:
-                        target = chunk.tensor[_within(common, chunk.offsets)]
+                        target = chunk.place()[_within(common, chunk.offsets)]
                         target.copy_(tensor[_within(common, item.offsets)])
+                        chunk.filled()
 
 
 def remembered(folder: Path | None, before: int | None) -> list[MemoryCopies]:

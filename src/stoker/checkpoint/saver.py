@@ -126,7 +126,7 @@ class Saver:
 
     def keep_in_memory(self, state: State) -> bool:
         """Copies the state to where it outlives this process; returns whether there was room for it."""
-        return self.snapshots is not None and self._outlives and self.snapshots.take(state)
+        return self.snapshots is not None and self._outlives and not state.streams and self.snapshots.take(state)
 
     def _room_for(self, state: State, agreed: Agreement, keep: Keep, *, was_full: bool = False) -> tuple[int, ...]:
         """Deletes older checkpoints where the disk has no room for another; returns their steps. A collective.
@@ -165,7 +165,8 @@ class Saver:
         self.wait()
         snapshots, store = self.snapshots, self.store
         self._is_safe(tries=TRIES)
-        if snapshots is None or not self._background or self._was_full or not snapshots.take(state):
+        copied = snapshots is not None and self._background and not self._was_full and not state.streams
+        if snapshots is None or not copied or not snapshots.take(state):
             return self.save(state, keep)
         assert snapshots.agreement is not None
         self.cadence.made(state.step, [])
@@ -224,6 +225,9 @@ class Saver:
         """
         snapshots = self.snapshots
         assert snapshots is not None
+        if state.streams:
+            self.cadence.stop()
+            return
         with self._stalled():
             begin = time.perf_counter()
             if not self._is_safe():

@@ -97,7 +97,7 @@ class Slot:
         begin = time.perf_counter()
         devices = set()
         for item, box in zip(agreement.items, self._boxes, strict=True):
-            tensor = held[item.name][0].tensor
+            tensor = held[item.name][0].data()
             box.copy_(tensor, non_blocking=True)
             devices.add(tensor.device)
         for device in devices:

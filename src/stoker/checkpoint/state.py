@@ -28,11 +28,13 @@ class State:
         tensors: ``model/<parameter>``, ``optimizer/<parameter>/<moment>`` and ``buffer/<name>``: whole, or what this
             process holds of them.
         numbers: everything else, as JSON: samples consumed, loss scale, best held-out loss ...
+        streams: whether it is written to the disk part by part, as there is no memory for a copy of it.
     """
 
     step: int
     tensors: Mapping[str, Tensor | Sequence[Chunk]]
     numbers: dict[str, Any]
+    streams: bool = False
 
     @property
     def held(self) -> Held:

@@ -141,8 +141,11 @@ class Store:
             "Make room and run the same command to go on"
         )
 
-    def load(self, step: int) -> State:
+    def load(self, step: int, elsewhere: Places = lambda _saved: {}) -> State:
         """Reads a checkpoint back, every tensor whole.
+
+        Args:
+            elsewhere: where tensors go that are not to be part of the result.
 
         Raises:
             DamagedError: it is not as it was written.
@@ -150,8 +153,10 @@ class Store:
         tensors: dict[str, Tensor] = {}
 
         def places(saved: Mapping[str, Saved]) -> Held:
-            tensors.update((name, torch.empty(entry.shape, dtype=entry.dtype)) for name, entry in saved.items())
-            return {name: [Chunk.whole(tensor)] for name, tensor in tensors.items()}
+            others = elsewhere(saved)
+            own = {name: entry for name, entry in saved.items() if name not in others}
+            tensors.update((name, torch.empty(entry.shape, dtype=entry.dtype)) for name, entry in own.items())
+            return {**{name: [Chunk.whole(tensor)] for name, tensor in tensors.items()}, **others}
 
         numbers = self.restore(step, places)
         return State(step, tensors, numbers)
@@ -249,7 +254,7 @@ def _bytes_of(held: Held, agreement: Agreement) -> Callable[[DcpFilePart], memor
     names = {item.at: item.name for item in agreement.items if item.length}
 
     def data(part: DcpFilePart) -> memoryview:
-        tensor = held[names[part.at]][0].tensor.detach().to("cpu").contiguous()
+        tensor = held[names[part.at]][0].data().to("cpu").contiguous()
         return memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data)
 
     return data

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stoker.sparse.exchange import Route, send_keys
 from stoker.sparse.keys import Keys
-from stoker.sparse.sparse_state import TableState
+from stoker.sparse.sparse_state import LazyPart, TableState
 from stoker.sparse.table_settings import TableSettings
 from stoker.sparse.table_shard import TableShard
 
@@ -116,6 +116,10 @@ class ExchangedRows:
     ) -> Iterator[tuple[str, TableState]]:
         """The rows that this process owns."""
         return self.shard.state(since, rows=rows, is_base=is_base)
+
+    def lazy_parts(self, since: int | None, *, rows: int, is_base: bool) -> Iterator[LazyPart]:
+        """The rows that this process owns, copied when they are asked for."""
+        return self.shard.lazy_parts(since, rows=rows, is_base=is_base)
 
     def rebase(self, step: int) -> None:
         """Forgets evicted ids of steps before ``step``."""

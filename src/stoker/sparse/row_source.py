@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from stoker.sparse.keys import Keys
-from stoker.sparse.sparse_state import TableState
+from stoker.sparse.sparse_state import LazyPart, TableState
 
 
 class TableRows(Protocol):
@@ -47,6 +47,9 @@ class TableRows(Protocol):
         self, since: int | None, *, rows: int | None = None, is_base: bool = True
     ) -> Iterator[tuple[str, TableState]]:
         """This process' part of all rows, as `TableShard.state`."""
+
+    def lazy_parts(self, since: int | None, *, rows: int, is_base: bool) -> Iterator[LazyPart]:
+        """The same, of which copies are made when they are asked for; no step may be taken before that."""
 
     def rebase(self, step: int) -> None:
         """Forgets evicted ids of steps before ``step``: no incremental state will reach further back."""

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from stoker.sparse.exchanged_rows import ExchangedRows
 from stoker.sparse.fused_tables import Feature, FusedTables
 from stoker.sparse.jagged_ids import JaggedIds
+from stoker.sparse.row_format import RowFormat
+from stoker.sparse.row_optimizers import OPTIMIZERS
 from stoker.sparse.row_source import TableRows
 from stoker.sparse.servers.served_rows import RowServers, served_rows
-from stoker.sparse.sparse_state import SparseState, TableState
+from stoker.sparse.sparse_state import LazyPart, SparseState, TableState
 from stoker.sparse.table_settings import TableSettings
 
 __all__ = ["Feature", "SparseEmbeddings"]
@@ -183,6 +185,16 @@ class SparseEmbeddings(nn.Module):
             for name, table in fused.source.state(since, rows=rows, is_base=is_base):
                 yield SparseState(self.version, since, {name: table})
 
+    def lazy_parts(self, since: int | None = None, *, part_bytes: int, is_base: bool = True) -> Iterator[LazyPart]:
+        """The same, of which copies are made when they are asked for; no step may be taken before that.
+
+        Args:
+            part_bytes: of the rows in a part, about.
+        """
+        for fused in self._fused:
+            rows = max(1, part_bytes // row_bytes(fused.tables[0]))
+            yield from fused.source.lazy_parts(since, rows=rows, is_base=is_base)
+
     def rebase(self, version: int) -> None:
         """Says that no incremental state from before ``version`` will be asked for.
 
@@ -202,14 +214,39 @@ class SparseEmbeddings(nn.Module):
         Raises:
             ValueError: rows do not fit their table, or a table is not one of these.
         """
-        sources = {table.name: fused.source for fused in self._fused for table in fused.tables}
         for part in parts:
-            if unknown := part.tables.keys() - sources.keys():
-                raise ValueError(f"there are no tables {sorted(unknown)}; there are {sorted(sources)}")
-            for name, table in part.tables.items():
-                sources[name].load(name, table, step=part.step)
+            self.put(part)
+        self.end_load()
+
+    def put(self, part: SparseState) -> None:
+        """Takes over one part of what `load` takes; `end_load` follows the last one."""
+        sources = {table.name: fused.source for fused in self._fused for table in fused.tables}
+        if unknown := part.tables.keys() - sources.keys():
+            raise ValueError(f"there are no tables {sorted(unknown)}; there are {sorted(sources)}")
+        for name, table in part.tables.items():
+            sources[name].load(name, table, step=part.step)
+
+    def end_load(self) -> None:
+        """Waits until what was put can be looked up. A collective."""
         for fused in self._fused:
             fused.source.end_load()
+
+
+def row_bytes(table: TableSettings) -> int:
+    """Bytes of a row in a state: its id, count and age, its values, its optimizer's state."""
+    form = RowFormat(table.dtype, table.width)
+    state = OPTIMIZERS[table.optimizer].columns(table.width)
+    return 16 + form.columns * form.stored.itemsize + state * form.compute.itemsize
+
+
+def no_rows(table: TableSettings) -> TableState:
+    """A state without rows."""
+    form = RowFormat(table.dtype, table.width)
+    numbers = (torch.empty(0, dtype=torch.int32) for _ in range(2))
+    state = torch.empty(0, OPTIMIZERS[table.optimizer].columns(table.width), dtype=form.compute)
+    return TableState(
+        torch.empty(0, dtype=torch.int64), torch.empty(0, form.columns, dtype=form.stored), state, *numbers
+    )
 
 
 def _over_host_memory(group: dist.ProcessGroup) -> dist.ProcessGroup:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 import torch
@@ -41,6 +41,41 @@ class TableState:
         order = columns["ids"].argsort()
         by_row = {name: columns[name][order] for name in ("ids", "values", "optimizer", "seen", "last")}
         return cls(**{**columns, **by_row})
+
+
+@dataclass(frozen=True)
+class LazyColumn:
+    """A tensor of a part of a state that is not made yet.
+
+    Attributes:
+        read: makes it; rows must not have changed since.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    read: Callable[[], Tensor]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> LazyColumn:
+        """One that is at hand."""
+        return cls(tuple(tensor.shape), tensor.dtype, lambda: tensor)
+
+
+@dataclass(frozen=True)
+class LazyPart:
+    """A part of a table's state that takes no memory until it is asked for.
+
+    Attributes:
+        table: its name.
+        columns: by the names of `TableState`.
+    """
+
+    table: str
+    columns: Mapping[str, LazyColumn]
+
+    def state(self) -> TableState:
+        """A copy of the rows."""
+        return TableState(**{name: column.read() for name, column in self.columns.items()})
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from stoker.sparse.memory_rows import MemoryRows
 from stoker.sparse.row_format import RowFormat
 from stoker.sparse.row_optimizers import OPTIMIZERS
 from stoker.sparse.shard_memory import ShardMemory
-from stoker.sparse.sparse_state import TableState
+from stoker.sparse.sparse_state import LazyColumn, LazyPart, TableState
 from stoker.sparse.table_settings import TableSettings
 from stoker.sparse.tiered_rows import TieredRows
 from stoker.sparse.waiting_ids import WaitingIds
@@ -268,6 +269,13 @@ class TableShard:
         Raises:
             ValueError: ``since`` is before the last whole state.
         """
+        for part in self.lazy_parts(since, rows=rows, is_base=is_base):
+            yield part.table, part.state()
+
+    def lazy_parts(
+        self, since: int | None = None, *, rows: int | None = None, is_base: bool = True
+    ) -> Iterator[LazyPart]:
+        """As `state`, in parts whose rows are copied when they are asked for; no step may be taken before that."""
         if since is None and is_base:
             self._removed, self._whole = [], self.step
         if since is not None and (self._whole is None or since < self._whole):
@@ -283,11 +291,20 @@ class TableShard:
             beside = {"removed": self._gone(number, since), **self._waiting.state(number)}
             for there in np.split(mine, range(rows, len(mine), rows)) if rows else [mine]:
                 part = there[self.index.tables[there] == number]  # others may have gone since the part before
-                numbers = {"ids": self.index.ids[part], "seen": self._seen[part], "last": self._last[part]}
-                columns = {name: torch.from_numpy(column) for name, column in numbers.items()}
-                columns |= {"values": self.store.values(part), "optimizer": self.store.state(part)}
-                yield table.name, TableState(**columns, **beside)
+                columns = self._columns(part)
+                yield LazyPart(table.name, columns | {name: LazyColumn.of(tensor) for name, tensor in beside.items()})
                 beside = {}
+
+    def _columns(self, rows: np.ndarray) -> dict[str, LazyColumn]:
+        numbers: dict[str, np.ndarray] = {"ids": self.index.ids, "seen": self._seen, "last": self._last}
+        columns = {
+            name: LazyColumn((len(rows),), torch.from_numpy(whole[:0]).dtype, partial(_chosen, whole, rows))
+            for name, whole in numbers.items()
+        }
+        state = self._optimizer.columns(self._settings.width)
+        values = LazyColumn((len(rows), self.format.columns), self.format.stored, partial(self.store.values, rows))
+        optimizer = LazyColumn((len(rows), state), self.format.compute, partial(self.store.state, rows))
+        return columns | {"values": values, "optimizer": optimizer}
 
     def rebase(self, step: int) -> None:
         """Forgets evicted ids of steps before ``step``: no incremental state reaches further back."""
@@ -338,3 +355,7 @@ class TableShard:
         keys = Keys.of(np.ascontiguousarray(ids), np.full(len(ids), number), self.salts)
         at = np.flatnonzero(owners_of(keys.hashes, self._world) == self._rank)
         return keys[at], at
+
+
+def _chosen(column: np.ndarray, rows: np.ndarray) -> Tensor:
+    return torch.from_numpy(column[rows])

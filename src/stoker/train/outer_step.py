@@ -84,6 +84,10 @@ class OuterStep:
         sum_over(self._group, *means)
         return [mean.div_(self._islands) for mean in means]
 
+    @property
+    def streams(self) -> bool:
+        return False
+
     def now(self) -> Held:
         return {
             f"{OUTER}{name}/{kind}": [chunk_of(tensor, piece)]

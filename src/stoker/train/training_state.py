@@ -19,7 +19,14 @@ from stoker.train.run_schedule import Progress
 
 
 class FurtherState(Protocol):
-    """What checkpoints hold beside the weights and the optimizer's moments. All of it is collective."""
+    """What checkpoints hold beside the weights and the optimizer's moments. All of it is collective.
+
+    Attributes:
+        streams: whether no copies in memory may be made of it: it is written to the disk part by part.
+    """
+
+    @property
+    def streams(self) -> bool: ...
 
     def now(self) -> Held:
         """What this process holds, under names that no weight has."""
@@ -68,6 +75,7 @@ class TrainingState:
             progress.step,
             {**self._named(own), **(self._further.now() if self._further else {})},
             {"progress": vars(progress), "scaler": self._scaler.state_dict()},
+            streams=self._further is not None and self._further.streams,
         )
 
     def places(self, saved: Mapping[str, Saved]) -> Held:

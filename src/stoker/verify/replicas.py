@@ -20,14 +20,14 @@ def difference_of_replicas(held: Held) -> Difference:
     Nothing brings copies together again that have come apart, so they must be equal to the bit.
     """
     copies = {(name, n): chunk for name, chunks in held.items() for n, chunk in enumerate(chunks)}
-    digests = together(lambda: [(_box(name, c), _digest(c.tensor)) for (name, _), c in copies.items()])
+    digests = together(lambda: [(_box(name, c), _digest(c.data())) for (name, _), c in copies.items()])
     seen: dict[Box, set[bytes]] = {}
     for box, digest in (found for of_rank in digests for found in of_rank):
         seen.setdefault(box, set()).add(digest)
     odd = {box for box, values in seen.items() if len(values) > 1}
     if not odd:
         return Difference(0.0, "nothing")
-    mine = [(_box(name, c), rank(), c.tensor.detach().cpu()) for (name, _), c in copies.items()]
+    mine = [(_box(name, c), rank(), c.data().cpu()) for (name, _), c in copies.items()]
     found: dict[Box, list[tuple[int, Tensor]]] = {}
     for box, at, tensor in (each for of_rank in together(lambda: mine) for each in of_rank if each[0] in odd):
         found.setdefault(box, []).append((at, tensor))

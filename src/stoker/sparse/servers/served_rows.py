@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from stoker.sparse.row_format import RowFormat
 from stoker.sparse.servers.row_server import arrays_of, dict_of, part_of
 from stoker.sparse.servers.server_connection import Address, Message
 from stoker.sparse.servers.server_link import ServerLink
-from stoker.sparse.sparse_state import TableState
+from stoker.sparse.sparse_state import LazyColumn, LazyPart, TableState
 from stoker.sparse.table_settings import TableSettings
 
 
@@ -121,6 +121,11 @@ class ServedRows:
             message = self._about("state", since=since, rows=rows or 2**40, least=self._decided)
             for answer, arrays in link.answers(message):
                 yield from part_of(self.step, since, answer["name"], arrays).tables.items()
+
+    def lazy_parts(self, since: int | None, *, rows: int, is_base: bool) -> Iterator[LazyPart]:
+        """The rows of the servers that this process saves for; they are in its memory as soon as they have come."""
+        for name, table in self.state(since, rows=rows, is_base=is_base):
+            yield LazyPart(name, {part.name: LazyColumn.of(getattr(table, part.name)) for part in fields(table)})
 
     def load(self, name: str, state: TableState, *, step: int) -> None:
         """Gives rows to the servers that this process loads for."""

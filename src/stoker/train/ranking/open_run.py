@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import nn
 
 from stoker.checkpoint.load_run import checkpoint_step, state_at
 from stoker.checkpoint.run_weights import AVERAGE, restore_weights
@@ -35,7 +35,7 @@ from stoker.train.ranking.progressive import over_periods, read_periods
 from stoker.train.ranking.ranking_block import RankingBlock
 from stoker.train.ranking.ranking_task import FEATURES_FILE, RankingTask
 from stoker.train.ranking.retrieval import retrieval_figures
-from stoker.train.ranking.saved_tables import PREFIX, load_rows
+from stoker.train.ranking.saved_tables import ArrivingRows
 
 TRUSTED = "model.trust_remote_code=true"
 
@@ -128,16 +128,12 @@ def restored_model(
     folder: RunFolder, loaded: LoadedJob, features: Features, device: Device, at: str, base: Path
 ) -> tuple[nn.Module, SparseEmbeddings, RankingShape, int]:
     """The tower and the tables of a checkpoint, and its step."""
-    state = state_at(folder, loaded.job, at, base)
+    checkpoint_step(folder, loaded.job, at, base)  # what is asked for is there
     tower, tables, shape = build(loaded, features, device)
-    rest = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(PREFIX)}
-    restore_weights(tower, replace(state, tensors=rest))
-    own: dict[str, Tensor] = {}
-    for name, tensor in state.tensors.items():
-        if name.startswith(PREFIX):
-            assert isinstance(tensor, Tensor)
-            own[name.removeprefix(PREFIX)] = tensor
-    load_rows(tables, own)
+    rows = ArrivingRows(tables)
+    state = state_at(folder, loaded.job, at, base, rows.places)
+    restore_weights(tower, state)
+    rows.end()
     return tower.eval(), tables.eval(), shape, state.step
 
 

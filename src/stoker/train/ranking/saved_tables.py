@@ -1,31 +1,34 @@
-"""The tables' rows in checkpoints: tensors by the row's id, of which each process writes its own rows."""
+"""The tables' rows in checkpoints: by the row's id, in parts that are copied one after another."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from stoker.checkpoint.chunks import Chunk, Held
-from stoker.checkpoint.collective import rank, together
+from stoker.checkpoint.chunks import ArrivingChunk, Chunk, DeferredChunk, Held
+from stoker.checkpoint.collective import rank
 from stoker.checkpoint.state import Saved
-from stoker.sparse.sparse_embeddings import SparseEmbeddings
-from stoker.sparse.sparse_state import SparseState
+from stoker.sparse.sparse_embeddings import SparseEmbeddings, no_rows
+from stoker.sparse.sparse_state import SparseState, TableState
 
 if TYPE_CHECKING:
     from stoker.train.ranking.ranking_task import RankingTask
 
 PREFIX = "sparse/"
-STEP = "step"
+STEP = f"{PREFIX}step"
+ROWS = f"{PREFIX}rows/"
+PART_BYTES = 32 << 20  # what the rows of a part take, about
 
 
 class SavedTables:
-    """Rows as `stoker.train.training_state.FurtherState`: ``sparse/TABLE/ids`` and what else a table has for each.
+    """Rows as `stoker.train.training_state.FurtherState`: ``sparse/rows/PART/TABLE/ids`` and what else a row has.
 
-    Rows of the processes lie one process after another. A process reads all of them and keeps those that it owns, so
-    any number of processes restores what any other number has saved.
+    A part has some rows of one table and one process, and gets memory when it is written or read. A process reads
+    all parts and keeps the rows that it owns, so any number of processes restores what any other number has saved.
     """
 
     def __init__(self, task: RankingTask, make: Callable[[], SparseEmbeddings]) -> None:
@@ -34,37 +37,87 @@ class SavedTables:
             make: tables without rows, for a run that goes back to an earlier state.
         """
         self._task, self._make = task, make
-        self._read: dict[str, Tensor] = {}
+        self._arriving: ArrivingRows | None = None
+
+    @property
+    def streams(self) -> bool:
+        """Whether memory has no room for copies, by what the job says: some rows lie in files."""
+        return any(table.disk is not None for table in self._task.tables.tables)
 
     def now(self) -> Held:
         self._task.before_pause()
-        tensors = self._task.tables.state(is_base=not self._task.is_followed).tensors()
-        sizes = {name: tensor.shape[0] for name, tensor in tensors.items() if name != STEP}
-        shares = together(lambda: sizes)
-        before = rank()
-        held = {PREFIX + STEP: [Chunk.whole(tensors[STEP])]}
-        for name, size in sizes.items():
-            tensor = tensors[name]
-            every = [share.get(name, 0) for share in shares]
-            if size:
-                offsets = (sum(every[:before]), *(0,) * (tensor.dim() - 1))
-                held[PREFIX + name] = [Chunk(tensor, offsets, (sum(every), *tensor.shape[1:]))]
+        tables = self._task.tables
+        held: dict[str, list[Chunk]] = {STEP: [Chunk.whole(torch.tensor([tables.version, -1]))]}
+        for number, part in enumerate(tables.lazy_parts(part_bytes=PART_BYTES, is_base=not self._task.is_followed)):
+            for name, column in part.columns.items():
+                if 0 not in column.shape:
+                    key = f"{ROWS}{rank():05d}-{number:06d}/{part.table}/{name}"
+                    held[key] = [DeferredChunk.of(column.shape, column.dtype, column.read)]
         return held
 
     def places(self, saved: Mapping[str, Saved]) -> Held:
-        own = {name: entry for name, entry in saved.items() if name.startswith(PREFIX)}
-        self._read = {name.removeprefix(PREFIX): torch.empty(e.shape, dtype=e.dtype) for name, e in own.items()}
-        return {PREFIX + name: [Chunk.whole(tensor)] for name, tensor in self._read.items()}
+        if self._task.tables.version or self._arriving is not None:
+            self._task.tables = self._make()
+        self._arriving = ArrivingRows(self._task.tables)
+        return self._arriving.places(saved)
 
     def restored(self) -> None:
-        if self._task.tables.version:
-            self._task.tables = self._make()
-        load_rows(self._task.tables, self._read)
-        self._read = {}
+        assert self._arriving is not None
+        self._arriving.end()
+        self._arriving = None
 
 
-def load_rows(tables: SparseEmbeddings, tensors: Mapping[str, Tensor]) -> None:
-    """Gives tables that have none the rows of a checkpoint, by names without the prefix."""
-    empty = tables.state().tensors()
-    whole = {name: tensor[:0] if name != STEP else tensor for name, tensor in empty.items()} | dict(tensors)
-    tables.load([SparseState.from_tensors(whole)])
+@dataclass
+class _Part:
+    """Columns of a part of a table's rows, of which ``expected`` are to come."""
+
+    table: str
+    expected: int
+    columns: dict[str, Tensor] = field(default_factory=dict)
+
+
+class ArrivingRows:
+    """Gives tables without rows those of a checkpoint, part by part, as they are read."""
+
+    def __init__(self, tables: SparseEmbeddings) -> None:
+        self._tables, self._step = tables, torch.zeros(2, dtype=torch.int64)
+        self._nothing = {table.name: no_rows(table) for table in tables.tables}
+
+    def places(self, saved: Mapping[str, Saved]) -> Held:
+        """Where the rows of a checkpoint go, in the order in which they are to be read."""
+        held: dict[str, list[Chunk]] = {}
+        parts: dict[str, _Part] = {}
+        for name in sorted(name for name in saved if name.startswith(PREFIX)):
+            entry = saved[name]
+            if name == STEP:
+                held[name] = [Chunk.whole(self._step)]
+                continue
+            number, _, rest = name.removeprefix(ROWS).partition("/")
+            table, _, column = rest.rpartition("/")
+            part = parts.setdefault(f"{number}/{table}", _Part(table, 0))
+            part.expected += 1
+            held[name] = [ArrivingChunk.of(entry.shape, entry.dtype, self._taker(part, column))]
+        return held
+
+    def end(self) -> None:
+        """Says that all of them have been read. A collective."""
+        step = int(self._step[0])
+        self._tables.load([SparseState(step, None, self._nothing)])
+
+    def _taker(self, part: _Part, column: str) -> Callable[[Tensor], None]:
+        def take(tensor: Tensor) -> None:
+            part.columns[column] = tensor
+            if len(part.columns) == part.expected:
+                self._put(part)
+
+        return take
+
+    def _put(self, part: _Part) -> None:
+        nothing = self._nothing.get(part.table)
+        if nothing is None:
+            raise ValueError(f"there is no table {part.table!r}")
+        count = len(part.columns.get("ids", nothing.ids))
+        columns = {name: getattr(nothing, name) for name in ("ids", "values", "optimizer", "seen", "last")}
+        columns = {name: tensor.new_empty(count, *tensor.shape[1:]) for name, tensor in columns.items()}
+        self._tables.put(SparseState(0, None, {part.table: TableState(**{**columns, **part.columns})}))
+        part.columns = {}

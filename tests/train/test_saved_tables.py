@@ -1,0 +1,109 @@
+"""Rows in checkpoints: in parts, by any number of processes, without a copy of a whole table in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from stoker.checkpoint.chunks import DeferredChunk
+from stoker.checkpoint.state import State
+from stoker.checkpoint.store import Store
+from stoker.launch.process_pool import Pool
+from stoker.sparse import Admission, Eviction, Feature, JaggedIds, SparseEmbeddings, TableSettings
+from stoker.sparse.sparse_state import SparseState, TableState
+from stoker.train.ranking import saved_tables
+from stoker.train.ranking.saved_tables import ROWS, SavedTables
+
+SETTINGS = [
+    TableSettings("a", 3, lr=0.1, optimizer="adam", eviction=Eviction(age=3, every=1)),
+    TableSettings("b/c", 2, lr=0.1, optimizer="sgd", dtype="int8", admission=Admission(count=2, cells=64)),
+]
+
+
+def tables_of(group: Any = None) -> SparseEmbeddings:
+    return SparseEmbeddings(SETTINGS, {"x": Feature("a"), "y": Feature("b/c")}, group=group)
+
+
+class Training:
+    """What saved tables see of a ranking task."""
+
+    def __init__(self, group: Any = None) -> None:
+        self.tables, self.is_followed = tables_of(group), False
+        self.before_pause: Callable[[], None] = lambda: None
+        self.saved = SavedTables(self, lambda: tables_of(group))  # type: ignore[arg-type]
+
+    def step(self, seed: int) -> None:
+        random = np.random.default_rng(seed)
+        ids = [JaggedIds.single(torch.from_numpy(random.integers(-30, 30, 12))) for _ in "xy"]
+        sum(rows.square().sum() + rows.sum() for rows in self.tables({"x": ids[0], "y": ids[1]}).values()).backward()
+        self.tables.apply_gradients()
+
+
+def assert_same_rows(one: SparseState, other: SparseState) -> None:
+    assert one.step == other.step and one.tables.keys() == other.tables.keys()
+    for name, table in one.tables.items():
+        for column in ("ids", "values", "optimizer", "seen", "last", "buckets", "sketch"):
+            assert torch.equal(getattr(table, column), getattr(other.tables[name], column)), (name, column)
+
+
+def save_and_restore(folder: str, part_bytes: int) -> SparseState | None:
+    """Saves after some steps, restores what is in the folder otherwise; the rows of this process."""
+    saved_tables.PART_BYTES = part_bytes
+    store = Store(Path(folder))
+    task = Training(dist.group.WORLD if dist.is_initialized() else None)
+    if not store.steps():
+        for step in range(8):
+            task.step(10 * step + (dist.get_rank() if dist.is_initialized() else 0))
+        store.save(State(8, task.saved.now(), {}))
+    else:
+        store.restore(8, task.saved.places)
+        task.saved.restored()
+    return task.tables.state(is_base=False)
+
+
+@pytest.mark.parametrize("part_bytes", [1, 200, 1 << 20])
+def test_parts_that_two_processes_save_are_read_by_one_and_three(part_bytes: int, pool: Pool, tmp_path: Path) -> None:
+    def joined(states: list[SparseState]) -> SparseState:
+        tables = {name: TableState.joined([state.tables[name] for state in states]) for name in states[0].tables}
+        order = {name: table.buckets.argsort() for name, table in tables.items()}
+        sorted_ = {
+            name: TableState(
+                *(table.ids, table.values, table.optimizer, table.seen, table.last, table.removed),
+                table.buckets[order[name]],
+                table.sketch[order[name]],
+            )
+            for name, table in tables.items()
+        }
+        return SparseState(states[0].step, None, sorted_)
+
+    written = joined(pool.run(save_and_restore, str(tmp_path), part_bytes, world=2))
+    assert len(written.tables["a"].ids) > 10 and len(written.tables["b/c"].ids) > 5
+    names = {name.split("/")[2] for name in Store(tmp_path).load(8).tensors if name.startswith(ROWS)}
+    assert len(names) == 4 if part_bytes == 1 << 20 else len(names) > 8
+    for world in (1, 3):
+        assert_same_rows(joined(pool.run(save_and_restore, str(tmp_path), part_bytes, world=world)), written)
+
+
+def test_a_part_has_memory_only_while_it_is_written_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saved_tables, "PART_BYTES", 200)
+    task = Training()
+    for step in range(6):
+        task.step(step)
+    held = task.saved.now()
+    deferred = [chunk for chunks in held.values() for chunk in chunks if isinstance(chunk, DeferredChunk)]
+    assert len(deferred) == len(held) - 1 > 20 and all(chunk.tensor.is_meta for chunk in deferred)
+    Store(tmp_path).save(State(6, held, {}))
+    again, put = Training(), []
+    original = again.tables.put
+    monkeypatch.setattr(again.tables, "put", lambda part: (put.append(part), original(part)))
+    Store(tmp_path).restore(6, again.saved.places)
+    again.saved.restored()
+    parts = [table for part in put[:-1] for table in part.tables.values()]
+    assert len(parts) > 8 and max(len(table.ids) for table in parts) <= 200 // 22
+    assert_same_rows(again.tables.state(is_base=False), task.tables.state(is_base=False))
