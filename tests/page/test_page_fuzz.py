@@ -21,12 +21,20 @@ SECRET = "4711-secret-of-the-machine"
 # Method, path, the keys of its body. Removing a run is left out: it would be done, as it should.
 ENDPOINTS = [
     *(("GET", path, ()) for path in ("/api/runs", "/api/schema", "/api/queue", "/api/data", "/api/actions", "/api/me")),
+    ("GET", "/api/servers", ()),
+    *(("GET", f"/api/servers/{{}}{part}", ()) for part in ("", "/models", "/keys", "/traffic")),
+    *(("POST", f"/api/servers/{{}}/{part}", ()) for part in ("start", "stop")),
+    *(("DELETE", f"/api/servers/{{}}{part}", ()) for part in ("", "/models/x", "/keys/x")),
+    ("POST", "/api/servers", ("run", "path", "name", "host", "port")),
+    ("POST", "/api/servers/{}/models", ("run", "path", "name")),
+    ("POST", "/api/servers/{}/keys", ("name", "role")),
     *(("GET", f"/api/runs/{{}}{part}", ()) for part in ("", "/metrics", "/events", "/log", "/samples", "/files")),
     *(("GET", f"/api/runs/{{}}/{part}", ()) for part in ("stacks", "evaluations", "rollouts", "plan", "rows", "audit")),
     *(("GET", f"/api/{part}/{{}}", ()) for part in ("recipes", "uploads", "actions", "removed")),
     *(("GET", f"{part}/{{}}", ()) for part in ("", "/", "/api", "/static", "/static/..", "/static/vendor", "/api/")),
     ("GET", "/api/data/{}/rows", ()),
     ("DELETE", "/api/queue/{}", ()),
+    ("DELETE", "/api/removed-data/{}", ()),
     ("DELETE", "/api/actions/{}", ()),
     ("PATCH", "/api/uploads/{}", ()),
     ("POST", "/api/runs/{}/stop", ()),
@@ -220,7 +228,8 @@ def test_a_thousand_requests_read_write_and_run_nothing(
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and "state" not in path.parts}
     assert after == before
     assert not list(tmp_path.rglob("ran"))
-    assert not page.page.queue.entries() and not list((tmp_path / "state" / "actions").iterdir())
+    assert not page.page.queue.entries()
+    assert not any(list((tmp_path / "state" / name).iterdir()) for name in ("actions", "servers"))
     if role == "admin":  # many of them were understood
         assert statuses[200] > 100 and statuses[400] > 50 and statuses[404] > 100, statuses
     else:

@@ -47,19 +47,26 @@ def test_a_page_without_a_file_of_users_says_so(page: Browser) -> None:
     assert found.status_code == 409 and "--users" in found.json()["error"]["hint"]
 
 
-def test_a_removed_file_comes_back(page: Browser) -> None:
+def test_a_removed_file_comes_back_or_goes_for_good(page: Browser, tmp_path: Path) -> None:
     content = b'{"text": "a"}\n'
     key = page.post("/api/uploads", {"name": "rows.jsonl", "size": len(content)}).json()["id"]
     page.send("PATCH", f"/api/uploads/{key}?offset=0", content=content)
-    assert page.send("DELETE", f"/api/data/{key}").status_code == 200
+    assert page.send("DELETE", f"/api/data/{key}").json()["command"].startswith(f"mv state/uploads/{key} ")
     assert page.get("/api/data").json()["data"] == []
     assert [each["id"] for each in page.get("/api/removed-data").json()["data"]] == [key]
     for other in ("0" * 16, "..", "*"):
         assert page.post(f"/api/removed-data/{other}/restore").status_code == 404
+        assert page.send("DELETE", f"/api/removed-data/{other}").status_code == 404
     restored = page.post(f"/api/removed-data/{key}/restore").json()
     assert restored["done"] and Path(restored["path"]).read_bytes() == content
     assert page.get("/api/removed-data").json()["data"] == []
     assert page.post(f"/api/removed-data/{key}/restore").status_code == 404
+    assert page.send("DELETE", f"/api/removed-data/{key}").status_code == 404  # it is not removed any more
+    page.send("DELETE", f"/api/data/{key}")
+    (row,) = page.get("/api/removed-data").json()["data"]
+    assert page.send("DELETE", f"/api/removed-data/{key}").json()["command"] == row["delete"]
+    assert not list((tmp_path / "state" / "uploads").iterdir())
+    assert page.get("/api/removed-data").json()["data"] == []
 
 
 def test_the_log_of_a_rank_is_masked(page: Browser, tmp_path: Path) -> None:

@@ -110,7 +110,8 @@ class _AccountRoutes:
     def users(self, _: Request) -> Any:
         """The users and their roles."""
         users = [{"name": each.name, "role": each.role} for each in self.page.accounts.all()]
-        return {"users": users, "editable": self.page.settings.users is not None}
+        file = self.page.settings.users
+        return {"users": users, "editable": file is not None, "file": str(file or "")}
 
     async def add_user(self, request: Request) -> Any:
         """Makes a user; the token is in this answer alone."""

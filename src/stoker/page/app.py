@@ -31,6 +31,7 @@ from stoker.page.run_index import RunIndex
 from stoker.page.run_routes import run_routes
 from stoker.page.run_tools_routes import run_tools_routes
 from stoker.page.run_view import RunViews
+from stoker.page.server_routes import server_routes
 from stoker.page.settings import PageSettings
 from stoker.page.verb import Verbs
 
@@ -60,6 +61,7 @@ def application(page: Page) -> ASGIApp:
         *data_routes(page),
         *edit_routes(),
         *chat_routes(page),
+        *server_routes(page),
         *action_routes(page),
         *run_tools_routes(page),
         *import_routes(page),

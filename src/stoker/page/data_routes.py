@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -14,16 +16,18 @@ from starlette.routing import Route
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_check import problem_of, written_job
 from stoker.page.job_paths import document_of, is_inside, path_problems, refuse
+from stoker.page.job_routes import shown
 from stoker.page.page_error import PageError, wrong
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_view import job_text
 from stoker.page.settings import CHUNK
-from stoker.page.uploads import LARGEST, MOST_ROWS, Uploads, parsed_changes
+from stoker.page.uploads import LARGEST, MOST_ROWS, Uploads
 from stoker.runs.plan_comparison import read_comparison
 
 AUDIT_SECONDS, PLAN_SECONDS = 600.0, 300.0
 CLUSTER = re.compile(r"(\d{1,4}x){1,2}[A-Za-z][\w.-]{0,40}")  # 4x8xH100
 SHOWN_DROPPED = 1000
+MOST_CHANGES = 100_000  # of a version
 
 
 def data_routes(page: Page) -> list[Route]:
@@ -39,6 +43,7 @@ def data_routes(page: Page) -> list[Route]:
         route("/api/data/{id}", in_thread(own.put_aside), method="DELETE", role="run"),
         route("/api/removed-data", in_thread(own.removed)),
         route("/api/removed-data/{id}/restore", in_thread(own.restore), method="POST", role="run"),
+        route("/api/removed-data/{id}", in_thread(own.delete), method="DELETE", role="run"),
         route("/api/audit", own.audit, method="POST", role="run"),
         route("/api/rows", own.rows, method="POST", role="run"),
         route("/api/plan", own.plan, method="POST", role="run"),
@@ -88,7 +93,7 @@ class _DataRoutes:
     async def version(self, request: Request) -> Any:
         """Makes a version of a file."""
         body = await read_object(request)
-        exclude, edit = parsed_changes(body)
+        exclude, edit = _parsed_changes(body)
         account = account_of(request, "run")
         upload = await run_in_threadpool(self.uploads.find, request.path_params["id"])
         made = await run_in_threadpool(self.uploads.version, upload, exclude, edit, account.name)
@@ -98,20 +103,46 @@ class _DataRoutes:
     def put_aside(self, request: Request) -> Any:
         """Takes a file off the list."""
         upload = self.uploads.find(request.path_params["id"])
-        self.page.audit.write(account_of(request, "run").name, "remove upload", id=upload.id)
-        self.uploads.put_aside(upload)
-        return {"command": ""}
+        command = self._line("mv", *self.uploads.put_aside(upload))
+        self.page.audit.write(account_of(request, "run").name, "remove upload", command=command, id=upload.id)
+        return {"command": command}
 
     def removed(self, _: Request) -> Any:
         """The files that were taken off the list."""
         keep = ("id", "name", "size", "time", "parent")
-        return {"data": [{key: getattr(upload, key) for key in keep} for upload in self.uploads.removed()]}
+        return {
+            "data": [
+                {key: getattr(upload, key) for key in keep} | self._lines_of_removed(upload.id)
+                for upload in self.uploads.removed()
+            ]
+        }
 
     def restore(self, request: Request) -> Any:
         """Puts a file back on the list."""
-        upload = self.uploads.restore(request.path_params["id"])
-        self.page.audit.write(account_of(request, "run").name, "restore upload", id=upload.id)
-        return self.uploads.as_json(upload)
+        key = request.path_params["id"]
+        command = self._lines_of_removed(key)["restore"]
+        self.page.audit.write(account_of(request, "run").name, "restore upload", command=command, id=key)
+        return self.uploads.as_json(self.uploads.restore(key))
+
+    def delete(self, request: Request) -> Any:
+        """Deletes a removed file for good."""
+        key = request.path_params["id"]
+        command = self._lines_of_removed(key)["delete"]
+        self.page.audit.write(account_of(request, "run").name, "delete upload", command=command, id=key)
+        self.uploads.delete(key)
+        return {"command": command}
+
+    def _lines_of_removed(self, key: str) -> dict[str, str]:
+        """The lines that restore a removed file, and that delete it for good."""
+        places = self.uploads.places_of_removed(key)
+        return {
+            "restore": self._line("mv", places[-1], self.page.settings.uploads / key),
+            "delete": self._line("rm", "-r", *places),
+        }
+
+    def _line(self, *words: str | Path) -> str:
+        base = self.page.settings.base
+        return shlex.join(shown(word, base) if isinstance(word, Path) else word for word in words)
 
     async def audit(self, request: Request) -> Any:
         """What `stoker data` says of a job."""
@@ -222,3 +253,21 @@ def _sequences(found: dict[str, Any]) -> list[dict[str, Any]]:
         for sample in found.get("samples", [])
         if isinstance(sample, dict) and "ids" in sample
     ]
+
+
+def _parsed_changes(body: dict[str, Any]) -> tuple[set[int], dict[int, Any]]:
+    """The rows to leave out, and those with other values.
+
+    Raises:
+        PageError: a row is no number, or a value is no row.
+    """
+    exclude, edit = body.get("exclude", []), body.get("edit", {})
+    if not isinstance(exclude, list) or not isinstance(edit, dict) or len(exclude) + len(edit) > MOST_CHANGES:
+        raise wrong("`exclude` is a list of rows, `edit` an object of row: value")
+    if not all(isinstance(row, int) and not isinstance(row, bool) for row in exclude):
+        raise wrong("`exclude` holds something that is no number of a row")
+    if not all(row.isdecimal() and len(row) < 12 and isinstance(value, dict | str) for row, value in edit.items()):
+        raise wrong("`edit` has to be an object of row: value")
+    if not exclude and not edit:
+        raise wrong("nothing would change", "give `exclude` or `edit`")
+    return set(exclude), {int(row): value for row, value in edit.items()}

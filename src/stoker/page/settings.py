@@ -61,7 +61,7 @@ def state_folder(given: Path | None) -> Path:
         home = os.environ.get("XDG_STATE_HOME")
         folder = given or (Path(home) if home else Path("~/.local/state").expanduser()) / "stoker" / "page"
         folder = folder.resolve()
-        for part in (folder, *(folder / name for name in ("uploads", "queue", "actions", "jobs"))):
+        for part in (folder, *(folder / name for name in ("uploads", "queue", "actions", "jobs", "servers"))):
             part.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
     except (OSError, RuntimeError) as error:

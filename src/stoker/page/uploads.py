@@ -32,7 +32,6 @@ LARGEST = 1 << 40  # bytes of a file
 SPARE = 1 << 28  # bytes that an upload leaves on the disk
 FLUSH = 1 << 20
 MOST_ROWS = 500
-MOST_CHANGES = 100_000
 MOST_PLACES = 100  # of rows that cannot be read, in the record of a version
 LONGEST_NAME = 200  # bytes; file systems take 255
 VERSION = 20  # bytes of a version's ending: -v2.jsonl
@@ -219,9 +218,11 @@ class Uploads:
         offset = self.offset(upload)
         return {**asdict(upload), "offset": offset, "done": offset == upload.size, "path": str(self.path(upload))}
 
-    def put_aside(self, upload: Upload) -> None:
-        """Takes an upload off the list; its file stays, in a folder of another name."""
-        (self._folder / upload.id).rename(self._folder / f"removed-{upload.id}-{time.time_ns()}")
+    def put_aside(self, upload: Upload) -> tuple[Path, Path]:
+        """Takes an upload off the list; returns its folder, and the one in which its file stays."""
+        place, aside = self._folder / upload.id, self._folder / f"removed-{upload.id}-{time.time_ns()}"
+        place.rename(aside)
+        return place, aside
 
     def removed(self) -> list[Upload]:
         """The uploads that were taken off the list, the last removed first."""
@@ -237,13 +238,33 @@ class Uploads:
         """Puts a removed upload back on the list.
 
         Raises:
+            PageError: none of this id was removed, or there is one of this id.
+        """
+        place = self.places_of_removed(key)[-1]
+        if (self._folder / key).exists():
+            raise PageError(409, "there is a file of this id")
+        place.rename(self._folder / key)
+        return self.find(key)
+
+    def delete(self, key: str) -> None:
+        """Deletes a removed upload for good.
+
+        Raises:
+            PageError: none of this id was removed.
+        """
+        for place in self.places_of_removed(key):
+            shutil.rmtree(place)
+
+    def places_of_removed(self, key: str) -> list[Path]:
+        """The folders of a removed upload, at least one.
+
+        Raises:
             PageError: none of this id was removed.
         """
         places = sorted(self._folder.glob(f"removed-{key}-*")) if ID.fullmatch(key) else []
-        if not places or (self._folder / key).exists():
+        if not places:
             raise missing("no file of this id was removed", "GET /api/removed-data lists them")
-        places[-1].rename(self._folder / key)
-        return self.find(key)
+        return places
 
 
 def clean_name(name: str) -> str:
@@ -265,21 +286,3 @@ def clean_name(name: str) -> str:
 def _cut(text: str, most: int) -> str:
     """The beginning of a text, at most ``most`` bytes of UTF-8."""
     return text.encode()[:most].decode("utf-8", "ignore")
-
-
-def parsed_changes(body: dict[str, Any]) -> tuple[set[int], dict[int, Any]]:
-    """The rows to leave out, and those with other values.
-
-    Raises:
-        PageError: a row is no number, or a value is no row.
-    """
-    exclude, edit = body.get("exclude", []), body.get("edit", {})
-    if not isinstance(exclude, list) or not isinstance(edit, dict) or len(exclude) + len(edit) > MOST_CHANGES:
-        raise wrong("`exclude` is a list of rows, `edit` an object of row: value")
-    if not all(isinstance(row, int) and not isinstance(row, bool) for row in exclude):
-        raise wrong("`exclude` holds something that is no number of a row")
-    if not all(row.isdecimal() and len(row) < 12 and isinstance(value, dict | str) for row, value in edit.items()):
-        raise wrong("`edit` has to be an object of row: value")
-    if not exclude and not edit:
-        raise wrong("nothing would change", "give `exclude` or `edit`")
-    return set(exclude), {int(row): value for row, value in edit.items()}

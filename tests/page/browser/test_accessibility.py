@@ -14,8 +14,17 @@ from conftest import JOB, run_id
 
 AXE = Path(__file__).parent / "vendor/axe.min.js"
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-PLACES = ("start", "start/job", "data//files", "data//audit", "plan", "train", "compare", "use")
-OF_RUN = ("train/{}", "train/{}/events", "train/{}/plan", "train/{}/logs", "train/{}/job", "compare/{}", "use/{}")
+PLACES = ("start", "start/job", "start/users", "data//files", "data//audit", "plan", "train", "compare", "use")
+OF_RUN = (
+    "train/{}",
+    "train/{}/events",
+    "train/{}/plan",
+    "train/{}/logs",
+    "train/{}/job",
+    "compare/{}",
+    "use/{}",
+    "use/{}/deploy",
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a browser, in 60 views
 

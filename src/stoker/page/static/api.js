@@ -45,6 +45,7 @@ async function request(method, path, { query, body, raw, signal } = {}) {
 export const get = (path, query, signal) => request("GET", path, { query, signal });
 export const post = (path, body = {}, signal) => request("POST", path, { body, signal });
 export const remove = (path) => request("DELETE", path);
+export const patch = (path, body) => request("PATCH", path, { body });
 export const patchRaw = (path, query, raw) => request("PATCH", path, { query, raw });
 
 /**

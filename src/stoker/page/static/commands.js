@@ -13,7 +13,22 @@ export const forkLine = (run, output) => line("train", `${run.folder}/job.yaml`,
 export const chatLine = (run, adapter = true) => line("chat", run.folder, adapter ? "" : "--compare");
 export const exportLine = (run, format, to) => line("export", run.folder, "--format", format, "--to", to);
 export const evalLine = (run, options = []) => line("eval", run.folder, ...options);
-export const serveLine = (run) => line("serve", run.folder);
+export const deployLine = (run, name, port) => line("serve", `${name}=${run.folder}`, "--port", String(port), "--token-file", "token", "--keys", "keys");
+const asked = (server, path, body) => `curl -H "Authorization: Bearer $(cat ${quoted(server.token_file)})" ${server.address}${path} -H 'Content-Type: application/json' -d ${quoted(JSON.stringify(body))}`;
+export const loadLine = (server, name, folder) => asked(server, "/v1/load_lora_adapter", { lora_name: name, lora_path: folder });
+export const unloadLine = (server, name) => asked(server, "/v1/unload_lora_adapter", { lora_name: name });
+export const killLine = (server) => `kill ${server.pid ?? ""}`;
+export const addKeyLine = (server, name) => line("keys", server.keys_file, "--add", name);
+export const removeKeyLine = (server, name) => line("keys", server.keys_file, "--remove", name);
+/** The first question that a caller asks with a key. */
+export const askLine = (server, model, key) => `curl -H "Authorization: Bearer ${key}" ${server.address}/v1/chat/completions -H 'Content-Type: application/json' -d ${quoted(JSON.stringify({ model, messages: [{ role: "user", content: "…" }] }))}`;
 export const logsLine = (run, rank) => line("logs", run.folder, "--rank", String(rank));
 export const reportLine = (run) => line("report", run.folder, "-o", `${run.name}.html`);
 export const rolloutsLine = (run, step) => line("rollouts", run.folder, "--step", String(step));
+export const addUserLine = (file, name, role) => line("keys", file, "--add", name, "--role", role);
+export const changeUserLine = (file, name, role) => line("keys", file, "--change", name, "--role", role);
+/** A file of data moved aside, into a folder that is named by the time. */
+export const asideLine = (file) => {
+  const folder = file.path.slice(0, file.path.lastIndexOf("/"));
+  return `mv ${quoted(folder)} ${quoted(`${folder.slice(0, -file.id.length)}removed-${file.id}-`)}$(date +%s%N)`;
+};

@@ -1,5 +1,6 @@
 // Data: files, the audit of the job at hand, and its rows token by token.
-import { get, post, useGet } from "./api.js";
+import { get, post, remove, useGet } from "./api.js";
+import { asideLine } from "./commands.js";
 import { Figure } from "./glossary.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { bytes, number, percent, t, time } from "./i18n.js";
@@ -47,10 +48,33 @@ function Files() {
             bytes(file.size),
             time(file.time),
             file.parent ? (files.find((other) => other.id === file.parent)?.name ?? String(file.parent)) : "",
-            state.yaml && html`<${Action} label=${t("data.use")} onPress=${() => use(file)} />`,
+            html`<div class="row">${state.yaml && html`<${Action} label=${t("data.use")} onPress=${() => use(file)} />`}<${Action} label=${t("data.remove")} line=${asideLine(file)} onPress=${() => remove(`/api/data/${file.id}`).then(found.again)} /></div>`,
           ])}
-        />`}
+        />
+        <${Removed} key=${files.map((file) => file.id).join()} onBack=${found.again} />`}
     <//>`;
+}
+
+/** Files that were taken off the list: each comes back, or is deleted for good. */
+function Removed({ onBack }) {
+  const found = useGet("/api/removed-data");
+  const files = found.data?.data ?? [];
+  if (!files.length) return html`<${Problem} error=${found.error} />`;
+  const path = (file) => `/api/removed-data/${file.id}`;
+  const title = t("data.aside", { n: files.length });
+  return html`<details><summary>${title}</summary>
+    <${Table}
+      name=${title}
+      head=${[t("data.name"), t("data.size"), t("data.created"), ""]}
+      rows=${files.map((file) => [
+        file.name,
+        bytes(file.size),
+        time(file.time),
+        html`<div class="row"><${Action} label=${t("train.restore")} line=${file.restore} onPress=${() => post(`${path(file)}/restore`).then(onBack)} />
+          <${Action} label=${t("data.delete")} confirm=${t("data.delete_sure")} line=${file.delete} onPress=${() => remove(path(file)).then(found.again)} /></div>`,
+      ])}
+    />
+  </details>`;
 }
 
 /** Bars of a histogram: lengths up to a power of two. */

@@ -52,10 +52,11 @@ export function TopBar({ route, me }) {
     remember({ theme: event.target.value });
     applyTheme(event.target.value);
   };
+  const who = me.name && t("app.who", { name: me.name, role: t(`role.${me.role}`) });
   const leave = () => post("/api/logout").then(() => location.reload());
   return html`<header class="top">
     <span class="grow"></span>
-    <span class="who">${me.name && t("app.who", { name: me.name, role: t(`role.${me.role}`) })}</span>
+    <span class="who">${me.role === "admin" ? html`<a href=${link({ place: "start", run: "users", tab: "" })}>${who}</a>` : who}</span>
     <span class="languages" role="group" aria-label=${t("app.language")}>
       ${LANGUAGES.map(
         (name) => html`<a key=${name} lang=${name} href=${link({ place: route.place, run: route.run, tab: route.tab, query: { ...route.query, lang: name } })} aria-current=${name === currentLanguage() ? "true" : undefined}>${t(`language.${name}`)}</a>`,

@@ -7,6 +7,7 @@ import { go, link } from "./router.js";
 import { rememberJob, useSession } from "./session.js";
 import { Action, Loaded, Problem, Progress, Status, Table } from "./ui.js";
 import { Drop } from "./upload.js";
+import { Users } from "./users.js";
 
 const FIRST = ["sft-lora", "dpo", "grpo-arithmetic", "pretrain-10m", "ranking-movielens"];
 
@@ -108,4 +109,4 @@ function Begin() {
     <${Import} />`;
 }
 
-export default ({ route, me }) => (route.run === "job" ? html`<${Job} me=${me} />` : html`<${Begin} />`);
+export default ({ route, me }) => (route.run === "job" ? html`<${Job} me=${me} />` : route.run === "users" ? html`<${Users} />` : html`<${Begin} />`);

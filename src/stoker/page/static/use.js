@@ -1,6 +1,7 @@
 // Use: talk to one or two models side by side, export with its replay, evaluate; every action is a command line.
 import { get, post, postStream, useGet } from "./api.js";
-import { chatLine, evalLine, exportLine, serveLine } from "./commands.js";
+import { chatLine, evalLine, exportLine } from "./commands.js";
+import { Servers } from "./deploy.js";
 import { Doing } from "./doing.js";
 import { Term } from "./glossary.js";
 import { html, useEffect, useRef, useState } from "./html.js";
@@ -95,8 +96,7 @@ function Export({ run }) {
       <${Field} id="to" label=${t("use.folder")}><input id="to" value=${to} onChange=${(event) => setTo(event.target.value)} /><//>
     </div>
     <${Action} id="export" label=${t("use.export")} kind="primary" line=${exportLine(run, format, folder)} onPress=${press} />
-    <${Doing} id=${id} />
-    <h2>${t("use.deploy")}</h2><p>${t("use.deploy_about")}</p><${Command} line=${serveLine(run)} />`;
+    <${Doing} id=${id} />`;
 }
 
 function Evaluate({ run, runs }) {
@@ -138,6 +138,8 @@ export default function Use({ route }) {
     <${Loaded} of=${found}>
       ${({ runs }) => {
         const usable = runs.filter((run) => run.step > 0);
+        const tabs = html`<${Tabs} name=${t("place.use")} current=${tab} items=${["chat", "deploy", "export", "evaluate", "actions"].map((name) => [name, t(`use.tab.${name}`)])} />`;
+        if (!usable.length && tab === "deploy") return html`${tabs}<${Servers} />`; // they outlive their runs
         if (!usable.length) return html`<${Empty} title=${t("use.none")} text=${t("use.none_text")}><a class="button primary" href=${link({ place: "start" })}>${t("job.pick_recipe")}</a><//>`;
         const chosen = ids.length ? ids : [usable[0].id];
         const run = runs.find((one) => one.id === chosen[0]);
@@ -149,8 +151,8 @@ export default function Use({ route }) {
         };
         const list = (at, empty) => html`<select id=${`model-${at}`} value=${chosen[at] ?? ""} onChange=${pick(at)}>${empty && html`<option value="">${empty}</option>`}${usable.map((one) => html`<option key=${one.id} value=${one.id}>${one.name}</option>`)}</select>`;
         return html`<div class="row"><label for="model-0">${t("use.model")}</label>${list(0)}<label for="model-1">${t("use.second")}</label>${list(1, t("use.no_second"))}<span class="hint">${t("use.trained", { step: number(run.step) })}</span></div>
-          <${Tabs} name=${t("place.use")} current=${tab} items=${["chat", "export", "evaluate", "actions"].map((name) => [name, t(`use.tab.${name}`)])} />
-          ${tab === "export" ? html`<${Export} key=${run.id} run=${run} />` : tab === "evaluate" ? html`<${Evaluate} key=${run.id} run=${run} runs=${runs} />` : tab === "actions" ? html`<${Done} />` : html`<${Chat} key=${chosen.join(",")} runs=${runs} ids=${chosen} route=${route} />`}`;
+          ${tabs}
+          ${tab === "deploy" ? html`<${Servers} run=${run} />` : tab === "export" ? html`<${Export} key=${run.id} run=${run} />` : tab === "evaluate" ? html`<${Evaluate} key=${run.id} run=${run} runs=${runs} />` : tab === "actions" ? html`<${Done} />` : html`<${Chat} key=${chosen.join(",")} runs=${runs} ids=${chosen} route=${route} />`}`;
       }}
     <//>`;
 }

@@ -1,0 +1,272 @@
+"""Servers of models that outlive the page: each a detached `stoker serve` with a folder below ``servers/``.
+
+server.json  what it serves, where it listens, who started it
+token        what the page shows to it, which may load models and read ``/metrics``
+keys         the named keys of its callers, as `stoker keys` keeps them
+and the files of `stoker.page.detached`: process.json, pid.json, out, err, ended.json
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shlex
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from filelock import FileLock
+from starlette.concurrency import run_in_threadpool
+
+from stoker.files import read_file, replace_file
+from stoker.page.detached import Detached
+from stoker.page.job_routes import shown
+from stoker.page.masked import masked
+from stoker.page.page_error import PageError, missing, wrong
+from stoker.page.verb import command_of
+
+ID = re.compile(r"[0-9a-f]{16}")
+NAME = re.compile(r"\w[\w.:@+-]{0,99}", re.ASCII)  # of a served model
+MOST = 16  # servers that run at once
+LISTENING = re.compile(r"^listening on (\S+)$", re.MULTILINE)
+RECORD, TOKEN, KEYS = "server.json", "token", "keys"
+STOPPING = 5.0  # seconds that a process which is starting is waited for
+LOADING = 300.0  # seconds for an adapter to be loaded
+ENVIRONMENT = {"NO_COLOR": "1", "TERM": "dumb", "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
+ENDED_BY_SIGNAL = (-signal.SIGTERM, 128 + signal.SIGTERM)  # of a server that was stopped while it loaded
+
+
+@dataclass(frozen=True)
+class ModelServer:
+    """A server of models.
+
+    Attributes:
+        models: the folder of each served run or adapter, by the name under which it is served.
+        port: that it is to listen on; 0 for a free one.
+        command: the line that started it.
+    """
+
+    id: str
+    models: Mapping[str, str]
+    host: str
+    port: int
+    command: str
+    user: str
+    time: float
+
+
+@dataclass(frozen=True)
+class ModelServers:
+    """The servers of a page's folder of state.
+
+    Attributes:
+        base: where the paths of models begin.
+    """
+
+    state: Path
+    base: Path
+
+    def place(self, key: str) -> Path:
+        """The folder of a server."""
+        return self.state / "servers" / key
+
+    def process(self, server: ModelServer) -> Detached:
+        """The process of a server."""
+        return Detached(self.place(server.id))
+
+    def all(self) -> list[ModelServer]:
+        """All servers, the newest first."""
+        found = []
+        for place in (self.state / "servers").glob("*"):
+            with suppress(PageError):
+                found.append(self.find(place.name))
+        return sorted(found, key=lambda server: -server.time)
+
+    def find(self, key: str) -> ModelServer:
+        """The server of an id.
+
+        Raises:
+            PageError: there is none.
+        """
+        if ID.fullmatch(key):
+            with suppress(OSError, ValueError, TypeError):
+                return ModelServer(**json.loads(read_file(self.place(key) / RECORD)))
+        raise missing("there is no server of this id", "GET /api/servers lists them")
+
+    def start(self, models: Mapping[str, str], *, host: str, port: int, user: str) -> ModelServer:
+        """Starts a server with keys of its own, and returns at once.
+
+        Raises:
+            PageError: too many run.
+        """
+        server = ModelServer(secrets.token_hex(8), dict(models), host, port, "", user, round(time.time(), 3))
+        place = self.place(server.id)
+        place.mkdir(mode=0o700, parents=True)
+        for name, text in ((TOKEN, secrets.token_urlsafe(32)), (KEYS, "")):
+            (place / name).touch(mode=0o600)
+            (place / name).write_text(text)
+        return self._begin(server)
+
+    def start_again(self, server: ModelServer) -> ModelServer:
+        """Starts a server that has ended, with the models and keys that it had, on the port that it had.
+
+        Raises:
+            PageError: it runs, has no model left, or too many run.
+        """
+        process = self.process(server)
+        with self._lock(server):
+            if process.state in ("starting", "running"):
+                raise PageError(409, "the server runs already")
+            if not server.models:
+                raise PageError(409, "the server has no model any more", "deploy a run on a new one")
+            port = server.port or int((self.address(server) or ":0").rpartition(":")[2])
+            for name in ("begun.json", "pid.json", "ended.json", "out", "err"):
+                (process.folder / name).unlink(missing_ok=True)
+            return self._begin(replace(server, port=port))
+
+    def _begin(self, server: ModelServer) -> ModelServer:
+        if sum(self.process(other).state in ("starting", "running") for other in self.all()) >= MOST:
+            raise PageError(429, f"{MOST} servers run already", "stop one of them")
+        place = self.place(server.id)
+        words = ["serve", *(f"{name}={path}" for name, path in server.models.items())]
+        words += ["--host", server.host] if server.host != "127.0.0.1" else []
+        words += ["--port", str(server.port), "--token-file", shown(place / TOKEN, self.base)]
+        words += ["--keys", shown(place / KEYS, self.base)]
+        server = replace(server, command=shlex.join(["stoker", *words]))
+        process = self.process(server)
+        process.prepare(command_of(words), cwd=self.base, env=ENVIRONMENT)
+        self._keep(server)
+        process.start()
+        return server
+
+    def stop(self, server: ModelServer) -> str:
+        """Asks a server to end after the requests that it has; returns the line that does the same.
+
+        Raises:
+            PageError: it does not run.
+        """
+        process, until = self.process(server), time.monotonic() + STOPPING
+        while process.state in ("starting", "running"):
+            found = process.process
+            if found is not None and process.stop():
+                return f"kill {found.pid}"
+            if time.monotonic() > until:
+                break
+            time.sleep(0.05)  # it is starting, and its number is not known yet
+        raise PageError(409, "the server has ended already")
+
+    def put_aside(self, server: ModelServer) -> str:
+        """Takes a server that has ended off the list; returns the line that does the same.
+
+        Raises:
+            PageError: it runs.
+        """
+        if self.process(server).state in ("starting", "running"):
+            raise PageError(409, "the server runs", "stop it first")
+        place = self.place(server.id)
+        aside = place.with_name(f"removed-{server.id}")
+        place.rename(aside)
+        return shlex.join(["mv", shown(place, self.base), shown(aside, self.base)])
+
+    def address(self, server: ModelServer) -> str:
+        """Where it listens; empty while it loads its models."""
+        found = LISTENING.search(self.process(server).output("out")[0])
+        return found[1] if found else ""
+
+    def as_json(self, server: ModelServer) -> dict[str, Any]:
+        """A server as the API shows it."""
+        process, place = self.process(server), self.place(server.id)
+        address, state, code = self.address(server), process.state, process.code
+        status = "running" if address and state == "running" else "starting"
+        if state == "lost":
+            status = "interrupted"
+        elif state == "ended":
+            status = "stopped" if code == 0 or code in ENDED_BY_SIGNAL else "failed"
+        said = masked(process.output("err", offset=-1)[0]).strip().splitlines() if status == "failed" else []
+        begun, ended = process.times()
+        files = {"token_file": shown(place / TOKEN, self.base), "keys_file": shown(place / KEYS, self.base)}
+        live = {"address": address if status == "running" else "", "status": status, "begun": begun, "ended": ended}
+        live["pid"] = getattr(process.process, "pid", None)
+        return {**asdict(server), **live, **files, "error": said[-1].removeprefix("error: ")[:500] if said else ""}
+
+    def note_loaded(self, server: ModelServer, name: str, path: str) -> None:
+        """Writes down that a model is served, so that it is there when the server starts again."""
+        with self._lock(server):
+            now = self.find(server.id)
+            self._keep(replace(now, models={**now.models, name: path}))
+
+    def note_unloaded(self, server: ModelServer, name: str) -> None:
+        """Writes down that a model is served no longer."""
+        with self._lock(server):
+            now = self.find(server.id)
+            self._keep(replace(now, models={each: path for each, path in now.models.items() if each != name}))
+
+    def live_address(self, server: ModelServer) -> str:
+        """Where a server listens now.
+
+        Raises:
+            PageError: it does not run, or loads its models.
+        """
+        address = self.address(server)
+        if self.process(server).process is None:  # another process may have the port by now
+            raise PageError(409, "the server does not run", "start it again")
+        if not address:
+            raise PageError(409, "the server is loading its models", retry_after=1)
+        return address
+
+    async def ask(self, server: ModelServer, method: str, path: str, body: Any = None) -> httpx2.Response:
+        """A server's answer to the page.
+
+        Raises:
+            PageError: it does not run, does not answer, or refuses with a reason.
+        """
+        address = await run_in_threadpool(self.live_address, server)
+        headers = {"authorization": f"Bearer {read_file(self.place(server.id) / TOKEN).decode()}"}
+        async with httpx2.AsyncClient(base_url=address, timeout=LOADING, trust_env=False, headers=headers) as client:
+            try:
+                answer = await client.request(method, path, json=body)
+            except httpx2.HTTPError as error:
+                raise PageError(502, f"the server does not answer ({type(error).__name__})") from error
+        if answer.status_code >= 400:
+            raise PageError(400 if answer.status_code < 500 else 502, masked(_reason(answer)))
+        return answer
+
+    def curl(self, server: ModelServer, path: str, body: Any = None) -> str:
+        """The line that asks a server the same as the page does."""
+        token = shlex.quote(shown(self.place(server.id) / TOKEN, self.base))
+        words = f'curl -H "Authorization: Bearer $(cat {token})" {shlex.quote(self.address(server) + path)}'
+        if body is None:
+            return words
+        return f"{words} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body, ensure_ascii=False))}"
+
+    def _keep(self, server: ModelServer) -> None:
+        replace_file(self.place(server.id) / RECORD, json.dumps(asdict(server)))
+
+    def _lock(self, server: ModelServer) -> FileLock:
+        return FileLock(self.place(server.id) / ".lock", timeout=10)
+
+
+def model_name(text: str, taken: Sequence[str] = ()) -> str:
+    """The name under which a model is to be served.
+
+    Raises:
+        PageError: it can be none, or is taken.
+    """
+    if not NAME.fullmatch(text):
+        raise wrong(f"{text[:60]!r} cannot be the name of a model", "use letters, digits and . : @ + - _")
+    if text in taken:
+        raise PageError(409, f"the server has a model {text} already", "give another name")
+    return text
+
+
+def _reason(answer: httpx2.Response) -> str:
+    try:
+        return str(answer.json()["error"]["message"])[:500]
+    except (ValueError, KeyError, TypeError):
+        return f"the server answered {answer.status_code}"

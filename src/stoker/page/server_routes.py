@@ -1,0 +1,218 @@
+"""Servers of models: deploying and retiring runs and adapters, keys, traffic."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.routing import Route
+
+from stoker.files import read_file
+from stoker.page.guard import account_of, number_of, read_object, text_of
+from stoker.page.job_paths import allowed_folders, document_of, is_inside, path_problems, refuse
+from stoker.page.job_routes import shown
+from stoker.page.masked import masked
+from stoker.page.model_servers import KEYS, ModelServer, ModelServers, model_name
+from stoker.page.page_error import PageError, missing, wrong
+from stoker.page.routing import Page, in_thread, route
+from stoker.page.run_view import job_text
+from stoker.page.server_traffic import traffic_of
+from stoker.runs.run_folder import RunFolder
+from stoker.serve.named_keys import ADMIN, ASK, SERVER_ROLES, add_key, read_keys, remove_key
+from stoker.serve.server_options import is_loopback
+
+HOST = re.compile(r"[A-Za-z0-9:\[][\w.:\[\]-]*")
+CONFIG = "adapter_config.json"
+LARGEST_CONFIG = 1 << 20  # bytes of an adapter's configuration
+LOG = 64 << 10  # bytes of a server's log in one answer
+
+
+def server_routes(page: Page) -> list[Route]:
+    """The routes of servers of models."""
+    own = _ServerRoutes(page, ModelServers(page.settings.state, page.settings.base))
+    one = "/api/servers/{id}"
+    return [
+        route("/api/servers", in_thread(own.all)),
+        route("/api/servers", own.start, method="POST", role="run"),
+        route(one, in_thread(own.one)),
+        route(one, in_thread(own.put_aside), method="DELETE", role="run"),
+        route(f"{one}/start", in_thread(own.start_again), method="POST", role="run"),
+        route(f"{one}/stop", in_thread(own.stop), method="POST", role="run"),
+        route(f"{one}/models", own.models),
+        route(f"{one}/models", own.load, method="POST", role="run"),
+        route(f"{one}/models/{{name}}", own.unload, method="DELETE", role="run"),
+        route(f"{one}/keys", in_thread(own.keys)),
+        route(f"{one}/keys", own.add_key, method="POST", role="run"),
+        route(f"{one}/keys/{{name}}", in_thread(own.remove_key), method="DELETE", role="run"),
+        route(f"{one}/traffic", own.traffic),
+    ]
+
+
+@dataclass(frozen=True)
+class _ServerRoutes:
+    page: Page
+    servers: ModelServers
+
+    def _server(self, request: Request) -> ModelServer:
+        return self.servers.find(request.path_params["id"])
+
+    def all(self, _: Request) -> Any:
+        """The servers, the newest first."""
+        return {"servers": [self.servers.as_json(server) for server in self.servers.all()]}
+
+    def one(self, request: Request) -> Any:
+        """A server, and the end of its log."""
+        server = self._server(request)
+        log, _ = self.servers.process(server).output("err", offset=-1, most=LOG)
+        return {**self.servers.as_json(server), "log": masked(log)}
+
+    async def start(self, request: Request) -> Any:
+        """Starts a server of a run or of an adapter's folder, which outlives the page."""
+        body = await read_object(request)
+        host = text_of(body, "host", default="127.0.0.1", most=200)
+        if not HOST.fullmatch(host):
+            raise wrong("`host` has to be an address or a name of this machine")
+        account = account_of(request, "run" if is_loopback(host) else "admin")
+        port = number_of(body, "port", default=0, most=65535)
+        if 0 < port < 1024:
+            raise wrong("`port` has to be 0 for a free one, or from 1024 on")
+        path, name = await run_in_threadpool(self._asked, body)
+        server = await run_in_threadpool(
+            lambda: self.servers.start({model_name(name): path}, host=host, port=port, user=account.name)
+        )
+        self.page.audit.write(account.name, "start server", command=server.command, id=server.id)
+        return {"id": server.id, "command": server.command}
+
+    def start_again(self, request: Request) -> Any:
+        """Starts a server that has ended, with the models and keys that it had."""
+        server = self._server(request)
+        account = account_of(request, "run" if is_loopback(server.host) else "admin")
+        for path in server.models.values():
+            self._check(self.page.settings.base / path)
+        server = self.servers.start_again(server)
+        self.page.audit.write(account.name, "start server", command=server.command, id=server.id)
+        return {"id": server.id, "command": server.command}
+
+    def stop(self, request: Request) -> Any:
+        """Asks a server to end after the requests that it has."""
+        server = self._server(request)
+        command = self.servers.stop(server)
+        self.page.audit.write(account_of(request, "run").name, "stop server", command=command, id=server.id)
+        return {"command": command}
+
+    def put_aside(self, request: Request) -> Any:
+        """Takes a server that has ended off the list."""
+        server = self._server(request)
+        command = self.servers.put_aside(server)
+        self.page.audit.write(account_of(request, "run").name, "remove server", command=command, id=server.id)
+        return {"command": command}
+
+    async def models(self, request: Request) -> Any:
+        """The models that a server answers for, with the base of each adapter and the folder that it is of."""
+        server = await run_in_threadpool(self._server, request)
+        found = (await self.servers.ask(server, "GET", "/v1/models")).json()["data"]
+        rows = [
+            {"name": each["id"], "parent": each.get("parent"), "path": server.models.get(each["id"], "")}
+            | {key: each[key] for key in ("columns", "labels", "step") if key in each}
+            for each in found
+        ]
+        return {"models": rows, "command": self.servers.curl(server, "/v1/models")}
+
+    async def load(self, request: Request) -> Any:
+        """Serves the adapter of a run, or of a folder, beside the models that a server has."""
+        body = await read_object(request)
+        server = await run_in_threadpool(self._server, request)
+        path, name = await run_in_threadpool(self._asked, body)
+        asked = {"lora_name": model_name(name, tuple(server.models)), "lora_path": str(self.page.settings.base / path)}
+        command = await run_in_threadpool(self.servers.curl, server, "/v1/load_lora_adapter", asked)
+        self.page.audit.write(account_of(request, "run").name, "load model", command=command, id=server.id, of=path)
+        await self.servers.ask(server, "POST", "/v1/load_lora_adapter", asked)
+        await run_in_threadpool(self.servers.note_loaded, server, name, path)
+        return {"command": command}
+
+    async def unload(self, request: Request) -> Any:
+        """Serves an adapter no longer, once the requests that use it have ended."""
+        server = await run_in_threadpool(self._server, request)
+        name = request.path_params["name"]
+        asked = {"lora_name": name}
+        command = await run_in_threadpool(self.servers.curl, server, "/v1/unload_lora_adapter", asked)
+        self.page.audit.write(account_of(request, "run").name, "unload model", command=command, id=server.id, of=name)
+        await self.servers.ask(server, "POST", "/v1/unload_lora_adapter", asked)
+        await run_in_threadpool(self.servers.note_unloaded, server, name)
+        return {"command": command}
+
+    def keys(self, request: Request) -> Any:
+        """The names and roles of a server's keys."""
+        file = self.servers.place(self._server(request).id) / KEYS
+        found = read_keys(file, SERVER_ROLES, option="--keys")
+        return {"keys": [{"name": key.name, "role": key.role} for key in found], "command": self._keys_line(file)}
+
+    async def add_key(self, request: Request) -> Any:
+        """Makes a key, which is in this answer alone."""
+        body = await read_object(request)
+        server = await run_in_threadpool(self._server, request)
+        name, role = text_of(body, "name", most=64), text_of(body, "role", default=ASK, most=20)
+        if role not in SERVER_ROLES:
+            raise wrong(f"`role` has to be one of {', '.join(SERVER_ROLES)}")
+        account = account_of(request, "admin" if role == ADMIN else "run")  # one loads any folder of adapters
+        file = self.servers.place(server.id) / KEYS
+        key = await run_in_threadpool(add_key, file, name, role, SERVER_ROLES)
+        command = self._keys_line(file, "--add", name, "--role", role)
+        self.page.audit.write(account.name, "add key", command=command, id=server.id, of=name, role=role)
+        return {"name": name, "role": role, "key": key, "command": command}
+
+    def remove_key(self, request: Request) -> Any:
+        """Takes a key out, which the server refuses from its next request on."""
+        server, name = self._server(request), request.path_params["name"]
+        file = self.servers.place(server.id) / KEYS
+        if all(key.name != name for key in read_keys(file, SERVER_ROLES, option="--keys")):
+            raise missing(f"the server has no key {name[:64]}", "GET /api/servers/ID/keys lists them")
+        command = self._keys_line(file, "--remove", name)
+        self.page.audit.write(account_of(request, "run").name, "remove key", command=command, id=server.id, of=name)
+        remove_key(file, name, SERVER_ROLES)
+        return {"command": command}
+
+    async def traffic(self, request: Request) -> Any:
+        """Requests, tokens and times by model and key since the server was started."""
+        server = await run_in_threadpool(self._server, request)
+        answer = await self.servers.ask(server, "GET", "/metrics")
+        return {**traffic_of(answer.text), "command": self.servers.curl(server, "/metrics")}
+
+    def _keys_line(self, file: Path, *words: str) -> str:
+        return shlex.join(["stoker", "keys", shown(file, self.page.settings.base), *words])
+
+    def _asked(self, body: dict[str, Any]) -> tuple[str, str]:
+        """The folder of what is to be served, and its name."""
+        base = self.page.settings.base
+        if "path" in body:
+            given = text_of(body, "path", most=4096)
+            folder = base / given
+            if ".." in Path(given).parts or given.startswith("~") or not given.isprintable():
+                raise wrong("`path` has to be a folder of runs or exports")
+        else:
+            folder = self.page.runs.find(text_of(body, "run", most=200)).path
+        self._check(folder)
+        name = text_of(body, "name", default="", most=200) or folder.name
+        return shown(folder, base), name
+
+    def _check(self, folder: Path) -> None:
+        """Refuses what is not in a folder of the page, or a run whose job reaches out of them or runs code.
+
+        Raises:
+            PageError: it is.
+        """
+        settings = self.page.settings
+        if not is_inside(folder, allowed_folders(settings)) or not folder.is_dir():
+            raise PageError(403, f"`{folder.name[:80]}` is no folder that this page may use")
+        run, adapter = RunFolder(folder), folder / CONFIG
+        if os.path.lexists(run.job):
+            refuse(path_problems(document_of(job_text(run)), settings, None))
+        elif adapter.is_file():
+            text = read_file(adapter)[:LARGEST_CONFIG].decode("utf-8", "replace")
+            refuse(path_problems(document_of(text, CONFIG), settings, None))  # names a base, and JSON is YAML
