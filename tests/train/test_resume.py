@@ -48,6 +48,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "lora+ beside a tied head": {"tune": WHOLE, "checkpoint": {"every": 5}},
     "recomputed": {"tune": LORA, "parallel": {"recompute": "full"}, "checkpoint": {"every": 5}},
     "adafactor": {"train": {"optimizer": "adafactor"}, "checkpoint": {"every": 7}},
+    "muon": {"train": {"optimizer": "muon"}, "checkpoint": {"every": 7}},
     "sgd": {"train": {"optimizer": "sgd", "schedule": "wsd"}, "checkpoint": {"every": 7}},
     "bf16": {"train": {"precision": "bf16"}, "checkpoint": {"every": 5}},
     "fp16": {"train": {"precision": "fp16"}, "checkpoint": {"every": 5}},

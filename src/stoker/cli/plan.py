@@ -128,7 +128,7 @@ def question_of_job(loaded: LoadedJob, on: str) -> PlanQuestion:
     asked = None
     if stated and not loaded.document.planned and layout_of(loaded.job).world == cluster.gpus:
         asked = setting_of_job(loaded.job, cluster, work)
-    return PlanQuestion(work, cluster, on, Length.of(loaded.job), software_of_job(loaded.job), asked)
+    return PlanQuestion(work, cluster, on, Length.of(loaded.job), software_of_job(loaded.job, work.shape), asked)
 
 
 def _write(path: Path, text: str) -> None:

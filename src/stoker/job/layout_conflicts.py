@@ -227,9 +227,27 @@ def _whole_matrices(view: View) -> Iterator[Problem]:
         message = f"`optimizer: adafactor` takes means over whole rows and columns, and `{cut}` gives a process a part"
         hint = f"write `optimizer: adamw`, or remove `{cut}`"
         yield from view.at_each(["train.optimizer", f"parallel.{cut}"], message, hint)
+    if view.value("train.optimizer") == "muon":
+        yield from _muon(view)
     if parts.tensor > 1 and view.task.text and view.value("tune.dora"):
         message = "`dora` takes norms of whole columns, and `tensor` gives a process a part of them"
         yield from view.at_each(["tune.dora", "parallel.tensor"], message, "write `dora: false`, or `tensor: 1`")
+
+
+def _muon(view: View) -> Iterator[Problem]:
+    parts, said = _parts(view), "`optimizer: muon` orthogonalises whole matrices of weights"
+    if parts.tensor > 1:
+        hint = "write `optimizer: adamw`, or `shard` instead of `tensor`"
+        yield from view.at_each(
+            ["train.optimizer", "parallel.tensor"], f"{said}, and `tensor` gives a process a part of each", hint
+        )
+    if parts.offload != "none":
+        message = f"{said}, and `offload: {parts.offload}` steps on the host, which multiplies slowly"
+        hint = "write `optimizer: adamw`, or `offload: none`"
+        yield from view.at_each(["train.optimizer", "parallel.offload"], message, hint)
+    if view.task.text and view.value("tune.method") != "full":
+        message = f"{said}, and `tune: {view.value('tune.method')}` trains none"
+        yield from view.at_each(["train.optimizer", "tune.method"], message, "write `optimizer: adamw`")
 
 
 def _fp16_pipeline(view: View) -> Iterator[Problem]:

@@ -193,8 +193,10 @@ class TrainBlock(Block):
     pack: bool | Auto = Field(
         default="auto", description="fill sequences to seq_len with several documents, kept apart"
     )
-    optimizer: Literal["adamw", "adafactor", "sgd"] = Field(
-        default="adamw", description="adamw; adafactor (no per-weight second moment); sgd (with momentum)"
+    optimizer: Literal["adamw", "muon", "adafactor", "sgd"] = Field(
+        default="adamw",
+        description="adamw; muon (orthogonalised momentum for the matrices of the blocks, adamw for the rest); "
+        "adafactor (no per-weight second moment); sgd (with momentum)",
     )
     beta1: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.9, description="AdamW first-moment decay, SGD momentum"

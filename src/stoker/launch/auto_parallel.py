@@ -78,7 +78,7 @@ def with_plan(loaded: LoadedJob, rank_info: RankInfo | None = None, *, cluster: 
     found = search(
         work,
         cluster,
-        software=software_of_job(loaded.job),
+        software=software_of_job(loaded.job, work.shape),
         space=stated.space(),
         kept=KEPT if stated.in_space else 10**6,
     )

@@ -29,7 +29,7 @@ from stoker.runs.run_folder import RunFolder
 from stoker.train.prepared import Prepared
 from stoker.train.progress import Display
 
-MOMENTS = {"adamw": 2, "sgd": 1, "adafactor": 0}  # tensors as large as a parameter; adafactor's are small
+MOMENTS = {"adamw": 2, "muon": 2, "sgd": 1, "adafactor": 0}  # tensors as large as a parameter; adafactor's are small
 
 
 class Checks:

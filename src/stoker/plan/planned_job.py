@@ -28,8 +28,9 @@ from stoker.plan.shapes.shape_of_config import shape_of_config
 from stoker.plan.software import STOKER, Software
 from stoker.plan.trainable_params import PLAIN, Adapters, Encoder
 
-# Bytes of a parameter's states in float32: AdamW's two moments; SGD's momentum; Adafactor's sums of rows and columns.
-STATES = {"adamw": 8, "sgd": 4, "adafactor": 0}
+# Bytes of a parameter's states in float32: AdamW's two moments; the momentum of SGD and of Muon; Adafactor's sums of
+# rows and columns.
+STATES = {"adamw": 8, "muon": 4, "sgd": 4, "adafactor": 0}
 
 
 def work_of(loaded: LoadedJob, cluster: Cluster | None = None, *, base: Path | None = None) -> TrainingWork:
@@ -146,9 +147,11 @@ def precision_of(job: ResolvedJob, cluster: Cluster | None = None) -> str:
     return "bf16" if "bf16" in cluster.device.peak_tflops else "fp16"
 
 
-def software_of_job(job: ResolvedJob) -> Software:
-    """Stoker, with the states of the job's optimizer."""
-    states = STATES[job.train.optimizer] + 4 * (job.train.average is not None)
+def software_of_job(job: ResolvedJob, shape: Shape) -> Software:
+    """Stoker, with the states of the job's optimizer over a model of a shape."""
+    states: float = STATES[job.train.optimizer] + 4 * (job.train.average is not None)
+    if job.train.optimizer == "muon":  # AdamW steps the embedding and the head
+        states += 4 * (shape.embedding_parameters + shape.head_parameters) / shape.parameters
     if layout_of(job).islands > 1:  # the weights of the last synchronisation, and the momentum of the outer step
         states += 4 + 4 * (job.parallel.sync.outer == "nesterov")
     return STOKER if states == STOKER.states else replace(STOKER, states=states)
@@ -157,7 +160,9 @@ def software_of_job(job: ResolvedJob) -> Software:
 def setting_of_job(job: ResolvedJob, cluster: Cluster, work: TrainingWork) -> Setting:
     """The layout and the micro-batch that a resolved job states, on a cluster of as many devices."""
     layout, chunks = layout_of(job), layout_of(job).stages_per_process
-    return Setting(work, cluster, layout, job.train.micro_batch, chunks=chunks, software=software_of_job(job))
+    return Setting(
+        work, cluster, layout, job.train.micro_batch, chunks=chunks, software=software_of_job(job, work.shape)
+    )
 
 
 def parallel_block(layout: Layout) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class Software:
 
     name: str
     weights: int = 2
-    states: int = 12
+    states: float = 12
     memory: Callable[[Setting, int], Mapping[str, float]] | None = None
     flash: bool = True
     traffic: float = 0.72

@@ -1,4 +1,4 @@
-"""The optimizer: torch's own, with weight decay on matrices only."""
+"""The optimizer: torch's own or Muon, with weight decay on matrices only."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from stoker.checkpoint.store import Saved
 from stoker.job.resolved import ResolvedTrain
 from stoker.parallel.offload import Groups, HostOptimizer
 from stoker.parallel.shard_spec import Piece
+from stoker.train.muon import Muon, MuonWithAdamW, matrices_of
 
 SECOND = (".lora_B.", ".lora_embedding_B.")  # in the names of the second LoRA matrices
 
@@ -42,8 +43,22 @@ def build_optimizer(
         for (decay, ratio), parameters in kinds.items()
         if parameters or not any(kinds.values())  # a stage of a pipeline may have nothing that is trained
     ]
+    if train.optimizer == "muon":
+        groups = _by_kind(groups, matrices_of(model))
     set_rate(groups, train.lr)
     return HostOptimizer(groups, partial(_optimizer, train)) if on_host else _optimizer(train, groups)
+
+
+def _by_kind(groups: Groups, matrices: set[int]) -> Groups:
+    """Each group in two: the matrices that Muon steps, and the rest. There is at least one group of each kind."""
+    split: Groups = []
+    for own in (True, False):
+        halves = [
+            {**group, "params": [p for p in group["params"] if (id(p) in matrices) == own], "orthogonalise": own}
+            for group in groups
+        ]
+        split += [half for half in halves if half["params"]] or halves[:1]
+    return split
 
 
 def set_rate(groups: Groups, lr: float) -> None:
@@ -53,13 +68,20 @@ def set_rate(groups: Groups, lr: float) -> None:
 
 
 def _optimizer(train: ResolvedTrain, groups: Groups) -> Optimizer:
+    if train.optimizer == "muon":
+        matrices, others = ([g for g in groups if g["orthogonalise"] == own] for own in (True, False))
+        return MuonWithAdamW(Muon(matrices, train.lr), _adamw(train, others))
     if train.optimizer == "adamw":
-        parameters = [p for group in groups for p in group["params"]]
-        fused = all(p.device.type in ("cuda", "cpu") and p.is_floating_point() for p in parameters)
-        return AdamW(groups, lr=train.lr, betas=(train.beta1, train.beta2), eps=train.eps, fused=fused)
+        return _adamw(train, groups)
     if train.optimizer == "adafactor":
         return Adafactor(groups, lr=train.lr)
     return SGD(groups, lr=train.lr, momentum=train.beta1)
+
+
+def _adamw(train: ResolvedTrain, groups: Groups) -> AdamW:
+    parameters = [p for group in groups for p in group["params"]]
+    fused = all(p.device.type in ("cuda", "cpu") and p.is_floating_point() for p in parameters)
+    return AdamW(groups, lr=train.lr, betas=(train.beta1, train.beta2), eps=train.eps, fused=fused)
 
 
 def held_moments(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from threading import RLock
 from typing import Any
@@ -50,18 +50,24 @@ def in_other_form(twin: Twin) -> tuple[str, ...]:
 
 def why_not(twin: Twin, job: ResolvedJob, reference: Trace) -> str | None:
     """Why a job is not run by the plain loop; None where it is."""
+    return next(_reasons(twin, job, reference), None)
+
+
+def _reasons(twin: Twin, job: ResolvedJob, reference: Trace) -> Iterator[str]:
     if twin.config is None:
-        return "a module of one's own has no plain loop beside its own"
+        yield "a module of one's own has no plain loop beside its own"
+        return
     if task_of(job).objective is not None:
-        return f"the plain loop's loss is the cross entropy, and task {job.task} has its own"
+        yield f"the plain loop's loss is the cross entropy, and task {job.task} has its own"
+    if job.train.optimizer == "muon":
+        yield "the plain loop has torch's optimizers, whose Muon computes in bfloat16"
     lora = job.tune.method in ADAPTERS
     if in_other_form(twin) and (lora or job.train.optimizer == "adafactor"):
-        return f"{twin.config.model_type} has fused layers, which Stoker trains in parts"
+        yield f"{twin.config.model_type} has fused layers, which Stoker trains in parts"
     if job.tune.new_rows_first and family_of(twin.config) is None:
-        return f"which rows of a {twin.config.model_type} belong to tokens is not known"
+        yield f"which rows of a {twin.config.model_type} belong to tokens is not known"
     if any(".experts." in name and ".lora_" in name for name in reference.weights):
-        return "adapters of experts are not among the names that peft takes layers by"
-    return None
+        yield "adapters of experts are not among the names that peft takes layers by"
 
 
 def plain_job(twin: Twin, cell: Cell, job: ResolvedJob, reference: Trace) -> PlainJob:

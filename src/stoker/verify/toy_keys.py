@@ -31,7 +31,7 @@ def train_keys(job: ResolvedJob) -> dict[str, Any]:
     }
     if train.optimizer == "sgd":
         values["beta1"] = train.beta1
-    if train.optimizer == "adamw":
+    if train.optimizer in ("adamw", "muon"):
         # Adam divides by the gradient's size: one that is zero but for rounding would become a whole step.
         values |= {"beta1": train.beta1, "beta2": train.beta2, "eps": max(EPS, train.eps)}
     return values

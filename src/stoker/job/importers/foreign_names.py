@@ -62,6 +62,8 @@ def carry_optimizer(config: ConfigReader, key: str) -> None:
     word = name.split(".")[-1].lower().replace("optimizernames", "")
     if "adafactor" in word:
         config.carry(key, "train.optimizer", "adafactor", "PyTorch's Adafactor, with the job's lr")
+    elif word == "muon":
+        config.carry(key, "train.optimizer", "muon", "updates are as large as AdamW's, so the same lr serves")
     elif word == "sgd":
         config.carry(key, "train.optimizer", "sgd", "momentum is `beta1`")
     elif "adam" in word and not any(other in word for other in ("mini", "ademamix", "stable", "schedule", "any")):
