@@ -88,6 +88,7 @@ class View:
         """Goes to an address of the page."""
         self.page.goto(self.served.url + address)
         expect(self.page.locator("#main")).to_be_visible()
+        expect(self.page.locator("#app > :not(.skip, .shell:has(#main), #main)")).to_have_count(0)  # the first frame
         return self.page
 
     def click(self, what: str) -> None:

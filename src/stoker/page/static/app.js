@@ -105,7 +105,9 @@ async function begin() {
   MODULES[here().place]().catch(() => {}); // on its way while the words are; `Place` says where it fails
   loadGlossary();
   await setLanguage(here().query.lang || preferred());
-  render(html`<${App} />`, document.getElementById("app"));
+  const place = document.getElementById("app");
+  place.replaceChildren(); // the frame that was painted first, which `render` would leave beside the page
+  render(html`<${App} />`, place);
 }
 
 begin();
