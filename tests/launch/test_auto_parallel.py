@@ -76,7 +76,7 @@ def test_the_plan_has_no_conflicts_and_is_the_fastest_of_the_search(tmp_path: Pa
     assert layout.world == processes
     assert train.batch == train.micro_batch * train.accumulation * layout.data == 16  # type: ignore[operator]
     spec = work_of(loaded, cluster)
-    best = search(spec, cluster, software=software_of_job(loaded.job)).plans[0]
+    best = search(spec, cluster, software=software_of_job(loaded.job, spec.shape)).plans[0]
     assert step_time(setting_of_job(chosen.job, cluster, spec)).total == pytest.approx(best.seconds)
     assert chosen.origins["parallel.data"].why == "planner"
     assert chosen.plan.startswith("planner: the fastest that fits of ")

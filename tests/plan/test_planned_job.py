@@ -97,8 +97,11 @@ def test_a_model_of_unknown_shape_is_told_at_its_key(tmp_path: Path) -> None:
 
 
 def test_the_optimizer_decides_the_states(tmp_path: Path) -> None:
-    assert software_of_job(job(tmp_path).job).states == 8
-    assert software_of_job(job(tmp_path, train={"optimizer": "sgd"}).job).states == 4
+    shape = shape_of_name("llama-3m", tmp_path)  # whose head is the embedding
+    assert software_of_job(job(tmp_path).job, shape).states == 8
+    assert software_of_job(job(tmp_path, train={"optimizer": "sgd"}).job, shape).states == 4
+    outside = shape.vocabulary * shape.width / shape.parameters
+    assert software_of_job(job(tmp_path, train={"optimizer": "muon"}).job, shape).states == 4 + 4 * outside
 
 
 @pytest.mark.parametrize(
