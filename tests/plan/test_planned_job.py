@@ -19,9 +19,11 @@ from stoker.job.schema import ModelBlock
 from stoker.job.scratch_sizes import SCRATCH
 from stoker.job.task_spec import TASKS
 from stoker.models.load_model import meta_model
+from stoker.plan.memory import stage_memory
 from stoker.plan.planned_job import parallel_block, setting_of_job, shape_of_name, software_of_job, work_of
 from stoker.plan.search import search
-from stoker.plan.setting import TrainingWork
+from stoker.plan.setting import Setting, TrainingWork
+from stoker.plan.step_time import step_time
 
 TINY = {
     "model_type": "llama", "vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -143,3 +145,34 @@ def test_a_task_says_how_many_copies_of_the_model_are_held(tmp_path: Path, monke
     monkeypatch.setitem(TASKS, "sft", referring)
     assert work_of(loaded, base=tmp_path).resident == 1
     assert work_of(job(tmp_path, tune="lora"), base=tmp_path).resident == 0
+
+
+WIDE = {**TINY, "hidden_size": 64, "intermediate_size": 96, "tie_word_embeddings": False}
+
+
+def test_a_critic_of_its_own_is_trained_beside_the_policy(tmp_path: Path) -> None:
+    (tmp_path / "wide").mkdir()
+    (tmp_path / "wide/config.json").write_text(json.dumps(WIDE))
+    shared = {"task": "ppo", "tune": "full", "train": {"precision": "fp32", "seq_len": 64}}
+    block = {"rewards": "numeric", "kl": 0.0}
+    alone = work_of(job(tmp_path, **shared, ppo=block), base=tmp_path)
+    both = work_of(job(tmp_path, **shared, ppo={**block, "critic": "wide"}), base=tmp_path)
+    assert alone.critic is None and replace(both, critic=None) == alone and both.critic is not None
+    meta = meta_model(ModelBlock(name=str(tmp_path / "wide")), tmp_path)
+    elements = sum(p.numel() for p in meta.parameters()) - 300 * 64 + 64  # one score in the place of the logits
+    assert both.critic.shape.parameters == elements == both.critic.trained
+    cluster, layout = load_cluster("h100"), Layout()
+    first, second = (Setting(work, cluster, layout, 4) for work in (alone, both))
+    before, after = (stage_memory(setting, 0).parts for setting in (first, second))
+    assert after["optimizer"] - before["optimizer"] == 8 * elements
+    assert after["weights"] - before["weights"] == 4 * elements
+    own = step_time(Setting(both.critic, cluster, layout, 4)).total
+    assert step_time(second).total == pytest.approx(step_time(first).total + own)
+    lora = work_of(job(tmp_path, **{**shared, "tune": "lora"}, ppo={**block, "critic": "wide"}), base=tmp_path)
+    assert lora.critic is not None and lora.critic.tuning == "lora" and lora.critic.trained < elements / 2
+
+
+def test_a_reward_model_has_no_logits(tmp_path: Path) -> None:
+    reward, sft = (work_of(job(tmp_path, task=task, tune="full"), base=tmp_path) for task in ("reward", "sft"))
+    assert reward.shape.parameters == sft.shape.parameters + 32
+    assert reward.shape.head_matmul().parameters == 32

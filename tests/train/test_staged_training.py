@@ -186,6 +186,21 @@ def test_sft_reward_and_ppo(rlhf: dict[str, Any], train: Train, capsys: pytest.C
     assert train("stages.reward.train.lr=1e-3", "stages.ppo.ppo.kl=0") == {"first": True, "reward": True, "ppo": False}
 
 
+@pytest.mark.slow  # trains four stages
+def test_an_earlier_stage_is_the_critic(rlhf: dict[str, Any], train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    ppo = rlhf["stages"][2]
+    rlhf["stages"][2] = {**ppo, "tune": "full", "ppo": {**ppo["ppo"], "critic": "reward"}}
+    write(rlhf)
+    assert main(["plan", "chain.yaml", "--json"]) == 0
+    capsys.readouterr()
+    assert train() == {"first": False, "reward": False, "ppo": False}
+    recorded = json.loads(RunFolder(Path("runs/chain/ppo")).environment.read_text())
+    assert recorded["facts"]["critic"].startswith("runs/chain/reward: ")
+    lineage = json.loads(RunFolder(Path("runs/chain/ppo")).lineage.read_text())
+    assert "ppo.critic" not in lineage["job"] and {"stage first", "stage reward"} <= lineage["inputs"].keys()
+    assert train("stages.reward.train.lr=1e-3") == {"first": True, "reward": False, "ppo": False}
+
+
 @pytest.mark.slow  # starts the command four times, each of which starts workers
 def test_killed_within_and_between_stages(job: dict[str, Any], tmp_path: Path) -> None:
     """kill -9 within the first stage, within the second and while weights are merged; the end is that of one go."""

@@ -16,7 +16,7 @@ from stoker.errors import UserError
 from stoker.hardware.device import Device
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.resolved import ResolvedJob
-from stoker.job.task_spec import task_of
+from stoker.job.task_spec import SHARED_CRITIC, task_of
 from stoker.job.trust import code_problems
 from stoker.models.adapters import keep_originals
 from stoker.models.build_model import build_model
@@ -132,6 +132,6 @@ def open_run(path: str, base: Path, *, at: str = "last", trusted: Sequence[str] 
         model = build_model(job, base, device, stop_id=text.tokenizer.eos_token_id)
     keep_originals(model)
     restore_weights(model, state)
-    if task_of(job).critic:
+    if task_of(job).critic(job) == SHARED_CRITIC:
         remove_critic(model)
     return TunedRun(folder, loaded, state.step, model.eval(), text, device, base)

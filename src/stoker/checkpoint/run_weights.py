@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from stoker.checkpoint.chunks import Chunk, Held, chunk_of
 from stoker.checkpoint.store import ISLAND, OUTER, State
 from stoker.errors import Problem, RunFailed, UserError
+from stoker.models.head import OWN_CRITIC
 from stoker.parallel.shard import reshard
 from stoker.parallel.shard_spec import Piece
 
 NONE: Mapping[str, Any] = MappingProxyType({})
 AVERAGE = "average"  # of a parameter, among the optimizer's moments
-FURTHER = ("optimizer/", OUTER, ISLAND)  # what is no weight of the model
+# What is no weight of the model: an own critic is needed in training only.
+FURTHER = ("optimizer/", OUTER, ISLAND, f"model/{OWN_CRITIC}.", f"buffer/{OWN_CRITIC}.")
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -13,7 +13,8 @@ from stoker.job.yaml_document import JobDocument, Mark
 
 FROM = "model.from"
 # The keys that may name an earlier stage, and the task that it must be of; empty where it gives a language model.
-STAGE_KEYS = {FROM: "", "dpo.reference": "", "ppo.reward": "reward", "grpo.reward": "reward"}
+STAGE_KEYS = {FROM: "", "dpo.reference": "", "ppo.reward": "reward", "ppo.critic": "reward", "grpo.reward": "reward"}
+MODELS = ("dpo.reference", "ppo.critic")  # of them, those that may name a model as well
 NAME = "[A-Za-z0-9][A-Za-z0-9_-]*"
 
 

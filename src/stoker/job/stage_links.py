@@ -9,7 +9,7 @@ from pathlib import Path
 from stoker.errors import Problem, UserError
 from stoker.job.key_paths import parse_key
 from stoker.job.paths import absolute, exists
-from stoker.job.stage import FROM, STAGE_KEYS, Stage, with_value
+from stoker.job.stage import FROM, MODELS, STAGE_KEYS, Stage, with_value
 from stoker.job.suggest_key import nearest
 from stoker.job.task_spec import TASKS
 from stoker.job.tune_keys import VIRTUAL, merges
@@ -76,7 +76,7 @@ def _linked_to(stage: Stage, key: str, earlier: Stage) -> Stage:
     begin = earlier.document.data.get("model")
     begin = begin if isinstance(begin, dict) else {}
     if key != FROM:
-        now = begin.get("name", earlier.output) if not STAGE_KEYS[key] else earlier.output
+        now = begin.get("name", earlier.output) if key in MODELS else earlier.output
         trained = {**stage.trained, path: earlier.output}
         return replace(stage, document=with_value(document, path, now), trained=trained, needs=needs)
     own = {name: value for name, value in document.data["model"].items() if name != "from"}

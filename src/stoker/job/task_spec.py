@@ -51,6 +51,10 @@ Rows = Literal["answers", "pairs", "judged"]
 """What a row of data is: one answer, two of them (chosen and rejected), or one with a label, good or bad."""
 
 
+NO_CRITIC, SHARED_CRITIC = "none", "shared"
+"""There is none; it shares the model's base."""
+
+
 @dataclass(frozen=True)
 class Named:
     """What a key of a task's block names beside the model and the data of the job.
@@ -107,7 +111,9 @@ class TaskSpec:
         head: what the model computes.
         names: what else a job names, which `stoker submit` sends and `stoker check` looks for.
         objective: the loss of a language model for a job; None for the cross entropy of each target.
-        critic: whether a critic is trained beside the model; see `stoker.models.critic`.
+        critic: what is trained beside the model to estimate what answers will be worth: `NO_CRITIC`, `SHARED_CRITIC`,
+            or the name of a model or a run; see `stoker.models.critic`.
+        critic_rate: learning rate of a critic that is a model of its own, as a multiple of the job's.
         first_values: first weights of what the task adds to the model, by name, where it knows better ones than chance.
         extras: what the task adds to the inputs of a pass, for a job and the folder of its paths.
         samples: what makes the task's samples, where they are not sequences of the corpus: called as
@@ -157,7 +163,8 @@ class TaskSpec:
     head: Head = "tokens"
     names: Callable[[Job], Sequence[Named]] = lambda _: ()
     objective: Callable[[ResolvedJob], Objective] | None = None
-    critic: bool = False
+    critic: Callable[[Job], str] = lambda _: NO_CRITIC
+    critic_rate: Callable[[ResolvedJob], float] = lambda _: 1.0
     first_values: Callable[[LoadedJob, Path], Drawn] | None = None
     extras: Callable[[LoadedJob, Path], BatchExtras] | None = None
     samples: Callable[[LoadedJob, Path, TextSide], Callable[..., LanguageTask]] | None = None
@@ -180,6 +187,10 @@ class TaskSpec:
     exports: tuple[str, ...] = ("adapter", "merged", "gguf")
     export: Callable[[str, str, str, Sequence[str], Path, int], tuple[RunFolder, RankingExport]] | None = None
     next_commands: Callable[[ResolvedJob, str], tuple[str, ...]] = _language_commands
+
+    def own_critic(self, job: Job) -> bool:
+        """Whether the critic of a job is a model of its own."""
+        return self.critic(job) not in (NO_CRITIC, SHARED_CRITIC)
 
 
 def _tasks() -> dict[str, TaskSpec]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from stoker.errors import Problem, UserError
 from stoker.hardware.device import Device
 from stoker.job.resolved import ResolvedJob
-from stoker.job.task_spec import task_of
+from stoker.job.task_spec import SHARED_CRITIC, task_of
 from stoker.job.tune_keys import ADAPTERS
 from stoker.models.adapters import add_adapter
 from stoker.models.critic import add_critic
@@ -89,7 +89,7 @@ def build_meta(
         model = add_adapter(blank.model, job.tune)
     elif frozen:
         drawn = add_virtual_tokens(blank.model, job.tune, _reader(blank, text), seed=job.seed)
-    if task_of(job).critic:
+    if task_of(job).critic(job) == SHARED_CRITIC:
         drawn |= add_critic(model, job.seed)
     if score is not None:
         score.weight.requires_grad_(True)

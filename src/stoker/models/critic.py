@@ -1,7 +1,8 @@
 """A critic beside a policy: what an answer will be worth, estimated at each of its tokens.
 
 It shares the policy's base: with LoRA it has an adapter of its own, else the policy's own body, and above its last
-hidden states a linear layer with one output. Shapes: N positions, D width.
+hidden states a linear layer with one output. Or it is a model of its own with a score head, as a reward model is.
+Shapes: N positions, D width.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -18,10 +20,13 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from stoker.models.adapters import unwrap
-from stoker.models.head import VALUE_HEAD, Head, LogitsHead
+from stoker.models.head import OWN_CRITIC, VALUE_HEAD, Head, LogitsHead
 from stoker.models.init_weights import drawn_for
+from stoker.models.language_model import LanguageModel
 from stoker.models.meta_model import META
+from stoker.models.score_head import OFFSET, score_head_of, scores
 from stoker.models.virtual_tokens import Drawn
+from stoker.models.weight_source import Rows, WeightSource
 
 CRITIC = "critic"
 """The name of its adapter."""
@@ -53,15 +58,47 @@ def remove_critic(model: nn.Module) -> None:
     delattr(unwrap(model), VALUE_HEAD)
 
 
+@dataclass(frozen=True)
+class WithCritic:
+    """Weights of a policy and of its own critic, by the names in the policy's model."""
+
+    policy: WeightSource
+    critic: WeightSource
+
+    def read(self, name: str, rows: Rows) -> Tensor:
+        """See `WeightSource`."""
+        inside = name.removeprefix(f"{OWN_CRITIC}.")
+        return self.policy.read(name, rows) if inside == name else self.critic.read(inside, rows)
+
+
+def attach_critic(model: nn.Module, weights: WeightSource, critic: nn.Module, source: WeightSource) -> WithCritic:
+    """Makes a critic a part of the policy's model, so that it is optimized and saved with it; gives their weights.
+
+    It comes after all that looks for blocks or layers of the policy.
+    """
+    model.add_module(OWN_CRITIC, critic)
+    return WithCritic(weights, source)
+
+
 def _draw(width: int, seed: int) -> Tensor:
     with drawn_for(seed, CRITIC):
         return torch.randn(1, width) / (width + 1) ** 0.5
 
 
 @contextmanager
-def as_critic(model: nn.Module) -> Iterator[None]:
-    """The model computes with the critic's adapter within the block; which parameters are trained stays as it is."""
-    layers = [layer for layer in model.modules() if isinstance(layer, BaseTunerLayer)]
+def as_critic(language: LanguageModel) -> Iterator[None]:
+    """The critic computes within the block: the model of its own, or the policy's with the critic's adapter.
+
+    Which parameters are trained stays as it is.
+    """
+    if language.critic is not None:
+        language.critic.at_work = True
+        try:
+            yield
+        finally:
+            language.critic.at_work = False
+        return
+    layers = [layer for layer in language.model.modules() if isinstance(layer, BaseTunerLayer)]
     before = [layer._active_adapter for layer in layers]
     try:
         for layer in layers:
@@ -72,13 +109,20 @@ def as_critic(model: nn.Module) -> Iterator[None]:
             layer._active_adapter = active
 
 
-def values(hidden_ND: Tensor, model: nn.Module, head: Head | LogitsHead) -> Tensor:
+def values(hidden_ND: Tensor, language: LanguageModel, head: Head | LogitsHead) -> Tensor:
     """The value at each position, in float32 at least, shape (N,).
 
     Where tensor processes share the vocabulary, the gradient of the hidden states is summed over them, so one of them
     computes.
+
+    Args:
+        language: the policy, which has the critic.
+        head: of the model at work.
     """
-    layer = unwrap(model).get_submodule(VALUE_HEAD)
+    if language.critic is not None:
+        score_head = score_head_of(language.critic.language.model)
+        return scores(hidden_ND, head) - getattr(score_head, OFFSET)
+    layer = language.model.get_submodule(VALUE_HEAD)
     assert isinstance(layer, nn.Linear)
     kept = torch.promote_types(hidden_ND.dtype, torch.float32)
     with torch.autocast(hidden_ND.device.type, enabled=False):

@@ -15,6 +15,7 @@ from stoker.models.autocast import autocast_dtype
 from stoker.models.chunked_head import CrossEntropy, LogitForm, Scores, VocabularySplit, transform
 
 VALUE_HEAD = "value_head"  # the module of a model that has a critic; see `stoker.models.critic`
+OWN_CRITIC = "critic_model"  # the module of a policy's model that is a critic with a base of its own
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,19 @@ KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 PROBE_WINDOW = 4  # tokens, of sliding windows during the probe
 
 
+@dataclass
+class OwnCritic:
+    """A critic that is a model of its own beside a policy; see `stoker.models.critic`.
+
+    Attributes:
+        language: its model, whose head gives scores.
+        at_work: whether a forward pass is the critic's.
+    """
+
+    language: LanguageModel
+    at_work: bool = False
+
+
 @dataclass(frozen=True)
 class LanguageModel:
     """A causal language model as training sees it: hidden states, head, and how rows are laid out.
@@ -41,6 +54,7 @@ class LanguageModel:
         packs: whether documents are packed into one row.
         virtual: ids of the virtual tokens before every document.
         balance: the auxiliary loss of its routers; None where it has none.
+        critic: a critic that is a model of its own; None without.
     """
 
     model: PreTrainedModel
@@ -48,6 +62,7 @@ class LanguageModel:
     packs: bool
     virtual: tuple[int, ...] = ()
     balance: RouterBalance | None = None
+    critic: OwnCritic | None = None
 
     def hidden(self, inputs: Inputs) -> Tensor:
         """The last hidden states, shape (B, T, D); the logits of a model without a body of its own."""
@@ -57,12 +72,16 @@ class LanguageModel:
 
     def loss(self, inputs: Inputs, objective: Objective = next_token) -> Loss:
         """The loss of the trained tokens."""
+        if self.critic is not None and self.critic.at_work:
+            return self.critic.language.loss(inputs, objective)
         with balanced(self.balance, inputs) as at_work:
             loss = objective(self._predicting(inputs), inputs, self.head or LogitsHead())
             return loss._replace(total=in_loss(loss.total, at_work))
 
     def read(self, inputs: Inputs, reading: Reading) -> Tensor:
         """What is read from a forward pass."""
+        if self.critic is not None and self.critic.at_work:
+            return self.critic.language.read(inputs, reading)
         return reading(self._predicting(inputs), inputs, self.head or LogitsHead())
 
     def _predicting(self, inputs: Inputs) -> Tensor:

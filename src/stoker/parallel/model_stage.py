@@ -26,9 +26,9 @@ class Whole(nn.Module):
     The loss is inside, as the head's weights are gathered for this forward pass only.
     """
 
-    def __init__(self, language: LanguageModel, mesh: Mesh, objective: Objective) -> None:
+    def __init__(self, language: LanguageModel, mesh: Mesh, objective: Objective, critic: Whole | None = None) -> None:
         super().__init__()
-        self.model = language.model
+        self.model, self.critic = language.model, critic
         self.language, self.mesh, self.objective = language, mesh, objective
 
     def forward(self, inputs: Inputs | Callable[[], T], *, reading: Reading | None = None) -> Loss | tuple[Tensor] | T:
@@ -41,6 +41,9 @@ class Whole(nn.Module):
         if not isinstance(inputs, Inputs):
             return inputs()
         language, mesh = self.language, self.mesh
+        if self.critic is not None and language.critic is not None and language.critic.at_work:
+            found: Loss | tuple[Tensor] = self.critic(inputs, reading=reading)
+            return found
         if language.head is None or not language.packs:
             return (language.read(inputs, reading),) if reading else language.loss(inputs, self.objective)
         with balanced(language.balance, inputs) as at_work:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,11 @@ from stoker.job.layout import Layout
 from stoker.models import packed_attention
 from stoker.models.adapters import unwrap
 from stoker.models.build_model import Built
+from stoker.models.critic import attach_critic
 from stoker.models.families import family_of
 from stoker.models.families.facts import Family
-from stoker.models.head import VALUE_HEAD, Head, head_of
-from stoker.models.language_model import LanguageModel
+from stoker.models.head import OWN_CRITIC, VALUE_HEAD, Head, head_of
+from stoker.models.language_model import LanguageModel, OwnCritic
 from stoker.models.objective import Objective, next_token
 from stoker.models.quantise import can_be_cut, packed_parameters
 from stoker.models.router_balance import RouterBalance
@@ -44,6 +45,8 @@ from stoker.parallel.shard_spec import Piece
 from stoker.parallel.tensor import Placed, split_tensors
 from stoker.parallel.vocabulary_parallel import VocabularyGroup, split_vocabulary
 
+T = TypeVar("T")
+
 
 def spread(
     built: Built,
@@ -54,6 +57,7 @@ def spread(
     compiled: bool,
     compute: torch.dtype | None,
     apart: bool = False,
+    critic: Built | None = None,
 ) -> ParallelModel:
     """Parallelizes a language model over the processes of a mesh; a collective.
 
@@ -63,34 +67,37 @@ def spread(
         compiled: whether blocks are compiled.
         compute: type of matrix products under autocast, if any.
         apart: whether the passes of a step have different parameters, as those of a policy and its critic.
+        critic: a critic that is a model of its own; it becomes a part of the model.
     """
-    layout, family = mesh.layout, family_of(unwrap(built.model).config)
+    layout = mesh.layout
     balance = replace(balance, copies=layout.tensor) if balance is not None else None
     if layout.offload == "params":
         compute = None  # the host keeps float32, and casting there is slow
-    packs = family is not None and not has_prefix(built.model)
-    if packs:
-        packed_attention.register()
-        unwrap(built.model).set_attn_implementation(packed_attention.NAME)
     if layout.pipeline > 1:
+        family = family_of(unwrap(built.model).config)
         assert family is not None
+        _pack(built.model, family)
         return _pipelined(built, family, mesh, objective, balance, compiled=compiled, compute=compute)
-    model, inner = built.model, unwrap(built.model)
-    placed, across = _split(inner, family, mesh)
-    head = _head(inner, across) if family else None
-    language = LanguageModel(inner, head, packs, tuple(virtual_ids(inner)), balance)
-    _apply_to_blocks(inner, family, layout, compiled=compiled)
-    root: nn.Module = Whole(language, mesh, objective)
+    model = built.model
+    weights: WeightSource = built.weights
+    policy = _within(model, mesh, balance, compiled=compiled)
+    language, pieces, partial, blocks = policy.language, policy.pieces, policy.partial, blocks_of(unwrap(model))
+    beside: Whole | None = None
+    if critic is not None:
+        own = _within(critic.model, mesh, None, compiled=compiled)
+        beside, language = Whole(own.language, mesh, objective), replace(language, critic=OwnCritic(own.language))
+        blocks = [*blocks, *blocks_of(unwrap(critic.model)), beside]
+        pieces, partial = pieces | _inside(own.pieces), partial | set(_inside(dict.fromkeys(own.partial)))
+    root: nn.Module = Whole(language, mesh, objective, beside)
     packed_weights = packed_parameters(model)
     if layout.shard != "none":
         whole = {p for p in packed_weights if layout.zero < 3 or not can_be_cut(p)}
-        shard(root, blocks_of(inner), mesh, compute, whole=whole)
-    prefix = "" if model is inner else "base_model.model."
-    pieces = {f"{prefix}{name}": piece for name, piece in placed.pieces.items()}
-    materialise(model, built.weights, pieces, mesh.device, offload=layout.offload == "params")
+        shard(root, blocks, mesh, compute, whole=whole)
+    if critic is not None:  # now that its parameters belong to its own groups
+        weights = attach_critic(model, weights, critic.model, critic.weights)
+    materialise(model, weights, pieces, mesh.device, offload=layout.offload == "params")
     if not packed_weights:
         root._apply(_same)  # makes fully_shard take the new memory of its parameters
-    partial = _partial(model, placed, prefix, layout)
     trained = [
         Trained(p, split=name in pieces, partial=name in partial)
         for name, p in model.named_parameters()
@@ -101,6 +108,45 @@ def spread(
         root = replicate(root, mesh)
     gradients = Gradients(trained, mesh, reduce_batch=copies and apart)
     return ParallelModel(model, language, root, None, pieces, {}, gradients)
+
+
+@dataclass(frozen=True)
+class _Within:
+    """A model whose tensors are split, with the parameters of which a process holds a piece, or a partial gradient."""
+
+    language: LanguageModel
+    pieces: dict[str, Piece]
+    partial: set[str]
+
+
+def _within(model: nn.Module, mesh: Mesh, balance: RouterBalance | None, *, compiled: bool) -> _Within:
+    """Splits a model's tensors, compiles its blocks and has them computed again."""
+    inner, layout = unwrap(model), mesh.layout
+    family, prefix = family_of(inner.config), _prefix(model)
+    packs = _pack(model, family)
+    placed, across = _split(inner, family, mesh)
+    head = _head(inner, across) if family else None
+    language = LanguageModel(inner, head, packs, tuple(virtual_ids(inner)), balance)
+    _apply_to_blocks(inner, family, layout, compiled=compiled)
+    pieces = {f"{prefix}{name}": piece for name, piece in placed.pieces.items()}
+    return _Within(language, pieces, _partial(model, placed, prefix, layout))
+
+
+def _pack(model: nn.Module, family: Family | None) -> bool:
+    """Has the model take packed rows, where it can."""
+    packs = family is not None and not has_prefix(model)
+    if packs:
+        packed_attention.register()
+        unwrap(model).set_attn_implementation(packed_attention.NAME)
+    return packs
+
+
+def _prefix(model: nn.Module) -> str:
+    return "" if model is unwrap(model) else "base_model.model."
+
+
+def _inside(named: dict[str, T]) -> dict[str, T]:
+    return {f"{OWN_CRITIC}.{name}": value for name, value in named.items()}
 
 
 def _pipelined(
@@ -119,7 +165,7 @@ def _pipelined(
     tied = output is not None and output.weight is whole.get_submodule(family.embedding).weight
     head_name = next(name for name, module in whole.named_modules() if module is output)
     ranges = blocks_of_stages(layout, len(list(whole.get_submodule(family.blocks).children())))
-    prefix = "" if built.model is whole else "base_model.model."
+    prefix = _prefix(built.model)
     pieces: dict[str, Piece] = {}
     aliases: dict[str, str] = {}
     partial: set[str] = set()

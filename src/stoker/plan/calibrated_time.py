@@ -108,7 +108,7 @@ class MeasuredPasses:
         shape, tensor, tokens = setting.shape, setting.layout.tensor, setting.predicting
         trained = setting.work.tuning == "full"
         product = self._product(shape.head_matmul(), tokens, setting, trained=trained)
-        words = shape.vocabulary / tensor
+        words = shape.outputs / tensor
         size = CHUNK if setting.cluster.device.is_cpu else CHUNK_GPU
         chunk = min(tokens, max(1.0, size / (FLOAT * words)))
         logits = self._passes(LOGITS, chunk, words, FLOAT) * tokens / chunk

@@ -6,6 +6,8 @@ the C library's allocator does not return.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from stoker.plan.eager import FLOAT, Arithmetic, arithmetic, cast_weights, eager_bytes, row_bytes
 from stoker.plan.head_memory import CHUNK, CHUNK_GPU, HeadBytes, head_bytes
 from stoker.plan.in_flight import in_flight
@@ -26,6 +28,8 @@ PROCESS = 0.52 * 2**30
 # for a pass. Measured as the peak above that with MALLOC_MMAP_THRESHOLD_=131072, which equals what is alive (to 1 %).
 SPLIT = 0.42  # of activations and gradients
 SPLIT_AGAIN = 2.5  # of the block computed again, which is allocated between gradients that stay
+
+HELD = ("weights", "gradients", "optimizer", "gathered weights", "frozen copies")  # parts that outlast a model's passes
 
 # The moments at which a process may hold most.
 HEAD = "the last micro-batch's loss"
@@ -76,7 +80,16 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
     }
     if setting.cluster.device.is_cpu:
         parts |= {"process": PROCESS, "split heap": SPLIT * (kept + gradients) + SPLIT_AGAIN * again}
+    if work.critic is not None:
+        parts["gradients"] = max(parts["gradients"], gradients)  # they wait while the critic is trained
+        other, _ = eager_parts(replace(setting, work=work.critic), stage)
+        parts = {name: _beside(name, parts.get(name, 0.0), other.get(name, 0.0)) for name in {**parts, **other}}
     return {name: size for name, size in parts.items() if size}, fullest
+
+
+def _beside(name: str, own: float, other: float) -> float:
+    """Bytes of two models that are trained one after another: what is held is added, what passes is not."""
+    return own + other if name in HELD else max(own, other)
 
 
 def eager_stage(setting: Setting, stage: int, types: Arithmetic) -> tuple[float, float]:

@@ -49,7 +49,7 @@ def head_bytes(
         tensor: processes that the vocabulary is split over.
         chunk: `CHUNK` or `CHUNK_GPU`.
     """
-    words = shape.vocabulary / tensor
+    words = shape.outputs / tensor
     width = shape.embedding_width or shape.width
     at_once = min(float(chunk), FLOAT * tokens * words)
     low = types.product < FLOAT

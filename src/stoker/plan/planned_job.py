@@ -10,7 +10,7 @@ from stoker.errors import Problem, UserError
 from stoker.hardware.cluster import Cluster
 from stoker.hardware.process import has_bf16_matrix_units
 from stoker.job.layout import Layout, layout_of
-from stoker.job.load_job import LoadedJob
+from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.paths import absolute
 from stoker.job.resolved import ResolvedJob
 from stoker.job.schema import TuneBlock
@@ -27,6 +27,7 @@ from stoker.plan.shapes.gguf_shape import shape_of_gguf
 from stoker.plan.shapes.shape_of_config import shape_of_config
 from stoker.plan.software import STOKER, Software
 from stoker.plan.trainable_params import PLAIN, Adapters, Encoder
+from stoker.runs.find_run import find_run
 
 # Bytes of a parameter's states in float32: AdamW's two moments; the momentum of SGD and of Muon; Adafactor's sums of
 # rows and columns.
@@ -55,7 +56,52 @@ def work_of(loaded: LoadedJob, cluster: Cluster | None = None, *, base: Path | N
     except UserError as error:
         raise UserError(*(loaded.problem("model.name", p.message, p.suggestion) for p in error.problems)) from error
     rows = rows_with_special_tokens(job.model, shape.vocabulary, base or Path.cwd())
-    return work_of_shape(job, replace(shape, vocabulary=rows), precision=precision_of(job, cluster))
+    precision = precision_of(job, cluster)
+    work = work_of_shape(job, replace(shape, vocabulary=rows), precision=precision)
+    return replace(work, critic=_critic_work(loaded, base or Path.cwd(), work))
+
+
+def _critic_work(loaded: LoadedJob, base: Path, work: TrainingWork) -> TrainingWork | None:
+    """The work of a job's critic; None where it has no model of its own."""
+    named, task = task_of(loaded.job).critic(loaded.job), task_of(loaded.job)
+    if not task.own_critic(loaded.job):
+        return None
+    key, tune = f"{task.name}.critic", loaded.job.tune
+    try:
+        try:
+            run = load_job(find_run(named, base).job).job
+        except UserError:
+            shape = shape_of_name(named, base)
+        else:
+            assert run.model is not None
+            shape, tune = shape_of_name(run.model.name, base), run.tune
+    except UserError as error:
+        raise UserError(*(loaded.problem(key, p.message, p.suggestion) for p in error.problems)) from error
+    return critic_work(work, shape, tune)
+
+
+def critic_work(work: TrainingWork, shape: Shape, tune: TuneBlock) -> TrainingWork:
+    """The work of a critic with a model of its own, beside that of its policy: the same rows, and one score for logits.
+
+    Args:
+        shape: of its model, as a language model.
+    """
+    return replace(
+        work,
+        shape=scored(shape),
+        tuning=tune.method,
+        rank=tune.rank,
+        adapters=adapters_of(tune, shape.layers),
+        quantise="none",
+        resident=0,
+        reads=0,
+        critic=None,
+    )
+
+
+def scored(shape: Shape) -> Shape:
+    """A shape whose head gives one score, without a bias."""
+    return replace(shape, scored=True, tied=False, head_bias=False)
 
 
 def work_of_shape(job: ResolvedJob, shape: Shape, *, precision: str) -> TrainingWork:
@@ -71,7 +117,7 @@ def work_of_shape(job: ResolvedJob, shape: Shape, *, precision: str) -> Training
     if together > 1:  # a sample is several rows, each of which attends to itself
         positions = together * (train.seq_len + virtual_tokens(job))
     return TrainingWork(
-        shape,
+        scored(shape) if task_of(job).head == "score" else shape,
         train.seq_len,
         train.batch,
         precision=precision,

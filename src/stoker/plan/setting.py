@@ -43,6 +43,7 @@ class TrainingWork:
         reads: forward passes without gradients beside each that is trained on, such as a reference's.
         samples: whether answers are sampled between steps, which no figure here counts.
         predicted: positions of a row from which the next token is predicted, where data says so; None for all.
+        critic: another model that is trained on the same rows in each step, after this one; None without.
     """
 
     shape: Shape
@@ -58,6 +59,7 @@ class TrainingWork:
     resident: int = 0
     reads: int = 0
     samples: bool = False
+    critic: TrainingWork | None = None
 
     @property
     def base(self) -> str:

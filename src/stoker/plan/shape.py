@@ -33,6 +33,7 @@ class Shape:
         vocabulary: rows of the embedding.
         gated: whether MLPs have a gate.
         tied: whether the head is the embedding.
+        scored: whether the head gives one score instead of the logits.
         positions: rows of a learnt table of positions; 0 for none.
         embedding_width: of the embedding where it is projected to ``width``; 0 where it is that.
         qkv_bias, output_bias, mlp_bias, head_bias: which products add a bias.
@@ -83,6 +84,7 @@ class Shape:
     layer_vectors: int = 0
     outside_vectors: int = 0
     family: str = ""
+    scored: bool = False
 
     def __hash__(self) -> int:
         return self._hash
@@ -139,7 +141,12 @@ class Shape:
 
     def head_matmul(self) -> Matmul:
         """The product that gives the logits: with the embedding's own matrix where that is tied."""
-        return Matmul("head", self.embedding_width or self.width, self.vocabulary, "column", bias=self.head_bias)
+        return Matmul("head", self.embedding_width or self.width, self.outputs, "column", bias=self.head_bias)
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that the head gives for a token."""
+        return 1 if self.scored else self.vocabulary
 
     def layer_parameters(self, index: int) -> int:
         """Elements of the layer at an index: its matrices, their biases and its norms."""
@@ -192,11 +199,11 @@ class Shape:
     def head_parameters(self) -> int:
         """Elements of the head, without the embedding's where that is tied."""
         projection = self.width * self.embedding_width
-        return (0 if self.tied else self.head_matmul().inputs * self.vocabulary) + projection + self._head_biases
+        return (0 if self.tied else self.head_matmul().inputs * self.outputs) + projection + self._head_biases
 
     @property
     def _head_biases(self) -> int:
-        return self.vocabulary * self.head_bias
+        return self.outputs * self.head_bias
 
     @property
     def final_norm_parameters(self) -> int:

@@ -141,7 +141,7 @@ def head_pass(setting: Setting, efficiency: Efficiency) -> StageTime:
         peak=device.peak("fp16" if work.precision in ("fp8", "fp4") else work.precision) * efficiency.matmul,
         of=efficiency,
     )
-    logits = tokens * shape.vocabulary / layout.tensor * setting.software.logit_traffic
+    logits = tokens * shape.outputs / layout.tensor * setting.software.logit_traffic
     traffic = logits / (device.memory_gbs * 1e9 * efficiency.bandwidth)
     return StageTime(product + traffic / 2, product + traffic / 2, product if work.tuning == "full" else 0.0)
 
@@ -205,7 +205,10 @@ def step_time(setting: Setting, efficiency: Efficiency | None = None, *, passes:
     parts["data parallel"] = _data_parallel(setting, efficiency, compute=work, last=slowest * 0.66)
     parts["optimizer"] = _optimizer(setting, efficiency)
     correction = setting.cluster.correction(setting.work.precision, setting.work.tuning)
-    return StepTime(correction.time_parts(parts) if correction is not None else parts)
+    parts = dict(correction.time_parts(parts)) if correction is not None else parts
+    if setting.work.critic is not None:
+        parts["critic"] = step_time(replace(setting, work=setting.work.critic), efficiency).total
+    return StepTime(parts)
 
 
 def _pipeline(setting: Setting, stages: Sequence[StageTime], efficiency: Efficiency, work: float) -> dict[str, float]:

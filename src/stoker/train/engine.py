@@ -242,8 +242,9 @@ class Distributed:
                 losses = self._pipeline.train(rows, 1.0 / max(1, counts.of_island))  # type: ignore[arg-type]
             self._gradients.finish()
             return sum((loss.to(total) for loss in losses), total)
-        for number, part in enumerate(self._laid_out(parts)):
-            with self._synchronising(last=number == len(parts) - 1):
+        laid_out = self._laid_out(parts)
+        for part, following in zip(laid_out, [*laid_out[1:], None], strict=True):
+            with self._synchronising(last=following is None or following.other_model != part.other_model):
                 total += _forward_backward(self._task, self._device, part, counts, scaler).to(total)
         self._gradients.finish()
         return total

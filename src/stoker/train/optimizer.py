@@ -14,6 +14,7 @@ from stoker.checkpoint.chunks import Chunk, chunk_of
 from stoker.checkpoint.run_weights import NONE, stepped, trainable
 from stoker.checkpoint.store import Saved
 from stoker.job.resolved import ResolvedTrain
+from stoker.models.head import OWN_CRITIC
 from stoker.parallel.offload import Groups, HostOptimizer
 from stoker.parallel.shard_spec import Piece
 from stoker.train.muon import Muon, MuonWithAdamW, matrices_of
@@ -22,7 +23,12 @@ SECOND = (".lora_B.", ".lora_embedding_B.")  # in the names of the second LoRA m
 
 
 def build_optimizer(
-    model: nn.Module, train: ResolvedTrain, *, on_host: bool = False, loraplus_ratio: float = 1.0
+    model: nn.Module,
+    train: ResolvedTrain,
+    *,
+    on_host: bool = False,
+    loraplus_ratio: float = 1.0,
+    critic_ratio: float = 1.0,
 ) -> Optimizer:
     """The job's optimizer over the trained parameters.
 
@@ -32,11 +38,13 @@ def build_optimizer(
         on_host: whether its states lie in the host's memory and it steps there.
         loraplus_ratio: how many times as fast the second LoRA matrices learn (LoRA+: Hayou et al., 2024). Each
             group says its own as ``lr_ratio``.
+        critic_ratio: how many times as fast a critic learns that is a model of its own.
     """
     kinds: dict[tuple[float, float], list[nn.Parameter]] = {(train.weight_decay, 1.0): [], (0.0, 1.0): []}
     for name, parameter in trainable(model).items():
         decay = train.weight_decay if parameter.dim() >= 2 else 0.0
         ratio = loraplus_ratio if any(second in name for second in SECOND) else 1.0
+        ratio *= critic_ratio if name.startswith(f"{OWN_CRITIC}.") else 1.0
         kinds.setdefault((decay, ratio), []).append(parameter)
     groups: Groups = [
         {"params": parameters, "weight_decay": decay, "lr_ratio": ratio}

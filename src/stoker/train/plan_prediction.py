@@ -20,10 +20,11 @@ from stoker.job.layout import layout_of
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of, together_of
 from stoker.job.tune_keys import virtual_tokens
+from stoker.models.head import OWN_CRITIC
 from stoker.plan.eager import FLOAT
 from stoker.plan.memory import peak_memory
-from stoker.plan.planned_job import setting_of_job, work_of_shape
-from stoker.plan.setting import Setting
+from stoker.plan.planned_job import critic_work, setting_of_job, work_of_shape
+from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.shape_of_config import shape_of_config
 from stoker.plan.step_time import step_time
 from stoker.runs.plan_comparison import Predicted, PredictionRecord, measured_of
@@ -68,6 +69,7 @@ def predicted_for(prepared: Prepared, processes: int, per_machine: int) -> Predi
         one = job.model_copy(update={"train": job.train.model_copy(update={"seq_len": row.tokens})})
         work = work_of_shape(one, shape, precision=prepared.device.precision)
         work = replace(work, computed=row.computed, predicted=row.predicted)
+        work = replace(work, critic=_critic_of(prepared, work))
         settings.append(setting_of_job(one, cluster, work))
     fullest, usual = settings
     _, memory = peak_memory(fullest)
@@ -97,6 +99,19 @@ def predicted_for(prepared: Prepared, processes: int, per_machine: int) -> Predi
         upper=memory.upper + sum(copies.values()),
         seconds=time.total,
     )
+
+
+def _critic_of(prepared: Prepared, work: TrainingWork) -> TrainingWork | None:
+    """The work of a critic that is a model of its own."""
+    language = prepared.task.language
+    if language is None or language.critic is None:
+        return None
+    from stoker.models.adapters import unwrap
+
+    critic: Any = prepared.task.model.get_submodule(OWN_CRITIC)
+    shape = shape_of_config(unwrap(critic).config.to_dict(), name="critic")
+    trains_all = all(p.requires_grad for p in critic.parameters())
+    return critic_work(work, shape, prepared.job.tune.model_copy(update={"method": "full" if trains_all else "lora"}))
 
 
 def _copies(setting: Setting, job: ResolvedJob) -> float:

@@ -19,11 +19,12 @@ from stoker.hardware.device import Device
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
-from stoker.job.task_spec import task_of, together_of
+from stoker.job.task_spec import NO_CRITIC, SHARED_CRITIC, task_of, together_of
 from stoker.models.adapters import unwrap
 from stoker.models.build_model import Built, build_meta
+from stoker.models.critic import attach_critic
 from stoker.models.families import family_of
-from stoker.models.language_model import LanguageModel, lay_out_for
+from stoker.models.language_model import LanguageModel, OwnCritic, lay_out_for
 from stoker.models.meta_model import allocate
 from stoker.models.objective import Objective, next_token
 from stoker.models.quantise import fact
@@ -37,6 +38,7 @@ from stoker.parallel.mesh import Mesh
 from stoker.parallel.parallelize import ParallelModel, spread
 from stoker.train.language_task import LanguageTask
 from stoker.train.prepared import Prepared, apply_to_blocks, describe_parameters, engine_of
+from stoker.train.rollouts.open_critic import open_critic
 
 _CHUNKED = "chunked, trained positions only"
 
@@ -63,34 +65,26 @@ def prepare_language(
         corpus.close()
         raise UserError(*checked.problems)
     first = _first_values(loaded, base)
+    own = spec.own_critic(job)
+    critic = open_critic(spec.critic(job), replace(loaded, job=job), base, device, text) if own else None
     stop_id = text.tokenizer.eos_token_id
     built = build_meta(job, base, device, stop_id=stop_id, text=text.prompt_ids(job), first=first)
     model = built.model
     _check_rows(loaded, text, built)
     described = describe_parameters(model)
+    described_critic = _describe_critic(spec.critic(job), critic, first)
     balance = _balance(loaded, unwrap(model))
     samples = _samples(replace(loaded, job=job), base, text, objective)
     layout = mesh.layout if mesh else layout_of(job)
     problem = layout_problem(unwrap(model), layout, loaded)
     if problem is not None:
         raise UserError(problem)
-    spread_out: ParallelModel | None = None
-    if mesh is None:
-        fill_whole(allocate(model, device.torch), built.weights)
-        language = lay_out_for(unwrap(model), balance)
-        task = samples(model, language, corpus, device.torch)
-        apply_to_blocks(job, unwrap(model), family_of(unwrap(model).config))
-    else:
-        compiled = job.train.compile
-        compute = device.autocast_dtype
-        spread_out = spread(
-            built, mesh, objective, balance=balance, compiled=compiled, compute=compute, apart=spec.critic
-        )
-        assert spread_out.language is not None
-        language = spread_out.language
-        task = samples(spread_out.model, language, corpus, device.torch, root=spread_out.root)
+    language, spread_out = _ready(built, critic, job, device, mesh, objective, balance)
+    whole = spread_out.model if spread_out else model
+    task = samples(whole, language, corpus, device.torch, root=spread_out.root if spread_out else None)
     facts = {"model": f"{job.model.name}: {described}", **_facts(job, text, language, device, layout)}
-    facts |= {"critic": f"begins {'as the reward model' if first else 'at random'}"} if spec.critic else {}
+    if described_critic:
+        facts["critic"] = described_critic
     if balance is not None:
         facts["routers"] = f"{balance.layers}, balanced by an auxiliary loss of {balance.coefficient:g}"
     if built.new_rows is not None:
@@ -100,6 +94,55 @@ def prepare_language(
     engine = engine_of(task, device, mesh, spread_out)
     read = (checked, corpus, text, built.new_rows)
     return Prepared(job, task, device, facts, fingerprints, engine, pieces, aliases, *read, mesh=mesh)
+
+
+def _ready(
+    built: Built,
+    critic: Built | None,
+    job: ResolvedJob,
+    device: Device,
+    mesh: Mesh | None,
+    objective: Objective,
+    balance: RouterBalance | None,
+) -> tuple[LanguageModel, ParallelModel | None]:
+    """The model, with its own critic if any, in memory: whole, or this process' part of it."""
+    model = built.model
+    if mesh is not None:
+        spread_out = spread(
+            built,
+            mesh,
+            objective,
+            balance=balance,
+            compiled=job.train.compile,
+            compute=device.autocast_dtype,
+            apart=task_of(job).critic(job) != NO_CRITIC,
+            critic=critic,
+        )
+        assert spread_out.language is not None
+        return spread_out.language, spread_out
+    fill_whole(allocate(model, device.torch), built.weights)
+    language = lay_out_for(unwrap(model), balance)
+    apply_to_blocks(job, unwrap(model), family_of(unwrap(model).config))
+    if critic is not None:
+        language = replace(language, critic=_critic_alone(critic, job, device))
+        attach_critic(model, built.weights, critic.model, critic.weights)
+    return language, None
+
+
+def _describe_critic(named: str, critic: Built | None, first: Drawn) -> str:
+    """What is said of a critic; empty without one."""
+    if critic is not None:
+        return f"{named}: {describe_parameters(critic.model)}"
+    return f"begins {'as the reward model' if first else 'at random'}" if named == SHARED_CRITIC else ""
+
+
+def _critic_alone(critic: Built, job: ResolvedJob, device: Device) -> OwnCritic:
+    """A critic of its own, with its weights, in one process."""
+    fill_whole(allocate(critic.model, device.torch), critic.weights)
+    inner = unwrap(critic.model)
+    language = lay_out_for(inner)
+    apply_to_blocks(job, inner, family_of(inner.config))
+    return OwnCritic(language)
 
 
 def _check_rows(loaded: LoadedJob, text: TextSide, built: Built) -> None:

@@ -21,6 +21,7 @@ from stoker.data.mixture_report import in_words
 from stoker.errors import RunFailed
 from stoker.job.job_to_yaml import dump_job
 from stoker.job.resolved import ResolvedJob
+from stoker.job.task_spec import task_of
 from stoker.node_cache.job_urls import urls_of
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.resilience.fault_injection import Chaos
@@ -72,6 +73,7 @@ def start(
         job.train,
         on_host=job.parallel.offload == "optimizer",
         loraplus_ratio=job.tune.loraplus_ratio,
+        critic_ratio=task_of(job).critic_rate(job),
     )
     outer = _outer(prepared)
     loop = Loop(

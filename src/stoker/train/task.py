@@ -28,12 +28,15 @@ class Part:
         targets: trained tokens (or samples): what the summed loss is divided by, over the whole step.
         tokens: tokens (or samples) that go through the model.
         beside: inputs of further forward passes, which are read and not trained on.
+        other_model: whether it goes through another model than the policy, as that of its own critic. These passes
+            follow each other.
     """
 
     inputs: object
     targets: int
     tokens: int
     beside: tuple[object, ...] = ()
+    other_model: bool = False
 
     def to(self, device: torch.device) -> Part:
         """The part on a device. A copy from page-locked memory goes on while the host does other things."""

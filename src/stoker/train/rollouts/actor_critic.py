@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from stoker.models.collate import Inputs
 from stoker.models.critic import values
 from stoker.models.head import Head, LogitsHead
+from stoker.models.language_model import LanguageModel
 from stoker.models.objective import Loss, Measures
 from stoker.train.rollouts.policy_objective import PolicyObjective
 
@@ -27,13 +28,13 @@ class ActorCritic:
     Attributes:
         value_clip: c; None for no clipping.
         weight: of the critic's loss.
-        model: that has the critic.
+        language: the model that has the critic.
     """
 
     policy: PolicyObjective
     value_clip: float | None
     weight: float
-    model: nn.Module | None = None
+    language: LanguageModel | None = None
     measures: Measures = field(init=False)
 
     def __post_init__(self) -> None:
@@ -44,8 +45,8 @@ class ActorCritic:
         by target."""
         if RETURN not in inputs.given:
             return self.policy(hidden_ND, inputs, head)
-        assert self.model is not None
-        value_N = values(hidden_ND, self.model, head)
+        assert self.language is not None
+        value_N = values(hidden_ND, self.language, head)
         old_N, return_N, weight_N = (inputs.given[name].to(value_N) for name in ("value", RETURN, "weight"))
         error_N = (value_N - return_N).square()
         if self.value_clip is not None:
@@ -60,7 +61,7 @@ class ActorCritic:
 class ValueReading:
     """A `stoker.models.objective.Reading`: the critic's value before each target, shape (1, N)."""
 
-    model: nn.Module
+    language: LanguageModel
 
     def __call__(self, hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Tensor:
-        return values(hidden_ND, self.model, head)[None]
+        return values(hidden_ND, self.language, head)[None]

@@ -154,8 +154,8 @@ class AnswerCollector:
         references = self._reference_scores(alone, engine, passes) if self._settings.kl else scores
         estimates: Sequence[Tensor] = scores
         if self._settings.critic:
-            with as_critic(self._task.model):
-                estimates = engine.read(alone, ValueReading(self._task.language.model), passes)
+            with as_critic(self._task.language):
+                estimates = engine.read(alone, ValueReading(self._task.language), passes)
         columns: dict[int, dict[str, np.ndarray]] = {}
         for (chunk, part), own, reference, estimate in zip(parts, scores, references, estimates, strict=True):
             inputs = part.inputs

@@ -70,12 +70,12 @@ class PolicyTask(LanguageTask):
         super().__init__(*arguments, **more)
         objective = more.get("objective")
         if isinstance(objective, ActorCritic):
-            if self.language.head is None:
+            if self.language.head is None and self.language.critic is None:
                 message = (
                     f"{type(self.language.model).__name__} has no plain output layer, so no critic can be beside it"
                 )
                 raise UserError(Problem(message, "take task grpo, which has no critic"))
-            objective.model = self.language.model
+            objective.language = self.language
         self.settings, self._mix = settings, mix
         self._collector = AnswerCollector(
             self, settings, rewards, codec, context=context, seed=seed, micro_batch=micro_batch, environment=environment
@@ -215,11 +215,12 @@ class PolicyTask(LanguageTask):
         assert isinstance(empty.inputs, Inputs)
         columns = {PTX: (PTX,), RETURN: CRITIC_COLUMNS}.get(kind, ())
         given = {name: torch.zeros(0, device=self.device) for name in columns}
-        return replace(empty, inputs=replace(empty.inputs, given=given))
+        other = kind == RETURN and self.language.critic is not None
+        return replace(empty, inputs=replace(empty.inputs, given=given), other_model=other)
 
     @contextmanager
     def around(self, part: Part) -> Iterator[None]:
-        with super().around(part), as_critic(self.model) if _kind_of(part) == RETURN else nullcontext():
+        with super().around(part), as_critic(self.language) if _kind_of(part) == RETURN else nullcontext():
             yield
 
     def _part(self, inputs: Inputs, rollouts: Sequence[Rollout]) -> Part:
@@ -237,7 +238,8 @@ class PolicyTask(LanguageTask):
         rows = [rollouts[i] for i in inputs.given["number"].tolist()]
         columns = {name: [r.tokens[name] for r in rows] for name in ("value", RETURN)}
         columns["weight"] = self._weights(rows)
-        return Part(replace(inputs, given=by_target(inputs, columns)), targets=0, tokens=inputs.tokens)
+        given, own = by_target(inputs, columns), self.language.critic is not None
+        return Part(replace(inputs, given=given), targets=0, tokens=inputs.tokens, other_model=own)
 
     def _weights(self, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
         """What each token of answers counts."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from stoker.checkpoint.run_weights import trainable
+from stoker.models.head import OWN_CRITIC
 from stoker.parallel.shard import reshard
 
 
@@ -23,14 +24,14 @@ class ReferenceWeights:
     def __init__(self, model: nn.Module) -> None:
         reshard(model)
         self._model = model
-        self._kept = {name: _own(p).to("cpu", copy=True) for name, p in trainable(model).items()}
+        self._kept = {name: _own(p).to("cpu", copy=True) for name, p in _policy(model).items()}
 
     @contextmanager
     @torch.no_grad()
     def in_place(self) -> Iterator[None]:
         """The model has them within the block, and afterwards what it had before, to the bit."""
         reshard(self._model)
-        own = {name: _own(p) for name, p in trainable(self._model).items()}
+        own = {name: _own(p) for name, p in _policy(self._model).items()}
         trained = {name: tensor.clone() for name, tensor in own.items()}
         try:
             for name, tensor in own.items():
@@ -40,6 +41,11 @@ class ReferenceWeights:
             reshard(self._model)
             for name, tensor in own.items():
                 tensor.copy_(trained[name])
+
+
+def _policy(model: nn.Module) -> dict[str, nn.Parameter]:
+    """What is trained, without a critic of its own."""
+    return {name: p for name, p in trainable(model).items() if not name.startswith(f"{OWN_CRITIC}.")}
 
 
 def _own(parameter: nn.Parameter) -> Tensor:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from stoker.job.block import Fraction, NaturalInt, PositiveInt
-from stoker.job.task_spec import Decided, TaskSpec, block_of_task
+from stoker.job.block import Fraction, NaturalInt, PositiveInt, Text
+from stoker.job.task_spec import SHARED_CRITIC, Decided, Named, TaskSpec, block_of_task
 from stoker.train.rollouts.policy_block import (
     EXAMPLES,
     REASONS,
@@ -46,6 +46,14 @@ class PpoBlock(PolicyBlock):
         default=0.2, description="how far a value counts from that of the rollout; null for any"
     )
     value_weight: Annotated[float, Field(gt=0)] = Field(default=0.1, description="factor of the critic's loss")
+    critic: Text = Field(
+        default=SHARED_CRITIC,
+        description="the model that estimates values: shared (the policy's base), or a model of its own with the same "
+        "tokenizer: a run of task reward, an earlier stage, a hub id or a folder",
+    )
+    critic_lr: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="learning rate of a critic that is a model of its own"
+    )
     critic_warmup: NaturalInt = Field(default=0, description="rounds of answers that only the critic learns from")
     whiten: bool = Field(default=True, description="whiten advantages over all answers")
     whiten_rewards: bool = Field(default=False, description="divide rewards by their standard deviation")
@@ -85,9 +93,17 @@ def _checks(view: View) -> Iterator[Problem]:
     if method in ("prefix", "prompt", "p-tuning"):
         message = f"`tune: {method}` leaves the model as it is, so there is nothing that a critic could be trained in"
         yield from view.at_each(["tune.method"], message, "write full, lora or qlora")
-    if view.value("ppo.critic_warmup") and method == "full":
-        message = "with `tune: full` the critic learns in the policy's own body, so it cannot learn alone"
-        yield from view.at_each(["ppo.critic_warmup", "tune.method"], message, "remove it, or write tune: lora")
+    shared = view.value("ppo.critic") == SHARED_CRITIC
+    if view.value("ppo.critic_warmup") and method == "full" and shared:
+        message = "with `tune: full` a shared critic learns in the policy's own body, so it cannot learn alone"
+        hint = "remove it, write tune: lora, or name a model in ppo.critic"
+        yield from view.at_each(["ppo.critic_warmup", "tune.method"], message, hint)
+    if not shared and (method == "qlora" or view.value("model.quantise") not in ("none", None)):
+        message = "beside a quantised policy there is no critic with a base of its own"
+        yield from view.at_each(["ppo.critic", "tune.method"], message, "remove ppo.critic, or write tune: lora")
+    if shared and view.value("ppo.critic_lr") is not None:
+        message = "a shared critic learns with the policy's rate"
+        yield from view.at_each(["ppo.critic_lr"], message, "remove it, or name a model in ppo.critic")
     if view.value("ppo.kl_target") is not None and view.value("ppo.kl_in") == "loss":
         message = "an adaptive KL is one in the reward"
         yield from view.at_each(["ppo.kl_target", "ppo.kl_in"], message, "write kl_in: reward")
@@ -151,9 +167,21 @@ def _samples(loaded: LoadedJob, base: Path, text: TextSide) -> Callable[..., Lan
 
 
 def _critic_values(loaded: LoadedJob, base: Path) -> Drawn:
+    if _block(loaded.job).critic != SHARED_CRITIC:
+        return {}
     from stoker.train.rollouts.open_policy import critic_values
 
     return critic_values(loaded, base, block_of_task(loaded.job, PpoBlock))
+
+
+def _critic_rate(job: ResolvedJob) -> float:
+    return (_block(job).critic_lr or job.train.lr) / job.train.lr
+
+
+def _names(job: Job) -> tuple[Named, ...]:
+    critic = _block(job).critic
+    own = (Named("ppo.critic", critic, "model"),) if critic != SHARED_CRITIC else ()
+    return (*names_of("ppo", _block(job)), *own)
 
 
 TASK = TaskSpec(
@@ -172,17 +200,20 @@ TASK = TaskSpec(
         "lam": "as in Schulman et al., 2017",
         "value_clip": "the critic moves no faster than the policy",
         "value_weight": "as in Huang et al., 2024",
+        "critic": "the policy's base serves both",
+        "critic_lr": "that of the policy, as in Huang et al., 2024",
         "critic_warmup": "both learn from the start",
         "whiten": "steps do not depend on the scale of rewards",
         "whiten_rewards": "the scale of rewards is kept",
         "kl_target": "a fixed factor",
         "kl_horizon": "as in Ziegler et al., 2019",
     },
-    examples={**EXAMPLES, "value_clip": "0.2", "kl_target": "6.0"},
+    examples={**EXAMPLES, "value_clip": "0.2", "kl_target": "6.0", "critic_lr": "1e-5"},
     checks=(_checks,),
     prompts=True,
-    names=lambda job: names_of("ppo", _block(job)),
-    critic=True,
+    names=_names,
+    critic=lambda job: _block(job).critic,
+    critic_rate=_critic_rate,
     first_values=_critic_values,
     dropout=False,
     objective=_objective,

@@ -1,0 +1,94 @@
+"""Opens a critic that is a model of its own: a run of task reward, or a model whose score head begins at random."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from stoker.checkpoint.load_run import state_at
+from stoker.errors import UserError
+from stoker.hardware.device import Device
+from stoker.job.layout import layout_of
+from stoker.job.load_job import LoadedJob, load_job
+from stoker.job.resolved import ResolvedJob
+from stoker.job.task_spec import TASKS, task_of
+from stoker.models.adapters import unwrap
+from stoker.models.build_model import Built, build_meta
+from stoker.models.model_source import locate
+from stoker.models.score_head import OFFSET, score_head_of
+from stoker.models.text import TextSide, open_text_side
+from stoker.parallel.layout_check import layout_problem
+from stoker.runs.find_run import find_run
+
+KEY = "ppo.critic"
+SCORES = "reward"  # the task whose model has a score head
+
+
+def open_critic(named: str, loaded: LoadedJob, base: Path, device: Device, text: TextSide) -> Built:
+    """The critic of a job, on meta; see `build_meta`. A reward run's begins with its weights and its offset.
+
+    Args:
+        named: a model or a run, as the job has it.
+        text: the policy's.
+
+    Raises:
+        UserError: at the key: there is no such model or run, its model gives no scores, it cannot be laid out as the
+            policy is, or its tokenizer is another one.
+    """
+    try:
+        job, first = _of_model(named, loaded) if locate(named, base, or_run=True) else _of_run(named, loaded, base)
+        theirs = replace(loaded, job=job)
+        tokens = open_text_side(theirs, base).tokenizer.get_vocab()
+        if tokens != text.tokenizer.get_vocab():
+            raise UserError(f"the critic {named} has another tokenizer than the policy")
+        built = build_meta(job, base, device, first=first)
+    except UserError as error:
+        hint = "name a run of task reward on the policy's model, or the policy's model itself"
+        raise UserError(*(loaded.problem(KEY, p.message, p.suggestion or hint) for p in error.problems)) from error
+    problem = layout_problem(unwrap(built.model), layout_of(loaded.job), loaded)
+    if problem is not None:
+        raise UserError(loaded.problem(KEY, f"the critic {named}: {problem.message}", problem.suggestion))
+    if f"buffer/{OFFSET}" in first:
+        head = score_head_of(unwrap(built.model))
+        getattr(head, OFFSET).copy_(first[f"buffer/{OFFSET}"]())
+    return built
+
+
+def _of_model(named: str, loaded: LoadedJob) -> tuple[ResolvedJob, dict[str, Callable[[], Tensor]]]:
+    """A job of task reward for a model, tuned as the policy is."""
+    job = loaded.job
+    assert job.model is not None
+    block = TASKS[SCORES].block
+    assert block is not None
+    other = {"name": named, "tokenizer": None, "revision": None, "special_tokens": None, "stop": None}
+    model = job.model if named == job.model.name else job.model.model_copy(update=other)
+    return job.model_copy(update={"task": SCORES, SCORES: block(), "model": model}), {}
+
+
+def _of_run(named: str, loaded: LoadedJob, base: Path) -> tuple[ResolvedJob, dict[str, Callable[[], Tensor]]]:
+    """The job of a run, and its weights by name."""
+    folder = find_run(named, base)
+    theirs = load_job(folder.job).job
+    if task_of(theirs).head != "score":
+        raise UserError(f"{named} is a run of task {theirs.task}, whose model gives no scores")
+    assert theirs.model is not None
+    if theirs.tune.method not in ("full", "lora") or theirs.model.quantise != "none":
+        raise UserError(f"{named} is a run on a quantised base, which cannot be a critic of its own")
+    first: dict[str, Callable[[], Tensor]] = {}
+    for key, tensor in state_at(folder, theirs, "last", base).tensors.items():
+        if not isinstance(tensor, Tensor):
+            continue
+        if key.startswith("model/"):
+            first[key.removeprefix("model/")] = partial(_same, tensor)
+        elif key.startswith("buffer/") and key.endswith(f".{OFFSET}"):
+            first[f"buffer/{OFFSET}"] = partial(_same, tensor)
+    tune = theirs.tune.model_copy(update={"dropout": 0.0})
+    return theirs.model_copy(update={"train": loaded.job.train, "tune": tune, "parallel": loaded.job.parallel}), first
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
