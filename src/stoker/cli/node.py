@@ -21,6 +21,7 @@ from stoker.cli.train import answer_of, say_ending
 from stoker.errors import CannotRun, Problem, RunFailed, UserError
 from stoker.job import LoadedJob
 from stoker.job.layout import layout_of
+from stoker.job.stages import has_stages
 
 if TYPE_CHECKING:
     from stoker.launch.nodes.cache_exchange import CacheServer
@@ -79,6 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
     secret = read_secret(Path(arguments.secret))
     rendezvous = parsed(arguments.rendezvous)
     listen = own_address(rendezvous, arguments.listen)
+    if has_stages(arguments.job):
+        return _stages(arguments, len(rendezvous))
     opened = open_job(arguments.job, arguments.overrides, trains=True)
     least, most = _nodes(arguments, opened, len(rendezvous))
     from stoker.launch.first_failure import Interrupted, RankFailed
@@ -118,6 +121,18 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         say_ending(spec, ending, shlex.join([*command, "--secret", arguments.secret]))
     return 0 if ending.state == "done" else exit_code(ending.signal or 0, spec.loaded.job.faults)
+
+
+def _stages(arguments: argparse.Namespace, named: int) -> int:
+    """Trains the stages of a job one after another, as `stoker train` does: they run on one node."""
+    from stoker.cli.train_stages import train_stages
+
+    if named > 1 or arguments.nodes not in (None, "1"):
+        raise UserError(Problem("the stages of a job run on one node", "write --nodes 1", file=arguments.job))
+    chosen = argparse.Namespace(
+        job=arguments.job, overrides=arguments.overrides, json=arguments.json, only=None, begin=None, fresh=False
+    )
+    return train_stages(chosen, None)
 
 
 def _prepared(arguments: argparse.Namespace, opened: LoadedJob, most: int) -> tuple[RunSpec, int]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.preflight import open_job
+from stoker.cli.preflight import open_job, open_stages
 from stoker.errors import Problem, UserError
 from stoker.job import LoadedJob
-from stoker.job.stages import has_stages
+from stoker.job.stages import has_stages, read_stages
 from stoker.job.targets import LOCAL
 from stoker.runs.output_folder import is_of_run
 
@@ -42,9 +43,9 @@ def run(arguments: argparse.Namespace) -> int:
     from stoker.cluster.record import find, keep
     from stoker.cluster.target import open_target
 
-    loaded, chosen = chosen_of(arguments)
+    jobs, chosen = chosen_of(arguments)
     target = open_target(chosen)
-    submission = submission_on(loaded, chosen, target, arguments.name)
+    submission = submission_on(jobs, chosen, target, arguments)
     if arguments.dry_run:
         print(target.preview(submission).rstrip("\n"))
         return 0
@@ -63,15 +64,16 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def chosen_of(arguments: argparse.Namespace) -> tuple[LoadedJob, ChosenTarget]:
-    """The job and its target, both checked."""
+def chosen_of(arguments: argparse.Namespace) -> tuple[list[LoadedJob], ChosenTarget]:
+    """The job, or those of its stages, and its target, all checked."""
     from stoker.cluster.chosen_target import choose_target
 
-    if has_stages(arguments.job):
-        hint = "`stoker check JOB --only STAGE` prints one as a job"
-        raise UserError(Problem("a target takes one job, and this file has stages", hint, file=arguments.job))
     overrides = list(arguments.overrides)
-    loaded = open_job(arguments.job, overrides)
+    if has_stages(arguments.job):
+        jobs = open_stages(read_stages(arguments.job, overrides).stages)
+    else:
+        jobs = [open_job(arguments.job, overrides)]
+    loaded = jobs[0]
     if arguments.on is None and is_of_run(Path(arguments.job)) and _is_written(loaded):
         message = "a target runs commands, and a run's own job.yaml does not decide that"
         raise UserError(loaded.document.problem(("target",), message, "name one with --on"))
@@ -83,7 +85,7 @@ def chosen_of(arguments: argparse.Namespace) -> tuple[LoadedJob, ChosenTarget]:
         from dataclasses import replace
 
         chosen = replace(chosen, block=chosen.block.model_copy(update=given))
-    return loaded, chosen
+    return jobs, chosen
 
 
 def _is_written(loaded: LoadedJob) -> bool:
@@ -92,14 +94,22 @@ def _is_written(loaded: LoadedJob) -> bool:
     return mark is not None and not mark.override and loaded.job.target != LOCAL
 
 
-def submission_on(loaded: LoadedJob, chosen: ChosenTarget, target: Target, name: str | None) -> Submission:
-    """The submission, for as many nodes as the target has hosts where nothing else says."""
+def submission_on(
+    jobs: Sequence[LoadedJob], chosen: ChosenTarget, target: Target, arguments: argparse.Namespace
+) -> Submission:
+    """The submission, for as many nodes as the target has hosts where nothing else says; of stages for one."""
     from stoker.cluster.record import NAME
+    from stoker.cluster.staged_submission import staged_submission_of
     from stoker.cluster.submission import submission_of
 
+    name = arguments.name
     if name is not None and not NAME.fullmatch(name):
         raise UserError(Problem(f"--name {name}: that is no name", "write small letters, digits and hyphens"))
-    return submission_of(loaded, chosen, Path.cwd(), name=name, hosts=target.host_count())
+    if has_stages(arguments.job):
+        staged = read_stages(arguments.job, arguments.overrides)
+        given = (arguments.job, arguments.overrides, staged, jobs)
+        return staged_submission_of(*given, chosen, Path.cwd(), name=name)
+    return submission_of(jobs[0], chosen, Path.cwd(), name=name, hosts=target.host_count())
 
 
 def print_submitted(record: Record, submission: Submission) -> None:

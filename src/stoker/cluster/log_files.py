@@ -55,6 +55,18 @@ def rank_label(path: str) -> str:
     return f"rank {rank_of(path)}"
 
 
+def run_logs(shell: Shell, folder: str) -> list[LogPlace]:
+    """The logs of a run's processes, and those of the runs of a job with stages.
+
+    Args:
+        folder: of the run, or of all stages, as the shell reads it.
+    """
+    return [
+        LogPlace(shell, f"{folder}/logs/rank-*.log", rank_label),
+        LogPlace(shell, f"{folder}/*/logs/rank-*.log", lambda path: f"{path.split('/')[-3]} {rank_label(path)}"),
+    ]
+
+
 def read_logs(
     places: Sequence[LogPlace], *, rank: int | None, follow: bool, ended: Callable[[], bool]
 ) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -79,17 +79,22 @@ class NamedFiles:
         return value if _is_below(folder.path, self.base) else home
 
 
-def named_files(loaded: LoadedJob, base: Path) -> NamedFiles:
+def named_files(loaded: LoadedJob, base: Path, *, without: Collection[str] = ()) -> NamedFiles:
     """The files that a job names.
+
+    Args:
+        without: keys that name what is not there yet, as earlier stages.
 
     Raises:
         UserError: a run that it names is not there.
     """
     files = NamedFiles(base)
     for key, value in [*_model_paths(loaded), *_source_paths(loaded)]:
-        if (to := files.add(value)) != value:
+        if key not in without and (to := files.add(value)) != value:
             files.moved[key] = to
     for key, names in _by_key(task_of(loaded.job).names(loaded.job)).items():
+        if key in without:
+            continue
         moved = {name.value: to for name in names if (to := _add_named(files, loaded, name)) != name.value}
         if moved:
             files.moved[key] = _replaced(_at(loaded.job, key), moved)

@@ -6,7 +6,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -33,6 +33,7 @@ class Record:
         output: the run's folder, as the nodes name it.
         base: the folder from which it was submitted, with the host before it.
         handle: what the target needs to find it again: a job's number, process groups, folders.
+        stages: names of the stages of a job that has some.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Record:
     output: str
     base: str
     handle: Mapping[str, Any] = field(default_factory=dict)
+    stages: Sequence[str] = ()
 
     def to_json(self) -> str:
         """The record as the text of its file."""

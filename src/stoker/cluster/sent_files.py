@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import stoker
-from stoker.cluster.named_files import below_folder, files_of, named_files, place_below
+from stoker.cluster.named_files import NamedFiles, below_folder, files_of, named_files, place_below
 from stoker.data.file_digests import file_digest
 from stoker.errors import Problem, UserError
 from stoker.hardware.cache_folder import cache_folder
@@ -93,7 +93,13 @@ def needed_files(
     Raises:
         UserError: one of ``extra`` or a run that the job names is not there, or a file cannot be read.
     """
-    named = named_files(loaded, base)
+    return all_needed(named_files(loaded, base), base, extra=extra, code=code, in_place=in_place, problem=problem)
+
+
+def all_needed(
+    named: NamedFiles, base: Path, *, extra: Sequence[str], code: bool, in_place: bool, problem: Any
+) -> Needed:
+    """What jobs name and what else is sent; see `needed_files`."""
     problems = []
     for index, pattern in enumerate(extra):
         files = files_of(pattern, base)

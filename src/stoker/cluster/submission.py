@@ -42,6 +42,8 @@ class Submission:
         output: the run's folder: a URL, absolute, or below the folder in which the nodes work.
         port: where the nodes meet.
         base: the folder in which the command was given.
+        stages: names of the stages; none of a job without. `output` is then the folder of their runs, `loaded` the
+            first stage's job.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Submission:
     output: str
     port: int
     base: Path
+    stages: tuple[str, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -78,6 +81,7 @@ class Submission:
             devices=self.devices,
             output=self.output,
             base=str(self.base),
+            stages=list(self.stages),
             handle=handle,
         )
 
@@ -116,7 +120,7 @@ def submission_of(
     """
     keys = chosen.block
     assert isinstance(keys, TargetKeys)
-    loaded = _planned(loaded, chosen, keys, hosts)
+    loaded = with_layout(loaded, chosen, keys, hosts)
     nodes, devices = _counted(loaded, chosen, keys, hosts)
     needed = needed_files(
         loaded,
@@ -166,7 +170,7 @@ def sends_code(submission: Submission) -> bool:
     return any(file.path == ARCHIVE for file in submission.files)
 
 
-def _planned(loaded: LoadedJob, chosen: ChosenTarget, keys: TargetKeys, hosts: int | None) -> LoadedJob:
+def with_layout(loaded: LoadedJob, chosen: ChosenTarget, keys: TargetKeys, hosts: int | None) -> LoadedJob:
     """The job with the planner's layout for the target's nodes, where it asks for one."""
     if not loaded.document.planned:
         return loaded

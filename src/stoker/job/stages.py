@@ -83,7 +83,7 @@ def read_stages(path: str | Path, overrides: Sequence[str] = ()) -> StagedJob:
     marks = {where: mark for where, mark in document.marks.items() if where[0] != STAGES}
     common, wrong = apply_overrides(replace(document, data=top, marks=marks), shared)
     problems += wrong
-    root = common.data.get("output") or f"runs/{Path(path).stem or 'job'}"
+    root = common.data.get("output") or _root(path)
     stages: list[Stage] = []
     for index, item in enumerate(items):
         own, wrong = _own(document, index, item, of_stage.get(item["name"], []))
@@ -96,6 +96,32 @@ def read_stages(path: str | Path, overrides: Sequence[str] = ()) -> StagedJob:
     if problems:
         raise UserError(*problems)
     return StagedJob(str(root), tuple(stages))
+
+
+def with_overrides(path: str | Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """The data of a file with stages, with the overrides written in and the folder of the runs.
+
+    Raises:
+        UserError: an override or the list of stages is wrong.
+    """
+    document = read_document(path)
+    items = _items(document)
+    shared, of_stage, problems = _divided(overrides, [item["name"] for item in items])
+    top = {key: value for key, value in document.data.items() if key != STAGES}
+    marks = {where: mark for where, mark in document.marks.items() if where[0] != STAGES}
+    common, wrong = apply_overrides(replace(document, data=top, marks=marks), shared)
+    stages = []
+    for index, item in enumerate(items):
+        own, found = _own(document, index, item, of_stage.get(item["name"], []))
+        stages.append({"name": item["name"], **own.data})
+        wrong += found
+    if problems or wrong:
+        raise UserError(*problems, *wrong)
+    return {**common.data, "output": common.data.get("output") or _root(path), STAGES: stages}
+
+
+def _root(path: str | Path) -> str:
+    return f"runs/{Path(path).stem or 'job'}"
 
 
 def _items(document: JobDocument) -> list[dict[str, Any]]:

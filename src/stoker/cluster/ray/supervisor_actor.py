@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from stoker.cluster.log_files import LogFile, LogPlace, new_lines, rank_label
+from stoker.cluster.log_files import LogFile, LogPlace, new_lines, run_logs
 from stoker.cluster.shell import LocalShell
 from stoker.hardware.process import die_with_parent
 
@@ -80,6 +80,6 @@ class SupervisorActor:
         ranks = Path(output.replace("FOLDER", str(self._folder)))
         places = [
             LogPlace(LocalShell(), f"{shlex.quote(str(self._private))}/*.log", lambda path: Path(path).stem),
-            LogPlace(LocalShell(), f"{shlex.quote(str(ranks))}/logs/rank-*.log", rank_label),
+            *run_logs(LocalShell(), shlex.quote(str(ranks))),
         ]
         return list(new_lines(places, self._known, rank=None))

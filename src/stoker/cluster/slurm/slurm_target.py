@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from stoker.cluster.chosen_target import ChosenTarget
-from stoker.cluster.log_files import LogPlace, rank_label, read_logs
+from stoker.cluster.log_files import LogPlace, read_logs, run_logs
 from stoker.cluster.record import FILE, Record
 from stoker.cluster.records_there import records_in, write_private
 from stoker.cluster.send import quoted, send
@@ -144,9 +144,7 @@ class SlurmTarget:
         output = record.output
         if not output.startswith("/"):
             output = f"{home}/{shlex.quote(output)}" if self._block.login else f"{record.base}/{output}"
-        places = [
-            LogPlace(self._shell, f"{output if self._block.login else shlex.quote(output)}/logs/rank-*.log", rank_label)
-        ]
+        places = run_logs(self._shell, output if self._block.login else shlex.quote(output))
         if rank is None:
             places.insert(0, LogPlace(self._shell, f"{home}/logs/slurm-*.log", lambda path: "slurm"))
         yield from read_logs(

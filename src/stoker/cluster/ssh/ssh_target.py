@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.cluster.chosen_target import ChosenTarget
-from stoker.cluster.log_files import LogPlace, rank_label, read_logs
+from stoker.cluster.log_files import LogPlace, read_logs, run_logs
 from stoker.cluster.record import FILE, Record
 from stoker.cluster.records_there import records_in, write_private
 from stoker.cluster.send import link_script, missing_script, quoted, send
@@ -140,7 +140,7 @@ class SshTarget:
             if rank is None:
                 log = f"{home}/logs/{shlex.quote(host.name)}.log"
                 places.append(LogPlace(connection, log, lambda path: path.rpartition("/")[2].removesuffix(".log")))
-            places.append(LogPlace(connection, f"{folder}/logs/rank-*.log", rank_label))
+            places += run_logs(connection, folder)
         yield from read_logs(
             places, rank=rank, follow=follow, ended=lambda: self.status(record).state not in ("waiting", "running")
         )
