@@ -15,8 +15,8 @@ from click_logs import ranking_job, write_clicks
 from running import assert_same_state, run, stop_at, write_job
 from torch import nn
 
-from stoker.checkpoint.state import State
-from stoker.checkpoint.store import Store
+from stoker.checkpoint.rows_by_id import rows_by_id
+from stoker.checkpoint.store import BASE_ROWS, Store
 from stoker.cli.main import main
 from stoker.data.ranking.click_log import open_log
 from stoker.data.ranking.column_settings import LogSettings
@@ -37,10 +37,10 @@ from stoker.sparse.sparse_embeddings import Feature, SparseEmbeddings
 from stoker.sparse.table_settings import TableSettings
 from stoker.train.prepare import prepare
 from stoker.train.ranking.figures import Scored, figures_of
+from stoker.train.ranking.open_run import measure_run
 from stoker.train.ranking.prepare import step_hook
 from stoker.train.ranking.progressive import ValidationPeriod, over_periods, read_periods, write_period
 from stoker.train.ranking.ranking_task import RankingBatch, RankingTask, scored_rows
-from stoker.train.ranking.saved_tables import ROWS
 from stoker.train.run import start
 
 MODELS = ["dlrm", "dcn", "deepfm", "wide-deep", "din", "mmoe", "two-tower"]
@@ -141,21 +141,6 @@ def steps_in_layout(path: str, steps: int, overrides: tuple[str, ...]) -> list[f
     ]
 
 
-def sorted_rows(state: State) -> dict[str, torch.Tensor]:
-    """The rows of tables in the order of their ids: processes have them in any."""
-    columns: dict[str, dict[str, list[torch.Tensor]]] = {}
-    for name, tensor in sorted(state.tensors.items()):
-        assert isinstance(tensor, torch.Tensor)
-        if name.startswith(ROWS):
-            _, table, column = name.removeprefix(ROWS).split("/")
-            columns.setdefault(table, {}).setdefault(column, []).append(tensor)
-    found = {}
-    for table, parts in columns.items():
-        order = torch.argsort(torch.cat(parts["ids"]))
-        found |= {f"{table}/{column}": torch.cat(some)[order] for column, some in parts.items()}
-    return found
-
-
 @pytest.mark.parametrize(
     ("world", "overrides"),
     [(2, ()), (3, ()), (2, ("parallel.shard=zero3",)), (2, ("train.micro_batch=2",))],
@@ -180,11 +165,35 @@ def test_a_checkpoint_of_any_processes_is_restored_by_any_other(clicks: Path, po
         found = pool.run(steps_in_layout, str(clicks), step, (f"parallel.data={world}",), world=world)[0]
     assert found[:4] == pytest.approx(alone[:4], rel=1e-12)
     one, other = (Store(clicks / name / "checkpoints").load(4) for name in ("alone", "changing"))
-    rows, others = sorted_rows(one), sorted_rows(other)
+    rows, others = rows_by_id(one.tensors), rows_by_id(other.tensors)
     assert rows.keys() == others.keys()
     assert any(len(tensor) for tensor in rows.values())
     for name, tensor in rows.items():
         torch.testing.assert_close(tensor, others[name], rtol=1e-12, atol=1e-14)
+
+
+def test_checkpoints_of_changed_rows_are_resumed_evaluated_and_kept(clicks: Path, pool: Pool) -> None:
+    table = {"admission": {"count": 2}, "eviction": {"age": 2, "every": 2}}
+    job = ranking_job(output="whole", ranking={"table": table}, train=CONSTANT, checkpoint={"every": 1, "best": False})
+    write_job(clicks, job)
+    whole = steps_in_layout(str(clicks), 6, ())
+    write_job(clicks, {**job, "output": "changed", "checkpoint": {**job["checkpoint"], "full_every": 4}})
+    for step, world in ((3, 2), (4, 1), (6, 2)):  # it begins anew with all rows after each
+        found = pool.run(steps_in_layout, str(clicks), step, (f"parallel.data={world}",), world=world)[0]
+    assert found[:6] == pytest.approx(whole[:6], rel=1e-12)
+    store = Store(clicks / "changed" / "checkpoints")
+    assert {step: store.numbers(step).get("base") for step in store.steps()} == {5: None, 6: 5}
+    one, other = (Store(clicks / name / "checkpoints").load(6) for name in ("whole", "changed"))
+    assert any(name.startswith(BASE_ROWS) for name in other.tensors)
+    rows, others = rows_by_id(one.tensors), rows_by_id(other.tensors)
+    assert rows.keys() == others.keys() and len(rows["user_id/ids"])
+    for name, tensor in rows.items():
+        torch.testing.assert_close(tensor, others[name], rtol=1e-12, atol=1e-14)
+    first, second = (
+        measure_run(str(clicks / name), None, "auto", at="last", trusted=(), base=clicks).means
+        for name in ("whole", "changed")
+    )
+    assert first == pytest.approx(second, rel=1e-9)
 
 
 def test_a_stopped_run_goes_on_as_if_it_had_not(clicks: Path) -> None:

@@ -10,15 +10,21 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from click_logs import ranking_job
+from running import write_job
 
 from stoker.checkpoint.chunks import DeferredChunk
+from stoker.checkpoint.rows_by_id import rows_by_id
 from stoker.checkpoint.state import State
-from stoker.checkpoint.store import Store
+from stoker.checkpoint.storage import BASE
+from stoker.checkpoint.store import ROWS, Store
+from stoker.errors import UserError
+from stoker.job.load_job import load_job
 from stoker.launch.process_pool import Pool
 from stoker.sparse import Admission, Eviction, Feature, JaggedIds, SparseEmbeddings, TableSettings
 from stoker.sparse.sparse_state import SparseState, TableState
 from stoker.train.ranking import saved_tables
-from stoker.train.ranking.saved_tables import ROWS, SavedTables
+from stoker.train.ranking.saved_tables import SavedTables
 
 SETTINGS = [
     TableSettings("a", 3, lr=0.1, optimizer="adam", eviction=Eviction(age=3, every=1)),
@@ -33,10 +39,13 @@ def tables_of(group: Any = None) -> SparseEmbeddings:
 class Training:
     """What saved tables see of a ranking task."""
 
-    def __init__(self, group: Any = None) -> None:
-        self.tables, self.is_followed = tables_of(group), False
+    def __init__(self, group: Any = None, full_every: int = 1) -> None:
+        self.tables = tables_of(group)
         self.before_pause: Callable[[], None] = lambda: None
-        self.saved = SavedTables(self, lambda: tables_of(group))  # type: ignore[arg-type]
+        self.saved = SavedTables(self, lambda: tables_of(group), full_every)  # type: ignore[arg-type]
+
+    def ids(self) -> dict[str, set[int]]:
+        return {name: set(table.ids.tolist()) for name, table in self.tables.state(is_base=False).tables.items()}
 
     def step(self, seed: int) -> None:
         random = np.random.default_rng(seed)
@@ -60,7 +69,7 @@ def save_and_restore(folder: str, part_bytes: int) -> SparseState | None:
     if not store.steps():
         for step in range(8):
             task.step(10 * step + (dist.get_rank() if dist.is_initialized() else 0))
-        store.save(State(8, task.saved.now(), {}))
+        store.save(State(8, task.saved.now(8, None), {}))
     else:
         store.restore(8, task.saved.places)
         task.saved.restored()
@@ -95,7 +104,7 @@ def test_a_part_has_memory_only_while_it_is_written_and_read(tmp_path: Path, mon
     task = Training()
     for step in range(6):
         task.step(step)
-    held = task.saved.now()
+    held = task.saved.now(8, None)
     deferred = [chunk for chunks in held.values() for chunk in chunks if isinstance(chunk, DeferredChunk)]
     assert len(deferred) == len(held) - 1 > 20 and all(chunk.tensor.is_meta for chunk in deferred)
     Store(tmp_path).save(State(6, held, {}))
@@ -107,3 +116,58 @@ def test_a_part_has_memory_only_while_it_is_written_and_read(tmp_path: Path, mon
     parts = [table for part in put[:-1] for table in part.tables.values()]
     assert len(parts) > 8 and max(len(table.ids) for table in parts) <= 200 // 22
     assert_same_rows(again.tables.state(is_base=False), task.tables.state(is_base=False))
+
+
+@pytest.mark.parametrize("part_bytes", [200, 1 << 20])
+def test_increments_and_their_base_are_the_rows_to_the_bit(
+    part_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saved_tables, "PART_BYTES", part_bytes)
+    task, store, rows = Training(full_every=3), Store(tmp_path), {}
+    follower, followed = 0, task.ids()  # another asker, whose changes must not be lost
+    for step in range(1, 25):
+        task.step(step)
+        if step % 2 == 0:
+            held = task.saved.now(step, lambda base: base in store.steps() and store.is_whole(base))
+            store.save(State(step, held, {} if task.saved.base is None else {BASE: task.saved.base}))
+            rows[step] = task.tables.state(is_base=False)
+            if step == 16:
+                store.storage.delete(14)  # a base that was never written: the next one has all rows
+        if step % 5 == 0:
+            if follower:
+                now = task.ids()
+                for table, state in task.tables.state(since=follower).tables.items():
+                    assert followed[table] - now[table] <= set(state.removed.tolist())
+                    assert now[table] - followed[table] <= set(state.ids.tolist())
+            follower, followed = task.tables.version, task.ids()
+            task.tables.rebase(follower, by="export.sync")
+    bases = {step: store.numbers(step).get(BASE) for step in store.steps()}
+    assert bases == {2: None, 4: 2, 6: 2, 8: None, 10: 8, 12: 8, 16: 14, 18: None, 20: 18, 22: 18, 24: None}
+    removed = [t for step in (4, 6) for n, t in store.load(step).tensors.items() if n.endswith("/removed")]
+    assert sum(len(ids) for ids in removed) > 3  # type: ignore[misc]
+    for step in set(bases) - {16}:
+        again = Training()
+        store.restore(step, again.saved.places)
+        again.saved.restored()
+        assert_same_rows(again.tables.state(is_base=False), rows[step])
+        found = rows_by_id({n: t for n, t in store.load(step).tensors.items() if isinstance(t, torch.Tensor)})
+        assert torch.equal(found["a/values"], rows[step].tables["a"].values)
+        assert torch.equal(found["b/c/ids"], rows[step].tables["b/c"].ids)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"ranking": {"servers": {"addresses": ["h:1"], "secret": "s"}}}, "do not know which rows have changed"),
+        ({"task": "module"}, "is about rows of tables, and `task: module` has none"),
+    ],
+)
+def test_increments_are_of_tables_in_the_processes_that_train(
+    changes: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    job = ranking_job(checkpoint={"full_every": 3}, **changes)
+    if job["task"] == "module":
+        job = {"task": "module", "module": {"model": "m:n", "loss": "m:n", "data": "m:n"}, "steps": 1, "checkpoint": job["checkpoint"]}
+    with pytest.raises(UserError, match=says) as error:
+        load_job(write_job(tmp_path, job))
+    assert "job.yaml:" in str(error.value)

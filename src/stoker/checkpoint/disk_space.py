@@ -7,22 +7,30 @@ import os
 from dataclasses import replace
 
 from stoker.checkpoint.retention import Keep
-from stoker.checkpoint.storage import Storage
+from stoker.checkpoint.storage import Storage, base_of
 
 SPARE = 1 << 20  # bytes that are left free for metrics and events while a checkpoint is written
 
 
 def make_room(
-    storage: Storage, step: int, size: int, keep: Keep, *, replaces: bool, was_full: bool = False
+    storage: Storage,
+    step: int,
+    size: int,
+    keep: Keep,
+    *,
+    replaces: bool,
+    was_full: bool = False,
+    base: int | None = None,
 ) -> tuple[int, ...]:
     """Deletes as few checkpoints as it takes, the oldest first; gives their steps.
 
-    Those that are kept for another reason than being new stay.
+    Those that are kept for another reason than being new stay, and the bases of those that stay.
 
     Args:
         size: bytes of the checkpoint of ``step``.
         replaces: whether the newest one may go, too: the state that follows it lies elsewhere.
         was_full: whether the one before did not fit, whatever room the disk says that it has: there may be a quota.
+        base: the checkpoint that the one of ``step`` adds to.
 
     Raises:
         OSError: there is too little room, and would be after deleting; nothing has been deleted.
@@ -31,12 +39,16 @@ def make_room(
     missing = size if was_full else 0 if room is None else size + SPARE - room
     if missing <= 0 or step in steps:
         return ()
-    doomed = []
-    for older in replace(keep, newest=0 if replaces else 1).doomed([other for other in steps if other < step]):
+    may_go = replace(keep, newest=0 if replaces else 1).doomed([other for other in steps if other < step])
+    bases = {other: base_of(storage, other) for other in steps} | {step: base} if may_go else {}
+    doomed: list[int] = []
+    while (older := next((one for one in may_go if one not in bases.values()), None)) is not None:
+        may_go.remove(older)
+        del bases[older]  # what it adds to may be free now
         doomed.append(older)
         missing -= sum(storage.sizes(older).values())
         if missing <= 0:
-            for each in doomed:
+            for each in sorted(doomed, reverse=True):
                 storage.delete(each)
-            return tuple(doomed)
+            return tuple(sorted(doomed))
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -14,6 +14,7 @@ from stoker.checkpoint.chunks import Chunk, Held
 from stoker.checkpoint.collective import rank, together
 from stoker.checkpoint.save_plan import Item
 from stoker.checkpoint.shm_buffers import Copy, copies_in, forget_copies
+from stoker.checkpoint.storage import BASE
 
 Key = tuple[int, str]  # the step of copies, and the group that made them
 
@@ -101,7 +102,8 @@ def remembered(folder: Path | None, before: int | None) -> list[MemoryCopies]:
         return {key: next(iter(mine[key].values())).numbers for key in steps if first[key] == rank()}
 
     numbers = {key: values for found in together(numbers_of) for key, values in found.items()}
-    return [MemoryCopies(*key, tuple(mine.get(key, {}).values()), numbers[key], holders[key]) for key in steps]
+    whole = [key for key in steps if BASE not in numbers[key]]  # what others add to is on the disk alone
+    return [MemoryCopies(*key, tuple(mine.get(key, {}).values()), numbers[key], holders[key]) for key in whole]
 
 
 def forget_after(folder: Path | None, step: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stoker.checkpoint.storage import Storage
+from stoker.checkpoint.storage import Storage, base_of
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,12 @@ class Keep:
 
 
 def retain(storage: Storage, keep: Keep) -> None:
-    """Deletes the checkpoints that are not kept."""
-    for step in keep.doomed(storage.steps()):
-        storage.delete(step)
+    """Deletes the checkpoints that are neither kept nor the base of one that is.
+
+    The newest first, so that none is there without its base, whenever this ends.
+    """
+    steps = storage.steps()
+    if doomed := set(keep.doomed(steps)):
+        needed = {base_of(storage, step) for step in steps if step not in doomed}
+        for step in sorted(doomed - needed, reverse=True):
+            storage.delete(step)

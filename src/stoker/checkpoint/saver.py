@@ -19,6 +19,7 @@ from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.save_plan import Agreement, agree
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.state import Damaged, Places, Restored, SaveOutcome, State
+from stoker.checkpoint.storage import BASE
 from stoker.checkpoint.store import Store
 from stoker.errors import DiskFailed, RunFailed
 from stoker.runs.shm_folder import this_node
@@ -111,6 +112,12 @@ class Saver:
             seconds = time.perf_counter() - begin
             self._outcomes.append(replace(outcome, seconds=seconds, stall=seconds, deleted=deleted))
 
+    def is_whole(self, step: int) -> bool:
+        """Whether a checkpoint is on the disk that others may add to; one that is being written is waited for."""
+        with self._stalled():
+            self.wait()
+            return by_first(lambda: step in self.store.steps() and self.store.is_whole(step))
+
     def pause(self, state: State, keep: Keep) -> None:
         """Leaves the state that training goes on from, in other processes, in memory; on the disk if there is no room.
 
@@ -126,7 +133,8 @@ class Saver:
 
     def keep_in_memory(self, state: State) -> bool:
         """Copies the state to where it outlives this process; returns whether there was room for it."""
-        return self.snapshots is not None and self._outlives and not state.streams and self.snapshots.take(state)
+        fits = not state.streams and BASE not in state.numbers
+        return self.snapshots is not None and self._outlives and fits and self.snapshots.take(state)
 
     def _room_for(self, state: State, agreed: Agreement, keep: Keep, *, was_full: bool = False) -> tuple[int, ...]:
         """Deletes older checkpoints where the disk has no room for another; returns their steps. A collective.
@@ -139,7 +147,8 @@ class Saver:
 
         def make(*, replaces: bool) -> tuple[int, ...]:
             size, storage = agreed.size + len(agreed.metadata), self.store.storage
-            return by_first(lambda: make_room(storage, state.step, size, keep, replaces=replaces, was_full=was_full))
+            limits: dict[str, Any] = {"replaces": replaces, "was_full": was_full, "base": state.numbers.get(BASE)}
+            return by_first(lambda: make_room(storage, state.step, size, keep, **limits))
 
         try:
             try:

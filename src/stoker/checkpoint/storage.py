@@ -26,6 +26,7 @@ METADATA = ".metadata"  # what tensors there are and where they lie, as torch.di
 NAME = re.compile(r"step-(\d{8})")
 ATTEMPT = re.compile(r"step-(\d{8})-([a-zA-Z0-9]+)\.(\d+)\.\d+")  # step, machine, process, when
 POLL = 0.1  # seconds
+BASE = "base"  # the key of the step that a checkpoint adds to, in ``state.json``
 SUM = "sha256"  # the key of the checksum of ``state.json``
 WITHOUT_SUM = {"step", "progress", "scaler", "files"}  # the keys of one that was written before it had a checksum
 
@@ -236,6 +237,15 @@ def read_state(storage: Storage, step: int) -> dict[str, Any]:
     if values["step"] != step:
         raise ValueError(f"{STATE} is of step {values['step']}")
     return values
+
+
+def base_of(storage: Storage, step: int) -> int | None:
+    """The step of the checkpoint that this one adds to; None where it is whole, or damaged."""
+    try:
+        base: int | None = read_state(storage, step).get(BASE)
+    except (FileNotFoundError, ValueError, KeyError):
+        return None
+    return base
 
 
 def _sum(values: Mapping[str, Any]) -> str:

@@ -4,6 +4,9 @@ A checkpoint is a folder ``step-00000060``: the tensors as torch.distributed.che
 ``state.json`` with the numbers and with the size and SHA-256 of every file. It becomes visible in one act once all
 of it is on the disk, so a checkpoint that can be seen is whole. One that is damaged later is found when it is loaded.
 
+A checkpoint may have only the rows of embedding tables that have changed since another one, its base, which
+``state.json`` names then; the base's rows are read before its own.
+
 Tensors have the names and shapes of the whole model, whatever the layout: each process writes and reads its own
 chunks of them, so that a run goes on under any other layout, and one process can read everything.
 """
@@ -35,10 +38,12 @@ from stoker.checkpoint.dcp_planners import ChunkLoader
 from stoker.checkpoint.retention import Keep, retain
 from stoker.checkpoint.save_plan import Agreement, agree
 from stoker.checkpoint.state import DamagedError, Places, Saved, SaveOutcome, State
-from stoker.checkpoint.storage import Storage, name_of, read_state, storage_of
+from stoker.checkpoint.storage import BASE, Storage, base_of, name_of, read_state, storage_of
 from stoker.checkpoint.writer import commit, write_part
 from stoker.errors import DiskFailed, RunFailed
 
+TABLES = "sparse/"  # names of what is of embedding tables begin so
+ROWS, BASE_ROWS = f"{TABLES}rows/", f"{TABLES}base/"  # rows, and those of the base that a checkpoint adds to
 ISLAND, OUTER = "island-", "outer/"  # names of what islands but the first hold, and of what all keep, begin so
 
 
@@ -172,8 +177,9 @@ class Store:
         """
         where = self._name(step)
         with _damage(where):
-            numbers, files, saved = by_first(lambda: self._open(step))
-            check_contents(self.storage, step, files)
+            numbers, sources, saved = by_first(lambda: self._open_with_base(step))
+            for source, files in sources:
+                check_contents(self.storage, source, files)
         held: Held = {}
 
         def match() -> set[str]:
@@ -188,8 +194,29 @@ class Store:
         if odd := sorted((wanted := set().union(*together(match))) - set(saved) | needed - wanted):
             self._mismatch(step, f"{odd[0]} is only in one of them")
         with _damage(where), _one_process():
-            dcp.load(dict(held), storage_reader=RestrictedReader(self.storage.path(step), files), planner=ChunkLoader())
+            for source, files in sources:
+                own = {name: chunks for name, chunks in held.items() if name.startswith(BASE_ROWS) == (source != step)}
+                own = {ROWS + n.removeprefix(BASE_ROWS) if source != step else n: chunks for n, chunks in own.items()}
+                reader = RestrictedReader(self.storage.path(source), files)
+                if own or source == step:
+                    dcp.load(own, storage_reader=reader, planner=ChunkLoader())
         return numbers
+
+    def _open_with_base(self, step: int) -> tuple[dict[str, Any], list[tuple[int, Files]], dict[str, Saved]]:
+        """The same as `_open`, with the rows of the checkpoint that this one adds to, whose files come first."""
+        numbers, files, saved = self._open(step)
+        base = numbers.get(BASE)
+        if base is None:
+            return numbers, [(step, files)], saved
+        if base not in self.steps():
+            raise FileNotFoundError(f"it adds to the checkpoint of step {base}, which is not there")
+        _, base_files, rows = self._open(base)
+        before = {BASE_ROWS + n.removeprefix(ROWS): entry for n, entry in rows.items() if n.startswith(ROWS)}
+        return numbers, [(base, base_files), (step, files)], saved | before
+
+    def is_whole(self, step: int) -> bool:
+        """Whether a checkpoint adds to no other."""
+        return base_of(self.storage, step) is None
 
     def _mismatch(self, step: int, how: str) -> NoReturn:
         raise RunFailed(f"the checkpoint of step {step} is of another model: {how}")
@@ -218,7 +245,7 @@ class Store:
         """Deletes the checkpoints of later steps, which the run is going to take another time."""
 
         def delete() -> None:
-            for later in self.steps():
+            for later in reversed(self.steps()):  # none is there without its base
                 if later > step:
                     self.storage.delete(later)
             for attempt in self.storage.attempts_after(step):  # of a writer whose process is gone

@@ -167,6 +167,18 @@ def _one_target(view: View) -> Iterator[Problem]:
         yield view.document.problem((TARGET,), "`target` has no block", f"write one of {', '.join(KINDS)} below it")
 
 
+def _increments(view: View) -> Iterator[Problem]:
+    """Checkpoints of changed rows: of tables that the processes hold which train."""
+    if view.value("checkpoint.full_every") == 1:
+        return
+    if not view.task.has_tables:
+        message = f"`checkpoint.full_every` is about rows of tables, and `task: {view.task.name}` has none"
+        yield from view.at_each(["checkpoint.full_every", "task"], message, "remove it, or write `task: ranking`")
+    elif view.value("ranking.servers") is not None:
+        message = "servers of rows do not know which rows have changed since a checkpoint"
+        yield from view.at_each(["checkpoint.full_every", "ranking.servers"], message, "write `full_every: 1`")
+
+
 def _sync(view: View) -> Iterator[Problem]:
     """A store that follows a run: of rows, by one rule."""
     sync = view.value("export.sync")
@@ -188,7 +200,7 @@ def _sync(view: View) -> Iterator[Problem]:
 
 CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
     _steps_and_epochs, _needs_model, _needs_data, _task_blocks, _without_text, _of_tasks, _score_head,
-    _weights, _two_evaluations, _samples, _warmup, _batch, _nodes, _one_target, _sync,
+    _weights, _two_evaluations, _samples, _warmup, _batch, _nodes, _one_target, _increments, _sync,
     *TEXT_CHECKS, *TUNE_CHECKS, *LAYOUT_CHECKS, *SYNC_CHECKS,
 )  # fmt: skip
 

@@ -62,6 +62,7 @@ REASONS = {
     "evaluate.data": "held-out rows serve instead",
     "checkpoint.keep": "the newest, and one before it should that be damaged",
     "checkpoint.best": "what is exported should be the best",
+    "checkpoint.full_every": "each has all rows, so that no checkpoint needs another one",
     "checkpoint.keep_every": "the disk is for the newest",
     "checkpoint.to": "inside the run's folder",
     "checkpoint.background": "training need not wait for a disk",

@@ -257,6 +257,10 @@ class CheckpointBlock(Block):
     keep_every: PositiveInt | None = Field(
         default=None, description="also keep the checkpoints of steps that this number divides, without limit"
     )
+    full_every: PositiveInt = Field(
+        default=1,
+        description="of embedding tables: one of so many checkpoints has all rows, the others those that have changed",
+    )
     best: bool = Field(default=True, description="also keep the checkpoint with the lowest held-out loss")
     to: str | None = Field(
         default=None, description="another folder or a URL for the checkpoints; by default inside the run's folder"

@@ -171,7 +171,11 @@ class Rehearsal:
     def _fingerprint(self) -> str:
         """Digest of all that decides the end: the job without its fault policy, its data and its model."""
         job, base = self._loaded.job, self._base
-        left_out = {"output": True, "faults": True, "checkpoint": {"to", "background", "memory", "keep", "keep_every"}}
+        left_out = {
+            "output": True,
+            "faults": True,
+            "checkpoint": {"to", "background", "memory", "keep", "keep_every", "full_every"},
+        }
         blocks = (*job.data, *job.evaluate.data)
         seen = [open_source(block, base).fingerprint() for block in blocks]
         if job.model is not None and (weights := base / job.model.name).is_dir():

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stoker.checkpoint.store import Store
+from stoker.checkpoint.rows_by_id import rows_by_id
+from stoker.checkpoint.store import TABLES, Store
 from stoker.runs.run_folder import RunFolder
 
 # Largest relative difference of losses and weights under another layout, by the arithmetic of the passes.
@@ -77,14 +78,20 @@ def _weights_apart(calm: Store, other: Store, step: int) -> float:
     """The largest difference of a tensor of the last checkpoint, relative to the tensor's largest value."""
     if step not in calm.steps() or step not in other.steps():
         return math.inf
-    expected, found = calm.load(step).tensors, other.load(step).tensors
+    expected, found = _tensors(calm, step), _tensors(other, step)
     if expected.keys() != found.keys():
         return math.inf
     return max((_apart(expected[name], found[name]) for name in expected), default=0.0)
 
 
-def _apart(a: Any, b: Any) -> float:
-    assert isinstance(a, Tensor) and isinstance(b, Tensor)
+def _tensors(store: Store, step: int) -> dict[str, Tensor]:
+    """A checkpoint, with the rows of tables by id."""
+    tensors = {name: tensor for name, tensor in store.load(step).tensors.items() if isinstance(tensor, Tensor)}
+    others = {name: tensor for name, tensor in tensors.items() if not name.startswith(TABLES)}
+    return others | {TABLES + name: tensor for name, tensor in rows_by_id(tensors).items()}
+
+
+def _apart(a: Tensor, b: Tensor) -> float:
     if a.shape != b.shape or a.dtype != b.dtype:
         return math.inf
     if torch.equal(a, b):

@@ -121,9 +121,9 @@ class ExchangedRows:
         """The rows that this process owns, copied when they are asked for."""
         return self.shard.lazy_parts(since, rows=rows, is_base=is_base)
 
-    def rebase(self, step: int) -> None:
-        """Forgets evicted ids of steps before ``step``."""
-        self.shard.rebase(step)
+    def rebase(self, step: int | None, *, by: str) -> None:
+        """Says how far incremental states reach back."""
+        self.shard.rebase(step, by=by)
 
     def load(self, name: str, state: TableState, *, step: int) -> None:
         """Takes over what this process owns."""

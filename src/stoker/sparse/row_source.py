@@ -51,8 +51,8 @@ class TableRows(Protocol):
     def lazy_parts(self, since: int | None, *, rows: int, is_base: bool) -> Iterator[LazyPart]:
         """The same, of which copies are made when they are asked for; no step may be taken before that."""
 
-    def rebase(self, step: int) -> None:
-        """Forgets evicted ids of steps before ``step``: no incremental state will reach further back."""
+    def rebase(self, step: int | None, *, by: str) -> None:
+        """Says how far an asker's incremental states reach back, as `TableShard.rebase`."""
 
     def load(self, name: str, state: TableState, *, step: int) -> None:
         """Takes over what of a state belongs to this process' part."""

@@ -195,14 +195,17 @@ class SparseEmbeddings(nn.Module):
             rows = max(1, part_bytes // row_bytes(fused.tables[0]))
             yield from fused.source.lazy_parts(since, rows=rows, is_base=is_base)
 
-    def rebase(self, version: int) -> None:
-        """Says that no incremental state from before ``version`` will be asked for.
+    def rebase(self, version: int | None, *, by: str = "") -> None:
+        """Says that one asker's incremental states will reach back to ``version`` at most; None for no states.
 
         Where one follows another, and whole states that are made between them are no base, ids that were evicted are
-        recorded no longer than needed.
+        recorded no longer than any asker needs.
+
+        Args:
+            by: who asks; askers do not know of each other.
         """
         for fused in self._fused:
-            fused.source.rebase(version)
+            fused.source.rebase(version, by=by)
 
     def load(self, parts: Iterable[SparseState]) -> None:
         """Takes over states, on top of what is there.

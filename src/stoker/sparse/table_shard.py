@@ -66,8 +66,8 @@ class TableShard:
         self._waiting = WaitingIds(tables, seed=seed, rank=rank, world=world)
         self._made: list[np.ndarray] = []  # rows that lookups of this step have made
         self._touched: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # rows, last seen before, occurrences
-        self._removed: list[tuple[int, Keys]] = []  # evicted since the last whole state: the step, and what
-        self._whole: int | None = None  # the step of that state
+        self._removed: list[tuple[int, Keys]] = []  # evicted since the earliest of the bases: the step, and what
+        self._bases: dict[str, int] = {}  # the steps from which on incremental states are asked for, by who asks
         self.step = 0
 
     @property
@@ -245,7 +245,7 @@ class TableShard:
     def _remove(self, rows: np.ndarray) -> None:
         if len(rows):
             ids, tables = self.index.ids[rows], self.index.tables[rows].astype(np.int64)
-            if self._whole is not None:
+            if self._bases:
                 self._removed.append((self.step - 1, Keys.of(ids, tables, self.salts)))
             self.index.remove(rows)
             self.store.free(rows)
@@ -277,9 +277,10 @@ class TableShard:
     ) -> Iterator[LazyPart]:
         """As `state`, in parts whose rows are copied when they are asked for; no step may be taken before that."""
         if since is None and is_base:
-            self._removed, self._whole = [], self.step
-        if since is not None and (self._whole is None or since < self._whole):
-            last = "there has been none" if self._whole is None else f"that was at {self._whole}"
+            self.rebase(self.step)
+        first = min(self._bases.values(), default=None)
+        if since is not None and (first is None or since < first):
+            last = "there has been none" if first is None else f"that was at {first}"
             raise ValueError(f"a state since {since} wants a whole one at that version or before: {last}")
         found = self.index.rows
         if since is not None:
@@ -306,10 +307,14 @@ class TableShard:
         optimizer = LazyColumn((len(rows), state), self.format.compute, partial(self.store.state, rows))
         return columns | {"values": values, "optimizer": optimizer}
 
-    def rebase(self, step: int) -> None:
-        """Forgets evicted ids of steps before ``step``: no incremental state reaches further back."""
-        self._removed = [(when, keys) for when, keys in self._removed if when >= step]
-        self._whole = step
+    def rebase(self, step: int | None, *, by: str = "") -> None:
+        """Says that an asker's incremental states reach back to ``step``, or that there will be none.
+
+        Evicted ids of steps before that of every asker are forgotten.
+        """
+        self._bases = {name: at for name, at in {**self._bases, by: step}.items() if at is not None}
+        first = min(self._bases.values(), default=self.step)
+        self._removed = [(when, keys) for when, keys in self._removed if when >= first]
 
     def _gone(self, number: int, since: int | None) -> Tensor:
         found = [np.empty(0, np.int64)]
@@ -329,8 +334,7 @@ class TableShard:
             ValueError: the rows do not fit the table.
         """
         number = next(i for i, table in enumerate(self.tables) if table.name == name)
-        self.step = self._whole = step
-        self._removed = []
+        self.step, self._bases, self._removed = step, {"": step}, []
         columns = (self.format.columns, self._optimizer.columns(self._settings.width))
         if (state.values.shape[1], state.optimizer.shape[1]) != columns or state.values.dtype != self.format.stored:
             found = f"{state.values.dtype} {tuple(state.values.shape)} with {state.optimizer.shape[1]} columns of state"

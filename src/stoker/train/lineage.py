@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from stoker.checkpoint.storage import read_state
+from stoker.checkpoint.storage import BASE, read_state
 from stoker.checkpoint.store import Store, place_of
 from stoker.data.file_digests import file_digest
 from stoker.data.sources import open_source
@@ -138,7 +138,9 @@ def weights_digest(run: str, base: Path) -> str:
     if not steps:
         raise UserError(f"{folder.path} has no checkpoint")
     digest = hashlib.sha256()
-    for name, file in sorted(read_state(store.storage, steps[-1])["files"].items()):
+    last = read_state(store.storage, steps[-1])
+    before = [read_state(store.storage, last[BASE])] if BASE in last else []
+    for name, file in (entry for state in (last, *before) for entry in sorted(state["files"].items())):
         digest.update(f"{name}\0{file['sha256']}\n".encode())
     return digest.hexdigest()
 

@@ -181,7 +181,10 @@ class Loop:
                 paused = not finished and all(number is None for number in together(lambda: self.stop.signal))
                 if self.progress.step:
                     self._begin_save()
-                    (self.saver.pause if paused else self.saver.finish)(self._state(), self._keep())
+                    if paused:
+                        self.saver.pause(self.state.now(self.progress), self._keep())
+                    else:
+                        self.saver.finish(self._state(), self._keep())
             finally:
                 self.metrics.close()
         state = "done" if finished else "paused" if paused else "stopped"
@@ -289,7 +292,7 @@ class Loop:
             self._begin_save()
             self.saver.attempt(self._state(), self._keep())
         elif copy and not last:
-            self.saver.remember(self._state())
+            self.saver.remember(self.state.now(self.progress))
         self.saver.report()
         self.saver.cadence.begin_step()
         return evaluation
@@ -319,7 +322,8 @@ class Loop:
         self.metrics.flush()
 
     def _state(self) -> State:
-        return self.state.now(self.progress)
+        """What a checkpoint is made of."""
+        return self.state.now(self.progress, self.saver.is_whole)
 
     def _keep(self) -> Keep:
         best = self.progress.best_step if self.plan.keep_best else None

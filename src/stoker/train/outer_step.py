@@ -84,11 +84,16 @@ class OuterStep:
         sum_over(self._group, *means)
         return [mean.div_(self._islands) for mean in means]
 
+    base: int | None = None
+
     @property
     def streams(self) -> bool:
         return False
 
-    def now(self) -> Held:
+    def now(self, step: int, is_whole: Callable[[int], bool] | None) -> Held:
+        return self._held()
+
+    def _held(self) -> Held:
         return {
             f"{OUTER}{name}/{kind}": [chunk_of(tensor, piece)]
             for name, _, piece in stepped(self._model, *self._names)
@@ -96,7 +101,7 @@ class OuterStep:
         }
 
     def places(self, saved: Mapping[str, Saved]) -> Held:
-        found = {name: chunks for name, chunks in self.now().items() if name in saved}
+        found = {name: chunks for name, chunks in self._held().items() if name in saved}
         self._begins = not found
         return found
 

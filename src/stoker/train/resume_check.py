@@ -28,6 +28,7 @@ MAY_CHANGE = (
     "checkpoint.keep",
     "checkpoint.best",
     "checkpoint.keep_every",
+    "checkpoint.full_every",
     "checkpoint.background",
     "checkpoint.memory",
     "faults",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from stoker.checkpoint.chunks import Held
 from stoker.checkpoint.run_weights import NONE, held_weights
 from stoker.checkpoint.state import Saved, State
+from stoker.checkpoint.storage import BASE
 from stoker.checkpoint.store import ISLAND
 from stoker.parallel.shard_spec import Piece
 from stoker.train.optimizer import empty_moments, held_moments
@@ -23,13 +24,21 @@ class FurtherState(Protocol):
 
     Attributes:
         streams: whether no copies in memory may be made of it: it is written to the disk part by part.
+        base: step of the checkpoint that what `now` gave last adds to; None where it is whole.
     """
+
+    base: int | None
 
     @property
     def streams(self) -> bool: ...
 
-    def now(self) -> Held:
-        """What this process holds, under names that no weight has."""
+    def now(self, step: int, is_whole: Callable[[int], bool] | None) -> Held:
+        """What this process holds, under names that no weight has.
+
+        Args:
+            step: of the checkpoint that it is for.
+            is_whole: whether a step's checkpoint is there for this one to add to; None where all is wanted.
+        """
 
     def places(self, saved: Mapping[str, Saved]) -> Held:
         """Where those of a checkpoint's tensors go that are its own."""
@@ -65,16 +74,22 @@ class TrainingState:
         self._model, self._optimizer, self._scaler = model, optimizer, scaler
         self._names = (pieces, aliases)
 
-    def now(self, progress: Progress) -> State:
-        """The current state, by reference."""
+    def now(self, progress: Progress, is_whole: Callable[[int], bool] | None = None) -> State:
+        """The current state, by reference.
+
+        Args:
+            is_whole: for a checkpoint that may add to another one: whether a step's is there, and adds to none.
+        """
+        further = self._further.now(progress.step, is_whole) if self._further else {}
+        base = self._further.base if self._further else None
         own = {
             **held_weights(self._model, *self._names),
             **held_moments(self._model, self._optimizer, *self._names),
         }
         return State(
             progress.step,
-            {**self._named(own), **(self._further.now() if self._further else {})},
-            {"progress": vars(progress), "scaler": self._scaler.state_dict()},
+            {**self._named(own), **further},
+            {"progress": vars(progress), "scaler": self._scaler.state_dict(), **({} if base is None else {BASE: base})},
             streams=self._further is not None and self._further.streams,
         )
 

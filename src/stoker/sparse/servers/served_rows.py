@@ -109,7 +109,7 @@ class ServedRows:
         """Has the servers forget the step's gradients; the step has not ended."""
         self._commit(None, 1.0)
 
-    def rebase(self, step: int) -> None:
+    def rebase(self, step: int | None, *, by: str) -> None:
         """Nothing: servers record evicted ids from one whole state to the next."""
 
     def state(

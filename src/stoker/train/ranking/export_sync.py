@@ -22,7 +22,7 @@ from stoker.sparse.sparse_embeddings import SparseEmbeddings
 from stoker.sparse.stored_embeddings import stored_tables
 from stoker.train.hooks import Hook
 from stoker.train.ranking.exported_tower import WEIGHTS, weights_of
-from stoker.train.ranking.first_version import FirstVersion, delta_of
+from stoker.train.ranking.first_version import ASKER, FirstVersion, delta_of
 from stoker.train.ranking.ranking_task import RankingTask
 from stoker.train.ranking.store_thread import StoreThread
 
@@ -93,7 +93,7 @@ class ExportSync:
         self._in_vain = 0.0  # seconds that the update that is on its way was waited for
         self._is_gone = False
         self._was_told = False
-        task.is_followed, task.before_pause = True, self.before_pause
+        task.before_pause = self.before_pause
 
     def hook(self) -> Hook:
         """What the loop calls."""
@@ -232,7 +232,7 @@ class ExportSync:
             error = pushed.exception()
             if error is None:
                 self._reached = pushed.result().reaches
-                self._task.tables.rebase(self._reached) if self._tables is self._task.tables else None
+                self._task.tables.rebase(self._reached, by=ASKER) if self._tables is self._task.tables else None
             else:
                 self._is_gone = isinstance(error, StoreError)
                 self._oldest = self._sent_oldest

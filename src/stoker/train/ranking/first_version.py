@@ -14,6 +14,7 @@ from stoker.sparse.sparse_state import SparseState, TableState
 from stoker.sparse.stored_embeddings import stored_rows, stored_tables
 
 PART_ROWS = 1 << 17
+ASKER = "export.sync"  # whom the tables know the store's updates by
 
 
 class FirstVersion:
@@ -28,7 +29,7 @@ class FirstVersion:
         self.version, self.tables, self.oldest = version, tables, oldest
         self.began, self.rows = time.time(), 0
         self._base = tables.version
-        tables.rebase(self._base)
+        tables.rebase(self._base, by=ASKER)
         self._parts = tables.parts(rows=PART_ROWS, is_base=False)
         self._numbers = stored_tables(tables.tables)
 

@@ -82,7 +82,9 @@ def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: 
         facts_of(log, block, tower),
         log.fingerprints,
         engine_of(task, device, mesh, parts),
-        further=SavedTables(task, lambda: build(loaded, log.features, device, mesh, servers)[1]),
+        further=SavedTables(
+            task, lambda: build(loaded, log.features, device, mesh, servers)[1], job.checkpoint.full_every
+        ),
         hooks=(step_hook(lambda: task.tables, job.train.lr), *sync),
     )
 

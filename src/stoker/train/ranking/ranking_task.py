@@ -79,7 +79,6 @@ class RankingTask:
         self._periods = periods_of(log.training)[1:] if in_order else []
         self._next: Mapping[str, float] = MappingProxyType({})
         self._folder: Path | None = None
-        self.is_followed = False  # whether something asks for incremental states, beside which whole ones are no base
         self.before_pause: Callable[[], None] = lambda: None  # called before what takes long without a step
         self._scored: list[tuple[np.ndarray, np.ndarray]] | None = None  # positions and logits, while it evaluates
 

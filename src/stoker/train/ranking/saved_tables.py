@@ -12,16 +12,33 @@ from torch import Tensor
 from stoker.checkpoint.chunks import ArrivingChunk, Chunk, DeferredChunk, Held
 from stoker.checkpoint.collective import rank
 from stoker.checkpoint.state import Saved
+from stoker.checkpoint.store import BASE_ROWS, ROWS, TABLES
 from stoker.sparse.sparse_embeddings import SparseEmbeddings, no_rows
 from stoker.sparse.sparse_state import SparseState, TableState
 
 if TYPE_CHECKING:
     from stoker.train.ranking.ranking_task import RankingTask
 
-PREFIX = "sparse/"
-STEP = f"{PREFIX}step"
-ROWS = f"{PREFIX}rows/"
+STEP = f"{TABLES}step"
 PART_BYTES = 32 << 20  # what the rows of a part take, about
+
+
+ASKER = "checkpoint"  # whom the tables know incremental checkpoints by
+
+
+@dataclass
+class _Base:
+    """The last whole checkpoint.
+
+    Attributes:
+        version: of the tables.
+        followed: checkpoints that add to it, so far.
+    """
+
+    step: int
+    tables: SparseEmbeddings
+    version: int
+    followed: int = 0
 
 
 class SavedTables:
@@ -29,33 +46,58 @@ class SavedTables:
 
     A part has some rows of one table and one process, and gets memory when it is written or read. A process reads
     all parts and keeps the rows that it owns, so any number of processes restores what any other number has saved.
+
+    One of ``full_every`` checkpoints has all rows. Those between have the rows that were looked up since it and the
+    ids that were evicted since, so each needs that one alone. After a restart the next one has all rows.
+
+    Attributes:
+        base: step of the checkpoint that what `now` gave last adds to; None where it is whole.
     """
 
-    def __init__(self, task: RankingTask, make: Callable[[], SparseEmbeddings]) -> None:
+    def __init__(self, task: RankingTask, make: Callable[[], SparseEmbeddings], full_every: int = 1) -> None:
         """
         Args:
             make: tables without rows, for a run that goes back to an earlier state.
         """
-        self._task, self._make = task, make
+        self._task, self._make, self._full_every = task, make, full_every
         self._arriving: ArrivingRows | None = None
+        self._last: _Base | None = None
+        self.base: int | None = None
 
     @property
     def streams(self) -> bool:
         """Whether memory has no room for copies, by what the job says: some rows lie in files."""
         return any(table.disk is not None for table in self._task.tables.tables)
 
-    def now(self) -> Held:
+    def now(self, step: int, is_whole: Callable[[int], bool] | None) -> Held:
         self._task.before_pause()
-        tables = self._task.tables
-        held: dict[str, list[Chunk]] = {STEP: [Chunk.whole(torch.tensor([tables.version, -1]))]}
-        for number, part in enumerate(tables.lazy_parts(part_bytes=PART_BYTES, is_base=not self._task.is_followed)):
+        tables, since = self._task.tables, self._since(step, is_whole)
+        version = [tables.version, -1 if since is None else since]
+        held: dict[str, list[Chunk]] = {STEP: [Chunk.whole(torch.tensor(version))]}
+        for number, part in enumerate(tables.lazy_parts(since, part_bytes=PART_BYTES, is_base=False)):
             for name, column in part.columns.items():
                 if 0 not in column.shape:
                     key = f"{ROWS}{rank():05d}-{number:06d}/{part.table}/{name}"
                     held[key] = [DeferredChunk.of(column.shape, column.dtype, column.read)]
         return held
 
+    def _since(self, step: int, is_whole: Callable[[int], bool] | None) -> int | None:
+        """The version of the tables that the next checkpoint adds to, if any. A collective."""
+        self.base = None
+        tables, last = self._task.tables, self._last
+        if is_whole is None or self._full_every == 1:
+            return None
+        may_add = last is not None and last.tables is tables and last.followed + 1 < self._full_every
+        if last is not None and may_add and is_whole(last.step):
+            last.followed += 1
+            self.base = last.step
+            return last.version
+        tables.rebase(tables.version, by=ASKER)
+        self._last = _Base(step, tables, tables.version)
+        return None
+
     def places(self, saved: Mapping[str, Saved]) -> Held:
+        self._last = None
         if self._task.tables.version or self._arriving is not None:
             self._task.tables = self._make()
         self._arriving = ArrivingRows(self._task.tables)
@@ -87,14 +129,15 @@ class ArrivingRows:
         """Where the rows of a checkpoint go, in the order in which they are to be read."""
         held: dict[str, list[Chunk]] = {}
         parts: dict[str, _Part] = {}
-        for name in sorted(name for name in saved if name.startswith(PREFIX)):
+        for name in sorted(name for name in saved if name.startswith(TABLES)):  # the base's come first
             entry = saved[name]
             if name == STEP:
                 held[name] = [Chunk.whole(self._step)]
                 continue
-            number, _, rest = name.removeprefix(ROWS).partition("/")
+            kind = BASE_ROWS if name.startswith(BASE_ROWS) else ROWS
+            number, _, rest = name.removeprefix(kind).partition("/")
             table, _, column = rest.rpartition("/")
-            part = parts.setdefault(f"{number}/{table}", _Part(table, 0))
+            part = parts.setdefault(f"{kind}{number}/{table}", _Part(table, 0))
             part.expected += 1
             held[name] = [ArrivingChunk.of(entry.shape, entry.dtype, self._taker(part, column))]
         return held
@@ -103,6 +146,7 @@ class ArrivingRows:
         """Says that all of them have been read. A collective."""
         step = int(self._step[0])
         self._tables.load([SparseState(step, None, self._nothing)])
+        self._tables.rebase(None)  # nobody asks for what has changed since
 
     def _taker(self, part: _Part, column: str) -> Callable[[Tensor], None]:
         def take(tensor: Tensor) -> None:
