@@ -167,7 +167,12 @@ def test_increments_are_of_tables_in_the_processes_that_train(
 ) -> None:
     job = ranking_job(checkpoint={"full_every": 3}, **changes)
     if job["task"] == "module":
-        job = {"task": "module", "module": {"model": "m:n", "loss": "m:n", "data": "m:n"}, "steps": 1, "checkpoint": job["checkpoint"]}
+        job = {
+            "task": "module",
+            "module": {"model": "m:n", "loss": "m:n", "data": "m:n"},
+            "steps": 1,
+            "checkpoint": job["checkpoint"],
+        }
     with pytest.raises(UserError, match=says) as error:
         load_job(write_job(tmp_path, job))
     assert "job.yaml:" in str(error.value)
