@@ -52,6 +52,8 @@ ENDPOINTS = [
     ("POST", "/api/data/{}/versions", ("exclude", "edit")),
     ("POST", "/api/actions", ("verb", "run", "options", "yaml", "name")),
     ("POST", "/api/chat", ("run", "adapter", "messages", "temperature", "max_tokens", "system")),
+    ("POST", "/api/score", ("run", "rows")),
+    ("GET", "/api/runs/{}/log-rows", ()),
     ("POST", "/api/import", ("files", "file", "contents", "format")),
 ]
 METHODS = ["GET", "POST", "PATCH", "DELETE", "PUT", "OPTIONS", "HEAD", "TRACE"]

@@ -116,6 +116,24 @@ def test_online_scores_are_the_offline_ones(asked: Asked, clicks_home: Path) -> 
     assert b'stoker_rows_scored_total{key="",model="shop"} 51.0' in asked.get("/metrics").body
 
 
+def test_ids_without_a_row_are_told(asked: Asked, clicks_home: Path) -> None:
+    known = {line["item_id"] for line in map(json.loads, (clicks_home / "clicks.jsonl").read_text().splitlines())}
+    assert "i3" in known and "new" not in known
+    rows = [
+        {"user_id": 3, "item_id": "i3", "price": 0.5},
+        {"user_id": 4711, "item_id": "i3"},
+        {"item_id": "new"},
+    ]
+    for model in ("shop", "copy", "live"):
+        found = asked.post("/v1/score", {"model": model, "rows": rows, "lookups": True}).json["data"]
+        assert [entry["lookups"] for entry in found] == [
+            {"user_id": {"found": 1, "missing": 0}, "item_id": {"found": 1, "missing": 0}},
+            {"user_id": {"found": 0, "missing": 1}, "item_id": {"found": 1, "missing": 0}},
+            {"user_id": {"found": 0, "missing": 0}, "item_id": {"found": 0, "missing": 1}},
+        ]
+        assert "lookups" not in asked.post("/v1/score", {"model": model, "rows": rows}).json["data"][0]
+
+
 def test_a_store_that_changes_changes_the_scores(asked: Asked, clicks_home: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(exported_tower, "ONNX_PACKAGES", ("onnx_of_nobody",))
     rows = rows_in(clicks_home)

@@ -56,6 +56,7 @@ class RowReader:
 
     Attributes:
         head: version and update, as of the last read.
+        backend: what it reads from.
 
     Raises:
         StoreError: there is nothing to read.
@@ -64,9 +65,9 @@ class RowReader:
     def __init__(
         self, place: str, *, version: int | None = None, cache_rows: int = 0, cache_seconds: float = 1.0
     ) -> None:
-        self.place, self._backend, self._fixed = place, backend_of(place), version
+        self.place, self.backend, self._fixed = place, backend_of(place), version
         self._slots, self._seconds = (
-            (0, 0.0) if isinstance(self._backend, FolderBackend) else (cache_rows, cache_seconds)
+            (0, 0.0) if isinstance(self.backend, FolderBackend) else (cache_rows, cache_seconds)
         )
         self._lock = threading.Lock()
         self.refresh()
@@ -74,8 +75,8 @@ class RowReader:
     def refresh(self) -> None:
         """Takes over the current version, and its manifest."""
         for _ in range(TRIES):
-            version = self._fixed if self._fixed is not None else self._backend.current()
-            manifest = self._backend.manifest(version)
+            version = self._fixed if self._fixed is not None else self.backend.current()
+            manifest = self.backend.manifest(version)
             if manifest is not None:
                 break
         else:
@@ -83,11 +84,11 @@ class RowReader:
         if getattr(self, "version", None) != version:
             self._caches: dict[str, _RowCache] = {}
         self.version, self.manifest, self.tables = version, manifest, tables_of(manifest)
-        self.head = self._backend.read(version, {})[1]
+        self.head = self.backend.read(version, {})[1]
 
     def file(self, name: str) -> bytes:
         """A file of the version, such as the tower's weights."""
-        if content := self._backend.file(self.version, name):
+        if content := self.backend.file(self.version, name):
             return content
         raise StoreError(f"{self.place} has no {name} of version {self.version}")
 
@@ -120,7 +121,7 @@ class RowReader:
                 there, rows = cache.find(unique, now)
             wanted[table] = unique[~there]
             out[name] = (inverse, there, rows)
-        current, head, read = self._backend.read(self.version, wanted)
+        current, head, read = self.backend.read(self.version, wanted)
         if head is None or (self._fixed is None and current != self.version):
             return None
         self.head = head

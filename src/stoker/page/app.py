@@ -18,12 +18,14 @@ from stoker.page.accounts import Accounts
 from stoker.page.action_routes import action_routes
 from stoker.page.audit_log import AuditLog
 from stoker.page.chat_routes import chat_routes
+from stoker.page.chat_servers import ChatServers
 from stoker.page.data_routes import data_routes
 from stoker.page.edit_routes import edit_routes
 from stoker.page.guard import PageGuard, error_response
 from stoker.page.import_routes import import_routes
 from stoker.page.job_queue import JobQueue
 from stoker.page.job_routes import job_routes
+from stoker.page.lookup_routes import lookup_routes
 from stoker.page.metric_series import SeriesCache
 from stoker.page.page_error import PageError
 from stoker.page.routing import Page
@@ -54,13 +56,15 @@ def page_of(settings: PageSettings) -> Page:
 
 def application(page: Page) -> ASGIApp:
     """The application: the API, and the files of the page."""
+    servers = ChatServers(page.settings.base, page.settings.state)
     routes = [
         *account_routes(page),
         *run_routes(page),
         *job_routes(page),
         *data_routes(page),
         *edit_routes(),
-        *chat_routes(page),
+        *chat_routes(page, servers),
+        *lookup_routes(page, servers),
         *server_routes(page),
         *action_routes(page),
         *run_tools_routes(page),

@@ -21,15 +21,45 @@ from stoker.page.job_routes import shown
 from stoker.page.page_error import PageError, wrong
 from stoker.page.routing import Page, route, stream
 from stoker.page.run_view import job_text
+from stoker.runs.run_folder import RunFolder
 
 ROLES = ("system", "user", "assistant")
 MOST_MESSAGES, MOST_TOKENS = 1000, 8192
 HOTTEST = 5.0
 
 
-def chat_routes(page: Page) -> list[Route]:
+@dataclass(frozen=True)
+class ServedRun:
+    """A run as the servers of the page's own take it.
+
+    Attributes:
+        path: of its folder, as `stoker serve` is given it.
+        name: under which it is served.
+        weights: see `newest_weights`.
+    """
+
+    folder: RunFolder
+    path: str
+    name: str
+    weights: str
+
+
+def served_run(page: Page, key: str) -> ServedRun:
+    """The run of an id, whose job may be opened.
+
+    Raises:
+        PageError: there is none, or its job reaches out of the page's folders or runs code.
+    """
+    folder = page.runs.find(key)
+    refuse(path_problems(document_of(job_text(folder)), page.settings, None))
+    path = shown(folder.path, page.settings.base)
+    name = re.sub(r"[^\w.-]+", "-", folder.path.name)
+    return ServedRun(folder, path if "/" in path else f"./{path}", name, newest_weights(page.views.events(folder)))
+
+
+def chat_routes(page: Page, servers: ChatServers) -> list[Route]:
     """The routes of the chat."""
-    own = _ChatRoutes(page, ChatServers(page.settings.base, page.settings.state))
+    own = _ChatRoutes(page, servers)
     return [route("/api/chat", own.chat, method="POST", role="run")]
 
 
@@ -41,9 +71,7 @@ class _ChatRoutes:
     async def chat(self, request: Request) -> Response:
         """Streams a run's answer."""
         body = await read_object(request)
-        folder = await run_in_threadpool(self.page.runs.find, text_of(body, "run", most=200))
-        document = await run_in_threadpool(lambda: document_of(job_text(folder)))
-        refuse(await run_in_threadpool(path_problems, document, self.page.settings, None))
+        run = await run_in_threadpool(served_run, self.page, text_of(body, "run", most=200))
         adapter = body.get("adapter", True)
         if not isinstance(adapter, bool):
             raise wrong("`adapter` has to be true or false")
@@ -52,17 +80,13 @@ class _ChatRoutes:
         if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 <= temperature <= HOTTEST:
             raise wrong(f"`temperature` has to be a number from 0 to {HOTTEST:g}")
         most = number_of(body, "max_tokens", default=256, least=1, most=MOST_TOKENS)
-        name = re.sub(r"[^\w.-]+", "-", folder.path.name)
-        path = shown(folder.path, self.page.settings.base)
-        path = path if "/" in path else f"./{path}"
-        weights = newest_weights(await run_in_threadpool(self.page.views.events, folder))
-        self.page.audit.write(account_of(request, "run").name, "chat", run=str(folder.path))
+        self.page.audit.write(account_of(request, "run").name, "chat", run=str(run.folder.path))
         answers = self.servers.answer(
-            path,
-            name,
+            run.path,
+            run.name,
             adapter=adapter,
             messages=messages,
-            weights=weights,
+            weights=run.weights,
             temperature=temperature,
             max_tokens=most,
         )

@@ -8,6 +8,7 @@ import secrets
 import sys
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,10 +86,7 @@ class ChatServers:
         Raises:
             PageError: the model cannot be loaded, or refuses the messages.
         """
-        async with self._beginning:
-            server = await self._server(served, name, weights)
-            server.answers += 1
-        try:
+        async with self._using(served, name, weights) as server:
             assert server.ready is not None
             while not server.ready.done():
                 yield {"status": "loading"}
@@ -101,6 +99,34 @@ class ChatServers:
                 model = next(each for each in server.models if each != name)
             async for piece in self._ask(server, model, messages, options):
                 yield piece
+
+    async def scores(self, served: str, name: str, rows: list[dict[str, Any]], *, weights: str = "") -> dict[str, Any]:
+        """The scores of rows by a ranking model, each with how many of its ids have a row; arguments as `answer`.
+
+        Raises:
+            PageError: the model cannot be loaded, or refuses a row.
+        """
+        async with self._using(served, name, weights) as server:
+            assert server.ready is not None
+            await asyncio.shield(server.ready)
+            headers = {"authorization": f"Bearer {server.token}"}
+            body = {"model": server.models[0], "rows": rows, "lookups": True}
+            client = httpx2.AsyncClient(base_url=server.url, timeout=ANSWER, trust_env=False, headers=headers)
+            async with client:
+                answer = await client.post("/v1/score", json=body)
+            if answer.status_code != 200:
+                raise PageError(400 if answer.status_code < 500 else 502, _message_of(answer.content))
+            found: dict[str, Any] = answer.json()
+            return found | {"ignored": answer.headers.get("x-stoker-ignored", "")}
+
+    @asynccontextmanager
+    async def _using(self, served: str, name: str, weights: str) -> AsyncIterator[ChatServer]:
+        """A server that is not ended within the block."""
+        async with self._beginning:
+            server = await self._server(served, name, weights)
+            server.answers += 1
+        try:
+            yield server
         finally:
             server.answers -= 1
             server.used = time.monotonic()

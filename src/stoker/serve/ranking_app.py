@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from pydantic import Field
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -36,6 +37,7 @@ class RowsBody(Body):
 
     model: str
     rows: list[dict[str, Any]] = Field(min_length=1, max_length=MOST_ROWS)
+    lookups: bool = False
 
 
 @dataclass
@@ -128,6 +130,9 @@ def _score(service: RankingService) -> Endpoint:
         service.metrics.rows.labels(body.model, CALLER.get()).inc(len(body.rows))
         service.metrics.step.labels(body.model).set(found.step)
         answer = {"object": "list", "model": body.model, "step": found.step, "data": _data(found)}
+        if body.lookups:
+            for entry, counts in zip(answer["data"], await _lookups(batcher, body), strict=True):
+                entry["lookups"] = {name: {"found": have, "missing": lack} for name, (have, lack) in counts.items()}
         return JSONResponse(answer, headers=service.ignored_headers(list(found.unknown)))
 
     return score
@@ -137,14 +142,26 @@ async def _answered(batcher: ScoreBatcher, body: RowsBody) -> RowScores:
     try:
         answer = await asyncio.wrap_future(batcher.score(body.rows))
     except Exception as error:
-        if type(error).__module__.startswith(STORES):
-            reason = f"the store of its rows cannot be read: {type(error).__name__}"
-            print(f"{reason}: {error}", file=sys.stderr, flush=True)
-            raise ApiError(503, reason, code="store_failed", retry_after=1) from error
-        raise failed(error) from error
+        raise _reason(error) from error
     if isinstance(answer, BadRowError):
         raise wrong(f"`rows[{answer.row}]`: {answer.reason}", param=f"rows[{answer.row}]", code="invalid_value")
     return answer
+
+
+async def _lookups(batcher: ScoreBatcher, body: RowsBody) -> list[dict[str, tuple[int, int]]]:
+    try:
+        return await run_in_threadpool(batcher.scorer.lookups, body.rows)
+    except Exception as error:
+        raise _reason(error) from error
+
+
+def _reason(error: Exception) -> ApiError:
+    """What the caller is told of an error: a store that cannot be read may be there again soon."""
+    if type(error).__module__.startswith(STORES):
+        reason = f"the store of its rows cannot be read: {type(error).__name__}"
+        print(f"{reason}: {error}", file=sys.stderr, flush=True)
+        return ApiError(503, reason, code="store_failed", retry_after=1)
+    return failed(error)
 
 
 def _data(found: RowScores) -> list[dict[str, Any]]:

@@ -27,6 +27,8 @@ class Scorer(Protocol):
 
     def score(self, requests: Sequence[Rows]) -> list[Answer]: ...
 
+    def lookups(self, rows: Rows) -> list[dict[str, tuple[int, int]]]: ...
+
 
 class ScoreBatcher:
     """Scores requests of one model.

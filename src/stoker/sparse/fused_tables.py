@@ -83,6 +83,14 @@ class FeatureBags:
         parts = found.split([math.prod(shape) for shape in bags.shapes.values()])
         return {name: part.unflatten(0, shape) for (name, shape), part in zip(bags.shapes.items(), parts, strict=True)}
 
+    def keys(self, batch: Mapping[str, JaggedIds]) -> dict[str, Keys]:
+        """The keys of those features of a batch that are looked up here, in the order of their ids."""
+        found = {}
+        for name in batch.keys() & self._features.keys():
+            ids = batch[name].ids.numpy()
+            found[name] = Keys.of(ids, np.full(len(ids), self._numbers[self._features[name].table]), self._salts)
+        return found
+
     def bags(self, batch: Mapping[str, JaggedIds]) -> Bags:
         """The ids of all features of a batch."""
         ids, tables, lengths, weights = [], [], [], []
@@ -137,6 +145,10 @@ class FusedTables:
             return {}
         bags = self._features.bags(batch)
         return self._features.pooled(bags, *self.source.rows(bags.keys, training=training))
+
+    def keys(self, batch: Mapping[str, JaggedIds]) -> dict[str, Keys]:
+        """See `FeatureBags.keys`."""
+        return self._features.keys(batch)
 
     def prefetch(self, batch: Mapping[str, JaggedIds]) -> None:
         """Begins to bring the rows of a coming batch from the disk. A collective."""

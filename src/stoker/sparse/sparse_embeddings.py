@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -117,6 +118,20 @@ class SparseEmbeddings(nn.Module):
         for fused in self._fused:
             found |= fused.look_up(ids, training=self.training)
         return {name: found[name] for name in self._features}
+
+    def found(self, ids: Mapping[str, JaggedIds]) -> dict[str, np.ndarray]:
+        """Which ids of each feature have a row of their own in this process, bool [n]. Nothing is inserted or counted.
+
+        Raises:
+            ValueError: the rows are on servers.
+        """
+        found: dict[str, np.ndarray] = {}
+        for fused in self._fused:
+            if not isinstance(fused.source, ExchangedRows):
+                raise ValueError("rows on servers are looked up, and not whether they are there")
+            for name, keys in fused.keys(ids).items():
+                found[name] = fused.source.shard.index.find(keys.ids, keys.tables, keys.hashes) > 0
+        return {name: found[name] for name in ids}
 
     def prefetch(self, ids: Mapping[str, JaggedIds]) -> None:
         """Begins to bring the rows of a coming batch, where tables have some on disk. A collective.

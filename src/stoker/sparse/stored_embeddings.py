@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stoker.online_store.found_ids import found_ids
 from stoker.online_store.row_backends import StoredTable
 from stoker.online_store.row_reader import RowReader
 from stoker.sparse.fused_tables import Feature, FeatureBags
@@ -61,6 +62,23 @@ class StoredEmbeddings:
         for tables, features, bags, inverse, keys, places in asked:
             found |= features.pooled(bags, _placed(tables, keys, places, rows), inverse)
         return {name: found[name] for name in self._features}
+
+    def found(self, ids: Mapping[str, JaggedIds]) -> dict[str, np.ndarray]:
+        """Which ids of each feature have a row of their own, bool [n]; the others get zeros.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        names: dict[str, list[str]] = {}
+        for name in ids:
+            names.setdefault(self._features[name].table, []).append(name)
+        asked = {table: [ids[name].ids.numpy() for name in own] for table, own in names.items()}
+        there = found_ids(self.reader, {table: np.concatenate(parts) for table, parts in asked.items()})
+        found: dict[str, np.ndarray] = {}
+        for table, own in names.items():
+            ends = np.cumsum([len(part) for part in asked[table]])[:-1]
+            found |= zip(own, np.split(there[table], ends), strict=True)
+        return found
 
 
 def _placed(

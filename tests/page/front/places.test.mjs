@@ -6,6 +6,7 @@ import { quoted, startLine, stopLine } from "../../../src/stoker/page/static/com
 import { differences, verdict } from "../../../src/stoker/page/static/compare.js";
 import { isOf, paired, written } from "../../../src/stoker/page/static/data.js";
 import { grouped, meant, shown, valueAt } from "../../../src/stoker/page/static/job_form.js";
+import { cell, rowOf } from "../../../src/stoker/page/static/lookup.js";
 import { clusterOf } from "../../../src/stoker/page/static/plan.js";
 import { standing } from "../../../src/stoker/page/static/rail.js";
 import { imported, nameFrom } from "../../../src/stoker/page/static/start.js";
@@ -24,6 +25,11 @@ test("a form has the keys of its task only", () => {
   assert.deepEqual([...grouped(keys, "dpo").keys()], ["", "dpo", "train"]);
   assert.deepEqual([...grouped(keys, "dpo", "share").keys()], ["train"]);
   assert.equal(valueAt({ "data[0].path": 3 }, "data.path"), 3);
+});
+
+test("a row to be scored has what is written, lists as JSON", () => {
+  assert.deepEqual([cell("9007199254740993"), cell("a3"), cell('["a", 1]'), cell(" "), cell("[a")], ["9007199254740993", "a3", ["a", 1], undefined, "[a"]);
+  assert.deepEqual(rowOf({ user: "7", item: "", price: "2.5" }), { user: "7", price: "2.5" });
 });
 
 test("pairs stand beside each other", () => {

@@ -15,6 +15,8 @@ export const exportLine = (run, format, to) => line("export", run.folder, "--for
 export const evalLine = (run, options = []) => line("eval", run.folder, ...options);
 export const deployLine = (run, name, port) => line("serve", `${name}=${run.folder}`, "--port", String(port), "--token-file", "token", "--keys", "keys");
 const asked = (server, path, body) => `curl -H "Authorization: Bearer $(cat ${quoted(server.token_file)})" ${server.address}${path} -H 'Content-Type: application/json' -d ${quoted(JSON.stringify(body))}`;
+/** What `stoker serve` of a ranking run is asked. */
+export const scoreLine = (run, row) => `curl http://127.0.0.1:8000/v1/score -H 'Content-Type: application/json' -d ${quoted(JSON.stringify({ model: run.name, rows: [row], lookups: true }))}`;
 export const loadLine = (server, name, folder) => asked(server, "/v1/load_lora_adapter", { lora_name: name, lora_path: folder });
 export const unloadLine = (server, name) => asked(server, "/v1/unload_lora_adapter", { lora_name: name });
 export const killLine = (server) => `kill ${server.pid ?? ""}`;

@@ -6,6 +6,7 @@ import { Doing } from "./doing.js";
 import { Term } from "./glossary.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { number, t, time } from "./i18n.js";
+import { Lookup } from "./lookup.js";
 import { address, go, link } from "./router.js";
 import { Action, Command, Empty, Field, Loaded, Problem, Status, Table, Tabs } from "./ui.js";
 
@@ -133,12 +134,14 @@ function Done() {
 export default function Use({ route }) {
   const found = useGet("/api/runs");
   const ids = route.run ? route.run.split(",") : [];
-  const tab = route.tab || "chat";
   return html`<h1>${t("place.use")}</h1>
     <${Loaded} of=${found}>
       ${({ runs }) => {
         const usable = runs.filter((run) => run.step > 0);
-        const tabs = html`<${Tabs} name=${t("place.use")} current=${tab} items=${["chat", "deploy", "export", "evaluate", "actions"].map((name) => [name, t(`use.tab.${name}`)])} />`;
+        const ranks = runs.find((one) => one.id === (ids[0] ?? usable[0]?.id))?.task === "ranking";
+        const first = ranks ? "lookup" : "chat";
+        const tab = route.tab || first;
+        const tabs = html`<${Tabs} name=${t("place.use")} current=${tab} items=${[first, "deploy", "export", "evaluate", "actions"].map((name) => [name, t(`use.tab.${name}`)])} />`;
         if (!usable.length && tab === "deploy") return html`${tabs}<${Servers} />`; // they outlive their runs
         if (!usable.length) return html`<${Empty} title=${t("use.none")} text=${t("use.none_text")}><a class="button primary" href=${link({ place: "start" })}>${t("job.pick_recipe")}</a><//>`;
         const chosen = ids.length ? ids : [usable[0].id];
@@ -152,7 +155,7 @@ export default function Use({ route }) {
         const list = (at, empty) => html`<select id=${`model-${at}`} value=${chosen[at] ?? ""} onChange=${pick(at)}>${empty && html`<option value="">${empty}</option>`}${usable.map((one) => html`<option key=${one.id} value=${one.id}>${one.name}</option>`)}</select>`;
         return html`<div class="row"><label for="model-0">${t("use.model")}</label>${list(0)}<label for="model-1">${t("use.second")}</label>${list(1, t("use.no_second"))}<span class="hint">${t("use.trained", { step: number(run.step) })}</span></div>
           ${tabs}
-          ${tab === "deploy" ? html`<${Servers} run=${run} />` : tab === "export" ? html`<${Export} key=${run.id} run=${run} />` : tab === "evaluate" ? html`<${Evaluate} key=${run.id} run=${run} runs=${runs} />` : tab === "actions" ? html`<${Done} />` : html`<${Chat} key=${chosen.join(",")} runs=${runs} ids=${chosen} route=${route} />`}`;
+          ${tab === "deploy" ? html`<${Servers} run=${run} />` : tab === "export" ? html`<${Export} key=${run.id} run=${run} />` : tab === "evaluate" ? html`<${Evaluate} key=${run.id} run=${run} runs=${runs} />` : tab === "actions" ? html`<${Done} />` : ranks ? html`<${Lookup} key=${run.id} run=${run} />` : html`<${Chat} key=${chosen.join(",")} runs=${runs} ids=${chosen} route=${route} />`}`;
       }}
     <//>`;
 }

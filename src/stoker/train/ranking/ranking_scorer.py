@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -27,7 +27,13 @@ from stoker.sparse.table_settings import TableSettings
 from stoker.train.ranking.exported_tower import GRAPH, WEIGHTS, loaded_graph, positional, rebuilt
 from stoker.train.ranking.ranking_batch import ranking_batch_of, ranking_inputs
 
-Lookup = Callable[[Mapping[str, JaggedIds]], Mapping[str, Tensor]]
+
+class Tables(Protocol):
+    """Where features are looked up: `SparseEmbeddings` or `StoredEmbeddings`."""
+
+    def __call__(self, ids: Mapping[str, JaggedIds], /) -> Mapping[str, Tensor]: ...
+
+    def found(self, ids: Mapping[str, JaggedIds], /) -> Mapping[str, np.ndarray]: ...
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ class RankingScorer:
     def __init__(
         self,
         tower: Callable[[RankingInputs], Tensor],
-        look_up: Lookup,
+        look_up: Tables,
         shape: RankingShape,
         features: Features,
         *,
@@ -94,6 +100,24 @@ class RankingScorer:
             for (number, _, unknown), own in zip(good, np.split(logits, ends), strict=True):
                 answers[number] = RowScores(own, self.features.labels, unknown, self.step)
         return [answer for answer in answers if answer is not None]
+
+    def lookups(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, tuple[int, int]]]:
+        """How many ids of each feature of a row have a row in its table, and how many get the default row.
+
+        Raises:
+            BadRowError: a row cannot be used.
+        """
+        ids = self._ids(self.encode(rows)[0])
+        counts: list[dict[str, tuple[int, int]]] = [{} for _ in rows]
+        for name, there in self._look_up.found(ids).items():
+            lengths = ids[name].lengths.numpy()
+            found = np.bincount(np.repeat(np.arange(len(rows)), lengths), there, len(rows)).astype(int)
+            for row, have, of in zip(counts, found.tolist(), lengths.tolist(), strict=True):
+                row[name] = (have, of - have)
+        return counts
+
+    def _ids(self, batch: RowBatch) -> dict[str, JaggedIds]:
+        return dict(ranking_batch_of(batch, np.arange(len(batch.dense)), self._dtype).ids)
 
     @torch.inference_mode()
     def logits(self, batch: RowBatch) -> np.ndarray:
@@ -158,6 +182,11 @@ class StoredScorer:
                 self._follow()
             raise StoreError(f"{self._reader.place} changes faster than rows can be scored")
 
+    def lookups(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, tuple[int, int]]]:
+        """See `RankingScorer.lookups`; raises StoreError where the store cannot be read."""
+        with self._lock:
+            return self._scorer.lookups(rows)
+
     def _follow(self) -> None:
         self._reader.refresh()
         head, manifest = self._reader.head or "", self._reader.manifest
@@ -211,7 +240,7 @@ def probabilities_of(logits: np.ndarray) -> np.ndarray:
 
 
 def module_scorer(
-    tower: nn.Module, tables: Lookup, shape: RankingShape, features: Features, *, step: int, ignored: Sequence[str]
+    tower: nn.Module, tables: Tables, shape: RankingShape, features: Features, *, step: int, ignored: Sequence[str]
 ) -> RankingScorer:
     """The scorer of a run's own modules."""
     dtype = next((p.dtype for p in tower.parameters()), torch.float32)

@@ -1,0 +1,88 @@
+"""A ranking model's lookup: scores of rows that are typed, or picked from the log that the run was trained on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.routing import Route
+
+from stoker.data.ranking.features import Features
+from stoker.data.ranking.log_rows import log_rows
+from stoker.data.rows import Raw
+from stoker.data.sources import open_source
+from stoker.files import read_file
+from stoker.job.load_job import load_job
+from stoker.page.chat_routes import served_run
+from stoker.page.chat_servers import ChatServers
+from stoker.page.guard import account_of, number_of, read_object, text_of
+from stoker.page.json_values import finite
+from stoker.page.page_error import PageError, wrong
+from stoker.page.routing import Page, in_thread, route
+from stoker.runs.run_folder import RunFolder
+
+FEATURES = "features.json"  # of a ranking run
+MOST_ROWS = 1000  # of a request
+LARGEST_EXACT = 2**53 - 1  # that every JSON reader keeps
+SHOWN = 100  # rows of a log in one answer
+
+
+def lookup_routes(page: Page, servers: ChatServers) -> list[Route]:
+    """The routes of ranking models."""
+    own = _LookupRoutes(page, servers)
+    return [
+        route("/api/score", own.score, method="POST", role="run"),
+        route("/api/runs/{id}/log-rows", in_thread(own.rows)),
+    ]
+
+
+@dataclass(frozen=True)
+class _LookupRoutes:
+    page: Page
+    servers: ChatServers
+
+    async def score(self, request: Request) -> Any:
+        """The scores of rows, and which of their ids have no row in the tables."""
+        body = await read_object(request)
+        rows = body.get("rows")
+        if not isinstance(rows, list) or not 0 < len(rows) <= MOST_ROWS or not all(isinstance(r, dict) for r in rows):
+            raise wrong(f"`rows` has to be a list of 1 to {MOST_ROWS} objects", '[{"user_id": 7, ...}]')
+        asked = await run_in_threadpool(served_run, self.page, text_of(body, "run", most=200))
+        self.page.audit.write(account_of(request, "run").name, "score", run=str(asked.folder.path), rows=len(rows))
+        return await self.servers.scores(asked.path, asked.name, rows, weights=asked.weights)
+
+    def rows(self, request: Request) -> Any:
+        """Rows of the log that a run was trained on, with the columns that its model reads."""
+        query = request.query_params
+        asked = served_run(self.page, request.path_params["id"])
+        offset = number_of(query, "offset", default=0, most=1 << 40)
+        limit = number_of(query, "limit", default=20, least=1, most=SHOWN)
+        try:
+            features = Features.from_json(json.loads(read_file(asked.folder.path / FEATURES)))
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise PageError(404, "the run has no features: it is no ranking model, or did not start") from error
+        found = list(islice(self._log(asked.folder), offset, offset + limit))
+        columns = [{"name": column.name, "kind": column.kind} for column in features.columns if column.stored]
+        rows = [{"row": each.row, "value": finite(whole(each.value))} for each in found]
+        return {"columns": columns, "labels": list(features.labels), "rows": rows}
+
+    def _log(self, folder: RunFolder) -> Iterator[Raw]:
+        base = self.page.settings.base
+        for block in load_job(folder.job).job.data:
+            for row in log_rows(open_source(block, base), block.format):
+                if isinstance(row, Raw):
+                    yield row
+
+
+def whole(value: Any) -> Any:
+    """The same with integers as text that JavaScript would round; an id is the same either way."""
+    if isinstance(value, dict):
+        return {key: whole(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [whole(inner) for inner in value]
+    return str(value) if isinstance(value, int) and abs(value) > LARGEST_EXACT else value
