@@ -10,6 +10,7 @@ import sys
 import pytest
 from playwright.sync_api import expect
 from served_page import TRAINING, ServedPage, View
+from test_accessibility import violations
 
 from conftest import run_id
 
@@ -46,6 +47,7 @@ def test_a_row_is_picked_changed_and_scored(view: View, served: ServedPage) -> N
     page.locator("#column-price").fill("cheap")
     page.locator("#score").click()
     expect(page.get_by_role("alert")).to_contain_text("price")
+    assert not violations(page)
     body = {"run": run_id(served, view, "shop"), "rows": [{"user_id": 3, "item_id": "i3", "price": 0.75}]}
     ask = """async (body) => {
         const csrf = (await (await fetch('/api/me')).json()).csrf;
@@ -54,3 +56,6 @@ def test_a_row_is_picked_changed_and_scored(view: View, served: ServedPage) -> N
     }"""
     found = page.evaluate(ask, body)["data"][0]
     assert f"{100 * found['score']:.1f}"[:3] == known[:3]  # row 4 of the log is this one
+    page = view.open(f"#/use/{body['run']}?lang=zh")
+    expect(page.get_by_role("button", name="取用第 4 行", exact=True)).to_be_visible()
+    assert not violations(page)
