@@ -129,9 +129,10 @@ def _score(service: RankingService) -> Endpoint:
             found = await unless_left(request.receive, _answered(batcher, body), service.options.seconds)
         service.metrics.rows.labels(body.model, CALLER.get()).inc(len(body.rows))
         service.metrics.step.labels(body.model).set(found.step)
-        answer = {"object": "list", "model": body.model, "step": found.step, "data": _data(found)}
+        data = _data(found)
+        answer = {"object": "list", "model": body.model, "step": found.step, "data": data}
         if body.lookups:
-            for entry, counts in zip(answer["data"], await _lookups(batcher, body), strict=True):
+            for entry, counts in zip(data, await _lookups(batcher, body), strict=True):
                 entry["lookups"] = {name: {"found": have, "missing": lack} for name, (have, lack) in counts.items()}
         return JSONResponse(answer, headers=service.ignored_headers(list(found.unknown)))
 
