@@ -68,6 +68,50 @@ def test_the_jobs_own_layout_passes(job: Path, capsys: pytest.CaptureFixture[str
     assert all(0 <= checks["plain loop"][key] <= 1e-10 for key in DIFFERENCES)
 
 
+POLICY_CHECKS = [
+    "scores differ",
+    "packing",
+    "replicas",
+    "from memory",
+    "its checkpoint in one process",
+    "one process' checkpoint",
+]
+CRITIC = "task: ppo\nppo: {reward: runs/rm, rewards: 'judge:http://127.0.0.1:1', critic: model, kl: 0.1, epochs: 3}\n"
+GROUPS = "task: grpo\ngrpo: {loss: dapo, rewards: {'python:no_such:function': 1}, answers: 8, overlong: 20}\n"
+
+
+@pytest.mark.slow  # each trains six times
+@pytest.mark.parametrize(
+    ("task", "layout"),
+    [
+        (CRITIC, "{data: 4, shard: zero2, shard_size: 2}"),
+        (CRITIC, "{data: 2, shard: zero3}"),
+        (GROUPS, "{tensor: 2}"),
+    ],
+)
+def test_policies_are_verified_with_rewards_of_the_twins_own(
+    job: Path, task: str, layout: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the job's rewards name need not be there: the twin's answers are worth something of their own."""
+    job.write_text(f"{task}model: model\ndata: rows.jsonl\nsteps: 100\nparallel: {layout}\n")
+    assert main(["verify", str(job), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["layouts"]
+    assert found["passed"] is True and 0 < found["max_weight_diff"] <= 1e-10
+    assert list(found["checks"]) == POLICY_CHECKS and all(check["passed"] for check in found["checks"].values())
+
+
+def test_a_policy_that_learns_nothing_proves_nothing(job: Path) -> None:
+    job.write_text("task: grpo\nmodel: model\ndata: rows.jsonl\ngrpo: {rewards: exact}\nsteps: 9\n")
+    (job.parent / "twin").mkdir()
+    twin = make_twin(load_job(job), job.parent, job.parent / "twin", steps=1)
+    run = computed()
+    flat = replace(run, numbers={(1, "loss"): 0.0, (1, "gradient norm"): 1e-9})
+    for trace, passed in ((run, True), (flat, False)):
+        verdict = Verifier(twin, pool_of(lambda same: same, trace), whole=False).verdict(Cell("", {"data": 2}))
+        assert verdict.passed is passed
+    assert "all answers have one score, so nothing is learnt" in verdict.reason
+
+
 @pytest.mark.slow
 def test_layouts_come_from_a_file(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     layouts = job.with_name("layouts.yaml")

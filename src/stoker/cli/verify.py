@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from stoker.cli.preflight import open_job, planned
 from stoker.errors import Problem, UserError
 from stoker.job import LoadedJob
-from stoker.job.task_spec import task_of
 
 if TYPE_CHECKING:
     from stoker.verify.difference import TraceComparison
@@ -93,9 +92,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check_comparable(loaded: LoadedJob) -> None:
     """Refuses jobs whose steps are not those of one process on the same rows."""
-    if task_of(loaded.job).prompts:
-        message = f"`stoker verify` compares steps on rows, and those of task {loaded.job.task} are on answers"
-        raise UserError(loaded.problem("task", message, "verify a job of task sft with the same model and layout"))
     parallel = loaded.job.parallel
     changing = {"sync.every": (parallel.sync.every > 1, 1), "compress": (parallel.compress != "none", "none")}
     for key, (differs, plain) in changing.items():

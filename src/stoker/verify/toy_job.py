@@ -18,13 +18,13 @@ from transformers import PreTrainedConfig
 from stoker.data.pack import best_fit
 from stoker.job.job_to_yaml import scalar
 from stoker.job.load_job import LoadedJob
-from stoker.job.task_spec import TASKS, Rows, TaskSpec, task_of
+from stoker.job.task_spec import SHARED_CRITIC, TASKS, Rows, TaskSpec, task_of
 from stoker.job.tokenizer_extension import Extension
 from stoker.verify.layout_cases import Cell
 from stoker.verify.toy_config import config_of, heads_of, shrunk
 from stoker.verify.toy_keys import dropout_rates, train_keys, tune_keys
 from stoker.verify.toy_model import write_model
-from stoker.verify.toy_rows import KNOWN, TOKENS, forward_passes, rows_for, tokenizer, write_rows
+from stoker.verify.toy_rows import KNOWN, REWARDS, TOKENS, forward_passes, rows_for, tokenizer, write_rows
 
 SEQ_LEN = 70  # tokens: some micro-batches of a pipeline are longer than `stoker.train.engine.LENGTHS`
 FORMATS: dict[Rows, str] = {"answers": "prompt", "pairs": "preference", "judged": "judged"}
@@ -148,11 +148,13 @@ class Twin:
             model = self._model_for(beside or cell, dropout=variant.dropout)
             job["model"] = {"name": str(model), "tokenizer": str(self.folder / "tokenizer")}
             train["seq_len"] = self.seq_len(cell)
+            if self.task.prompts:
+                job[self.task.name] = self._policy_block(cell, str(model))
             job["data"] = [self._source(path) for path in self.rows(cell)]
             job["evaluate"]["data"] = [self._source(self.held_out(cell))]
             epoch = self._epoch(cell)
         assert epoch is not None
-        length = {"steps": steps} if variant.by_steps else {"epochs": sum(sizes) / epoch}
+        length = {"steps": steps} if variant.by_steps or self.task.prompts else {"epochs": sum(sizes) / epoch}
         if variant.faulty:
             length, job["faults"], job["evaluate"]["every"] = {"steps": FAULTY_STEPS}, {"not_finite": "skip"}, 1
         if parallel := {**cell.parallel, **variant.parallel}:
@@ -162,6 +164,15 @@ class Twin:
         path = self.folder / f"job-{number}.yaml"
         path.write_text("".join(f"{key}: {scalar(value)}\n" for key, value in (length | job).items()), encoding="utf-8")
         return path
+
+    def _policy_block(self, cell: Cell, model: str) -> dict[str, Any]:
+        """The block of a policy: a round of answers is what two steps learn from, so that a run goes on within one."""
+        block = dict(self.base[self.task.name])
+        answers, batch = block["answers"], cell.batch["batch"]
+        block["prompts"] = 2 * batch // answers
+        if "critic" in block and block["critic"] != SHARED_CRITIC:
+            block["critic"] = model  # another one would need the twin's tokenizer
+        return block
 
     def rows(self, cell: Cell) -> list[Path]:
         """The files that are trained on, one a source; an epoch of them ends within the run."""
@@ -240,10 +251,14 @@ def make_twin(
         own, samples = spec.toy(loaded)
         return Twin(folder, common | own, steps, None, samples, clips, None, ())
     if spec.block is not None:
-        common[job.task] = getattr(job, job.task).model_dump(exclude_none=True) | spec.toy_keys(job)
+        block = getattr(job, job.task).model_dump(exclude_none=True) | spec.toy_keys(job)
+        common[job.task] = {key: value for key, value in block.items() if value is not None}
+        common[job.task] |= {"rewards": REWARDS} if spec.prompts else {}
     assert job.model is not None
     config = config or config_of(job.model, base)
     tune, facts = tune_keys(job)
+    if spec.prompts:
+        facts += ("answers have few tokens, and are rewarded for their letters and their length",)
     tokenizer().save_pretrained(folder / "tokenizer")
     if job.tune.new_rows_first:
         pieces = tuple((2 + i, 3 + i) for i in range(TOKENS - KNOWN))

@@ -32,6 +32,7 @@ from stoker.verify.verify_run import Trace, trace
 
 OWN = "one process"
 BOUND = 1e-10  # in float64, of a model whose family states no other
+LEAST_NORM = 1e-6  # of a gradient that says something
 TIMEOUT = 300.0  # seconds of one run
 WAIT = 20.0  # seconds that a process waits for the others in a collective; on a busy machine ...
 WAITS = 10  # ... as many times what one process takes for the whole run
@@ -110,9 +111,14 @@ class Verifier:
         )
 
     def _checks(self, cell: Cell, layout: Layout, reference: ReferenceRun) -> Iterator[Check]:
-        if self.whole:
+        rows = not self.twin.task.prompts  # a policy's samples are its own answers, which no plain loop draws
+        if not rows:
+            yield self._learning(reference)
+        if self.whole and rows:
             yield self._once(reference, "plain loop", lambda: self._plain(cell, reference))
+        if self.whole:
             yield self._packing(reference)
+        if self.whole and rows:
             yield self._once(reference, "by steps", lambda: self._by_steps(cell, reference))
         path = self.twin.job_file(cell, LayoutVariant(clip=reference.clip))
         folder = _folder_of(path)
@@ -123,9 +129,9 @@ class Verifier:
             yield self._replicas(run)
             if self.whole:
                 yield from self._restarts(cell, layout, reference, folder)
-        if self.whole:
+        if self.whole and rows:
             yield self._left_out(cell, layout)
-        if self.whole and (self.twin.dropout or (self.twin.dropout is None and reference.trace.drops)):
+        if self.whole and rows and (self.twin.dropout or (self.twin.dropout is None and reference.trace.drops)):
             yield self._dropout(cell, layout, reference)
 
     def _once(self, reference: ReferenceRun, name: str, check: Callable[[], Check]) -> Check:
@@ -166,6 +172,11 @@ class Verifier:
             return Check("packing", None, "its rows are padded")
         reason = "" if reference.trace.packed else "packed rows or a head of its own do not give what the model gives"
         return Check("packing", reference.trace.packed, reason)
+
+    def _learning(self, reference: ReferenceRun) -> Check:
+        """Whether a policy's answers differ in their scores: else every layout would compute a gradient of 0."""
+        learns = max(reference.trace.grad_norms) > LEAST_NORM
+        return Check("scores differ", learns, "" if learns else "all answers have one score, so nothing is learnt")
 
     def _by_steps(self, cell: Cell, reference: ReferenceRun) -> Check:
         """The same run as long as ``steps`` says: only its last step is another one, of a whole batch."""

@@ -10,7 +10,6 @@ import pytest
 import torch
 from running import Ran, run, write_job
 
-from stoker.cli.main import main
 from stoker.errors import UserError
 from stoker.job.load_job import load_job
 from stoker.train.prepared import Prepared
@@ -163,14 +162,6 @@ def test_held_out_prompts_may_be_in_a_file_of_their_own(job: dict[str, Any], bas
     ran = run(base, {**job, "steps": 1, "evaluate": {"data": "other.jsonl"}})
     held_out = [event for event in ran.folder.read_events() if event["event"] == "evaluated"]
     assert [event["targets"] for event in held_out] == [2, 2]
-
-
-def test_layouts_of_a_policy_are_not_verified_by_the_verb(
-    job: dict[str, Any], base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(base)
-    assert main(["verify", str(write_job(base, job))]) == 2
-    assert "verify a job of task sft with the same model and layout" in capsys.readouterr().err
 
 
 def test_a_row_without_an_expected_answer_is_named(job: dict[str, Any], base: Path) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from stoker.job.schema import Job
 
 TURNS = 8  # unless a job says another number
+TOY_TOKENS = 6  # of an answer of a small copy
 NonNegative = Annotated[float, Field(ge=0)]
 
 
@@ -117,6 +118,12 @@ def names_of(name: str, block: PolicyBlock) -> tuple[Named, ...]:
         *([Named(f"{name}.environment", block.environment, "scorer")] if block.environment is not None else []),
         *([Named(f"{name}.ptx.data", block.ptx.data, "source")] if block.ptx is not None else []),
     )
+
+
+def toy_keys(answers: int) -> dict[str, object]:
+    """The keys of a small copy's block, without those that name something; see `TaskSpec`."""
+    without = dict.fromkeys(("reward", "environment", "ptx", "overlong", "dynamic"))
+    return {**without, "turns": TURNS, "answers": answers, "max_tokens": TOY_TOKENS}
 
 
 def clip_high(written: float | None, low: float, high: float, why: str) -> tuple[float, str]:

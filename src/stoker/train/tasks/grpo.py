@@ -20,6 +20,7 @@ from stoker.train.rollouts.policy_block import (
     copies_of,
     names_of,
     roles_of,
+    toy_keys,
 )
 
 if TYPE_CHECKING:
@@ -182,6 +183,7 @@ TASK = TaskSpec(
     examples={**EXAMPLES, "dynamic": "4"},
     checks=(_checks,),
     prompts=True,
+    toy_keys=lambda job: {**toy_keys(2), "epochs": min(_variant(job)[0].epochs, 2)},
     names=lambda job: names_of("grpo", _variant(job)[0]),
     dropout=False,
     objective=_objective,

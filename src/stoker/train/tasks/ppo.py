@@ -19,6 +19,7 @@ from stoker.train.rollouts.policy_block import (
     copies_of,
     names_of,
     roles_of,
+    toy_keys,
 )
 
 if TYPE_CHECKING:
@@ -184,6 +185,12 @@ def _names(job: Job) -> tuple[Named, ...]:
     return (*names_of("ppo", _block(job)), *own)
 
 
+def _toy_keys(job: Job) -> dict[str, object]:
+    block = _block(job)
+    epochs = {"epochs": min(block.epochs, 2), "critic_warmup": min(block.critic_warmup, 1)}
+    return {**toy_keys(1), **epochs}
+
+
 TASK = TaskSpec(
     name="ppo",
     defaults=_defaults,
@@ -212,6 +219,7 @@ TASK = TaskSpec(
     checks=(_checks,),
     prompts=True,
     names=_names,
+    toy_keys=_toy_keys,
     critic=lambda job: _block(job).critic,
     critic_rate=_critic_rate,
     first_values=_critic_values,
