@@ -44,7 +44,9 @@ def test_a_job_trains_as_on_the_cpu_and_goes_on_there(base: Path, sft: dict[str,
     assert len(losses(base, "gpu")) == 20
 
 
-@pytest.mark.parametrize("key", ["train.precision=bf16", "train.precision=fp16", "train.compile=true"])
+@pytest.mark.parametrize(
+    "key", ["train.precision=bf16", "train.precision=fp16", "train.compile=true", "train.float8=rowwise"]
+)
 def test_other_arithmetic_trains_alike(base: Path, sft: dict[str, Any], key: str) -> None:
     job = str(write_job(base, sft))
     stoker(base, "train", job, "output=plain")

@@ -18,7 +18,7 @@ from stoker.job.text_conflicts import OF_TEXT, TEXT_CHECKS
 from stoker.job.tune_conflicts import TUNE_CHECKS
 from stoker.job.tune_keys import VIRTUAL, keys_of
 
-LANGUAGE = ("train.seq_len", "train.pack", "train.router_aux_loss")
+LANGUAGE = ("train.seq_len", "train.pack", "train.router_aux_loss", "train.float8")
 WITHOUT_TEXT = ("model", *LANGUAGE, "evaluate.samples", "tune", "mix")
 STORES = ("lmdb", "redis", "rediss", "unix")
 WITHOUT_SOURCES = ("data", "evaluate.data")

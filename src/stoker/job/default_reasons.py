@@ -57,6 +57,7 @@ REASONS = {
     "train.min_lr": "down to zero",
     "train.clip": "holds back single bad batches",
     "train.average": "the weights themselves are kept",
+    "train.float8": "it pays on large matrices of a GPU that has such products, and compiled only",
     "train.deterministic": "on GPUs such kernels are slower; a CPU gives the same bits anyway",
     "train.tensorboard": "metrics.jsonl is written anyway",
     "evaluate.data": "held-out rows serve instead",

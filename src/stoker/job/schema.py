@@ -223,6 +223,10 @@ class TrainBlock(Block):
     precision: Literal["auto", "bf16", "fp16", "fp32", "fp64"] = Field(
         default="auto", description="arithmetic of the forward pass; fp64: double precision, for verification"
     )
+    float8: Literal["none", "tensorwise", "rowwise"] = Field(
+        default="none",
+        description="matrix products of the blocks in 8 bits, with a scale for each tensor or for each row of it",
+    )
     compile: bool | Auto = Field(default="auto", description="torch.compile each block")
     deterministic: bool = Field(
         default=False, description="kernels that give the same bits each time; an operation without one is an error"

@@ -64,6 +64,18 @@ def _virtual_tokens_whole(view: View) -> Iterator[Problem]:
         yield from view.at_each(["parallel.recompute", "tune.method"], message, "write `recompute: none`")
 
 
+def _float8(view: View) -> Iterator[Problem]:
+    recipe, method, precision = (view.value(f"{key}") for key in ("train.float8", "tune.method", "train.precision"))
+    if recipe == "none" or not view.task.text:
+        return
+    if method != "full":
+        message = f"`float8: {recipe}` rounds weights that are trained, and `tune: {method}` trains others beside them"
+        yield from view.at_each(["train.float8", "tune.method"], message, "remove `float8`, or write `tune: full`")
+    if precision in ("fp16", "fp64"):
+        message = f"`float8: {recipe}` is for products beside bfloat16 or float32, and `precision` is {precision}"
+        yield from view.at_each(["train.float8", "train.precision"], message, "write `precision: bf16`")
+
+
 TUNE_CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
-    _quantised_base, _keys_of_other_methods, _layers, _virtual_tokens_whole,
+    _quantised_base, _keys_of_other_methods, _layers, _virtual_tokens_whole, _float8,
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """Applies the parallelisms to a meta model, in a fixed order:
 
-pipeline stages -> tensor parallelism -> compile -> recompute -> sharding -> weights -> replication.
+pipeline stages -> tensor parallelism -> float8 -> compile -> recompute -> sharding -> weights -> replication.
 
 `stoker.models.build_model` has split fused layers and inserted adapters before.
 """
@@ -31,6 +31,7 @@ from stoker.models.virtual_tokens import has_prefix, virtual_ids
 from stoker.models.weight_source import Rows, WeightSource
 from stoker.parallel.blocks import blocks_of
 from stoker.parallel.compile import compile_blocks
+from stoker.parallel.float8 import Float8, float8_linears
 from stoker.parallel.gradients import Gradients, Trained
 from stoker.parallel.materialise import materialise
 from stoker.parallel.mesh import Mesh
@@ -55,6 +56,7 @@ def spread(
     *,
     balance: RouterBalance | None = None,
     compiled: bool,
+    float8: Float8 = "none",
     compute: torch.dtype | None,
     apart: bool = False,
     critic: Built | None = None,
@@ -65,6 +67,7 @@ def spread(
         objective: the loss of the forward pass.
         balance: the auxiliary loss of the routers, in one process.
         compiled: whether blocks are compiled.
+        float8: recipe of the products of the blocks.
         compute: type of matrix products under autocast, if any.
         apart: whether the passes of a step have different parameters, as those of a policy and its critic.
         critic: a critic that is a model of its own; it becomes a part of the model.
@@ -77,14 +80,14 @@ def spread(
         family = family_of(unwrap(built.model).config)
         assert family is not None
         _pack(built.model, family)
-        return _pipelined(built, family, mesh, objective, balance, compiled=compiled, compute=compute)
+        return _pipelined(built, family, mesh, objective, balance, compiled=compiled, float8=float8, compute=compute)
     model = built.model
     weights: WeightSource = built.weights
-    policy = _within(model, mesh, balance, compiled=compiled)
+    policy = _within(model, mesh, balance, compiled=compiled, float8=float8)
     language, pieces, partial, blocks = policy.language, policy.pieces, policy.partial, blocks_of(unwrap(model))
     beside: Whole | None = None
     if critic is not None:
-        own = _within(critic.model, mesh, None, compiled=compiled)
+        own = _within(critic.model, mesh, None, compiled=compiled, float8=float8)
         beside, language = Whole(own.language, mesh, objective), replace(language, critic=OwnCritic(own.language))
         blocks = [*blocks, *blocks_of(unwrap(critic.model)), beside]
         pieces, partial = pieces | _inside(own.pieces), partial | set(_inside(dict.fromkeys(own.partial)))
@@ -119,15 +122,15 @@ class _Within:
     partial: set[str]
 
 
-def _within(model: nn.Module, mesh: Mesh, balance: RouterBalance | None, *, compiled: bool) -> _Within:
-    """Splits a model's tensors, compiles its blocks and has them computed again."""
+def _within(model: nn.Module, mesh: Mesh, balance: RouterBalance | None, *, compiled: bool, float8: Float8) -> _Within:
+    """Splits a model's tensors, has its blocks multiply in float8, compiles them, and has them computed again."""
     inner, layout = unwrap(model), mesh.layout
     family, prefix = family_of(inner.config), _prefix(model)
     packs = _pack(model, family)
     placed, across = _split(inner, family, mesh)
     head = _head(inner, across) if family else None
     language = LanguageModel(inner, head, packs, tuple(virtual_ids(inner)), balance)
-    _apply_to_blocks(inner, family, layout, compiled=compiled)
+    _apply_to_blocks(inner, family, mesh, compiled=compiled, float8=float8)
     pieces = {f"{prefix}{name}": piece for name, piece in placed.pieces.items()}
     return _Within(language, pieces, _partial(model, placed, prefix, layout))
 
@@ -157,6 +160,7 @@ def _pipelined(
     balance: RouterBalance | None,
     *,
     compiled: bool,
+    float8: Float8 = "none",
     compute: torch.dtype | None,
 ) -> ParallelModel:
     layout = mesh.layout
@@ -181,7 +185,7 @@ def _pipelined(
             head.weight = nn.Parameter(torch.empty_like(head.weight), requires_grad=head.weight.requires_grad)
         cut(inner, family, ranges[number], first=first, last=last)
         placed, across = _split(inner, family, mesh)
-        _apply_to_blocks(inner, family, layout, compiled=compiled)
+        _apply_to_blocks(inner, family, mesh, compiled=compiled, float8=float8)
         stage = ModelStage(inner, _head(inner, across) if last else None, mesh, objective, first=first, balance=balance)
         if layout.shard != "none":
             shard(stage, blocks_of(inner), mesh, compute)
@@ -238,11 +242,12 @@ def _partial(model: nn.Module, placed: Placed, prefix: str, layout: Layout) -> s
     return {f"{prefix}{name}" for name in placed.partial} | critic  # one of the tensor processes computes it
 
 
-def _apply_to_blocks(inner: nn.Module, family: Family | None, layout: Layout, *, compiled: bool) -> None:
+def _apply_to_blocks(inner: nn.Module, family: Family | None, mesh: Mesh, *, compiled: bool, float8: Float8) -> None:
+    float8_linears(inner, float8, mesh.device)
     if compiled:
         compile_blocks(inner)
-    if layout.recompute != "none":
-        recompute_blocks(inner, layout.recompute, family)
+    if mesh.layout.recompute != "none":
+        recompute_blocks(inner, mesh.layout.recompute, family)
 
 
 def _held_in(model: nn.Module) -> torch.dtype:

@@ -183,6 +183,8 @@ def precision_of(job: ResolvedJob, cluster: Cluster | None = None) -> str:
     As `stoker.models.quantise.device_for` decides: bf16, or fp16 where a GPU has no bf16, or fp32 on a processor
     without units for it, or under a quantised base.
     """
+    if job.train.float8 != "none":
+        return "fp8"
     if job.train.precision != "auto":
         return job.train.precision
     if cluster is None:

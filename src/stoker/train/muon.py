@@ -14,7 +14,6 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
 from stoker.errors import Problem, UserError
-from stoker.parallel.blocks import blocks_of
 from stoker.parallel.offload import Groups
 
 MOMENTUM = 0.95
@@ -74,9 +73,9 @@ class MuonWithAdamW(Optimizer):
 
 
 def matrices_of(model: nn.Module) -> set[int]:
-    """The `id` of each weight that Muon is for: the matrices in the repeated blocks, experts' among them.
+    """The `id` of each weight that Muon is for: the matrices in lists of blocks, experts' among them.
 
-    Embeddings, the head, norms and biases are not: their rows or entries stand for themselves.
+    Embeddings, heads, norms and biases are not: their rows or entries stand for themselves.
 
     Args:
         model: or a list of the stages that a process of a pipeline has.
@@ -87,9 +86,12 @@ def matrices_of(model: nn.Module) -> set[int]:
     found = {
         id(parameter)
         for part in (model if isinstance(model, nn.ModuleList) else [model])
-        for block in blocks_of(part)
-        for name, parameter in block.named_parameters()
-        if parameter.requires_grad and (parameter.dim() == 2 or (parameter.dim() == 3 and "experts." in name))
+        for blocks in (module for module in part.modules() if isinstance(module, nn.ModuleList))
+        for name, module in blocks.named_modules()
+        for parameter in module.parameters(recurse=False)
+        if parameter.requires_grad
+        and not isinstance(module, nn.Embedding)
+        and (parameter.dim() == 2 or (parameter.dim() == 3 and name.endswith("experts")))
     }
     if not found:
         message = "train.optimizer: muon is for the matrices of a model's repeated blocks, and this model trains none"

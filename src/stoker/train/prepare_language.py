@@ -33,6 +33,7 @@ from stoker.models.router_check import no_routers
 from stoker.models.text import TextSide, open_text_side
 from stoker.models.virtual_tokens import Drawn
 from stoker.models.weight_source import fill_whole
+from stoker.parallel.float8 import float8_linears
 from stoker.parallel.layout_check import layout_problem
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.parallelize import ParallelModel, spread
@@ -114,6 +115,7 @@ def _ready(
             objective,
             balance=balance,
             compiled=job.train.compile,
+            float8=job.train.float8,
             compute=device.autocast_dtype,
             apart=task_of(job).critic(job) != NO_CRITIC,
             critic=critic,
@@ -122,6 +124,7 @@ def _ready(
         return spread_out.language, spread_out
     fill_whole(allocate(model, device.torch), built.weights)
     language = lay_out_for(unwrap(model), balance)
+    float8_linears(unwrap(model), job.train.float8, device.torch)
     apply_to_blocks(job, unwrap(model), family_of(unwrap(model).config))
     if critic is not None:
         language = replace(language, critic=_critic_alone(critic, job, device))
@@ -141,6 +144,7 @@ def _critic_alone(critic: Built, job: ResolvedJob, device: Device) -> OwnCritic:
     fill_whole(allocate(critic.model, device.torch), critic.weights)
     inner = unwrap(critic.model)
     language = lay_out_for(inner)
+    float8_linears(inner, job.train.float8, device.torch)
     apply_to_blocks(job, inner, family_of(inner.config))
     return OwnCritic(language)
 
