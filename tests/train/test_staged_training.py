@@ -201,7 +201,8 @@ def test_an_earlier_stage_is_the_critic(rlhf: dict[str, Any], train: Train, caps
     assert train("stages.reward.train.lr=1e-3") == {"first": True, "reward": False, "ppo": False}
 
 
-@pytest.mark.slow  # starts the command four times, each of which starts workers
+@pytest.mark.slow  # starts the command five times, each of which starts workers
+@pytest.mark.timeout(600)
 def test_killed_within_and_between_stages(job: dict[str, Any], tmp_path: Path) -> None:
     """kill -9 within the first stage, within the second and while weights are merged; the end is that of one go."""
     job["checkpoint"] = {"every": 1}
