@@ -23,11 +23,11 @@ from stoker.page.masked import masked
 from stoker.page.metric_series import SeriesCache
 from stoker.page.metric_tail import newest_lines
 from stoker.page.run_index import id_of, is_run_file
+from stoker.page.stage_views import parents_of, stages_of
 from stoker.runs.goodput import Goodput, goodput
 from stoker.runs.listing import state_of
 from stoker.runs.plan_comparison import read_comparison
 from stoker.runs.run_folder import RunFolder
-from stoker.runs.stage_runs import read_record
 
 SPLIT_SECONDS = 3.0  # for which a split counts; reading one takes a second for 200,000 steps
 RECENT = 50  # steps whose median speed the time left is computed from
@@ -111,7 +111,7 @@ class RunViews:
             "seconds_left": (steps - step) * speed if status == "running" and speed is not None and steps else None,
             "started": begun[0].get("time") if begun else None,
             "updated": max((p.stat().st_mtime for p in (folder.events, folder.metrics) if p.exists()), default=None),
-            "parents": self._parents(folder),
+            "parents": parents_of(folder),
         }
 
     def detail(self, folder: RunFolder) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class RunViews:
             "formats": _formats(folder),
             "command": shlex.join(["stoker", *words]) if words else f"stoker train {shlex.quote(str(folder.job))}",
             "health": [asdict(each) for each in self.health(folder)],
-            "stages": self._stages(folder),
+            "stages": stages_of(folder, self.events),
             "lineage": _json(folder.lineage) or None,
             "environment": environment,
             "plan": comparison and {**asdict(comparison), "line": comparison.line()},
@@ -157,22 +157,6 @@ class RunViews:
             split = goodput(folder)
             kept = self._splits[folder.path] = time.monotonic(), time.monotonic() - begin, split
         return kept[2]
-
-    def _parents(self, folder: RunFolder) -> list[str]:
-        """The ids of the runs that a stage begins with."""
-        record = read_record(folder.path.parent)
-        own = next((stage for stage in record if Path(stage["run"]).name == folder.path.name), None)
-        return [id_of(folder.path.parent / name) for name in own["needs"]] if own else []
-
-    def _stages(self, folder: RunFolder) -> list[dict[str, Any]]:
-        """The stages of the job that a run is one of, in its order."""
-        record = read_record(folder.path.parent)
-        if not any(Path(stage["run"]).name == folder.path.name for stage in record):
-            return []
-        return [
-            {"name": s["name"], "task": s["task"], "needs": s["needs"], "id": id_of(folder.path.parent / s["name"])}
-            for s in record
-        ]
 
 
 def short_event(values: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { splitEvents } from "../../../src/stoker/page/static/api.js";
+import { columns } from "../../../src/stoker/page/static/chain.js";
 import { quoted, startLine, stopLine } from "../../../src/stoker/page/static/commands.js";
 import { differences, verdict } from "../../../src/stoker/page/static/compare.js";
 import { isOf, paired, written } from "../../../src/stoker/page/static/data.js";
@@ -75,6 +76,13 @@ test("a verdict is clear, or says that it cannot tell", () => {
   assert.deepEqual(verdict({ low: -0.4, high: -0.1 }, false), { key: "compare.better", least: 0.1, most: 0.4 });
   assert.deepEqual(verdict({ low: 0.1, high: 0.4 }, false), { key: "compare.worse", least: 0.1, most: 0.4 });
   assert.deepEqual(verdict({ low: -1, high: 1, rows: 200 }), { key: "compare.cannot_tell", rows: 200 });
+});
+
+test("a stage stands right of all that it needs", () => {
+  const stage = (name, ...needs) => ({ name, needs });
+  const names = (stages) => columns(stages).map((column) => column.map((one) => one.name));
+  assert.deepEqual(names([stage("sft"), stage("reward", "sft"), stage("ppo", "sft", "reward")]), [["sft"], ["reward"], ["ppo"]]);
+  assert.deepEqual(names([stage("a"), stage("b"), stage("c", "a", "b"), stage("d", "elsewhere")]), [["a", "b", "d"], ["c"]]);
 });
 
 test("a stream in pieces", () => {

@@ -1,5 +1,6 @@
 // One run: whether it is all right, its curves with what happened on them, and tabs for everything it left.
 import { follow, isReport, post, useGet } from "./api.js";
+import { Chain } from "./chain.js";
 import { Chart } from "./chart.js";
 import { forkLine, resumeLine, stopLine } from "./commands.js";
 import { Figure, Term } from "./glossary.js";
@@ -166,7 +167,7 @@ export function Run({ route }) {
       ${lost > 0 && html`<p class="lost" role="alert">${t("run.lost", { since: time(lost) })}</p>`}
       <${Command} line=${run.command} />
       ${!isReport() && html`<${Buttons} run=${run} again=${found.again} />`}
-      ${run.stages?.length > 0 && html`<ol class="graph" aria-label=${t("plan.chain")}>${run.stages.map((stage) => html`<li key=${stage.name}><a href=${link({ place: "train", run: stage.id, tab: "" })} aria-current=${stage.id === run.id ? "true" : undefined}>${stage.name}</a> <span class="hint">${t(`task.${stage.task}`)}${Object.values(stage.needs ?? {}).length > 0 && ` ← ${Object.values(stage.needs).join(", ")}`}</span></li>`)}</ol>`}
+      ${run.stages?.length > 0 && html`<${Chain} stages=${run.stages} current=${run.id} />`}
       <div class="figures">
         <${Figure} id="step" value=${`${number(run.step)} / ${number(run.steps)}`} />
         <${Figure} id="loss" value=${number(run.loss)} />

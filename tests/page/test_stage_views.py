@@ -1,0 +1,33 @@
+"""The stages of a job on the page: what each needs, and how its run stands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from browsing import Browser, make_run
+
+
+def test_stages_are_done_running_failed_or_wait(page: Browser, tmp_path: Path) -> None:
+    job = tmp_path / "runs" / "align"
+    stages = [("sft", "sft", []), ("reward", "reward", ["sft"]), ("ppo", "ppo", ["reward", "sft"])]
+    for name in ("sft", "reward"):
+        make_run(job / name)
+    record = [{"name": name, "run": f"runs/align/{name}", "task": task, "needs": needs} for name, task, needs in stages]
+    (job / "stages.json").write_text(json.dumps(record))
+    events = job / "reward" / "events.jsonl"
+    events.write_text(events.read_text().splitlines()[0] + "\n" + json.dumps({"event": "failed", "time": 9}) + "\n")
+    page.page.runs.forget()
+    runs = {run["name"]: run for run in page.get("/api/runs").json()["runs"]}
+    assert runs["reward"]["parents"] == [runs["sft"]["id"]] and runs["sft"]["parents"] == []
+    found = page.get(f"/api/runs/{runs['sft']['id']}").json()["stages"]
+    assert [(stage["name"], stage["status"], stage["needs"]) for stage in found] == [
+        ("sft", "done", []),
+        ("reward", "failed", ["sft"]),
+        ("ppo", "waiting", ["reward", "sft"]),
+    ]
+    assert found[0]["id"] == runs["sft"]["id"] and found[1]["id"] == runs["reward"]["id"]
+    make_run(tmp_path / "runs" / "alone")
+    page.page.runs.forget()
+    alone = next(run["id"] for run in page.get("/api/runs").json()["runs"] if run["name"] == "alone")
+    assert page.get(f"/api/runs/{alone}").json()["stages"] == []
