@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,16 @@ from running import write_job
 
 from stoker.checkpoint.chunks import DeferredChunk
 from stoker.checkpoint.rows_by_id import rows_by_id
-from stoker.checkpoint.state import State
+from stoker.checkpoint.state import DamagedError, State
 from stoker.checkpoint.storage import BASE
 from stoker.checkpoint.store import ROWS, Store
-from stoker.errors import UserError
+from stoker.errors import RunFailed, UserError
 from stoker.job.load_job import load_job
 from stoker.launch.process_pool import Pool
 from stoker.sparse import Admission, Eviction, Feature, JaggedIds, SparseEmbeddings, TableSettings
 from stoker.sparse.sparse_state import SparseState, TableState
 from stoker.train.ranking import saved_tables
-from stoker.train.ranking.saved_tables import SavedTables
+from stoker.train.ranking.saved_tables import ArrivingRows, SavedTables
 
 SETTINGS = [
     TableSettings("a", 3, lr=0.1, optimizer="adam", eviction=Eviction(age=3, every=1)),
@@ -153,6 +154,25 @@ def test_increments_and_their_base_are_the_rows_to_the_bit(
         found = rows_by_id({n: t for n, t in store.load(step).tensors.items() if isinstance(t, torch.Tensor)})
         assert torch.equal(found["a/values"], rows[step].tables["a"].values)
         assert torch.equal(found["b/c/ids"], rows[step].tables["b/c"].ids)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (SETTINGS[:1], "it has rows of table 'b/c'"),
+        ([replace(SETTINGS[0], width=4), SETTINGS[1]], "of table 'a' are [37] numbers a row, and this job's [49]"),
+        ([replace(SETTINGS[0], dtype="float16"), SETTINGS[1]], "are torch.float32, and this job's torch.float16"),
+    ],
+)
+def test_rows_of_other_tables_are_no_damage(settings: list[TableSettings], says: str, tmp_path: Path) -> None:
+    task, store = Training(), Store(tmp_path)
+    for step in range(3):
+        task.step(step)
+    store.save(State(3, task.saved.now(3, None), {}))
+    other = SparseEmbeddings(settings, {"x": Feature("a")})
+    with pytest.raises(RunFailed, match=says) as error:
+        store.restore(3, ArrivingRows(other).places)
+    assert not isinstance(error.value, DamagedError)
 
 
 @pytest.mark.parametrize(

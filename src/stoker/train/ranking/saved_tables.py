@@ -13,6 +13,7 @@ from stoker.checkpoint.chunks import ArrivingChunk, Chunk, DeferredChunk, Held
 from stoker.checkpoint.collective import rank
 from stoker.checkpoint.state import Saved
 from stoker.checkpoint.store import BASE_ROWS, ROWS, TABLES
+from stoker.errors import RunFailed
 from stoker.sparse.sparse_embeddings import SparseEmbeddings, no_rows
 from stoker.sparse.sparse_state import SparseState, TableState
 
@@ -137,6 +138,7 @@ class ArrivingRows:
             kind = BASE_ROWS if name.startswith(BASE_ROWS) else ROWS
             number, _, rest = name.removeprefix(kind).partition("/")
             table, _, column = rest.rpartition("/")
+            self._check(table, column, entry)
             part = parts.setdefault(f"{kind}{number}/{table}", _Part(table, 0))
             part.expected += 1
             held[name] = [ArrivingChunk.of(entry.shape, entry.dtype, self._taker(part, column))]
@@ -148,6 +150,19 @@ class ArrivingRows:
         self._tables.load([SparseState(step, None, self._nothing)])
         self._tables.rebase(None)  # nobody asks for what has changed since
 
+    def _check(self, table: str, column: str, entry: Saved) -> None:
+        """Raises RunFailed where a column is not as this job's."""
+        nothing = self._nothing.get(table)
+        if nothing is None:
+            raise RunFailed(f"the checkpoint is of another model: it has rows of table {table!r}")
+        own = getattr(nothing, column)
+        if column in ("values", "optimizer") and entry.shape[1:] != tuple(own.shape[1:]):
+            sizes = f"{entry.shape[1]} numbers a row, and this job's {own.shape[1]}"
+            raise RunFailed(f"the checkpoint is of another model: {column} of table {table!r} are {sizes}")
+        if column == "values" and entry.dtype != own.dtype:
+            types = f"{entry.dtype}, and this job's {own.dtype}"
+            raise RunFailed(f"the checkpoint is of another model: values of table {table!r} are {types}")
+
     def _taker(self, part: _Part, column: str) -> Callable[[Tensor], None]:
         def take(tensor: Tensor) -> None:
             part.columns[column] = tensor
@@ -157,9 +172,7 @@ class ArrivingRows:
         return take
 
     def _put(self, part: _Part) -> None:
-        nothing = self._nothing.get(part.table)
-        if nothing is None:
-            raise ValueError(f"there is no table {part.table!r}")
+        nothing = self._nothing[part.table]
         count = len(part.columns.get("ids", nothing.ids))
         columns = {name: getattr(nothing, name) for name in ("ids", "values", "optimizer", "seen", "last")}
         columns = {name: tensor.new_empty(count, *tensor.shape[1:]) for name, tensor in columns.items()}
