@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -69,8 +70,32 @@ def test_the_plan_as_json(job: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert result["cluster"]["gpus"] == 16 and result["model"]["parameters"] == 8030261248
 
 
+@pytest.mark.parametrize(("model", "cluster_name"), [("llama3-8b", "2x8xH100"), ("llama3-70b", "8x8xA100-40G")])
+def test_one_step_in_time_as_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, cluster_name: str
+) -> None:
+    plan = planned(capsys, written(tmp_path / "job.yaml", model), "--on", cluster_name)["plan"]
+    timeline, stages = plan["timeline"], plan["layout"]["pipeline"]
+    assert (stages > 1) == (model == "llama3-70b")
+    assert len(timeline["processes"]) == stages and timeline["of"] == plan["accumulation"]
+    for process in timeline["processes"]:
+        spans = process["spans"]
+        assert all(a["end"] <= b["start"] for a, b in pairwise(spans))
+        assert sum(span["kind"] == "forward" for span in spans) % timeline["micro_batches"] == 0
+        work = sum(span["end"] - span["start"] for span in spans)
+        assert process["idle"] == pytest.approx(1 - work / timeline["seconds"], abs=1e-9)
+    assert max(p["spans"][-1]["end"] for p in timeline["processes"]) == timeline["seconds"]
+    assert timeline["after"].items() <= plan["time"].items()
+    if timeline["micro_batches"] == timeline["of"]:
+        assert timeline["seconds"] < plan["step_time_s"] * 1.001
+
+
 def test_the_cost_as_json(job: Path, cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = planned(capsys, job, "--on", cluster)["run"]
+    result = planned(capsys, job, "--on", cluster)
+    run = result["run"]
+    for other in result["alternatives"]:  # a layout costs what its time does
+        ratio = other["step_time_s"] / result["plan"]["step_time_s"]
+        assert other["price"] == pytest.approx(run["price"] * ratio, rel=0.2) and other["price"] > 0
     assert run["steps"] == 1000 and run["steps_known"] and run["tokens"] == 1000 * 32 * 2048
     assert run["price"] == pytest.approx(4 * 30 * run["hours"]) and run["currency"] == "EUR"
     assert run["hours"] * 3600 == pytest.approx(run["seconds"])

@@ -11,6 +11,7 @@ import { cell, rowOf } from "../../../src/stoker/page/static/lookup.js";
 import { clusterOf } from "../../../src/stoker/page/static/plan.js";
 import { standing } from "../../../src/stoker/page/static/rail.js";
 import { imported, nameFrom } from "../../../src/stoker/page/static/start.js";
+import { place } from "../../../src/stoker/page/static/timeline.js";
 import { heat, visible } from "../../../src/stoker/page/static/tokens.js";
 import { matching } from "../../../src/stoker/page/static/train.js";
 import { sidesOf } from "../../../src/stoker/page/static/use.js";
@@ -84,6 +85,8 @@ test("a stage stands right of all that it needs", () => {
   assert.deepEqual(names([stage("sft"), stage("reward", "sft"), stage("ppo", "sft", "reward")]), [["sft"], ["reward"], ["ppo"]]);
   assert.deepEqual(names([stage("a"), stage("b"), stage("c", "a", "b"), stage("d", "elsewhere")]), [["a", "b", "d"], ["c"]]);
 });
+
+test("a pass lies in its lane by its time", () => assert.deepEqual(place(0.5, 1, 2), { left: "25%", width: "25%" }));
 
 test("a stream in pieces", () => {
   const [events, left] = splitEvents('data: {"text": "a"}\n\n: ping\n\nid: 3\r\ndata: {"text":\r\ndata: "b"}\r\n\r\ndata: {"te');

@@ -6,6 +6,7 @@ import { html, useEffect, useState } from "./html.js";
 import { duration, gib, number, percent, t } from "./i18n.js";
 import { go, link } from "./router.js";
 import { remember, rememberJob, useSession } from "./session.js";
+import { Timeline } from "./timeline.js";
 import { Action, Command, Empty, Field, Problem, Table, Waiting, useLater } from "./ui.js";
 
 const COLOURS = 8;
@@ -70,13 +71,14 @@ function Answer({ answer, yaml }) {
     <section class="panel" aria-labelledby="time-title">
       <h2 id="time-title">${t("plan.one_step", { seconds: seconds(plan.step_time_s) })}</h2>
       <${Stack} parts=${plan.time} most=${plan.step_time_s} label=${t("plan.time")} unit=${seconds} />
+      ${plan.timeline && html`<${Timeline} timeline=${plan.timeline} />`}
       ${answer.binds?.length > 0 && html`<${Table} name=${t("plan.binds")} head=${[t("plan.bound_by"), t("plan.seconds"), t("plan.because")]} rows=${answer.binds.map((bind) => [word("part", bind.resource), seconds(bind.seconds), bind.causes.map((cause) => cause.name).join(", ")])} />`}
     </section>
     <h2>${t("plan.alternatives")}</h2>
     <${Table}
       name=${t("plan.alternatives")}
-      head=${[t("plan.layout"), t("plan.lost_because"), html`<${Term} id="step_time_s" />`, html`<${Term} id="memory_peak" />`, ""]}
-      rows=${(answer.alternatives ?? []).map((other) => [html`<code>${other.description}</code>`, html`<span lang="en">${other.reason}</span>`, `${step(other)} s`, gib(other.memory_gib), html`<${Action} label=${t("plan.take")} onPress=${() => take(other)} />`])}
+      head=${[t("plan.layout"), t("plan.lost_because"), html`<${Term} id="step_time_s" />`, html`<${Term} id="memory_peak" />`, html`<${Term} id="price" />`, ""]}
+      rows=${(answer.alternatives ?? []).map((other) => [html`<code>${other.description}</code>`, html`<span lang="en">${other.reason}</span>`, `${step(other)} s`, gib(other.memory_gib), other.price === null || other.price === undefined ? t("plan.no_price") : `${number(other.price, 3)} ${run.currency}`, html`<${Action} label=${t("plan.take")} onPress=${() => take(other)} />`])}
     />
     <h2>${t("plan.helps")}</h2>
     <${Table} name=${t("plan.helps")} head=${[t("plan.change"), t("plan.gain"), t("plan.memory"), ""]} rows=${(answer.helps ?? []).map((help) => [html`<span lang="en">${help.change}</span>`, percent(help.gain), gib(help.memory_gib), html`<${Action} label=${t("plan.take")} onPress=${() => take(help)} />`])} />`;

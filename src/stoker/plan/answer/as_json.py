@@ -8,16 +8,18 @@ from math import isfinite
 from typing import Any
 
 from stoker.hardware.cluster import Cluster
-from stoker.plan.answer.cost import Cost
+from stoker.plan.answer.cost import Cost, cost_of
 from stoker.plan.answer.full_answer import NothingFits, PlanAnswer, verdict
 from stoker.plan.answer.setting_to_yaml import job_values
 from stoker.plan.memory import Memory
+from stoker.plan.pipeline.stage_times import drawn_micro_batches, timeline_of
 from stoker.plan.reliability import Forecast
 from stoker.plan.search import LayoutPlan
 from stoker.plan.setting import TrainingWork
 from stoker.plan.speed import mfu_formula
 
 GIB = 2**30
+AFTER = ("data parallel", "optimizer")  # what follows the passes of a step
 
 
 def answer_json(found: PlanAnswer | NothingFits) -> dict[str, Any]:
@@ -61,11 +63,29 @@ def answer_json(found: PlanAnswer | NothingFits) -> dict[str, Any]:
             for help_ in found.helps
         ],
         "alternatives": [
-            {**_values(other, ("called", "reason", "slower")), **plan_json(other.plan)} for other in found.alternatives
+            {**_values(other, ("called", "reason", "slower")), **plan_json(other.plan)}
+            | {"price": cost_of(other.plan, question.length).price}
+            for other in found.alternatives
         ],
         "seconds": found.seconds,
     }
     return _finite({**result, **head})
+
+
+def timeline_json(plan: LayoutPlan) -> dict[str, Any]:
+    """One step of each process of the pipeline, of as many micro-batches as are drawn; times from its start."""
+    drawn, parts = drawn_micro_batches(plan.setting), plan.time.parts
+    timeline = timeline_of(plan.setting, micro_batches=drawn)
+    return {
+        "micro_batches": drawn,
+        "of": plan.setting.micro_batches,
+        "seconds": timeline.seconds,
+        "after": {name: parts[name] for name in AFTER if parts.get(name)},
+        "processes": [
+            {"idle": idle, "spans": [span._asdict() for span in spans]}
+            for idle, spans in zip(timeline.idle, timeline.processes, strict=True)
+        ],
+    }
 
 
 def plan_json(plan: LayoutPlan, *, stages: tuple[Memory, ...] | None = None) -> dict[str, Any]:
@@ -96,6 +116,7 @@ def plan_json(plan: LayoutPlan, *, stages: tuple[Memory, ...] | None = None) -> 
     }
     if stages is not None:
         result["mfu_formula"] = mfu_formula(setting.work)
+        result["timeline"] = timeline_json(plan)
         result["stages"] = [_stage(plan, memory, stage) for stage, memory in enumerate(stages)]
     return result
 
