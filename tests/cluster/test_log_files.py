@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stoker.cluster import log_files
-from stoker.cluster.log_files import LogPlace, rank_label, read_logs
+from stoker.cluster.log_files import LogPlace, rank_label, read_logs, run_logs
 from stoker.cluster.shell import Given, LocalShell, ShellFailed
 
 
@@ -26,6 +26,19 @@ def test_lines_have_their_rank(tmp_path: Path) -> None:
     assert lines == ["rank 0 | a", "rank 0 | b", "rank 1 | 10%", "rank 1 | d", "rank 10 | c", "rank 10 | no end"]
     assert list(read_logs(both, rank=10, follow=False, ended=lambda: False)) == ["c", "no end"]
     assert list(read_logs(both, rank=7, follow=False, ended=lambda: False)) == []
+
+
+def test_lines_of_stages_have_their_names(tmp_path: Path) -> None:
+    for folder in ("logs", "sft/logs", "ppo/logs"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "sft/logs/rank-0.log").write_text("a\n")
+    (tmp_path / "ppo/logs/rank-1.log").write_text("b\n")
+    places = run_logs(LocalShell(), str(tmp_path))
+    lines = list(read_logs(places, rank=None, follow=False, ended=lambda: True))
+    assert sorted(lines) == ["ppo rank 1 | b", "sft rank 0 | a"]
+    (tmp_path / "logs/rank-0.log").write_text("of the run\n")
+    lines = list(read_logs(places, rank=None, follow=False, ended=lambda: True))
+    assert "rank 0 | of the run" in lines and len(lines) == 3
 
 
 def test_following_sees_what_is_written_until_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,9 @@ def test_a_critic_learns_with_a_rate_of_its_own(ppo: dict[str, Any], base: Path,
         assert rates[id(parameter)] == pytest.approx(expected), name
 
 
-@pytest.mark.parametrize("tune", ["full", LORA], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "tune", ["full", pytest.param(LORA, marks=pytest.mark.slow)], ids=["full", "lora"]
+)  # three runs each
 def test_a_run_with_its_own_critic_goes_on_to_the_bit(ppo: dict[str, Any], base: Path, wide: Path, tune: Any) -> None:
     """It is stopped in the middle of an iteration, which has four steps."""
     job = {**ppo, "tune": tune, "train": {**ppo["train"], "batch": 4}, "ppo": {**ppo["ppo"], "critic": str(wide)}}
