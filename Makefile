@@ -87,7 +87,7 @@ GPU_PYTHON ?= 3.12
 gpu-packages:
 	$(PYTHON) -m pip download --quiet --disable-pip-version-check --only-binary=:all: --python-version $(GPU_PYTHON) \
 		--implementation cp --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
-		--platform manylinux2014_x86_64 --dest build/gpu pydantic ruamel.yaml hypothesis pytest-timeout
+		--platform manylinux2014_x86_64 --dest build/gpu pydantic ruamel.yaml hypothesis pytest-timeout torchao
 
 # The page, served again whenever its Python changes; its modules are the files of src/stoker/page/static, so a reload of
 # the browser shows changes of them.
