@@ -1,14 +1,15 @@
 """One GPU: a Llama of one billion parameters from random weights, and LoRA on an 8B shape; Stoker beside a plain loop.
 
-    python benchmarks/gpu.py [--tasks pretrain-1b lora-8b] [--sides stoker plain] [--steps 20] [--recompute none|full]
-                             [--set train.compile=true] [--json FILE]
+    python benchmarks/gpu.py [--tasks pretrain-1b lora-8b] [--sides stoker compiled float8 plain] [--steps 20]
+                             [--recompute none|full] [--set parallel.offload=optimizer] [--json FILE]
     python benchmarks/gpu.py --tiny --cpu        # the same code on small shapes, to see that it runs
 
-Both sides train the same weights on rows of the same length, bfloat16 products over float32 trained weights, AdamW,
-clipping at 1.0, each in a fresh process. The plain side is what one writes by hand: transformers' model, the cross
-entropy of its logits, peft, torch's fused AdamW, scaled-dot-product attention. Measured: tokens per second over all
-steps but the first ones, model FLOP/s (the arithmetic that the training needs, recomputation not counted), its share
-of the device's measured matrix ceiling, and peak memory.
+All sides train the same weights on rows of the same length, bfloat16 products over float32 trained weights, AdamW,
+clipping at 1.0, each in a fresh process; ``compiled`` and ``float8`` are Stoker with these keys. The plain side is
+what one writes by hand: transformers' model, the cross entropy of its logits, peft, torch's fused AdamW, scaled-dot-
+product attention. Measured: tokens per second over all steps but the first ones, model FLOP/s (the arithmetic that
+the training needs, recomputation not counted), its share of the device's measured matrix ceiling, and peak memory. A
+side is printed when it is done; one that fails does not end the others.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import torch
 from torch import nn
 
 WORDS, RANK, LR, WARM = 1000, 16, 1e-4, 5
+HEADING = f"{'task':<12} {'side':<9} {'tokens/s':>9} {'TFLOP/s':>8} {'of ceiling':>11} {'peak GiB':>9}   losses, device"
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,12 @@ class Shape:
 SHAPES = {
     "pretrain-1b": Shape(32000, 2048, 22, 32, 4, 5632, 4096, 4, 4, lora=False),
     "lora-8b": Shape(128256, 4096, 32, 32, 8, 14336, 4096, 2, 1, lora=True),
+}
+SIDES: dict[str, list[str]] = {  # keys of Stoker's job
+    "stoker": [],
+    "compiled": ["train.compile=true"],
+    "float8": ["train.compile=true", "train.float8=rowwise"],
+    "plain": [],
 }
 TINY = {"vocabulary": 1024, "width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "mlp_width": 128, "length": 64}
 
@@ -140,7 +148,7 @@ def make_inputs(folder: Path, shape: Shape, rows: int, device: torch.device) -> 
             out.write(json.dumps({"text": text}) + "\n")
 
 
-def stoker(folder: Path, shape: Shape, arguments: argparse.Namespace) -> tuple[float, int, list[float]]:
+def stoker(folder: Path, shape: Shape, side: str, arguments: argparse.Namespace) -> tuple[float, int, list[float]]:
     """Stoker's own loop, as ``stoker train`` runs it: (seconds, tokens, losses)."""
     from stoker.cli.report import quiet_libraries
 
@@ -154,15 +162,15 @@ def stoker(folder: Path, shape: Shape, arguments: argparse.Namespace) -> tuple[f
     tune = f"{{method: lora, rank: {RANK}, alpha: {2 * RANK}}}" if shape.lora else "full"
     job.write_text(
         f"task: pretrain\nmodel: {folder}/model\ndata: {folder}/rows.jsonl\nsteps: {arguments.steps}\ntune: {tune}\n"
-        f"output: {folder}/run\nevaluate: {{fraction: 0.0}}\ncheckpoint: {{every: 100000, best: false}}\n"
+        f"output: {folder}/{side}\nevaluate: {{fraction: 0.0}}\ncheckpoint: {{every: 100000, best: false}}\n"
         f"train: {{lr: {LR}, schedule: constant, warmup: 0, weight_decay: 0.0, batch: {shape.batch}, "
         f"micro_batch: {shape.micro_batch}, seq_len: {shape.length + 1}, pack: false, clip: 1.0}}\n"
         f"parallel: {{recompute: {arguments.recompute}}}\n"
     )
     precision = ["train.precision=fp32"] if arguments.cpu else []
-    loaded = load_job(job, [*precision, *arguments.set])
+    loaded = load_job(job, [*precision, *SIDES[side], *arguments.set])
     prepared = prepare(loaded, folder)
-    run = RunFolder(folder / "run")
+    run = RunFolder(folder / side)
     with run.take():
         start(prepared, run, folder, quiet=True)
     metrics = run.read_metrics()
@@ -224,16 +232,17 @@ def plain(
 def run_side(task: str, side: str, shape: Shape, arguments: argparse.Namespace) -> Result:
     """One side of a task, in this process."""
     device = torch.device("cpu" if arguments.cpu else "cuda")
-    best = ceiling(device)
-    from stoker.hardware.device import choose_device
+    from stoker.hardware.device import choose_device, open_device
 
+    open_device(device if arguments.cpu else torch.device("cuda", 0))
     measured = choose_device()
+    best = ceiling(device)
     if not arguments.cpu:
         torch.cuda.reset_peak_memory_stats()
-    if side == "stoker":
-        seconds, tokens, losses = stoker(arguments.folder, shape, arguments)
-    else:
+    if side == "plain":
         seconds, tokens, losses = plain(arguments.folder, shape, arguments, device)
+    else:
+        seconds, tokens, losses = stoker(arguments.folder, shape, side, arguments)
     peak = measured.peak_memory()
     rate = tokens / seconds
     best = max(best, ceiling(device))
@@ -244,7 +253,7 @@ def main() -> None:
     """Runs every side of every task in its own process, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=list(SHAPES), choices=SHAPES)
-    parser.add_argument("--sides", nargs="+", default=["stoker", "plain"], choices=["stoker", "plain"])
+    parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES, help="float8 is not for LoRA")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--recompute", default="none", choices=["none", "full"])
     parser.add_argument("--tiny", action="store_true", help="small shapes")
@@ -261,40 +270,48 @@ def main() -> None:
         return
     if arguments.steps <= WARM:
         parser.error(f"--steps {arguments.steps}: the first {WARM} are not measured")
-    results = []
+    results: list[Result] = []
+    failed = False
+    print(HEADING)
     for task in arguments.tasks:
         with tempfile.TemporaryDirectory() as temporary:
             rows = shapes[task].batch * arguments.steps
             make_inputs(Path(temporary), shapes[task], rows, torch.device("cpu" if arguments.cpu else "cuda"))
             for side in arguments.sides:
-                results.append(in_own_process(task, side, temporary, cpu=arguments.cpu))
-    print_table(results)
-    if arguments.json:
-        arguments.json.write_text(json.dumps([{**asdict(r), "share": r.share} for r in results], indent=1) + "\n")
+                if side == "float8" and shapes[task].lora:
+                    continue
+                measured = in_own_process(task, side, temporary, cpu=arguments.cpu)
+                if isinstance(measured, str):
+                    print(f"{task:<12} {side:<9} failed: {measured}", flush=True)
+                    failed = True
+                    continue
+                results.append(measured)
+                print(line_of(measured), flush=True)
+                if arguments.json:
+                    found = [{**asdict(r), "share": r.share} for r in results]
+                    arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    if failed:
+        sys.exit(1)
 
 
-def in_own_process(task: str, side: str, folder: str, *, cpu: bool) -> Result:
-    """One side measured where nothing else has used memory."""
+def in_own_process(task: str, side: str, folder: str, *, cpu: bool) -> Result | str:
+    """One side measured where nothing else has used memory; the end of what it printed where it failed."""
     command = [sys.executable, __file__, *sys.argv[1:], "--side", task, side, "--folder", folder]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""} if cpu else None
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     if not lines:
-        sys.exit(f"{task}, {side} failed:\n{done.stderr[-3000:]}")
+        return done.stderr[-3000:]
     return Result(**json.loads(lines[-1].removeprefix("RESULT ")))
 
 
-def print_table(results: list[Result]) -> None:
-    """A line a side."""
-    print(
-        f"{'task':<12} {'side':<7} {'tokens/s':>9} {'TFLOP/s':>8} {'of ceiling':>11} {'peak GiB':>9}   losses, device"
+def line_of(r: Result) -> str:
+    """What a side measured, below `HEADING`."""
+    return (
+        f"{r.task:<12} {r.side:<9} {r.tokens_per_s:>9,.0f} {r.tflops:>8.2f} "
+        f"{r.share:>4.0%} of {r.ceiling_tflops:<5.1f} {r.peak_gib:>7.2f}   "
+        f"{r.losses[0]:.4f} to {r.losses[-1]:.4f}, {r.device}"
     )
-    for r in results:
-        losses = f"{r.losses[0]:.4f} to {r.losses[-1]:.4f}"
-        print(
-            f"{r.task:<12} {r.side:<7} {r.tokens_per_s:>9,.0f} {r.tflops:>8.2f} "
-            f"{r.share:>4.0%} of {r.ceiling_tflops:<5.1f} {r.peak_gib:>7.2f}   {losses}, {r.device}"
-        )
 
 
 if __name__ == "__main__":
