@@ -33,7 +33,7 @@ FREE = {
     "megatron_lm_config.megatron_lm_recompute_num_layers",
 }
 LOST = {
-    "Stoker computes in bf16, fp16 or fp32": "fp8_config.*",
+    "under `tune: full`, write `train.float8` yourself": "fp8_config.*",
     "no counterpart in Stoker": "megatron_lm_config.* deepspeed_config.offload_optimizer_nvme_path "
     "deepspeed_config.offload_param_nvme_path",
     "SageMaker's": "ec2_instance_type iam_role_name image_uri profile region base_job_name sagemaker_inputs_file "

@@ -74,7 +74,7 @@ LOST = {
     "Stoker adds no noise to embeddings": "neftune_noise_alpha",
     "Stoker's loss has no label smoothing": "label_smoothing_factor",
     "activations are recomputed, not offloaded": "activation_offloading",
-    "Stoker computes in bf16, fp16 or fp32": "fp8",
+    "under `tune: full`, write `train.float8` yourself": "fp8",
     "axes of the layout: give them in an Accelerate file": "parallelism_config parallelism_config.*",
     "Stoker trains all weights or an adapter's": "optim_target_modules",
     "PyTorch's defaults are used": "optim_args",
