@@ -178,7 +178,17 @@ def _facts(job: ResolvedJob, text: TextSide, language: LanguageModel, device: De
         "loss": "over the model's own logits" if language.head is None and layout.pipeline == 1 else _CHUNKED,
     }
     quantised = fact(job, device, layout)
-    return facts if quantised is None else {**facts, "base": quantised}
+    if quantised is not None:
+        facts["base"] = quantised
+    if job.train.float8 != "none":
+        facts["float8"] = f"{job.train.float8}, {_pace_of_float8(job, device)}"
+    return facts
+
+
+def _pace_of_float8(job: ResolvedJob, device: Device) -> str:
+    if device.type == "cpu":
+        return "imitated on this processor, which is slower than no float8"
+    return "compiled" if job.train.compile else "not compiled, which is slower than no float8: see `train.compile`"
 
 
 def _samples(loaded: LoadedJob, base: Path, text: TextSide, objective: Objective) -> Callable[..., LanguageTask]:
