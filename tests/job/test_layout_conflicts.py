@@ -68,6 +68,8 @@ IMPOSSIBLE = [
      "`shard` gives a process a part", "or remove `shard`"),
     (SFT, "parallel: {tensor: 2}\ntrain: {optimizer: muon}", ["train.optimizer", "tensor"],
      "orthogonalises whole matrices", "write `optimizer: adamw`"),
+    (SFT, "train: {optimizer: sgd, optimizer_states: bf16}", ["train.optimizer", "train.optimizer_states"],
+     "AdamW's moments", "write `optimizer: adamw`"),
     (SFT, "parallel: {offload: optimizer}\ntrain: {optimizer: muon}", ["train.optimizer", "offload"],
      "steps on the host", "`offload: none`"),
     (SFT + "tune: lora\n", "train: {optimizer: muon}", ["tune.method", "train.optimizer"],

@@ -102,6 +102,7 @@ def test_the_optimizer_decides_the_states(tmp_path: Path) -> None:
     shape = shape_of_name("llama-3m", tmp_path)  # whose head is the embedding
     assert software_of_job(job(tmp_path).job, shape).states == 8
     assert software_of_job(job(tmp_path, train={"optimizer": "sgd"}).job, shape).states == 4
+    assert software_of_job(job(tmp_path, train={"optimizer_states": "bf16"}).job, shape).states == 4
     outside = shape.vocabulary * shape.width / shape.parameters
     assert software_of_job(job(tmp_path, train={"optimizer": "muon"}).job, shape).states == 4 + 4 * outside
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from stoker.checkpoint.store import Saved
 from stoker.job.schema import TrainBlock
+from stoker.train.bf16_states import AdamWWithBf16States
 from stoker.train.optimizer import build_optimizer, empty_moments, held_moments
 
 
@@ -33,10 +34,15 @@ def test_matrices_are_decayed_and_vectors_are_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [("adamw", torch.optim.AdamW), ("adafactor", torch.optim.Adafactor), ("sgd", torch.optim.SGD)],
+    ("keys", "kind"),
+    [
+        ({}, torch.optim.AdamW),
+        ({"optimizer_states": "bf16"}, AdamWWithBf16States),
+        ({"optimizer": "adafactor"}, torch.optim.Adafactor),
+        ({"optimizer": "sgd"}, torch.optim.SGD),
+    ],
 )
-def test_the_state_goes_to_disk_and_back(name: str, kind: type) -> None:
+def test_the_state_goes_to_disk_and_back(keys: dict[str, str], kind: type) -> None:
     def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> None:
         for step in range(count):
             generator = torch.Generator().manual_seed(step)
@@ -45,12 +51,12 @@ def test_the_state_goes_to_disk_and_back(name: str, kind: type) -> None:
             optimizer.zero_grad()
 
     model = network()
-    optimizer = build_optimizer(model, block(optimizer=name))
+    optimizer = build_optimizer(model, block(**keys))
     assert type(optimizer) is kind
     steps(model, optimizer, 3)
 
     again = copy.deepcopy(model)
-    restored = build_optimizer(again, block(optimizer=name))
+    restored = build_optimizer(again, block(**keys))
     held = {key: chunks[0].tensor for key, chunks in held_moments(model, optimizer).items()}
     places = empty_moments(again, restored, {key: Saved(tuple(t.shape), t.dtype) for key, t in held.items()})
     assert places.keys() == held.keys()

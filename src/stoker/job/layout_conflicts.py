@@ -227,7 +227,11 @@ def _whole_matrices(view: View) -> Iterator[Problem]:
         message = f"`optimizer: adafactor` takes means over whole rows and columns, and `{cut}` gives a process a part"
         hint = f"write `optimizer: adamw`, or remove `{cut}`"
         yield from view.at_each(["train.optimizer", f"parallel.{cut}"], message, hint)
-    if view.value("train.optimizer") == "muon":
+    optimizer = view.value("train.optimizer")
+    if optimizer != "adamw" and view.value("train.optimizer_states") != "fp32":
+        message = f"`optimizer_states` is about AdamW's moments, and `optimizer` is {optimizer}"
+        yield from view.at_each(["train.optimizer_states", "train.optimizer"], message, "write `optimizer: adamw`")
+    if optimizer == "muon":
         yield from _muon(view)
     if parts.tensor > 1 and view.task.text and view.value("tune.dora"):
         message = "`dora` takes norms of whole columns, and `tensor` gives a process a part of them"

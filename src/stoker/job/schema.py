@@ -198,6 +198,9 @@ class TrainBlock(Block):
         description="adamw; muon (orthogonalised momentum for the matrices of the blocks, adamw for the rest); "
         "adafactor (no per-weight second moment); sgd (with momentum)",
     )
+    optimizer_states: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="type of AdamW's moments: bf16 rounds them stochastically, in half of the memory"
+    )
     beta1: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.9, description="AdamW first-moment decay, SGD momentum"
     )

@@ -198,6 +198,8 @@ def precision_of(job: ResolvedJob, cluster: Cluster | None = None) -> str:
 def software_of_job(job: ResolvedJob, shape: Shape) -> Software:
     """Stoker, with the states of the job's optimizer over a model of a shape."""
     states: float = STATES[job.train.optimizer] + 4 * (job.train.average is not None)
+    if job.train.optimizer_states == "bf16":
+        states -= STATES["adamw"] / 2
     if job.train.optimizer == "muon":  # AdamW steps the embedding and the head
         states += 4 * (shape.embedding_parameters + shape.head_parameters) / shape.parameters
     if layout_of(job).islands > 1:  # the weights of the last synchronisation, and the momentum of the outer step

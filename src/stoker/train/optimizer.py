@@ -17,6 +17,7 @@ from stoker.job.resolved import ResolvedTrain
 from stoker.models.head import OWN_CRITIC
 from stoker.parallel.offload import Groups, HostOptimizer
 from stoker.parallel.shard_spec import Piece
+from stoker.train.bf16_states import AdamWWithBf16States
 from stoker.train.muon import Muon, MuonWithAdamW, matrices_of
 
 SECOND = (".lora_B.", ".lora_embedding_B.")  # in the names of the second LoRA matrices
@@ -79,6 +80,8 @@ def _optimizer(train: ResolvedTrain, groups: Groups) -> Optimizer:
     if train.optimizer == "muon":
         matrices, others = ([g for g in groups if g["orthogonalise"] == own] for own in (True, False))
         return MuonWithAdamW(Muon(matrices, train.lr), _adamw(train, others))
+    if train.optimizer == "adamw" and train.optimizer_states == "bf16":
+        return AdamWWithBf16States(groups, lr=train.lr, betas=(train.beta1, train.beta2), eps=train.eps)
     if train.optimizer == "adamw":
         return _adamw(train, groups)
     if train.optimizer == "adafactor":

@@ -1,0 +1,87 @@
+"""AdamW's moments in bfloat16: rounding without bias, steps near those in float32, alone and under layouts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from running import write_job
+from torch import nn
+
+from stoker.job.schema import TrainBlock
+from stoker.runs.run_folder import RunFolder
+from stoker.train.bf16_states import stochastically_rounded
+from stoker.train.optimizer import build_optimizer
+
+DRAWS = 40_000
+
+
+def trained(states: str, gradient: float, steps: int) -> tuple[nn.Parameter, torch.Tensor]:
+    """A parameter after steps with one gradient, and its second moment."""
+    model = nn.Linear(64, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    given = {"lr": 1e-3, "weight_decay": 0.0, "beta2": 0.999, "eps": 1e-8, "optimizer_states": states}
+    optimizer = build_optimizer(model, TrainBlock.model_validate(given))  # type: ignore[arg-type]
+    for _ in range(steps):
+        model.weight.grad = torch.full_like(model.weight, gradient)
+        optimizer.step()
+    return model.weight, optimizer.state[model.weight]["exp_avg_sq"]
+
+
+@pytest.mark.parametrize("value", [1.001, -3.1415926, 1e-12, 65504.7])
+def test_the_mean_of_many_roundings_is_the_number(value: float) -> None:
+    random = torch.Generator().manual_seed(0)
+    x = torch.full((DRAWS,), value)
+    rounded = stochastically_rounded(x, random)
+    assert rounded.dtype == torch.bfloat16
+    found = rounded.double()
+    assert len(found.unique()) == 2
+    step = float(found.max() - found.min())
+    assert found.min() <= x[0].double() <= found.max()
+    assert float(found.mean()) == pytest.approx(float(x[0].double()), abs=4 * step / DRAWS**0.5)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -0.5, 3.0e38])
+def test_numbers_of_bfloat16_stay(value: float) -> None:
+    x = torch.full((1000,), value).to(torch.bfloat16)
+    assert torch.equal(stochastically_rounded(x.float(), torch.Generator().manual_seed(0)), x)
+
+
+def test_a_second_moment_that_changes_little_changes_nevertheless() -> None:
+    """By rounding to the nearest it would end where a thousandth of the gap is less than half of the last bit."""
+    plain, moment = trained("fp32", 0.1, 3000)
+    weight, rounded = trained("bf16", 0.1, 3000)
+    assert rounded.dtype == torch.bfloat16
+    assert float(rounded.double().mean()) == pytest.approx(float(moment.mean()), rel=0.01)
+    torch.testing.assert_close(weight, plain, rtol=0.05, atol=0)
+
+
+@pytest.mark.slow  # commands with processes of their own
+def test_jobs_train_nearly_alike_and_go_on_to_the_bit(base: Path, sft: dict[str, Any]) -> None:
+    constant = {**sft["train"], "schedule": "constant", "warmup": 0}  # whatever the number of steps
+    job = str(write_job(base, {**sft, "tune": "full", "train": constant, "checkpoint": {"every": 4}}))
+    bf16 = "train.optimizer_states=bf16"
+    runs = {
+        "plain": [],
+        "one": [bf16],
+        "parts": [bf16, "steps=7"],
+        "shards": [bf16, "parallel.data=2", "parallel.shard=zero3"],
+        "host": [bf16, "parallel.offload=optimizer"],
+    }
+    for name, keys in runs.items():
+        train(base, job, f"output={name}", *keys)
+    train(base, job, "output=parts", bf16)
+    losses = {name: [line["loss"] for line in RunFolder(base / name).read_metrics()] for name in runs}
+    assert losses["parts"] == losses["one"]
+    for name in runs:
+        assert losses[name] == pytest.approx(losses["plain"], rel=0.02), name
+
+
+def train(base: Path, job: str, *keys: str) -> None:
+    command = [sys.executable, "-m", "stoker", "train", job, *keys]
+    done = subprocess.run(command, cwd=base, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
