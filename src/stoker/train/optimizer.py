@@ -80,8 +80,6 @@ def _optimizer(train: ResolvedTrain, groups: Groups) -> Optimizer:
     if train.optimizer == "muon":
         matrices, others = ([g for g in groups if g["orthogonalise"] == own] for own in (True, False))
         return MuonWithAdamW(Muon(matrices, train.lr), _adamw(train, others))
-    if train.optimizer == "adamw" and train.optimizer_states == "bf16":
-        return AdamWWithBf16States(groups, lr=train.lr, betas=(train.beta1, train.beta2), eps=train.eps)
     if train.optimizer == "adamw":
         return _adamw(train, groups)
     if train.optimizer == "adafactor":
@@ -89,10 +87,13 @@ def _optimizer(train: ResolvedTrain, groups: Groups) -> Optimizer:
     return SGD(groups, lr=train.lr, momentum=train.beta1)
 
 
-def _adamw(train: ResolvedTrain, groups: Groups) -> AdamW:
+def _adamw(train: ResolvedTrain, groups: Groups) -> Optimizer:
+    betas = (train.beta1, train.beta2)
+    if train.optimizer_states == "bf16":
+        return AdamWWithBf16States(groups, lr=train.lr, betas=betas, eps=train.eps)
     parameters = [p for group in groups for p in group["params"]]
     fused = all(p.device.type in ("cuda", "cpu") and p.is_floating_point() for p in parameters)
-    return AdamW(groups, lr=train.lr, betas=(train.beta1, train.beta2), eps=train.eps, fused=fused)
+    return AdamW(groups, lr=train.lr, betas=betas, eps=train.eps, fused=fused)
 
 
 def held_moments(
