@@ -15,6 +15,7 @@ from redis.connection import Connection
 
 from stoker.errors import RunFailed, UserError
 from stoker.online_store import row_backends, row_reader
+from stoker.online_store.lmdb_writer import LmdbWriter
 from stoker.online_store.redis_writer import hset_command
 from stoker.online_store.row_backends import RedisBackend, StoredTable, StoreError
 from stoker.online_store.row_reader import RowReader
@@ -192,7 +193,7 @@ from stoker.online_store.lmdb_writer import LmdbWriter
 from stoker.online_store.row_backends import LmdbBackend
 writer, store = LmdbWriter(sys.argv[1]), LmdbBackend(sys.argv[1])
 writer.begin()
-rows = store.database("rows:1")
+rows = writer._rows(1)
 writes, may_end = threading.Event(), threading.Event()
 
 def write():
@@ -205,7 +206,7 @@ thread = threading.Thread(target=write, daemon=True)
 thread.start()
 writes.wait()
 assert store.current() == 0  # while the other thread needs the interpreter's lock to end its transaction
-store.database("rows:1")
+store.read(1, {})
 threading.Timer(0.2, may_end.set).start()
 assert writer.begin() == 2  # waits for it
 thread.join()
@@ -215,6 +216,28 @@ thread.join()
 def test_a_thread_that_opens_a_database_does_not_stop_one_that_writes(tmp_path: Path) -> None:
     command = [sys.executable, "-c", READS_WHILE_ANOTHER_THREAD_WRITES, f"lmdb://{tmp_path}/store"]
     subprocess.run(command, check=True, timeout=60)
+
+
+READS_IN_ANOTHER_PROCESS = """
+import sys
+from stoker.online_store.lmdb_writer import LmdbWriter
+from stoker.online_store.row_backends import LmdbBackend
+store = LmdbBackend(sys.argv[1])
+for _ in range(3):
+    assert store.current() == 1
+    assert store.read(1, {}) == (1, None, {})
+    assert store.read(2, {}) == (1, None, {})
+writer = LmdbWriter(sys.argv[1])  # as of a run that goes on
+assert writer.current() == 1
+assert writer.begin() == 2
+assert store.read(2, {}) == (1, None, {})
+"""
+
+
+def test_another_process_reads_what_one_has_written(tmp_path: Path) -> None:
+    writer = LmdbWriter(f"lmdb://{tmp_path}/store")
+    writer.switch(writer.begin())
+    subprocess.run([sys.executable, "-c", READS_IN_ANOTHER_PROCESS, writer.place], check=True, timeout=60)
 
 
 def test_the_reader_can_be_copied_into_a_service() -> None:

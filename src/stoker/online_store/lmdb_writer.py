@@ -21,7 +21,7 @@ class LmdbWriter:
 
     def __init__(self, place: str) -> None:
         self.place, self._at = place, LmdbBackend(place, write=True)
-        self._meta = self._made("meta")
+        self._meta, self._opened = self._made("meta"), dict[int, Any]()
 
     def _made(self, name: str) -> Any:
         """A database, made if need be. Its transaction begins first, where waiting for a writer stops nobody else."""
@@ -35,6 +35,12 @@ class LmdbWriter:
             raise
         return database
 
+    def _rows(self, version: int) -> Any:
+        """The database of a version's rows."""
+        if version not in self._opened:
+            self._opened[version] = self._made(f"rows:{version}")
+        return self._opened[version]
+
     def begin(self) -> int:
         for version in self._abandoned():
             self.drop(version)
@@ -42,7 +48,7 @@ class LmdbWriter:
             version = int(transaction.get(b"last") or 0) + 1
             transaction.put(b"last", str(version).encode())
             transaction.put(f"loading:{version}".encode(), str(time.time()).encode())
-        self._made(f"rows:{version}")
+        self._rows(version)
         return version
 
     def _abandoned(self) -> list[int]:
@@ -51,7 +57,7 @@ class LmdbWriter:
         return [int(key[8:]) for key, last in found if float(last) < time.time() - ABANDONED]
 
     def put(self, version: int, delta: TableDelta) -> None:
-        rows = self._at.database(f"rows:{version}")
+        rows = self._rows(version)
         for start in range(0, max(len(delta.ids), 1), CHUNK):
             part = slice(start, start + CHUNK)
             with self._at.environment.begin(write=True) as transaction:
@@ -94,7 +100,7 @@ class LmdbWriter:
         """A transaction in which rows of a version have changed."""
         if version not in [one.number for one in self.versions()]:
             raise StoreError(f"version {version} is gone")
-        rows = self._at.database(f"rows:{version}")
+        rows = self._rows(version)
         with self._at.environment.begin(write=True) as transaction:
             for delta in deltas:
                 self._put(transaction, rows, delta)
@@ -105,13 +111,14 @@ class LmdbWriter:
             transaction.put(b"current", str(version).encode())
 
     def drop(self, version: int) -> None:
-        rows = self._made(f"rows:{version}")
+        rows = self._rows(version)
         with self._at.environment.begin(write=True) as transaction:
             with transaction.cursor(self._meta) as cursor:
                 keys = [key for key in cursor.iternext(values=False) if key.startswith(f"{version}:".encode())]
             for key in (*keys, f"info:{version}".encode(), f"loading:{version}".encode()):
                 transaction.delete(key, db=self._meta)
             transaction.drop(rows, delete=True)
+        del self._opened[version]
 
     def current(self) -> int:
         return self._at.current()
@@ -122,7 +129,7 @@ class LmdbWriter:
         return sorted((StoredVersion(*one) for one in found), key=lambda version: version.number)
 
     def rows_of(self, version: int, table: StoredTable) -> int:
-        rows, count = self._at.database(f"rows:{version}"), 0
+        rows, count = self._rows(version), 0
         with self._at.environment.begin(rows) as transaction, transaction.cursor() as cursor:
             if cursor.set_range(table.number.to_bytes(2, "big")):
                 for key in cursor.iternext(values=False):

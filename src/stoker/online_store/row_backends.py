@@ -6,8 +6,8 @@ Imports nothing of Stoker; see `row_reader`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -176,10 +176,11 @@ class LmdbBackend:
     def environment(self) -> Any:
         return self._open[self._path][0]
 
-    def database(self, name: str) -> Any:
-        # without a transaction `open_db` waits for whoever writes, and holds the interpreter's lock
+    @contextmanager
+    def _reading(self, *names: str) -> Iterator[Any]:
+        """A transaction, and databases that close with it: without one `open_db` waits for writers, holding the GIL."""
         with self.opening, self.environment.begin() as transaction:
-            return self.environment.open_db(name.encode(), txn=transaction, create=False)
+            yield transaction, *(self.environment.open_db(n.encode(), txn=transaction, create=False) for n in names)
 
     def current(self) -> int:
         return int(self._get("current") or 0)
@@ -192,18 +193,16 @@ class LmdbBackend:
         return self._get(f"{version}:file:{name}") or b""
 
     def _get(self, key: str) -> Any:
-        with suppress(self._absent), self.environment.begin(self.database("meta")) as transaction:
-            return transaction.get(key.encode())
+        with suppress(self._absent), self._reading("meta") as (transaction, meta):
+            return transaction.get(key.encode(), db=meta)
 
     def read(self, version: int, wanted: Mapping[StoredTable, np.ndarray]) -> tuple[int, str | None, _Read]:
-        try:
-            meta, rows = self.database("meta"), self.database(f"rows:{version}")
-        except self._absent:
-            return self.current(), None, {}
-        with self.environment.begin() as transaction, transaction.cursor(rows) as cursor:
+        with suppress(self._absent), self._reading("meta", f"rows:{version}") as (transaction, meta, rows):
             current, head = (transaction.get(k.encode(), db=meta) for k in ("current", f"{version}:head"))
-            read = {table.number: self._rows(cursor, table, ids) for table, ids in wanted.items()} if head else {}
+            with transaction.cursor(rows) as cursor:
+                read = {table.number: self._rows(cursor, table, ids) for table, ids in wanted.items()} if head else {}
             return int(current or 0), head.decode() if head else None, read
+        return self.current(), None, {}
 
     def _rows(self, cursor: Any, table: StoredTable, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         keys = lmdb_keys(table.number, ids)
