@@ -5,17 +5,17 @@ from __future__ import annotations
 import hashlib
 import io
 import tarfile
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import stoker
-from stoker.cluster.named_files import NamedFiles, below_folder, files_of, named_files, place_below
+from stoker.cluster.chosen_target import ChosenTarget
+from stoker.cluster.named_files import NamedFiles, below_folder, files_of, place_below
 from stoker.data.file_digests import file_digest
 from stoker.errors import Problem, UserError
 from stoker.hardware.cache_folder import cache_folder
-from stoker.job.load_job import LoadedJob
+from stoker.job.targets.shared_keys import TargetKeys
 
 ARCHIVE = ".code.tar"  # Stoker's package
 CODE = ".code"  # folder in which it is unpacked, on the nodes' PYTHONPATH
@@ -55,19 +55,6 @@ class SentFile:
         return self.source.read_bytes()
 
 
-@dataclass(frozen=True)
-class Needed:
-    """What the job names: files to send, and the values of keys that name them otherwise there.
-
-    Attributes:
-        files: without those of the job itself.
-        moved: values of keys that lie outside of the working folder, by key: where they are below the submission's.
-    """
-
-    files: tuple[SentFile, ...]
-    moved: dict[str, Any]
-
-
 def fingerprint_of(files: Iterable[SentFile]) -> str:
     """64 hexadecimal digits that change with any file's path or content."""
     digest = hashlib.blake2b(digest_size=32)
@@ -76,43 +63,34 @@ def fingerprint_of(files: Iterable[SentFile]) -> str:
     return digest.hexdigest()
 
 
-def needed_files(
-    loaded: LoadedJob, base: Path, *, extra: Sequence[str], code: bool, in_place: bool, problem: Any
-) -> Needed:
-    """The files that a job names, by the keys that name them: sources, models, runs, templates, rewards, modules.
+def needed_files(named: NamedFiles, base: Path, chosen: ChosenTarget) -> tuple[SentFile, ...]:
+    """The files that jobs name, and what else the target's keys say is sent.
 
     Hub ids, URLs and names of the catalogue are not sent: the nodes fetch them, or have them installed.
 
     Args:
         base: what relative paths begin at.
-        extra: further files, folders or patterns.
-        code: whether Stoker's own package is sent.
-        in_place: whether the nodes see the files where they are.
-        problem: makes the problem of the n-th of ``extra``, of (n, message, suggestion).
 
     Raises:
-        UserError: one of ``extra`` or a run that the job names is not there, or a file cannot be read.
+        UserError: what `send` names is not there, or a file cannot be read.
     """
-    return all_needed(named_files(loaded, base), base, extra=extra, code=code, in_place=in_place, problem=problem)
-
-
-def all_needed(
-    named: NamedFiles, base: Path, *, extra: Sequence[str], code: bool, in_place: bool, problem: Any
-) -> Needed:
-    """What jobs name and what else is sent; see `needed_files`."""
+    keys = chosen.block
+    assert isinstance(keys, TargetKeys)
     problems = []
-    for index, pattern in enumerate(extra):
+    for index, pattern in enumerate(keys.send):
         files = files_of(pattern, base)
         if not files:
-            problems.append(problem(index, f"there is no file {pattern}", "name a file, a folder or a pattern"))
+            hint = "name a file, a folder or a pattern"
+            problems.append(chosen.problem(f"send[{index}]", f"there is no file {pattern}", hint))
         for file in files:
             named.found[place_below(file, base)] = file
     if problems:
         raise UserError(*problems)
-    made = {} if in_place else named.made
-    sent = _sent({to: file for to, file in named.found.items() if to not in made})
-    written = (SentFile.made(to, text) for to, text in made.items())
-    return Needed((*([code_archive()] if code else []), *sent, *written), named.moved)
+    code = [code_archive()] if keys.code else []
+    if keys.in_place:
+        return (*code, *(replace(file, in_place=True) for file in _sent(named.found)))
+    sent = _sent({to: file for to, file in named.found.items() if to not in named.made})
+    return (*code, *sent, *(SentFile.made(to, text) for to, text in named.made.items()))
 
 
 def code_archive() -> SentFile:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from stoker.cluster.chosen_target import ChosenTarget
 from stoker.cluster.named_files import NamedFiles, named_files
-from stoker.cluster.sent_files import SentFile, all_needed, fingerprint_of
+from stoker.cluster.sent_files import SentFile, fingerprint_of, needed_files
 from stoker.cluster.submission import JOB, Submission, name_of, port_of, with_layout
 from stoker.errors import CannotRun, UserError
 from stoker.job.job_to_yaml import scalar
@@ -64,17 +63,7 @@ def staged_submission_of(
         named = NamedFiles(base, named.found | own.found, named.made | own.made)
         if not keys.in_place:
             written += [text for text in _moved(stage, own.moved) if text not in written]
-    needed = all_needed(
-        named,
-        base,
-        extra=keys.send,
-        code=keys.code,
-        in_place=keys.in_place,
-        problem=lambda index, message, hint: chosen.problem(f"send[{index}]", message, hint),
-    )
-    sent = needed.files
-    if keys.in_place:
-        sent = tuple(replace(file, in_place=True) if file.source else file for file in sent)
+    sent = needed_files(named, base, chosen)
     text = _text(with_overrides(file, written))
     files = (SentFile.made(JOB, text), *sent)
     chosen_name = name or name_of(staged.root)

@@ -7,12 +7,12 @@ import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stoker.cluster.chosen_target import ChosenTarget
-from stoker.cluster.named_files import with_paths
+from stoker.cluster.named_files import named_files, with_paths
 from stoker.cluster.record import Record
 from stoker.cluster.sent_files import ARCHIVE, SentFile, fingerprint_of, needed_files
 from stoker.errors import CannotRun, UserError
@@ -122,19 +122,10 @@ def submission_of(
     assert isinstance(keys, TargetKeys)
     loaded = with_layout(loaded, chosen, keys, hosts)
     nodes, devices = _counted(loaded, chosen, keys, hosts)
-    needed = needed_files(
-        loaded,
-        base,
-        extra=keys.send,
-        code=keys.code,
-        in_place=keys.in_place,
-        problem=lambda index, message, hint: chosen.problem(f"send[{index}]", message, hint),
-    )
-    sent = needed.files
-    if keys.in_place:
-        sent = tuple(replace(file, in_place=True) if file.source else file for file in needed.files)
-    else:
-        loaded = with_paths(loaded, needed.moved)
+    named = named_files(loaded, base)
+    sent = needed_files(named, base, chosen)
+    if not keys.in_place:
+        loaded = with_paths(loaded, named.moved)
     text = dump_job(loaded.job.model_copy(update={"target": LOCAL}))  # the nodes need not know it
     files = (SentFile.made(JOB, text), *sent)
     chosen_name = name or name_of(loaded.job.output)

@@ -266,7 +266,7 @@ class CheckpointBlock(Block):
     )
     full_every: PositiveInt = Field(
         default=1,
-        description="of embedding tables: one of so many checkpoints has all rows, the others those that have changed",
+        description="of embedding tables: every N-th checkpoint has all rows, the others those that have changed",
     )
     best: bool = Field(default=True, description="also keep the checkpoint with the lowest held-out loss")
     to: str | None = Field(

@@ -26,10 +26,9 @@ from stoker.resilience.node_check import (
     shared,
 )
 from stoker.runs.run_folder import RunFolder
+from stoker.train.optimizer import MOMENTS
 from stoker.train.prepared import Prepared
 from stoker.train.progress import Display
-
-MOMENTS = {"adamw": 2, "muon": 2, "sgd": 1, "adafactor": 0}  # tensors as large as a parameter; adafactor's are small
 
 
 class Checks:

@@ -29,9 +29,9 @@ from stoker.models.quantise import can_be_cut, packed_parameters
 from stoker.models.router_balance import RouterBalance
 from stoker.models.virtual_tokens import has_prefix, virtual_ids
 from stoker.models.weight_source import Rows, WeightSource
+from stoker.parallel.apply_to_blocks import apply_to_blocks
 from stoker.parallel.blocks import blocks_of
-from stoker.parallel.compile import compile_blocks
-from stoker.parallel.float8 import Float8, float8_linears
+from stoker.parallel.float8 import Float8
 from stoker.parallel.gradients import Gradients, Trained
 from stoker.parallel.materialise import materialise
 from stoker.parallel.mesh import Mesh
@@ -39,7 +39,6 @@ from stoker.parallel.model_stage import ModelStage, Whole
 from stoker.parallel.parallel_model import ParallelModel
 from stoker.parallel.pipeline import Pipeline
 from stoker.parallel.pipeline_split import blocks_of_stages, cut, stages_of_process
-from stoker.parallel.recompute import recompute_blocks
 from stoker.parallel.replicate import replicate
 from stoker.parallel.shard import shard
 from stoker.parallel.shard_spec import Piece
@@ -130,7 +129,7 @@ def _within(model: nn.Module, mesh: Mesh, balance: RouterBalance | None, *, comp
     placed, across = _split(inner, family, mesh)
     head = _head(inner, across) if family else None
     language = LanguageModel(inner, head, packs, tuple(virtual_ids(inner)), balance)
-    _apply_to_blocks(inner, family, mesh, compiled=compiled, float8=float8)
+    apply_to_blocks(inner, mesh.device, family, compiled=compiled, recompute=layout.recompute, float8=float8)
     pieces = {f"{prefix}{name}": piece for name, piece in placed.pieces.items()}
     return _Within(language, pieces, _partial(model, placed, prefix, layout))
 
@@ -185,7 +184,7 @@ def _pipelined(
             head.weight = nn.Parameter(torch.empty_like(head.weight), requires_grad=head.weight.requires_grad)
         cut(inner, family, ranges[number], first=first, last=last)
         placed, across = _split(inner, family, mesh)
-        _apply_to_blocks(inner, family, mesh, compiled=compiled, float8=float8)
+        apply_to_blocks(inner, mesh.device, family, compiled=compiled, recompute=layout.recompute, float8=float8)
         stage = ModelStage(inner, _head(inner, across) if last else None, mesh, objective, first=first, balance=balance)
         if layout.shard != "none":
             shard(stage, blocks_of(inner), mesh, compute)
@@ -240,14 +239,6 @@ def _partial(model: nn.Module, placed: Placed, prefix: str, layout: Layout) -> s
         return {name for name, _ in model.named_parameters() if name.removeprefix(prefix) not in placed.pieces}
     critic = {name for name, _ in model.named_parameters() if name.startswith(f"{prefix}{VALUE_HEAD}.")}
     return {f"{prefix}{name}" for name in placed.partial} | critic  # one of the tensor processes computes it
-
-
-def _apply_to_blocks(inner: nn.Module, family: Family | None, mesh: Mesh, *, compiled: bool, float8: Float8) -> None:
-    float8_linears(inner, float8, mesh.device)
-    if compiled:
-        compile_blocks(inner)
-    if mesh.layout.recompute != "none":
-        recompute_blocks(inner, mesh.layout.recompute, family)
 
 
 def _held_in(model: nn.Module) -> torch.dtype:

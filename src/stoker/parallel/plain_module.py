@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from stoker.parallel.apply_to_blocks import apply_to_blocks
 from stoker.parallel.batch_norm import synchronise_batch_norms
 from stoker.parallel.blocks import blocks_of
-from stoker.parallel.compile import compile_blocks
 from stoker.parallel.gradients import Gradients, Trained
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.parallel_model import ParallelModel
-from stoker.parallel.recompute import recompute_blocks
 from stoker.parallel.replicate import replicate
 from stoker.parallel.shard import shard
 
@@ -25,10 +24,7 @@ def spread_module(model: nn.Module, mesh: Mesh, *, compiled: bool, compute: torc
     """
     layout = mesh.layout
     synchronise_batch_norms(model, mesh.groups["batch"])
-    if compiled:
-        compile_blocks(model)
-    if layout.recompute != "none":
-        recompute_blocks(model, layout.recompute)
+    apply_to_blocks(model, mesh.device, compiled=compiled, recompute=layout.recompute)
     root = model
     if layout.shard != "none":
         shard(model, blocks_of(model), mesh, compute)

@@ -20,6 +20,8 @@ from stoker.parallel.shard_spec import Piece
 from stoker.train.bf16_states import AdamWWithBf16States
 from stoker.train.muon import Muon, MuonWithAdamW, matrices_of
 
+# Tensors as large as a parameter that an optimizer keeps, at most; adafactor's are small.
+MOMENTS = {"adamw": 2, "muon": 2, "sgd": 1, "adafactor": 0}
 SECOND = (".lora_B.", ".lora_embedding_B.")  # in the names of the second LoRA matrices
 
 

@@ -33,12 +33,11 @@ from stoker.models.router_check import no_routers
 from stoker.models.text import TextSide, open_text_side
 from stoker.models.virtual_tokens import Drawn
 from stoker.models.weight_source import fill_whole
-from stoker.parallel.float8 import float8_linears
 from stoker.parallel.layout_check import layout_problem
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.parallelize import ParallelModel, spread
 from stoker.train.language_task import LanguageTask
-from stoker.train.prepared import Prepared, apply_to_blocks, describe_parameters, engine_of
+from stoker.train.prepared import Prepared, apply_job_to_blocks, describe_parameters, engine_of
 from stoker.train.rollouts.open_critic import open_critic
 
 _CHUNKED = "chunked, trained positions only"
@@ -124,8 +123,7 @@ def _ready(
         return spread_out.language, spread_out
     fill_whole(allocate(model, device.torch), built.weights)
     language = lay_out_for(unwrap(model), balance)
-    float8_linears(unwrap(model), job.train.float8, device.torch)
-    apply_to_blocks(job, unwrap(model), family_of(unwrap(model).config))
+    apply_job_to_blocks(job, unwrap(model), device, family_of(unwrap(model).config))
     if critic is not None:
         language = replace(language, critic=_critic_alone(critic, job, device))
         attach_critic(model, built.weights, critic.model, critic.weights)
@@ -144,8 +142,7 @@ def _critic_alone(critic: Built, job: ResolvedJob, device: Device) -> OwnCritic:
     fill_whole(allocate(critic.model, device.torch), critic.weights)
     inner = unwrap(critic.model)
     language = lay_out_for(inner)
-    float8_linears(inner, job.train.float8, device.torch)
-    apply_to_blocks(job, inner, family_of(inner.config))
+    apply_job_to_blocks(job, inner, device, family_of(inner.config))
     return OwnCritic(language)
 
 

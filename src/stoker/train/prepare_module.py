@@ -14,7 +14,7 @@ from stoker.job.resolved import ResolvedJob
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.plain_module import spread_module
 from stoker.train.module_task import ModuleTask, fingerprint_of
-from stoker.train.prepared import Prepared, apply_to_blocks, describe_parameters, engine_of
+from stoker.train.prepared import Prepared, apply_job_to_blocks, describe_parameters, engine_of
 
 
 def prepare_module(
@@ -30,7 +30,7 @@ def prepare_module(
     facts = {"model": f"{type(model).__name__}: {describe_parameters(model)}"}
     parts = None
     if mesh is None:
-        apply_to_blocks(job, model)
+        apply_job_to_blocks(job, model, device)
     else:
         parts = spread_module(model, mesh, compiled=job.train.compile, compute=device.autocast_dtype)
         assert parts.root is not None

@@ -13,10 +13,9 @@ from stoker.hardware.device import Device
 from stoker.job.resolved import ResolvedJob
 from stoker.models.families.facts import Family
 from stoker.models.quantise import elements
-from stoker.parallel.compile import compile_blocks
+from stoker.parallel.apply_to_blocks import apply_to_blocks
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.parallel_model import ParallelModel
-from stoker.parallel.recompute import recompute_blocks
 from stoker.parallel.shard_spec import Piece
 from stoker.train.engine import Distributed, Engine, SingleProcess
 from stoker.train.hooks import Hook
@@ -71,12 +70,16 @@ def engine_of(task: Task, device: Device, mesh: Mesh | None, parts: ParallelMode
     return Distributed(task, device, mesh, root=parts.root, pipeline=parts.pipeline, gradients=parts.gradients)
 
 
-def apply_to_blocks(job: ResolvedJob, model: nn.Module, family: Family | None = None) -> None:
-    """Compile, then recompute what is compiled; for one process."""
-    if job.train.compile:
-        compile_blocks(model)
-    if job.parallel.recompute != "none":
-        recompute_blocks(model, job.parallel.recompute, family)
+def apply_job_to_blocks(job: ResolvedJob, model: nn.Module, device: Device, family: Family | None = None) -> None:
+    """What the job says of the blocks of a model in one process."""
+    apply_to_blocks(
+        model,
+        device.torch,
+        family,
+        compiled=job.train.compile,
+        recompute=job.parallel.recompute,
+        float8=job.train.float8,
+    )
 
 
 def describe_parameters(model: nn.Module) -> str:

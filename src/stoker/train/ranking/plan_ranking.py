@@ -17,6 +17,7 @@ from stoker.job.task_spec import block_of_task
 from stoker.sparse.row_format import RowFormat
 from stoker.sparse.shard_memory import ShardMemory, predicted, row_bytes, state_bytes
 from stoker.sparse.table_settings import TableSettings
+from stoker.train.optimizer import MOMENTS
 from stoker.train.ranking.id_use import IdUse, LogReader
 from stoker.train.ranking.job_log import open_log_of
 from stoker.train.ranking.prepare import build
@@ -25,7 +26,6 @@ from stoker.train.ranking.ranking_tables import tables_and_features
 
 HOTTEST = (0.001, 0.01, 0.1, 0.5)  # shares of a table's rows
 OF_HOST = 0.8  # of a host's memory, which rows and tower may take
-MOMENTS = {"adamw": 2, "muon": 2, "sgd": 1, "adafactor": 0}  # numbers of an optimizer for a parameter, at most
 KEY = 16  # bytes of an id and of how often it is there, as they are sent
 COUNT = 8  # bytes of a number of keys, which each process sends to each for each table
 GIB = 2**30

@@ -27,7 +27,7 @@ from stoker.sparse.servers import RowServers
 from stoker.sparse.sparse_embeddings import SparseEmbeddings
 from stoker.train.hooks import Hook
 from stoker.train.import_object import import_path
-from stoker.train.prepared import Prepared, apply_to_blocks, describe_parameters, engine_of
+from stoker.train.prepared import Prepared, apply_job_to_blocks, describe_parameters, engine_of
 from stoker.train.ranking.export_manifest import graph_from, manifest_of
 from stoker.train.ranking.exported_tower import GRAPH, WEIGHTS, graph_bytes
 from stoker.train.ranking.job_log import open_log_of, placed
@@ -70,7 +70,7 @@ def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: 
     sync = sync_of(loaded, task, wide=device.precision == "fp64")
     parts = None
     if mesh is None:
-        apply_to_blocks(job, tower)
+        apply_job_to_blocks(job, tower, device)
     else:
         parts = spread_module(tower, mesh, compiled=job.train.compile, compute=device.autocast_dtype)
         assert parts.root is not None
