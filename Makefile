@@ -17,6 +17,8 @@ install: .venv/.installed
 
 .venv/.installed-dev: .venv/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -e ".[$(EXTRAS),llamacpp,evaluate,serve,dev]"
+	# Its own dependencies are CUDA's; those that the CPU needs are in `dev`.
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-deps "torchrec==1.8.0"
 	touch $@
 
 .venv/.installed-bench: .venv/.installed-dev

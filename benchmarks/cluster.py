@@ -34,7 +34,9 @@ from stoker.launch.nodes import channel
 from stoker.launch.nodes.agent import Agent, interval, told_of
 from stoker.launch.nodes.channel import STRANGERS, Address, PeerNetwork
 from stoker.launch.nodes.group import Group, Node, placed
-from stoker.launch.nodes.node_supervisor import NodeSupervisor, Place
+from stoker.launch.nodes.node_part import NodePart
+from stoker.launch.nodes.node_supervisor import NodeSupervisor
+from stoker.launch.nodes.place import Place
 from stoker.launch.run_spec import RunSpec
 from stoker.resilience.heartbeat import Pulse
 
@@ -109,6 +111,20 @@ def folder_taken() -> Iterator[bool]:
     yield True
 
 
+class SleepingPart(NodePart):
+    """The part of a supervisor whose processes only sleep."""
+
+    def _start_pending(self, now: float) -> None:
+        if self._pending is not None:
+            group, _ = self._pending
+            self._pending = None
+            if self._store is not None:
+                self._store.close()
+                self._store = None
+            assert isinstance(self._agent, Asleep)
+            self._agent.begin(group, now)
+
+
 class SimulatedNode(NodeSupervisor):
     """A supervisor whose processes only sleep."""
 
@@ -118,7 +134,16 @@ class SimulatedNode(NodeSupervisor):
         place = Place(node, (leader or network.address,), count, count, secret)
         self.name, self.address = name, network.address
         super().__init__(spec, place, network, entry=None, asked=[], take=folder_taken, say=lambda _: None, nccl=False)
-        self._agent: Asleep = Asleep(self)  # type: ignore[assignment]
+        self._asleep = Asleep(self)
+        self._part = SleepingPart(
+            spec,
+            place,
+            self._folder,
+            self._asleep,  # type: ignore[arg-type]
+            address=network.address[0],
+            tell=self._tell,
+            say=lambda _: None,
+        )
         self._seek(time.monotonic())
 
     def report(self, message: dict[str, Any]) -> None:
@@ -130,7 +155,7 @@ class SimulatedNode(NodeSupervisor):
     @property
     def generation(self) -> int:
         """Of the start whose processes run; 0 while none do."""
-        return self._agent.group.generation if self._agent.runs and self._agent.group else 0
+        return self._asleep.group.generation if self._asleep.runs and self._asleep.group else 0
 
     @property
     def all_stepped(self) -> bool:
@@ -139,16 +164,7 @@ class SimulatedNode(NodeSupervisor):
         return leader is not None and leader._start is not None and "stepped" in leader._start.watch.moments
 
     def fail(self) -> None:
-        self._agent.fail()
-
-    def _start_pending(self, now: float) -> None:
-        if self._pending is not None:
-            group, _ = self._pending
-            self._pending = None
-            if self._store is not None:
-                self._store.close()
-                self._store = None
-            self._agent.begin(group, now)
+        self._asleep.fail()
 
 
 def share_groups() -> None:

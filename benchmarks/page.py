@@ -1,6 +1,8 @@
-"""How fast the page is: first paint, transferred bytes, and zooming into a curve of 200,000 points.
+"""How fast the page is: first paint, transferred bytes, opening a run of 200,000 steps, and zooming into its curve.
 
-Starts `stoker ui` in a folder of its own with one made-up run, and Debian's Chromium. Prints a line of JSON.
+Starts `stoker ui` in a folder of its own with one made-up run, and Debian's Chromium. Prints a line of JSON. With
+``--beside PAIRS`` what an open page costs a run that trains meanwhile; with ``--first-model FILE`` the way from a file
+to a model that answers.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from page_beside_training import beside
 from playwright.sync_api import Browser, Page, sync_playwright
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/page/browser"))
@@ -58,6 +61,7 @@ class PageSpeed:
         transferred: over the network, headers included, for the start page.
         transferred_all: for a visit of all places, the curves among them.
         curve: from opening a run of `POINTS` steps to its drawn curve, the server's first read of it included.
+        curve_again: the same after a restart of the server, with its folder of state.
         zoom_work: script and drawing of one zoom step, 95 of 100 below it.
         zoom_frame: time between two frames while zooming, median; a display with 60 Hz has 16.7.
         zoom_refined: from the end of zooming to finer points from the server.
@@ -68,6 +72,7 @@ class PageSpeed:
     transferred: int
     transferred_all: int
     curve: float
+    curve_again: float
     zoom_work: float
     zoom_frame: float
     zoom_refined: float
@@ -113,6 +118,16 @@ def cold_load(browser: Browser, url: str) -> tuple[float, float, int]:
     return float(paint), float(viewed), sum(sizes)
 
 
+def opening(page: Page, run: str) -> float:
+    """Milliseconds from a click on a run in the list to its drawn curve of the loss."""
+    link = page.get_by_role("link", name=run, exact=True)
+    link.wait_for()
+    begun = page.evaluate("() => performance.now()")
+    link.click()
+    page.locator('[data-metric="loss"] canvas').wait_for()
+    return float(page.evaluate("() => performance.now()") - begun)
+
+
 def measured(browser: Browser, served: ServedPage, run: str) -> PageSpeed:
     """All figures; the run is the name of a long one."""
     loads = [cold_load(browser, served.url) for _ in range(LOADS)]
@@ -124,10 +139,7 @@ def measured(browser: Browser, served: ServedPage, run: str) -> PageSpeed:
     for place in ("data", "plan", "compare", "use", "train"):
         page.goto(f"{served.url}#/{place}")
         page.locator("main h1").first.wait_for()
-    begun = page.evaluate("() => performance.now()")
-    page.get_by_role("link", name=run, exact=True).click()
-    page.locator('[data-metric="loss"] canvas').wait_for()
-    curve = page.evaluate("() => performance.now()") - begun
+    curve = opening(page, run)
     page.wait_for_timeout(1500)  # the other curves
     found = page.evaluate(ZOOM, ZOOMS)
     begun = page.evaluate("() => performance.now()")
@@ -135,12 +147,18 @@ def measured(browser: Browser, served: ServedPage, run: str) -> PageSpeed:
         pass
     refined = page.evaluate("() => performance.now()") - begun
     context.close()
+    served.stop()
+    served.start()
+    page = browser.new_context(viewport={"width": 1280, "height": 860}).new_page()
+    page.goto(f"{served.url}#/train")
+    curve_again = opening(page, run)
     return PageSpeed(
         first_paint=statistics.median(paint for paint, _, _ in loads),
         first_view=statistics.median(viewed for _, viewed, _ in loads),
         transferred=max(size for _, _, size in loads),
         transferred_all=sum(sizes),
         curve=curve,
+        curve_again=curve_again,
         zoom_work=sorted(found["work"])[int(0.95 * ZOOMS)],
         zoom_frame=statistics.median(found["frames"]),
         zoom_refined=refined,
@@ -188,7 +206,17 @@ def first_model(browser: Browser, served: ServedPage, file: Path) -> FirstModel:
 
 
 def main() -> None:
-    """Measures once and prints; with ``--first-model FILE`` the way from that file to an answer."""
+    """Measures once and prints; see above."""
+    if sys.argv[1:2] == ["--beside"]:
+        with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+            served = ServedPage(Path(folder))
+            try:
+                browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+                found = beside(Path(folder), served, browser, int(sys.argv[2]))
+                print(json.dumps({name: asdict(each) for name, each in found.items()}))
+            finally:
+                served.stop()
+        return
     if sys.argv[1:2] == ["--first-model"]:
         with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
             served = ServedPage(Path(folder))
@@ -203,8 +231,8 @@ def main() -> None:
         served = ServedPage(Path(folder))
         try:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-            found = asdict(measured(browser, served, "long"))
-            print(json.dumps({key: round(value, 1) for key, value in found.items()}))
+            figures = asdict(measured(browser, served, "long"))
+            print(json.dumps({key: round(value, 1) for key, value in figures.items()}))
             browser.close()
         finally:
             served.stop()

@@ -35,6 +35,7 @@ from tokenizers import Tokenizer
 
 MODEL = "smollm2-135m"
 STREAMS, TOKENS = 16, 64
+ALONE = 5  # answers of one stream in a round
 QUESTIONS = (
     "Write a long story about a lighthouse keeper and the sea.",
     "Explain in detail how bread is made, step by step.",
@@ -160,7 +161,8 @@ async def together(
 
 async def first_tokens(address: str, model: str) -> float:
     """Seconds to the first text of a short prompt, the median of several."""
-    async with httpx.AsyncClient(base_url=address, timeout=READY) as client:
+    fresh = httpx.Limits(max_keepalive_connections=0)  # llama.cpp's server may end a connection between two requests
+    async with httpx.AsyncClient(base_url=address, timeout=READY, limits=fresh) as client:
         return statistics.median([(await chat(client, model, f"Say {n}.", 2))[1] for n in range(7)])
 
 
@@ -168,7 +170,7 @@ def measure(side: Side, result: Result, tokenizer: Tokenizer) -> None:
     """One round."""
     with running(side) as (address, _):
         result.many.append(asyncio.run(together(address, side.model, STREAMS, tokenizer)))
-        result.one.append(asyncio.run(together(address, side.model, 1, tokenizer)))
+        result.one += [asyncio.run(together(address, side.model, 1, tokenizer)) for _ in range(ALONE)]
         result.first.append(asyncio.run(first_tokens(address, side.model)))
 
 
@@ -262,7 +264,7 @@ def serve_llama_cpp(gguf: str, port: int) -> None:
 
     parameters = xllamacpp.CommonParams()
     parameters.model.path = gguf
-    parameters.hostname, parameters.port = "127.0.0.1", port
+    parameters.hostnames, parameters.port = ["127.0.0.1"], port
     parameters.n_parallel, parameters.n_ctx = STREAMS, 2048 * STREAMS
     parameters.cpuparams.n_threads = psutil.cpu_count(logical=False) or 2
     server = xllamacpp.Server(parameters)

@@ -5,7 +5,10 @@
 26 features with one id a sample, 16 numbers a row, 10 million ids in the proportions of Criteo's tables, ids drawn by a
 power law. All rows exist before anything is timed. Each engine runs in a process of its own, engines take turns, and
 the median round counts. ``torchrec`` needs packages that are matched with torch: see `docs/sparse.md`; ``--python``
-names an interpreter that has them. Tables in Redis and LMDB: `sparse_store.py`.
+names an interpreter that has them. ``prefetch`` is Stoker with a request for the rows of each step before the passes of
+the step before it, for ``--disk``; with ``--servers`` a server has rows and file. The page cache of a machine that has
+memory to spare holds the whole file: ``--cold`` takes it out of the cache before each step, but for what was asked for
+in the step before. Tables in Redis and LMDB: `sparse_store.py`.
 
 A step is: pooled rows, a loss, gradients, one optimizer step. Without ``--tower`` the loss is a plain sum, so that the
 tables alone are timed; with it a DLRM of two small MLPs and dot products is trained by SGD on top, the same for all.
@@ -15,6 +18,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import mmap
+import multiprocessing
+import os
 import statistics
 import subprocess
 import sys
@@ -22,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +40,8 @@ CRITEO = [1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 835
 CRITEO += [5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572]
 WIDTH, DENSE, LR, EPS = 16, 13, 0.05, 1e-8
 Forward = Callable[[np.ndarray], Tensor]  # ids [features, batch] -> rows [features, batch, width]
-Engine = tuple[Forward, Callable[[], None], Callable[[np.ndarray], None]]  # forward, update, what a coming batch is for
+# forward, update, what a coming batch is for, what is done before a step
+Engine = tuple[Forward, Callable[[], None], Callable[[np.ndarray], None], Callable[[], None]]
 
 
 def ignore(ids: np.ndarray) -> None:
@@ -77,17 +85,28 @@ class Tower(nn.Module):
         return self.top(torch.cat([x, products], dim=1)).squeeze(1)
 
 
-def stoker_engine(sizes: list[int], disk: float | None, prefetch: bool, processes: int) -> Engine:
+def stoker_engine(
+    sizes: list[int], disk: float | None, *, prefetch: bool, processes: int, server: bool, cold: bool
+) -> Engine:
     from stoker.sparse import DiskTier, Feature, JaggedIds, SparseEmbeddings, TableSettings
     from stoker.sparse.hashing import mix64
+    from stoker.sparse.servers import RowServers
 
     tier = DiskTier(Path(tempfile.gettempdir()), int(disk * sum(sizes))) if disk else None
     tables = [TableSettings(f"t{i}", WIDTH, lr=LR, eps=EPS, disk=tier) for i in range(len(sizes))]
     group = dist.group.WORLD if processes > 1 else None
-    model = SparseEmbeddings(tables, {f"f{i}": Feature(f"t{i}") for i in range(len(sizes))}, group=group)
+    servers = RowServers((_server(),), bytes(32)) if server else None
+    looked_up = {f"f{i}": Feature(f"t{i}") for i in range(len(sizes))}
+    model = SparseEmbeddings(tables, looked_up, group=group, servers=servers)
     lengths: dict[int, Tensor] = {}
+    laid_out: list[tuple[np.ndarray, dict[str, JaggedIds]]] = []  # the last ones: a batch is laid out once
 
     def features(ids: np.ndarray) -> dict[str, JaggedIds]:
+        known = next((found for some, found in laid_out if some is ids), None)
+        laid_out[:] = [*laid_out[-2:], (ids, known or made(ids))]
+        return laid_out[-1][1]
+
+    def made(ids: np.ndarray) -> dict[str, JaggedIds]:
         ones = lengths.setdefault(ids.shape[1], torch.ones(ids.shape[1], dtype=torch.int64))
         keys = mix64(ids.astype(np.uint64)).view(np.int64)  # 64-bit ids, as a hash of strings gives them
         return {f"f{i}": JaggedIds(torch.from_numpy(row), ones) for i, row in enumerate(keys)}
@@ -97,12 +116,60 @@ def stoker_engine(sizes: list[int], disk: float | None, prefetch: bool, processe
         for i, size in enumerate(sizes):
             for part in np.split(np.arange(size), range(2**18, size, 2**18)):
                 empty = {f"f{j}": JaggedIds(nothing, nothing) for j in range(len(sizes))}
-                model(empty | {f"f{i}": features(part[None])["f0"]})
-    model.discard()
-    memory = sum(shard.store.bytes + shard.index.bytes for shard in (fused.source.shard for fused in model._fused))
-    print(f"{memory / 2**20:,.0f} MiB of rows, optimizer state and index in a process", file=sys.stderr)
-    coming = (lambda ids: model.prefetch(features(ids))) if prefetch else ignore
-    return lambda ids: torch.stack(list(model(features(ids)).values())), model.apply_gradients, coming
+                with torch.set_grad_enabled(server):  # servers have rows once a step has looked them up
+                    model(empty | {f"f{i}": features(part[None])["f0"]})
+                model.apply_gradients()  # what a step that is discarded has made is gone
+    assert sum(model.rows.values()) == sum(sizes) or processes > 1, "all rows exist before anything is timed"
+    asked: dict[str, JaggedIds] = {}
+
+    def coming(ids: np.ndarray) -> None:
+        if prefetch:
+            asked.update(features(ids))
+            model.prefetch(asked)
+
+    def clean() -> None:
+        if cold:
+            _forget_file(model, asked)
+
+    if not server:
+        memory = sum(shard.store.bytes + shard.index.bytes for shard in (fused.source.shard for fused in model._fused))
+        print(f"{memory / 2**20:,.0f} MiB of rows, optimizer state and index in a process", file=sys.stderr)
+    return lambda ids: torch.stack(list(model(features(ids)).values())), model.apply_gradients, coming, clean
+
+
+def _server() -> tuple[str, int]:
+    """A server of rows in a process of its own, which ends with this one."""
+    from stoker.sparse.servers.row_server import RowServer
+
+    ours, theirs = multiprocessing.Pipe()
+
+    def serve() -> None:
+        torch.set_num_threads(1)
+        server = RowServer(("127.0.0.1", 0), bytes(32), Path(tempfile.mkdtemp()), snapshot_every=10**9)
+        theirs.send(server.address)
+        server.serve()
+
+    multiprocessing.get_context("fork").Process(target=serve, daemon=True).start()
+    return ours.recv()
+
+
+def _forget_file(model: Any, kept: dict[str, Any]) -> None:
+    """Takes the rows' file out of the page cache, but for the pages of what was asked for."""
+    for fused in model._fused:
+        shard, log = fused.source.shard, fused.source.shard.store._log
+        pages = np.empty(0, np.int64)
+        if kept:
+            keys = fused._features.bags(kept).keys
+            places = log._places[np.minimum(shard.index.find(keys.ids, keys.tables, keys.hashes), len(log._places) - 1)]
+            begins = places[places >= 0].astype(np.int64) * log._record
+            pages = np.unique(np.concatenate([begins, begins + log._record - 1]) // mmap.PAGESIZE)
+        log._data.base.base.obj.madvise(mmap.MADV_DONTNEED)
+        os.fsync(log._file.fileno())
+        ends = np.append(pages, len(log._data) * log._record // mmap.PAGESIZE + 1)
+        for begin, end in zip(np.append(0, pages + 1).tolist(), ends.tolist(), strict=True):
+            if end > begin:
+                at, size = begin * mmap.PAGESIZE, (end - begin) * mmap.PAGESIZE
+                os.posix_fadvise(log._file.fileno(), at, size, os.POSIX_FADV_DONTNEED)
 
 
 def torch_engine(sizes: list[int]) -> Engine:
@@ -116,7 +183,7 @@ def torch_engine(sizes: list[int]) -> Engine:
         optimizer.step()
         optimizer.zero_grad()
 
-    return forward, update, ignore
+    return forward, update, ignore, lambda: None
 
 
 def torchrec_engine(sizes: list[int]) -> Engine:
@@ -154,7 +221,7 @@ def torchrec_engine(sizes: list[int]) -> Engine:
         )
         return model(keyed).values().view(ids.shape[1], len(sizes), WIDTH).transpose(0, 1)
 
-    return forward, lambda: None, ignore  # the update is part of the backward pass
+    return forward, lambda: None, ignore, lambda: None  # the update is part of the backward pass
 
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
@@ -165,10 +232,13 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     dist.init_process_group("gloo", rank=options.rank, world_size=options.processes, store=store)
     sizes = sizes_of(options.rows)
     batches = batches_of(sizes, options.batch, options.steps + options.warm, options.exponent, options.rank)
-    if options.engine == "stoker":
-        forward, update, coming = stoker_engine(sizes, options.disk, options.prefetch, options.processes)
+    if options.engine in ("stoker", "prefetch"):
+        own = {"processes": options.processes, "server": options.servers, "cold": options.cold}
+        forward, update, coming, clean = stoker_engine(
+            sizes, options.disk, prefetch=options.engine == "prefetch", **own
+        )
     else:
-        forward, update, coming = {"torch": torch_engine, "torchrec": torchrec_engine}[options.engine](sizes)
+        forward, update, coming, clean = {"torch": torch_engine, "torchrec": torchrec_engine}[options.engine](sizes)
     tower: nn.Module = Tower(len(sizes))
     if options.processes > 1:
         tower = nn.parallel.DistributedDataParallel(tower)
@@ -179,8 +249,9 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     for ids, following in zip(batches, [*batches[1:], batches[0]], strict=True):
         busy = time.process_time()
         began = time.perf_counter()
+        clean()  # timed, as threads read meanwhile
+        coming(following)  # as the loop does, before the passes
         rows = forward(ids)
-        coming(following)
         if options.tower:
             loss = nn.functional.binary_cross_entropy_with_logits(tower(rows, dense), labels)
             loss.backward()
@@ -199,7 +270,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--engines", default="stoker,torch")
+    parser.add_argument("--engines", default="stoker,torch", help="of stoker, prefetch, torch, torchrec")
     parser.add_argument("--engine", help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
@@ -214,10 +285,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tower", action="store_true")
     parser.add_argument("--disk", type=float, help="share of the rows that are in memory; the others are in a file")
-    parser.add_argument(
-        "--prefetch", action="store_true", help="bring rows of the coming batch while a step is at work"
-    )
+    parser.add_argument("--servers", action="store_true", help="rows are on a parameter server on this machine")
+    parser.add_argument("--cold", action="store_true", help="the file of --disk is not in the page cache")
     options = parser.parse_args()
+    if options.cold and (options.servers or not options.disk):
+        parser.error("--cold is of --disk without --servers")
     if options.engine:
         figures = measure(options)
         if options.rank == 0:

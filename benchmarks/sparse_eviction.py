@@ -1,88 +1,69 @@
-"""What half of the rows are worth: AUC of the recipe ranking-movielens once they are gone, by rule and by default row.
+"""What half of the rows are worth: AUC of the recipe ranking-movielens with `table.eviction`, by score and default row.
 
     python benchmarks/sparse_eviction.py --seeds 3
 
-After the training half of the rows of each table are replaced by a default row: zeros, as ids without a row have, or
-the mean of the rows that go, each by how often it was seen. Which rows go: those that were seen least, those of the
-smallest norm, or those of the smallest norm times times seen.
+Each run is the recipe with an eviction in its job. `max_rows` is half of the rows that the recipe makes, and the pass
+is at the end of the last step, before the held-out rows are evaluated. With ``--every 125`` passes are made during the
+training as well, and ids that are seen again get rows again.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from stoker.job import load_job
 from stoker.job.recipes import write_recipe
 from stoker.runs.run_folder import RunFolder
-from stoker.sparse.sparse_state import TableState
-from stoker.train.engine import SingleProcess
 from stoker.train.prepare import prepare
-from stoker.train.ranking.figures import figures_of
 from stoker.train.ranking.ranking_task import RankingTask
 from stoker.train.run import start
 
-RULES: dict[str, Callable[[TableState], Tensor]] = {
-    "seen": lambda table: table.seen.double(),
-    "norm": lambda table: table.values.double().norm(dim=1),
-    "norm x seen": lambda table: table.values.double().norm(dim=1) * table.seen,
-}
-DEFAULTS: dict[str, Callable[[TableState, Tensor], Tensor]] = {
-    "zeros": lambda table, gone: torch.zeros(table.values.shape[1]),
-    "mean": lambda table, gone: (table.values[gone] * table.seen[gone, None]).sum(0) / table.seen[gone].sum(),
-}
+STEPS = 625  # two epochs of 80,000 rows, 256 a step
+SCORES = ("norm-frequency", "norm", "frequency", "recency")
 
 
-def without_half(table: TableState, worth: Tensor, default: Callable[[TableState, Tensor], Tensor]) -> TableState:
-    """A table whose rows of less worth than the median are the default row."""
-    gone = worth < worth.median()
-    values = table.values.clone()
-    if gone.any():
-        values[gone] = default(table, gone)
-    return replace(table, values=values)
-
-
-def measured(seed: int) -> dict[str, float]:
-    """AUC by rule and default row, and with all rows."""
+def trained(seed: int, *overrides: str) -> tuple[float, dict[str, int]]:
+    """AUC of a run, and the rows of its tables."""
     with tempfile.TemporaryDirectory() as place:
         base = Path(place)
         (base / "job.yaml").write_text(write_recipe("ranking-movielens"), encoding="utf-8")
-        prepared = prepare(load_job(base / "job.yaml", [f"seed={seed}", "evaluate.every=1000"]), base)
+        prepared = prepare(load_job(base / "job.yaml", [f"seed={seed}", f"evaluate.every={STEPS}", *overrides]), base)
+        assert isinstance(prepared.task, RankingTask)
         folder = RunFolder(base / prepared.job.output)
         with folder.take():
             start(prepared, folder, base, quiet=True)
-        task = prepared.task
-        assert isinstance(task, RankingTask) and task.held_out is not None
-        engine, held_out = SingleProcess(task, prepared.device, ()), task.held_out
-
-        def auc() -> float:
-            _, scored = task.score(held_out, engine)
-            return figures_of(scored, task.log.features.labels, task.at).means["auc"]
-
-        found, trained = {"all rows": auc()}, task.tables.state()
-        for rule, worth_of in RULES.items():
-            for name, default in DEFAULTS.items():
-                tables = {n: without_half(table, worth_of(table), default) for n, table in trained.tables.items()}
-                task.tables.load([replace(trained, tables=tables)])
-                found[f"{rule}, {name}"] = auc()
-        return found
+        [*_, last] = (event for event in folder.read_events() if event["event"] == "evaluated")
+        assert last["step"] == STEPS
+        return float(last["auc"]), prepared.task.tables.rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--scores", default="norm-frequency,frequency", help=f"of {', '.join(SCORES)}")
+    parser.add_argument("--every", type=int, default=STEPS, help="steps between passes")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    results = [measured(seed) for seed in range(parser.parse_args().seeds)]
-    for name in results[0]:
-        aucs = [result[name] for result in results]
-        print(f"{name:<20} {np.mean(aucs):.4f}  ({', '.join(f'{value:.4f}' for value in aucs)})", flush=True)
+    aucs: dict[str, list[float]] = {}
+    for seed in range(options.seeds):
+        auc, rows = trained(seed)
+        limit = sum(rows.values()) // 2
+        aucs.setdefault("all rows", []).append(auc)
+        print(f"seed {seed}: {sum(rows.values())} rows, {auc:.4f}; max_rows: {limit}", flush=True)
+        for score in options.scores.split(","):
+            for default in ("mean", "zeros"):
+                rule = f"{{max_rows: {limit}, every: {options.every}, score: {score}, default_row: {default}}}"
+                auc, left = trained(seed, f"ranking.table.eviction={rule}")
+                aucs.setdefault(f"{score}, {default}", []).append(auc)
+                print(f"seed {seed}: {score}, {default}: {sum(left.values())} rows, {auc:.4f}", flush=True)
+    for name, found in aucs.items():
+        loss = np.mean(aucs["all rows"]) - np.mean(found)
+        print(f"{name:<24} {np.mean(found):.4f} ({', '.join(f'{auc:.4f}' for auc in found)}), {loss:.4f} less")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 Two trainers and two servers of rows on this machine. Every few seconds one process of the disturbed run gets SIGKILL:
 a server, which is started again with its folder; a trainer; or the supervisor, which is started again with the same
 command. At the end losses and samples of every step, the weights and all rows are compared: they are equal to the bit,
-or the command fails. Rows include their optimizer's state, counts and ages.
+or the command fails. Rows include their optimizer's state, counts and ages. Two of three checkpoints are increments.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -33,7 +34,6 @@ from stoker.rehearse.run_equality import compare
 from stoker.runs.run_folder import RunFolder
 
 ROWS = 60_000
-EVERY = (15.0, 30.0)  # seconds between two kills
 TRAINERS = 2
 
 
@@ -65,7 +65,7 @@ class Cluster:
             "output": f"runs/{name}",
             "train": {"batch": 256, "schedule": "constant"},
             "evaluate": {"every": steps},
-            "checkpoint": {"every": max(20, steps // 20), "keep": 3},
+            "checkpoint": {"every": max(20, steps // 100), "keep": 3, "full_every": 3},
             "parallel": {"data": TRAINERS},
             "faults": {"restarts": 10_000, "back_off": 0.1, "check": False},
         }
@@ -110,16 +110,20 @@ class Cluster:
             self.supervisor = self.train()
         return True
 
-    def run(self, disturb: random.Random | None) -> Counter[str]:
-        """Until the run has ended; what was killed how often."""
+    def run(self, disturb: random.Random | None, between: Sequence[float] = (0.0, 0.0)) -> Counter[str]:
+        """Until the run has ended; what was killed how often.
+
+        Args:
+            between: seconds from one kill to the next, at least and at most.
+        """
         killed: Counter[str] = Counter()
-        due = time.monotonic() + (disturb.uniform(*EVERY) if disturb else math.inf)
+        due = time.monotonic() + (disturb.uniform(*between) if disturb else math.inf)
         while self.supervisor.poll() is None:
             time.sleep(0.1)
             if disturb and time.monotonic() >= due:
                 what, number = disturb.choice(["trainer", "server", "supervisor"]), disturb.randrange(2)
                 killed[what] += self.kill(what, number)
-                due = time.monotonic() + disturb.uniform(*EVERY)
+                due = time.monotonic() + disturb.uniform(*between)
         for server in self.servers:
             server.terminate()
             server.wait()
@@ -140,6 +144,9 @@ def _free_port() -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10, help="of the undisturbed run, about")
+    parser.add_argument(
+        "--between", type=float, nargs=2, default=(15.0, 30.0), help="seconds from one kill to the next"
+    )
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -153,7 +160,7 @@ def main() -> None:
         begin = time.perf_counter()
         Cluster(base, "calm", steps).run(None)
         calm = time.perf_counter() - begin
-        killed = Cluster(base, "disturbed", steps).run(random.Random(given.seed))
+        killed = Cluster(base, "disturbed", steps).run(random.Random(given.seed), given.between)
         took = time.perf_counter() - begin - calm
         runs = (RunFolder(base / "runs" / name) for name in ("calm", "disturbed"))
         equal = compare(*runs, precision="fp32", same_layout=True)

@@ -14,9 +14,10 @@ import pytest
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-from stoker.cli.data import visible
+from stoker.cli.data_view import counted
 from stoker.cli.main import main
 from stoker.data.chat_template import CHATML
+from stoker.terminal import visible
 
 JOB = "task: sft\nmodel: tiny\ndata: my.jsonl\nsteps: 10\ntrain: {seq_len: 128}\n"
 GOOD = [{"instruction": f"Where is number {i}?", "output": f"At {i}."} for i in range(20)]
@@ -282,3 +283,41 @@ def test_a_window_of_sequences_is_shown_in_their_order(capsys: pytest.CaptureFix
     assert special == {"<|im_start|>", "<|im_end|>"}
     code, report, _ = as_json(capsys, "--offset", "-1")
     assert code == 2 and "--offset" in report["errors"][0]["message"]
+
+
+def test_packed_sequences_are_shown_with_their_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    long = {"instruction": "Why?", "output": "So it is. " * 60}
+    write(*GOOD, long, job=JOB.replace("seq_len: 128", "seq_len: 128, pack: true"))
+    _, report, _ = as_json(capsys, "--packed", "--samples", "99", "evaluate.fraction=0")
+    assert report["samples"] == [] and report["packed_sequences"] == len(report["packed"])
+    rows = [row["row"] for sequence in report["packed"] for row in sequence["documents"]]
+    assert sorted(rows) == list(range(1, 22)) and rows != sorted(rows)
+    for number, sequence in enumerate(report["packed"]):
+        assert (sequence["number"], sequence["capacity"]) == (number, 128)
+        assert sequence["tokens"] == sum(len(row["ids"]) for row in sequence["documents"]) <= 128
+    (cut,) = (row for sequence in report["packed"] for row in sequence["documents"] if row["lost"])
+    assert cut["row"] == 21 and cut["lost"] == report["tokens_lost"] and report["rows_cut"] == 1
+    _, part, _ = as_json(capsys, "--packed", "--samples", "1", "--offset", "1", "evaluate.fraction=0")
+    assert part["packed"] == report["packed"][1:2]
+    assert main(["data", "job.yaml", "--packed", "--samples", "99", "evaluate.fraction=0"]) == 0
+    out = capsys.readouterr().out
+    assert (
+        f"rows cut             1, {cut['lost']} tokens lost" in out and f"... {cut['lost']} tokens more are cut" in out
+    )
+    first = report["packed"][0]
+    assert f"=== sequence 0: {len(first['documents'])} rows, {first['tokens']} of 128 tokens" in out
+    code, report, _ = as_json(capsys, "--packed", "--rows", "my.jsonl:3")
+    assert code == 2 and "--packed" in report["errors"][0]["message"]
+
+
+def test_without_packing_a_sequence_is_a_row_in_the_order_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    _, report, _ = as_json(capsys, "--packed", "--samples", "99", "evaluate.fraction=0", "train.pack=false")
+    assert report["packed_sequences"] == 20
+    assert {len(sequence["documents"]) for sequence in report["packed"]} == {1}
+    assert {sequence["capacity"] for sequence in report["packed"]} == {None}
+    rows = [sequence["documents"][0]["row"] for sequence in report["packed"]]
+    assert sorted(rows) == list(range(1, 21)) != rows
+
+
+def test_one_is_singular() -> None:
+    assert [counted(n, "token") for n in (0, 1, 2000)] == ["0 tokens", "1 token", "2,000 tokens"]

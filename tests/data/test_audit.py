@@ -12,9 +12,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from stoker.data.audit import Audit, audit
 from stoker.data.corpus import open_corpus
-from stoker.data.shown_samples import samples_of, token_texts
+from stoker.data.shown_samples import samples_of, sequences_from, token_texts
 from stoker.data.tokenise import TextCodec
-from stoker.job import load_job
+from stoker.job import LoadedJob, load_job
 
 CodecOf = Callable[..., TextCodec]
 JOB = "task: sft\nmodel: llama-3m\ndata: my.jsonl\nsteps: 10\ntrain: {seq_len: 64}\n"
@@ -33,6 +33,11 @@ def write(*rows: dict[str, Any] | str, name: str = "my.jsonl") -> None:
 
 def qa(question: str, answer: str) -> dict[str, Any]:
     return {"instruction": question, "output": answer}
+
+
+def job_of(*overrides: str) -> LoadedJob:
+    Path("job.yaml").write_text(JOB)
+    return load_job("job.yaml", list(overrides))
 
 
 def audited(codec: TextCodec, *overrides: str, job: str = JOB, samples: int = 3) -> Audit:
@@ -209,3 +214,48 @@ def test_spaces_that_a_decoder_drops_are_kept_between_tokens(codec_of: CodecOf) 
     codec = codec_of("none", own=tokenizer)
     ids = tokenizer.encode("the sea seas").ids
     assert token_texts(codec, ids) == ("the", " sea", " sea", "s")
+
+
+def test_shown_sequences_are_packed_as_training_packs_them(chatml: TextCodec) -> None:
+    write(*(qa(f"Is {i}?", "Yes. " * (1 + i % 3)) for i in range(40)), qa("Why?", "So. " * 40))
+    Path("job.yaml").write_text(JOB.replace("seq_len: 64", "seq_len: 64, pack: true"))
+    loaded = load_job("job.yaml")
+    corpus = open_corpus(loaded.job, chatml, seq_len=64, loaded=loaded)
+    shown, total = sequences_from(corpus, chatml, 0, 1000)
+    assert total == len(shown) == corpus.sequences.total(1.0) > 3
+    for sequence in shown:
+        trained_on = corpus.sequences[sequence.number]
+        assert [list(each.ids) for each in sequence.documents] == [each.row.ids.tolist() for each in trained_on]
+        assert [(each.source, each.row) for each in sequence.documents] == [
+            corpus.sequences.origin(each) for each in trained_on
+        ]
+        assert sequence.tokens <= (sequence.capacity or 0) == 64
+    rows = sorted(each.row for sequence in shown for each in sequence.documents)
+    held_out = int(corpus.held_out[0].sum())
+    assert len(rows) == len(set(rows)) == 41 - held_out
+    assert max(len(sequence.documents) for sequence in shown) > 1
+    window, _ = sequences_from(corpus, chatml, 2, 2)
+    assert window == shown[2:4]
+    assert sequences_from(corpus, chatml, total, 5) == ([], total)
+
+
+def test_a_cut_row_says_how_much_is_lost(chatml: TextCodec) -> None:
+    write(qa("Is it?", "Yes."), qa("Why?", "So. " * 40))
+    whole, cut = (
+        audit(open_corpus(loaded.job, chatml, seq_len=length, loaded=loaded), chatml, loaded, 2)
+        for length in (512, 64)
+        if (loaded := job_of(f"train.seq_len={length}"))
+    )
+    long = whole.samples[1]
+    assert len(long.ids) > 64 and whole.tokens_lost == 0
+    assert [sample.lost for sample in cut.samples] == [0, len(long.ids) - 64]
+    assert cut.samples[1].ids == long.ids[:64] and cut.tokens_lost == len(long.ids) - 64
+    assert cut.tokens + cut.tokens_lost == whole.tokens
+
+
+def test_rows_that_go_on_say_so(chatml: TextCodec) -> None:
+    write({"text": "The sea is blue and the wind is cold. " * 8})
+    job = JOB.replace("task: sft", "task: pretrain")
+    found = audited(chatml, "evaluate.fraction=0", job=job, samples=9)
+    assert len(found.samples) > 1 and found.tokens_lost == 0
+    assert [sample.continues for sample in found.samples] == [True] * (len(found.samples) - 1) + [False]

@@ -38,7 +38,7 @@ def grow(folder: Path, lengths: list[int], first: int, shards: int) -> None:
         batch, columns = EncodedBatch(rows_in=len(part)), Columns()
         for i in part.tolist():
             ids = [i % 1000] * lengths[i]
-            columns.add(ids, [(0, len(ids))], ("f", i), stops=True, cut=False, continues=False, exact=True)
+            columns.add(ids, [(0, len(ids))], ("f", i), stops=True, lost=0, continues=False, exact=True)
         columns.into(batch)
         writer.add(batch)
         writer.flush()

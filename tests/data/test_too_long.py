@@ -65,7 +65,9 @@ def test_split_documents_lose_nothing(chatml: TextCodec, length: int) -> None:
 def test_long_rows_are_cut_or_dropped_by_choice(chatml: TextCodec) -> None:
     row = chat("Where?", "There. " * 40)
     cut = tokenise([raw(row)], chatml, with_settings(seq_len=32))
-    assert [(len(s.ids), s.cut, s.stops) for s in sequences_of(cut)] == [(32, True, False)]
+    (whole,) = sequences_of(tokenise([raw(row)], chatml, with_settings(seq_len=4096)))
+    assert [(len(s.ids), s.lost, s.stops) for s in sequences_of(cut)] == [(32, len(whole.ids) - 32, False)]
+    assert whole.lost == 0
     assert (cut.rows_cut, cut.rows_split, cut.dropped) == (1, 0, [])
     dropped = tokenise([raw(row)], chatml, with_settings(seq_len=32, too_long="drop"))
     assert not sequences_of(dropped)

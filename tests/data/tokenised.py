@@ -17,7 +17,7 @@ class Tokenised:
     trained: np.ndarray
     source: str
     row: int
-    cut: bool
+    lost: int
     stops: bool
     continues: bool
     exact: bool
@@ -29,6 +29,6 @@ def sequences_of(batch: EncodedBatch) -> list[Tokenised]:
     found = []
     for entry in batch.index:
         tokens = slice(entry["start"], entry["start"] + entry["length"])
-        flags = {name: entry[name].item() for name in ("row", "cut", "stops", "continues", "exact", "digest")}
+        flags = {name: entry[name].item() for name in ("row", "lost", "stops", "continues", "exact", "digest")}
         found.append(Tokenised(batch.ids[tokens], batch.trained[tokens], batch.files[entry["file"]], **flags))
     return found

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from families import SHAPES, tiny
@@ -63,6 +64,26 @@ def farthest_gradient(model: nn.Module, reference: nn.Module) -> float:
     pairs = [(p.grad, q.grad) for p, q in pairs if q.grad is not None]
     largest = max(float(q.norm()) for _, q in pairs)
     return max(float((p - q).norm()) for p, q in pairs) / largest
+
+
+class Waits(TorchDispatchMode):
+    """Counts the numbers that the host reads from tensors, for which it waits where these are on a GPU."""
+
+    found = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        self.found += function is torch.ops.aten._local_scalar_dense.default
+        return function(*arguments, **(options or {}))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt", "gpt_neox", "llama", "qwen3", "gemma2", "gemma3_text", "glm4"])
+def test_the_host_waits_for_no_number_within_a_pass(family: str, documents: list[Row]) -> None:
+    language = lay_out_for(tiny(family))
+    for inputs in language.lay_out(documents, CPU):
+        with packed_row.segments(inputs.segments), Waits() as waits:
+            loss, _ = language.loss(inputs)
+            loss.backward()
+        assert waits.found == 0
 
 
 @pytest.mark.parametrize("family", SHAPES)

@@ -13,7 +13,7 @@ import pytest
 from browsing import Browser, make_run
 
 from stoker.cli.main import main
-from stoker.page.metric_series import MetricSeries, SeriesCache
+from stoker.page.metric_series import MetricSeries, SeriesCache, plain
 from stoker.page.metric_tail import newest_lines
 from stoker.page.report_answers import report_answers
 from stoker.page.run_view import RunViews
@@ -254,3 +254,14 @@ def test_recipes_and_keys_are_those_of_the_schema(make_page: Callable[..., Brows
     assert keys["data.path"]["required"] and "adamw" in keys["train.optimizer"]["choices"]
     assert "evaluate.data" in keys and not any(path.startswith("ppo") for path in keys)
     assert page.get("/api/schema?task=nope").status_code == 404
+
+
+def test_numbers_have_seven_digits() -> None:
+    random = np.random.default_rng(1)
+    values = random.standard_normal(3000) * 10.0 ** random.integers(-30, 30, 3000)
+    whole = np.concatenate([values, [0.0, 1.0, 123456789.0, 0.1, 5e-324, 1.7e308, 1e22, 99999995.0, np.nan, np.inf]])
+    expected = [float(f"{value:.7g}") if np.isfinite(value) else None for value in whole.tolist()]
+    for found, value in zip(plain(whole), expected, strict=True):
+        assert found == value or (value is not None and found == pytest.approx(value, rel=2e-7)), value
+    assert sum(map(len, map(str, plain(values)))) < 1.01 * sum(map(len, map(str, expected[:3000])))
+    assert plain(whole[:0]) == []

@@ -16,7 +16,7 @@ def test_a_user_is_added_changed_and_removed(make_page: Callable[..., Browser], 
     page = make_page(users=True).login("boss")
     made = page.post("/api/users", {"name": "new", "role": "see"}).json()
     token = made["token"]
-    assert made["command"] == f"stoker keys {tmp_path / 'users'} --add new --role see"
+    assert made["command"] == "stoker keys users --add new --role see"
     assert token not in (tmp_path / "users").read_text() + page.page.audit.path.read_text()
     assert page.post("/api/users", {"name": "new", "role": "see"}).status_code == 400
     other = Browser(page.settings)  # another one, on the same files

@@ -15,6 +15,7 @@ from torch import Tensor
 from stoker.launch.process_pool import Pool
 from stoker.resilience.node_check import (
     Report,
+    bfloat16_problem,
     check_device,
     code_differs,
     data_differs,
@@ -59,6 +60,17 @@ def test_one_wrong_bit_in_a_product_is_found() -> None:
     cpu = torch.device("cpu")
     assert product_problem(cpu, torch.matmul) == ""
     assert product_problem(cpu, flips) == "multiplies matrices wrong"
+
+
+def test_one_wrong_bit_in_a_product_in_bfloat16_is_found() -> None:
+    def flips(a: Tensor, b: Tensor) -> Tensor:
+        product = a @ b
+        product.view(torch.int16)[17, 200] ^= 1
+        return product
+
+    cpu = torch.device("cpu")
+    assert bfloat16_problem(cpu, torch.matmul) == ""
+    assert bfloat16_problem(cpu, flips) == "multiplies matrices wrong in bfloat16"
 
 
 def test_what_follows_from_what_was_found() -> None:

@@ -113,5 +113,7 @@ def test_figures_of_several_labels_and_slices() -> None:
     sides = np.where(np.arange(100) < 60, "left", "right")
     found = figures_of(Scored(labels, logits, None, {"side": sides}), ["a", "b"], [5])
     assert found.as_json()["auc"] == pytest.approx(np.mean([roc_auc_score(labels[:, n], logits[:, n]) for n in (0, 1)]))
-    assert found.slices["side"]["right"]["auc"].value == pytest.approx(roc_auc_score(labels[60:, 0], logits[60:, 0]))
+    of_a, of_b = (found.slices[label]["side"] for label in "ab")
+    assert of_a["right"]["auc"].value == pytest.approx(roc_auc_score(labels[60:, 0], logits[60:, 0]))
+    assert of_b["left"]["auc"].value == pytest.approx(roc_auc_score(labels[:60, 1], logits[:60, 1]))
     assert set(found.as_json()) >= {"auc", "log_loss", "calibration", "normalised_entropy", "labels", "slices", "loss"}

@@ -116,6 +116,22 @@ def test_online_scores_are_the_offline_ones(asked: Asked, clicks_home: Path) -> 
     assert b'stoker_rows_scored_total{key="",model="shop"} 51.0' in asked.get("/metrics").body
 
 
+def test_a_run_on_torchrec_s_tables_is_served(clicks_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(clicks_home)
+    (clicks_home / "fixed.yaml").write_text(JOB % "dcn, engine: torchrec, table: {rows: 500}")
+    assert main(["train", "fixed.yaml"]) == 0
+    scorers = open_scorers(["fixed"], clicks_home, at="last", trusted=(), cache_rows=100, cache_seconds=1.0)
+    service = ranking_service(scorers, ServerOptions())
+    try:
+        reply = Asked(service).post("/v1/score", {"model": "fixed", "rows": rows_in(clicks_home)})
+    finally:
+        for batcher in service.models.values():
+            batcher.close()
+    assert reply.status == 200, reply.body
+    scores = [[entry["scores"]["clicked"], entry["scores"]["bought"]] for entry in reply.json["data"]]
+    assert np.abs(np.array(scores) - offline(clicks_home, "fixed")).max() < 1e-6
+
+
 def test_ids_without_a_row_are_told(asked: Asked, clicks_home: Path) -> None:
     known = {line["item_id"] for line in map(json.loads, (clicks_home / "clicks.jsonl").read_text().splitlines())}
     assert "i3" in known and "new" not in known

@@ -182,7 +182,12 @@ def coming_and_going(table: TableSettings) -> TableSettings:
     return replace(table, admission=admission, eviction=Eviction(age=1, every=2, frequency=5), optimizer="adam")
 
 
-@pytest.mark.parametrize("change", [as_it_is, coming_and_going])
+def bounded(table: TableSettings) -> TableSettings:
+    eviction = Eviction(every=2, max_rows=29, default_row="mean")
+    return replace(table, admission=Admission(count=2), eviction=eviction)
+
+
+@pytest.mark.parametrize("change", [as_it_is, coming_and_going, bounded])
 def test_any_number_of_processes_trains_alike(change: Change, pool: Pool) -> None:
     [(losses, state)] = pool.run(on_a_rank, change, range(STEPS), [], world=1)
     expected = all_rows([state])
@@ -195,9 +200,13 @@ def test_any_number_of_processes_trains_alike(change: Change, pool: Pool) -> Non
         assert all(len(table.ids) for _, part in ranks for table in part.tables.values())
         for name, columns in all_rows([part for _, part in ranks]).items():
             torch.testing.assert_close(columns, expected[name], rtol=1e-11, atol=1e-13)
+            for _, part in ranks:
+                found = part.tables[name].evicted
+                torch.testing.assert_close(found, state.tables[name].evicted, rtol=1e-11, atol=1e-13)
+    assert change is as_it_is or all(table.evicted[0, 0] > 0 for table in state.tables.values())
 
 
-@pytest.mark.parametrize("change", [as_it_is, coming_and_going])
+@pytest.mark.parametrize("change", [as_it_is, coming_and_going, bounded])
 def test_two_processes_state_goes_on_in_any_number(change: Change, pool: Pool) -> None:
     half = STEPS // 2
     ranks = pool.run(on_a_rank, change, range(half), [], world=2)
@@ -210,6 +219,28 @@ def test_two_processes_state_goes_on_in_any_number(change: Change, pool: Pool) -
     for name, columns in all_rows([part for _, part in going_on]).items():  # two, as before: the same arithmetic
         for column, other in zip(columns, all_rows([part for _, part in whole])[name], strict=True):
             assert torch.equal(column, other)
+        assert torch.equal(going_on[0][1].tables[name].evicted, whole[0][1].tables[name].evicted)
+
+
+def test_ids_without_a_row_have_the_mean_of_those_that_were_evicted() -> None:
+    tables = made(change=bounded)
+    trained(tables, steps=range(2))
+    state = tables.state().tables["users"]
+    assert int(state.evicted[0, 0]) > 0 and len(state.ids) < 29  # those of the last step stay
+    tables.eval()
+    unknown = JaggedIds.single(torch.tensor([123456789]))
+    found = tables(batch_of(1) | {"user": unknown})["user"]
+    assert found.any() and torch.equal(found[0], state.evicted[0, 2:])
+    assert torch.equal(torch.from_numpy(tables.default_rows()["users"]), state.evicted[0, 2:])
+    tables.train()
+    rows = tables(batch_of(1) | {"user": unknown})["user"]  # waits for its second occurrence
+    assert torch.equal(rows, found)
+    rows.sum().backward()
+    assert tables.gradient_norm() == 0
+    tables.apply_gradients()
+    assert torch.equal(tables.state().tables["users"].evicted, state.evicted)
+    counts = tables.admissions()
+    assert (counts.rows, counts.admitted - counts.rows) == (sum(tables.rows.values()), counts.evicted)
 
 
 def test_micro_batches_change_nothing() -> None:

@@ -32,7 +32,8 @@ from stoker.sparse.sparse_state import SparseState
 SECRET, STEPS, BATCH = bytes(range(32)), 8, 12
 ADMISSION = Admission(count=2, probability=0.9, cells=2**14)
 USERS = TableSettings("users", 4, optimizer="adam", dtype="float64", init_scale=1.0, eviction=Eviction(age=2, every=3))
-ITEMS = replace(USERS, name="items", admission=ADMISSION)
+BOUNDED = Eviction(every=3, max_rows=15, default_row="mean")
+ITEMS = replace(USERS, name="items", admission=ADMISSION, eviction=BOUNDED)
 WORDS = TableSettings("words", 3, optimizer="sgd", lr=0.1, dtype="float64", init_scale=1.0)
 FEATURES = {"user": Feature("users"), "items": Feature("items", pooling="mean"), "words": Feature("words")}
 
@@ -104,6 +105,7 @@ def rows_of(parts: list[SparseState]) -> dict[str, list[torch.Tensor]]:
         order = torch.cat([table.ids for table in tables]).argsort()
         columns = ("ids", "values", "optimizer", "seen", "last")
         found[name] = [torch.cat([getattr(table, column) for table in tables])[order] for column in columns]
+        found[name].append(tables[0].evicted[:1])
     return found
 
 
@@ -175,10 +177,47 @@ def test_a_step_that_a_lost_server_did_not_hear_is_said_again(tmp_path: Path) ->
     assert torch.equal(*found)
 
 
-def restart(running: list[RowServer], number: int, folder: Path) -> None:
+@pytest.mark.parametrize("every", [3, 1000], ids=["from snapshots", "from the log"])
+def test_servers_know_what_has_changed_since_a_base_when_they_return(every: int, tmp_path: Path) -> None:
+    """Of rows that were seen and ids that were evicted, also before a snapshot that a lost server starts from."""
+    found: list[list[list[SparseState]]] = []
+    with serving(tmp_path / "a", tmp_path / "b", every=every) as (servers, running):
+        for of in (None, servers):
+            tables, states = SparseEmbeddings([USERS, ITEMS, WORDS], FEATURES, seed=3, servers=of), []
+            base = 0
+            for number in range(16):
+                tables({name: _old_ids(ids, number) for name, ids in batch_of(number).items()})
+                tables.apply_gradients()
+                if number in (4, 9):
+                    base = tables.version
+                    tables.rebase(base, by="checkpoint")
+                if of is not None and number in (2, 4, 6, 8, 11, 13):
+                    restart(running, number % 4 // 2, tmp_path / "ab"[number % 4 // 2], every)
+                if number in (8, 15):
+                    states.append([*tables.parts(since=base, rows=5, is_base=False)])
+            found.append(states)
+    evicted = 0
+    for own, others in zip(*found, strict=True):
+        same(others, own)
+        for name in ("users", "items", "words"):
+            there, here = (
+                torch.cat([part.tables[name].removed for part in parts if name in part.tables]).sort().values
+                for parts in (own, others)
+            )
+            assert torch.equal(there, here)
+            evicted += len(here)
+    assert evicted > 20
+
+
+def _old_ids(ids: JaggedIds, step: int) -> JaggedIds:
+    """Ids that come for a few steps and then no more."""
+    return JaggedIds(ids.ids + 13 * (step // 2), ids.lengths)
+
+
+def restart(running: list[RowServer], number: int, folder: Path, every: int = 3) -> None:
     """A server again at the same address, as after it was killed."""
     running[number].close()
-    running[number] = RowServer(running[number].address, SECRET, folder, snapshot_every=3)
+    running[number] = RowServer(running[number].address, SECRET, folder, snapshot_every=every)
     threading.Thread(target=running[number].serve, daemon=True).start()
 
 
@@ -271,6 +310,22 @@ def test_a_state_is_asked_for_again_after_a_server_was_lost(tmp_path: Path) -> N
         found += parts
         assert len(found) > 4
         same(found, [state])
+
+
+def test_no_step_is_taken_among_parts_of_a_state_and_one_may_give_them_up(tmp_path: Path) -> None:
+    with serving(tmp_path / "a") as (servers, _):
+        tables = words(servers)
+        for _ in range(2):
+            step(tables)
+        parts = tables.parts(rows=2)
+        first = next(parts)
+        with pytest.raises(RuntimeError, match="is still sending parts of a state: read them first"):
+            step(tables)
+        parts.close()
+        tables.discard()
+        assert len(step(tables)) == 5
+        again = list(tables.parts(rows=2))
+        assert len(again) > 1 and len(first.tables["words"].ids) == 2
 
 
 def test_both_sides_notice_a_host_that_is_gone(tmp_path: Path) -> None:

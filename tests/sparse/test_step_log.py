@@ -15,6 +15,8 @@ from stoker.errors import DiskFailed
 from stoker.sparse.servers.step_log import StepLog
 from stoker.sparse.sparse_state import SparseState, TableState
 
+BASES = {"bases": {"checkpoint": 2}, "evicted": [np.arange(3), np.zeros(3, np.int64), np.full(3, 2)]}
+
 
 def arrays_of(number: int) -> list[np.ndarray]:
     return [np.arange(number), np.full((number, 2), number / 3, np.float32)]
@@ -70,7 +72,7 @@ def test_a_snapshot_takes_the_place_of_the_steps_before(tmp_path: Path) -> None:
     rows = torch.arange(2)
     table = TableState(rows, rows[:, None].float(), torch.empty(2, 0), rows.int(), rows.int())
     log = StepLog(tmp_path)
-    log.begin([SparseState(3, None, {"t": table}), SparseState(3, None, {"u": table})], first=4)
+    log.begin([SparseState(3, None, {"t": table}), SparseState(3, None, {"u": table})], first=4, **BASES)  # type: ignore[arg-type]
     log.append({"scale": 1 / 7}, arrays_of(1))
     log.close()
     (tmp_path / "partial").mkdir()  # of a snapshot during which the server was killed

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stoker.sparse.eviction_pass import Candidates, is_due, planned
 from stoker.sparse.hashing import salt_of
 from stoker.sparse.keys import Keys
 from stoker.sparse.row_format import RowFormat
@@ -22,6 +23,15 @@ TABLE = TableSettings("t", 2, optimizer="sgd", lr=1.0, dtype="float64")
 
 def keys_of(shard: TableShard, ids: list[int], table: int = 0) -> Keys:
     return Keys.of(np.array(ids, np.int64), np.full(len(ids), table), shard.salts)
+
+
+def end_step(shard: TableShard) -> None:
+    """Ends a step as processes that share the tables do; this one has all of them."""
+    shard.end_step()
+    if is_due(shard.tables, shard.step):
+        candidates = Candidates(shard)
+        totals = lambda _, what, arrays: candidates.answer(what, arrays)  # noqa: E731
+        shard.evict(candidates, *planned([shard.tables], shard.step, [shard.evicted], totals))
 
 
 def ids_in(shard: TableShard, name: str = "t") -> list[int]:
@@ -79,7 +89,7 @@ def test_ids_come_and_go_by_the_rules(
     for ids in steps:
         for part in range(passes):  # micro-batches of a step
             shard.look_up(keys_of(shard, ids[part::passes]))
-        shard.end_step()
+        end_step(shard)
         model.end_step(ids)
         state = dict(shard.state())["t"]
         found = zip(state.ids.tolist(), zip(state.seen.tolist(), state.last.tolist(), strict=True), strict=True)
@@ -90,9 +100,9 @@ def test_rows_with_a_small_norm_are_evicted() -> None:
     shard = TableShard([replace(TABLE, eviction=Eviction(age=1, every=1, norm=0.5))], seed=0)
     rows = shard.look_up(keys_of(shard, [1, 2])).unique
     shard.update(rows, torch.tensor([[1.0, 1.0], [0.0, 0.0]], dtype=torch.float64))
-    shard.end_step()
+    end_step(shard)
     assert ids_in(shard) == [1, 2]
-    shard.end_step()
+    end_step(shard)
     assert ids_in(shard) == [1]
 
 
@@ -101,9 +111,9 @@ def test_an_evicted_id_starts_again_with_its_first_values() -> None:
     first = shard.look_up(keys_of(shard, [7])).unique
     before = shard.values(first)
     shard.update(first, torch.ones(1, 2, dtype=torch.float64))
-    shard.end_step()
+    end_step(shard)
     shard.look_up(keys_of(shard, [8]))
-    shard.end_step()
+    end_step(shard)
     assert ids_in(shard) == [8]
     assert torch.equal(shard.values(shard.look_up(keys_of(shard, [7])).unique), before)
 
@@ -114,10 +124,10 @@ def test_evicted_ids_are_recorded_from_one_whole_state_to_the_next() -> None:
     def steps(first: int, last: int) -> None:
         for number in range(first, last):
             shard.look_up(keys_of(shard, [number]))
-            shard.end_step()
+            end_step(shard)
 
     steps(0, 5)
-    assert not shard._removed
+    assert not len(shard.gone)
     with pytest.raises(ValueError, match="there has been none"):
         next(shard.state(since=2))
     assert ids_in(shard) == [4]
@@ -126,7 +136,7 @@ def test_evicted_ids_are_recorded_from_one_whole_state_to_the_next() -> None:
     assert dict(shard.state(since=5))["t"].removed.tolist() == [4, 5, 6]
     assert dict(shard.state(since=7))["t"].removed.tolist() == [6]
     assert ids_in(shard) == [7]
-    assert not shard._removed
+    assert not len(shard.gone)
     with pytest.raises(ValueError, match="that was at 8"):
         next(shard.state(since=5))
 
@@ -151,7 +161,7 @@ def test_admission_by_probability_depends_on_occurrences_alone() -> None:
     shard = TableShard([replace(TABLE, admission=Admission(probability=0.1))], seed=0)
     shard.look_up(keys_of(shard, list(range(5000)) + list(range(2000)) * 4))
     assert not ids_in(shard)
-    shard.end_step()
+    end_step(shard)
     found = np.array(ids_in(shard))
     assert (found < 2000).mean() * len(found) / 2000 == pytest.approx(1 - 0.9**5, abs=0.04)
     assert (found >= 2000).mean() * len(found) / 3000 == pytest.approx(0.1, abs=0.02)
@@ -194,7 +204,7 @@ def test_small_updates_of_rounded_rows_add_up(dtype: str) -> None:
     first = shard.values(rows)
     for _ in range(100):
         shard.update(rows, torch.ones(50, 64))
-        shard.end_step()
+        end_step(shard)
     moved = first - shard.values(rows)
     assert moved.mean().item() == pytest.approx(100 * 2e-5, rel=0.15)
     exact = TableShard([replace(table, dtype="float32")], seed=0)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Event
 
 import numpy as np
 import pytest
@@ -62,6 +63,26 @@ def test_they_hold_what_memory_holds(
         assert int((tiered._rows > 0).sum()) <= most
 
 
+def test_no_request_is_dropped_while_another_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touched, going_on = list[int](), Event()
+
+    def touch(log: RowLog, rows: np.ndarray) -> None:
+        going_on.wait(10)
+        touched.extend(rows.tolist())
+
+    monkeypatch.setattr(RowLog, "touch", touch)
+    tiered = TieredRows(1, torch.float32, 0, torch.float32, DiskTier(folder, 10))
+    tiered.reserve(101)
+    tiered.write(np.arange(1, 101), torch.zeros(100, 1), torch.zeros(100, 0))
+    cold = np.flatnonzero(tiered._slots[1:101] < 0) + 1
+    for part in np.split(cold, 3):
+        tiered.prefetch(part)
+    going_on.set()
+    assert tiered._threads is not None
+    tiered._threads.shutdown()
+    assert len(cold) == 90 and sorted(touched) == cold.tolist()
+
+
 def test_the_file_does_not_grow_without_end(folder: Path) -> None:
     log = RowLog(folder, 8)
     rows = np.arange(1, 5001)
@@ -92,10 +113,15 @@ def trained(table: TableSettings, *, prefetch: bool = False) -> tuple[list[float
     other = replace(table, name="u")
     model = SparseEmbeddings([table, other], {"f": Feature("t"), "g": Feature("u")}, seed=2)
     losses = []
+    following: dict[str, JaggedIds] | None = None
     for step in range(40):
-        pooled = model(batch_of(step))
-        if prefetch:
-            model.prefetch(batch_of(step + 1))
+        batch = following or batch_of(step)
+        following = batch_of(step + 1) if prefetch else None
+        if following is not None and step % 3:  # before and after the lookup, and once not at all
+            model.prefetch(following)
+        pooled = model(batch if step % 7 else batch_of(step))
+        if following is not None and step % 3 == 2:
+            model.prefetch(following)
         loss = (pooled["f"] * pooled["g"]).sin().sum()
         loss.backward()
         model.apply_gradients()

@@ -1,4 +1,4 @@
-"""Fixtures of the training tests: a tiny language model in a folder, rows and a job for it."""
+"""Fixtures of the training tests: a tiny language model in a folder, rows and a job for it; a click log."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click_logs import write_clicks
 from running import write_rows
 from tokenizers import Tokenizer
 
@@ -39,3 +40,11 @@ def sft(tiny_model: Path) -> dict[str, Any]:
         "train": {"batch": 4, "lr": 1e-2, "seq_len": 64, "precision": "fp32"},
         "evaluate": {"fraction": 0.0},
     }
+
+
+@pytest.fixture
+def clicks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a click log, the current one."""
+    write_clicks(tmp_path / "clicks.jsonl")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

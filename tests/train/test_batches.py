@@ -48,7 +48,7 @@ class Numbers:
 def take(batches: Batches, span: Span, following: Span | None) -> list[Part]:
     parts = batches.take(span)
     if following is not None:
-        batches.lay_out_ahead(following)
+        batches.lay_out_ahead([following])
     return parts
 
 
@@ -91,6 +91,19 @@ def test_an_error_comes_with_the_step_that_takes_the_samples(batches: Batches) -
     take(batches, (0, 4), (11, 15))  # which is no matter to other steps
     with pytest.raises(ValueError, match="sample 13 cannot be read"):
         take(batches, (11, 15), None)
+
+
+def test_the_next_batch_can_be_seen_while_the_one_after_it_is_laid_out(task: Numbers, batches: Batches) -> None:
+    batches.take((0, 4))
+    batches.lay_out_ahead([(4, 8), (8, 12)])
+    assert samples(batches.coming((4, 8))) == [(4, 6), (6, 8)]
+    assert samples(batches.take((4, 8))) == [(4, 6), (6, 8)]
+    batches.lay_out_ahead([(8, 12), (12, 13)])
+    assert samples(batches.coming((8, 12))) == [(8, 10), (10, 12)]
+    batches.lay_out_ahead([(12, 13)])  # the run has gone elsewhere
+    with pytest.raises(KeyError):
+        batches.coming((8, 12))
+    assert samples(batches.take((12, 13))) == [(12, 13)] and task.asked.count((12, 13)) == 1
 
 
 def test_its_thread_ends_with_the_run(base: Path) -> None:

@@ -93,12 +93,17 @@ def test_online_scores_are_the_offline_ones(
     model: str, home: Path, redis_place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     crosses = {"crosses": [["device", "item_id"]], "item": ["item_id"]} if model != "din" else {}
-    run, expected = trained(home, model, model=model, **crosses), offline(home, model)
+    bounded = {"table": {"eviction": {"every": 2, "max_rows": 30, "default_row": "mean"}}} if model == "deepfm" else {}
+    features = [{"name": "item_id", "width": 6}, {"name": "device", "width": 2}]
+    run = trained(home, model, model=model, features=features, **crosses, **bounded)
+    expected = offline(home, model)
     places = [str(home / f"{model}-out"), f"lmdb://{home}/{model}.lmdb", f"{redis_place}?prefix={model}"]
     for place in places:
         assert main(["export", run, "--format", "ranking", "--to", place, "--json"]) == 0
         said = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert said["step"] == 6 and "equal to the bit" in said["verified"]
+        defaults = RowReader(place).rows({"user_id": np.array([10**9]), "item_id": np.array([10**9])})
+        assert all(row.any() == (model == "deepfm") for row in defaults.values())
         assert np.abs(online(place, home) - expected).max() < 1e-12
         assert np.abs(online(place, home, trusted=True, graph=True) - expected).max() < 1e-12
     event = RunFolder(home / run).read_events()[-1]

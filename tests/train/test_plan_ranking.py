@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from click_logs import ranking_job, write_clicks
+from click_logs import ranking_job
 from running import run, write_job
 
 from stoker.cli.main import main
@@ -18,18 +18,10 @@ from stoker.launch.process_pool import Pool
 from stoker.sparse.exchanged_rows import ExchangedRows
 from stoker.sparse.hashing import owners_of
 from stoker.sparse.keys import Keys
-from stoker.sparse.table_settings import Admission, TableSettings
+from stoker.sparse.table_settings import Admission, DiskTier, TableSettings
 from stoker.train.ranking import id_use
 from stoker.train.ranking.id_use import IdUse
 from stoker.train.ranking.plan_ranking import held_by_one, sent_bytes
-
-
-@pytest.fixture
-def clicks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a click log, the current one."""
-    write_clicks(tmp_path / "clicks.jsonl")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def planned(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, Any]:
@@ -37,7 +29,11 @@ def planned(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> d
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("block", [{"model": "deepfm"}, {"table": {"admission": {"count": 12}}}], ids=str)
+@pytest.mark.parametrize(
+    "block",
+    [{"model": "deepfm"}, {"table": {"admission": {"count": 12}}}, {"features": [{"name": "item_id", "width": 6}]}],
+    ids=str,
+)
 def test_rows_and_tower_are_those_of_training(
     block: dict[str, Any], clicks: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -45,6 +41,9 @@ def test_rows_and_tower_are_those_of_training(
     trained = run(clicks, job).prepared.task
     plan = planned(capsys)
     assert {table["name"]: table["rows"] for table in plan["tables"]} == trained.tables.rows
+    widths = {table.name: table.width for table in trained.tables.tables}
+    assert all(table["width"] == widths[table["name"]] for table in plan["tables"])
+    assert all(table["row_bytes"] == 8 * table["width"] + 8 for table in plan["tables"])
     assert plan["tower_parameters"] == sum(p.numel() for p in trained.model.parameters())
     assert plan["task"] == "ranking" and plan["fits"] and plan["micro_batch"] * plan["accumulation"] == 12
     for table in plan["tables"]:
@@ -53,6 +52,42 @@ def test_rows_and_tower_are_those_of_training(
     items = next(table for table in plan["tables"] if table["name"] == "item_id")
     rows = [json.loads(line) for line in (clicks / "clicks.jsonl").read_text().splitlines()][:180]
     assert items["lookups"] == pytest.approx(np.mean([1 + len(row["item_history"]) for row in rows]))
+
+
+@pytest.mark.parametrize("also", [{}, {"age": 40}])
+def test_a_limit_of_rows_is_planned_unless_it_spares_rows(
+    also: dict[str, int], clicks: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def rows(eviction: dict[str, int] | None) -> int:
+        write_job(clicks, ranking_job(ranking={"table": {"eviction": eviction}} if eviction else {}, steps=15))
+        return sum(table["rows"] for table in planned(capsys)["tables"])
+
+    whole = rows(None)
+    limit = {"max_rows": whole // 2, "every": 5, **also}
+    found = rows(limit)
+    if also:
+        assert found == whole
+        return
+    assert found == pytest.approx(whole // 2 + whole * 5 / 15, abs=3)
+    ran = run(clicks, ranking_job(ranking={"table": {"eviction": limit}}, steps=15)).prepared.task
+    assert whole // 2 <= sum(ran.tables.rows.values()) <= found
+
+
+@pytest.mark.parametrize(
+    ("changes", "copies"),
+    [({}, 2), ({"checkpoint": {"background": False, "memory": 0}}, 0), ({"ranking": {"table": {"memory_rows": 9}}}, 0)],
+    ids=["in the background", "while training waits", "partly in a file"],
+)
+def test_memory_has_what_saving_takes(
+    changes: dict[str, Any], copies: int, clicks: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_job(clicks, ranking_job(**changes))
+    plan = planned(capsys)
+    count = sum(table["rows"] for table in plan["tables"])
+    rows = sum(table["rows"] * (16 + table["row_bytes"]) for table in plan["tables"])
+    saved = rows + plan["tower_parameters"] * 8 * 3  # AdamW's moments and the weights, in float64
+    assert plan["checkpoint"] == copies * saved + rows + 24 * count  # and a part, which here is all of the rows
+    assert plan["on_host"] == plan["tower"] + plan["memory"]["total"] + plan["checkpoint"]
 
 
 def test_the_report_and_what_cannot_be(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +132,10 @@ def exchanged(tables: list[TableSettings], ids: list[int], world: int) -> int:
         rows = ExchangedRows(tables, seed=0, group=dist.group.WORLD)
         own = np.random.default_rng(dist.get_rank()).choice(10**6, (len(tables), len(ids)), replace=False)
         numbers = np.repeat(np.arange(len(tables)), len(ids))
-        leaf, inverse = rows.rows(Keys.of(own.reshape(-1), numbers, rows.salts), training=True)
+        keys = Keys.of(own.reshape(-1), numbers, rows.salts)
+        if tables[0].disk is not None:
+            rows.prefetch(keys)
+        leaf, inverse = rows.rows(keys, training=True)
         leaf[torch.from_numpy(inverse)].sum().backward()
         rows.apply(scale=1.0, lr_factor=1.0)
     finally:
@@ -105,9 +143,10 @@ def exchanged(tables: list[TableSettings], ids: list[int], world: int) -> int:
     return sum(sent)
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_the_exchange_is_as_predicted(world: int, pool: Pool) -> None:
-    tables = [TableSettings("a", 16), TableSettings("b", 16)]
+@pytest.mark.parametrize(("world", "on_disk"), [(2, False), (3, False), (2, True)])
+def test_the_exchange_is_as_predicted(world: int, on_disk: bool, pool: Pool, tmp_path: Path) -> None:
+    disk = DiskTier(tmp_path, 1000) if on_disk else None
+    tables = [TableSettings("a", 16, disk=disk), TableSettings("b", 16, disk=disk)]
     sent = pool.run(exchanged, tables, list(range(4000)), world, world=world)
     wanted = sent_bytes(tables, 8000, passes=1, holders=world)
     assert np.mean(sent) == pytest.approx(wanted.total, rel=0.02)

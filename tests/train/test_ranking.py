@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click_logs import ranking_job, write_clicks
-from running import assert_same_state, run, stop_at, write_job
+from click_logs import ranking_job
+from running import assert_same_state, at_sample, run, stop_at, write_job
 from torch import nn
 
 from stoker.checkpoint.rows_by_id import rows_by_id
@@ -35,6 +36,7 @@ from stoker.sparse.jagged_ids import JaggedIds
 from stoker.sparse.servers.row_server import RowServer
 from stoker.sparse.sparse_embeddings import Feature, SparseEmbeddings
 from stoker.sparse.table_settings import TableSettings
+from stoker.sparse.tiered_rows import TieredRows
 from stoker.train.prepare import prepare
 from stoker.train.ranking.figures import Scored, figures_of
 from stoker.train.ranking.open_run import measure_run
@@ -45,14 +47,6 @@ from stoker.train.run import start
 
 MODELS = ["dlrm", "dcn", "deepfm", "wide-deep", "din", "mmoe", "two-tower"]
 CONSTANT = {"batch": 12, "lr": 1e-2, "precision": "fp64", "warmup": 0, "schedule": "constant"}
-
-
-@pytest.fixture
-def clicks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a click log, the current one."""
-    write_clicks(tmp_path / "clicks.jsonl")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def plain_losses(task: RankingTask, steps: int, batch: int, lr: float, table_lr: float) -> list[float]:
@@ -66,7 +60,7 @@ def plain_losses(task: RankingTask, steps: int, batch: int, lr: float, table_lr:
         ids = everything.ids[column.name].ids.unique()
         number[column.name] = {int(i): n for n, i in enumerate(ids)}
         fresh = SparseEmbeddings(
-            [TableSettings(column.table, task.shape.width, dtype="float64")],
+            [TableSettings(column.table, task.shape.width_of(column.name), dtype="float64")],
             {"x": Feature(column.table)},
             seed=task.seed,
         )
@@ -84,7 +78,7 @@ def plain_losses(task: RankingTask, steps: int, batch: int, lr: float, table_lr:
             at = torch.tensor([number[column.name][int(i)] for i in found.ids], dtype=torch.int64)
             scales = torch.ones(len(at), dtype=torch.float64) if found.weights is None else found.weights
             bag = torch.repeat_interleave(torch.arange(batch), found.lengths)
-            summed = torch.zeros(batch, task.shape.width, dtype=torch.float64)
+            summed = torch.zeros(batch, task.shape.width_of(column.name), dtype=torch.float64)
             summed = summed.index_add(0, bag, weights[column.name][at] * scales[:, None])
             mean = column.kind in ("ids", "sequence") and not column.weighted
             vectors[column.name] = summed / found.lengths.clamp(min=1)[:, None] if mean else summed
@@ -98,6 +92,20 @@ def plain_losses(task: RankingTask, steps: int, batch: int, lr: float, table_lr:
         rows.step()
         losses.append(float(loss.detach()))
     return losses
+
+
+@pytest.mark.parametrize(("micro_batch", "model"), [(12, "dlrm"), (4, "dlrm"), (12, "dcn")])
+def test_embeddings_of_several_widths_are_a_plain_loop_over_theirs(micro_batch: int, model: str, clicks: Path) -> None:
+    features = [{"name": "user_id", "width": 6}, {"name": "tags", "width": 3}, {"name": "item_id", "width": 4}]
+    block = {"ignore": ["bought", "item_history"], "table": {"optimizer": "sgd", "lr": 0.3}, "features": features}
+    ran = run(clicks, ranking_job(ranking={**block, "model": model}, train={**CONSTANT, "micro_batch": micro_batch}))
+    fresh = prepare(ran.loaded, clicks).task
+    assert isinstance(fresh, RankingTask)
+    widths = {table.name: table.width for table in fresh.tables.tables}
+    assert widths == {"user_id": 6, "item_id": 4, "tags": 3, "device": 4}
+    with in_float64():
+        expected = plain_losses(fresh, 6, 12, 1e-2, 0.3)
+    assert ran.losses == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("micro_batch", [12, 4])
@@ -147,7 +155,7 @@ def steps_in_layout(path: str, steps: int, overrides: tuple[str, ...]) -> list[f
     ids=["2", "3", "zero3", "accumulation"],
 )
 def test_processes_compute_what_one_does(world: int, overrides: tuple[str, ...], clicks: Path, pool: Pool) -> None:
-    model = {"model": "deepfm"}
+    model = {"model": "deepfm", "features": [{"name": "item_id", "width": 6}]}
     write_job(clicks, ranking_job(ranking=model, output="one"))
     alone = steps_in_layout(str(clicks), 6, ())
     write_job(clicks, ranking_job(ranking=model, output="many"))
@@ -156,8 +164,9 @@ def test_processes_compute_what_one_does(world: int, overrides: tuple[str, ...],
     assert len(alone) == 6 + 3
 
 
-def test_a_checkpoint_of_any_processes_is_restored_by_any_other(clicks: Path, pool: Pool) -> None:
-    table = {"admission": {"count": 2}, "eviction": {"age": 3, "every": 2}}
+@pytest.mark.parametrize("rule", [{"age": 3}, {"max_rows": 12, "default_row": "mean"}], ids=str)
+def test_a_checkpoint_of_any_processes_is_restored_by_any_other(rule: dict[str, Any], clicks: Path, pool: Pool) -> None:
+    table = {"admission": {"count": 2}, "eviction": {"every": 2, **rule}}
     write_job(clicks, ranking_job(output="alone", ranking={"table": table}, train=CONSTANT))
     alone = steps_in_layout(str(clicks), 4, ())
     write_job(clicks, ranking_job(output="changing", ranking={"table": table}, train=CONSTANT))
@@ -173,7 +182,7 @@ def test_a_checkpoint_of_any_processes_is_restored_by_any_other(clicks: Path, po
 
 
 def test_checkpoints_of_changed_rows_are_resumed_evaluated_and_kept(clicks: Path, pool: Pool) -> None:
-    table = {"admission": {"count": 2}, "eviction": {"age": 2, "every": 2}}
+    table = {"admission": {"count": 2}, "eviction": {"age": 2, "every": 2, "max_rows": 20, "default_row": "mean"}}
     job = ranking_job(output="whole", ranking={"table": table}, train=CONSTANT, checkpoint={"every": 1, "best": False})
     write_job(clicks, job)
     whole = steps_in_layout(str(clicks), 6, ())
@@ -197,7 +206,11 @@ def test_checkpoints_of_changed_rows_are_resumed_evaluated_and_kept(clicks: Path
 
 
 def test_a_stopped_run_goes_on_as_if_it_had_not(clicks: Path) -> None:
-    table = {"admission": {"count": 2, "probability": 0.9}, "optimizer": "adam", "lr": 0.01}
+    rules = {
+        "admission": {"count": 2, "probability": 0.9},
+        "eviction": {"max_rows": 12, "every": 1, "default_row": "mean"},
+    }
+    table = {**rules, "optimizer": "adam", "lr": 0.01}
     whole = run(clicks, ranking_job(ranking={"table": table}, output="whole"))
     stopped = run(clicks, ranking_job(ranking={"table": table}), before=stop_at(30))
     assert stopped.outcome.step < 6
@@ -286,6 +299,13 @@ def test_the_verbs_from_the_log_to_its_metrics(clicks: Path, capsys: pytest.Capt
         ({"label": "click"}, "the rows have no column 'click'; did you mean clicked?"),
         ({"features": [{"name": "price", "kind": "buckets", "boundaries": [2.0, 1.0]}]}, "boundaries rise"),
         ({"progressive": True}, "trains on each row once"),
+        ({"features": [{"name": "price", "width": 3}]}, "price is no feature with ids, so it has no embedding"),
+        (
+            {"features": [{"name": "item_id", "width": 3}, {"name": "item_history", "width": 5}]},
+            "item_history shares the rows of item_id, which have 3 numbers; write `width: 3`",
+        ),
+        ({"table": {"eviction": {"age": 9, "score": "recency"}}}, "`score` ranks rows, and nothing says how many"),
+        ({"table": {"eviction": {"every": 10}}}, "needs to know which rows go; write `age: 10000` or `max_rows"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(changes: dict[str, Any], message: str, clicks: Path) -> None:
@@ -296,6 +316,25 @@ def test_what_is_wrong_is_said_with_its_place(changes: dict[str, Any], message: 
         prepare(load_job(write_job(clicks, job)), clicks)
     assert message in str(error.value)
     assert "job.yaml:" in str(error.value)
+
+
+def test_evaluations_say_how_many_ids_came_and_went(clicks: Path, pool: Pool) -> None:
+    table = {"eviction": {"age": 1, "every": 2}}
+    write_job(clicks, ranking_job(output="alone", ranking={"table": table}, train=CONSTANT))
+    steps_in_layout(str(clicks), 6, ())
+    write_job(clicks, ranking_job(output="two", ranking={"table": table}, train=CONSTANT))
+    pool.run(steps_in_layout, str(clicks), 3, ("parallel.data=2",), world=2)
+    pool.run(steps_in_layout, str(clicks), 6, ("parallel.data=2",), world=2)  # goes on from the checkpoint
+    names = ("table_rows", "ids_admitted", "ids_evicted")
+    found = [
+        [tuple(event[name] for name in names) for event in RunFolder(clicks / run).read_events() if "auc" in event]
+        for run in ("alone", "two")
+    ]
+    assert found[0] == found[1][:2] + found[1][-1:]
+    rows, admitted, evicted = found[0][-1]
+    state = rows_by_id(Store(clicks / "alone" / "checkpoints").load(6).tensors)
+    assert rows == sum(len(tensor) for name, tensor in state.items() if name.endswith("/ids"))
+    assert admitted - evicted == rows and evicted > found[0][1][2] > 0 == found[0][0][2]
 
 
 def test_each_day_is_evaluated_before_it_is_trained_on(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -317,6 +356,7 @@ def test_each_day_is_evaluated_before_it_is_trained_on(clicks: Path, capsys: pyt
     metrics = whole.folder.read_metrics()
     assert metrics[10]["next_log_loss"] == periods[1]["log_loss"]
     assert "next_log_loss" not in metrics[11]
+    assert metrics[10]["ids_admitted"] == metrics[10]["table_rows"] == metrics[5]["table_rows"] == 40  # all of them
     run(clicks, job([1, 2], "first"))
     assert main(["eval", "first", "day_3.jsonl", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -364,16 +404,51 @@ def test_means_over_periods_are_by_label_and_of_every_metric(tmp_path: Path) -> 
     assert over_periods(tmp_path, names, last=0) is None
 
 
-def test_rows_in_a_file_are_those_in_memory(clicks: Path) -> None:
-    table = {"optimizer": "adam", "lr": 0.01}
-    memory = run(clicks, ranking_job(ranking={"table": table}, output="memory"))
-    disk = run(clicks, ranking_job(ranking={"table": {**table, "memory_rows": 16}}))
-    assert disk.losses == memory.losses
-    assert_same_state(disk.last_state(), memory.last_state())
+def test_slices_are_of_each_label() -> None:
+    random = np.random.default_rng(0)
+    labels, logits = random.integers(0, 2, (40, 2)), random.normal(size=(40, 2))
+    device = np.array(["phone", "desktop"])[random.integers(0, 2, 40)]
+    names = ["clicked", "bought"]
+    found = figures_of(Scored(labels, logits, slices={"device": device}), names, []).as_json()
+    for number, name in enumerate(names):
+        for value in ("phone", "desktop"):
+            there = device == value
+            own = Scored(labels[there][:, [number]], logits[there][:, [number]])
+            expected = figures_of(own, [name], []).as_json()["labels"][name]
+            assert found["slices_by_label"][name]["device"][value] == expected
+    assert found["slices"] == found["slices_by_label"]["clicked"] != found["slices_by_label"]["bought"]
+    one = figures_of(Scored(labels[:, :1], logits[:, :1], slices={"device": device}), names[:1], []).as_json()
+    assert one["slices"] == found["slices"] and "slices_by_label" not in one
+
+
+def test_rows_in_a_file_are_those_in_memory(clicks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(TieredRows, "prefetch", lambda self, rows: asked.append(len(rows)))
+    table, train = {"optimizer": "adam", "lr": 0.01}, {**CONSTANT, "micro_batch": 4}
+    memory = run(clicks, ranking_job(ranking={"table": table}, output="memory", train=train))
+    assert not asked
+    without = run(clicks, ranking_job(ranking={"table": {**table, "memory_rows": 16}}, output="without", train=train))
+    assert len(asked) == 5 and min(asked[1:]) > 10  # there are no rows in the first step, and none to come in the last
+    monkeypatch.undo()
+    monkeypatch.chdir(clicks)
+    disk = run(clicks, ranking_job(ranking={"table": {**table, "memory_rows": 16}}, train=train))
+    for other in (without, disk):
+        assert other.losses == memory.losses
+        assert_same_state(other.last_state(), memory.last_state())
+
+
+def test_processes_bring_each_others_rows_from_their_files(clicks: Path, pool: Pool) -> None:
+    table = {"memory_rows": 16, "eviction": {"max_rows": 20, "every": 2}}
+    found = []
+    for world in (1, 2):
+        write_job(clicks, ranking_job(output=f"of {world}", ranking={"table": table}, train={**CONSTANT, "batch": 14}))
+        found.append(pool.run(steps_in_layout, str(clicks), 6, (f"parallel.data={world}",), world=world)[0])
+    assert found[1] == pytest.approx(found[0], rel=1e-12)
 
 
 def test_rows_on_servers_are_those_of_the_trainer(clicks: Path) -> None:
-    here = run(clicks, ranking_job(output="here", train=CONSTANT))
+    features = [{"name": "item_id", "width": 6}]
+    here = run(clicks, ranking_job(output="here", ranking={"features": features}, train=CONSTANT))
     secret = clicks / "secret"
     secret.write_bytes(bytes(range(32, 96)))
     secret.chmod(0o600)
@@ -381,7 +456,8 @@ def test_rows_on_servers_are_those_of_the_trainer(clicks: Path) -> None:
     threading.Thread(target=server.serve, daemon=True).start()
     try:
         address = "{}:{}".format(*server.address)
-        block = {"servers": {"addresses": [address], "secret": "secret", "patience": 20.0}}
+        block: dict[str, Any] = {"servers": {"addresses": [address], "secret": "secret", "patience": 20.0}}
+        block |= {"table": {"memory_rows": 16}, "features": features}  # of the server
         run(clicks, ranking_job(ranking=block, steps=3, train=CONSTANT))
         served = run(clicks, ranking_job(ranking=block, train=CONSTANT))  # for the server another run
         assert served.loop.resumed_from == "disk"
@@ -392,6 +468,56 @@ def test_rows_on_servers_are_those_of_the_trainer(clicks: Path) -> None:
     wrong = ranking_job(ranking={"servers": {"addresses": ["a"], "secret": "s"}})
     with pytest.raises(UserError, match="this is no HOST:PORT"):
         prepare(load_job(write_job(clicks, wrong)), clicks)
+
+
+@pytest.mark.slow  # three runs with a checkpoint in every step
+def test_increments_from_servers_are_the_rows_to_the_bit(clicks: Path) -> None:
+    """Also where a server is killed between a base and what adds to it, and the run goes on from an increment."""
+    secret = clicks / "secret"
+    secret.write_bytes(bytes(range(32, 96)))
+    secret.chmod(0o600)
+    table = {"admission": {"count": 2}, "eviction": {"age": 2, "every": 2}}
+    common = {"train": CONSTANT, "steps": 8}
+
+    def job(output: str, **changes: Any) -> dict[str, Any]:
+        checkpoint = {"every": 1, "best": False, "memory": 0, "keep": 20, **changes.pop("checkpoint", {})}
+        return ranking_job(output=output, checkpoint=checkpoint, **{**common, **changes})
+
+    whole = run(clicks, job("whole", ranking={"table": table}))
+    folders = [clicks / "rows-0", clicks / "rows-1"]
+    servers = [RowServer(("127.0.0.1", 0), read_secret(secret), folder, snapshot_every=3) for folder in folders]
+    for server in servers:
+        threading.Thread(target=server.serve, daemon=True).start()
+
+    def return_after(number: int) -> Callable[[], None]:
+        def again() -> None:
+            servers[number].close()
+            address = servers[number].address
+            servers[number] = RowServer(address, read_secret(secret), folders[number], snapshot_every=3)
+            threading.Thread(target=servers[number].serve, daemon=True).start()
+
+        return again
+
+    block = {
+        "table": table,
+        "servers": {"addresses": ["{}:{}".format(*s.address) for s in servers], "secret": "secret"},
+    }
+    try:
+        increments = {"ranking": block, "checkpoint": {"full_every": 4}}
+        first = run(clicks, job("served", **increments), "steps=3", before=at_sample(24, return_after(0)))
+        assert first.store.numbers(3).get("base") == 1  # the newest one is an increment
+        served = run(clicks, job("served", **increments), before=at_sample(60, return_after(1)))
+        assert served.loop.resumed_from == "disk"
+    finally:
+        for server in servers:
+            server.close()
+    assert {step: served.store.numbers(step).get("base") for step in served.store.steps()} == {
+        1: None, 2: 1, 3: 1, 4: None, 5: 4, 6: 4, 7: 4, 8: None,
+    }  # fmt: skip
+    assert served.losses == whole.losses
+    for step in range(1, 9):
+        rows, others = (rows_by_id(ran.store.load(step).tensors) for ran in (whole, served))
+        assert rows.keys() == others.keys() and all(torch.equal(rows[name], others[name]) for name in rows)
 
 
 def test_rows_without_a_group_are_in_no_metric_of_groups(tmp_path: Path) -> None:

@@ -178,7 +178,6 @@ def test_rows_of_other_tables_are_no_damage(settings: list[TableSettings], says:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"ranking": {"servers": {"addresses": ["h:1"], "secret": "s"}}}, "do not know which rows have changed"),
         ({"task": "module"}, "is about rows of tables, and `task: module` has none"),
     ],
 )

@@ -15,7 +15,7 @@ BY_ROW = ("ids", "values", "optimizer", "seen", "last")
 def rows_by_id(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """``TABLE/COLUMN`` of every table, in the order of ids; the same, whoever saved the rows, and in how many parts.
 
-    Counters of ids without a row are in the order of their buckets.
+    Counters of ids without a row are in the order of their buckets. What was evicted is the same for all processes.
     """
     found: dict[str, Tensor] = {}
     before, own = _columns(tensors, BASE_ROWS), _columns(tensors, ROWS)
@@ -34,6 +34,8 @@ def rows_by_id(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if "buckets" in counters:
             order = counters["buckets"].argsort()
             found |= {f"{table}/{name}": counters[name][order] for name in ("buckets", "sketch")}
+        if evicted := [part["evicted"][-1:] for part in (base, since) if "evicted" in part]:
+            found[f"{table}/evicted"] = evicted[-1]
     return found
 
 

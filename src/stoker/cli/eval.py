@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 from stoker.cli.checkpoint_option import add_at
+from stoker.cli.eval_tokens import add_by_token, check_by_token
 from stoker.cli.trust_options import add_trust, trusted
 from stoker.errors import Problem, UserError
 
@@ -36,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quantise", choices=QUANTISED, help="measure the merged model in 8 or 4 bits, or as int8 or int4, as well"
     )
+    add_by_token(parser)
     _add_answers(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_trust(parser)
@@ -106,11 +108,18 @@ def run(arguments: argparse.Namespace) -> int:
         from stoker.cli.eval_tasks import run_task_list
 
         return run_task_list(arguments)
+    if arguments.by_token is not None:
+        from stoker.cli.eval_tokens import run_by_token
+
+        if arguments.data is not None:
+            _check(arguments, Path.cwd())
+        return run_by_token(arguments)
     return _run_loss(arguments)
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
     """Refuses options that have no effect together, before anything is loaded."""
+    check_by_token(arguments)
     if arguments.max_tokens < 1 or arguments.temperature < 0 or (arguments.limit is not None and arguments.limit < 1):
         raise UserError("--max-tokens and --limit must be above 0, and --temperature at least 0")
     answers, tasks = arguments.answers is not None, arguments.tasks is not None

@@ -26,8 +26,9 @@ def print_ranking(found: RankingFigures) -> None:
             table.add_row(*([label] if len(found.labels) > 1 else []), name, f"{figure.value:.4f}", _interval(figure))
     console = Console(soft_wrap=True, highlight=False)
     console.print(table)
-    for column, values in found.slices.items():
-        console.print(_slices(column, values))
+    for label, columns in found.slices.items():
+        for column, values in columns.items():
+            console.print(_slices(f"{column}: {label}" if len(found.labels) > 1 else column, values))
     print(f"{found.rows:,} rows; {found.rows_dropped:,} dropped; step {found.further.get('step')}")
 
 

@@ -26,7 +26,7 @@ from stoker.job.stages import has_stages
 if TYPE_CHECKING:
     from stoker.launch.nodes.cache_exchange import CacheServer
     from stoker.launch.nodes.channel import PeerNetwork
-    from stoker.launch.nodes.node_supervisor import Place
+    from stoker.launch.nodes.place import Place
     from stoker.launch.run_spec import RunResult, RunSpec
 
 NODES = re.compile(r"(\d+)(?::(\d+))?")
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     from stoker.launch.nodes.cache_exchange import CacheServer, exchanging
     from stoker.launch.nodes.channel import STRANGERS, PeerNetwork
     from stoker.launch.nodes.group import Node
-    from stoker.launch.nodes.node_supervisor import Place
+    from stoker.launch.nodes.place import Place
     from stoker.node_cache.job_urls import urls_of
 
     def listening() -> PeerNetwork:

@@ -30,7 +30,7 @@ def print_ranking_plan(plan: RankingPlan, where: str) -> None:
     print(f"\non {where}: {plan.processes} processes, {plan.micro_batch} rows x {plan.accumulation} passes a step each")
     print(f"  lookups     {plan.lookups:,} ids a pass, of which {plan.unique:,} differ")
     print(f"  rows        {holder} holds {size(memory.total)}: {held}")
-    print(f"  checkpoint  {size(plan.checkpoint)} more while rows are copied")
+    print(f"  checkpoint  {size(plan.checkpoint)} more for the copies that a process makes of what it saves")
     print(f"  tower       {plan.tower_parameters:,} parameters, {size(plan.tower)} with gradients and optimizer state")
     print(f"  exchange    each process sends {size(sent.total)} a step: {exchanged}, tower {size(sent.tower)}")
     print(f"  servers     {plan.servers_needed} of {size(plan.host_memory)} would hold all rows")
@@ -48,7 +48,8 @@ def _tables(plan: RankingPlan) -> None:
     Console().print(table)
     if rest := [each for each in plan.tables if each not in shown]:
         print(f"and a weight for each of these rows: {size(sum(each.bytes for each in rest))}")
-    print("rows after an epoch, before evictions; on the right the share of the lookups that the hottest rows take")
+    print("rows after an epoch, before evictions but those of `max_rows`")
+    print("on the right the share of the lookups that the hottest rows take")
     if plan.read < 1:
         print(f"ids were counted in {plan.read:.1%} of the training rows, evenly spaced; rows are extrapolated")
 

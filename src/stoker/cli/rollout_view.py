@@ -14,7 +14,7 @@ from stoker.console import Console
 from stoker.train.rollouts.rollout import Rollout
 from stoker.train.rollouts.step_rollouts import StepRollouts
 
-SIGNED = ("advantage", "kl", "value", "return")  # green above 0, red below it; the others by their size alone
+SIGNED = ("advantage", "kl", "value", "reward", "return")  # green above 0, red below it; the others by their size alone
 GREEN, RED, BLUE = (0, 150, 60), (200, 40, 40), (40, 90, 200)
 FAINTEST = 0.05  # of the largest value: tokens below it have no colour
 FIGURES = ("score", "kl", "entropy", "response_tokens", "ended", "informative", "explained_variance")
@@ -31,8 +31,8 @@ def show(step: StepRollouts, chosen: Sequence[Rollout], tokenizer: Tokenizer, *,
     for iteration in step.iterations:
         figures = ", ".join(f"{n} {iteration.figures[n]:.3g}" for n in FIGURES if n in iteration.figures)
         console.print(Text(f"step {step.step}, answers sampled for step {iteration.step}: {figures}", "bold"))
-    largest = max((_largest(r.token_values()[by]) for r in step.rollouts), default=0.0)
-    console.print(Text(f"coloured by {by}: {_legend(by, largest)}", "dim"))
+    most = max((largest(r.token_values()[by]) for r in step.rollouts), default=0.0)
+    console.print(Text(f"coloured by {by}: {_legend(by, most)}", "dim"))
     before: int | None = None
     for rollout in chosen:
         if not together or rollout.prompt != before:
@@ -42,7 +42,7 @@ def show(step: StepRollouts, chosen: Sequence[Rollout], tokenizer: Tokenizer, *,
             console.print(Text(prompt.strip("\n"), "dim"))
         before = rollout.prompt
         console.print(Text(_about(rollout), "cyan"))
-        console.print(_coloured(rollout, tokenizer, by, largest))
+        console.print(_coloured(rollout, tokenizer, by, most))
     if left := len(step.rollouts) - len(chosen):
         console.print()
         console.print(f"{left} more; `--limit {len(step.rollouts)}` shows all")
@@ -55,23 +55,23 @@ def _about(rollout: Rollout) -> str:
     return ", ".join([*parts, *([f"KL {rollout.kl:.3g}"] if rollout.kl is not None else [])])
 
 
-def _legend(by: str, largest: float) -> str:
+def _legend(by: str, most: float) -> str:
     signed = "green above 0, red below" if by in SIGNED else "blue"
-    return f"{signed}, strongest at {largest:.3g}"
+    return f"{signed}, strongest at {most:.3g}"
 
 
-def _coloured(rollout: Rollout, tokenizer: Tokenizer, by: str, largest: float) -> Text:
+def _coloured(rollout: Rollout, tokenizer: Tokenizer, by: str, most: float) -> Text:
     """The answer; a character of several tokens has the colour of the last one."""
     text = Text()
     values = rollout.token_values()[by]
     for piece, value in zip(token_texts(tokenizer, rollout.answer_ids), values.tolist(), strict=True):
-        text.append(piece, _style(value, largest, signed=by in SIGNED))
+        text.append(piece, style(value, most, signed=by in SIGNED))
     return text
 
 
-def _style(value: float, largest: float, *, signed: bool) -> Style:
+def style(value: float, most: float, *, signed: bool) -> Style:
     """A background between white and the colour, with black text, which reads on dark and light terminals."""
-    share = abs(value) / largest if largest and np.isfinite(value) else 0.0
+    share = abs(value) / most if most and np.isfinite(value) else 0.0
     if share < FAINTEST:
         return Style()
     colour = (GREEN if value > 0 else RED) if signed else BLUE
@@ -80,6 +80,7 @@ def _style(value: float, largest: float, *, signed: bool) -> Style:
     return Style(color="black", bgcolor=f"rgb({red},{green},{blue})")
 
 
-def _largest(values: np.ndarray) -> float:
+def largest(values: np.ndarray) -> float:
+    """The largest size of some values; those that are not finite count as none."""
     finite = values[np.isfinite(values)]
     return float(np.abs(finite).max(initial=0.0))

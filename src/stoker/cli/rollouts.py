@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--by",
         default="advantage",
         metavar="NAME",
-        help="what colours a token: advantage (default), old (log-probability), kl (old - reference), value, return, "
-        "entropy or sampled",
+        help="what colours a token: advantage (default), old (log-probability), kl (old - reference), value, reward, "
+        "return, entropy or sampled",
     )
     parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
     add_trust(parser)

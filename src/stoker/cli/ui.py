@@ -34,6 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data", nargs="+", type=Path, default=[], metavar="DIR", help="further folders that jobs may read"
     )
     parser.add_argument(
+        "--urls",
+        nargs="+",
+        default=[],
+        metavar="URL",
+        help="prefixes of URLs of stores that jobs may use, such as s3://bucket/folder or redis://host:6379/0",
+    )
+    parser.add_argument(
         "--state", type=Path, metavar="DIR", help="uploads, queue, log (default: ~/.local/state/stoker/page)"
     )
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="private key, in PEM")
@@ -70,17 +77,31 @@ def _check(arguments: argparse.Namespace) -> None:
     for file in (arguments.tls_key, arguments.tls_certificate):
         if file is not None and not file.is_file():
             raise UserError(f"there is no file {file}")
+    _check_places(arguments)
+    if not is_loopback(arguments.host) and arguments.token is None and arguments.users is None:
+        what = f"--host {arguments.host} can be reached from other machines, so a token is needed"
+        raise UserError(Problem(what, "add --token FILE or --users FILE"))
+    if not is_loopback(arguments.host) and arguments.tls_key is None:
+        print("without --tls-key and --tls-certificate the token can be read on its way", file=sys.stderr)
+
+
+def _check_places(arguments: argparse.Namespace) -> None:
+    """Checks ``--runs``, ``--data`` and ``--urls``.
+
+    Raises:
+        UserError: a folder or a URL cannot be used.
+    """
+    from stoker.page.listed_urls import listing_problem
+
     for folder in (*(arguments.runs or ()), *arguments.data):
         if folder.exists() and not folder.is_dir():
             raise UserError(Problem(f"{folder} is no folder", "name a folder"))
     for folder in arguments.data:
         if not folder.is_dir():
             raise UserError(f"there is no folder {folder}")
-    if not is_loopback(arguments.host) and arguments.token is None and arguments.users is None:
-        what = f"--host {arguments.host} can be reached from other machines, so a token is needed"
-        raise UserError(Problem(what, "add --token FILE or --users FILE"))
-    if not is_loopback(arguments.host) and arguments.tls_key is None:
-        print("without --tls-key and --tls-certificate the token can be read on its way", file=sys.stderr)
+    for url in arguments.urls:
+        if problem := listing_problem(url):
+            raise UserError(Problem(f"--urls: {problem}", "write it as s3://bucket/folder or redis://host:6379/0"))
 
 
 def _token(path: Path | None) -> str | None:

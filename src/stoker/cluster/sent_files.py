@@ -19,6 +19,7 @@ from stoker.job.targets.shared_keys import TargetKeys
 
 ARCHIVE = ".code.tar"  # Stoker's package
 CODE = ".code"  # folder in which it is unpacked, on the nodes' PYTHONPATH
+STAYS = ("page",)  # rooms of the package that no node needs; a config map of Kubernetes holds a megabyte
 
 
 @dataclass(frozen=True)
@@ -94,11 +95,13 @@ def needed_files(named: NamedFiles, base: Path, chosen: ChosenTarget) -> tuple[S
 
 
 def code_archive() -> SentFile:
-    """Stoker's own package as an archive: the same bytes for the same code."""
+    """Stoker's own package without its page as an archive: the same bytes for the same code."""
     package = Path(stoker.__path__[0])
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for file in below_folder(package):
+            if file.relative_to(package).parts[0] in STAYS:
+                continue
             content = file.read_bytes()
             info = tarfile.TarInfo(f"stoker/{file.relative_to(package).as_posix()}")
             info.size, info.mode = len(content), 0o644

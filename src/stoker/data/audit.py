@@ -57,6 +57,7 @@ class Audit:
         special_tokens: (source, special tokens in its content, ``text`` or ``keep``) of each source with some.
         sequences: training sequences before packing, held-out ones included.
         tokens, trained_tokens: over all sequences; the first token of a sequence is never trained.
+        tokens_lost: cut off behind the sequences of rows that were too long.
         stop_token_trained: whether an answer ends with a trained stop token.
         stop_missing: rows that were not cut and whose last answer does not end with a stop token.
         duplicates: sequences that equal another one.
@@ -86,6 +87,7 @@ class Audit:
     sequences: int
     tokens: int
     trained_tokens: int
+    tokens_lost: int
     stop_token_trained: bool
     stop_missing: int
     duplicates: int
@@ -122,7 +124,7 @@ def audit(corpus: Corpus, codec: TextCodec, loaded: LoadedJob, samples: int = SA
     def column(name: str) -> np.ndarray:
         return np.concatenate([cache.column(name) for cache in caches])
 
-    lengths, digests, stops = column("length"), column("digest"), column("stops")
+    lengths, digests, stops, lost = column("length"), column("digest"), column("stops"), column("lost")
     last = ~column("continues")  # the last sequence of each row
     reasons = drop_reasons(summaries)
     rows_in, rows_dropped = sum(s.rows_in for s in summaries), sum(reasons.values())
@@ -138,8 +140,9 @@ def audit(corpus: Corpus, codec: TextCodec, loaded: LoadedJob, samples: int = SA
         sequences=len(lengths),
         tokens=int(lengths.sum()),
         trained_tokens=sum(s.trained for s in summaries),
+        tokens_lost=int(lost.sum()),
         stop_token_trained=bool(stops.any()),
-        stop_missing=int((last & ~stops & ~column("cut")).sum()),
+        stop_missing=int((last & ~stops & (lost == 0)).sum()),
         duplicates=len(digests) - len(np.unique(digests)),
         overlap=_overlap(corpus),
         prompt_not_prefix=int((last & ~column("exact")).sum()),

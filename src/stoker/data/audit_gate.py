@@ -105,7 +105,7 @@ def _source_gate(source: TokenisedSource, key: str, codec: TextCodec, loaded: Lo
         problems.append(loaded.problem(f"{key}.path", message, f"{advice}, or raise {key}.max_dropped"))
     if source.format != "text" and not cache.column("stops").any():
         message = f"{name}: the stop token is never trained, so the model would never learn to end an answer"
-        if cache.column("cut").all():
+        if cache.column("lost").all():
             advice = "every row is cut before its answer ends: raise train.seq_len"
         else:
             advice = f"take a template that writes it behind an answer, such as {key}.template: plain"

@@ -77,6 +77,14 @@ class Corpus:
             documents = [d for i in chosen for d in documents[i * size : (i + 1) * size]]
         return by_length(documents, size)
 
+    def read_whole(self) -> None:
+        """Waits until every row is tokenised, those of streams too."""
+        try:
+            for source in self.sources:
+                _ = source.cache.rows
+        finally:
+            self.close()
+
     def close(self) -> None:
         """Ends the builds that still run in the background."""
         for source in self.sources:

@@ -20,7 +20,7 @@ INDEX = np.dtype(
         ("file", "<i4"),
         ("digest", "<u8"),
         ("stops", "?"),
-        ("cut", "?"),
+        ("lost", "<i4"),  # tokens that were cut off behind the last
         ("continues", "?"),
         ("exact", "?"),
         ("good", "?"),  # no label calls the answer bad
@@ -69,7 +69,7 @@ class Columns:
     def __init__(self) -> None:
         self._ids: list[int] = []
         self._spans: list[Span] = []
-        self._entries: list[tuple[int, int, int, int, int, int, bool, bool, bool, bool, bool, float]] = []
+        self._entries: list[tuple[int, int, int, int, int, int, bool, int, bool, bool, bool, float]] = []
         self._digests: list[int | None] = []  # where they are not those of the ids
         self._files: dict[str, int] = {}
 
@@ -80,7 +80,7 @@ class Columns:
         place: tuple[str, int],
         *,
         stops: bool,
-        cut: bool,
+        lost: int,
         continues: bool,
         exact: bool,
         good: bool = True,
@@ -102,7 +102,7 @@ class Columns:
         file = self._files.setdefault(place[0], len(self._files))
         self._digests.append(digest)
         self._entries.append(
-            (start, len(ids), trained, place[1], file, 0, stops, cut, continues, exact, good, margin),
+            (start, len(ids), trained, place[1], file, 0, stops, lost, continues, exact, good, margin),
         )
 
     def into(self, batch: EncodedBatch) -> None:

@@ -20,6 +20,8 @@ class ShownSample:
     Attributes:
         special: whether each token is one of the tokenizer's special tokens.
         verdict: ``chosen`` or ``rejected`` of a pair, ``good`` or ``bad`` by a label; empty for others.
+        lost: tokens of its row that were cut off behind the last.
+        continues: whether its row goes on in the next sequence.
     """
 
     source: str
@@ -29,6 +31,27 @@ class ShownSample:
     trained: tuple[bool, ...]
     special: tuple[bool, ...]
     verdict: str = ""
+    lost: int = 0
+    continues: bool = False
+
+
+@dataclass(frozen=True)
+class ShownSequence:
+    """One sequence of a run, with the documents that fill it.
+
+    Attributes:
+        number: in the order in which the run trains on them, counted from 0.
+        capacity: tokens that it has room for; None where the run does not pack.
+    """
+
+    number: int
+    capacity: int | None
+    documents: tuple[ShownSample, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all of its documents."""
+        return sum(len(document.ids) for document in self.documents)
 
 
 def some_samples(corpus: Corpus, codec: TextCodec, count: int) -> list[ShownSample]:
@@ -42,18 +65,33 @@ def some_samples(corpus: Corpus, codec: TextCodec, count: int) -> list[ShownSamp
     return found
 
 
-def samples_from(corpus: Corpus, codec: TextCodec, begin: int, count: int) -> list[ShownSample]:
+def samples_from(sources: Sequence[TokenisedSource], codec: TextCodec, begin: int, count: int) -> list[ShownSample]:
     """The sequences from a number on, in the order of the sources and of their rows; fewer at the end.
 
     Args:
         begin: of the first sequence, counted from 0; each of a pair is one.
     """
     found: list[ShownSample] = []
-    for source in corpus.sources:
+    for source in sources:
         ready = source.cache.ready
         found += [_sample(source, index, codec) for index in range(begin, min(ready, begin + count - len(found)))]
         begin = max(0, begin - ready)
     return found
+
+
+def sequences_from(corpus: Corpus, codec: TextCodec, begin: int, count: int) -> tuple[list[ShownSequence], int | None]:
+    """The sequences of a run from a number on, packed as it packs them, and how many an epoch has (None: no end).
+
+    Sequences of later epochs hold the same rows in another order and are not shown.
+    """
+    sequences = corpus.sequences
+    total = None if sequences.epoch_rows is None else sequences.total(1.0)
+    end = begin + count if total is None else min(total, begin + count)
+    found = []
+    for number in range(begin, end):
+        documents = tuple(_sample(corpus.sources[d.source], d.index, codec) for d in sequences[number])
+        found.append(ShownSequence(number, sequences.capacity, documents))
+    return found, total
 
 
 def _sample(source: TokenisedSource, index: int, codec: TextCodec) -> ShownSample:
@@ -67,7 +105,8 @@ def _sample(source: TokenisedSource, index: int, codec: TextCodec) -> ShownSampl
         verdict = "good" if row.good else "bad"
     special_ids = {number for number, token in codec.tokenizer.get_added_tokens_decoder().items() if token.special}
     special = tuple(each in special_ids for each in ids)
-    return ShownSample(file, number, token_texts(codec, ids), ids, trained, special, verdict)
+    lost, continues = source.cache.ending(index)
+    return ShownSample(file, number, token_texts(codec, ids), ids, trained, special, verdict, lost, continues)
 
 
 def samples_of(corpus: Corpus, codec: TextCodec, file: str, row: int) -> tuple[list[ShownSample], list[Rejected]]:

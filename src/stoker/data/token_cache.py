@@ -275,6 +275,12 @@ class TokenCache:
         entry = self._indices[shard][i]
         return self.summaries[shard].files[int(entry["file"])], int(entry["row"])
 
+    def ending(self, row: int) -> tuple[int, bool]:
+        """(tokens that were cut off behind a row, whether the row it comes from goes on in the next one)."""
+        shard, i = self._place(row)
+        entry = self._indices[shard][i]
+        return int(entry["lost"]), bool(entry["continues"])
+
     def column(self, name: str) -> np.ndarray:
         """One column of the index over all rows ready now: ``length``, ``trained``, ``digest`` ..."""
         if not self._indices:

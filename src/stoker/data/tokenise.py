@@ -185,7 +185,7 @@ def tokenise(raws: Iterable[Raw | Rejected], codec: TextCodec, settings: RowSett
                     spans,
                     (item.raw.source, item.raw.row),
                     stops=ids[first + spans[-1][1] - 1] in codec.stop_ids,
-                    cut=len(ids) > settings.seq_len and settings.too_long == "cut",
+                    lost=len(ids) - last if settings.too_long == "cut" else 0,
                     continues=(first, last) != windows[-1],
                     exact=exact,
                     good=item.good,

@@ -8,17 +8,17 @@ from pathlib import Path
 
 from stoker.checkpoint.load_run import TunedRun
 from stoker.data.build_cache import Report
-from stoker.data.corpus import open_corpus, tokenise_source
+from stoker.data.corpus import TokenisedSource, open_corpus, tokenise_source
 from stoker.data.sequences import Document
 from stoker.data.token_bytes import byte_lengths
 from stoker.errors import Problem, UserError
-from stoker.job.resolved import ResolvedSource
 from stoker.job.task_spec import task_of
 from stoker.models.adapters import unwrap
 from stoker.models.language_model import lay_out_for
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.train.engine import SingleProcess
 from stoker.train.evaluate import evaluate
+from stoker.train.evaluate_run import source_like
 from stoker.train.language_task import LanguageTask
 from stoker.train.prepare_language import objective_of
 
@@ -66,22 +66,21 @@ def rows_of(tuned: TunedRun, data: str | None, form: str, base: Path, report: Re
         if documents := corpus.evaluation_documents():
             return [PlacedRow(document, *corpus.sequences.origin(document)) for document in documents]
         raise UserError(f"{tuned.folder.path} held no rows out: name data to evaluate on")
-    like = tuned.job.data[0]
-    block = ResolvedSource(
-        path=data,
-        format=form,  # type: ignore[arg-type]
-        template=like.template,
-        template_arguments=like.template_arguments,
-        train_on=like.train_on,
-        special_tokens=like.special_tokens,
-        too_long=like.too_long,
-    )
-    cache = tokenise_source(
-        block, tuned.job, tuned.text.codec, tuned.text.seq_len, base, report, may_stream=False
-    ).cache
-    if not cache.rows:
-        raise UserError(f"{data}: every row is dropped: {', '.join(cache.summaries[0].reasons)}")
+    cache = read_like(tuned, data, form, base, report).cache
     return [PlacedRow(Document(cache[row], 0, row), *cache.origin(row)) for row in range(cache.rows)]
+
+
+def read_like(tuned: TunedRun, data: str, form: str, base: Path, report: Report | None = None) -> TokenisedSource:
+    """A source as the run's own tokenizer and template write it.
+
+    Raises:
+        UserError: every row is dropped.
+    """
+    block = source_like(tuned, data, form)
+    source = tokenise_source(block, tuned.job, tuned.text.codec, tuned.text.seq_len, base, report, may_stream=False)
+    if not source.cache.rows:
+        raise UserError(f"{data}: every row is dropped: {', '.join(source.cache.summaries[0].reasons)}")
+    return source
 
 
 def row_losses(tuned: TunedRun, rows: list[PlacedRow]) -> list[RowLoss]:

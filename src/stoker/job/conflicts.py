@@ -168,15 +168,10 @@ def _one_target(view: View) -> Iterator[Problem]:
 
 
 def _increments(view: View) -> Iterator[Problem]:
-    """Checkpoints of changed rows: of tables that the processes hold which train."""
-    if view.value("checkpoint.full_every") == 1:
-        return
-    if not view.task.has_tables:
+    """Checkpoints of changed rows: of tasks with tables."""
+    if view.value("checkpoint.full_every") != 1 and not view.task.has_tables:
         message = f"`checkpoint.full_every` is about rows of tables, and `task: {view.task.name}` has none"
         yield from view.at_each(["checkpoint.full_every", "task"], message, "remove it, or write `task: ranking`")
-    elif view.value("ranking.servers") is not None:
-        message = "servers of rows do not know which rows have changed since a checkpoint"
-        yield from view.at_each(["checkpoint.full_every", "ranking.servers"], message, "write `full_every: 1`")
 
 
 def _sync(view: View) -> Iterator[Problem]:

@@ -15,7 +15,8 @@ from stoker.launch.nodes.cache_exchange import CacheServer
 from stoker.launch.nodes.channel import Message, PeerNetwork
 from stoker.launch.nodes.group import Group, Node
 from stoker.launch.nodes.leader import Hands, Leader
-from stoker.launch.nodes.node_supervisor import NodeSupervisor, Place
+from stoker.launch.nodes.node_supervisor import NodeSupervisor
+from stoker.launch.nodes.place import Place
 from stoker.launch.run_spec import RunResult, RunSpec
 from stoker.launch.worker_main import Entry, has_nccl
 from stoker.resilience.stop_signals import handled_by

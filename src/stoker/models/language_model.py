@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from stoker.models import packed_attention
+from stoker.models import grouped_experts, packed_attention
 from stoker.models.collate import Inputs, Row, Segment, groups_by_length, pack, pad
 from stoker.models.head import Head, LogitsHead, head_of
 from stoker.models.objective import Loss, Objective, Reading, next_token
@@ -161,6 +161,7 @@ def _arguments(inputs: Inputs) -> dict[str, Tensor | bool]:
 @torch.no_grad()
 def lay_out_for(model: PreTrainedModel, balance: RouterBalance | None = None) -> LanguageModel:
     """Tests packed attention and the separate head; uses each where it agrees with the model."""
+    grouped_experts.register()
     training = model.training
     model.eval()
     try:

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import find_packed_sequence_indices as _find_packed_sequence_indices
 from transformers.masking_utils import sdpa_mask
 
 from stoker.models import flex_row_attention, varlen_attention
@@ -222,7 +223,16 @@ def _mask(*arguments: Any, **options: Any) -> Tensor | None:
     return None if row_at_hand() else sdpa_mask(*arguments, **options)
 
 
+def _sequence_indices(position_ids: Tensor) -> Tensor | None:
+    """Which document each token of a row is of, for transformers' masks; a row at hand needs none.
+
+    Finding it reads a number from the device, for which the host would wait in every forward pass.
+    """
+    return None if row_at_hand() else _find_packed_sequence_indices(position_ids)
+
+
 def register() -> None:
     """Registers the attention with transformers under `NAME`."""
+    masking_utils.find_packed_sequence_indices = _sequence_indices
     AttentionInterface.register(NAME, packed_attention)
     AttentionMaskInterface.register(NAME, _mask)

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import numpy as np
 
-FORMAT = 1  # of manifests and keys
+FORMAT = 2  # of manifests and keys; those of format 1 have no default rows
 MAP_SIZE = 1 << 40  # bytes that LMDB may grow to; the file is as long as what is in it
 STORED_TYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "int8": np.int8}
 _SCALE = 4  # bytes of the float32 behind an int8 row
@@ -35,12 +35,14 @@ class StoredTable:
     Attributes:
         number: its place in the manifest.
         dtype: of stored rows; int8 rows end in their scale, a float32.
+        default: the row of ids that have none; empty for zeros.
     """
 
     number: int
     name: str
     width: int
     dtype: str
+    default: tuple[float, ...] = ()
 
     @property
     def row_bytes(self) -> int:
@@ -50,6 +52,10 @@ class StoredTable:
     def decoded(self) -> type:
         """The type of rows in arithmetic."""
         return np.float64 if self.dtype == "float64" else np.float32
+
+    def default_rows(self, count: int) -> np.ndarray:
+        """The default row, repeated ``count`` times, [count, width]."""
+        return np.tile(np.array(self.default or (0.0,) * self.width, self.decoded), (count, 1))
 
     def decode(self, raw: np.ndarray) -> np.ndarray:
         """Rows [n, width] of their bytes, uint8 [n, row_bytes]."""
@@ -61,10 +67,11 @@ class StoredTable:
 
 def tables_of(manifest: Mapping[str, Any]) -> dict[str, StoredTable]:
     """The tables of a manifest by name."""
-    if manifest.get("format") != FORMAT:
-        raise StoreError(f"the store has format {manifest.get('format')}, and this reader reads {FORMAT}")
+    if manifest.get("format") not in (1, FORMAT):
+        raise StoreError(f"the store has format {manifest.get('format')}, and this reader reads 1 and {FORMAT}")
     entries = enumerate(manifest["tables"])
-    return {entry["name"]: StoredTable(n, entry["name"], entry["width"], entry["dtype"]) for n, entry in entries}
+    tables = [StoredTable(n, e["name"], e["width"], e["dtype"], tuple(e.get("default", ()))) for n, e in entries]
+    return {table.name: table for table in tables}
 
 
 class FolderBackend:
@@ -134,8 +141,7 @@ class RedisBackend:
         return int(self.client.get(self.key("current")) or 0)
 
     def manifest(self, version: int) -> dict[str, Any] | None:
-        raw = self.client.get(self.key(version, "manifest"))
-        return json.loads(raw) if raw else None
+        return json.loads(self.client.get(self.key(version, "manifest")) or "null")
 
     def file(self, version: int, name: str) -> bytes:
         return bytes(self.client.get(self.key(version, "file", name)) or b"")
@@ -186,8 +192,7 @@ class LmdbBackend:
         return int(self._get("current") or 0)
 
     def manifest(self, version: int) -> dict[str, Any] | None:
-        raw = self._get(f"{version}:manifest")
-        return json.loads(raw) if raw else None
+        return json.loads(self._get(f"{version}:manifest") or "null")
 
     def file(self, version: int, name: str) -> bytes:
         return self._get(f"{version}:file:{name}") or b""

@@ -3,9 +3,9 @@
     reader = RowReader("redis://127.0.0.1:6379/0", cache_rows=1_000_000, cache_seconds=1.0)
     vectors = reader.rows({"user_id": ids, "item_id": other_ids})       # one round trip; float32 [n, width] each
 
-An id without a row has the default row, zeros. This file and `row_backends` import nothing else of Stoker: NumPy, and
-`redis` or `lmdb` for these stores, so that both can be copied into a service. How keys are written is in
-`docs/sparse.md`.
+An id without a row has its table's default row, zeros unless the manifest has another. This file and `row_backends`
+import nothing else of Stoker: NumPy, and `redis` or `lmdb` for these stores, so that both can be copied into a service.
+How keys are written is in `docs/sparse.md`.
 """
 
 from __future__ import annotations
@@ -66,9 +66,7 @@ class RowReader:
         self, place: str, *, version: int | None = None, cache_rows: int = 0, cache_seconds: float = 1.0
     ) -> None:
         self.place, self.backend, self._fixed = place, backend_of(place), version
-        self._slots, self._seconds = (
-            (0, 0.0) if isinstance(self.backend, FolderBackend) else (cache_rows, cache_seconds)
-        )
+        self._slots, self._seconds = cache_rows * (not isinstance(self.backend, FolderBackend)), cache_seconds
         self._lock = threading.Lock()
         self.refresh()
 
@@ -76,7 +74,7 @@ class RowReader:
         """Takes over the current version, and its manifest."""
         for _ in range(TRIES):
             version = self._fixed if self._fixed is not None else self.backend.current()
-            manifest = self.backend.manifest(version)
+            head, manifest = self.backend.read(version, {})[1], self.backend.manifest(version)
             if manifest is not None:
                 break
         else:
@@ -84,7 +82,7 @@ class RowReader:
         if getattr(self, "version", None) != version:
             self._caches: dict[str, _RowCache] = {}
         self.version, self.manifest, self.tables = version, manifest, tables_of(manifest)
-        self.head = self.backend.read(version, {})[1]
+        self.head = head  # read before the manifest, which is as new at least
 
     def file(self, name: str) -> bytes:
         """A file of the version, such as the tower's weights."""
@@ -93,15 +91,14 @@ class RowReader:
         raise StoreError(f"{self.place} has no {name} of version {self.version}")
 
     def rows(self, ids: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Rows [n, width] of int64 ids [n] by table; zeros where there is none. One round trip for what is not kept.
+        """Rows [n, width] of int64 ids [n] by table, or the default row. One round trip for what is not kept.
 
         Raises:
             StoreError: there is no such table, or versions change too fast.
         """
         with self._lock:
             for _ in range(TRIES):
-                found = self._try(ids)
-                if found is not None:
+                if (found := self._try(ids)) is not None:
                     return found
                 self.refresh()
         raise StoreError(f"the versions of {self.place} change faster than they can be read")
@@ -124,11 +121,13 @@ class RowReader:
         current, head, read = self.backend.read(self.version, wanted)
         if head is None or (self._fixed is None and current != self.version):
             return None
-        self.head = head
+        if head != self.head:  # an update, which may have brought other default rows
+            self.manifest = self.backend.manifest(self.version) or self.manifest
+            self.head, self.tables = head, tables_of(self.manifest)
         for table, asked in wanted.items():
             if len(asked):
                 found, raw = read[table.number]
-                fetched: np.ndarray = np.zeros((len(asked), table.width), table.decoded)
+                fetched = self.tables[table.name].default_rows(len(asked))
                 fetched[found] = table.decode(raw)
                 _, there, rows = out[table.name]
                 rows[~there] = fetched

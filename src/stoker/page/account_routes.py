@@ -17,7 +17,8 @@ from starlette.routing import Route
 
 from stoker.page.accounts import LOCAL, OWNER, ROLES, Session
 from stoker.page.guard import account_of, cookie_name, read_object, text_of
-from stoker.page.page_error import PageError, missing, wrong
+from stoker.page.job_routes import shown
+from stoker.page.page_error import missing, refused, wrong
 from stoker.page.routing import Page, in_thread, json_response, route
 from stoker.page.settings import SESSION_SECONDS
 from stoker.serve.named_keys import add_key, change_role, remove_key
@@ -76,13 +77,13 @@ class _AccountRoutes:
         address = request.client.host if request.client is not None else ""
         times = self._wrong.get(address, deque(maxlen=TRIES))
         if len(times) == TRIES and now - times[0] < WITHIN:
-            raise PageError(429, "too many wrong tokens", retry_after=int(WITHIN))
+            raise refused(429, "too many wrong tokens", retry_after=int(WITHIN))
         account = self.page.accounts.of_token(text_of(await read_object(request), "token", most=4096))
         if account is None:
             times.append(now)
             self._wrong[address] = times
             self.page.audit.write("", "login refused")
-            raise PageError(401, "this token belongs to nobody")
+            raise refused(401, "this token belongs to nobody")
         session, cookie = self.page.accounts.begin(account)
         self.page.audit.write(account.name, "login")
         body = {"name": account.name, "role": account.role, "csrf": self.page.accounts.csrf_of(session)}
@@ -111,16 +112,16 @@ class _AccountRoutes:
         """The users and their roles."""
         users = [{"name": each.name, "role": each.role} for each in self.page.accounts.all()]
         file = self.page.settings.users
-        return {"users": users, "editable": file is not None, "file": str(file or "")}
+        return {"users": users, "editable": file is not None, "file": self._shown(file) if file is not None else ""}
 
     async def add_user(self, request: Request) -> Any:
         """Makes a user; the token is in this answer alone."""
         body = await read_object(request)
         name, role = text_of(body, "name", most=64), _role(body)
         if name in (LOCAL, OWNER):
-            raise wrong(f"{name} cannot be the name of a user")
+            raise wrong("{name} cannot be the name of a user", name=name)
         file = self._users_file()
-        command = shlex.join(["stoker", "keys", str(file), "--add", name, "--role", role])
+        command = shlex.join(["stoker", "keys", self._shown(file), "--add", name, "--role", role])
         token = await run_in_threadpool(add_key, file, name, role, ROLES)
         self.page.audit.write(account_of(request, "admin").name, "add user", command=command, of=name, role=role)
         return {"name": name, "role": role, "token": token, "command": command}
@@ -140,11 +141,11 @@ class _AccountRoutes:
         with self._changing:
             users = self.page.accounts.all()
             if not any(each.name == name for each in users):
-                raise missing(f"there is no user {name[:64]}", "GET /api/users lists them")
+                raise missing("there is no user {name}", "GET /api/users lists them", name=name[:64])
             if role != "admin" and not any(each.role == "admin" and each.name != name for each in users):
-                raise PageError(409, f"{name} is the only admin", "make another user an admin first")
+                raise refused(409, "{name} is the only admin", "make another user an admin first", name=name)
             words = ["--change", name, "--role", role] if role else ["--remove", name]
-            command = shlex.join(["stoker", "keys", str(file), *words])
+            command = shlex.join(["stoker", "keys", self._shown(file), *words])
             action = "change user" if role else "remove user"
             self.page.audit.write(account.name, action, command=command, of=name, role=role)
             if role:
@@ -153,10 +154,13 @@ class _AccountRoutes:
                 remove_key(file, name, ROLES)
         return {"command": command}
 
+    def _shown(self, file: Path) -> str:
+        return shown(file, self.page.settings.base)
+
     def _users_file(self) -> Path:
         file = self.page.settings.users
         if file is None:
-            raise PageError(409, "this page has no file of users", "start it with --users FILE; see `stoker keys`")
+            raise refused(409, "this page has no file of users", "start it with --users FILE; see `stoker keys`")
         return file
 
     def _with_cookie(self, response: Response, cookie: str) -> Response:
@@ -176,5 +180,5 @@ class _AccountRoutes:
 def _role(body: dict[str, Any]) -> str:
     role = text_of(body, "role", most=20)
     if role not in ROLES:
-        raise wrong(f"`role` has to be one of {', '.join(ROLES)}")
+        raise wrong("`{key}` has to be one of {known}", key="role", known=", ".join(ROLES))
     return role

@@ -17,7 +17,7 @@ from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_paths import document_of, path_problems, refuse
 from stoker.page.job_routes import kept_job
 from stoker.page.masked import masked
-from stoker.page.page_error import PageError, wrong
+from stoker.page.page_error import refused, wrong
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_view import job_text
 
@@ -52,7 +52,7 @@ class _ActionRoutes:
         name = text_of(body, "verb", most=40)
         verb = VERBS.get(name)
         if verb is None:
-            raise wrong(f"there is no action {name}", f"take one of {', '.join(VERBS)}")
+            raise wrong("there is no action {name}", "take one of {known}", name=name, known=", ".join(VERBS))
         options = body.get("options", {})
         if not isinstance(options, dict):
             raise wrong("`options` has to be an object")
@@ -99,7 +99,7 @@ class _ActionRoutes:
         action, process = self.actions.find(request.path_params["id"])
         account = account_of(request, "run")
         if not process.stop():
-            raise PageError(409, "the action has ended already")
+            raise refused(409, "the action has ended already")
         self.page.audit.write(account.name, "stop action", id=action.id, of=action.command)
         return {"command": ""}
 

@@ -21,7 +21,8 @@ from stoker.files import read_file, replace_file
 from stoker.page.accounts import Account
 from stoker.page.detached import Detached
 from stoker.page.job_paths import SCHEMA, allowed_folders, is_inside
-from stoker.page.page_error import PageError, missing, wrong
+from stoker.page.listed_urls import is_listed
+from stoker.page.page_error import PageError, missing, refused, wrong
 from stoker.page.routing import Page
 from stoker.page.verb import command_of
 
@@ -61,17 +62,17 @@ class Verb:
 
 def _flag(_: Asked, name: str, value: Any) -> list[str]:
     if not isinstance(value, bool):
-        raise wrong(f"`{name}` has to be true or false")
+        raise wrong("`{key}` has to be true or false", key=name)
     return [f"--{name.replace('_', '-')}"] if value else []
 
 
 def _word(_: Asked, name: str, value: Any) -> list[str]:
-    return [f"--{name.replace('_', '-')}", _as_word(name, value)]
+    return [f"--{name.replace('_', '-')}", as_word(name, value)]
 
 
 def _number(_: Asked, name: str, value: Any) -> list[str]:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e12:
-        raise wrong(f"`{name}` has to be a number")
+        raise wrong("`{key}` has to be a number", key=name)
     return [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
 
 
@@ -84,7 +85,7 @@ def _templates(asked: Asked, name: str, value: Any) -> list[str]:
     if not isinstance(value, dict):
         return _path(asked, name, value)
     if not 2 <= len(value) <= 50 or not all(isinstance(text, str) and len(text) < 100_000 for text in value.values()):
-        raise wrong(f"`{name}` has to have two templates and more, by name")
+        raise wrong("`{key}` has to have two templates and more, by name", key=name)
     text = json.dumps(value, ensure_ascii=False, sort_keys=True)
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     file = asked.page.settings.state / "jobs" / f"prompts-{digest}.json"
@@ -93,48 +94,55 @@ def _templates(asked: Asked, name: str, value: Any) -> list[str]:
 
 
 def _data(asked: Asked, name: str, value: Any) -> list[str]:
-    """The data to measure on: a name of the catalogue, or a file that may be read."""
+    """The data to measure on: a name of the catalogue, a listed URL, or a file that may be read."""
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9][\w-]*", value):
         if (asked.page.settings.base / value).exists():
             return [_allowed(asked, name, value)]
+        return [value]
+    if isinstance(value, str) and is_listed(value, asked.page.settings.urls):
         return [value]
     return [_allowed(asked, name, value)]
 
 
 def _words(asked: Asked, name: str, value: Any) -> list[str]:
     if not isinstance(value, list) or not 0 < len(value) <= 50:
-        raise wrong(f"`{name}` has to be a list of words")
+        raise wrong("`{key}` has to be a list of words", key=name)
     for each in value:
         text = each if isinstance(each, str) else ""
         if not text or len(text) > 300 or text.startswith("-") or not text.isprintable():
-            raise wrong(f"`{name}` holds something that is no word")
+            raise wrong("`{key}` holds something that is no word", key=name)
         is_file = text.lower().endswith((".yaml", ".yml", ".json")) or text.startswith(SCHEMA)
         if is_file or ("/" in text and not text.startswith("offline/")):
-            raise wrong(f"`{name}` names a file, which the page does not read", "use the command line")
+            raise wrong("`{key}` names a file, which the page does not read", "use the command line", key=name)
         if text.startswith(CODE_SCORERS) and not asked.account.may("admin"):
-            raise PageError(403, f"{text.partition(':')[0]} runs code or asks an address, which needs the role admin")
+            raise refused(403, "`{text}` runs code or asks an address, which needs the role admin", text=text[:60])
     return [f"--{name}", *value]
 
 
 def _run(asked: Asked, name: str, value: Any) -> list[str]:
     if not isinstance(value, str):
-        raise wrong(f"`{name}` has to be the id of a run")
+        raise wrong("`{key}` has to be the id of a run", key=name)
     return [f"--{name}", shown_path(asked, asked.page.runs.find(value).path)]
 
 
-def _as_word(name: str, value: Any) -> str:
+def as_word(name: str, value: Any) -> str:
+    """An option's value that is one word.
+
+    Raises:
+        PageError: it is none.
+    """
     text = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
     if not WORD.fullmatch(text) or ".." in text or text.startswith("/"):
-        raise wrong(f"`{name}` has to be a word")
+        raise wrong("`{key}` has to be a word", key=name)
     return text
 
 
 def _allowed(asked: Asked, name: str, value: Any) -> str:
     if not isinstance(value, str) or not value or value.startswith("-") or not value.isprintable():
-        raise wrong(f"`{name}` has to be a file")
+        raise wrong("`{key}` has to be a file", key=name)
     settings = asked.page.settings
     if ".." in Path(value).parts or not is_inside(settings.base / value, allowed_folders(settings)):
-        raise PageError(403, f"`{value[:80]}` is not in a folder that this page may use", "upload the file")
+        raise refused(403, "`{text}` is not in a folder that this page may use", "upload the file", text=value[:80])
     return value
 
 
@@ -205,7 +213,8 @@ class Actions:
             if verb == "export" and name == "to":
                 continue
             if name not in table:
-                raise wrong(f"`{verb}` has no option {name[:40]}", f"it has {', '.join(table) or 'none'}")
+                known = ", ".join(table) or "-"
+                raise wrong("`{verb}` has no option {key}", "it has {known}", verb=verb, key=name[:40], known=known)
             words += table[name](asked, name, value)
         to = ""
         if verb == "export":
@@ -214,7 +223,7 @@ class Actions:
         words += VERBS[verb].fixed
         command = shlex.join(["stoker", *(word for word in words if word != "--json")])
         if sum(process.state in ("starting", "running") for _, process in self.all()) >= AT_ONCE:
-            raise PageError(429, f"{AT_ONCE} actions run already", retry_after=5)
+            raise refused(429, "{n} actions run already", retry_after=5, n=AT_ONCE)
         action = Action(secrets.token_hex(8), verb, run, command, asked.account.name, round(time.time(), 3), to)
         self._page.audit.write(asked.account.name, verb, command=command)
         process = Detached(self._folder / action.id)
@@ -226,9 +235,9 @@ class Actions:
     def _export_folder(self, asked: Asked, options: Mapping[str, Any]) -> str:
         """A new folder below ``exports`` beside the runs: of the name that is asked for, or of the run's."""
         assert asked.run is not None
-        stem = f"{asked.run.name}-{_as_word('format', options.get('format', 'merged'))}"
+        stem = f"{asked.run.name}-{as_word('format', options.get('format', 'merged'))}"
         if "to" in options:
-            stem = _as_word("to", options["to"])
+            stem = as_word("to", options["to"])
             if "/" in stem:
                 raise wrong("`to` has to be a name: exports lie in `exports` beside the runs")
         path, number = self._page.settings.runs[0] / "exports" / stem, 2

@@ -1,4 +1,4 @@
-"""Evaluations and rollouts as tables of the page: a figure a line, an answer with its tokens one by one."""
+"""Evaluations, rollouts and rows as the page shows them: a figure a line, a text with its tokens one by one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NORMAL = 1.96  # standard errors on each side of a 95 % interval
 LESS = "less "  # how the figures of a difference name the other model; see `stoker eval --against`
 LOWER = ("loss", "perplexity")  # measures of which less is better
 MOST_STEPS = 200
-TOKEN_VALUES = ("kl", "advantage", "value", "return", "old", "reference", "entropy", "sampled")
+TOKEN_VALUES = ("kl", "advantage", "value", "reward", "return", "old", "reference", "entropy", "sampled")
 
 
 def figures(kept: list[KeptEvaluation]) -> Iterator[dict[str, Any]]:
@@ -72,6 +72,31 @@ def _tokens(each: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"id": number, "text": text} | {
             name: values[index] for name, values in known.items() if index < len(values)
         }
+
+
+def sequences_of(packed: Any) -> list[dict[str, Any]]:
+    """Packed sequences of `stoker data --packed`, each with its rows."""
+    return [
+        {key: each[key] for key in ("number", "capacity", "tokens")} | {"rows": rows_of(each["documents"])}
+        for each in packed
+    ]
+
+
+def rows_of(samples: Any) -> list[dict[str, Any]]:
+    """Sequences of `stoker data --json`, each with a token an object; a click log has none."""
+    keep = ("source", "row", "verdict", "lost", "continues")
+    return [
+        {key: sample[key] for key in keep} | {"tokens": list(_row_tokens(sample))}
+        for sample in samples or ()
+        if isinstance(sample, dict) and "ids" in sample
+    ]
+
+
+def _row_tokens(sample: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    names = {"id": "ids", "text": "tokens", "trained": "trained", "special": "special"}
+    names |= {"loss": "loss"} if "loss" in sample else {}
+    for values in zip(*(sample[name] for name in names.values()), strict=True):
+        yield dict(zip(names, values, strict=True))
 
 
 def chosen_steps(steps: Numbers) -> list[int]:

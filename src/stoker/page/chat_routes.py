@@ -18,7 +18,7 @@ from stoker.page.chat_servers import ChatServers
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_paths import document_of, path_problems, refuse
 from stoker.page.job_routes import shown
-from stoker.page.page_error import PageError, wrong
+from stoker.page.page_error import PageError, refused, wrong
 from stoker.page.routing import Page, route, stream
 from stoker.page.run_view import job_text
 from stoker.runs.run_folder import RunFolder
@@ -78,7 +78,7 @@ class _ChatRoutes:
         messages = _messages(body)
         temperature = body.get("temperature", 0)
         if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 <= temperature <= HOTTEST:
-            raise wrong(f"`temperature` has to be a number from 0 to {HOTTEST:g}")
+            raise wrong("`temperature` has to be a number from 0 to {most}", most=HOTTEST)
         most = number_of(body, "max_tokens", default=256, least=1, most=MOST_TOKENS)
         self.page.audit.write(account_of(request, "run").name, "chat", run=str(run.folder.path))
         answers = self.servers.answer(
@@ -108,8 +108,9 @@ async def _events(answers: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes
     except PageError as error:
         yield _event(error.as_json())
     except httpx2.HTTPError as error:  # the model's process has ended
-        message = f"the model has stopped answering ({type(error).__name__})"
-        yield _event(PageError(502, message, "send it again: the model is loaded again").as_json())
+        hint = "send it again: the model is loaded again"
+        stopped = refused(502, "the model has stopped answering ({kind})", hint, kind=type(error).__name__)
+        yield _event(stopped.as_json())
 
 
 def _event(value: dict[str, Any]) -> bytes:
@@ -128,7 +129,7 @@ def _messages(body: dict[str, Any]) -> list[dict[str, str]]:
     turns = []
     for each in given:
         if not isinstance(each, dict) or each.get("role") not in ROLES:
-            raise wrong(f"a turn's `role` has to be one of {', '.join(ROLES)}")
+            raise wrong("`{key}` has to be one of {known}", key="role", known=", ".join(ROLES))
         turns.append({"role": str(each["role"]), "content": text_of(each, "content")})
     system = text_of(body, "system", default="")
     return [{"role": "system", "content": system}, *turns] if system else turns

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx2
 
-from stoker.page.page_error import PageError
+from stoker.page.page_error import PageError, passed_on, refused, wrong
 from stoker.page.verb import command_of, environment
 
 MOST = 3  # models in memory
@@ -95,7 +95,7 @@ class ChatServers:
             model = server.models[0]
             if not adapter:
                 if len(server.models) < 2:
-                    raise PageError(400, f"{name} has no adapter that could be left out", "talk to its model instead")
+                    raise wrong("{run} has no adapter that could be left out", "talk to its model instead", run=name)
                 model = next(each for each in server.models if each != name)
             async for piece in self._ask(server, model, messages, options):
                 yield piece
@@ -115,7 +115,7 @@ class ChatServers:
             async with client:
                 answer = await client.post("/v1/score", json=body)
             if answer.status_code != 200:
-                raise PageError(400 if answer.status_code < 500 else 502, _message_of(answer.content))
+                raise _refusal(answer.status_code, _message_of(answer.content))
             found: dict[str, Any] = answer.json()
             return found | {"ignored": answer.headers.get("x-stoker-ignored", "")}
 
@@ -148,7 +148,7 @@ class ChatServers:
                         said = _message_of(await response.aread())
                         if CHATLESS in said and path == ways[0][0]:
                             continue
-                        raise PageError(400 if response.status_code < 500 else 502, said)
+                        raise _refusal(response.status_code, said)
                     async for line in response.aiter_lines():
                         text = _text_of(line)
                         if text:
@@ -166,7 +166,7 @@ class ChatServers:
         while len(self._servers) >= MOST:
             idle = [key for key, each in self._servers.items() if not each.answers]
             if not idle:
-                raise PageError(429, f"{MOST} models are talking already", retry_after=10)
+                raise refused(429, "{n} models are talking already", retry_after=10, n=MOST)
             self._servers.pop(min(idle, key=lambda key: self._servers[key].used)).end()
         folder = self._state / "chat"
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -214,8 +214,9 @@ class ChatServers:
                 if self._servers.get(served) is server:
                     del self._servers[served]
                 server.end()
-        said = server.errors.read_text(errors="replace").strip().splitlines()
-        raise PageError(400, said[-1].removeprefix("error: ")[:500] if said else "the model was not loaded in time")
+        if lines := server.errors.read_text(errors="replace").strip().splitlines():
+            raise passed_on(400, lines[-1].removeprefix("error: "))
+        raise wrong("the model was not loaded in time")
 
     async def _end_idle(self) -> None:
         while self._servers:
@@ -237,7 +238,14 @@ def _message_of(content: bytes) -> str:
     try:
         return str(json.loads(content)["error"]["message"])[:500]
     except (ValueError, KeyError, TypeError):
-        return "the model's server failed"
+        return ""
+
+
+def _refusal(status: int, message: str) -> PageError:
+    """What the server of a model refuses with, in its words where it gives any."""
+    if not message:
+        return refused(502, "the server of the model failed")
+    return passed_on(400 if status < 500 else 502, message)
 
 
 def _text_of(line: str) -> str:
@@ -246,7 +254,7 @@ def _text_of(line: str) -> str:
         return ""
     found = json.loads(line.removeprefix("data: "))
     if "error" in found:
-        raise PageError(502, str(found["error"].get("message", "the model failed"))[:500])
+        raise _refusal(502, str(found["error"].get("message", "")))
     choice = (found.get("choices") or [{}])[0]
     text = choice.get("text") if "text" in choice else (choice.get("delta") or {}).get("content")
     return text or ""

@@ -1,8 +1,7 @@
-"""Data: uploads and their versions, the audit of a job's data, its rows token by token, and its plan."""
+"""Data: uploads and their versions, the audit of a job's data, and its plan."""
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from dataclasses import dataclass
@@ -13,18 +12,18 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.routing import Route
 
+from stoker.page.answer_views import rows_of
 from stoker.page.guard import account_of, number_of, read_object, text_of
-from stoker.page.job_check import problem_of, written_job
-from stoker.page.job_paths import document_of, is_inside, path_problems, refuse
+from stoker.page.job_paths import is_inside
 from stoker.page.job_routes import shown
-from stoker.page.page_error import PageError, wrong
+from stoker.page.job_verbs import AUDIT_SECONDS, JobVerbs
+from stoker.page.page_error import wrong
 from stoker.page.routing import Page, in_thread, route
-from stoker.page.run_view import job_text
 from stoker.page.settings import CHUNK
 from stoker.page.uploads import LARGEST, MOST_ROWS, Uploads
 from stoker.runs.plan_comparison import read_comparison
 
-AUDIT_SECONDS, PLAN_SECONDS = 600.0, 300.0
+PLAN_SECONDS = 300.0
 CLUSTER = re.compile(r"(\d{1,4}x){1,2}[A-Za-z][\w.-]{0,40}")  # 4x8xH100
 SHOWN_DROPPED = 1000
 MOST_CHANGES = 100_000  # of a version
@@ -32,7 +31,7 @@ MOST_CHANGES = 100_000  # of a version
 
 def data_routes(page: Page) -> list[Route]:
     """The routes of data and plans."""
-    own = _DataRoutes(page, Uploads(page.settings.uploads))
+    own = _DataRoutes(page, Uploads(page.settings.uploads), JobVerbs(page))
     return [
         route("/api/uploads", own.begin, method="POST", role="run"),
         route("/api/uploads/{id}", own.append, method="PATCH", role="run"),
@@ -45,10 +44,8 @@ def data_routes(page: Page) -> list[Route]:
         route("/api/removed-data/{id}/restore", in_thread(own.restore), method="POST", role="run"),
         route("/api/removed-data/{id}", in_thread(own.delete), method="DELETE", role="run"),
         route("/api/audit", own.audit, method="POST", role="run"),
-        route("/api/rows", own.rows, method="POST", role="run"),
         route("/api/plan", own.plan, method="POST", role="run"),
         route("/api/runs/{id}/audit", own.run_audit),
-        route("/api/runs/{id}/rows", own.run_rows),
         route("/api/runs/{id}/plan", own.run_plan),
     ]
 
@@ -57,6 +54,7 @@ def data_routes(page: Page) -> list[Route]:
 class _DataRoutes:
     page: Page
     uploads: Uploads
+    jobs: JobVerbs
 
     async def begin(self, request: Request) -> Any:
         """Makes room for a file, which comes in parts."""
@@ -146,113 +144,41 @@ class _DataRoutes:
 
     async def audit(self, request: Request) -> Any:
         """What `stoker data` says of a job."""
-        return await self._audit(await self._job(request))
-
-    async def rows(self, request: Request) -> Any:
-        """Sequences of a job, token by token."""
-        body = await read_object(request)
-        return await self._rows(await self._job(request, body), body)
+        return await self._audit(await self.jobs.given(request, await read_object(request)))
 
     async def plan(self, request: Request) -> Any:
         """What `stoker plan` says of a job, here or on other devices."""
         body = await read_object(request)
         on = text_of(body, "on", default="", most=200) or text_of(body, "devices", default="", most=200)
-        return await self._plan(await self._job(request, body), on)
+        return await self._plan(await self.jobs.given(request, body), on)
 
     async def run_audit(self, request: Request) -> Any:
         """The audit of the data that a run trains on, as it is now."""
-        return await self._audit(await self._job_of_run(request))
-
-    async def run_rows(self, request: Request) -> Any:
-        """Sequences that a run trains on."""
-        return await self._rows(await self._job_of_run(request), request.query_params)
+        return await self._audit(await self.jobs.of_run(request))
 
     async def run_plan(self, request: Request) -> Any:
         """The plan of a run's job, and what was predicted and measured when it ran."""
         folder = await run_in_threadpool(self.page.runs.find, request.path_params["id"])
-        text = await self._job_of_run(request)
+        text = await self.jobs.of_run(request)
         comparison = await run_in_threadpool(read_comparison, folder)
         found = await self._plan(text, request.query_params.get("on", "")[:200])
         return found | {"comparison": comparison and {"line": comparison.line()}}
 
-    async def _job(self, request: Request, body: dict[str, Any] | None = None) -> str:
-        """The job of a request's body, which may name only what its author may use."""
-        text = text_of(body if body is not None else await read_object(request), "yaml")
-        document = await run_in_threadpool(document_of, text)
-        account = account_of(request, "run")
-        refuse(await run_in_threadpool(path_problems, document, self.page.settings, account))
-        return text
-
-    async def _job_of_run(self, request: Request) -> str:
-        """The job of a run; code that it names is not run for being looked at."""
-        folder = await run_in_threadpool(self.page.runs.find, request.path_params["id"])
-        text = await run_in_threadpool(job_text, folder)
-        document = await run_in_threadpool(document_of, text)
-        refuse(await run_in_threadpool(path_problems, document, self.page.settings, None))
-        return text
-
     async def _audit(self, text: str) -> Any:
-        found = await self._verb(["data"], text, ["--json", "--samples", "3"], AUDIT_SECONDS)
+        found = await self.jobs.answer("data", text, ["--json", "--samples", "3"], AUDIT_SECONDS)
         if isinstance(found.get("dropped"), list):
             found["dropped"] = found["dropped"][:SHOWN_DROPPED]
-        return found | {"samples": _sequences(found), "command": "stoker data job.yaml"}
-
-    async def _rows(self, text: str, values: Any) -> Any:
-        offset = number_of(values, "offset", default=0, most=1 << 40)
-        limit = number_of(values, "limit", default=50, least=1, most=MOST_ROWS)
-        window = ["--json", "--samples", str(limit), "--offset", str(offset)]
-        found = await self._verb(["data"], text, window, AUDIT_SECONDS)
-        command = f"stoker data job.yaml --samples {limit} --offset {offset}"
-        return {"total": found.get("sequences", 0), "rows": _sequences(found), "command": command}
+        return found | {"samples": rows_of(found.get("samples")), "command": "stoker data job.yaml"}
 
     async def _plan(self, text: str, on: str) -> Any:
         options = ["--json"]
         if on:
             cluster = self.page.settings.base / on
             if not CLUSTER.fullmatch(on) and on != "local" and not is_inside(cluster, self.page.settings.data):
-                raise wrong(f"{on[:60]!r} is no cluster", "write it as 8xH100, 4x8xH100 or local")
+                raise wrong("`{text}` is no cluster", "write it as 8xH100, 4x8xH100 or local", text=on[:60])
             options += ["--on", on]
-        result = await self._verb(["plan"], text, options, PLAN_SECONDS)
+        result = await self.jobs.answer("plan", text, options, PLAN_SECONDS)
         return result | {"command": f"stoker plan job.yaml{f' --on {on}' if on else ''}"}
-
-    async def _verb(self, verb: list[str], text: str, options: list[str], seconds: float) -> dict[str, Any]:
-        """The JSON of a verb over a job.
-
-        Raises:
-            PageError: the verb found the job wrong, with the place.
-        """
-        with written_job(self.page, text) as path:
-            result = await self.page.verbs.run([*verb, str(path), *options], seconds=seconds)
-        answer = result.answer if isinstance(result.answer, dict) else {}
-        errors = [each for each in answer.get("errors", []) if isinstance(each, dict)]
-        whole = {key: value for key, value in answer.items() if key not in ("ok", "errors")}
-        if not whole:
-            if errors:
-                raise PageError(400, problem_of(errors[0], str(path)))
-            line = next((line for line in reversed(result.errors.splitlines()) if line.strip()), "it says nothing")
-            raise PageError(400, line.replace(str(path), "job.yaml").removeprefix("error: ")[:500])
-        text = json.dumps(answer).replace(json.dumps(str(path))[1:-1], "job.yaml")
-        found: dict[str, Any] = json.loads(text)
-        return found
-
-
-def _sequences(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """Samples of the audit with a token an object."""
-    return [
-        {
-            "source": sample["source"],
-            "row": sample["row"],
-            "verdict": sample["verdict"],
-            "tokens": [
-                {"id": number, "text": text, "trained": trained, "special": special}
-                for number, text, trained, special in zip(
-                    sample["ids"], sample["tokens"], sample["trained"], sample["special"], strict=True
-                )
-            ],
-        }
-        for sample in found.get("samples", [])
-        if isinstance(sample, dict) and "ids" in sample
-    ]
 
 
 def _parsed_changes(body: dict[str, Any]) -> tuple[set[int], dict[int, Any]]:

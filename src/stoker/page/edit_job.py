@@ -9,10 +9,11 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
-from stoker.errors import Problem, UserError
+from stoker.errors import UserError
 from stoker.job.key_paths import KeyPath, dotted, parse_key
 from stoker.job.shorthand import ALL_AUTO, MAIN_KEY, SOURCE_KEY
 from stoker.job.yaml_document import parse_document
+from stoker.page.page_error import said
 
 WIDTH = 4096  # characters at which a line would be folded
 SHORT = {**MAIN_KEY, "data": SOURCE_KEY}  # blocks that a single value may stand for, and the key that it is
@@ -37,7 +38,7 @@ def edited(text: str, edits: Iterable[tuple[str, Any]]) -> str:
     if data is None:
         data = CommentedMap()
     if not isinstance(data, CommentedMap):
-        raise UserError(Problem("the job holds no keys", "begin with a line such as `task: sft`", file="job.yaml"))
+        raise UserError(said("the job holds no keys", "begin with a line such as `task: sft`"))
     for key, value in edits:
         path = parse_key(key)
         if value is None:
@@ -83,7 +84,7 @@ def _set(data: CommentedMap, path: KeyPath, value: Any) -> None:
                 below = holder[part] = CommentedMap({SOURCE_KEY: below})
             else:
                 here = dotted(path[: depth + 1])
-                raise UserError(Problem(f"`{here}` holds no keys", f"write `{here}` itself", key=dotted(path)))
+                raise UserError(said("`{here}` holds no keys", "write `{here}` itself", here=here))
         holder = below
     _make_room(holder, path, len(path) - 1)
     holder[path[-1]] = value
@@ -95,15 +96,15 @@ def _make_room(holder: Any, path: KeyPath, depth: int) -> None:
     Raises:
         UserError: the part is an index and the holder no list, or the other way round; or it is beyond the list's end.
     """
-    part, here = path[depth], f"`{dotted(path[:depth])}`" if depth else "the job"
+    part, here = path[depth], dotted(path[:depth]) or "job.yaml"
     if isinstance(holder, list) != isinstance(part, int):
-        what = f"{here} is a list" if isinstance(holder, list) else f"{here} is no list"
-        hint = f"write {here[:-1]}[0]`" if isinstance(holder, list) else "leave the index out"
-        raise UserError(Problem(what, hint, key=dotted(path)))
+        if isinstance(holder, list):
+            raise UserError(said("`{here}` is a list", "write `{here}[0]`", here=here))
+        raise UserError(said("`{here}` is no list", "leave the index out", here=here))
     if isinstance(part, int):
         if part > len(holder):
-            hint = f"the next is {here[:-1]}[{len(holder)}]`"
-            raise UserError(Problem(f"{here} has no item {part}: there are {len(holder)}", hint, key=dotted(path)))
+            hint = "the next is `{here}[{n}]`"
+            raise UserError(said("`{here}` has no item {at}: there are {n}", hint, here=here, at=part, n=len(holder)))
         if part == len(holder):
             holder.append(None)
     else:
@@ -118,7 +119,7 @@ def _only_source(data: CommentedMap) -> int:
     elif now is None:
         data["data"] = [CommentedMap()]
     elif len(now) != 1:
-        raise UserError(Problem(f"`data` has {len(now)} sources", "edit them in the YAML", key="data"))
+        raise UserError(said("`data` has {n} sources", "edit them in the YAML", n=len(now)))
     return 0
 
 

@@ -26,7 +26,7 @@ async def edit(request: Request) -> Any:
     body = await read_object(request)
     text, given = text_of(body, "yaml"), body.get("edits")
     if not isinstance(given, list) or len(given) > MOST_EDITS:
-        raise wrong(f"`edits` has to be a list of at most {MOST_EDITS}")
+        raise wrong("`edits` has to be a list of at most {most}", most=MOST_EDITS)
     edits = []
     for each in given:
         if not isinstance(each, dict) or not isinstance(each.get("key"), str) or "value" not in each:

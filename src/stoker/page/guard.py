@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from stoker.errors import UserError
 from stoker.page.accounts import Account, Accounts, Session
 from stoker.page.json_values import finite
-from stoker.page.page_error import PageError, of_user_error, wrong
+from stoker.page.page_error import PageError, of_user_error, refused, wrong
 from stoker.page.settings import BODY, PageSettings
 from stoker.serve.server_options import is_loopback
 
@@ -75,13 +75,13 @@ class PageGuard:
         host = headers.get("host", "")
         if is_loopback(settings.host) and not is_loopback(_name_of(host)):
             # A page from elsewhere reaches loopback through a name of its own that points there.
-            raise PageError(403, "only requests to a loopback address are answered", "open http://127.0.0.1")
+            raise refused(403, "only requests to a loopback address are answered", "open http://127.0.0.1")
         request.state.session = None
         # Not `request.url`: older releases of Starlette make it from the header Host.
         if not request.scope["path"].startswith(API):
             return
         if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-            raise PageError(403, "the request comes from another site")
+            raise refused(403, "the request comes from another site")
         try:
             request.state.session = self._accounts.session_of(request.cookies.get(self.cookie, ""))
         except UserError as error:
@@ -102,15 +102,15 @@ class PageGuard:
         except ValueError:  # such as `http://[`
             origin = ""
         if not host or origin.lower() != host.lower():
-            raise PageError(403, "the request comes from another site", "its header Origin has to be this page's")
+            raise refused(403, "the request comes from another site", "its header Origin has to be this page's")
         if request.scope["path"] in OPEN:
             return
         session: Session | None = request.state.session
         given = request.headers.get(CSRF, "")
         if session is None:
-            raise PageError(401, "there is no session, or it has ended", "GET /api/me begins one, or log in")
+            raise refused(401, "there is no session, or it has ended", "GET /api/me begins one, or log in")
         if not hmac.compare_digest(given.encode(), self._accounts.csrf_of(session).encode()):
-            raise PageError(403, f"the header {CSRF} is missing or old", "take it from GET /api/me")
+            raise refused(403, "the header {header} is missing or old", "take it from GET /api/me", header=CSRF)
 
 
 def _caching(api: bool) -> tuple[bytes, bytes]:
@@ -140,12 +140,18 @@ def account_of(request: Request, role: str = "see") -> Account:
     if account is None:
         raise _login()
     if not account.may(role):
-        raise PageError(403, f"this needs the role {role}, and {account.name} has {account.role}")
+        raise refused(
+            403, "this needs the role {role}, and {user} has {own}", role=role, user=account.name, own=account.role
+        )
     return account
 
 
+def _absent(key: str) -> PageError:
+    return wrong("`{key}` is missing", key=key)
+
+
 def _login() -> PageError:
-    return PageError(401, "log in first", "POST /api/login with your token")
+    return refused(401, "log in first", "POST /api/login with your token")
 
 
 def error_response(error: PageError) -> JSONResponse:
@@ -166,18 +172,18 @@ async def read_object(request: Request) -> dict[str, Any]:
             async for part in request.stream():
                 body += part
                 if len(body) > BODY:
-                    raise PageError(413, f"the body has more than {BODY:,} bytes")
+                    raise refused(413, "the body has more than {most} bytes", most=BODY)
     except TimeoutError:
-        raise PageError(408, f"the body did not come within {BODY_SECONDS:g} s") from None
+        raise refused(408, "the body did not come within {seconds} s", seconds=BODY_SECONDS) from None
     if not body:
         return {}
     if kind != "application/json":
-        raise PageError(415, "the body has to be JSON", "Content-Type: application/json")
+        raise refused(415, "the body has to be JSON", "Content-Type: application/json")
     try:
         found = json.loads(bytes(body), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
-        raise wrong(f"the body is not JSON: {reason}") from None
+        raise wrong("the body is not JSON: {reason}", reason=reason) from None
     if not isinstance(found, dict):
         raise wrong("the body is no JSON object", "write it as {...}")
     return found
@@ -195,12 +201,24 @@ def text_of(body: dict[str, Any], key: str, *, default: str | None = None, most:
     """
     value = body.get(key, default)
     if not isinstance(value, str):
-        raise wrong(f"`{key}` has to be text" if key in body else f"`{key}` is missing")
+        raise wrong("`{key}` has to be text", key=key) if key in body else _absent(key)
     if len(value) > most:
-        raise wrong(f"`{key}` has more than {most:,} characters")
+        raise wrong("`{key}` has more than {most} characters", key=key, most=most)
     if "\x00" in value or any("\ud800" <= character <= "\udfff" for character in value):
-        raise wrong(f"`{key}` holds a character that no text may")
+        raise wrong("`{key}` holds a character that no text may", key=key)
     return value
+
+
+def flag_of(values: Any, key: str) -> bool:
+    """Whether something of a body or a query is set; not where it is missing.
+
+    Raises:
+        PageError: it is neither true nor false.
+    """
+    value = values.get(key, False)
+    if value not in (True, False, "0", "1", "true", "false"):
+        raise wrong("`{key}` has to be true or false", key=key)
+    return value in (True, "1", "true")
 
 
 def number_of(values: Any, key: str, *, default: int | None = None, least: int = 0, most: int = 1 << 62) -> int:
@@ -213,7 +231,9 @@ def number_of(values: Any, key: str, *, default: int | None = None, least: int =
     if isinstance(value, str) and len(value) < 20 and value.removeprefix("-").isdecimal():
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise wrong(f"`{key}` has to be a whole number" if key in values else f"`{key}` is missing")
+        raise wrong("`{key}` has to be a whole number", key=key) if key in values else _absent(key)
     if not least <= value <= most:
-        raise wrong(f"`{key}` is {value}, and has to be from {least:,} to {most:,}")
+        raise wrong(
+            "`{key}` is {value}, and has to be from {least} to {most}", key=key, value=value, least=least, most=most
+        )
     return value

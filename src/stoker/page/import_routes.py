@@ -14,7 +14,7 @@ from starlette.routing import Route
 from stoker.job.importers import FORMATS
 from stoker.page.guard import number_of, read_object, text_of
 from stoker.page.job_check import problem_of
-from stoker.page.page_error import PageError, wrong
+from stoker.page.page_error import PageError, passed_on, wrong
 from stoker.page.routing import Page, route
 
 SECONDS = 60.0
@@ -41,7 +41,7 @@ class _ImportRoutes:
         words: list[str] = []
         if form := text_of(body, "format", default="", most=40):
             if form not in FORMATS:
-                raise wrong(f"there is no format {form}", f"take one of {', '.join(FORMATS)}")
+                raise wrong("there is no format {name}", "take one of {known}", name=form, known=", ".join(FORMATS))
             words += ["--from", form]
         if body.get("processes") is not None:
             words += ["--processes", str(number_of(body, "processes", least=1, most=100_000))]
@@ -59,7 +59,7 @@ class _ImportRoutes:
             errors = answer.get("errors") or []
             if errors:
                 raise PageError(400, problem_of(errors[0], str(folder)))
-            raise PageError(400, (result.errors.strip().splitlines() or ["it cannot be read"])[-1][:500])
+            raise passed_on(400, result.last_line)
         return answer | {"command": f"stoker import {' '.join([*listed, *words])}"}
 
     def _write(self, folder: Path, each: Any) -> str:
@@ -73,6 +73,6 @@ class _ImportRoutes:
         name, text = text_of(each, "name", default="config.yaml", most=200), text_of(each, "text")
         name = re.split(r"[/\\]", name)[-1]
         if not NAME.fullmatch(name) or (folder / name).exists():
-            raise wrong(f"{name[:60]!r} is no name of a file, or is there twice")
+            raise wrong("`{name}` is no name of a file, or is there twice", name=name[:60])
         (folder / name).write_text(text, encoding="utf-8")
         return name

@@ -16,6 +16,7 @@ from stoker.errors import Problem, UserError
 from stoker.job.load_job import STAGES, check_document, place
 from stoker.job.yaml_document import JobDocument
 from stoker.page.job_paths import document_of, path_problems
+from stoker.page.page_error import said
 from stoker.page.routing import Page
 
 CHECK_SECONDS = 60.0
@@ -46,8 +47,7 @@ async def checked(
         result = await page.verbs.run(["check", str(path), "--json", *(overrides or [])], seconds=CHECK_SECONDS)
         found = result.answer if isinstance(result.answer, dict) else {}
         if not found:
-            line = next((line for line in reversed(result.errors.splitlines()) if line.strip()), "it says nothing")
-            return [Problem(f"`stoker check` failed: {line[:300]}")], {}
+            return [said("`stoker check` failed: {line}", line=result.last_line)], {}
         problems = [problem_of(each, str(path)) for each in found.get("errors", [])]
     return problems, found
 
@@ -80,12 +80,6 @@ def problem_of(each: dict[str, Any], path: str) -> Problem:
     """A problem of a verb's JSON; the name of the temporary file is left out."""
     words = {key: str(each.get(key, "")).replace(path, "job.yaml") for key in ("message", "suggestion", "key", "file")}
     return Problem(**words, line=int(each.get("line", 0)), column=int(each.get("column", 0)))
-
-
-def problem_json(problem: Problem) -> dict[str, Any]:
-    """A problem as the API has it."""
-    place = {"line": problem.line, "column": problem.column, "key": problem.key, "file": problem.file}
-    return {**place, "message": problem.message, "hint": problem.suggestion}
 
 
 def resolved_keys(answer: dict[str, Any]) -> dict[str, Any]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from stoker.errors import Problem
 from stoker.job.key_paths import KeyPath
 from stoker.job.yaml_document import JobDocument, parse_mapping
-from stoker.node_cache.urls import URL, WRAPPERS, is_url, scheme_of, shown
+from stoker.node_cache.urls import URL, WRAPPERS, scheme_of, shown
 from stoker.page.accounts import Account
-from stoker.page.page_error import PageError
+from stoker.page.listed_urls import STORES, is_listed, is_remote
+from stoker.page.page_error import PageError, PageProblem, said
 from stoker.page.settings import PageSettings
 
 CODE = re.compile(r"\.py\b|^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")  # a file of Python, or an import path
@@ -21,12 +23,10 @@ FUNCTION = re.compile(r"\s*(python|judge):(?=\S)")  # a scorer or environment th
 SCHEMA = "json_schema:"  # a scorer whose argument is a path
 TRUST = ("trust_remote_code", "allow_pickle")
 CODE_TASKS = ("module",)
-STORES = ("lmdb", "redis", "rediss", "unix")  # stores, which are written to
 WRITTEN = (["output"], ["to"])
 PATTERN = re.compile(r"[*?\[{]")
 # Keys whose texts are names of files, models or data even without a slash; others are looked at where they have one.
 NAMED = {"path", "name", "data", "model", "tokenizer", "template", "output", "to", "reference", "base", "file"}
-HINT = "upload the file, or start the page with --data FOLDER"
 
 
 def allowed_folders(settings: PageSettings) -> tuple[Path, ...]:
@@ -60,35 +60,48 @@ def path_problems(document: JobDocument, settings: PageSettings, account: Accoun
     for path, value in _leaves(document.data):
         if isinstance(value, bool):
             if value and path and path[-1] in TRUST and not trusted:
-                found.append(document.problem(path, f"`{path[-1]}` lets code run, which needs the role admin"))
+                what = said("`{text}` lets code run, which needs the role admin", text=str(path[-1]))
+                found.append(_at(document, path, what))
             continue
         if not isinstance(value, str):
             continue
         text, words = value.strip(), _words(path)
-        if what := "" if trusted else _needs_trust(text, words):
-            found.append(document.problem(path, f"{what}, which needs the role admin"))
+        listed = is_listed(text, settings.urls)
+        if not trusted and (problem := _needs_trust(text, words, listed=listed)) is not None:
+            found.append(_at(document, path, problem))
+        elif is_remote(text) and not _leads_on(text) and not trusted and not listed:
+            hint = "start the page with --urls and how such addresses begin, as s3://bucket/folder"
+            what = said("`{text}` is at an address that this page was not given", hint, text=_shown(text))
+            found.append(_at(document, path, what))
         folders = writable if words[-1:] in WRITTEN or _is_store(text) else readable
         if text.startswith(SCHEMA):
             outside = not _is_allowed(text.removeprefix(SCHEMA), settings.base, readable)
         else:
             outside = _names_file(words, text, settings.base) and not _is_allowed(text, settings.base, folders)
         if outside:
-            what = f"`{_shown(text)}` is not in a folder that this page may use"
-            found.append(document.problem(path, what, HINT))
+            hint = "upload the file, or start the page with --data FOLDER"
+            what = said("`{text}` is not in a folder that this page may use", hint, text=_shown(text))
+            found.append(_at(document, path, what))
     return found
 
 
-def _needs_trust(text: str, words: list[str]) -> str:
-    """Why only an admin may write a text at the keys ``words``; empty where others may."""
+def _at(document: JobDocument, path: KeyPath, problem: PageProblem) -> PageProblem:
+    """A problem with the place of a key."""
+    place = document.problem(path, problem.message)
+    return replace(problem, key=place.key, file=place.file, line=place.line, column=place.column)
+
+
+def _needs_trust(text: str, words: list[str], *, listed: bool) -> PageProblem | None:
+    """Why only an admin may write a text at the keys ``words``; None where others may."""
     if FUNCTION.match(text):
-        return f"`{text[:60]}` runs code or asks an address"
+        return said("`{text}` runs code or asks an address, which needs the role admin", text=text[:60])
     if CODE.search(text) or (words[-2:] == ["ranking", "model"] and ":" in text):
-        return f"`{text[:60]}` names code to run"
+        return said("`{text}` names code to run, which needs the role admin", text=text[:60])
     if words[-1:] == ["task"] and text in CODE_TASKS:
-        return f"task {text} runs code"
-    if URL.match(text) and not _is_lmdb(text) and (words[-1:] in WRITTEN or _is_store(text)):
-        return f"`{_shown(text)}` is written to"
-    return ""
+        return said("task {text} runs code, which needs the role admin", text=text)
+    if not listed and is_remote(text) and (words[-1:] in WRITTEN or _is_store(text)):
+        return said("`{text}` is written to, which needs the role admin", text=_shown(text))
+    return None
 
 
 def _leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
@@ -118,6 +131,11 @@ def _is_store(text: str) -> bool:
     return bool(URL.match(text)) and scheme_of(text) in STORES
 
 
+def _leads_on(url: str) -> bool:
+    """Whether a URL has another one inside."""
+    return scheme_of(url) in WRAPPERS or "::" in url
+
+
 def _shown(text: str) -> str:
     """A text for messages: a URL without its password."""
     return (shown(text) if URL.match(text) else text)[:80]
@@ -128,7 +146,7 @@ def _names_file(words: list[str], value: str, base: Path) -> bool:
     if "\n" in value or len(value) > 4096:
         return False
     if URL.match(value):
-        return _is_lmdb(value) or not is_url(value) or scheme_of(value) in WRAPPERS or "::" in value
+        return not is_remote(value) or _leads_on(value)
     parts, named = value.replace("\\", "/").split("/"), set(words[-1:]) & NAMED
     looked_for = (named and words[-1] != "template") or ("/" in value and not re.search(r"\s", value))
     if words[-1:] in WRITTEN or (looked_for and PATTERN.search(value)):

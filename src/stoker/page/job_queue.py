@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from stoker.files import read_file, replace_file
 from stoker.page.detached import Detached, spawn
-from stoker.page.page_error import PageError
+from stoker.page.page_error import refused
 
 POLL = 0.25  # seconds
 PATIENCE = 5.0  # seconds that a second starter waits for the first to end
@@ -77,7 +77,8 @@ class JobQueue:
         with FileLock(self._folder / ENTRY_LOCK, timeout=10):
             entries = self.entries()
             if any(run.is_relative_to(entry.run) and process.state in ALIVE for entry, process in entries):
-                raise PageError(409, f"a job is training in {run.name}, or waits to", "give another name, or wait")
+                hint = "give another name, or wait"
+                raise refused(409, "a job is training in {run}, or waits to", hint, run=run.name)
             number = max((entry.number for entry, _ in entries), default=0) + 1
             entry = QueuedJob(
                 number, of_user["name"], str(run), str(job), command, of_user["user"], round(time.time(), 3), devices

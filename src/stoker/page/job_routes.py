@@ -19,11 +19,11 @@ from stoker.job.suggest_key import nearest
 from stoker.job.task_spec import TASKS
 from stoker.job.yaml_document import JobDocument
 from stoker.page.guard import account_of, number_of, read_object, text_of
-from stoker.page.job_check import checked, devices_wanted, problem_json, resolved_keys
+from stoker.page.job_check import checked, devices_wanted, resolved_keys
 from stoker.page.job_keys import job_keys, recipe_text
 from stoker.page.job_paths import document_of, is_inside, path_problems, refuse
 from stoker.page.job_queue import ALIVE
-from stoker.page.page_error import PageError, missing, wrong
+from stoker.page.page_error import PageError, missing, problem_json, refused, wrong
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_index import id_of
 from stoker.page.run_view import job_values
@@ -64,7 +64,8 @@ class _JobRoutes:
         name = request.path_params["name"]
         if name not in recipe_names():
             near = nearest(name[:80], recipe_names())
-            raise missing(f"there is no recipe {name[:80]}", f"take {near}" if near else "GET /api/recipes")
+            known = near or ", ".join(recipe_names())
+            raise missing("there is no recipe {name}", "take {known}", name=name[:80], known=known)
         full = write_recipe(name)
         return {"name": name, "yaml": recipe_text(name), "full": full, "command": f"stoker new {name}"}
 
@@ -72,7 +73,7 @@ class _JobRoutes:
         """The keys of a job; those of other tasks are left out where one is named."""
         task = request.query_params.get("task", "")
         if task and task not in TASKS:
-            raise missing(f"there is no task {task[:80]}", f"take one of {', '.join(TASKS)}")
+            raise missing("there is no task {name}", "take one of {known}", name=task[:80], known=", ".join(TASKS))
         others = {name for name in TASKS if name != task} if task else set()
         return {"keys": [key for key in job_keys() if key["path"].split(".")[0] not in others], "tasks": list(TASKS)}
 
@@ -107,7 +108,7 @@ class _JobRoutes:
     def _enqueue(self, text: str, run: Path, override: list[str], user: str, devices: int) -> Any:
         page = self.page
         if RunFolder(run).is_taken():
-            raise PageError(409, f"a job is training in {run.name}", "give another name")
+            raise refused(409, "a job is training in {run}", "give another name", run=run.name)
         path = kept_job(page.settings.state / "jobs", run.name, text)
         words = ["train", shown(path, page.settings.base), *override]
         command = shlex.join(["stoker", *words])
@@ -147,9 +148,9 @@ class _JobRoutes:
         else:
             run, override = (settings.base / given).resolve(), []
         if not is_inside(run, settings.runs):
-            raise wrong(f"{run} is in none of the folders of runs", "leave `output` out")
+            raise wrong("{path} is in none of the folders of runs", "leave `output` out", path=str(run))
         if run.exists():
-            raise PageError(409, f"there is a run {run.name} already", "give another name, or resume that one")
+            raise refused(409, "there is a run {run} already", "give another name, or resume that one", run=run.name)
         return run, override
 
     def queue(self, _: Request) -> Any:
@@ -178,7 +179,8 @@ class _JobRoutes:
         number = number_of(request.path_params, "number", least=1, most=10**9)
         account = account_of(request, "run")
         if not self.page.queue.cancel(number):
-            raise PageError(409, f"no job {number} waits", "a job that trains is stopped: POST /api/runs/ID/stop")
+            hint = "a job that trains is stopped: POST /api/runs/ID/stop"
+            raise refused(409, "no job {number} waits", hint, number=number)
         self.page.audit.write(account.name, "cancel", number=number)
         return {"command": ""}
 
@@ -194,7 +196,7 @@ class _JobRoutes:
         if process is not None:
             process.terminate()
         elif not alive or not page.queue.stop(alive[-1].number):
-            raise PageError(409, f"{path.name} is not training here")
+            raise refused(409, "{run} is not training here", run=path.name)
         page.audit.write(account_of(request, "run").name, "stop", command=command, run=str(path))
         page.runs.forget()
         return {"command": command, "gone": not path.exists()}
@@ -218,7 +220,7 @@ class _JobRoutes:
         while self._is_ending(folder) and time.monotonic() < until:
             time.sleep(POLL)
         if folder.is_taken():
-            raise PageError(409, f"{folder.path.name} is training")
+            raise refused(409, "{run} is training", run=folder.path.name)
         earlier = page.queue.of_run(folder.path)
         known = earlier[0] if earlier is not None and Path(earlier[0].job).is_file() else None
         job = folder.job if known is None else Path(known.job)
@@ -267,7 +269,7 @@ def slug(name: str) -> str:
     """
     found = NAME.sub("-", name).strip("-.")[:80]
     if not found:
-        raise wrong(f"{name[:40]!r} is no name of a run", "use letters and digits")
+        raise wrong("`{name}` is no name of a run", "use letters and digits", name=name[:40])
     return found
 
 

@@ -1,32 +1,33 @@
 """Metrics of a run as columns of numbers, read once and then as the file grows, and made small for a curve.
 
-Reading 200,000 lines takes about a second; afterwards only new lines are read, so a window of any width is answered
-in milliseconds. A curve has the mean, least and greatest value of each of its buckets: extremes are never lost.
+Afterwards only new lines are read, so a window of any width is answered in milliseconds; the columns of long runs are
+kept on the disk as well. A curve has the mean, least and greatest value of each of its buckets: extremes are never
+lost.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import threading
-from array import array
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.files import no_link
+from stoker.page.metric_columns import MetricColumns, Numbers
+from stoker.page.metric_index import WORTH, MetricIndex
 
 Axis = Literal["step", "tokens", "seconds"]
 AXES = ("step", "tokens", "seconds")
 KEPT = 8  # runs whose columns stay in memory
-MOST_COLUMNS = 256
 HEAD = 256  # first bytes by which a file is recognised
-Numbers = NDArray[np.float64]
+EXACT = 22  # the largest power of ten without an error in float64
+PIECE = 128 << 10  # bytes that are read at a time; larger pieces leave the caches of a processor
 
 
 @dataclass(frozen=True)
@@ -52,19 +53,22 @@ class Curve:
 
 
 class MetricSeries:
-    """The columns of one ``metrics.jsonl``."""
+    """The columns of one ``metrics.jsonl``.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        kept: a folder in which the columns of long runs are kept; None for none.
+    """
+
+    def __init__(self, path: Path, kept: Path | None = None) -> None:
         self._path = path
+        self._index = MetricIndex(kept, path) if kept is not None else None
         self._lock = threading.Lock()
         self._reset()
 
     def _reset(self) -> None:
         self._identity: tuple[int, bytes] = (0, b"")
         self._offset = 0  # of the first byte that has not been read
-        self._count = 0
-        self._columns: dict[str, array[float]] = {}
-        self._last: dict[str, Any] = {}
+        self._columns = MetricColumns()
 
     def refresh(self) -> None:
         """Reads what has been appended; everything, where the file is another one or has been cut."""
@@ -76,44 +80,38 @@ class MetricSeries:
                     now = file.read(HEAD)
                     if found.st_ino != number or found.st_size < self._offset or not now.startswith(head):
                         self._reset()
-                    file.seek(self._offset)
-                    self._read(file.read())
+                        self._restore(file)
+                    self._read(file)
+                    self._keep(file)
                     self._identity = found.st_ino, now[: min(len(now), self._offset)]
             except OSError:
                 self._reset()
 
-    def _read(self, content: bytes) -> None:
-        whole, end, _ = content.rpartition(b"\n")
-        if not end:
-            return
-        for line in whole.split(b"\n"):
-            try:
-                values = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(values, dict):
-                self._add(values)
-        self._offset += len(whole) + 1
+    def _restore(self, file: IO[bytes]) -> None:
+        """Takes the columns that an earlier process has kept."""
+        for block, columns in self._index.read(file) if self._index is not None else ():
+            self._columns.add(block.count, columns, block.last)
+            self._offset = block.end
 
-    def _add(self, values: dict[str, Any]) -> None:
-        self._last = values
-        columns, count = self._columns, self._count
-        for key, value in values.items():
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                column = columns.get(key)
-                if column is None:
-                    if len(columns) >= MOST_COLUMNS:
-                        continue
-                    column = columns[key] = array("d")
-                missing = count - len(column)
-                if missing:
-                    column.extend([np.nan] * missing)
-                column.append(float(value))
-        self._count = count + 1
+    def _keep(self, file: IO[bytes]) -> None:
+        """Keeps the columns of new lines where they are many."""
+        index, columns = self._index, self._columns
+        if index is not None and columns.count - index.count >= WORTH:
+            new = {key: columns.column(key, index.count) for key in columns.names()}
+            index.append(file, self._offset, new, columns.last)
+
+    def _read(self, file: IO[bytes]) -> None:
+        file.seek(self._offset)
+        rest = b""
+        while piece := file.read(PIECE):
+            whole, newline, rest = (rest + piece).rpartition(b"\n")
+            if newline:
+                self._columns.add_lines(whole.split(b"\n"))
+                self._offset += len(whole) + 1
 
     def last(self) -> dict[str, Any]:
         """The newest line; empty where there is none."""
-        return self._last
+        return self._columns.last
 
     @property
     def offset(self) -> int:
@@ -122,18 +120,17 @@ class MetricSeries:
 
     def keys(self) -> list[str]:
         """The names of all columns."""
-        return list(self._columns)
+        return self._columns.names()
 
     def column(self, key: str) -> Numbers:
         """A column; not a number where a line does not have it."""
         with self._lock:
-            return self._column(key)
+            return self._columns.column(key)
 
-    def _column(self, key: str) -> Numbers:
-        found = np.full(self._count, np.nan)
-        if (kept := self._columns.get(key)) is not None:
-            found[: len(kept)] = kept
-        return found
+    def columns(self, keys: Sequence[str]) -> dict[str, Numbers]:
+        """Some columns, of one length also while the file grows."""
+        with self._lock:
+            return {key: self._columns.column(key) for key in keys}
 
     def curve(self, keys: Sequence[str], *, axis: Axis, begin: float | None, end: float | None, points: int) -> Curve:
         """The series of some keys within a window of the axis.
@@ -144,8 +141,9 @@ class MetricSeries:
             points: most buckets.
         """
         with self._lock:
-            x = self._column("step" if axis == "step" else axis)
-            columns = {key: self._column(key) for key in keys if key in self._columns}
+            known = set(self._columns.names())
+            x = self._columns.column(axis)
+            columns = {key: self._columns.column(key) for key in keys if key in known}
         if axis != "step":
             x = np.cumsum(np.nan_to_num(x))
         inside = np.isfinite(x)
@@ -178,16 +176,21 @@ def _mean(values: Numbers, starts: NDArray[np.int64]) -> Numbers:
 
 
 class SeriesCache:
-    """The columns of the runs that were asked for last."""
+    """The columns of the runs that were asked for last.
 
-    def __init__(self) -> None:
+    Args:
+        kept: a folder in which those of long runs are kept for the next process; None for none.
+    """
+
+    def __init__(self, kept: Path | None = None) -> None:
+        self._folder = kept
         self._kept: OrderedDict[Path, MetricSeries] = OrderedDict()
         self._lock = threading.Lock()
 
     def of(self, path: Path) -> MetricSeries:
         """The columns of a file as it is now."""
         with self._lock:
-            series = self._kept.setdefault(path, MetricSeries(path))
+            series = self._kept.setdefault(path, MetricSeries(path, self._folder))
             self._kept.move_to_end(path)
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
@@ -197,4 +200,13 @@ class SeriesCache:
 
 def plain(values: Numbers) -> list[float | None]:
     """Numbers as JSON has them: null for what is not finite, seven digits for the others."""
-    return [float(f"{value:.7g}") if np.isfinite(value) else None for value in values.tolist()]
+    finite = np.isfinite(values)
+    size = np.abs(np.where(finite, values, 0.0))
+    digits = 6 - np.floor(np.log10(np.where(size > 0, size, 1.0)))
+    exact = digits <= EXACT  # powers of ten that float64 has, so that a quotient is the nearest to its decimals
+    up, down = 10.0 ** np.clip(digits, 0, EXACT), 10.0 ** np.clip(-digits, 0, None)
+    rounded = np.where(exact & finite, np.rint(np.where(finite, values, 0.0) * up / down) * down / up, values)
+    found: list[float | None] = rounded.tolist()
+    for index in np.flatnonzero(~finite | ~exact).tolist():
+        found[index] = float(f"{values[index]:.7g}") if finite[index] else None
+    return found

@@ -28,7 +28,7 @@ from stoker.files import read_file, replace_file
 from stoker.page.detached import Detached
 from stoker.page.job_routes import shown
 from stoker.page.masked import masked
-from stoker.page.page_error import PageError, missing, wrong
+from stoker.page.page_error import PageError, missing, passed_on, refused, wrong
 from stoker.page.verb import command_of
 
 ID = re.compile(r"[0-9a-f]{16}")
@@ -122,9 +122,9 @@ class ModelServers:
         process = self.process(server)
         with self._lock(server):
             if process.state in ("starting", "running"):
-                raise PageError(409, "the server runs already")
+                raise refused(409, "the server runs already")
             if not server.models:
-                raise PageError(409, "the server has no model any more", "deploy a run on a new one")
+                raise refused(409, "the server has no model any more", "deploy a run on a new one")
             port = server.port or int((self.address(server) or ":0").rpartition(":")[2])
             for name in ("begun.json", "pid.json", "ended.json", "out", "err"):
                 (process.folder / name).unlink(missing_ok=True)
@@ -132,7 +132,7 @@ class ModelServers:
 
     def _begin(self, server: ModelServer) -> ModelServer:
         if sum(self.process(other).state in ("starting", "running") for other in self.all()) >= MOST:
-            raise PageError(429, f"{MOST} servers run already", "stop one of them")
+            raise refused(429, "{n} servers run already", "stop one of them", n=MOST)
         place = self.place(server.id)
         words = ["serve", *(f"{name}={path}" for name, path in server.models.items())]
         words += ["--host", server.host] if server.host != "127.0.0.1" else []
@@ -159,7 +159,7 @@ class ModelServers:
             if time.monotonic() > until:
                 break
             time.sleep(0.05)  # it is starting, and its number is not known yet
-        raise PageError(409, "the server has ended already")
+        raise refused(409, "the server has ended already")
 
     def put_aside(self, server: ModelServer) -> str:
         """Takes a server that has ended off the list; returns the line that does the same.
@@ -168,7 +168,7 @@ class ModelServers:
             PageError: it runs.
         """
         if self.process(server).state in ("starting", "running"):
-            raise PageError(409, "the server runs", "stop it first")
+            raise refused(409, "the server runs", "stop it first")
         place = self.place(server.id)
         aside = place.with_name(f"removed-{server.id}")
         place.rename(aside)
@@ -215,9 +215,9 @@ class ModelServers:
         """
         address = self.address(server)
         if self.process(server).process is None:  # another process may have the port by now
-            raise PageError(409, "the server does not run", "start it again")
+            raise refused(409, "the server does not run", "start it again")
         if not address:
-            raise PageError(409, "the server is loading its models", retry_after=1)
+            raise refused(409, "the server is loading its models", retry_after=1)
         return address
 
     async def ask(self, server: ModelServer, method: str, path: str, body: Any = None) -> httpx2.Response:
@@ -232,9 +232,9 @@ class ModelServers:
             try:
                 answer = await client.request(method, path, json=body)
             except httpx2.HTTPError as error:
-                raise PageError(502, f"the server does not answer ({type(error).__name__})") from error
+                raise refused(502, "the server does not answer ({kind})", kind=type(error).__name__) from error
         if answer.status_code >= 400:
-            raise PageError(400 if answer.status_code < 500 else 502, masked(_reason(answer)))
+            raise _refusal(answer)
         return answer
 
     def curl(self, server: ModelServer, path: str, body: Any = None) -> str:
@@ -259,14 +259,16 @@ def model_name(text: str, taken: Sequence[str] = ()) -> str:
         PageError: it can be none, or is taken.
     """
     if not NAME.fullmatch(text):
-        raise wrong(f"{text[:60]!r} cannot be the name of a model", "use letters, digits and . : @ + - _")
+        raise wrong("`{name}` cannot be the name of a model", "use letters, digits and . : @ + - _", name=text[:60])
     if text in taken:
-        raise PageError(409, f"the server has a model {text} already", "give another name")
+        raise refused(409, "the server has a model {name} already", "give another name", name=text)
     return text
 
 
-def _reason(answer: httpx2.Response) -> str:
+def _refusal(answer: httpx2.Response) -> PageError:
+    """What a server refuses with, in its words where it gives any."""
     try:
-        return str(answer.json()["error"]["message"])[:500]
+        message = str(answer.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return f"the server answered {answer.status_code}"
+        return refused(502, "the server answered {code}", code=answer.status_code)
+    return passed_on(400 if answer.status_code < 500 else 502, masked(message))

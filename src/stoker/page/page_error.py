@@ -1,11 +1,34 @@
-"""Errors of the page's API: one shape for all, with the place of what is wrong where there is one."""
+"""Errors of the page's API: one shape for all, with the place of what is wrong where there is one.
+
+What the page itself refuses is a template with values: the answer has the English text, and both parts beside it, so
+that the browser says it in its own language by `static/errors.zh.json`. What verbs, servers and the rooms below say is
+passed on as English text.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.errors import Problem, UserError
+
+Value = str | int | float
+_NAMED = re.compile(r"\{(\w+)\}")
+
+
+@dataclass(frozen=True)
+class PageProblem(Problem):
+    """A problem in the page's own words.
+
+    Attributes:
+        templates: of the message and the suggestion, with ``{name}`` where a value stands.
+        values: by name.
+    """
+
+    templates: tuple[str, str] = ("", "")
+    values: Mapping[str, Value] = field(default_factory=dict)
 
 
 class PageError(Exception):
@@ -17,9 +40,9 @@ class PageError(Exception):
         retry_after: seconds after which the client may try again; None where trying again does not help.
     """
 
-    def __init__(self, status: int, message: str | Problem, hint: str = "", *, retry_after: int | None = None) -> None:
-        self.problem = message if isinstance(message, Problem) else Problem(message, hint)
-        super().__init__(str(self.problem))
+    def __init__(self, status: int, problem: Problem, *, retry_after: int | None = None) -> None:
+        self.problem = problem
+        super().__init__(str(problem))
         self.status, self.retry_after = status, retry_after
 
     @property
@@ -29,28 +52,59 @@ class PageError(Exception):
 
     def as_json(self) -> dict[str, Any]:
         """The body of the answer."""
-        problem = self.problem
-        return {
-            "error": {
-                "message": problem.message,
-                "hint": problem.suggestion,
-                "file": problem.file,
-                "line": problem.line,
-                "column": problem.column,
-            }
-        }
+        return {"error": problem_json(self.problem)}
 
 
-def wrong(message: str, hint: str = "") -> PageError:
-    """The error of a request that cannot be answered as it is."""
-    return PageError(400, message, hint)
+def said(message: str, hint: str = "", **values: Value) -> PageProblem:
+    """A problem in the page's own words; each needs its Chinese in `static/errors.zh.json`.
+
+    Args:
+        message, hint: literal texts, with ``{name}`` where a value stands.
+    """
+    return PageProblem(_filled(message, values), _filled(hint, values), templates=(message, hint), values=values)
 
 
-def missing(what: str, hint: str = "") -> PageError:
-    """The error of a request for something that is not there."""
-    return PageError(404, what, hint)
+def refused(status: int, message: str, hint: str = "", *, retry_after: int | None = None, **values: Value) -> PageError:
+    """The error of a request that is refused, in the page's own words; see `said`."""
+    return PageError(status, said(message, hint, **values), retry_after=retry_after)
+
+
+def wrong(message: str, hint: str = "", **values: Value) -> PageError:
+    """The error of a request that cannot be answered as it is; see `said`."""
+    return PageError(400, said(message, hint, **values))
+
+
+def missing(message: str, hint: str = "", **values: Value) -> PageError:
+    """The error of a request for something that is not there; see `said`."""
+    return PageError(404, said(message, hint, **values))
+
+
+def passed_on(status: int, text: str) -> PageError:
+    """The answer for what a verb or a server that the page started says, in its words."""
+    return PageError(status, Problem(text[:500]))
 
 
 def of_user_error(error: UserError) -> PageError:
     """The answer for an error that the rooms below raise: its first problem."""
-    return PageError(400, error.problems[0] if error.problems else "the request is wrong")
+    return PageError(400, error.problems[0] if error.problems else said("the request is wrong"))
+
+
+def problem_json(problem: Problem) -> dict[str, Any]:
+    """A problem as the API has it; ``said`` is how another language says it, None where only the text is known."""
+    place = {"file": problem.file, "line": problem.line, "column": problem.column, "key": problem.key}
+    parts = None
+    if isinstance(problem, PageProblem):
+        message, hint = problem.templates
+        parts = {"message": message, "hint": hint, "values": dict(problem.values)}
+    return {"message": problem.message, "hint": problem.suggestion, **place, "said": parts}
+
+
+def _filled(template: str, values: Mapping[str, Value]) -> str:
+    """A template with its values, numbers with their thousands apart."""
+    return _NAMED.sub(lambda found: _shown(values[found[1]]), template)
+
+
+def _shown(value: Value) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return f"{value:,}" if isinstance(value, int) else value

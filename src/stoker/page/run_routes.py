@@ -34,7 +34,7 @@ POINTS = 800
 MOST_POINTS = 5_000
 MOST_KEYS = 64
 LOG_BYTES = 256 << 10
-POLL = 0.5  # seconds between two looks of a stream
+POLL = 1.0  # seconds between two looks of a stream
 LOOK_EVERY = 2.0  # seconds between two looks at a status where no file has changed
 SESSION_EVERY = 5.0  # seconds after which a stream looks again whether its session goes on
 BATCH = 500  # lines in one event of a stream
@@ -97,13 +97,13 @@ class _RunRoutes:
         query = request.query_params
         axis = query.get("axis", "step")
         if axis not in AXES:
-            raise wrong(f"`axis` is {axis[:40]}", f"take one of {', '.join(AXES)}")
+            raise wrong("`{key}` has to be one of {known}", key="axis", known=", ".join(AXES))
         points = number_of(query, "points", default=POINTS, least=1, most=MOST_POINTS)
         folder = self._run(request)
         series = self.page.views.series.of(folder.metrics)
         keys = [key for key in query.get("keys", "").split(",") if key] or series.keys()[:MOST_KEYS]
         if len(keys) > MOST_KEYS:
-            raise wrong(f"`keys` names {len(keys)}", f"ask for {MOST_KEYS} at most")
+            raise wrong("`keys` names {n}", "ask for {most} at most", n=len(keys), most=MOST_KEYS)
         own_axis: Axis = axis  # type: ignore[assignment]
         window = _bound(query, "from"), _bound(query, "to")
         found = series.curve(keys, axis=own_axis, begin=window[0], end=window[1], points=points).as_json()
@@ -131,7 +131,7 @@ class _RunRoutes:
         folder = self._run(request)
         path = folder.path / "logs" / f"rank-{rank}.log"
         if not is_run_file(path) or path.parent.is_symlink():
-            raise missing(f"there is no log of rank {rank}", "ranks begin at 0")
+            raise missing("there is no log of rank {rank}", "ranks begin at 0", rank=rank)
         text, end = _part(path, offset)
         return {"text": text, "offset": end, "ranks": _ranks(folder.path)}
 
@@ -242,7 +242,7 @@ def _bound(query: Any, key: str) -> float | None:
     try:
         return float(text[:40])
     except ValueError:
-        raise wrong(f"`{key}` has to be a number") from None
+        raise wrong("`{key}` has to be a number", key=key) from None
 
 
 def _sizes(folder: RunFolder) -> tuple[int, int]:

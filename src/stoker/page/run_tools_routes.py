@@ -22,7 +22,7 @@ from stoker.page.answer_views import chosen_steps, figures, rollouts
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_paths import document_of, path_problems, refuse
 from stoker.page.job_routes import shown, slug
-from stoker.page.page_error import PageError, missing, wrong
+from stoker.page.page_error import missing, passed_on, refused, wrong
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_index import id_of
 from stoker.page.run_view import job_text
@@ -80,8 +80,7 @@ class _RunTools:
         words += ["--worst"] if query.get("worst") in ("1", "true") else []
         result = await self.page.verbs.run([*words, "--json"], seconds=ROLLOUT_SECONDS)
         if not isinstance(result.answer, dict):
-            line = (result.errors.strip().splitlines() or ["it says nothing"])[-1]
-            raise PageError(400, line.removeprefix("error: ")[:500])
+            raise passed_on(400, result.last_line)
         command = shlex.join(["stoker", *words])
         steps = await run_in_threadpool(lambda: chosen_steps(self.page.views.series.of(folder.metrics).column("step")))
         found = result.answer
@@ -136,7 +135,7 @@ class _RunTools:
         page, base = self.page, self.page.settings.base
         to = page.settings.runs[0] / name
         if to.exists():
-            raise PageError(409, f"there is a run {name} already", "give another name")
+            raise refused(409, "there is a run {run} already", "give another name", run=name)
         with folder.take():
             partial = Path(mkdtemp(prefix=f".{name}.", suffix=".partial", dir=to.parent))  # of this copy alone
             leave_out = shutil.ignore_patterns(*NOT_COPIED)
@@ -145,7 +144,8 @@ class _RunTools:
                 partial.rename(to)
             except OSError as error:
                 shutil.rmtree(partial, ignore_errors=True)
-                raise PageError(409, f"the copy {name} cannot be made: {error.strerror}") from error
+                reason = str(error.strerror)
+                raise refused(409, "the copy {run} cannot be made: {reason}", run=name, reason=reason) from error
         job = page.settings.state / "jobs" / f"{name}-{time.time_ns()}.yaml"
         replace_file(job, text)
         words = ["train", shown(job, base), f"output={shown(to, base)}"]
@@ -163,7 +163,7 @@ class _RunTools:
         folder = self._run(request)
         root = next(root for root in self.page.settings.runs if folder.path.is_relative_to(root))
         if folder.path == root:
-            raise PageError(409, "this run is a folder of runs itself", "remove it on the command line")
+            raise refused(409, "this run is a folder of runs itself", "remove it on the command line")
         aside = root / REMOVED / f"{folder.path.name}@{time.time_ns()}"
         base = self.page.settings.base
         command = f"mv {shlex.quote(shown(folder.path, base))} {shlex.quote(shown(aside, base))}"
@@ -190,7 +190,7 @@ class _RunTools:
             origin = aside.with_name(f"{name}.from")
             to = Path(origin.read_text()) if origin.is_file() else root / name.rpartition("@")[0]
             if to.exists() or not to.resolve().is_relative_to(root):
-                raise PageError(409, f"there is a run {to.name} again", "rename that one first")
+                raise refused(409, "there is a run {run} again", "rename that one first", run=to.name)
             base = self.page.settings.base
             command = f"mv {shlex.quote(shown(aside, base))} {shlex.quote(shown(to, base))}"
             self.page.audit.write(account_of(request, "run").name, "restore", command=command, run=str(to))

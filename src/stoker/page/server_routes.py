@@ -19,7 +19,7 @@ from stoker.page.job_paths import allowed_folders, document_of, is_inside, path_
 from stoker.page.job_routes import shown
 from stoker.page.masked import masked
 from stoker.page.model_servers import KEYS, ModelServer, ModelServers, model_name
-from stoker.page.page_error import PageError, missing, wrong
+from stoker.page.page_error import missing, refused, wrong
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_view import job_text
 from stoker.page.server_traffic import traffic_of
@@ -159,7 +159,7 @@ class _ServerRoutes:
         server = await run_in_threadpool(self._server, request)
         name, role = text_of(body, "name", most=64), text_of(body, "role", default=ASK, most=20)
         if role not in SERVER_ROLES:
-            raise wrong(f"`role` has to be one of {', '.join(SERVER_ROLES)}")
+            raise wrong("`{key}` has to be one of {known}", key="role", known=", ".join(SERVER_ROLES))
         account = account_of(request, "admin" if role == ADMIN else "run")  # one loads any folder of adapters
         file = self.servers.place(server.id) / KEYS
         key = await run_in_threadpool(add_key, file, name, role, SERVER_ROLES)
@@ -172,7 +172,7 @@ class _ServerRoutes:
         server, name = self._server(request), request.path_params["name"]
         file = self.servers.place(server.id) / KEYS
         if all(key.name != name for key in read_keys(file, SERVER_ROLES, option="--keys")):
-            raise missing(f"the server has no key {name[:64]}", "GET /api/servers/ID/keys lists them")
+            raise missing("the server has no key {name}", "GET /api/servers/ID/keys lists them", name=name[:64])
         command = self._keys_line(file, "--remove", name)
         self.page.audit.write(account_of(request, "run").name, "remove key", command=command, id=server.id, of=name)
         remove_key(file, name, SERVER_ROLES)
@@ -209,7 +209,7 @@ class _ServerRoutes:
         """
         settings = self.page.settings
         if not is_inside(folder, allowed_folders(settings)) or not folder.is_dir():
-            raise PageError(403, f"`{folder.name[:80]}` is no folder that this page may use")
+            raise refused(403, "`{text}` is no folder that this page may use", text=folder.name[:80])
         run, adapter = RunFolder(folder), folder / CONFIG
         if os.path.lexists(run.job):
             refuse(path_problems(document_of(job_text(run)), settings, None))

@@ -28,6 +28,7 @@ class PageSettings:
         token: what the only user sends to log in; None where everyone who reaches a loopback address is admitted.
         users: the file of users; None with one user or none.
         secure: whether the address is served with TLS.
+        urls: how the addresses of stores begin that all jobs may name; those that an admin writes may name others.
     """
 
     host: str
@@ -39,6 +40,7 @@ class PageSettings:
     token: str | None = None
     users: Path | None = None
     secure: bool = False
+    urls: tuple[str, ...] = ()
 
     @property
     def demands_login(self) -> bool:

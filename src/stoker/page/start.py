@@ -44,6 +44,7 @@ def start(arguments: argparse.Namespace, token: str | None) -> int:
         token=token,
         users=arguments.users.resolve() if arguments.users is not None else None,
         secure=tls is not None,
+        urls=tuple(arguments.urls),
     )
     clean_up(settings.state)
     page = page_of(settings)

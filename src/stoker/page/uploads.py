@@ -24,7 +24,7 @@ from stoker.data.readers import SUFFIXES, data_suffix, decode, read_rows
 from stoker.data.rows import Raw, Rejected
 from stoker.files import no_link, read_file, replace_file
 from stoker.page.json_values import as_text
-from stoker.page.page_error import PageError, missing, wrong
+from stoker.page.page_error import PageError, missing, refused, wrong
 from stoker.page.settings import CHUNK
 
 ID = re.compile(r"[0-9a-f]{16}")
@@ -75,7 +75,7 @@ class Uploads:
         """
         name = clean_name(name)
         if shutil.disk_usage(self._folder).free < size + SPARE:
-            raise PageError(507, f"the disk has no room for {size:,} bytes")
+            raise refused(507, "the disk has no room for {size} bytes", size=size)
         upload = Upload(secrets.token_hex(8), name, size, user, round(time.time(), 3))
         place = self._folder / upload.id
         place.mkdir(mode=0o700)
@@ -120,22 +120,30 @@ class Uploads:
         """
         with self._lock:
             if upload.id in self._writing:
-                raise PageError(409, "another part of this file is being written", retry_after=1)
+                raise refused(409, "another part of this file is being written", retry_after=1)
             self._writing.add(upload.id)
         try:
             now = await run_in_threadpool(self.offset, upload)
             if offset != now:
-                raise PageError(409, f"the file has {now} bytes, and this part begins at {offset}", f"go on at {now}")
+                raise refused(
+                    409,
+                    "the file has {now} bytes, and this part begins at {offset}",
+                    "go on at {now}",
+                    now=str(now),
+                    offset=str(offset),
+                )
             with open(self.path(upload), "ab", buffering=FLUSH, opener=no_link) as file:
                 came = 0
                 async for part in parts:
                     came += len(part)
                     if now + came > upload.size or came > CHUNK:
-                        raise PageError(413, f"the file has {upload.size:,} bytes, a part {CHUNK:,} at most")
+                        raise refused(
+                            413, "the file has {size} bytes, a part {most} at most", size=upload.size, most=CHUNK
+                        )
                     await run_in_threadpool(file.write, part)
             return now + came
         except OSError as error:
-            raise PageError(507, f"the file cannot be written: {error.strerror}") from error
+            raise refused(507, "the file cannot be written: {reason}", reason=str(error.strerror)) from error
         finally:
             with self._lock:
                 self._writing.discard(upload.id)
@@ -160,7 +168,7 @@ class Uploads:
             problem = value.reason if isinstance(value, Rejected) else ""
             found.append({"row": raw.row, "value": None if problem else value, "problem": problem})
         if row and not found:
-            raise missing(f"{upload.name} has no row {row}", "GET /api/data/ID/rows has the numbers")
+            raise _no_row(404, upload, row)
         return found
 
     def version(self, upload: Upload, exclude: set[int], edit: Mapping[int, Any], user: str) -> Upload:
@@ -172,7 +180,7 @@ class Uploads:
             PageError: a row is not there, or the file is not whole.
         """
         if self.offset(upload) != upload.size:
-            raise PageError(409, "the upload is not whole yet")
+            raise refused(409, "the upload is not whole yet")
         stem = _cut(re.sub(r"(-v\d+)?(\.[A-Za-z]+)+$", "", upload.name), LONGEST_NAME - VERSION)
         number = 2 + sum(each.parent != "" and each.name.startswith(f"{stem}-v") for each in self.all())
         made = Upload(secrets.token_hex(8), f"{stem}-v{number}.jsonl", 0, user, round(time.time(), 3), upload.id)
@@ -191,7 +199,7 @@ class Uploads:
                     unreadable=[{"row": each.row, "reason": each.reason} for each in broken[:MOST_PLACES]],
                 )
             if absent := (exclude | set(edit)) - seen:
-                raise wrong(f"{upload.name} has no row {min(absent)}", "GET /api/data/ID/rows has the numbers")
+                raise _no_row(400, upload, min(absent))
             replace_file(place / RECORD, json.dumps(asdict(made)))
         except BaseException:
             shutil.rmtree(place, ignore_errors=True)
@@ -242,7 +250,7 @@ class Uploads:
         """
         place = self.places_of_removed(key)[-1]
         if (self._folder / key).exists():
-            raise PageError(409, "there is a file of this id")
+            raise refused(409, "there is a file of this id")
         place.rename(self._folder / key)
         return self.find(key)
 
@@ -267,6 +275,11 @@ class Uploads:
         return places
 
 
+def _no_row(status: int, upload: Upload, row: int) -> PageError:
+    hint = "GET /api/data/ID/rows has the numbers"
+    return refused(status, "{name} has no row {row}", hint, name=upload.name, row=row)
+
+
 def clean_name(name: str) -> str:
     """The name of a file, without folders, of a kind that is read; a long one is cut before its suffix.
 
@@ -277,7 +290,9 @@ def clean_name(name: str) -> str:
     found = re.sub(r"[^\w.-]+", "_", last).lstrip(".-_")
     kind = data_suffix(found)
     if not kind or found == RECORD:
-        raise wrong(f"{last[:60]!r} is of no kind that is read", f"known are {' '.join(SUFFIXES)}, also .gz and .zst")
+        known = " ".join(SUFFIXES)
+        hint = "known are {known}, also .gz and .zst"
+        raise wrong("`{name}` is of no kind that is read", hint, name=last[:60], known=known)
     suffixes = PurePath(found).suffixes
     ending = suffixes[-1] if suffixes[-1].lower() == kind else "".join(suffixes[-2:])  # .jsonl, .jsonl.gz
     return _cut(found.removesuffix(ending), LONGEST_NAME - len(ending.encode())) + ending

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.page.page_error import PageError
+from stoker.page.page_error import refused
 
 AT_ONCE = 3  # processes for answers; training is not among them
 WAITING = 64  # requests that may wait for one of them
@@ -32,6 +32,12 @@ class VerbResult:
     code: int
     answer: Any
     errors: str
+
+    @property
+    def last_line(self) -> str:
+        """The last line that it wrote to stderr, without its `error:`."""
+        lines = [line for line in self.errors.splitlines() if line.strip()] or ["it says nothing"]
+        return lines[-1].removeprefix("error: ")[:500]
 
 
 def command_of(arguments: Sequence[str]) -> list[str]:
@@ -61,7 +67,7 @@ class Verbs:
             PageError: it took too long, or too much waits already.
         """
         if self._asked >= WAITING:
-            raise PageError(429, "the page is busy", retry_after=5)
+            raise refused(429, "the page is busy", retry_after=5)
         self._asked += 1
         try:
             async with self._room:
@@ -83,7 +89,8 @@ class Verbs:
             async with asyncio.timeout(seconds):
                 out, errors = await process.communicate()
         except TimeoutError:
-            raise PageError(504, f"`stoker {arguments[0]}` took more than {seconds:g} s") from None
+            what = "`stoker {verb}` took more than {seconds} s"
+            raise refused(504, what, verb=arguments[0], seconds=seconds) from None
         finally:
             if process.returncode is None:
                 with suppress(ProcessLookupError):

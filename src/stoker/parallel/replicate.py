@@ -1,6 +1,7 @@
 """Data parallelism with PyTorch's DistributedDataParallel, with summed gradients."""
 
 # Annotations are types here and not strings, as DistributedDataParallel checks those of its hook.
+from collections import deque
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 from stoker.parallel.mesh import Mesh
 
 EXACT_STEPS = 10  # before PowerSGD begins
+# PowerSGD's callbacks hold their group and are freed in one of its threads. Were theirs the last reference, that thread
+# would wait for itself to end, which aborts the process.
+_HELD: deque[dist.ProcessGroup] = deque(maxlen=8)
 
 
 def replicate(root: nn.Module, mesh: Mesh, *, may_be_unused: bool = False) -> DistributedDataParallel:
@@ -32,6 +36,7 @@ def replicate(root: nn.Module, mesh: Mesh, *, may_be_unused: bool = False) -> Di
     )
     if layout.compress == "powersgd":
         rank = layout.compress_rank
+        _HELD.append(group)
         state = PowerSgd(group, matrix_approximation_rank=rank, start_powerSGD_iter=EXACT_STEPS)
         replicated.register_comm_hook(state, _power_sgd)
     else:

@@ -2,29 +2,54 @@
 
 from __future__ import annotations
 
+from typing import Literal, NamedTuple
+
 from stoker.plan.eager import HALF
 from stoker.plan.efficiency import Efficiency
 from stoker.plan.network_cost import CollectiveGroup, Kind, collective_seconds
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Layer
 
+Axis = Literal["tensor", "experts", "context"]
 
-def block_collectives(setting: Setting, layer: Layer, efficiency: Efficiency) -> tuple[float, float]:
-    """Seconds (forward, backward) of what is exchanged within a block and not hidden: by tensor, expert and context
-    parallelism."""
+
+class Exchange(NamedTuple):
+    """What processes of one axis exchange within a block.
+
+    Attributes:
+        forward, backward: seconds of a pass.
+        hidden: share of them that other work hides.
+    """
+
+    forward: float
+    backward: float
+    hidden: float = 0.0
+
+
+def block_exchanges(setting: Setting, layer: Layer, efficiency: Efficiency) -> dict[Axis, Exchange]:
+    """What is exchanged within a block and micro-batch, without recomputation; only what takes time."""
     shape, layout, software, cluster = setting.shape, setting.layout, setting.software, setting.cluster
     tensor, tokens = layout.tensor, setting.tokens
     kinds: tuple[Kind, ...] = ("all-gather", "reduce-scatter") if layout.sequence else ("all-reduce",)
     group = CollectiveGroup(tensor, 1)
     one = sum(collective_seconds(kind, tokens * shape.width * HALF, group, cluster, efficiency) for kind in kinds)
-    exposed = 2 * one * (1 - software.hidden_tensor)
+    found: dict[Axis, Exchange] = {"tensor": Exchange(2 * one, 2 * one, software.hidden_tensor)}
     if setting.expert > 1 and layer.feed_forward == "experts" and shape.mixture is not None:
         moved = tokens * shape.mixture.per_token * shape.width * HALF / (tensor if layout.sequence else 1)
         spread = CollectiveGroup(setting.expert, tensor if tensor < setting.expert else 1)
         there = collective_seconds("all-to-all", moved, spread, cluster, efficiency)
-        exposed += 2 * there * (1 - software.hidden_experts)
-    exchanged, back = _context(setting, efficiency)
-    return exposed + exchanged, exposed + back
+        found["experts"] = Exchange(2 * there, 2 * there, software.hidden_experts)
+    found["context"] = Exchange(*_context(setting, efficiency))
+    return {axis: exchange for axis, exchange in found.items() if exchange.forward or exchange.backward}
+
+
+def block_collectives(setting: Setting, layer: Layer, efficiency: Efficiency) -> tuple[float, float]:
+    """Seconds (forward, backward) of what is exchanged within a block and not hidden."""
+    found = block_exchanges(setting, layer, efficiency).values()
+    return (
+        sum(each.forward * (1 - each.hidden) for each in found),
+        sum(each.backward * (1 - each.hidden) for each in found),
+    )
 
 
 def _context(setting: Setting, efficiency: Efficiency) -> tuple[float, float]:

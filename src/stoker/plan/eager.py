@@ -147,13 +147,10 @@ def eager_bytes(
 
 
 def cast_weights(shape: Shape, layer: Layer, *, types: Arithmetic, tensor: int = 1) -> float:
-    """Bytes of the 16-bit copies of a block's matrices that autocast keeps from its forward to its backward pass.
-
-    Those of experts are not among them: a grouped product takes its weights as they are.
-    """
+    """Bytes of the 16-bit copies of a block's matrices that autocast keeps from its forward to its backward pass."""
     if not types.casts:
         return 0.0
-    parameters = sum(m.parameters for m in shape.matmuls(layer) if m.copies == 1)
+    parameters = sum(m.parameters for m in shape.matmuls(layer))
     return types.product * parameters / tensor
 
 
@@ -239,9 +236,9 @@ def _feed_forward(shape: Shape, layer: Layer, code: Code, types: Arithmetic) -> 
     if layer.feed_forward != "experts" or shape.mixture is None:
         return 0.0
     mixture = shape.mixture
-    # Grouped products compute in the type of the weights that they get; their inputs and results are gathered rows.
+    # Inputs and results of grouped products are gathered rows.
     into = mixture.latent_width or shape.width
-    routed = types.stream * mixture.per_token * (tensors * mixture.width + 2 * into)
+    routed = product * mixture.per_token * (tensors * mixture.width + 2 * into)
     shared = product * (tensors * mixture.shared_width + shape.width * mixture.shared_gate)
     chosen = FLOAT * mixture.experts + mixture.per_token * (5 * INDEX + 2 * FLOAT)
     return routed + shared + chosen

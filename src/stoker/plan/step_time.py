@@ -11,7 +11,8 @@ from stoker.plan.calibrated_time import measured_passes
 from stoker.plan.eager import FLOAT, HALF
 from stoker.plan.efficiency import Efficiency, efficiency_of, matmul_seconds
 from stoker.plan.flop import attended_tokens
-from stoker.plan.network_cost import CollectiveGroup, collective_seconds, send_seconds
+from stoker.plan.gradient_traffic import GradientTraffic, gradient_traffic
+from stoker.plan.network_cost import send_seconds
 from stoker.plan.param_placement import most_held, trained_parameters
 from stoker.plan.pipeline.bubble import step_seconds
 from stoker.plan.pipeline.timeline import StageTime
@@ -27,6 +28,7 @@ RECOMPUTED_PRODUCTS = 0.5  # of a block's, where every other result is kept
 # Bytes moved for a weight in 4 bits: bitsandbytes' kernels reach half of the bandwidth.
 DEQUANTISED = 2 * (PACKED_BYTES["4bit"] + 2)
 ATTENTION = ("qkv", "attention output")  # products that are split by heads
+BACKWARD_SHARE = 0.66  # of the passes of a micro-batch
 SMOOTH = 4.0  # exponent of the maximum of what the host and the device need
 
 
@@ -197,18 +199,28 @@ def step_time(setting: Setting, efficiency: Efficiency | None = None, *, passes:
     efficiency = efficiency or efficiency_of(setting.cluster.device)
     layout = setting.layout
     stages = (passes or PassTimes(efficiency)).stages(setting)
-    slowest = max(sum(stages[stage].total for stage in own) for own in setting.homes)
-    work = slowest * setting.micro_batches
+    work = slowest_pass(setting, stages) * setting.micro_batches
     parts = {"compute": work}
     if layout.pipeline > 1:
         parts |= _pipeline(setting, stages, efficiency, work)
-    parts["data parallel"] = _data_parallel(setting, efficiency, compute=work, last=slowest * 0.66)
+    parts["data parallel"] = data_parallel(setting, stages, efficiency).exposed
     parts["optimizer"] = _optimizer(setting, efficiency)
     correction = setting.cluster.correction(setting.work.precision, setting.work.tuning)
     parts = dict(correction.time_parts(parts)) if correction is not None else parts
     if setting.work.critic is not None:
         parts["critic"] = step_time(replace(setting, work=setting.work.critic), efficiency).total
     return StepTime(parts)
+
+
+def slowest_pass(setting: Setting, stages: Sequence[StageTime]) -> float:
+    """Seconds of a micro-batch, both ways, in the process of the pipeline that takes longest."""
+    return max(sum(stages[stage].total for stage in own) for own in setting.homes)
+
+
+def data_parallel(setting: Setting, stages: Sequence[StageTime], efficiency: Efficiency) -> GradientTraffic:
+    """Collectives of gradients and weights, beside the passes of the pipeline's slowest process."""
+    slowest = slowest_pass(setting, stages)
+    return gradient_traffic(setting, efficiency, compute=slowest * setting.micro_batches, last=slowest * BACKWARD_SHARE)
 
 
 def _pipeline(setting: Setting, stages: Sequence[StageTime], efficiency: Efficiency, work: float) -> dict[str, float]:
@@ -244,59 +256,3 @@ def _optimizer(setting: Setting, efficiency: Efficiency) -> float:
     if measured := measured_passes(setting):
         return measured.optimizer_seconds(setting)
     return parameters * ADAM_BYTES / (device.memory_gbs * 1e9 * efficiency.bandwidth)
-
-
-def _data_parallel(setting: Setting, efficiency: Efficiency, *, compute: float, last: float) -> float:
-    """Seconds of gradient and weight collectives that the passes do not hide."""
-    islands = setting.layout.islands
-    if islands == 1:
-        return _gradients_summed(setting, efficiency, compute=compute, last=last)
-    layout = replace(setting.layout, data=setting.layout.data // islands, islands=1)
-    alone = replace(setting, layout=layout)
-    group = CollectiveGroup(islands, setting.layout.world // islands)
-    outer = 4 * trained_parameters(setting, most_held(setting)).total / layout.sharers
-    seconds = collective_seconds("all-reduce", outer, group, setting.cluster, efficiency)
-    return _gradients_summed(alone, efficiency, compute=compute, last=last) + seconds / setting.layout.sync_every
-
-
-def _sent_share(setting: Setting) -> float:
-    """Share of the gradients' bytes in float32 that is sent; PowerSGD's of the model's square matrices."""
-    layout = setting.layout
-    if layout.compress == "powersgd":
-        return min(1.0, 2 * layout.compress_rank / setting.work.shape.width)
-    return 0.5 if layout.compress == "bf16" else 1.0
-
-
-def _gradients_summed(setting: Setting, efficiency: Efficiency, *, compute: float, last: float) -> float:
-    """The same of one island."""
-    layout, software, cluster = setting.layout, setting.software, setting.cluster
-    data = layout.data * layout.context
-    if data == 1:
-        return 0.0
-    held = most_held(setting)
-    parameters, trained = held.total, trained_parameters(setting, held).total
-    inner = layout.sharers if layout.zero else data
-    again = layout.pipeline > 1 and cluster.nodes > 1 and layout.shard == "none"
-    repeated = software.repeated_sums * setting.micro_batches if again else 0.0
-    near = CollectiveGroup(inner, cluster.per_node if repeated > 1 else layout.tensor)
-    far = CollectiveGroup(data // inner, layout.tensor * inner)
-    # FSDP gathers and scatters block by block; a distributed optimizer in few large buckets.
-    units = 1 + max(sum(own.values()) for own in setting.blocks) if layout.zero == 3 or software.by_block else 1
-    sent = trained * software.sent_gradients * _sent_share(setting)
-    gather = collective_seconds("all-gather", parameters * HALF, near, cluster, efficiency, calls=units)
-    scatter = collective_seconds("reduce-scatter", sent, near, cluster, efficiency, calls=units)
-    across = collective_seconds("all-reduce", sent / inner, far, cluster, efficiency)
-    if layout.shard == "zero3":
-        moved = setting.micro_batches * (2 * gather + scatter) + across
-        return max(moved - software.hidden * compute, moved * (1 - software.hidden_most))
-    if layout.shard == "none":
-        moved = collective_seconds("all-reduce", sent, near, cluster, efficiency)
-    else:
-        moved = gather + scatter
-    if layout.shard == "zero2":
-        moved = gather + scatter * setting.micro_batches
-        return max(moved - software.hidden * compute, moved * (1 - software.hidden_most)) + across
-    moved += across
-    if repeated > 1:
-        return moved * repeated
-    return max(moved - software.hidden * last, moved * (1 - software.hidden_most))

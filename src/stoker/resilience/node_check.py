@@ -1,7 +1,8 @@
 """Checks that a device computes correctly and at its usual rate, in about a second before training.
 
 Products of whole numbers small enough to be exact in float32 (and in TF32) are compared with the same products in
-another order in float64 (Freivalds' check, 1977): a wrong bit anywhere shows.
+another order in float64 (Freivalds' check, 1977): a wrong bit anywhere shows. In bfloat16, which other units of a GPU
+multiply, each number of the product is the exact one rounded once.
 """
 
 from __future__ import annotations
@@ -89,6 +90,8 @@ def check_device(device: torch.device, rank: int) -> Report:
     """Tests this process' device, and the way to the others where there are any; a collective then."""
     begin = time.perf_counter()
     wrong = _memory_problem(device) or product_problem(device, torch.matmul)
+    if has_tensor_cores(device):
+        wrong = wrong or bfloat16_problem(device, torch.matmul)
     rate = _product_rate(device)
     reduce = 0.0
     if dist.is_initialized():
@@ -218,6 +221,24 @@ def product_problem(device: torch.device, multiply: Multiply) -> str:
     return ""
 
 
+def bfloat16_problem(device: torch.device, multiply: Multiply) -> str:
+    """What is wrong with a device's matrix products in bfloat16, where those in float32 are exact."""
+    a, b = _factors(device)
+    backend = torch.backends.cuda.matmul
+    before = backend.allow_bf16_reduced_precision_reduction
+    backend.allow_bf16_reduced_precision_reduction = False  # partial sums would be rounded, too
+    try:
+        found = multiply(a.bfloat16(), b.bfloat16())
+    finally:
+        backend.allow_bf16_reduced_precision_reduction = before
+    return "" if torch.equal(found, (a @ b).bfloat16()) else "multiplies matrices wrong in bfloat16"
+
+
+def has_tensor_cores(device: torch.device) -> bool:
+    """Whether training uses units of their own for bfloat16."""
+    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
 def _factors(device: torch.device) -> tuple[Tensor, Tensor]:
     width = WIDTH.get(device.type, WIDTH["cpu"])
     made = torch.Generator(device).manual_seed(0)
@@ -229,6 +250,8 @@ def _factors(device: torch.device) -> tuple[Tensor, Tensor]:
 def _product_rate(device: torch.device) -> float:
     """FLOP/s."""
     a, b = _factors(device)
+    if has_tensor_cores(device):
+        a, b = a.bfloat16(), b.bfloat16()
     product = a @ b  # the first one loads what multiplies
     return 2 * a.shape[0] ** 3 / min(_timed(device, lambda: torch.matmul(a, b, out=product)) for _ in range(ROUNDS))
 
@@ -263,6 +286,7 @@ def _expected(device: torch.device, name: str) -> float | None:
     width = WIDTH.get(device.type, WIDTH["cpu"])
     try:
         kept = kept_calibration(name, 0 if device.type == "cuda" else torch.get_num_threads())
-        return kept.matmul_rate(width, width, width) if kept else None
+        precision = "bf16" if has_tensor_cores(device) else "fp32"
+        return kept.matmul_rate(width, width, width, precision) if kept else None
     except UserError:  # stale, or of another device
         return None

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stoker.runs.run_folder import RunFolder, read_lines
 
@@ -68,9 +71,33 @@ class Goodput:
         return self.parts["productive"] / self.wall if self.wall else 0.0
 
 
+Numbers = NDArray[np.float64]
+OF_STEPS = ("time", "seconds", "data_seconds", "stall", "loss")  # the columns that a split is made of
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """The steps of a run in the order of their times, as arrays (steps,).
+
+    Attributes:
+        time: when each ended.
+        stall, data, work: seconds that it says it waited for a checkpoint, waited for samples, and computed.
+        kind: the index in `KINDS` of what its work was.
+    """
+
+    time: Numbers
+    stall: Numbers
+    data: Numbers
+    work: Numbers
+    kind: NDArray[np.int64]
+
+
+KINDS: tuple[Cause, ...] = ("productive", "left_out", "recomputation")
+
+
 @dataclass(frozen=True)
 class _Record:
-    """Something that ended at a time, and the seconds it took since the previous record, by cause."""
+    """An event, and the seconds it took since the record before it, by cause."""
 
     time: float
     name: str
@@ -78,20 +105,27 @@ class _Record:
     began: float | None = None  # of a start: when its process did
 
 
-def goodput(folder: RunFolder) -> Goodput | None:
-    """The split of a run's time; None where it has done no step yet, or its metrics bear no times."""
-    records = sorted(_records(folder), key=lambda record: record.time)
-    return _split(records) if any(record.name == "step" for record in records) else None
+def goodput(folder: RunFolder, *, metrics: Mapping[str, Numbers] | None = None) -> Goodput | None:
+    """The split of a run's time; None where it has done no step yet, or its metrics bear no times.
+
+    Args:
+        metrics: the columns `OF_STEPS` of its metrics, where they have been read already; not a number where a line
+            has none.
+    """
+    steps, events = _records(folder, metrics)
+    return _split(steps, events) if len(steps.time) else None
 
 
 class Running:
     """The effective training time of a running run over all of its starts; created as a start begins to train."""
 
     def __init__(self, folder: RunFolder) -> None:
-        records = sorted(_records(folder), key=lambda record: record.time)
-        split = _split(records) if records else Goodput(0.0, {"productive": 0.0})
+        steps, events = _records(folder, None)
+        is_empty = not events and not len(steps.time)
+        split = Goodput(0.0, {"productive": 0.0}) if is_empty else _split(steps, events)
+        newest = max([*steps.time[-1:], *(event.time for event in events[-1:])], default=time.time())
         self._productive = split.parts["productive"]
-        self._begin = (records[-1].time if records else time.time()) - split.wall
+        self._begin = newest - split.wall
 
     def after(self, productive: float) -> float:
         """Productive step time over wall time, after a step with these productive seconds."""
@@ -99,59 +133,102 @@ class Running:
         return self._productive / max(time.time() - self._begin, self._productive, 1e-9)
 
 
-def _split(records: Sequence[_Record]) -> Goodput:
+def _split(steps: _Steps, events: Sequence[_Record]) -> Goodput:
+    """The split over records in the order of their times; of an event and a step at one time the step comes first."""
     parts: dict[Cause, float] = dict.fromkeys(WORDS, 0.0)
     rest: Cause = "start_up"
-    begin = at = _began(records)
-    away, ended, started = 0.0, False, False
-    for index, record in enumerate(records):
+    before = np.searchsorted(steps.time, [event.time for event in events], side="right").tolist()
+    begin = at = _began(steps, 0, events)
+    away, ended, started, done = 0.0, False, False, 0
+    for index, until in enumerate([*before, len(steps.time)]):
+        if until > done:
+            if ended:
+                begins = max(at, _began(steps, done, events[index:]))
+                away, at, rest = away + begins - at, begins, "start_up"
+            at = _add_steps(parts, steps, slice(done, until), at, rest)
+            rest, ended, done = "other", False, until
+        if index == len(events):
+            break
+        event = events[index]
         if ended:
-            begins = max(at, _began(records[index:]))
-            away, at, rest, ended = away + begins - at, begins, "start_up", False
-        elif record.name in FAULTS or (record.name in STARTS and started):
+            begins = max(at, _began(steps, done, events[index:]))
+            away, at, rest = away + begins - at, begins, "start_up"
+        elif event.name in FAULTS or (event.name in STARTS and started):
             rest = "recovery"
-        left = max(0.0, record.time - at)
-        for cause, seconds in record.took.items():
+        left = max(0.0, event.time - at)
+        for cause, seconds in event.took.items():
             share = min(left, seconds)
             parts[cause] += share
             left -= share
         parts[rest] += left
-        at = max(at, record.time)
-        started = started or record.name in STARTS
-        ended = record.name in ENDS
-        if record.name == "step":
-            rest = "other"
+        at = max(at, event.time)
+        started = started or event.name in STARTS
+        ended = event.name in ENDS
     return Goodput(at - begin - away, parts)
 
 
-def _began(records: Sequence[_Record]) -> float:
-    """The time of the first start among records."""
-    start = next((record for record in records if record.name in STARTS), records[0])
-    return min(records[0].time, start.began or start.time)
+def _add_steps(parts: dict[Cause, float], steps: _Steps, which: slice, at: float, rest: Cause) -> float:
+    """Adds steps without an event between them, of which the first begins at ``at``; returns when the last ended.
+
+    Args:
+        rest: the cause of the seconds before the first that it does not account for.
+    """
+    ends = np.maximum.accumulate(np.concatenate([[at], steps.time[which]]))
+    left = np.diff(ends)
+    waited: tuple[tuple[Cause, Numbers], ...] = (("checkpoint", steps.stall[which]), ("data", steps.data[which]))
+    for cause, seconds in waited:
+        share = np.minimum(left, seconds)
+        parts[cause] += float(share.sum())
+        left = left - share
+    share = np.minimum(left, steps.work[which])
+    for number, kind in enumerate(KINDS):
+        parts[kind] += float(share[steps.kind[which] == number].sum())
+    left = left - share
+    parts[rest] += float(left[0])
+    parts["other"] += float(left[1:].sum())
+    return float(ends[-1])
 
 
-def _records(folder: RunFolder) -> Iterator[_Record]:
-    for line in folder.read_metrics():
-        if _is_time(line.get("time")) and line.get("seconds") is not None:
-            yield _step(line)
-    for line in read_lines(folder.repeated):
-        if _is_time(line.get("time")):
-            took: dict[Cause, float] = {"checkpoint": line.get("stall", 0.0), "recomputation": line.get("seconds", 0.0)}
-            yield _Record(line["time"], "step", took)
+def _began(steps: _Steps, done: int, events: Sequence[_Record]) -> float:
+    """The time of the first start among the steps from ``done`` on and some events."""
+    first = min([*steps.time[done : done + 1], *(event.time for event in events[:1])])
+    start = next((event for event in events if event.name in STARTS), None)
+    return float(min(first, start.began or start.time) if start is not None else first)
+
+
+def _records(folder: RunFolder, metrics: Mapping[str, Numbers] | None) -> tuple[_Steps, list[_Record]]:
+    """The steps of a run, also those that were done again, and its events; both by time."""
+    found = metrics if metrics is not None else _columns(folder.read_metrics())
+    each = [_steps(found, repeated=False), _steps(_columns(list(read_lines(folder.repeated))), repeated=True)]
+    whole = [np.concatenate(column) for column in zip(*each, strict=True)]
+    order = np.argsort(whole[0], kind="stable")
+    stamps, stall, data, work, kind = (column[order] for column in whole)
+    return _Steps(stamps, stall, data, work, kind.astype(np.int64)), sorted(_events(folder), key=lambda one: one.time)
+
+
+def _columns(lines: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
+    """Lines of metrics as columns. Lines of earlier versions have fewer fields."""
+    return {key: np.array([_number(line.get(key)) for line in lines], dtype=np.float64) for key in OF_STEPS}
+
+
+def _steps(columns: Mapping[str, Numbers], *, repeated: bool) -> tuple[Numbers, Numbers, Numbers, Numbers, Numbers]:
+    """Time, stall, data, work and kind of the steps that have a time and a length."""
+    ends, seconds, data, stall, loss = (columns[key] for key in OF_STEPS)
+    chosen = (ends > 0) & np.isfinite(ends) & (repeated | ~np.isnan(seconds))
+    ends, seconds, loss = ends[chosen], np.nan_to_num(seconds[chosen]), loss[chosen]
+    data, stall = np.nan_to_num(data[chosen]), np.nan_to_num(stall[chosen])
+    if repeated:
+        return ends, stall, np.zeros_like(ends), seconds, np.full_like(ends, KINDS.index("recomputation"))
+    return ends, stall, data, seconds - data, np.isnan(loss).astype(np.float64)
+
+
+def _number(value: Any) -> float:
+    """A field of a line; not a number for anything else than one."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def _events(folder: RunFolder) -> Iterator[_Record]:
     for event in folder.read_events():
-        name = event.get("event", "")
-        if (name in TOOK or name in (*STARTS, *FAULTS)) and _is_time(event.get("time")):
-            yield _Record(event["time"], name, TOOK.get(name, lambda _: {})(event), event.get("began"))
-
-
-def _is_time(value: Any) -> bool:
-    """Whether a record has a time; one that is spoilt, or of an earlier version, may have none."""
-    return isinstance(value, int | float) and value > 0
-
-
-def _step(line: dict[str, Any]) -> _Record:
-    # Lines of earlier versions have fewer fields.
-    waited = line.get("data_seconds", 0.0)
-    kind: Cause = "productive" if line.get("loss") is not None else "left_out"
-    took: dict[Cause, float] = {"checkpoint": line.get("stall", 0.0), "data": waited, kind: line["seconds"] - waited}
-    return _Record(line["time"], "step", took)
+        name, at = event.get("event", ""), _number(event.get("time"))
+        if (name in TOOK or name in (*STARTS, *FAULTS)) and at > 0:
+            yield _Record(at, name, TOOK.get(name, lambda _: {})(event), event.get("began"))

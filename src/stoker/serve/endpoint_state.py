@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from stoker.generate.request import Request, Sampling
+from stoker.hardware.openmp import in_temporary_thread
 from stoker.serve.answer_stream import AnswerStream
 from stoker.serve.api_error import wrong
 from stoker.serve.bodies import SHORTEST, SamplingFields
@@ -52,6 +53,10 @@ class Service:
     async def in_texts_thread(self, function: Callable[[], T]) -> T:
         """Runs what renders, tokenises or compiles outside of the event loop, one at a time."""
         return await asyncio.get_running_loop().run_in_executor(self._texts, function)
+
+    async def in_loading_thread(self, function: Callable[[], T]) -> T:
+        """Runs what loads weights outside of the event loop, one at a time with the texts."""
+        return await self.in_texts_thread(lambda: in_temporary_thread(function))
 
     @contextmanager
     def using(self, name: str) -> Iterator[Served]:

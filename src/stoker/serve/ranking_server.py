@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from stoker.errors import Problem, UserError
+from stoker.hardware.openmp import in_temporary_thread
 from stoker.job.load_job import load_job
 from stoker.job.paths import absolute
 from stoker.job.task_spec import task_of
@@ -101,7 +103,8 @@ def serve_ranking(
 ) -> int:
     """Opens the models and serves them until SIGTERM."""
     bound = listening_socket(arguments.host, arguments.port)
-    scorers = open_scorers(
+    opened = partial(
+        open_scorers,
         arguments.runs,
         Path.cwd(),
         at=arguments.at,
@@ -109,6 +112,7 @@ def serve_ranking(
         cache_rows=arguments.cache_rows,
         cache_seconds=arguments.cache_seconds,
     )
+    scorers = in_temporary_thread(opened)
     service = ranking_service(scorers, options, rows=arguments.rows)
 
     def drain() -> None:

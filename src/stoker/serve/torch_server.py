@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from stoker.hardware.openmp import in_temporary_thread
 from stoker.serve.app import app_of
 from stoker.serve.endpoint_state import Service
 from stoker.serve.engine_thread import EngineThread
@@ -48,8 +49,9 @@ def serve_torch(arguments: argparse.Namespace, token: str | None, trusted: Seque
     if any(ranks(written, Path.cwd()) for written in arguments.runs):
         return serve_ranking(arguments, options_of(arguments, token), tls_of(arguments), trusted)
     bound = listening_socket(arguments.host, arguments.port)  # before what takes minutes
-    models = open_served(
-        arguments.runs, Path.cwd(), at=arguments.at, trusted=trusted, base=arguments.base, rows=arguments.rows
+    here, at, rows = Path.cwd(), arguments.at, arguments.rows
+    models = in_temporary_thread(
+        lambda: open_served(arguments.runs, here, at=at, trusted=trusted, base=arguments.base, rows=rows)
     )
     service = service_of(models, options_of(arguments, token))
     service.worker.start()

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from stoker.sparse.eviction_pass import Candidates, EvictionPlan
 from stoker.sparse.exchange import Route, send_keys
 from stoker.sparse.keys import Keys
 from stoker.sparse.sparse_state import LazyPart, TableState
@@ -50,12 +51,15 @@ class _Summed:
 class ExchangedRows:
     """A `RowSource` in which each process has a `TableShard`."""
 
+    plans_evictions = True
+
     def __init__(self, tables: Sequence[TableSettings], *, seed: int, group: dist.ProcessGroup | None) -> None:
         rank, world = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
         self.shard = TableShard(tables, seed=seed, rank=rank, world=world)
         self.salts, self._group = self.shard.salts, group
         self._lookups: list[_Lookup] = []
         self._summed: _Summed | None = None
+        self._candidates: Candidates | None = None  # while a pass is at work
 
     @property
     def step(self) -> int:
@@ -87,9 +91,9 @@ class ExchangedRows:
         self.shard.prefetch(keys)
 
     def squared_norm(self) -> float:
-        """Of the gradients of the step, over all rows of all processes."""
+        """The squared norm of the step's gradients, over all rows of all processes."""
         summed = self._gradients()
-        square = summed.grads[torch.from_numpy(summed.rows > 0)].double().square().sum()
+        square = summed.grads[torch.from_numpy(summed.rows >= self.shard.index.first)].double().square().sum()
         if self._group is not None:
             dist.all_reduce(square, group=self._group)
         return float(square)
@@ -101,6 +105,20 @@ class ExchangedRows:
         self.shard.update(summed.rows, grads, lr_factor=lr_factor, values=summed.values)
         self._forget()
         self.shard.end_step()
+
+    def candidates(self, what: str, arrays: list[np.ndarray]) -> np.ndarray:
+        """What all processes answer together."""
+        self._candidates = self._candidates or Candidates(self.shard)
+        found = torch.from_numpy(self._candidates.answer(what, arrays))
+        if self._group is not None:
+            dist.all_reduce(found, group=self._group)
+        return found.numpy()
+
+    def evict(self, plan: EvictionPlan | None) -> None:
+        """Deletes rows."""
+        assert plan is not None and self._candidates is not None
+        self.shard.evict(self._candidates, plan)
+        self._candidates = None
 
     def discard(self) -> None:
         """Forgets the step's lookups; the step has not ended."""
@@ -135,6 +153,10 @@ class ExchangedRows:
     def counts(self) -> dict[str, int]:
         """Rows of each table that this process owns."""
         return self.shard.counts()
+
+    def evicted(self) -> np.ndarray:
+        """What was evicted so far of each table."""
+        return self.shard.evicted
 
     def _gradients(self) -> _Summed:
         """The gradients of this process' rows, of all lookups and processes."""

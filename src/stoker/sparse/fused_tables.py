@@ -91,6 +91,10 @@ class FeatureBags:
             found[name] = Keys.of(ids, np.full(len(ids), self._numbers[self._features[name].table]), self._salts)
         return found
 
+    def ids(self, batch: Mapping[str, JaggedIds]) -> list[JaggedIds]:
+        """The ids of the features that are looked up here, in order."""
+        return [batch[name] for name in self._features]
+
     def bags(self, batch: Mapping[str, JaggedIds]) -> Bags:
         """The ids of all features of a batch."""
         ids, tables, lengths, weights = [], [], [], []
@@ -138,22 +142,35 @@ class FusedTables:
     ) -> None:
         self.tables, self.source = tuple(tables), source
         self._features = FeatureBags(tables, features, source.salts, device=device, dtype=dtype)
+        self._ahead: list[tuple[list[JaggedIds], Bags]] = []  # of batches that rows were asked for
 
     def look_up(self, batch: Mapping[str, JaggedIds], *, training: bool) -> dict[str, Tensor]:
         """Pooled rows of each feature. A collective."""
         if not self._features:
             return {}
-        bags = self._features.bags(batch)
+        bags = self._known(batch) or self._features.bags(batch)
         return self._features.pooled(bags, *self.source.rows(bags.keys, training=training))
 
     def keys(self, batch: Mapping[str, JaggedIds]) -> dict[str, Keys]:
         """See `FeatureBags.keys`."""
         return self._features.keys(batch)
 
-    def prefetch(self, batch: Mapping[str, JaggedIds]) -> None:
-        """Begins to bring the rows of a coming batch from the disk. A collective."""
-        if self.tables[0].disk is not None and self._features:
-            self.source.prefetch(self._features.bags(batch).keys)
+    def prefetch(self, batches: Sequence[Mapping[str, JaggedIds]]) -> None:
+        """Begins to bring the rows of coming batches from the disk. A collective."""
+        if self.tables[0].disk is None or not self._features:
+            return
+        nothing = np.empty(0, np.int64)
+        self._ahead = [(self._features.ids(batch), self._features.bags(batch)) for batch in batches]
+        keys = [Keys.of(nothing, nothing, self.source.salts), *(bags.keys for _, bags in self._ahead)]
+        self.source.prefetch(Keys.concatenated(keys))
+
+    def _known(self, batch: Mapping[str, JaggedIds]) -> Bags | None:
+        """The bags of a batch that rows were asked for, which is made of the same objects."""
+        if not self._ahead:
+            return None
+        ids = self._features.ids(batch)
+        same = (bags for known, bags in self._ahead if all(a is b for a, b in zip(known, ids, strict=True)))
+        return next(same, None)
 
 
 def _padded(counts: np.ndarray, longest: int | None) -> tuple[np.ndarray | None, np.ndarray, tuple[int, int]]:

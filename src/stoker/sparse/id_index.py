@@ -25,25 +25,28 @@ AT_ONCE = 2**18  # entries that are placed together while the index is rebuilt
 class IdIndex:
     """The row numbers of the ids of several tables.
 
-    Row 0 is no id's: it is what an id without a row finds.
+    The first rows, one for each table, are no id's: they stand for the default row of the table. An id without a row
+    finds row 0.
 
     Args:
         salts: uint64 [tables], for the hashes of each table's ids.
 
     Attributes:
         ids, tables: by row: the id, and its table; table -1 where the row is free.
+        first: the first row that an id can have.
     """
 
     def __init__(self, salts: np.ndarray) -> None:
-        self.salts = salts
-        self.ids, self.tables = np.zeros(1024, np.int64), np.full(1024, -1, np.int16)
-        self._top = 1  # rows from here on have never been used
+        self.salts, self.first = salts, len(salts)
+        size = max(1024, self.first)
+        self.ids, self.tables = np.zeros(size, np.int64), np.full(size, -1, np.int16)
+        self._top = self.first  # rows from here on have never been used
         self._free = np.empty(0, np.int64)
         self._deleted = 0
         self._allocate(4096)
 
     def __len__(self) -> int:
-        return self._top - 1 - len(self._free)
+        return self._top - self.first - len(self._free)
 
     @property
     def top(self) -> int:

@@ -67,3 +67,17 @@ class Keys:
         numbers[first] = np.arange(len(first))
         inverse = np.take(numbers, stands)
         return inverse, np.bincount(inverse, minlength=len(first)), self[first]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What keys were found at.
+
+    Attributes:
+        unique: int64 [u], row numbers in order of their last key, each once; those below `IdIndex.first` are default
+            rows, one for each table.
+        inverse: int64 [n], for each key its place in ``unique``.
+    """
+
+    unique: np.ndarray
+    inverse: np.ndarray

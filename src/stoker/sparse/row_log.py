@@ -82,7 +82,7 @@ class RowLog:
         data, places = self._data, self._places
         at = places[rows[rows < len(places)]]
         at = at[(at >= 0) & (at < len(data))]
-        np.take(data, at, axis=0)
+        np.take(data, np.sort(at), axis=0)
 
     def _open(self, capacity: int) -> None:
         descriptor, name = tempfile.mkstemp(prefix="rows-", dir=self._folder)

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
+from stoker.sparse.eviction_pass import EvictionPlan
 from stoker.sparse.keys import Keys
 from stoker.sparse.sparse_state import LazyPart, TableState
 
@@ -17,9 +18,11 @@ class TableRows(Protocol):
 
     Attributes:
         salts: uint64 [tables], for the hashes of keys.
+        plans_evictions: whether this process plans passes that evict rows, alone or with all others.
     """
 
     salts: np.ndarray
+    plans_evictions: bool
 
     @property
     def step(self) -> int:
@@ -35,7 +38,7 @@ class TableRows(Protocol):
         """Begins to bring rows that lie in a file."""
 
     def squared_norm(self) -> float:
-        """Of the gradients of the step, over all rows."""
+        """The squared norm of the step's gradients, over all rows."""
 
     def apply(self, *, scale: float, lr_factor: float) -> None:
         """Updates rows and ends the step."""
@@ -62,3 +65,14 @@ class TableRows(Protocol):
 
     def counts(self) -> dict[str, int]:
         """Rows of each table in this process' part."""
+
+    def candidates(self, what: str, arrays: list[np.ndarray]) -> np.ndarray:
+        """What all shards answer together: `stoker.sparse.eviction_pass.Candidates.answer`."""
+
+    def evict(self, plan: EvictionPlan | None) -> None:
+        """Deletes rows after a step. With a plan on the processes that plan evictions."""
+
+    def evicted(self) -> np.ndarray:
+        """What was evicted so far of each table, on all processes: float64 [tables, 2 + width], as
+        `stoker.sparse.sparse_state.TableState.evicted`.
+        """

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
+from stoker.sparse.embeddings import Admissions, Embeddings
+from stoker.sparse.eviction_pass import EvictionPlan, is_due, planned
 from stoker.sparse.exchanged_rows import ExchangedRows
 from stoker.sparse.fused_tables import Feature, FusedTables
 from stoker.sparse.jagged_ids import JaggedIds
@@ -23,7 +25,7 @@ from stoker.sparse.table_settings import TableSettings
 __all__ = ["Feature", "SparseEmbeddings"]
 
 
-class SparseEmbeddings(nn.Module):
+class SparseEmbeddings(Embeddings):
     """Embedding tables whose rows are made when an id is first seen, spread over processes by id.
 
     >>> embeddings = SparseEmbeddings([TableSettings("users", 16)], {"user": Feature("users")}, seed=0)
@@ -35,7 +37,7 @@ class SparseEmbeddings(nn.Module):
     `apply_gradients`, over any number of forward and backward passes, and are summed over the processes, as if one
     process had all samples.
 
-    In evaluation mode ids without a row get zeros, and nothing is inserted, counted or evicted.
+    In evaluation mode ids without a row get the default row, and nothing is inserted, counted or evicted.
 
     Args:
         tables: tables of one width, type and optimizer are looked up together.
@@ -72,7 +74,7 @@ class SparseEmbeddings(nn.Module):
         group = None if group is None or dist.get_world_size(group) == 1 else _over_host_memory(group)
         wide = any(table.dtype == "float64" for table in tables)
         dtype = dtype or (torch.float64 if wide else torch.float32)
-        self._tables, self._features = tuple(tables), dict(features)
+        self._tables, self._features, self._group = tuple(tables), dict(features), group
         layouts: dict[tuple[object, ...], list[TableSettings]] = {}
         for table in tables:
             layouts.setdefault(table.layout, []).append(table)
@@ -99,6 +101,26 @@ class SparseEmbeddings(nn.Module):
     def rows(self) -> dict[str, int]:
         """Rows that this process holds of each table."""
         return {name: count for fused in self._fused for name, count in fused.source.counts().items()}
+
+    def default_rows(self) -> dict[str, np.ndarray]:
+        """By table the row that ids have which have none of their own, float64 [width]."""
+        return {name: evicted[2:] for name, evicted in self._evicted().items()}
+
+    def admissions(self) -> Admissions:
+        """How many rows there are, and how many ids have come and gone. A collective."""
+        rows = torch.tensor(sum(self.rows.values()))
+        if self._group is not None:
+            dist.all_reduce(rows, group=self._group)
+        evicted = round(sum(float(each[0]) for each in self._evicted().values()))
+        return Admissions(int(rows), int(rows) + evicted, evicted)
+
+    def _evicted(self) -> dict[str, np.ndarray]:
+        """By table, `TableState.evicted`."""
+        return {
+            table.name: row
+            for fused in self._fused
+            for table, row in zip(fused.tables, fused.source.evicted(), strict=True)
+        }
 
     def forward(self, ids: Mapping[str, JaggedIds]) -> dict[str, Tensor]:
         """Rows of each feature's ids, pooled. A collective.
@@ -133,13 +155,16 @@ class SparseEmbeddings(nn.Module):
                 found[name] = fused.source.shard.index.find(keys.ids, keys.tables, keys.hashes) > 0
         return {name: found[name] for name in ids}
 
-    def prefetch(self, ids: Mapping[str, JaggedIds]) -> None:
-        """Begins to bring the rows of a coming batch, where tables have some on disk. A collective.
+    def prefetch(self, *batches: Mapping[str, JaggedIds]) -> None:
+        """Begins to bring the rows of coming batches, where tables have some on disk. A collective.
 
         Results are the same without it.
+
+        Args:
+            batches: of this process; others may have more or fewer.
         """
         for fused in self._fused:
-            fused.prefetch(ids)
+            fused.prefetch(batches)
 
     def gradient_norm(self) -> float:
         """The Euclidean norm of this step's gradients, over all rows of all processes. A collective."""
@@ -154,6 +179,16 @@ class SparseEmbeddings(nn.Module):
         """
         for fused in self._fused:
             fused.source.apply(scale=scale, lr_factor=lr_factor)
+        if due := [fused for fused in self._fused if is_due(fused.tables, self.version)]:
+            self._evict([fused.tables for fused in due], [fused.source for fused in due])
+
+    def _evict(self, layouts: Sequence[Sequence[TableSettings]], sources: Sequence[TableRows]) -> None:
+        plans: Sequence[EvictionPlan | None] = [None] * len(sources)
+        if sources[0].plans_evictions:
+            before = [source.evicted() for source in sources]
+            plans = planned(layouts, self.version, before, lambda n, what, arrays: sources[n].candidates(what, arrays))
+        for source, plan in zip(sources, plans, strict=True):
+            source.evict(plan)
 
     def discard(self) -> None:
         """Forgets this step's lookups: no row is updated, and those that they made are gone. A collective.
@@ -190,8 +225,8 @@ class SparseEmbeddings(nn.Module):
     def parts(self, since: int | None = None, *, rows: int = 2**20, is_base: bool = True) -> Iterator[SparseState]:
         """The same as `state`, in parts of limited size, for tables that are larger than memory.
 
-        Steps may be taken between two parts; a `state` since the beginning, where `rebase` was called, has what the
-        parts then lack.
+        Steps may be taken between two parts, unless rows are on servers; a `state` since the beginning, where `rebase`
+        was called, has what the parts then lack.
 
         Args:
             rows: of one table in a part, at most.
@@ -222,22 +257,12 @@ class SparseEmbeddings(nn.Module):
         for fused in self._fused:
             fused.source.rebase(version, by=by)
 
-    def load(self, parts: Iterable[SparseState]) -> None:
-        """Takes over states, on top of what is there.
-
-        Args:
-            parts: those of all processes that saved, however many; for incremental ones, after the full ones before
-                them.
+    def put(self, part: SparseState) -> None:
+        """Takes over one part of what `load` takes; `end_load` follows the last one.
 
         Raises:
             ValueError: rows do not fit their table, or a table is not one of these.
         """
-        for part in parts:
-            self.put(part)
-        self.end_load()
-
-    def put(self, part: SparseState) -> None:
-        """Takes over one part of what `load` takes; `end_load` follows the last one."""
         sources = {table.name: fused.source for fused in self._fused for table in fused.tables}
         if unknown := part.tables.keys() - sources.keys():
             raise ValueError(f"there are no tables {sorted(unknown)}; there are {sorted(sources)}")

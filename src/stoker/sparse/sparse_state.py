@@ -21,6 +21,8 @@ class TableState:
         last: int32 [n], the step in which each was last seen.
         removed: int64 [m], in an incremental state the ids whose rows were evicted; some may have rows again.
         buckets: int64 [b], and ``sketch`` int32 [b, hashes, cells]: counters of ids that have no row yet.
+        evicted: float64 [1, 2 + width] of what was evicted so far, on all processes: the number of rows, the weight of
+            their mean, and the mean, which is the default row. [0, 0] where there is nothing.
     """
 
     ids: Tensor
@@ -31,6 +33,7 @@ class TableState:
     removed: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     buckets: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     sketch: Tensor = field(default_factory=lambda: torch.empty(0, 0, 0, dtype=torch.int32))
+    evicted: Tensor = field(default_factory=lambda: torch.empty(0, 0, dtype=torch.float64))
 
     @classmethod
     def joined(cls, parts: Sequence[TableState]) -> TableState:

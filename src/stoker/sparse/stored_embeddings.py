@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stoker.online_store.found_ids import found_ids
-from stoker.online_store.row_backends import StoredTable
+from stoker.online_store.row_backends import StoredTable, StoreError
 from stoker.online_store.row_reader import RowReader
 from stoker.sparse.fused_tables import Feature, FeatureBags
 from stoker.sparse.hashing import salt_of
@@ -84,10 +84,17 @@ class StoredEmbeddings:
 def _placed(
     tables: Sequence[TableSettings], keys: Keys, places: Sequence[np.ndarray], rows: Mapping[str, np.ndarray]
 ) -> Tensor:
-    """Rows [unique, width] in the order of the keys."""
+    """Rows [unique, width] in the order of the keys.
+
+    Raises:
+        StoreError: rows have another width than their table.
+    """
     leaf = torch.empty(len(keys), tables[0].width, dtype=RowFormat(tables[0].dtype, tables[0].width).compute)
     for table, at in zip(tables, places, strict=True):
-        leaf[torch.from_numpy(at)] = torch.from_numpy(rows[table.name])
+        found = rows[table.name]
+        if found.shape[1] != table.width:  # of a version that has just become the current one
+            raise StoreError(f"rows of table {table.name!r} have {found.shape[1]} numbers, and had {table.width}")
+        leaf[torch.from_numpy(at)] = torch.from_numpy(found)
     return leaf
 
 

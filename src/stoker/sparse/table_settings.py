@@ -8,13 +8,15 @@ from typing import Literal
 
 Optimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"]
 Dtype = Literal["float64", "float32", "float16", "int8"]
+Score = Literal["norm-frequency", "frequency", "norm", "recency"]
+DefaultRow = Literal["zeros", "mean"]
 
 
 @dataclass(frozen=True)
 class Admission:
     """Which new ids get a row: those that satisfy both conditions. An id is admitted at the end of a step.
 
-    Until then it has the default row, which is zero and is not trained.
+    Until then it has the default row, which is not trained; see `Eviction`.
 
     Attributes:
         count: occurrences before an id is admitted, estimated by a count-min sketch, which never counts too few.
@@ -33,23 +35,34 @@ class Admission:
 
 @dataclass(frozen=True)
 class Eviction:
-    """Which rows are deleted: those for which every stated condition holds.
+    """Which rows are deleted: those for which every stated condition holds, and what replaces them.
 
     Attributes:
         age: steps since the id was last seen.
         every: steps between two passes over the rows.
         frequency: only ids that were seen less often since their row was made.
         norm: only rows whose Euclidean norm is below it.
+        max_rows: only as many rows, those of lowest score, as all tables with this rule have more than that together;
+            None for no limit.
+        score: by which rows are ranked: the norm times the number of occurrences, occurrences (LFU), the norm, or the
+            step in which the id was last seen (LRU).
+        default_row: what ids without a row have. ``mean``: the mean of the evicted rows, each weighted by its number
+            of occurrences; each pass halves the weight of those before it.
     """
 
-    age: int
+    age: int = 1
     every: int = 1000
     frequency: int | None = None
     norm: float | None = None
+    max_rows: int | None = None
+    score: Score = "norm-frequency"
+    default_row: DefaultRow = "zeros"
 
     def __post_init__(self) -> None:
         if self.age < 1 or self.every < 1:
             raise ValueError(f"age and every are at least one step: {self}")
+        if self.max_rows is not None and self.max_rows < 1:
+            raise ValueError(f"at least one row is kept: {self}")
 
 
 @dataclass(frozen=True)

@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from stoker.sparse.evicted_ids import EvictedIds
+from stoker.sparse.eviction_pass import Candidates, EvictionPlan
 from stoker.sparse.hashing import hashes_of, mix64, owners_of, salt_of, uniform
 from stoker.sparse.id_index import IdIndex, grown
-from stoker.sparse.keys import Keys
+from stoker.sparse.keys import Keys, Rows
 from stoker.sparse.memory_rows import MemoryRows
 from stoker.sparse.row_format import RowFormat
 from stoker.sparse.row_optimizers import OPTIMIZERS
 from stoker.sparse.shard_memory import ShardMemory
-from stoker.sparse.sparse_state import LazyColumn, LazyPart, TableState
+from stoker.sparse.shard_state import lazy_parts, load_table
+from stoker.sparse.sparse_state import LazyPart, TableState
 from stoker.sparse.table_settings import TableSettings
 from stoker.sparse.tiered_rows import TieredRows
 from stoker.sparse.waiting_ids import WaitingIds
-
-
-@dataclass(frozen=True)
-class Rows:
-    """What keys were found at.
-
-    Attributes:
-        unique: int64 [u], row numbers in order of their last key, each once; 0 is the default row.
-        inverse: int64 [n], for each key its place in ``unique``.
-    """
-
-    unique: np.ndarray
-    inverse: np.ndarray
 
 
 class TableShard:
@@ -45,6 +33,11 @@ class TableShard:
 
     Attributes:
         step: steps that have ended.
+        gone: evicted ids, for incremental states.
+        waiting: ids that have no row yet.
+        state_columns: numbers of a row's optimizer state.
+        last, seen: int32, by row: the step in which its id was last seen, and its occurrences.
+        evicted: float64 [tables, 2 + width]: `stoker.sparse.sparse_state.TableState.evicted` of each table.
     """
 
     def __init__(self, tables: Sequence[TableSettings], *, seed: int, rank: int = 0, world: int = 1) -> None:
@@ -56,31 +49,27 @@ class TableShard:
         self.index = IdIndex(self.salts)
         self.format = RowFormat(self._settings.dtype, self._settings.width)
         self._optimizer = OPTIMIZERS[self._settings.optimizer]
-        columns = self._optimizer.columns(self._settings.width)
-        shape = (self.format.columns, self.format.stored, columns, self.format.compute)
+        self.state_columns = self._optimizer.columns(self._settings.width)
+        shape = (self.format.columns, self.format.stored, self.state_columns, self.format.compute)
         disk = self._settings.disk
         self.store: MemoryRows | TieredRows = TieredRows(*shape, disk) if disk else MemoryRows(*shape)
-        self._last, self._seen = np.zeros(1024, np.int32), np.zeros(1024, np.int32)
+        self.last, self.seen = np.zeros(1024, np.int32), np.zeros(1024, np.int32)
         self._numbers = np.zeros(1024, np.int32)
+        self._make_room()
+        self.evicted = np.zeros((len(self.tables), 2 + self._settings.width))
         self._scales = np.array([table.init_scale for table in tables])
-        self._waiting = WaitingIds(tables, seed=seed, rank=rank, world=world)
+        self.waiting = WaitingIds(tables, seed=seed, rank=rank, world=world)
         self._made: list[np.ndarray] = []  # rows that lookups of this step have made
         self._touched: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # rows, last seen before, occurrences
-        self._removed: list[tuple[int, Keys]] = []  # evicted since the earliest of the bases: the step, and what
-        self._bases: dict[str, int] = {}  # the steps from which on incremental states are asked for, by who asks
+        self.gone = EvictedIds(self.salts)
         self.step = 0
 
     @property
     def memory(self) -> ShardMemory:
         """What it takes."""
-        store = self.store
-        return ShardMemory(
-            store.bytes,
-            self.index.bytes,
-            self._last.nbytes + self._seen.nbytes + self._numbers.nbytes,
-            self._waiting.bytes,
-            store.file_bytes if isinstance(store, TieredRows) else 0,
-        )
+        counters = self.last.nbytes + self.seen.nbytes + self._numbers.nbytes
+        file = self.store.file_bytes if isinstance(self.store, TieredRows) else 0
+        return ShardMemory(self.store.bytes, self.index.bytes, counters, self.waiting.bytes, file)
 
     # -- lookup and update ---------------------------------------------------------------------------------------
 
@@ -91,52 +80,64 @@ class TableShard:
             keys: [n], in any number of repetitions.
             counts: int64 [n], occurrences that each key stands for; one each by default.
         """
-        rows = self.index.find(keys.ids, keys.tables, keys.hashes)
-        absent = np.flatnonzero(rows == 0)
+        rows = self.find(keys)
+        absent = np.flatnonzero(rows < self.index.first)
         if len(absent):
-            new = self._waiting.admits_all[keys.tables[absent]]
+            new = self.waiting.admits_all[keys.tables[absent]]
             enter, wait = absent[new], absent[~new]
-            self._waiting.see(keys[wait], np.ones(len(wait), np.int64) if counts is None else counts[wait])
+            self.waiting.see(keys[wait], np.ones(len(wait), np.int64) if counts is None else counts[wait])
             rows[enter] = self._insert(keys[enter])
             self._made.append(rows[enter])
         found = self._unique(rows)
         sums = np.bincount(found.inverse, counts, len(found.unique)).astype(np.int32)
-        self._touched.append((found.unique, self._last[found.unique], sums))
-        self._last[found.unique] = self.step
-        self._seen[found.unique] += sums
+        self._touched.append((found.unique, self.last[found.unique], sums))
+        self.last[found.unique] = self.step
+        self.seen[found.unique] += sums
         return found
 
     def peek(self, keys: Keys) -> Rows:
         """Finds rows for evaluation: nothing changes."""
-        return self._unique(self.index.find(keys.ids, keys.tables, keys.hashes))
+        return self._unique(self.find(keys))
+
+    def find(self, keys: Keys) -> np.ndarray:
+        """Row numbers; those of default rows for ids that have none. int64 [n]."""
+        rows = self.index.find(keys.ids, keys.tables, keys.hashes)
+        absent = np.flatnonzero(rows == 0)
+        rows[absent] = keys.tables[absent]
+        return rows
 
     def has_rows(self, keys: Keys) -> np.ndarray:
         """Which keys have rows of their own, or get them when they are looked up. bool [n]."""
-        return self._waiting.admits_all[keys.tables] | (self.index.find(keys.ids, keys.tables, keys.hashes) > 0)
+        return self.waiting.admits_all[keys.tables] | (self.index.find(keys.ids, keys.tables, keys.hashes) > 0)
 
     def preview(self, keys: Keys) -> Tensor:
         """Values [n, width] that `look_up` would give, while nothing changes."""
-        rows = self.index.find(keys.ids, keys.tables, keys.hashes)
+        rows = self.find(keys)
         values = self.values(rows)
-        new = np.flatnonzero((rows == 0) & self._waiting.admits_all[keys.tables])
+        new = np.flatnonzero((rows < self.index.first) & self.waiting.admits_all[keys.tables])
         if len(new):
             first = self._first(keys.ids[new], keys.tables[new])
             values[torch.from_numpy(new)] = self.format.decode(self.format.encode(first))
         return values
 
     def values(self, rows: np.ndarray) -> Tensor:
-        """Values [n, width] of rows, in the type of arithmetic; those of the default row are 0."""
-        return self.format.decode(self.store.values(rows))
+        """Values [n, width] of rows, in the type of arithmetic."""
+        absent = np.flatnonzero(rows < self.index.first)
+        if not len(absent):
+            return self.format.decode(self.store.values(rows))
+        values = self.format.decode(self.store.values(np.where(rows < self.index.first, 0, rows)))
+        values[torch.from_numpy(absent)] = torch.from_numpy(self.evicted[rows[absent], 2:]).to(values.dtype)
+        return values
 
     def update(self, rows: np.ndarray, grads: Tensor, *, lr_factor: float = 1.0, values: Tensor | None = None) -> None:
         """Applies the optimizer.
 
         Args:
-            rows: int64 [n], each once; the default row is left as it is.
+            rows: int64 [n], each once; default rows are left as they are.
             grads: [n, width], sums over all occurrences of each row's id.
             values: what `values` gave for these rows, if nothing has been updated since; they are overwritten.
         """
-        if len(default := np.flatnonzero(rows == 0)):
+        if len(default := np.flatnonzero(rows < self.index.first)):
             kept = np.delete(np.arange(len(rows)), default)
             rows, grads, values = rows[kept], grads[torch.from_numpy(kept)], None
         if not len(rows):
@@ -160,24 +161,22 @@ class TableShard:
         return found.unique, total.index_add_(0, torch.from_numpy(found.inverse), grads)
 
     def end_step(self) -> None:
-        """Admits ids that were seen in this step, counts the step, and evicts rows."""
-        if (admitted := self._waiting.admitted(self.step)) is not None:
+        """Admits ids that were seen in this step, and counts the step. `evict` follows where a pass is due."""
+        if (admitted := self.waiting.admitted(self.step)) is not None:
             keys, counts = admitted
             rows = self._insert(keys)
-            self._seen[rows] = counts
+            self.seen[rows] = counts
         self._made.clear()
         self._touched.clear()
         self.step += 1
-        if any(table.eviction and self.step % table.eviction.every == 0 for table in self.tables):
-            self._evict()
 
     def undo_step(self) -> None:
         """Forgets this step's lookups, the rows that they made and what they counted. The step has not ended."""
         for rows, last, sums in reversed(self._touched):
-            self._seen[rows] -= sums
-            self._last[rows] = last
+            self.seen[rows] -= sums
+            self.last[rows] = last
         self._touched.clear()
-        self._waiting.forget()
+        self.waiting.forget()
         if self._made:
             made = np.unique(np.concatenate(self._made))
             self._made.clear()
@@ -206,11 +205,11 @@ class TableShard:
 
     def _insert(self, keys: Keys) -> np.ndarray:
         """Rows of ids that have none, with their first values. int64 [n]."""
-        rows = self._give_rows(keys)
+        rows = self.give_rows(keys)
         new = self._unique(rows).unique
         if len(new):
             values = self._first(self.index.ids[new], self.index.tables[new])
-            self._last[new], self._seen[new] = self.step, 0
+            self.last[new], self.seen[new] = self.step, 0
             self.store.write(new, self.format.encode(values), self._optimizer.first(values, self._settings))
         return rows
 
@@ -219,34 +218,28 @@ class TableShard:
         draws = uniform(hashes_of(ids, self._value_salts[tables]), self._settings.width)
         return torch.from_numpy((draws * 2 - 1) * self._scales[tables][:, None]).to(self.format.compute)
 
-    def _give_rows(self, keys: Keys) -> np.ndarray:
+    def give_rows(self, keys: Keys) -> np.ndarray:
+        """Rows of ids that have none, with room in the store. int64 [n]."""
         rows = self.index.insert(keys.ids, keys.tables, keys.hashes)
-        size = len(self.index.ids)
-        if size > len(self._last):
-            self._last, self._seen, self._numbers = (grown(x, size) for x in (self._last, self._seen, self._numbers))
+        self._make_room()
         self.store.reserve(self.index.top)
         return rows
 
-    def _evict(self) -> None:
-        rows = self.index.rows
-        tables = self.index.tables[rows]
-        for number, table in enumerate(self.tables):
-            rule = table.eviction
-            if rule is None or self.step % rule.every:
-                continue
-            mine = rows[tables == number]
-            mine = mine[self.step - 1 - self._last[mine] >= rule.age]
-            if rule.frequency is not None:
-                mine = mine[self._seen[mine] < rule.frequency]
-            if rule.norm is not None:
-                mine = mine[self.values(mine).norm(dim=1).numpy() < rule.norm]
-            self._remove(mine)
+    def _make_room(self) -> None:
+        size = len(self.index.ids)
+        if size > len(self.last):
+            self.last, self.seen, self._numbers = (grown(x, size) for x in (self.last, self.seen, self._numbers))
+
+    def evict(self, candidates: Candidates, plan: EvictionPlan) -> None:
+        """Deletes rows, and takes over the default rows of a plan."""
+        for rows in candidates.going(plan.below):
+            self._remove(rows)
+        self.evicted = plan.evicted.copy()
 
     def _remove(self, rows: np.ndarray) -> None:
         if len(rows):
             ids, tables = self.index.ids[rows], self.index.tables[rows].astype(np.int64)
-            if self._bases:
-                self._removed.append((self.step - 1, Keys.of(ids, tables, self.salts)))
+            self.gone.add(self.step - 1, ids, tables)
             self.index.remove(rows)
             self.store.free(rows)
 
@@ -257,10 +250,9 @@ class TableShard:
     ) -> Iterator[tuple[str, TableState]]:
         """Rows of each table by id: all, or those that were seen in step ``since`` or later.
 
-        Evicted ids are recorded from one whole state to the next, for the incremental states between them.
-
-        Steps may be taken between two parts. Then a part has the rows of its ids as they are when it is asked for, and
-        an incremental state since the beginning has what the parts lack.
+        Evicted ids are recorded from one whole state to the next, for the incremental states between them. Steps may
+        be taken between two parts. Then a part has the rows of its ids as they are when it is asked for, and an
+        incremental state since the beginning has what the parts lack.
 
         Args:
             rows: at most, in each of a table's parts; all in one by default.
@@ -278,49 +270,12 @@ class TableShard:
         """As `state`, in parts whose rows are copied when they are asked for; no step may be taken before that."""
         if since is None and is_base:
             self.rebase(self.step)
-        first = min(self._bases.values(), default=None)
-        if since is not None and (first is None or since < first):
-            last = "there has been none" if first is None else f"that was at {first}"
-            raise ValueError(f"a state since {since} wants a whole one at that version or before: {last}")
-        found = self.index.rows
-        if since is not None:
-            found = found[self._last[found] >= since]
-        tables = self.index.tables[found]
-        for number, table in enumerate(self.tables):
-            mine = found[tables == number]
-            mine = mine[np.argsort(self.index.ids[mine])]
-            beside = {"removed": self._gone(number, since), **self._waiting.state(number)}
-            for there in np.split(mine, range(rows, len(mine), rows)) if rows else [mine]:
-                part = there[self.index.tables[there] == number]  # others may have gone since the part before
-                columns = self._columns(part)
-                yield LazyPart(table.name, columns | {name: LazyColumn.of(tensor) for name, tensor in beside.items()})
-                beside = {}
-
-    def _columns(self, rows: np.ndarray) -> dict[str, LazyColumn]:
-        numbers: dict[str, np.ndarray] = {"ids": self.index.ids, "seen": self._seen, "last": self._last}
-        columns = {
-            name: LazyColumn((len(rows),), torch.from_numpy(whole[:0]).dtype, partial(_chosen, whole, rows))
-            for name, whole in numbers.items()
-        }
-        state = self._optimizer.columns(self._settings.width)
-        values = LazyColumn((len(rows), self.format.columns), self.format.stored, partial(self.store.values, rows))
-        optimizer = LazyColumn((len(rows), state), self.format.compute, partial(self.store.state, rows))
-        return columns | {"values": values, "optimizer": optimizer}
+        self.gone.check(since)
+        yield from lazy_parts(self, since, rows)
 
     def rebase(self, step: int | None, *, by: str = "") -> None:
-        """Says that an asker's incremental states reach back to ``step``, or that there will be none.
-
-        Evicted ids of steps before that of every asker are forgotten.
-        """
-        self._bases = {name: at for name, at in {**self._bases, by: step}.items() if at is not None}
-        first = min(self._bases.values(), default=self.step)
-        self._removed = [(when, keys) for when, keys in self._removed if when >= first]
-
-    def _gone(self, number: int, since: int | None) -> Tensor:
-        found = [np.empty(0, np.int64)]
-        if since is not None:
-            found += [keys.ids[keys.tables == number] for step, keys in self._removed if step >= since]
-        return torch.from_numpy(np.unique(np.concatenate(found)))
+        """See `EvictedIds.rebase`."""
+        self.gone.rebase(step, by=by, now=self.step)
 
     def counts(self) -> dict[str, int]:
         """Rows of each table."""
@@ -333,33 +288,12 @@ class TableShard:
         Raises:
             ValueError: the rows do not fit the table.
         """
-        number = next(i for i, table in enumerate(self.tables) if table.name == name)
-        self.step, self._bases, self._removed = step, {"": step}, []
-        columns = (self.format.columns, self._optimizer.columns(self._settings.width))
-        if (state.values.shape[1], state.optimizer.shape[1]) != columns or state.values.dtype != self.format.stored:
-            found = f"{state.values.dtype} {tuple(state.values.shape)} with {state.optimizer.shape[1]} columns of state"
-            raise ValueError(f"the rows of table {name!r} are {found}, and this job's have {columns}")
-        removed = self._mine(state.removed.numpy(), number)[0]
-        rows = self.index.find(removed.ids, removed.tables, removed.hashes)
-        rows = rows[rows > 0]
-        if len(rows):
-            self.index.remove(rows)
-            self.store.free(rows)
-        keys, at = self._mine(state.ids.numpy(), number)
-        rows = self.index.find(keys.ids, keys.tables, keys.hashes)
-        absent = np.flatnonzero(rows == 0)
-        rows[absent] = self._give_rows(keys[absent])
-        self._seen[rows], self._last[rows] = state.seen.numpy()[at], state.last.numpy()[at]
-        chosen = torch.from_numpy(at)
-        self.store.write(rows, state.values[chosen], state.optimizer[chosen].to(self.format.compute))
-        self._waiting.load(number, state)
+        self.step = step
+        self.gone.begin(step)
+        load_table(self, name, state)
 
-    def _mine(self, ids: np.ndarray, number: int) -> tuple[Keys, np.ndarray]:
+    def owned(self, ids: np.ndarray, number: int) -> tuple[Keys, np.ndarray]:
         """The keys of a table that this process owns, and where they are among these ids."""
         keys = Keys.of(np.ascontiguousarray(ids), np.full(len(ids), number), self.salts)
         at = np.flatnonzero(owners_of(keys.hashes, self._world) == self._rank)
         return keys[at], at
-
-
-def _chosen(column: np.ndarray, rows: np.ndarray) -> Tensor:
-    return torch.from_numpy(column[rows])

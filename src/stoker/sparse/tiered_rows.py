@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -14,6 +16,8 @@ from stoker.sparse.row_log import RowLog
 from stoker.sparse.table_settings import DiskTier
 
 _BATCH = 16  # rows leave memory together, this part of it at a time
+_THREADS = 4  # that read the file, as a disk serves several requests at once
+_WAITING = 4 * _THREADS  # parts of requests that wait at most; the oldest are of a batch that is at work already
 
 
 class TieredRows:
@@ -41,8 +45,8 @@ class TieredRows:
         self._written = np.zeros(tier.rows + 1, np.int32)
         self._free = np.arange(tier.rows, 0, -1)
         self._clock = 0
-        self._thread: ThreadPoolExecutor | None = None
-        self._touching: Future[None] | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        self._coming: deque[np.ndarray] = deque(maxlen=_WAITING)
 
     @property
     def bytes(self) -> int:
@@ -105,11 +109,18 @@ class TieredRows:
         self._log.drop(rows)
 
     def prefetch(self, rows: np.ndarray) -> None:
-        """Has a thread bring the records of rows in the file into the page cache."""
+        """Has threads bring the records of rows in the file into the page cache, after those that were asked before."""
         cold = rows[self._slots[rows] < 0]
-        if len(cold) and (self._touching is None or self._touching.done()):
-            self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="rows")
-            self._touching = self._thread.submit(self._log.touch, cold)
+        if len(cold):
+            self._threads = self._threads or ThreadPoolExecutor(_THREADS, thread_name_prefix="rows")
+            for part in np.array_split(cold, _THREADS):
+                self._coming.append(part)
+                self._threads.submit(self._touch)
+
+    def _touch(self) -> None:
+        """In a thread: what was asked first and is not read yet; nothing where it was dropped."""
+        with suppress(IndexError):
+            self._log.touch(self._coming.popleft())
 
     def _push_out(self, least: int) -> None:
         """Moves rows that were not written for the longest time to the file."""

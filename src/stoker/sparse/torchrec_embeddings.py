@@ -3,44 +3,55 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from stoker.errors import CannotRun, Problem, UserError, reason_of
-from stoker.sparse.fused_tables import Feature
-from stoker.sparse.hashing import hashes_of, salt_of
+from stoker.errors import Problem, UserError
+from stoker.sparse.embeddings import Admissions, Embeddings
+from stoker.sparse.fused_tables import Feature, FeatureBags
+from stoker.sparse.hashing import salt_of
 from stoker.sparse.jagged_ids import JaggedIds
-from stoker.sparse.sparse_state import SparseState, TableState
+from stoker.sparse.sparse_embeddings import no_rows, row_bytes
+from stoker.sparse.sparse_state import LazyColumn, LazyPart, SparseState
 from stoker.sparse.table_settings import TableSettings
+from stoker.sparse.torchrec_tables import OPTIMIZERS, LocalTable, TorchRecTables
 
-_OPTIMIZERS = {"rowwise_adagrad": "RowWiseAdagrad", "adagrad": "Adagrad", "sgd": "SGD"}
-_INSTALL = (
-    "install the pair that fits torch 2.13: `pip install fbgemm-gpu-cpu==1.8.0 tensordict torchmetrics==1.0.3 tqdm "
-    "pyre-extensions iopath` (or fbgemm-gpu==1.8.0), then `pip install --no-deps torchrec==1.8.0`"
-)
+Bag = tuple[Tensor, Tensor, Tensor]  # numbers of rows [n], rows of each sample [batch], factors [n]
 
 
-class TorchRecEmbeddings(nn.Module):
-    """As `SparseEmbeddings`, on TorchRec's `EmbeddingBagCollection` under `DistributedModelParallel`.
+@dataclass(frozen=True)
+class _Pass:
+    """A forward pass whose gradients are wanted.
 
-    An id's row is its hash modulo the rows of its table: ids may collide. Tables are placed whole on one process each,
-    in turn. TorchRec updates rows within the backward pass, so that there is one backward pass a step, gradients are
-    summed over processes, and neither scaling nor `discard` is possible after it.
+    Attributes:
+        bags: by feature.
+        pooled: what the tables gave, by feature.
+        leaves: the same for the model, which collects their gradients.
+    """
 
-    TorchRec divides gradients by the number of processes unless it is told not to, which is a switch of the whole
-    process (`torchrec.distributed.comm_ops`): it is off once these tables are made.
+    bags: Mapping[str, Bag]
+    pooled: Mapping[str, Tensor]
+    leaves: Mapping[str, Tensor]
 
-    Every table has the fused kernel by name. Where a plan leaves the kernel open, TorchRec takes the dense one on a
-    CPU, which leaves the update to somebody else: such tables would silently never be trained.
+
+class TorchRecEmbeddings(Embeddings):
+    """As `SparseEmbeddings`, on TorchRec's tables.
+
+    An id's row is its hash modulo the rows of its table: ids may collide, and every id has a row. A state's ids are
+    the numbers of rows.
+
+    TorchRec updates rows within the backward pass of a lookup. The model therefore gets leaves, and `apply_gradients`
+    sends their gradients on, once a step, so that steps can be discarded and scaled, and several passes make one step.
 
     Args:
         rows: of each table.
-        group: must be the default group, with one process or more.
+        group: processes over which tables are placed, all of the default group; None for one process.
 
     Raises:
         CannotRun: TorchRec is not there, or does not fit torch.
@@ -54,181 +65,191 @@ class TorchRecEmbeddings(nn.Module):
         *,
         rows: Mapping[str, int],
         seed: int = 0,
+        group: dist.ProcessGroup | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
         _refuse(tables, features, rows)
-        parts = _import()
-        parts["set_gradient_division"](False)
-        self._parts, self._rows = parts, dict(rows)
-        self._names = {_own_name(number): table.name for number, table in enumerate(tables)}
-        self._device, self._features = torch.device(device), dict(features)
-        self._salts = {table.name: salt_of("index", table.name) for table in tables}
-        world = dist.get_world_size()
-        configs = [
-            parts["EmbeddingBagConfig"](
-                name=_own_name(number),
-                embedding_dim=table.width,
-                num_embeddings=rows[table.name],
-                feature_names=[name for name, feature in features.items() if feature.table == table.name],
-                pooling=getattr(parts["PoolingType"], _pooling(table.name, features).upper()),
-                init_fn=_initial(table, seed),
-            )
-            for number, table in enumerate(tables)
-        ]
-        self._order = [name for config in configs for name in config.feature_names]
-        collection = parts["EmbeddingBagCollection"](tables=configs)
-        for number, table in enumerate(tables):
-            more = {} if table.optimizer == "sgd" else {"eps": table.eps}
-            weight = collection.embedding_bags[_own_name(number)].weight
-            kind = getattr(parts["optim"], _OPTIMIZERS[table.optimizer])
-            parts["apply"](kind, [weight], {"lr": table.lr, "weight_decay": table.weight_decay, **more})
-        sharder = parts["EmbeddingBagCollectionSharder"]()
-        placed = {
-            _own_name(number): parts["table_wise"](rank=number % world, compute_kernel="fused")
-            for number, table in enumerate(tables)
-        }
-        plan = parts["construct_module_sharding_plan"](
-            collection, placed, sharder, world_size=world, local_size=world, device_type=self._device.type
-        )
-        self._model = parts["DistributedModelParallel"](
-            collection, device=self._device, plan=parts["ShardingPlan"]({"": plan}), sharders=[sharder]
-        )
-        self._step = 0
-        self._rates = {id(group): group["lr"] for group in self._groups()}
+        self._group = None if group is None or dist.get_world_size(group) == 1 else group
+        self._device, self._settings = torch.device(device), list(tables)
+        self._sizes = np.array([rows[table.name] for table in tables], dtype=np.uint64)
+        self._names = list(features)
+        ordered = {n: feature for table in tables for n, feature in features.items() if feature.table == table.name}
+        salts = np.array([salt_of("index", table.name) for table in tables])
+        self._bags = FeatureBags(tables, ordered, salts, device=torch.device("cpu"), dtype=torch.float32)
+        self._inner = TorchRecTables(tables, ordered, rows=rows, seed=seed, device=self._device, group=self._group)
+        self._repeats = {name: self._inner.repeats[feature.table] for name, feature in features.items()}
+        self._passes: list[_Pass] = []
+        self._step, self._rate = 0, 1.0
+
+    @property
+    def tables(self) -> list[TableSettings]:
+        return list(self._settings)
 
     @property
     def version(self) -> int:
-        """Steps that have ended."""
         return self._step
 
     @property
     def rows(self) -> dict[str, int]:
-        """Rows of each table."""
-        return dict(self._rows)
+        here = {local.name: len(local) for local in self._inner.local()}
+        return {table.name: here.get(table.name, 0) for table in self._settings}
 
     def forward(self, ids: Mapping[str, JaggedIds]) -> dict[str, Tensor]:
         """Pooled rows of each feature's ids, [batch, width]. A collective."""
-        values, lengths = [], []
-        for name in self._order:
-            table = self._features[name].table
-            hashes = hashes_of(np.ascontiguousarray(ids[name].ids.numpy()), self._salts[table])
-            values.append(torch.from_numpy((hashes % np.uint64(self._rows[table])).view(np.int64)))
-            lengths.append(ids[name].lengths.to(torch.int32))
-        keyed = self._parts["KeyedJaggedTensor"].from_lengths_sync(
-            keys=self._order, values=torch.cat(values).to(self._device), lengths=torch.cat(lengths).to(self._device)
-        )
-        found = self._model(keyed).to_dict()
-        return {name: found[name] for name in self._features}
+        bags = self._bags_of(ids)
+        if not (self.training and torch.is_grad_enabled()):
+            with torch.no_grad():
+                pooled = self._look_up(bags)
+            return {name: self._once(name, pooled[name]) for name in self._names}
+        pooled = self._look_up(bags)
+        leaves = {name: self._once(name, pooled[name]).detach().requires_grad_() for name in self._names}
+        self._passes.append(_Pass(bags, pooled, leaves))
+        return leaves
+
+    def found(self, ids: Mapping[str, JaggedIds]) -> dict[str, np.ndarray]:
+        """All of them: every id has a row, which it may share."""
+        return {name: np.ones(len(some.ids), dtype=bool) for name, some in ids.items()}
+
+    def default_rows(self) -> dict[str, np.ndarray]:
+        """Zeros, which no id gets."""
+        return {table.name: np.zeros(table.width) for table in self._settings}
+
+    def admissions(self) -> Admissions:
+        """All rows, as they are there from the start."""
+        rows = int(self._sizes.sum())
+        return Admissions(rows, rows, 0)
+
+    def prefetch(self, *batches: Mapping[str, JaggedIds]) -> None:
+        """Nothing: all rows are in the device's memory."""
+
+    def gradient_norm(self) -> float:
+        """The norm of the gradients of what was pooled, over all passes and processes."""
+        grads = [leaf.grad for one in self._passes for leaf in one.leaves.values() if leaf.grad is not None]
+        square = torch.zeros((), dtype=torch.float64, device=self._device)
+        for grad in grads:
+            square += grad.double().square().sum()
+        if self._group is not None:
+            dist.all_reduce(square, group=self._group)
+        return math.sqrt(float(square))
 
     def apply_gradients(self, *, scale: float = 1.0, lr_factor: float = 1.0) -> None:
-        """Ends the step, whose update was made by the backward pass.
+        """Updates the rows that were looked up, each once, and ends the step.
 
-        Args:
-            lr_factor: holds from the next step on.
-
-        Raises:
-            ValueError: gradients are to be scaled.
+        FBGEMM takes the learning rate at the lookup: where it is another one then, or there were several passes, the
+        rows are looked up once more, all samples together.
         """
-        if scale != 1:
-            raise ValueError("TorchRec has updated its rows in the backward pass: gradients cannot be scaled after it")
-        for group in self._groups():
-            group["lr"] = self._rates[id(group)] * lr_factor
+        passes, self._passes = self._passes, []
+        again, self._rate = len(passes) > 1 or lr_factor != self._rate, lr_factor
+        self._inner.set_rate(lr_factor)
+        if passes:
+            grads = {name: torch.cat([_gradient(one.leaves[name]) for one in passes]) * scale for name in self._names}
+            pooled = self._look_up(_joined([one.bags for one in passes])) if again else passes[0].pooled
+            every = [grad.repeat(1, self._repeats[name]) for name, grad in grads.items()]
+            torch.autograd.backward([pooled[name] for name in grads], every)
         self._step += 1
 
     def discard(self) -> None:
-        """Nothing: an update that the backward pass has made stays. The step has not ended."""
+        self._passes.clear()
 
     def end_empty_steps(self, until: int) -> None:
-        """Counts steps without lookups, until ``until`` steps have ended."""
         self._step = max(self._step, until)
 
-    def gradient_norm(self) -> float:
-        """0: the gradients of rows are not kept."""
-        return 0.0
-
-    def prefetch(self, ids: Mapping[str, JaggedIds]) -> None:
-        """Nothing: all rows are in the device's memory."""
-
-    def state(self, since: int | None = None) -> SparseState:
-        """The rows of this process' tables; an id is the number of a row.
+    def state(self, since: int | None = None, *, is_base: bool = True) -> SparseState:
+        """The rows of this process' tables.
 
         Raises:
             ValueError: an incremental state is asked for.
         """
-        if since is not None:
-            raise ValueError("TorchRec does not know which rows have changed")
-        tables = {}
-        for name, values, moment in self._local():
-            width = moment[:, :0] if moment is not None else torch.empty(len(values), 0)
-            optimizer = width if moment is None else moment
-            zeros = torch.zeros(len(values), dtype=torch.int32)
-            ids = torch.arange(len(values))
-            tables[name] = TableState(ids, values.cpu().clone(), optimizer.cpu().clone(), zeros, zeros)
-        return SparseState(self._step, None, tables)
+        parts = self.lazy_parts(since, part_bytes=2**62)
+        return SparseState(self._step, since, {part.table: part.state() for part in parts})
 
-    def parts(self, since: int | None = None, *, rows: int = 2**20) -> Iterator[SparseState]:
-        """The same as `state`, table by table."""
-        whole = self.state(since)
-        for name, table in whole.tables.items():
-            yield SparseState(whole.step, since, {name: table})
+    def parts(self, since: int | None = None, *, rows: int = 2**20, is_base: bool = True) -> Iterator[SparseState]:
+        for local in self._inner.local():
+            for part in self._parts_of(local, since, rows):
+                yield SparseState(self._step, since, {part.table: part.state()})
 
-    def load(self, parts: Iterable[SparseState]) -> None:
-        """Takes over states of the same tables.
+    def lazy_parts(self, since: int | None = None, *, part_bytes: int, is_base: bool = True) -> Iterator[LazyPart]:
+        settings = {table.name: table for table in self._settings}
+        for local in self._inner.local():
+            yield from self._parts_of(local, since, max(1, part_bytes // row_bytes(settings[local.name])))
+
+    def rebase(self, version: int | None, *, by: str = "") -> None:
+        """Nothing: TorchRec does not know which rows have changed."""
+
+    def put(self, part: SparseState) -> None:
+        """Takes over rows of the tables that this process has.
 
         Raises:
-            ValueError: a table has another number of rows.
+            ValueError: a table has fewer rows.
         """
-        own = {name: (values, moment) for name, values, moment in self._local()}
-        for part in parts:
-            self._step = part.step
-            for name, table in part.tables.items():
-                if name not in own:
-                    continue
-                values, moment = own[name]
-                if table.values.shape != values.shape:
-                    found = f"{tuple(table.values.shape)}, and this job's have {tuple(values.shape)}"
-                    raise ValueError(f"the rows of table {name!r} are {found}")
-                values.copy_(table.values)
-                if moment is not None:
-                    moment.copy_(table.optimizer.view_as(moment))
-
-    def _groups(self) -> list[dict[str, Any]]:
-        return list(self._model.fused_optimizer.param_groups)
-
-    def _local(self) -> Iterator[tuple[str, Tensor, Tensor | None]]:
-        """Each table of this process: its name, its values, and the optimizer's first moment [rows, columns]."""
-        states = self._model.fused_optimizer.state_dict()["state"]
-        for key, sharded in self._model.state_dict().items():
-            own = key.split(".")[1]
-            shards = sharded.local_shards()
-            if not shards:
+        self._step = part.step
+        here = {local.name: local for local in self._inner.local()}
+        for name, table in part.tables.items():
+            local = here.get(name)
+            if local is None or not len(table.ids):
                 continue
-            moments = states.get(key, {}).get(f"{own}.momentum1")
-            moment = moments.local_shards()[0].tensor if moments is not None else None
-            name = self._names[own]
-            yield name, shards[0].tensor, None if moment is None else moment.view(len(moment), -1)
+            if not 0 <= int(table.ids.min()) <= int(table.ids.max()) < len(local):
+                found = f"row {int(table.ids.max())}, and this job's have {len(local)}"
+                raise ValueError(f"the rows of table {name!r} are others: there is {found}")
+            local.write(table.ids, table.values, table.optimizer)
+
+    def end_load(self) -> None:
+        """Nothing: each process has read its own."""
+
+    def _parts_of(self, local: LocalTable, since: int | None, rows: int) -> Iterator[LazyPart]:
+        if since is not None:
+            raise ValueError("TorchRec does not know which rows have changed")
+        nothing = no_rows(next(table for table in self._settings if table.name == local.name))
+        values, moment = local.values, local.moment
+        for start in range(0, len(local), rows):
+            stop = min(start + rows, len(local))
+            count = stop - start
+            zeros = torch.zeros(count, dtype=torch.int32)
+            columns = {
+                "ids": LazyColumn.of(torch.arange(start, stop)),
+                "values": LazyColumn((count, values.shape[1]), torch.float32, partial(_copy, values, start, stop)),
+                "optimizer": LazyColumn((count, moment.shape[1]), torch.float32, partial(_copy, moment, start, stop)),
+                "seen": LazyColumn.of(zeros),
+                "last": LazyColumn.of(zeros),
+            }
+            others = {each.name: LazyColumn.of(getattr(nothing, each.name)) for each in fields(nothing)}
+            yield LazyPart(local.name, others | columns)
+
+    def _bags_of(self, ids: Mapping[str, JaggedIds]) -> dict[str, Bag]:
+        """By feature, in the order of their tables."""
+        bags = self._bags.bags(ids)
+        rows = torch.from_numpy((bags.keys.hashes % self._sizes[bags.keys.tables]).view(np.int64))
+        factors = torch.ones(len(rows)) if bags.weights is None else bags.weights.float()
+        lengths = torch.from_numpy(bags.lengths).split([math.prod(shape) for shape in bags.shapes.values()])
+        sizes = [int(some.sum()) for some in lengths]
+        found = zip(rows.split(sizes), lengths, factors.split(sizes), strict=True)
+        return dict(zip(bags.shapes, found, strict=True))
+
+    def _once(self, name: str, pooled: Tensor) -> Tensor:
+        """The numbers of a feature, each once. [batch, width]."""
+        return pooled[:, : pooled.shape[1] // self._repeats[name]]
+
+    def _look_up(self, bags: Mapping[str, Bag]) -> dict[str, Tensor]:
+        rows, lengths, weights = zip(*bags.values(), strict=True)
+        return self._inner.look_up(rows, lengths, weights)
 
 
-def _own_name(number: int) -> str:
-    """What TorchRec calls a table: any name of the user's could be that of a method of `nn.ModuleDict`."""
-    return f"table{number}"
+def _joined(passes: Sequence[Mapping[str, Bag]]) -> dict[str, Bag]:
+    """The samples of several passes as those of one."""
+    found: dict[str, Bag] = {}
+    for name in passes[0]:
+        rows, lengths, weights = (torch.cat(some) for some in zip(*(one[name] for one in passes), strict=True))
+        found[name] = rows, lengths, weights
+    return found
 
 
-def _initial(table: TableSettings, seed: int) -> Any:
-    """Fills a weight with first values that depend on seed and table alone."""
-
-    def fill(weight: Tensor) -> None:
-        generator = torch.Generator().manual_seed(int(salt_of("first values", seed, table.name) >> np.uint64(1)))
-        first = torch.rand(weight.shape, generator=generator) * 2 - 1
-        with torch.no_grad():
-            weight.copy_(first * table.init_scale)
-
-    return fill
+def _gradient(leaf: Tensor) -> Tensor:
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
 
-def _pooling(table: str, features: Mapping[str, Feature]) -> str:
-    return next(feature.pooling for feature in features.values() if feature.table == table)
+def _copy(tensor: Tensor, start: int, stop: int) -> Tensor:
+    return tensor[start:stop].cpu().clone()
 
 
 def _refuse(tables: Sequence[TableSettings], features: Mapping[str, Feature], rows: Mapping[str, int]) -> None:
@@ -236,45 +257,20 @@ def _refuse(tables: Sequence[TableSettings], features: Mapping[str, Feature], ro
     problems = []
     for table in tables:
         used = {feature.pooling for feature in features.values() if feature.table == table.name}
-        if len(used) != 1 or used == {"none"}:
-            found = " and ".join(sorted(used)) or "no features"
-            problems.append(Problem(f"table {table.name!r} has {found}: TorchRec pools a table's features alike"))
+        if not used or "none" in used:
+            found = "a feature that is not pooled" if used else "no features"
+            problems.append(Problem(f"table {table.name!r} has {found}: TorchRec pools the rows of every feature"))
         for name in ("admission", "eviction", "disk"):
             if getattr(table, name) is not None:
                 problems.append(Problem(f"table {table.name!r} has {name}, which TorchRec's tables have not"))
-        if table.optimizer not in _OPTIMIZERS or table.initial:
-            named = table.optimizer if table.optimizer not in _OPTIMIZERS else "an initial accumulator"
-            problems.append(Problem(f"table {table.name!r} has {named}", f"take one of {', '.join(_OPTIMIZERS)}"))
+        if table.optimizer not in OPTIMIZERS or table.initial:
+            named = table.optimizer if table.optimizer not in OPTIMIZERS else "an initial accumulator"
+            problems.append(Problem(f"table {table.name!r} has {named}", f"take one of {', '.join(OPTIMIZERS)}"))
         if table.dtype != "float32":
             problems.append(Problem(f"table {table.name!r} has {table.dtype} rows", "take float32"))
-        if not math.isfinite(rows.get(table.name, 0)) or rows.get(table.name, 0) < 1:
+        if rows.get(table.name, 0) < 1:
             problems.append(Problem(f"table {table.name!r} has no number of rows", "state how many it has"))
+    if not problems and len({(table.optimizer, table.lr, table.eps, table.weight_decay) for table in tables}) > 1:
+        problems.append(Problem("the tables have several optimizers", "give all of them one"))
     if problems:
         raise UserError(*problems)
-
-
-def _import() -> dict[str, Any]:
-    try:
-        from torch.distributed.optim import _apply_optimizer_in_backward as apply
-        from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType, optim
-        from torchrec.distributed import DistributedModelParallel
-        from torchrec.distributed.comm_ops import set_gradient_division
-        from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-        from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
-        from torchrec.distributed.types import ShardingPlan
-    except (ImportError, OSError, AttributeError) as error:  # a pair that does not match fails in its libraries
-        raise CannotRun(Problem(f"TorchRec cannot be loaded: {reason_of(error)}", _INSTALL)) from error
-    return {
-        "optim": optim,
-        "apply": apply,
-        "EmbeddingBagCollection": EmbeddingBagCollection,
-        "EmbeddingBagConfig": EmbeddingBagConfig,
-        "KeyedJaggedTensor": KeyedJaggedTensor,
-        "PoolingType": PoolingType,
-        "DistributedModelParallel": DistributedModelParallel,
-        "EmbeddingBagCollectionSharder": EmbeddingBagCollectionSharder,
-        "construct_module_sharding_plan": construct_module_sharding_plan,
-        "table_wise": table_wise,
-        "ShardingPlan": ShardingPlan,
-        "set_gradient_division": set_gradient_division,
-    }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
 
 import torch
 
+from stoker.hardware.openmp import without_openmp
 from stoker.train.engine import Engine
 from stoker.train.skipped_samples import Span
 from stoker.train.task import Part, Task
@@ -25,8 +27,9 @@ class Batches:
     def __init__(self, task: Task, engine: Engine, device: torch.device, *, batch: int, micro_batch: int) -> None:
         self._task, self._engine, self._device = task, engine, device
         self._batch, self._micro_batch = batch, micro_batch
+        torch.get_num_threads()  # settles this thread's own number, before the other one takes its
         self._thread = ThreadPoolExecutor(1, "batches", self._begin_thread)
-        self._ahead: tuple[Span, Future[list[Part]]] | None = None
+        self._ahead: dict[Span, Future[list[Part]]] = {}
 
     def take(self, span: Span) -> list[Part]:
         """The parts of a step with these samples, once they are laid out.
@@ -35,17 +38,21 @@ class Batches:
             Exception: what laying out these samples raised.
         """
         if self._task.lays_out_ahead:
-            ahead, self._ahead = self._ahead, None
-            laid_out = ahead[1] if ahead is not None and ahead[0] == span else self._thread.submit(self._lay_out, span)
+            laid_out = self._ahead.pop(span, None) or self._thread.submit(self._lay_out, span)
             parts = laid_out.result()
         else:
             parts = self._lay_out(span)
         return parts if self._device.type == "cpu" else [part.to(self._device) for part in parts]
 
-    def lay_out_ahead(self, span: Span) -> None:
-        """Has the parts of the next step laid out, which is to take these samples."""
+    def lay_out_ahead(self, spans: Sequence[Span]) -> None:
+        """Has the parts of the next steps laid out, which are to take these samples; what else was is dropped."""
         if self._task.lays_out_ahead:
-            self._ahead = span, self._thread.submit(self._lay_out, span)
+            laid_out = self._ahead
+            self._ahead = {span: laid_out.get(span) or self._thread.submit(self._lay_out, span) for span in spans}
+
+    def coming(self, span: Span) -> list[Part]:
+        """The parts of a step that was named to `lay_out_ahead`, on the host, once they are laid out."""
+        return self._ahead[span].result()
 
     def _lay_out(self, span: Span) -> list[Part]:
         first, last = self._engine.share(*span, self._batch)
@@ -55,6 +62,7 @@ class Batches:
         return [part.pinned() for part in parts] if self._device.type == "cuda" else parts
 
     def _begin_thread(self) -> None:
+        without_openmp()  # the step has the cores
         if self._device.type == "cuda":  # each thread has a current device of its own
             torch.cuda.set_device(self._device)
 
@@ -64,4 +72,4 @@ class Batches:
     def __exit__(self, *_: object) -> None:
         """Ends the thread; what it laid out ahead is dropped."""
         self._thread.shutdown(cancel_futures=True)
-        self._ahead = None
+        self._ahead = {}

@@ -119,7 +119,7 @@ def _original(tuned: TunedRun, data: str | None, form: str, base: Path, report: 
     model = job.model.model_copy(update={"tokenizer": None, "special_tokens": None, "stop": None})
     loaded = replace(tuned.loaded, job=job.model_copy(update={"model": model}))
     plain = replace(tuned, loaded=loaded, text=open_text_side(loaded, base))
-    blocks = [_block(plain, data, form)] if data is not None else job.evaluate.data
+    blocks = [source_like(plain, data, form)] if data is not None else job.evaluate.data
     documents, used, dropped = _documents_of(plain, blocks, base, report)
     return _measured(plain, untuned_model(plain, base), documents, used, dropped)
 
@@ -140,10 +140,11 @@ def _documents(
         if not documents:
             raise UserError(f"{tuned.folder.path} held no rows out: name data to evaluate on")
         return documents, len(documents) // corpus.together, 0
-    return _documents_of(tuned, [_block(tuned, data, form)], base, report)
+    return _documents_of(tuned, [source_like(tuned, data, form)], base, report)
 
 
-def _block(tuned: TunedRun, data: str, form: str) -> ResolvedSource:
+def source_like(tuned: TunedRun, data: str, form: str) -> ResolvedSource:
+    """A source that is read as the first one of a run's job."""
     like = tuned.job.data[0]
     return ResolvedSource(
         path=data,

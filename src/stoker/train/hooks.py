@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from stoker.runs.run_folder import StepMetrics
+from stoker.train.task import Part
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,9 @@ class Hook:
             numbers are not finite.
         after_step: takes what was measured.
         after_run: called once no step follows, in a run that ends or pauses without an error.
+        coming: takes what this process gets in the next step, before the passes of this one, unless this is the last.
+            Batches are laid out one step earlier for it. Every process calls it in the same steps, so it may be a
+            collective. None where nobody asks.
     """
 
     before_passes: Callable[[int], None] = lambda _step: None
@@ -29,3 +33,4 @@ class Hook:
     after_optimizer: Callable[[float, bool], None] = lambda _lr, _taken: None
     after_step: Callable[[StepMetrics], None] = lambda _metrics: None
     after_run: Callable[[], None] = lambda: None
+    coming: Callable[[Sequence[Part]], None] | None = None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from stoker.data.corpus import Corpus
 from stoker.data.sequences import Document
@@ -123,7 +124,7 @@ class LanguageTask:
     def complete(self, parts: Sequence[Part], engine: Engine, passes: int) -> Sequence[Part]:
         return self._extras.of_passes(parts, engine, passes)
 
-    def begin(self, engine: Engine, folder: RunFolder) -> None:
+    def begin(self, engine: Engine, folder: RunFolder, optimizer: Optimizer) -> None:
         self._extras.begin(self, engine)
 
     def judge(self, measures: Mapping[str, float]) -> Sequence[str]:

@@ -128,7 +128,7 @@ class Loop:
         Raises:
             RunFailed: none of the checkpoints can be read, or all have been removed.
         """
-        self.task.begin(self.engine, self.folder)
+        self.task.begin(self.engine, self.folder, self.optimizer)
         if self._restore():
             return self.progress.step
         by_first(lambda: check_none_lost(self.folder, self.store.folder))
@@ -214,7 +214,9 @@ class Loop:
 
     def _take(self, step: int) -> StepResult:
         span = self._span(self.progress.samples)
-        following = self._span(span[1]) if step < self.plan.steps else None
+        following = [self._span(span[1])] if step < self.plan.steps else []
+        if step + 1 < self.plan.steps:
+            following.append(self._span(following[0][1]))
         self.heart.beat("rollouts", step)
         self._alarm(step, self.task.reach(*span, step, self.engine))
         lr = self.schedule.lr(step)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from stoker.data.order import permute, stream_key
@@ -102,7 +103,7 @@ class ModuleTask:
     def complete(self, parts: Sequence[Part], engine: Engine, passes: int) -> Sequence[Part]:
         return parts
 
-    def begin(self, engine: Engine, folder: RunFolder) -> None:
+    def begin(self, engine: Engine, folder: RunFolder, optimizer: Optimizer) -> None:
         """Nothing is needed beforehand."""
 
     def evaluate(self, engine: Engine) -> Evaluation | None:

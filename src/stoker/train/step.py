@@ -81,15 +81,23 @@ class Stepper:
         self._task, self._batches, self._optimizer = task, batches, optimizer
         self._scaler, self._engine = scaler, engine
         self._beat, self._hooks = beat, hooks
+        self._asks = [hook.coming for hook in hooks if hook.coming is not None] if task.lays_out_ahead else []
         self._guard = NonfiniteGuard(optimizer, scaler, engine, buffers)
 
     def take(
-        self, step: int, span: Span, following: Span | None, *, plan: RunSchedule, lr: float, asked: Callable[[], bool]
+        self,
+        step: int,
+        span: Span,
+        following: Sequence[Span],
+        *,
+        plan: RunSchedule,
+        lr: float,
+        asked: Callable[[], bool],
     ) -> StepResult:
         """One step on the samples of ``span``.
 
         Args:
-            following: the samples of the next step, to be laid out meanwhile; None after the last step.
+            following: the samples of the next steps, of which the first are laid out meanwhile; none after the last.
             asked: whether this process has been asked to stop by now.
         """
         begin = time.perf_counter()
@@ -101,8 +109,11 @@ class Stepper:
         for hook in self._hooks:
             hook.before_passes(step)
         self._beat("train", step)
-        if following is not None:  # not before: the thread takes turns with this one
-            self._batches.lay_out_ahead(following)
+        # Not before: the thread takes turns with this one.
+        self._batches.lay_out_ahead(following[: 2 if self._asks else 1])
+        if following:
+            for ask in self._asks:
+                ask(self._batches.coming(following[0]))
         # Normalised by the targets of the whole step: accumulation, processes and padding cannot change the gradient.
         counts = self._engine.count(parts)
         completed = self._task.complete(parts, self._engine, counts.passes)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from stoker.models.objective import Loss, Measures
 
@@ -103,8 +104,12 @@ class Task(Protocol):
             passes: of the process that has most parts.
         """
 
-    def begin(self, engine: Engine, folder: RunFolder) -> None:
-        """What is computed from the first weights, before an earlier state is restored; a collective."""
+    def begin(self, engine: Engine, folder: RunFolder, optimizer: Optimizer) -> None:
+        """What is computed from the first weights, before an earlier state is restored; a collective.
+
+        Args:
+            optimizer: whose states a task may move while it makes samples.
+        """
 
     def reach(self, first: int, last: int, step: int, engine: Engine) -> Sequence[str]:
         """Makes the samples first .. last-1 of a step where they depend on the weights; a collective.

@@ -13,8 +13,10 @@ from stoker.errors import Problem, RunFailed, UserError
 from stoker.job import load_job
 from stoker.launch.first_failure import Failure, Interrupted
 from stoker.launch.nodes.group import Group, Member, Node, chosen, placed
-from stoker.launch.nodes.leader import GROW, JOIN, RETURN, STACKS, Hands, Leader
+from stoker.launch.nodes.leader import JOIN, RETURN, Hands, Leader
 from stoker.launch.nodes.outcome import outcome_of, plain
+from stoker.launch.nodes.roster import SETTLED
+from stoker.launch.nodes.running_start import STACKS
 from stoker.launch.run_spec import RunResult, RunSpec
 from stoker.runs.run_folder import RunFolder
 
@@ -240,7 +242,7 @@ def test_fewer_nodes_go_on_with_a_smaller_layout_and_grow_again_losing_no_step(t
     group = cluster.started()
     assert ranks(group) == {"a": [0, 1], "c": [2, 3]} and group.job is not None and group.job["parallel"]["data"] == 4
     cluster.join(node("b"))
-    cluster.after(GROW + 1)
+    cluster.after(SETTLED + 1)
     assert not cluster.take("pause")  # before the first step there is nothing to go on from
     cluster.pulses(dict.fromkeys(range(4), 2), done=5)
     cluster.after(1.0)
@@ -260,7 +262,7 @@ def test_a_node_without_which_the_layout_is_the_same_waits(tmp_path: Path) -> No
     cluster.started()
     cluster.pulses(dict.fromkeys(range(4), 2), done=5)
     cluster.join(node("c"))
-    cluster.after(10 * GROW)
+    cluster.after(10 * SETTLED)
     assert not cluster.take("pause")
 
 

@@ -102,6 +102,20 @@ class View:
             IMAGES.mkdir(exist_ok=True)
             self.page.screenshot(path=IMAGES / f"{name}.png", animations="disabled")
 
+    def shots(self, name: str, part: str = "") -> None:
+        """A picture in each language, where they are asked for, of the page from ``part`` on; then English again."""
+        if os.environ.get(SCREENSHOTS) != "1":
+            return
+        for language in ("zh", "en"):
+            self.page.locator(f".languages a[lang={language}]").click()
+            expect(self.page.locator(f".languages a[lang={language}]")).to_have_attribute("aria-current", "true")
+            expect(self.page.locator(".waiting")).to_have_count(0, timeout=TRAINING)
+            if part:
+                self.page.locator(part).first.evaluate("(node) => { node.scrollIntoView(); scrollBy(0, -16); }")
+            self.page.mouse.move(2, 400)
+            self.page.wait_for_timeout(500)  # a curve is drawn after its numbers are there
+            self.shot(f"{name}-{language}")
+
     def close(self) -> None:
         """Closes the tab; raises where a script failed or something was asked of another host."""
         self.context.close()

@@ -14,11 +14,23 @@ from conftest import JOB, run_id
 
 AXE = Path(__file__).parent / "vendor/axe.min.js"
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-PLACES = ("start", "start/job", "start/users", "data//files", "data//audit", "plan", "train", "compare", "use")
+PLACES = (
+    "start",
+    "start/job",
+    "start/users",
+    "data//files",
+    "data//audit",
+    "data//rows?packed=1",
+    "plan",
+    "train",
+    "compare",
+    "use",
+)
 OF_RUN = (
     "train/{}",
     "train/{}/events",
     "train/{}/plan",
+    "train/{}/seen",
     "train/{}/logs",
     "train/{}/job",
     "compare/{}",

@@ -68,7 +68,7 @@ def test_a_run_is_deployed_asked_counted_and_retired(own: ServedPage, open_view:
     expect(count).to_have_text("1", timeout=TRAINING)
     assert ask(address, key, "sums").status_code == 200
     expect(count).to_have_text("2")  # without a reload
-    view.shot("deploy-en")
+    view.shots("deploy", "[data-server]")
 
     page = open_tab(own, view, "second")  # another adapter, over the same base
     page.locator("#served-where").select_option(index=1)

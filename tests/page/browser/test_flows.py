@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 from served_page import TRAINING, ServedPage, View
+from test_accessibility import violations
 
 from conftest import JOB, rows, run_id
 
@@ -89,6 +90,67 @@ def test_data_is_audited_and_shown_token_by_token(view: View, served: ServedPage
     expect(page.locator(".sample").first).to_contain_text(re.compile(r"Token \d+: .*, id \d+ · trained"))
     page.keyboard.press("ArrowRight")
     expect(page.locator(".token.picked")).to_have_count(1)
+
+
+def test_a_packed_sequence_shows_its_documents_and_cuts(view: View) -> None:
+    write_job(view, JOB.replace("seq_len: 64", "seq_len: 44"))
+    page = view.open("#/data//rows?lang=en")
+    expect(page.locator(".cut").first).to_contain_text("2 tokens are cut off here", timeout=TRAINING)
+    write_job(view, JOB.replace("seq_len: 64", "seq_len: 140\n  pack: true"))
+    page = view.open("#/data//rows?lang=en")
+    expect(page.locator(".sample").nth(40)).to_be_attached(timeout=TRAINING)
+    page.locator("#data-order").select_option("1")
+    expect(page.locator(".boundary").nth(1)).to_contain_text(
+        re.compile(r"Document 2: sums.jsonl, row \d+, \d+ tokens"), timeout=TRAINING
+    )
+    first = page.locator(".sample").first
+    expect(first).to_contain_text("Sequence 0: 3 documents fill 138 of 140 tokens (98.6%)")
+    assert "packed=1" in page.url
+    page.locator("#data-order").select_option("")
+    expect(page.locator(".sample").nth(40)).to_be_attached(timeout=TRAINING)
+    assert "It is" in "".join(first.locator(".token.trained").all_inner_texts())
+
+
+def test_losses_colour_the_tokens_of_a_run(view: View, served: ServedPage) -> None:
+    view.open("#/train?lang=en")
+    page = view.open(f"#/train/{run_id(served, view, 'first')}/seen?lang=en")
+    page.locator("#rows-at").select_option("last", timeout=TRAINING)
+    page.get_by_role("button", name="Loss by token", exact=True).click()
+    expect(page.locator(".heat-scale")).to_be_visible(timeout=TRAINING)
+    expect(
+        page.get_by_text(re.compile(r"At step 12, the \d+ trained tokens that are shown have a mean loss"))
+    ).to_be_visible()
+    expect(page.locator("main")).to_contain_text(re.compile(r"stoker eval runs/first --by-token 20"))
+    tokens = page.locator(".tokens").first
+    figure = re.compile(r"Token \d+: .* · trained · Loss of a token: \d")
+    coloured = tokens.locator(".token[style*=color-mix]")
+    coloured.last.hover()
+    expect(page.locator(".sample").first).to_contain_text(figure)
+    page.mouse.move(0, 0)
+    expect(page.locator(".sample").first).not_to_contain_text(figure)
+    tokens.focus()
+    for _ in range(int(coloured.last.get_attribute("data-at") or 0)):
+        page.keyboard.press("ArrowRight")
+    expect(page.locator(".sample").first).to_contain_text(figure)
+    assert not violations(page)
+    view.shot("losses-en")
+    page.get_by_role("button", name="Next", exact=True).click()
+    expect(page.get_by_text("Sequences 21 to 40 of 60.")).to_be_visible(timeout=TRAINING)
+    expect(page.locator(".heat-scale")).to_have_count(0)
+    view.open(f"#/train/{run_id(served, view, 'first')}/seen?lang=zh&from=20")
+    expect(page.get_by_role("button", name="逐词元损失", exact=True)).to_be_visible(timeout=TRAINING)
+
+
+def test_errors_of_the_server_are_in_chinese_on_a_chinese_page(view: View) -> None:
+    page = view.open("#/train/0123456789abcdef?lang=zh")
+    problem = page.locator("main .problem").first
+    expect(problem).to_contain_text("没有此编号的训练运行")
+    expect(problem).to_contain_text("GET /api/runs 会列出全部训练运行")
+    write_job(view, JOB.replace("batch: 4", "batchh: 4"))
+    page = view.open("#/start/job?lang=zh")
+    problem = page.locator("#yaml-problems .problem")
+    expect(problem).to_contain_text("以下内容只有英文", timeout=TRAINING)
+    expect(problem.locator("strong[lang=en]")).to_contain_text("batchh")
 
 
 def test_a_click_log_is_audited(view: View, served: ServedPage) -> None:
@@ -297,6 +359,9 @@ def test_rollouts_are_heat_strips_the_worst_first(view: View, served: ServedPage
     expect(page.locator(".panel").first).to_contain_text("Advantage")
     page.locator("#rollout-by").select_option("kl")
     assert "by=kl" in page.url
+    expect(page.locator(".heat-scale")).to_be_visible()
+    page.locator("#rollout-by").select_option("old")
+    expect(page.locator(".panel").first).to_contain_text("Log-probability: -")
 
 
 def test_runs_without_rollouts_say_so(view: View, served: ServedPage) -> None:

@@ -44,6 +44,7 @@ def test_a_row_is_picked_changed_and_scored(view: View, served: ServedPage) -> N
     page.locator("#score").click()
     expect(page.locator('[data-missing="item_id"]')).to_have_text(re.compile("^1 · the default row"))
     expect(score).not_to_have_text(known)
+    view.shots("lookup")
     page.locator("#column-price").fill("cheap")
     page.locator("#score").click()
     expect(page.get_by_role("alert")).to_contain_text("price")

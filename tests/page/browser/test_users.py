@@ -39,11 +39,13 @@ def test_a_user_is_added_changed_and_removed(
     own: tuple[ServedPage, str], open_view: Callable[..., View], tmp_path: Path
 ) -> None:
     served, token = own
-    page = sign_in(open_view(served), token)
+    view = open_view(served)
+    page = sign_in(view, token)
     page.get_by_role("link", name="boss (administrator)").click()
     page.locator("#user-name").fill("new")
     page.locator("#add-user").click()
     made = page.locator('[data-token="new"]').inner_text()
+    view.shots("users")
     other = sign_in(open_view(served), made)
     expect(other.locator(".who")).to_have_text("new (may look)")
     expect(other.locator(".who a")).to_have_count(0)
@@ -77,6 +79,8 @@ def test_a_removed_file_comes_back_or_goes_for_good(view: View, tmp_path: Path, 
         aside = page.locator("details", has_text="1 file was removed")
         aside.locator("summary").click()
         expect(aside.get_by_role("row", name="gone.jsonl")).to_be_visible()
+        if kept:
+            view.shots("removed")
         if kept:
             aside.get_by_role("button", name="Bring back", exact=True).click()
             expect(aside).to_have_count(0)

@@ -1,8 +1,8 @@
 // What is computed of curves before they are drawn.
 import assert from "node:assert/strict";
 import test from "node:test";
-import { merged, smoothed, zoomed } from "../../../src/stoker/page/static/chart.js";
-import { heldOut, marksOf } from "../../../src/stoker/page/static/run.js";
+import { curvesOf, merged, smoothed, zoomed } from "../../../src/stoker/page/static/chart.js";
+import { heldOut, marksOf, newest, paceOf } from "../../../src/stoker/page/static/run.js";
 
 test("smoothing keeps constants, gaps and what weight 0 says", () => {
   assert.deepEqual(smoothed([1, 2], 0), [1, 2]);
@@ -34,4 +34,29 @@ test("marks are what belongs on a curve", () => {
 test("the held-out loss is a curve", () => {
   const found = heldOut([{ event: "evaluated", step: 0, loss: 2 }, { event: "saved", step: 1 }, { event: "evaluated", step: 4, loss: null }, { event: "evaluated", step: 9, loss: 1 }], { id: "a" });
   assert.deepEqual([found.x, found.series.loss.mean], [[0, 9], [2, 1]]);
+});
+
+test("curves of long runs are asked for less often", () => assert.deepEqual([0, 20_000, 40_000, 1_000_000].map(paceOf), [2000, 2000, 4000, 20_000]));
+
+test("what is asked at one moment about a run is one question", async () => {
+  const asked = [];
+  globalThis.fetch = async (path) => {
+    asked.push(path);
+    return { ok: true, headers: new Map([["content-type", "application/json"]]), text: async () => JSON.stringify({ path }) };
+  };
+  const ask = (run, keys, from) => curvesOf(run, { keys, axis: "step", from });
+  const answers = await Promise.all([ask("a", "loss"), ask("a", "lr"), ask("b", "loss"), ask("a", "loss", 5), ask("a", "loss")]);
+  assert.deepEqual(asked, ["/api/runs/a/metrics?keys=loss%2Clr&axis=step", "/api/runs/b/metrics?keys=loss&axis=step", "/api/runs/a/metrics?keys=loss&axis=step&from=5"]);
+  assert.deepEqual(answers.map(({ path }) => asked.indexOf(path)), [0, 0, 1, 2, 0]);
+  await ask("a", "loss");
+  assert.equal(asked.length, 4);
+  globalThis.fetch = async () => Promise.reject(new Error("gone"));
+  await assert.rejects(Promise.all([ask("a", "loss"), ask("a", "lr")]), /gone/);
+});
+
+test("of a run the newest is shown, be it read or said by its stream", () => {
+  const run = { id: "a", updated: 5, step: 1, job: "x" };
+  assert.deepEqual(newest(run, { id: "a", updated: 6, step: 2 }), { id: "a", updated: 6, step: 2, job: "x" });
+  for (const said of [null, { id: "a", updated: 4, step: 0 }, { id: "a", updated: 5, status: "running" }, { id: "b", updated: 9, step: 9 }]) assert.equal(newest(run, said), run);
+  assert.equal(newest(null, { id: "a", updated: 1 }), null);
 });

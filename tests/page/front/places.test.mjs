@@ -1,18 +1,22 @@
 // What the places compute: forms, pairs, differences of jobs, verdicts, streams, uploads, the rail.
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
 import test from "node:test";
 import { splitEvents } from "../../../src/stoker/page/static/api.js";
 import { columns } from "../../../src/stoker/page/static/chain.js";
-import { quoted, startLine, stopLine } from "../../../src/stoker/page/static/commands.js";
+import { lossesLine, quoted, startLine, stopLine } from "../../../src/stoker/page/static/commands.js";
 import { differences, verdict } from "../../../src/stoker/page/static/compare.js";
-import { isOf, paired, written } from "../../../src/stoker/page/static/data.js";
+import { isOf, written } from "../../../src/stoker/page/static/data.js";
+import { setGlossary } from "../../../src/stoker/page/static/glossary.js";
+import { t, useTable } from "../../../src/stoker/page/static/i18n.js";
 import { grouped, meant, shown, valueAt } from "../../../src/stoker/page/static/job_form.js";
 import { cell, rowOf } from "../../../src/stoker/page/static/lookup.js";
 import { clusterOf } from "../../../src/stoker/page/static/plan.js";
 import { standing } from "../../../src/stoker/page/static/rail.js";
 import { imported, nameFrom } from "../../../src/stoker/page/static/start.js";
-import { place } from "../../../src/stoker/page/static/timeline.js";
-import { heat, visible } from "../../../src/stoker/page/static/tokens.js";
+import { answerTo, filling, joined, meanLoss, measuredWords, paired, tokensOf } from "../../../src/stoker/page/static/rows.js";
+import { bars, place, totals } from "../../../src/stoker/page/static/communication.js";
+import { heat, measured, spanOf, visible } from "../../../src/stoker/page/static/tokens.js";
 import { matching } from "../../../src/stoker/page/static/train.js";
 import { sidesOf } from "../../../src/stoker/page/static/use.js";
 
@@ -37,6 +41,55 @@ test("a row to be scored has what is written, lists as JSON", () => {
 test("pairs stand beside each other", () => {
   const row = (verdict) => ({ verdict });
   assert.deepEqual(paired([row("chosen"), row("rejected"), row(""), row("rejected")]).map((group) => group.length), [2, 1, 1]);
+});
+
+const packed = {
+  number: 3,
+  capacity: 8,
+  tokens: 5,
+  rows: [
+    { source: "/a/x.jsonl", row: 7, lost: 0, continues: true, tokens: [{ text: "a", loss: null }, { text: "b", loss: 0.5 }] },
+    { source: "/a/y.jsonl", row: 2, lost: 12, continues: false, tokens: [{ text: "c", loss: null }, { text: "d", loss: 2 }, { text: "e", loss: 1 }] },
+  ],
+};
+
+test("a packed sequence knows where documents begin, how they end and how much is filled", () => {
+  const tokens = joined(packed);
+  assert.equal(tokens.map((token) => token.text).join(""), "abcde");
+  assert.deepEqual(tokens.map((token) => token.document && [token.document.number, token.document.row.row, token.document.tokens]), [[1, 7, 2], undefined, [2, 2, 3], undefined, undefined]);
+  assert.deepEqual(tokens.map((token) => [token.lost ?? 0, token.continues ?? false]), [[0, false], [0, true], [0, false], [0, false], [12, false]]);
+  assert.equal(joined(packed), tokens, "drawn again it is the same list");
+  useTable("en", JSON.parse(readFileSync(new URL("../../../src/stoker/page/static/messages.en.json", import.meta.url))));
+  assert.equal(filling(packed), "Sequence 3: 2 documents fill 5 of 8 tokens (62.5%)");
+  assert.equal(filling({ ...packed, capacity: null }), "Sequence 3: 5 tokens");
+  assert.equal(filling({ ...packed, rows: packed.rows.slice(0, 1) }), "Sequence 3: 1 document fills 5 of 8 tokens (62.5%)");
+  assert.deepEqual([1, 2].map((n) => t("tokens.cut", { n })), ["1 token is cut off here", "2 tokens are cut off here"]);
+  assert.equal(t("tokens.document", { at: 1, place: "x", n: 1 }), "Document 1: x, 1 token");
+});
+
+test("a measured loss stands only under the question that it answers, and no trained token is said in words", () => {
+  const [question, answer] = [{ path: "/a", begin: 0, packed: "", at: "last" }, { step: 8, loss: null, tokens: 0 }];
+  assert.equal(answerTo({ ...question }, { question, answer }), answer);
+  for (const change of [{ path: "/b" }, { begin: 20 }, { packed: "1" }, { at: "best" }]) assert.equal(answerTo({ ...question, ...change }, { question, answer }), null);
+  assert.equal(answerTo(question, null), null);
+  for (const name of ["en", "zh"]) {
+    useTable(name, JSON.parse(readFileSync(new URL(`../../../src/stoker/page/static/messages.${name}.json`, import.meta.url))));
+    assert.equal(measuredWords(answer), t("tokens.none_trained", { step: 8 }));
+    for (const of of [answer, { step: 8, loss: 0.5, tokens: 1 }, { step: 8, loss: 0.5, tokens: 2 }]) assert.doesNotMatch(measuredWords(of), /[{}]/);
+  }
+  useTable("en", JSON.parse(readFileSync(new URL("../../../src/stoker/page/static/messages.en.json", import.meta.url))));
+});
+
+test("losses of tokens have a mean and a span, untrained tokens none", () => {
+  assert.deepEqual(packed.rows.map(meanLoss), [0.5, 1.5]);
+  assert.equal(meanLoss({ tokens: [{ text: "a" }] }), null);
+  assert.deepEqual(spanOf(packed.rows, "loss"), [0, 2]);
+  assert.deepEqual(spanOf([{ tokens: [{ kl: -3 }, { kl: 1 }] }], "kl"), [-3, 1]);
+  setGlossary([{ id: "kl", unit: "nat/answer" }, { id: "value", unit: "1" }]);
+  assert.deepEqual([measured(0.5, "kl"), measured(0.5, "value"), measured(0.5, "other")], ["0.5 nat", "0.5", "0.5"]);
+  assert.deepEqual(tokensOf(packed.rows[0]).map((token) => token.token_loss), [null, 0.5]);
+  assert.equal(lossesLine({ folder: "runs/a b" }, { limit: 5, begin: 10, packed: "1", at: "8" }), "stoker eval 'runs/a b' --by-token 5 --offset 10 --packed --at 8");
+  assert.equal(lossesLine({ folder: "runs/a" }, { limit: 20, begin: 0, packed: "", at: "last" }), "stoker eval runs/a --by-token 20");
 });
 
 test("an edited row is the one of its number and its file", async () => {
@@ -88,6 +141,14 @@ test("a stage stands right of all that it needs", () => {
 
 test("a pass lies in its lane by its time", () => assert.deepEqual(place(0.5, 1, 2), { left: "25%", width: "25%" }));
 
+test("what is said at one time stands on another, as high as the share it takes", () => {
+  const said = (kind, start, end, seconds, exposed = 0) => ({ kind, start, end, seconds, exposed });
+  const messages = [said("tensor", 0, 4, 1, 1), said("all-gather", 0, 4, 2), said("send", 4, 5, 1, 1), said("tensor", 4, 6, 1, 1)];
+  assert.deepEqual(bars(messages).map(({ bottom, height }) => [bottom, height]), [[0, 25], [25, 50], [0, 100], [0, 50]]);
+  assert.deepEqual(bars([said("a", 0, 1, 2), said("b", 0, 1, 2), said("c", 3, 3, 0)]).map(({ bottom, height }) => [bottom, height]), [[0, 50], [50, 50], [0, 0]]);
+  assert.deepEqual(totals(messages), [{ kind: "tensor", seconds: 2, exposed: 2 }, { kind: "all-gather", seconds: 2, exposed: 0 }, { kind: "send", seconds: 1, exposed: 1 }]);
+});
+
 test("a stream in pieces", () => {
   const [events, left] = splitEvents('data: {"text": "a"}\n\n: ping\n\nid: 3\r\ndata: {"text":\r\ndata: "b"}\r\n\r\ndata: {"te');
   assert.deepEqual(events, [{ text: "a" }, { text: "b" }]);
@@ -117,7 +178,7 @@ test("names, runs, clusters, sides and the rail", () => {
   assert.equal(nameFrom("数据.csv"), "数据");
   assert.equal(nameFrom("..."), "job");
   assert.equal(matching([{ name: "a", task: "sft", model: "m", status: "done" }, { name: "b", task: "dpo", model: "m", status: "done" }], "done DPO").length, 1);
-  assert.deepEqual([clusterOf(1, "local"), clusterOf(4, "H100"), clusterOf(32, "H100")], ["local", "1x4xH100", "4x8xH100"]);
+  assert.deepEqual([clusterOf(1, "local"), clusterOf(4, "H100"), clusterOf(32, "H100"), clusterOf(4, "data/ours.yaml")], ["local", "1x4xH100", "4x8xH100", "data/ours.yaml"]);
   assert.deepEqual(sidesOf(["a"], false), [{ id: "a", adapter: true }, { id: "a", adapter: false }]);
   assert.deepEqual(sidesOf(["a", "b", "c"], false).map((side) => side.id), ["a", "b"]);
   assert.deepEqual(standing("data", { yaml: "" }), { blocked: "rail.no_job" });

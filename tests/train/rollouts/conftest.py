@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+
+from tiny_llama import save_tiny_llama
 
 LETTER = """def e(answer, expected, row):
     text = "".join(answer.split())
@@ -37,3 +40,17 @@ def job(base: Path, sft: dict[str, Any]) -> dict[str, Any]:
         },
         "checkpoint": {"every": 1, "keep": 20, "memory": 0},
     }
+
+
+@pytest.fixture
+def ppo(job: dict[str, Any]) -> dict[str, Any]:
+    """Prompts and a reward for a policy."""
+    block = {"rewards": "python:letter:e", "prompts": 8, "max_tokens": 8, "epochs": 2, "kl": 0.05}
+    return {**{key: value for key, value in job.items() if key != "grpo"}, "task": "ppo", "ppo": block}
+
+
+@pytest.fixture
+def wide(base: Path, tokenizer: Tokenizer) -> Path:
+    """Another model with the policy's tokenizer: other sizes, and other heads."""
+    sizes = {"hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 3, "num_key_value_heads": 4}
+    return save_tiny_llama(base / "wide", tokenizer, template=None, **sizes)

@@ -25,20 +25,6 @@ from tiny_llama import save_tiny_llama
 LORA = {"method": "lora", "rank": 4}
 
 
-@pytest.fixture
-def ppo(job: dict[str, Any]) -> dict[str, Any]:
-    """Prompts and a reward for a policy."""
-    block = {"rewards": "python:letter:e", "prompts": 8, "max_tokens": 8, "epochs": 2, "kl": 0.05}
-    return {**{key: value for key, value in job.items() if key != "grpo"}, "task": "ppo", "ppo": block}
-
-
-@pytest.fixture
-def wide(base: Path, tokenizer: Tokenizer) -> Path:
-    """Another model with the policy's tokenizer: other sizes, and other heads."""
-    sizes = {"hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 3, "num_key_value_heads": 4}
-    return save_tiny_llama(base / "wide", tokenizer, template=None, **sizes)
-
-
 def reward_run(base: Path, job: dict[str, Any], tune: Any = "full", **keys: Any) -> None:
     """A trained run of task reward on the job's model, in the folder rm."""
     with (base / "pairs.jsonl").open("w") as file:
@@ -153,6 +139,7 @@ LAYOUTS = {
     "tensor + sequence": (2, ("parallel.tensor=2", "parallel.sequence=true")),
     "zero3 + tensor": (4, ("parallel.data=2", "parallel.shard=zero3", "parallel.tensor=2")),
     "zero2, two copies": (4, ("parallel.data=4", "parallel.shard=zero2", "parallel.shard_size=2")),
+    "zero3, idle memory offloaded": (2, ("parallel.data=2", "parallel.shard=zero3", "ppo.offload_idle=true")),
     "zero3, LoRA": (2, ("parallel.data=2", "parallel.shard=zero3", "tune.method=lora", "tune.rank=4")),
 }
 OFTEN = ("zero3",)

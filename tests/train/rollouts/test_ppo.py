@@ -38,6 +38,7 @@ def test_values_and_advantages_are_those_of_the_definitions(ppo: dict[str, Any],
         for r in rollouts:
             rewards = -0.05 * (r.tokens["old"] - r.tokens["reference"])
             rewards[-1] += r.score
+            np.testing.assert_allclose(r.tokens["reward"], rewards, atol=1e-6)
             advantages, returns = gae(rewards, r.tokens["value"], gamma=0.9, lam=0.8)
             np.testing.assert_allclose(r.tokens["return"], returns, atol=1e-6)
             expected.append(advantages)

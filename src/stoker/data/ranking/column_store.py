@@ -1,30 +1,27 @@
-"""A click log as columns on the disk: written once, then mapped into memory by every process."""
+"""A click log as columns on the disk: each row is written once, and mapped into memory by every process."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from itertools import islice
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from stoker.data.ranking.column_files import ColumnFiles, LogPart, build_version, read_version
 from stoker.data.ranking.encode_columns import ColumnEncoder
 from stoker.data.ranking.features import NUMBERS, Features
-from stoker.data.ranking.log_rows import log_rows
-from stoker.data.rows import Raw, Rejected
+from stoker.data.ranking.log_rows import file_rows, in_order, log_rows
 from stoker.data.sources import Source
-from stoker.data.token_cache import lock, reason_kind, write_json
+from stoker.data.splits import ALL_ROWS
+from stoker.data.token_cache import lock
 from stoker.errors import Problem, RunFailed
 from stoker.hardware.cache_folder import cache_folder
 
-VERSION = 4  # of the files' layout
-BATCH = 4096  # rows encoded at a time
-PLACES = 100  # rejected rows of a kind that are named
+VERSION = 5  # of the files' layout
 _TYPES = {
     "labels": np.float32,
     "time": np.float64,
@@ -38,35 +35,11 @@ _TYPES = {
 }
 
 
-@dataclass(frozen=True)
-class StoreSummary:
-    """What was read.
-
-    Attributes:
-        rows_in: rows of the sources.
-        reasons: why rows were left out, by kind, and how many.
-        rejected: the first of each kind.
-        unknown: fields that are no feature, as no row had them among those that the features were found from.
-    """
-
-    rows_in: int
-    rows: int
-    files: tuple[str, ...]
-    slices: tuple[tuple[str, ...], ...]
-    reasons: dict[str, int] = field(default_factory=dict)
-    rejected: tuple[Rejected, ...] = ()
-    unknown: dict[str, int] = field(default_factory=dict)
-
-
 class ColumnStore:
     """The columns of a log, mapped into memory; names as `ColumnEncoder` has them."""
 
-    def __init__(self, folder: Path, features: Features) -> None:
-        self.folder, self.features = folder, features
-        values = json.loads((folder / "complete.json").read_text(encoding="utf-8"))
-        rejected = tuple(Rejected(*entry) for entry in values.pop("rejected"))
-        files, slices = tuple(values.pop("files")), tuple(tuple(names) for names in values.pop("slices"))
-        self.summary = StoreSummary(**values, files=files, slices=slices, rejected=rejected)
+    def __init__(self, files: ColumnFiles, features: Features) -> None:
+        self._files, self.features, self.summary = files, features, files.summary
         self._offsets: dict[int, np.ndarray] = {}
 
     def __len__(self) -> int:
@@ -74,10 +47,9 @@ class ColumnStore:
 
     def array(self, name: str) -> np.ndarray:
         """A column, read-only."""
-        path = self.folder / f"{name}.bin"
         wide = {"labels": len(self.features.labels), "place": 2}.get(name)
-        kind = self._type(name)
-        found = np.memmap(path, kind, "r") if path.stat().st_size else np.empty(0, kind)
+        kind, size = np.dtype(self._type(name)), self._files.sizes[name]
+        found = np.memmap(self._files.path(name), kind, "r", shape=size // kind.itemsize) if size else np.empty(0, kind)
         return found.reshape(-1, wide) if wide else found
 
     def spans(self, number: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -112,62 +84,33 @@ def open_store(sources: Sequence[tuple[Source, str]], features: Features, ignore
     plan = json.dumps(
         [VERSION, features.unfitted.as_json(), sorted(ignored), [form for _, form in sources]], sort_keys=True
     )
-    digest = hashlib.blake2b(plan.encode(), digest_size=16)
-    for source, _ in sources:
-        digest.update(source.fingerprint().encode())
-    folder = cache_folder() / "ranking" / digest.hexdigest()
+    parts = [part for source, form in sources for part in _parts_of(source, form)]
+    digest, names = hashlib.blake2b(plan.encode(), digest_size=16), []
+    for part in parts:
+        digest.update(part.digest.encode())
+        names.append(digest.hexdigest())
+    place = cache_folder() / "ranking"
     try:
-        if not (folder / "complete.json").exists():
-            with lock(folder):
-                if not (folder / "complete.json").exists():
-                    _build(folder, sources, ColumnEncoder(features, ignored))
+        found = read_version(place / names[-1])
+        if found is None:
+            with lock(place / names[-1]):
+                found = read_version(place / names[-1])
+                found = found or build_version(names, parts, place, ColumnEncoder(features, ignored))
     except OSError as error:
         advice = "free some space, or set STOKER_CACHE to another folder"
         problem = Problem(
-            f"the cache of columns cannot be written: {error.strerror or error}", advice, file=str(folder)
+            f"the cache of columns cannot be written: {error.strerror or error}", advice, file=str(place / names[-1])
         )
         raise RunFailed(problem) from error
-    return ColumnStore(folder, features)
+    return ColumnStore(found, features)
 
 
-def _build(folder: Path, sources: Sequence[tuple[Source, str]], encoder: ColumnEncoder) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    rows_in = rows = 0
-    reasons: dict[str, int] = {}
-    unknown: dict[str, int] = {}
-    rejected: list[Rejected] = []
-    with ExitStack() as stack:
-        files: dict[str, Any] = {}
-        for batch in _batches(sources):
-            encoded = encoder.encode(batch)
-            rows_in, rows = rows_in + len(batch), rows + encoded.rows
-            for name, array in encoded.arrays.items():
-                if name not in files:
-                    files[name] = stack.enter_context((folder / f"{name}.bin").open("wb"))
-                files[name].write(np.ascontiguousarray(array).data)
-            for name, count in encoded.unknown.items():
-                unknown[name] = unknown.get(name, 0) + count
-            for row in encoded.rejected:
-                kind = reason_kind(row.reason)
-                reasons[kind] = reasons.get(kind, 0) + 1
-                if reasons[kind] <= PLACES:
-                    rejected.append(row)
-        if not rows_in:
-            for name, array in encoder.encode([]).arrays.items():
-                (folder / f"{name}.bin").write_bytes(array.tobytes())
-    values = {
-        "rows_in": rows_in,
-        "rows": rows,
-        "files": list(encoder.files),
-        "slices": [list(codes) for codes in encoder.slices],
-        "reasons": dict(sorted(reasons.items(), key=lambda item: -item[1])),
-        "rejected": [[row.source, row.row, row.reason] for row in rejected],
-        "unknown": unknown,
-    }
-    write_json(folder / "complete.json", values)
-
-
-def _batches(sources: Sequence[tuple[Source, str]]) -> Iterator[list[Raw | Rejected]]:
-    rows = (row for source, form in sources for row in log_rows(source, form))
-    while batch := list(islice(rows, BATCH)):
-        yield batch
+def _parts_of(source: Source, form: str) -> list[LogPart]:
+    """A source file by file, so that one with more files at its end is the same log, longer; a slice of it as one."""
+    if source.corpus or source.part != ALL_ROWS:
+        return [LogPart(f"{source.fingerprint()};", lambda: log_rows(source, form))]
+    ordered = replace(source, files=in_order(source.files))
+    return [
+        LogPart(f"{name}\0{content};", partial(file_rows, path, form))
+        for path, (name, content) in zip(ordered.files, ordered.contents().items(), strict=True)
+    ]

@@ -69,6 +69,12 @@ class ColumnEncoder:
         self._known = {*known, *features.labels, *features.slices, features.time, features.group, features.weight}
         self._known |= {column.name for column in features.columns}
 
+    def resume(self, files: Sequence[str], slices: Sequence[Sequence[str]]) -> None:
+        """Goes on after rows that another encoder has seen: the files that they are of, the values of slices."""
+        self.files = {name: number for number, name in enumerate(files)}
+        for codes, texts in zip(self.slices, slices, strict=False):
+            codes.update((text, code) for code, text in enumerate(texts))
+
     def encode(self, rows: Sequence[Raw | Rejected]) -> EncodedRows:
         """The arrays of a batch of rows."""
         rejected = [row for row in rows if isinstance(row, Rejected)]
@@ -83,6 +89,9 @@ class ColumnEncoder:
                 good = [row for number, row in enumerate(good) if number not in error.reasons]
         places = [(self.files.setdefault(row.source, len(self.files)), row.row) for row in good]
         arrays["place"] = np.array(places, dtype=np.int64).reshape(-1, 2)
+        if len(rejected) > 1:  # in the order of the log, whatever is wrong with them
+            order = {(row.source, row.row): number for number, row in enumerate(rows)}
+            rejected.sort(key=lambda row: order[row.source, row.row])
         unknown: dict[str, int] = {}
         for value in values:
             for name in value.keys() - self._known:

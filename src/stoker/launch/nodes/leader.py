@@ -6,31 +6,27 @@ leader's own node gets its messages like any other. On one machine it is the who
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
-from stoker.errors import CannotRun, Problem, RunFailed, UserError
-from stoker.launch.first_failure import Failure, Interrupted, error_of, failure_of_hang, first_of
-from stoker.launch.monitor import Watch, cause_of, record
+from stoker.errors import CannotRun, RunFailed, UserError
+from stoker.launch.first_failure import Interrupted, error_of
+from stoker.launch.monitor import Watch, record
 from stoker.launch.nodes.agent import pulses_of
 from stoker.launch.nodes.channel import Address, Message
-from stoker.launch.nodes.group import Group, Member, Node, chosen, placed
+from stoker.launch.nodes.group import Group, Member, Node, placed
 from stoker.launch.nodes.outcome import Outcome
+from stoker.launch.nodes.roster import SETTLED, Roster
+from stoker.launch.nodes.running_start import EndedStart, RunningStart, failure_of_lost, words_of_lost
 from stoker.launch.processes import GRACE
 from stoker.launch.restart_policy import Restarts
 from stoker.launch.run_spec import RunResult, RunSpec
-from stoker.launch.shrink import with_fewer
 from stoker.resilience.stop_signals import STOPPING
-from stoker.resilience.watchdog import Hung
 from stoker.runs.run_folder import RunFolder
 
 JOIN = 30.0  # seconds that further nodes get at the beginning, once the least number is there
 RETURN = 5.0  # seconds that the nodes of a group get to come to a new leader
-GROW = 3.0  # seconds from a node's arrival until the processes are stopped for it; others may come, too
-STACKS = 5.0  # seconds that the nodes get to write the stacks of processes that hang
 REMIND = 60.0  # seconds between two lines about nodes that are waited for
 
 
@@ -51,31 +47,6 @@ class Hands:
     hold: Callable[[], str | None]
     release: Callable[[], None]
     store: Callable[[], Address]
-
-
-@dataclass
-class _Start:
-    """One start of the processes."""
-
-    watch: Watch
-    ended: dict[str, Message] = field(default_factory=dict)
-    lost: list[Member] = field(default_factory=list)
-    noticed: float | None = None
-    grace: float = math.inf
-    hung: Failure | None = None
-    silent: list[Hung] = field(default_factory=list)
-    stacks: dict[str, Message] = field(default_factory=dict)
-    asked_stacks: float | None = None
-    paused: float | None = None
-
-
-@dataclass(frozen=True)
-class _Broken:
-    """How a start ended: what is reported once the processes are at work again."""
-
-    first: Failure
-    watch: Watch
-    noticed: float
 
 
 class Leader:
@@ -107,26 +78,24 @@ class Leader:
         group: Group | None = None,
         lost: Sequence[str] = (),
     ) -> None:
-        self._full = self._spec = spec
-        self._hands, self._me, self._least, self._most, self._nccl = hands, me, least, most, nccl
+        self._spec = spec
+        self._hands, self._least, self._most = hands, least, most
+        self._roster = Roster(spec, me, most=most, nccl=nccl, now=now)
         self._run = RunFolder(spec.output)
         self._restarts = Restarts(spec.loaded.job.faults)
         self._longest: dict[str, float] = {}  # evaluation and save of all starts
-        self.nodes: dict[str, Node] = {me.name: me}
-        self._since: dict[str, float] = {me.name: now}
         self._signals: dict[str, list[int]] = {}
         self._asked: list[int] = []
         self.group = group
         self.outcome: Outcome | None = None
-        self._start: _Start | None = None
-        self._broke: _Broken | None = None  # the last start, until the processes are at work again
+        self._start: RunningStart | None = None
+        self._broke: EndedStart | None = None  # the last start, until the processes are at work again
         self._attempt = 0
         self._ready = now  # when the next start may be, after a back-off
         self._until = now + JOIN  # when it is made with fewer nodes than all
         self._expected: set[str] = set()
         self._reminded = now
         self._gone: list[Member] = []  # with the leader before
-        self._grown: tuple[frozenset[str], bool] | None = None
         if group is not None:
             self._take_over(group, lost, now)
 
@@ -135,24 +104,29 @@ class Leader:
         """The job as it runs with the nodes of the last start."""
         return self._spec
 
+    @property
+    def nodes(self) -> Mapping[str, Node]:
+        """Those that are there, by name."""
+        return self._roster.nodes
+
     # -- what happens ----------------------------------------------------------------------------------------
 
     def joined(self, node: Node, now: float) -> str:
         """A node has come; returns why it cannot take part, empty where it can."""
-        if node.job != self._me.job:
+        me = self._roster.me
+        if node.job != me.job:
             return (
-                f"node {node.name} was given another job than node {self._me.name}; give all nodes the same job file "
+                f"node {node.name} was given another job than node {me.name}; give all nodes the same job file "
                 "and the same key=value"
             )
-        self.nodes[node.name] = node
-        self._since[node.name] = now
-        if self._is_multi and self.group is None:
+        self._roster.add(node, now)
+        if self._roster.is_multi and self.group is None:
             self._hands.say(f"node {node.name} has come: {len(self.nodes)} of {self._most}")
         return ""
 
     def left(self, name: str, now: float) -> None:
         """A node has gone."""
-        self.nodes.pop(name, None)
+        self._roster.remove(name)
         self._signals.pop(name, None)
         self._expected.discard(name)
         start, member = self._start, self.group.member(name) if self.group else None
@@ -208,14 +182,10 @@ class Leader:
 
     # -- gathering -------------------------------------------------------------------------------------------
 
-    @property
-    def _is_multi(self) -> bool:
-        return bool(self._me.name)
-
     def _take_over(self, group: Group, lost: Sequence[str], now: float) -> None:
         """Goes on from what the leader before had told."""
         self._until = now + RETURN
-        self._expected = {member.node.name for member in group.members} - {*lost, self._me.name}
+        self._expected = {member.node.name for member in group.members} - {*lost, self._roster.me.name}
         self._restarts.restore(group.policy or self._restarts.state())
         self._longest.update(group.longest or {})
         self._attempt = group.generation
@@ -223,23 +193,22 @@ class Leader:
         if gone:
             self._gone = gone  # an event where this node is the one that goes on
             if len(self.nodes) < self._least:
-                self._hands.say(f"{_gone(gone)}")
-            first = Failure(gone[0].first, time.time(), "exit", (Problem(_gone(gone)),))
-            self._broke = _Broken(first, Watch(self._spec, say=self._hands.say, longest={}), now)
+                self._hands.say(words_of_lost(gone))
+            watch = Watch(self._spec, say=self._hands.say, longest={})
+            self._broke = EndedStart(failure_of_lost(gone), watch, now)
 
     def _gather(self, now: float) -> None:
         """Starts the processes once there are enough nodes."""
         if self._asked:
             self._over(Interrupted(self._asked[0]))
             return
-        regular = [node for node in self.nodes.values() if not node.spare]
         waited = now >= self._until or (self.generation > 0 and self._expected <= self.nodes.keys())
-        enough = len(regular) >= self._most or (len(self.nodes) >= self._least and waited)
+        enough = self._roster.regular >= self._most or (len(self.nodes) >= self._least and waited)
         if now >= self._ready and enough and self._try_start(now):
             return
-        if self._is_multi and len(self.nodes) < self._least:
+        if self._roster.is_multi and len(self.nodes) < self._least:
             self._hands.release()
-        if self._is_multi and not enough and now - self._reminded >= REMIND:
+        if self._roster.is_multi and not enough and now - self._reminded >= REMIND:
             self._reminded = now
             missing = self._least - len(self.nodes)
             if missing > 0:
@@ -247,7 +216,7 @@ class Leader:
 
     def _try_start(self, now: float) -> bool:
         """Starts the processes; returns whether there is a layout for the nodes, and the folder is free."""
-        nodes, spec = self._candidates()
+        nodes, spec = self._roster.candidates(self.group)
         if spec is None:
             return False
         try:
@@ -261,23 +230,23 @@ class Leader:
             return True
         self._spec = spec
         members = placed(nodes, spec.layout.world)
-        has_all = spec.loaded.document is self._full.loaded.document
         group = Group(
             self.generation + 1,
             members,
             tuple(node for node in self.nodes.values() if node.name not in {m.node.name for m in members}),
             self._hands.store() if len(members) > 1 else None,
             mark,
-            None if has_all else spec.loaded.document.data,
+            None if self._roster.is_whole(spec) else spec.loaded.document.data,
             self._restarts.state(),
             dict(self._longest),
         )
-        self.group, self._start = group, _Start(Watch(spec, say=self._hands.say, longest=self._longest))
-        self._grown = None
+        self.group = group
+        self._start = RunningStart(Watch(spec, say=self._hands.say, longest=self._longest))
+        self._roster.started()
         if self._gone:
             self._note_lost(self._gone, step=max(0, self._restarts.furthest))
             self._gone = []
-        if self._is_multi:
+        if self._roster.is_multi:
             ranks = {m.node.name: [m.first, m.first + m.count - 1] for m in members}
             record(self._run, "group", generation=group.generation, world=group.world, nodes=ranks)
         message = {"kind": "start", "group": group.plain()}
@@ -285,76 +254,43 @@ class Leader:
             self._hands.send(name, message)
         return True
 
-    def _candidates(self) -> tuple[list[Node], RunSpec | None]:
-        """The nodes that would train, and the job for them."""
-        before = [member.node.name for member in self.group.members] if self.group else []
-        nodes = chosen(list(self.nodes.values()), self._most, before=[self._me.name, *before])
-        total = sum(len(node.devices) for node in nodes)
-        full = self._full
-        if total >= full.layout.world:
-            return nodes, full
-        fewer = with_fewer(full.loaded, full.read or full.loaded.document, devices=None, left=total)
-        return nodes, replace(full, loaded=fewer) if fewer is not None else None
-
     # -- watching --------------------------------------------------------------------------------------------
 
-    def _look(self, start: _Start, now: float) -> None:
+    def _look(self, start: RunningStart, now: float) -> None:
         assert self.group is not None
         if start.asked_stacks is not None:
-            waited = now - start.asked_stacks >= STACKS
-            if waited or all(m.node.name in start.stacks for m in self.group.members):
+            if start.has_stacks(self.group, now):
                 self._name_hung(start, now)
             return
-        if start.watch.is_due(now):
-            running = {rank for m in self.group.members if m.node.name not in start.ended for rank in m.ranks}
-            start.silent = start.watch.look(running, now)
+        start.look(self.group, now)
         if start.silent:
             start.asked_stacks = now
-            for member in self.group.members:
-                self._hands.send(member.node.name, {"kind": "stacks"})
+            self._send_members({"kind": "stacks"})
         elif self._should_grow(start, now):
             if start.paused is None:
                 self._hands.say("a node has come; the processes stop after this step, and go on with it")
             start.paused = now
-            for member in self.group.members:
-                self._hands.send(member.node.name, {"kind": "pause"})
+            self._send_members({"kind": "pause"})
 
-    def _name_hung(self, start: _Start, now: float) -> None:
+    def _name_hung(self, start: RunningStart, now: float) -> None:
         """Reports the process that the others wait for, and has all of them ended."""
-        waits = {int(rank) for said in start.stacks.values() for rank in said["waits"]}
-        pids = {int(rank): int(pid) for said in start.stacks.values() for rank, pid in said["pids"]}
-        first = cause_of(start.silent, waits)
-        record(
-            self._run,
-            "hung",
-            rank=first.rank,
-            **self._where(first.rank),
-            phase=first.phase,
-            step=first.step,
-            silent=round(first.silent, 1),
-            silent_ranks=sorted(h.rank for h in start.silent),
-            files=[file for said in start.stacks.values() for file in said["files"]],
-        )
-        start.hung = failure_of_hang(
-            first.rank, pids.get(first.rank), phase=first.phase, step=first.step, silent=first.silent
-        )
+        first, values = start.name_hung()
+        record(self._run, "hung", rank=first.rank, **self._where(first.rank), **values)
         self._end(start, now, grace=0.0)
 
-    def _should_grow(self, start: _Start, now: float) -> bool:
-        """Whether nodes have come with which a larger layout runs."""
+    def _should_grow(self, start: RunningStart, now: float) -> bool:
+        """Whether the processes are to stop for nodes with which a larger layout runs."""
         assert self.group is not None
         if len(self.nodes) <= len(self.group.members) or self._asked or "stepped" not in start.watch.moments:
             return False
         if start.paused is not None:
-            return now - start.paused >= GROW  # once more: it may not have been heard
-        new = [name for name in self.nodes if self.group.member(name) is None]
-        if not new or any(now - self._since[name] < GROW for name in new):
-            return False
-        names = frozenset(self.nodes)
-        if self._grown is None or self._grown[0] != names:
-            spec = self._candidates()[1]
-            self._grown = names, spec is not None and spec.layout.world > self.group.world
-        return self._grown[1]
+            return now - start.paused >= SETTLED  # once more: it may not have been heard
+        return self._roster.can_grow(self.group, now)
+
+    def _send_members(self, message: Message) -> None:
+        assert self.group is not None
+        for member in self.group.members:
+            self._hands.send(member.node.name, message)
 
     def _signalled(self, name: str, numbers: list[int]) -> None:
         """Hands signals on that a node got. A scheduler sends them to every node: they count once."""
@@ -367,18 +303,12 @@ class Leader:
             for node in list(self.nodes):
                 self._hands.send(node, {"kind": "signal", "numbers": self._asked})
 
-    def _tell_restarted(self, start: _Start) -> None:
+    def _tell_restarted(self, start: RunningStart) -> None:
         """Reports how long a restart took and where the time went, after the first step."""
         moments = start.watch.moments
         if self._broke is None or "stepped" not in moments:
             return
-        broke = self._broke
-        seconds = {
-            "noticed": broke.watch.silence(broke.first.rank, broke.noticed),
-            "started": moments["started"] - broke.noticed,
-            "restored": moments["restored"] - moments["started"],
-            "stepped": moments["stepped"] - moments["restored"],
-        }
+        seconds = self._broke.seconds_to(moments)
         record(
             self._run,
             "restarted",
@@ -391,7 +321,7 @@ class Leader:
 
     # -- the end of a start ----------------------------------------------------------------------------------
 
-    def _end(self, start: _Start, now: float, *, grace: float) -> None:
+    def _end(self, start: RunningStart, now: float, *, grace: float) -> None:
         """Has the processes of all nodes ended."""
         assert self.group is not None
         if start.noticed is None:
@@ -407,12 +337,11 @@ class Leader:
         """Decides what follows, once the processes of all nodes have ended."""
         start, group = self._start, self.group
         assert start is not None and group is not None
-        lost = {member.node.name for member in start.lost}
-        if any(m.node.name not in start.ended and m.node.name not in lost for m in group.members):
+        if not start.is_over(group):
             return
         self._start = None
         results = [start.ended[m.node.name]["result"] for m in group.members if m.node.name in start.ended]
-        if not lost and all(result is not None for result in results):
+        if not start.lost and all(result is not None for result in results):
             result = RunResult(**results[0])
             if result.state != "paused":
                 self._over(result)
@@ -426,28 +355,23 @@ class Leader:
         else:
             self._follow_up(start, group, now)
 
-    def _follow_up(self, start: _Start, group: Group, now: float) -> None:
+    def _follow_up(self, start: RunningStart, group: Group, now: float) -> None:
         """What follows a start that failed."""
-        said = [Failure.of(values) for ended in start.ended.values() for values in ended["failures"]]
-        failures = [start.hung, *said] if start.hung else said
-        first = start.hung or (first_of(failures) if failures else None)
+        first, failures = start.failures()
         done = max(start.watch.done, 0)
-        if start.lost and (first is None or first.consequence):
-            first = Failure(start.lost[0].first, time.time(), "exit", (Problem(_gone(start.lost)),))
-            failures = [first]
         if start.lost:
             self._note_lost(start.lost, step=done)
         if first is None:
             self._over(RunFailed(f"the processes ended without an outcome; their logs are in {self._spec.logs}"))
             return
         error = error_of(
-            [first] if start.hung else failures,
+            failures,
             world=group.world,
             where="" if start.lost else f"its log is {self._spec.log_of(first.rank)}",
         )
         again = self._restarts.after(first, done=start.watch.done, steps=start.watch.steps)
         noticed = start.noticed or now
-        self._broke, self._until, self._expected = _Broken(first, start.watch, noticed), now, set()
+        self._broke, self._until, self._expected = EndedStart(first, start.watch, noticed), now, set()
         try:
             if not start.lost and self._shrink(group, start.ended, error):
                 self._attempt += 1
@@ -483,7 +407,7 @@ class Leader:
             record(self._run, "node_lost", node=member.node.name, ranks=ranks, step=step)
         if len(self.nodes) < self._least:
             missing = self._least - len(self.nodes)
-            self._hands.say(f"{_gone(gone)}; waiting for {missing} more node{'s' * (missing > 1)}")
+            self._hands.say(f"{words_of_lost(gone)}; waiting for {missing} more node{'s' * (missing > 1)}")
 
     def _shrink(self, group: Group, ended: Mapping[str, Message], error: UserError) -> bool:
         """Continues without lost devices, where the job allows it and others are left."""
@@ -492,17 +416,7 @@ class Leader:
             lost = [self._restarts.lost]
         if not lost or self._spec.loaded.job.faults.lost != "shrink":
             return False
-        layout = self._spec.layout
-        if self._is_multi:
-            for rank in lost:
-                member = group.node_of(rank)
-                device = member.node.devices[rank - member.first]
-                node = self.nodes[member.node.name]
-                left = tuple(number for number in node.devices if number != device)
-                self.nodes[node.name] = replace(node, devices=left)
-            spec = self._candidates()[1]
-        else:
-            spec = self._fewer_here(lost)
+        layout, spec = self._spec.layout, self._roster.without(lost, group)
         if spec is None:
             return False
         self._restarts.reset()
@@ -511,32 +425,11 @@ class Leader:
         self._hands.say(f"{error}\ngoing on without: {layout.describe()} is now {now.describe()}")
         return True
 
-    def _fewer_here(self, lost: Sequence[int]) -> RunSpec | None:
-        """The job on the only node, without some of its devices."""
-        spec, world = self._full, self._full.layout.world
-        devices = None
-        if self._nccl:
-            named = spec.devices or range(world)
-            devices = [device for rank, device in enumerate(named) if rank not in lost]
-        read = spec.read or spec.loaded.document
-        fewer = with_fewer(spec.loaded, read, devices=devices, left=world - len(lost))
-        if fewer is None:
-            return None
-        self._full = replace(spec, loaded=fewer)
-        me = self._me
-        self.nodes[me.name] = self._me = replace(me, devices=tuple(range(self._full.layout.world)))
-        return self._full
-
     def _where(self, rank: int) -> dict[str, Any]:
         """The node of a rank, for events of several nodes."""
-        return {"node": self.group.node_of(rank).node.name} if self._is_multi and self.group else {}
+        return {"node": self.group.node_of(rank).node.name} if self._roster.is_multi and self.group else {}
 
     def _over(self, outcome: Outcome) -> None:
         if isinstance(outcome, Interrupted):
             record(self._run, "interrupted", error=str(outcome))
         self.outcome = outcome
-
-
-def _gone(members: Sequence[Member]) -> str:
-    names = ", ".join(member.node.name for member in members)
-    return f"node {names} has gone" if len(members) == 1 else f"nodes {names} have gone"

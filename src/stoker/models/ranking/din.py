@@ -22,9 +22,9 @@ class DIN(nn.Module):
     def __init__(self, shape: RankingShape) -> None:
         super().__init__()
         self.shape = shape
-        names = [str(number) for number in range(len(shape.sequences))]
-        self.units = nn.ModuleDict({name: mlp(4 * shape.width, UNIT, 1) for name in names})
-        self.top = mlp(shape.inputs + len(names) * shape.width, shape.hidden, shape.labels)
+        widths = [shape.width_of(name) for name in shape.sequences]
+        self.units = nn.ModuleDict({str(number): mlp(4 * width, UNIT, 1) for number, width in enumerate(widths)})
+        self.top = mlp(shape.inputs + sum(widths), shape.hidden, shape.labels)
 
     def forward(self, inputs: RankingInputs) -> Tensor:
         interests = [

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from stoker.models.ranking.common_width import CommonWidth
 from stoker.models.ranking.mlp import mlp
-from stoker.models.ranking.model_inputs import RankingInputs, RankingShape, stacked
+from stoker.models.ranking.model_inputs import RankingInputs, RankingShape
 
 
 class DLRM(nn.Module):
@@ -18,6 +19,7 @@ class DLRM(nn.Module):
     def __init__(self, shape: RankingShape) -> None:
         super().__init__()
         self.shape = shape
+        self.vectors = CommonWidth(shape)
         self.bottom = mlp(shape.numbers, [*shape.hidden[:1], shape.width]) if shape.numbers else None
         vectors = len(shape.features) + (shape.numbers > 0)
         self.register_buffer("pairs", torch.tril_indices(vectors, vectors, -1), persistent=False)
@@ -25,7 +27,7 @@ class DLRM(nn.Module):
         self.top = mlp(beside + vectors * (vectors - 1) // 2, shape.hidden, shape.labels)
 
     def forward(self, inputs: RankingInputs) -> Tensor:
-        vectors_BFD = stacked(inputs, self.shape)
+        vectors_BFD = self.vectors(inputs)
         beside = []
         if self.bottom is not None:
             dense_BD = self.bottom(inputs.dense)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from torch import Tensor, cat, stack
+from torch import Tensor, cat
 
 FIRST_ORDER = " (first order)"  # behind the name of a feature: its table of single weights
 
@@ -22,12 +22,13 @@ class RankingShape:
         features: those that come as one vector a row, [B, D], in order.
         sequences: those that come as a vector an id, [B, L, D], by the feature whose table they share.
         numbers: dense inputs.
-        width: of a vector.
+        width: of a vector, unless ``widths`` says otherwise.
         labels: outputs.
         item: of the features, those of the item (for two-tower); the others are the user's.
         hidden: widths of the hidden layers of a tower.
         experts: of a mixture.
         layers: crosses of DCN.
+        widths: of the vectors of features and sequences that have another width.
     """
 
     features: tuple[str, ...]
@@ -39,11 +40,16 @@ class RankingShape:
     hidden: tuple[int, ...] = (128, 64)
     experts: int = 4
     layers: int = 3
+    widths: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def inputs(self) -> int:
         """Width of all vectors and numbers side by side."""
-        return len(self.features) * self.width + self.numbers
+        return sum(map(self.width_of, self.features)) + self.numbers
+
+    def width_of(self, name: str) -> int:
+        """Width of a vector of a feature or sequence."""
+        return self.widths.get(name, self.width)
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ class RankingInputs:
 
     Attributes:
         vectors: by feature [B, D]; by sequence [B, L, D], zeros behind the last id; by feature and `FIRST_ORDER`
-            [B, 1] where the model has single weights.
+            [B, 1] where the model has single weights. D is `RankingShape.width_of` the feature or sequence.
         lengths: ids of each row by sequence, int64 [B].
         dense: [B, N].
     """
@@ -74,8 +80,3 @@ class RankingModel(Protocol):
 def side_by_side(inputs: RankingInputs, shape: RankingShape) -> Tensor:
     """All vectors and the numbers of each row, [B, F x D + N]."""
     return cat([*(inputs.vectors[name] for name in shape.features), inputs.dense], dim=1)
-
-
-def stacked(inputs: RankingInputs, shape: RankingShape) -> Tensor:
-    """The vectors of each row, [B, F, D]."""
-    return stack([inputs.vectors[name] for name in shape.features], dim=1)

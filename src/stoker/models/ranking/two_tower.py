@@ -29,8 +29,8 @@ class TwoTower(nn.Module):
         self.shape = shape
         self.of_user = tuple(name for name in shape.features if name not in shape.item)
         last = shape.width
-        self.user = mlp(len(self.of_user) * shape.width + shape.numbers, shape.hidden, last)
-        self.item = mlp(len(shape.item) * shape.width, shape.hidden, last)
+        self.user = mlp(sum(map(shape.width_of, self.of_user)) + shape.numbers, shape.hidden, last)
+        self.item = mlp(sum(map(shape.width_of, shape.item)), shape.hidden, last)
         self.log_scale = nn.Parameter(torch.full((shape.labels,), -math.log(TEMPERATURE)))
         self.bias = nn.Parameter(torch.zeros(shape.labels))
 

@@ -50,10 +50,10 @@ export const patchRaw = (path, query, raw) => request("PATCH", path, { query, ra
 
 /**
  * Asks once a path is known, and again when it changes, every `every` ms, or when `again` is called: {data, error,
- * again}. One question is open at a time: a slow answer is waited for, and what was asked meanwhile is asked once more.
+ * again, isOld}. While the query changes the last data stay, and `isOld` says that they answer another one. One question is open at a time: a slow answer is waited for, and what was asked meanwhile is asked once more.
  */
 export function useGet(path, query, { every = 0 } = {}) {
-  const [state, set] = useState({ data: null, error: null });
+  const [state, set] = useState({ data: null, error: null, key: "" });
   const ask = useRef(() => {});
   const key = path ? withQuery(path, query) : "";
   const last = useRef("");
@@ -61,7 +61,8 @@ export function useGet(path, query, { every = 0 } = {}) {
     if (!path) return undefined;
     const stop = new AbortController();
     let [isOpen, isWanted] = [false, false];
-    if (last.current !== path) set({ data: null, error: null });
+    if (last.current !== path) set({ data: null, error: null, key: "" });
+    else set((old) => (old.error ? { ...old, error: null } : old));
     last.current = path;
     ask.current = () => {
       isWanted = isOpen;
@@ -69,8 +70,8 @@ export function useGet(path, query, { every = 0 } = {}) {
       isOpen = true;
       get(path, query, stop.signal)
         .then(
-          (data) => stop.signal.aborted || set({ data, error: null }),
-          (error) => stop.signal.aborted || set((old) => ({ data: old.data, error })),
+          (data) => stop.signal.aborted || set({ data, error: null, key }),
+          (error) => stop.signal.aborted || set((old) => ({ ...old, error })),
         )
         .then(() => {
           isOpen = false;
@@ -85,7 +86,7 @@ export function useGet(path, query, { every = 0 } = {}) {
     const timer = setInterval(() => document.hidden || ask.current(), every);
     return () => clearInterval(timer);
   }, [every, Boolean(path)]);
-  return { ...state, again: () => ask.current() };
+  return { data: state.data, error: state.error, isOld: state.data !== null && state.key !== key, again: () => ask.current() };
 }
 
 /**

@@ -10,6 +10,9 @@ export const POINTS = 800; // buckets asked for
 const WAIT = 180; // ms after the last zoom before the server is asked
 const COLOURS = 6;
 
+/** The library that draws; asked for early it is there when the first numbers are. */
+export const drawing = () => import("./vendor/uplot.mjs");
+
 /** Exponential smoothing that begins unbiased: Adam's correction (Kingma and Ba, 2015, algorithm 1). */
 export function smoothed(values, weight) {
   if (!weight) return values;
@@ -47,6 +50,24 @@ export function zoomed([from, to], [least, most], centre, factor) {
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+const waiting = new Map(); // questions of this moment, by run and window
+
+/** The answer about a metric; questions of one moment about a run are asked as one. */
+export function curvesOf(run, { keys, ...window }) {
+  const path = `/api/runs/${encodeURIComponent(run)}/metrics`;
+  const name = JSON.stringify([path, window]);
+  if (!waiting.has(name)) {
+    const all = new Set();
+    const answer = Promise.resolve().then(() => {
+      waiting.delete(name);
+      return get(path, { keys: [...all].join(","), ...window });
+    });
+    waiting.set(name, { all, answer });
+  }
+  waiting.get(name).all.add(keys);
+  return waiting.get(name).answer;
+}
+
 /** Data of one metric for several runs, asked again when the range changes or `tick` does. */
 function useCurves(runs, metric, axis, range, tick) {
   const [state, set] = useState({ curves: [], error: null });
@@ -61,7 +82,8 @@ function useCurves(runs, metric, axis, range, tick) {
       if (isOpen) return;
       isOpen = true;
       try {
-        const answers = await Promise.all(runs.map((run) => get(`/api/runs/${encodeURIComponent(run.id)}/metrics`, query, stop.signal)));
+        const answers = await Promise.all(runs.map((run) => curvesOf(run.id, query)));
+        if (stop.signal.aborted) return;
         set({ curves: answers.map((answer, i) => ({ run: runs[i], ...answer })), error: null });
       } catch (error) {
         if (!stop.signal.aborted) set((old) => ({ ...old, error }));
@@ -130,7 +152,7 @@ function Plot({ curves, metric, axis, log, smooth, events, range, onRange, label
   useEffect(() => {
     let stopped = false;
     let observer = null;
-    import("./vendor/uplot.mjs").then(({ default: uPlot }) => {
+    drawing().then(({ default: uPlot }) => {
       if (stopped || !box.current) return;
       const series = [{ label: t(`axis.${axis}`) }];
       const bands = [];

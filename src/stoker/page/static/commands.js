@@ -27,6 +27,7 @@ export const askLine = (server, model, key) => `curl -H "Authorization: Bearer $
 export const logsLine = (run, rank) => line("logs", run.folder, "--rank", String(rank));
 export const reportLine = (run) => line("report", run.folder, "-o", `${run.name}.html`);
 export const rolloutsLine = (run, step) => line("rollouts", run.folder, "--step", String(step));
+export const lossesLine = (run, { limit, begin, packed, at }) => line("eval", run.folder, "--by-token", String(limit), ...(begin ? ["--offset", String(begin)] : []), packed ? "--packed" : "", ...(at === "last" ? [] : ["--at", at]));
 export const addUserLine = (file, name, role) => line("keys", file, "--add", name, "--role", role);
 export const changeUserLine = (file, name, role) => line("keys", file, "--change", name, "--role", role);
 /** A file of data moved aside, into a folder that is named by the time. */

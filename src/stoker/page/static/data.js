@@ -6,12 +6,12 @@ import { html, useEffect, useRef, useState } from "./html.js";
 import { bytes, number, percent, t, time } from "./i18n.js";
 import { LogAudit } from "./log_audit.js";
 import { link } from "./router.js";
+import { Order, Packed, RowList } from "./rows.js";
 import { remember, rememberJob, useSession } from "./session.js";
-import { Tokens } from "./tokens.js";
 import { Action, Command, Empty, Loaded, Problem, Table, Tabs, Waiting } from "./ui.js";
 import { Drop } from "./upload.js";
 
-const PAGE = 50; // rows asked for at once
+const PAGE = { rows: 50, packed: 10 }; // sequences asked for at once
 
 /** What the server says of a job, asked once a text: {data, error, busy}. */
 export function useAnswer(path, body) {
@@ -125,19 +125,7 @@ function Audit({ yaml }) {
       </section>
     </div>
     ${(data.samples ?? []).length > 0 &&
-    html`<h2>${t("data.samples")}</h2>${data.samples.map((sample, i) => html`<div class="sample" key=${i}><p class="hint">${t("data.place", { source: sample.source.split("/").pop(), row: sample.row })} ${sample.verdict && t(`verdict.${sample.verdict}`)}</p><${Tokens} tokens=${sample.tokens} label=${t("data.place", { source: sample.source, row: sample.row })} /></div>`)}`}`;
-}
-
-/** Pairs stand beside each other: a chosen row and the rejected one that follows it. */
-export function paired(rows) {
-  const groups = [];
-  for (const row of rows) {
-    const last = groups[groups.length - 1];
-    const isPair = row.verdict === "rejected" && last?.length === 1 && last[0].verdict === "chosen";
-    if (isPair) last.push(row);
-    else groups.push([row]);
-  }
-  return groups;
+    html`<h2>${t("data.samples")}</h2><${RowList} rows=${data.samples} />`}`;
 }
 
 /** Whether a row of the job's data is one of an uploaded file: others have the same numbers. */
@@ -170,38 +158,48 @@ function EditRow({ fileId, row, isChanged, onChange }) {
     <${Problem} error=${error} />`;
 }
 
-function Rows({ yaml, file }) {
-  const [rows, set] = useState([]);
+function Rows({ yaml, file, packed }) {
+  const [found, set] = useState({ packed, list: [] });
+  const drawn = found.packed === packed ? found.list : []; // rows, or packed sequences
   const [total, setTotal] = useState(null);
   const [error, setError] = useState(null);
   const [out, exclude] = useState(new Set());
   const [made, setMade] = useState(null);
   const [changed, change] = useState({});
   const end = useRef(null);
-  const busy = useRef(false);
+  const asked = useRef("");
   const more = async (from) => {
-    if (busy.current) return;
-    busy.current = true;
+    const question = JSON.stringify([yaml, packed, from]);
+    if (asked.current === question) return;
+    asked.current = question;
     try {
-      const found = await post("/api/rows", { yaml, offset: from, limit: PAGE });
-      set((old) => (from === 0 ? found.rows : [...old.slice(0, from), ...found.rows]));
-      setTotal(found.total ?? from + found.rows.length);
+      const { sequences, rows, total: all } = await post("/api/rows", { yaml, offset: from, limit: packed ? PAGE.packed : PAGE.rows, packed });
+      if (asked.current !== question) return; // another order is asked for by now
+      const several = sequences ?? rows;
+      set((old) => ({ packed, list: [...old.list.slice(0, from), ...several] }));
+      setTotal(all ?? from + several.length + 1);
     } catch (caught) {
+      if (asked.current !== question) return;
+      asked.current = "";
       setError(caught);
     }
-    busy.current = false;
   };
-  useEffect(() => void more(0), [yaml]);
+  useEffect(() => {
+    set({ packed, list: [] });
+    setTotal(null);
+    setError(null);
+    more(0);
+  }, [yaml, packed]);
   useEffect(() => {
     exclude(new Set());
     change({});
   }, [yaml, file?.id]);
   useEffect(() => {
     if (!end.current) return undefined;
-    const watch = new IntersectionObserver((seen) => seen[0].isIntersecting && total !== null && rows.length < total && more(rows.length));
+    const watch = new IntersectionObserver((seen) => seen[0].isIntersecting && total !== null && drawn.length < total && more(drawn.length));
     watch.observe(end.current);
     return () => watch.disconnect();
-  }, [rows.length, total]);
+  }, [drawn.length, total]);
   const toggle = (row) => {
     const next = new Set(out);
     if (!next.delete(row)) next.add(row);
@@ -213,25 +211,18 @@ function Rows({ yaml, file }) {
     change({});
   };
   const changes = out.size + Object.keys(changed).length;
+  const rows = packed ? drawn.flatMap((sequence) => sequence.rows) : drawn;
+  const before = (row) => html`<label><input type="checkbox" checked=${isOf(row, file) && out.has(row.row)} disabled=${!isOf(row, file)} onChange=${() => toggle(row.row)} /> ${t("data.exclude")}</label> · `;
+  const behind = (row, group) => isOf(row, file) && group[0] === row && html`<${EditRow} fileId=${file.id} row=${row.row} isChanged=${row.row in changed} onChange=${(value) => change({ ...changed, [row.row]: value })} />`;
   return html`<${Problem} error=${error} />
-    <p class="hint">${t("tokens.legend")} ${total !== null && t("data.shown", { shown: rows.length, n: total })}</p>
+    <div class="row"><${Order} packed=${packed} id="data-order" /></div>
+    <p class="hint">${t("tokens.legend")} ${total !== null && t("data.shown", { shown: drawn.length, n: total })}</p>
     ${changes > 0 && html`<${Action} label=${t("data.version", { n: changes })} kind="primary" onPress=${version} />`}
     ${rows.some((row) => !isOf(row, file)) && html`<p class="hint">${t("data.version_uploaded_only")}</p>`}
     ${made && html`<p class="note" role="status">${t("data.version_made", { name: made.name ?? made.id ?? "" })} ${made.changes?.unreadable > 0 && t("data.version_unreadable", { n: made.changes.unreadable, rows: made.unreadable.map((one) => one.row).join(", ") })}</p>`}
     ${total === null && !error && html`<${Waiting} what=${t("data.reading")} />`}
     <div class="scroll" tabindex="0" role="group" aria-label=${t("data.tab.rows")}>
-      ${paired(rows).map(
-        (group) => html`<div class=${`sample ${group.length > 1 ? "pair" : ""}`} key=${`${group[0].source}:${group[0].row}:${group[0].verdict ?? ""}`}>
-          ${group.map((row) => {
-            const place = t("data.place", { source: String(row.source).split("/").pop(), row: row.row });
-            return html`<div key=${row.verdict}>
-              <p class="hint"><label><input type="checkbox" checked=${isOf(row, file) && out.has(row.row)} disabled=${!isOf(row, file)} onChange=${() => toggle(row.row)} /> ${t("data.exclude")}</label> · ${place} ${row.verdict && t(`verdict.${row.verdict}`)} ${row.cut ? t("tokens.cut") : ""}</p>
-              <${Tokens} tokens=${row.tokens} label=${place} />
-              ${isOf(row, file) && group[0] === row && html`<${EditRow} fileId=${file.id} row=${row.row} isChanged=${row.row in changed} onChange=${(value) => change({ ...changed, [row.row]: value })} />`}
-            </div>`;
-          })}
-        </div>`,
-      )}
+      ${packed ? html`<${Packed} sequences=${drawn} before=${before} behind=${behind} />` : html`<${RowList} rows=${drawn} before=${before} behind=${behind} />`}
       <div ref=${end}></div>
     </div>`;
 }
@@ -247,7 +238,7 @@ export default function Data({ route }) {
       : !state.yaml
         ? html`<${Empty} title=${t("job.none")} text=${t("job.none_text")}><a class="button primary" href=${link({ place: "start", run: "" })}>${t("job.pick_recipe")}</a><//>`
         : tab === "rows"
-          ? html`<${Rows} yaml=${state.yaml} file=${state.file} />`
+          ? html`<${Rows} yaml=${state.yaml} file=${state.file} packed=${route.query.packed === "1"} />`
           : html`<${Audit} yaml=${state.yaml} />`}
     ${state.yaml && tab !== "files" && html`<div class="actions"><a class="button" href=${link({ place: "start", run: "job", tab: "" })}>${t("data.back")}</a><a class="button primary" href=${link({ place: "plan", run: "", tab: "" })}>${t("data.next")}</a></div>`}`;
 }

@@ -3,6 +3,7 @@
 export const LANGUAGES = ["en", "zh"];
 const LOCALES = { en: "en-GB", zh: "zh-CN" };
 const tables = {};
+const errors = { en: {} }; // what the server's errors are in a language, by their English templates
 let language = "en";
 
 /** The language that the browser asks for, or English. */
@@ -17,9 +18,13 @@ export function preferred(wanted = navigator.languages || [navigator.language]) 
 /** Fetches a language's table once and makes it the page's. */
 export async function setLanguage(name) {
   if (!LANGUAGES.includes(name)) name = "en";
-  tables[name] ??= await (await fetch(new URL(`messages.${name}.json`, import.meta.url))).json();
+  const load = async (file) => (await fetch(new URL(`${file}.${name}.json`, import.meta.url))).json();
+  [tables[name], errors[name]] = await Promise.all([tables[name] ?? load("messages"), errors[name] ?? load("errors")]);
   useTable(name, tables[name]);
 }
+
+/** Makes a table that of a language's errors; the tests hand theirs in. */
+export const useErrors = (name, table) => (errors[name] = table);
 
 /** Makes a table the page's; a report and the tests hand theirs in. */
 export function useTable(name, table) {
@@ -45,12 +50,30 @@ export function t(key, args = {}) {
     const rule = new Intl.PluralRules(locale()).select(Number(args.n));
     message = table[`${key}.${rule}`] ?? table[`${key}.other`];
   }
-  if (message === undefined) return key;
-  return message.replace(/\{(\w+)\}/g, (whole, name) => {
+  return message === undefined ? key : filled(message, args);
+}
+
+/** A text with `{name}` replaced by arguments, numbers as the locale writes them. */
+const filled = (text, args) =>
+  text.replace(/\{(\w+)\}/g, (whole, name) => {
     const value = args[name];
     if (value === undefined || value === null) return whole;
     return typeof value === "number" ? number(value) : String(value);
   });
+
+/**
+ * An error in the page's language: {message, hint, isEnglish}. What the server says itself has its parts in `said`; what
+ * a verb says is English text only. Errors of the page's own modules are in its language already.
+ */
+export function spoken(error) {
+  const { message, said } = error;
+  const hint = error.hint ?? error.suggestion ?? "";
+  const isOwn = error instanceof Error && error.status === undefined;
+  if (language === "en" || isOwn) return { message, hint, isEnglish: false };
+  const inLanguage = (template) => (template ? errors[language]?.[template] : "");
+  const found = said ? [said.message, said.hint].map(inLanguage) : [];
+  if (!said || found.includes(undefined)) return { message, hint, isEnglish: true };
+  return { message: filled(found[0], said.values), hint: filled(found[1], said.values), isEnglish: false };
 }
 
 /** A number with about `digits` significant digits; small and large ones with an exponent. */

@@ -1,13 +1,13 @@
 // The job at hand, twice: a form of the schema's keys and the YAML itself. Both edit the same text; every change is checked.
 import { post, useGet } from "./api.js";
 import { html, useRef, useState } from "./html.js";
-import { t } from "./i18n.js";
+import { spoken, t } from "./i18n.js";
 import { startLine, submitLine } from "./commands.js";
 import { Doing } from "./doing.js";
 import { JobForm } from "./job_form.js";
 import { go, link } from "./router.js";
 import { rememberJob, useSession } from "./session.js";
-import { Action, Empty, Field, Problem, useLater } from "./ui.js";
+import { Action, Empty, Field, Problem, Spoken, useLater } from "./ui.js";
 
 const WAIT = 250; // ms after the last key
 
@@ -16,7 +16,7 @@ export function Editor({ id, text, problems, onInput }) {
   const area = useRef(null);
   const gutter = useRef(null);
   const lines = text.split("\n").length;
-  const wrong = new Map(problems.map((problem) => [problem.line, problem.message]));
+  const wrong = new Map(problems.map((problem) => [problem.line, spoken(problem).message]));
   const scroll = () => (gutter.current.scrollTop = area.current.scrollTop);
   return html`<div class="editor">
     <div class="gutter" ref=${gutter} aria-hidden="true">
@@ -146,8 +146,7 @@ export function Job({ me }) {
           ${check.problems.map(
             (problem) => html`<div class="problem" key=${`${problem.line}:${problem.message}`}>
               ${problem.line > 0 && html`<button type="button" class="quiet" onClick=${() => jump("yaml", problem.line, problem.column)}>${t("ui.at_line", { line: problem.line })}</button>${" "}`}
-              <strong>${problem.message}</strong>
-              ${problem.hint && html`<p>${problem.hint}</p>`}
+              <${Spoken} error=${problem} />
             </div>`,
           )}
           ${check.checked === state.yaml && !check.problems.length && !check.error && html`<p class="hint">${t("job.all_right")}</p>`}

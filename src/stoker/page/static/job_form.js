@@ -1,7 +1,7 @@
 // The form of a job, made from the schema: each key with its meaning, its default and the reason of it.
 import { html, useState } from "./html.js";
 import { has, t } from "./i18n.js";
-import { Field, Loaded } from "./ui.js";
+import { Field, Loaded, Spoken } from "./ui.js";
 
 export const BASIC = ["task", "model.name", "data.path", "tune.method", "steps", "train.lr", "train.batch", "train.seq_len", "evaluate.every"];
 const OWN = ["reward", "dpo", "ppo", "grpo", "ranking", "module"]; // a task's own block
@@ -68,7 +68,7 @@ function Key({ item, resolved, problems, onChange }) {
   return html`<div class=${wrong ? "field wrong" : "field"}>
     <label for=${id}>${label} ${label !== item.path && html`<code>${item.path}</code>`}</label>
     ${control}
-    ${wrong && html`<p class="message" role="alert">${wrong.message}${wrong.hint && ` – ${wrong.hint}`}</p>`}
+    ${wrong && html`<div class="message" role="alert"><${Spoken} error=${wrong} /></div>`}
     <p class="hint" id=${`${id}-about`}>
       ${has(`about.${item.path}`) ? t(`about.${item.path}`) : html`<span lang="en">${item.meaning}</span>`}
       ${now?.why && html`${" "}<span lang="en">${t("job.because", { reason: now.why })}</span>`}

@@ -1,5 +1,6 @@
 // Plan: memory against capacity, a step in time, what it costs, and the alternatives with the reason each lost.
 import { post, useGet } from "./api.js";
+import { short } from "./communication.js";
 import { useAnswer } from "./data.js";
 import { Figure, Term } from "./glossary.js";
 import { html, useEffect, useState } from "./html.js";
@@ -30,6 +31,13 @@ export function Stack({ parts, most, label, unit }) {
   </div>`;
 }
 
+/** A cause of the planner's: `tensor-parallel collectives over NVLink`. */
+const causeWords = (name) => {
+  const [what, over] = name.split(" over ");
+  return over ? t("plan.over", { what: word("part", what), link: word("part", over) }) : word("part", what);
+};
+
+const money = (price, currency) => (price === null || price === undefined ? t("plan.no_price") : `${number(price, 3)}\u00a0${currency}`);
 const seconds = (value) => `${number(value, 3)} s`;
 
 function Memory({ plan }) {
@@ -63,22 +71,22 @@ function Answer({ answer, yaml }) {
       <${Figure} id="memory_peak" value=${gib(plan.memory_gib)} level=${plan.fits ? "" : "bad"} note=${t("plan.of", { capacity: gib(plan.capacity_gib) })} />
       <${Figure} id="mfu" value=${percent(plan.mfu)} />
       <${Figure} id="hours" value=${duration(run.hours === null ? null : run.hours * 3600)} />
-      <${Figure} id="price" value=${run.price === null ? t("plan.no_price") : `${number(run.price, 3)} ${run.currency}`} />
+      <${Figure} id="price" value=${money(run.price, run.currency)} />
       <${Figure} id="interruptions" value=${number(run.interruptions, 2)} note=${t("plan.effective", { share: percent(run.effective) })} />
     </div>
     <p>${t("plan.layout")} <code>${plan.description}</code> · ${t(plan.fits ? "plan.fits" : "plan.too_large")}</p>
     <${Memory} plan=${plan} />
     <section class="panel" aria-labelledby="time-title">
       <h2 id="time-title">${t("plan.one_step", { seconds: seconds(plan.step_time_s) })}</h2>
-      <${Stack} parts=${plan.time} most=${plan.step_time_s} label=${t("plan.time")} unit=${seconds} />
+      <${Stack} parts=${plan.time} most=${plan.step_time_s} label=${t("plan.time")} unit=${short} />
       ${plan.timeline && html`<${Timeline} timeline=${plan.timeline} />`}
-      ${answer.binds?.length > 0 && html`<${Table} name=${t("plan.binds")} head=${[t("plan.bound_by"), t("plan.seconds"), t("plan.because")]} rows=${answer.binds.map((bind) => [word("part", bind.resource), seconds(bind.seconds), bind.causes.map((cause) => cause.name).join(", ")])} />`}
+      ${answer.binds?.length > 0 && html`<${Table} name=${t("plan.binds")} head=${[t("plan.bound_by"), t("plan.seconds"), t("plan.because")]} rows=${answer.binds.map((bind) => [word("part", bind.resource), short(bind.seconds), bind.causes.map((cause) => causeWords(cause.name)).join(", ")])} />`}
     </section>
     <h2>${t("plan.alternatives")}</h2>
     <${Table}
       name=${t("plan.alternatives")}
       head=${[t("plan.layout"), t("plan.lost_because"), html`<${Term} id="step_time_s" />`, html`<${Term} id="memory_peak" />`, html`<${Term} id="price" />`, ""]}
-      rows=${(answer.alternatives ?? []).map((other) => [html`<code>${other.description}</code>`, html`<span lang="en">${other.reason}</span>`, `${step(other)} s`, gib(other.memory_gib), other.price === null || other.price === undefined ? t("plan.no_price") : `${number(other.price, 3)} ${run.currency}`, html`<${Action} label=${t("plan.take")} onPress=${() => take(other)} />`])}
+      rows=${(answer.alternatives ?? []).map((other) => [html`<code>${other.description}</code>`, html`<span lang="en">${other.reason}</span>`, `${step(other)} s`, gib(other.memory_gib), money(other.price, run.currency), html`<${Action} label=${t("plan.take")} onPress=${() => take(other)} />`])}
     />
     <h2>${t("plan.helps")}</h2>
     <${Table} name=${t("plan.helps")} head=${[t("plan.change"), t("plan.gain"), t("plan.memory"), ""]} rows=${(answer.helps ?? []).map((help) => [html`<span lang="en">${help.change}</span>`, percent(help.gain), gib(help.memory_gib), html`<${Action} label=${t("plan.take")} onPress=${() => take(help)} />`])} />`;
@@ -90,9 +98,12 @@ const Nothing = ({ answer, yaml }) =>
     ${answer.nearest && html`<${Memory} plan=${answer.nearest} />`}
     <${Table} name=${t("plan.helps")} head=${[t("plan.change"), t("plan.memory"), ""]} rows=${(answer.changes ?? []).map((change) => [html`<span lang="en">${change.what} ${change.words}</span>`, gib(change.memory_gib), html`<${Action} label=${t("plan.take")} onPress=${() => takeLayout(yaml, change)} />`])} />`;
 
-/** The cluster of an address: `local`, or devices of a kind on nodes of eight. */
+const isFile = (device) => /\.ya?ml$/.test(device);
+
+/** The cluster of an address: `local`, a cluster's file, or devices of a kind on nodes of eight. */
 export function clusterOf(devices, device) {
   if (!device || device === "local") return "local";
+  if (isFile(device)) return device;
   const nodes = Math.ceil(devices / 8);
   return nodes > 1 ? `${nodes}x8x${device}` : `1x${devices}x${device}`;
 }
@@ -144,12 +155,12 @@ export default function Plan({ route }) {
   const on = clusterOf(Number(route.query.devices ?? 1), device);
   return html`<h1>${t("plan.title", { name: state.name })}</h1>
     <div class="row">
-      <${Field} id="device" label=${t("plan.device")}>
-        <input id="device" list="devices" value=${kind} onChange=${(event) => setKind(event.target.value.trim() || "local")} />
+      <${Field} id="device" label=${t("plan.device")} hint=${t("plan.device_hint")}>
+        <input id="device" list="devices" aria-describedby="device-hint" value=${kind} onChange=${(event) => setKind(event.target.value.trim() || "local")} />
         <datalist id="devices">${["local", "H100", "A100-80G", "H200", "L40S", "RTX4090"].map((name) => html`<option key=${name} value=${name} />`)}</datalist>
       <//>
       <${Field} id="devices-n" label=${t("plan.devices", { n: devices })}>
-        <input id="devices-n" type="range" min="1" max="64" value=${devices} disabled=${kind === "local"} onInput=${(event) => setDevices(Number(event.target.value))} />
+        <input id="devices-n" type="range" min="1" max="64" value=${devices} disabled=${kind === "local" || isFile(kind)} onInput=${(event) => setDevices(Number(event.target.value))} />
       <//>
     </div>
     <${Planned} key=${`${on}${state.yaml}`} yaml=${state.yaml} on=${on} />

@@ -4,10 +4,10 @@ import { Term } from "./glossary.js";
 import { html } from "./html.js";
 import { number, t } from "./i18n.js";
 import { go } from "./router.js";
-import { Tokens, scaleOf } from "./tokens.js";
+import { HeatScale, Tokens, spanOf } from "./tokens.js";
 import { Loaded } from "./ui.js";
 
-const BY = ["advantage", "kl", "value", "reward"];
+const BY = ["advantage", "kl", "reward", "value", "return", "old", "entropy"]; // as `stoker rollouts --by`
 
 export function Rollouts({ path, route }) {
   const { by = "advantage", ended = "", step, worst = "1" } = route.query;
@@ -20,7 +20,7 @@ export function Rollouts({ path, route }) {
       const shown = rollouts.filter((one) => !ended || one.end === ended);
       const known = BY.filter((name) => rollouts.some((one) => one.tokens.some((token) => token[name] !== undefined && token[name] !== null)));
       const chosen = known.includes(by) ? by : known[0];
-      const scale = Math.max(0, ...shown.map((one) => scaleOf(one.tokens, chosen)));
+      const span = spanOf(shown, chosen);
       return html`<div class="row">
           <label for="rollout-step">${t("g.step.name")}</label>
           <select id="rollout-step" value=${step ?? String(steps[steps.length - 1] ?? "")} onChange=${(event) => set({ step: event.target.value })}>${steps.map((one) => html`<option key=${one} value=${String(one)}>${number(one)}</option>`)}</select>
@@ -30,11 +30,11 @@ export function Rollouts({ path, route }) {
           <select id="rollout-end" value=${ended} onChange=${(event) => set({ ended: event.target.value })}><option value="">${t("rollouts.any")}</option>${endings.map((end) => html`<option key=${end} value=${end}>${end}</option>`)}</select>
           <label><input type="checkbox" checked=${worst === "1"} onChange=${(event) => set({ worst: event.target.checked ? "1" : "0" })} /> ${t("rollouts.worst")}</label>
         </div>
-        <p class="hint">${t("rollouts.legend", { scale })} <${Term} id=${chosen} /></p>
+        <${HeatScale} id=${chosen} span=${span} />
         ${shown.map(
           (one, i) => html`<div class="panel" key=${i}>
             <p><strong>${one.prompt}</strong> · <${Term} id="score" /> ${number(one.score)} · <span lang="en">${one.end}</span></p>
-            <${Tokens} tokens=${one.tokens} of=${chosen} scale=${scale} label=${t("rollouts.answer", { n: i + 1 })} />
+            <${Tokens} tokens=${one.tokens} of=${chosen} scale=${Math.max(-span[0], span[1])} label=${t("rollouts.answer", { n: i + 1 })} />
           </div>`,
         )}`;
     }}

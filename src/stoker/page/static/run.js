@@ -1,7 +1,7 @@
 // One run: whether it is all right, its curves with what happened on them, and tabs for everything it left.
 import { follow, isReport, post, useGet } from "./api.js";
 import { Chain } from "./chain.js";
-import { Chart } from "./chart.js";
+import { Chart, drawing } from "./chart.js";
 import { forkLine, resumeLine, stopLine } from "./commands.js";
 import { Figure, Term } from "./glossary.js";
 import { html, useEffect, useMemo, useRef, useState } from "./html.js";
@@ -16,7 +16,12 @@ export const POLICIES = ["ppo", "grpo"];
 const OF_POLICY = ["score", "kl", "entropy", "response_tokens", "ended"];
 const LEVELS = { failed: "bad", fault: "bad", hung: "bad", node_lost: "bad", rolled_back: "warn", spike: "warn", skipped: "warn", not_finite: "warn", alarm: "warn", interrupted: "warn", stopped: "warn", slow: "warn" };
 const ON_CURVE = ["saved", "evaluated", "resumed", ...Object.keys(LEVELS)];
-const EVERY = 1000; // ms between two questions while a run goes on
+const EVERY = 1000; // ms after which one asks what happened
+const CURVES_EVERY = 2000; // ms between two looks at the curves while a run goes on
+const DENSE = 20_000; // steps from which on a curve changes more slowly than that
+
+/** Milliseconds after which the curves of a run are asked for again: as a long one hardly changes, 20 seconds at most. */
+export const paceOf = (steps) => CURVES_EVERY * Math.min(10, Math.max(1, steps / DENSE));
 
 /** Events that belong to a step, as marks. */
 export const marksOf = (events) =>
@@ -119,41 +124,57 @@ export const metricsOf = (names) => [...CURVES.filter((name) => names.includes(n
 /** Tabs that a run has something for: only policies make rollouts. */
 export const tabsOf = (run) => Object.keys(TABS).filter((name) => name !== "rollouts" || POLICIES.includes(run.task));
 
-/** Asks again as the run's stream says that something is new, at most every second. */
-function useLive(id, isRunning, ...again) {
+/** A run with what its stream has said since; of two answers of one time the one that was asked for counts. */
+export const newest = (run, said) => (run && said?.id === run.id && said.updated > run.updated ? { ...run, ...said } : run);
+
+/**
+ * Follows a run's stream: what it says of the run is `said`; asks again as something happens, at most every second, and
+ * for curves at most every `pace` ms.
+ */
+function useLive(id, pace, ...again) {
   const [lost, setLost] = useState(0);
+  const [said, setSaid] = useState(null);
   const [tick, setTick] = useState(0);
-  const timer = useRef(0);
-  const latest = useRef(again);
-  latest.current = again;
+  const latest = useRef({});
+  latest.current = { again, pace };
   useEffect(() => {
-    const soon = () => {
-      if (timer.current || document.hidden) return;
-      timer.current = setTimeout(() => {
-        timer.current = 0;
-        setTick((n) => n + 1);
-        for (const ask of latest.current) ask();
-      }, EVERY);
+    const timers = {};
+    const later = (name, wait, act) => {
+      timers[name] ??= setTimeout(() => {
+        delete timers[name];
+        act();
+      }, wait);
     };
-    document.addEventListener("visibilitychange", soon);
+    let status = "";
+    const soon = (kind, value) => {
+      if (document.hidden) return;
+      if (kind === "status") setSaid(value);
+      if (!["metrics", "status"].includes(kind) || (kind === "status" && value.status !== status)) {
+        later("figures", EVERY, () => latest.current.again.forEach((ask) => ask()));
+      }
+      if (kind === "status") status = value.status;
+      later("curves", latest.current.pace, () => setTick((n) => n + 1));
+    };
+    const shown = () => soon("shown");
+    document.addEventListener("visibilitychange", shown);
     const end = follow(id, soon, setLost);
     return () => {
       end();
-      clearTimeout(timer.current);
-      timer.current = 0;
-      document.removeEventListener("visibilitychange", soon);
+      Object.values(timers).forEach(clearTimeout);
+      document.removeEventListener("visibilitychange", shown);
     };
   }, [id]);
-  return { lost, tick };
+  return { lost, said, tick };
 }
 
 export function Run({ route }) {
   const path = `/api/runs/${encodeURIComponent(route.run)}`;
   const found = useGet(path, {}, { every: 5000 });
   const happened = useGet(`${path}/events`);
-  const { lost, tick } = useLive(route.run, true, found.again, happened.again);
+  const { lost, said, tick } = useLive(route.run, paceOf(found.data?.step ?? 0), found.again, happened.again);
+  useEffect(() => void drawing().catch(() => {}), []); // where it does not come, the chart says so
   const events = happened.data?.events ?? [];
-  const run = found.data;
+  const run = newest(found.data, said);
   const extra = useMemo(() => (run ? [heldOut(events, run)] : []), [events.length, run?.id]);
   const marks = useMemo(() => marksOf(events), [events.length]);
   const tab = route.tab || "curves";

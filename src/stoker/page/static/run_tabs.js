@@ -7,7 +7,7 @@ import { Measured } from "./plan.js";
 import { go } from "./router.js";
 import { rememberJob } from "./session.js";
 import { Rollouts } from "./rollouts.js";
-import { Tokens } from "./tokens.js";
+import { RunRows } from "./rows.js";
 import { Action, Command, Loaded, Problem, Table } from "./ui.js";
 
 const SHOWN_EVENTS = 500;
@@ -37,14 +37,6 @@ function Samples({ path }) {
             </section>`,
           )}
   <//>`;
-}
-
-function Rows({ path, run }) {
-  const found = useGet(`${path}/rows`, { offset: 0, limit: 50 });
-  return html`<p class="hint">${t("tokens.legend")}</p>
-    <${Loaded} of=${found}>
-      ${({ rows }) => rows.map((row, i) => html`<div class="sample" key=${i}><p class="hint">${t("data.place", { source: String(row.source).split("/").pop(), row: row.row })}</p><${Tokens} tokens=${row.tokens} label=${run.name} /></div>`)}
-    <//>`;
 }
 
 function Logs({ path, run, route }) {
@@ -111,13 +103,13 @@ export const evaluationCells = (one) => [
 
 function Audited({ path }) {
   const found = useGet(`${path}/audit`);
-  const names = ["rows_in", "rows_used", "rows_cut", "rows_dropped", "tokens", "trained_tokens", "duplicates"];
+  const names = ["rows_in", "rows_used", "rows_cut", "tokens_lost", "rows_dropped", "tokens", "trained_tokens", "duplicates"];
   return html`<${Loaded} of=${found}>
     ${(audit) => html`<div class="figures">${names.filter((name) => audit[name] !== undefined).map((name) => html`<div class="figure" key=${name}><span>${t(`g.${name}.name`)}</span><span class="number">${number(audit[name])}</span></div>`)}</div>`}
   <//>`;
 }
 
-const Seen = ({ path, run }) => html`<${Audited} path=${path} /><${Rows} path=${path} run=${run} />`;
+const Seen = ({ path, run, route }) => html`<${Audited} path=${path} /><${RunRows} path=${path} run=${run} route=${route} />`;
 
 function Files({ path, run }) {
   const found = useGet(`${path}/files`);

@@ -1,6 +1,6 @@
 // Small parts that every place is made of.
 import { html, useEffect, useRef, useState } from "./html.js";
-import { t } from "./i18n.js";
+import { spoken, t } from "./i18n.js";
 import { link } from "./router.js";
 
 /** Copies a text; says so for two seconds. */
@@ -75,9 +75,14 @@ export function Action({ label, line, onPress, kind = "", disabled = false, reas
 export function Problem({ error }) {
   if (!error) return null;
   const place = error.line ? t("ui.at_line", { line: error.line }) : "";
-  return html`<div class="problem" role="alert">
-    <strong>${error.message}</strong> ${place} ${error.hint && html`<p>${error.hint}</p>`}
-  </div>`;
+  return html`<div class="problem" role="alert"><${Spoken} error=${error} place=${place} /></div>`;
+}
+
+/** What is wrong and what to do, in the page's language; what is known in English only is marked as such. */
+export function Spoken({ error, place = "" }) {
+  const { message, hint, isEnglish } = spoken(error);
+  const lang = isEnglish ? "en" : undefined;
+  return html`${isEnglish && html`<span class="hint">${t("ui.in_english")} </span>`}<strong lang=${lang}>${message}</strong> ${place} ${hint && html`<p lang=${lang}>${hint}</p>`}`;
 }
 
 /** An empty state teaches the next step with a button. */

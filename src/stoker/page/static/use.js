@@ -1,5 +1,5 @@
 // Use: talk to one or two models side by side, export with its replay, evaluate; every action is a command line.
-import { get, post, postStream, useGet } from "./api.js";
+import { ApiError, get, post, postStream, useGet } from "./api.js";
 import { chatLine, evalLine, exportLine } from "./commands.js";
 import { Servers } from "./deploy.js";
 import { Doing } from "./doing.js";
@@ -31,7 +31,7 @@ function Chat({ runs, ids, route }) {
       "/api/chat",
       body,
       (event) => {
-        if (event.error) throw new Error(event.error.message ?? event.error);
+        if (event.error) throw new ApiError(502, event.error);
         const piece = event.text ?? "";
         set((old) => old.map((turn, i) => (i === history.length ? { ...turn, answers: turn.answers.map((said, j) => (j === at ? said + piece : said)) } : turn)));
       },

@@ -12,6 +12,7 @@ from stoker.plan.answer.cost import Cost, cost_of
 from stoker.plan.answer.full_answer import NothingFits, PlanAnswer, verdict
 from stoker.plan.answer.setting_to_yaml import job_values
 from stoker.plan.memory import Memory
+from stoker.plan.pipeline.communication import communication_of
 from stoker.plan.pipeline.stage_times import drawn_micro_batches, timeline_of
 from stoker.plan.reliability import Forecast
 from stoker.plan.search import LayoutPlan
@@ -73,17 +74,23 @@ def answer_json(found: PlanAnswer | NothingFits) -> dict[str, Any]:
 
 
 def timeline_json(plan: LayoutPlan) -> dict[str, Any]:
-    """One step of each process of the pipeline, of as many micro-batches as are drawn; times from its start."""
+    """One step of each process of the pipeline, of as many micro-batches as are drawn; times from its start.
+
+    A communication takes ``seconds`` between ``start`` and ``end``; ``exposed`` of them overlap with no pass.
+    """
     drawn, parts = drawn_micro_batches(plan.setting), plan.time.parts
     timeline = timeline_of(plan.setting, micro_batches=drawn)
+    said = communication_of(
+        plan.setting, timeline, after=parts.get("data parallel", 0.0), of=plan.setting.micro_batches
+    )
     return {
         "micro_batches": drawn,
         "of": plan.setting.micro_batches,
         "seconds": timeline.seconds,
         "after": {name: parts[name] for name in AFTER if parts.get(name)},
         "processes": [
-            {"idle": idle, "spans": [span._asdict() for span in spans]}
-            for idle, spans in zip(timeline.idle, timeline.processes, strict=True)
+            {"idle": idle, "spans": [span._asdict() for span in spans], "communication": list(map(asdict, messages))}
+            for idle, spans, messages in zip(timeline.idle, timeline.processes, said, strict=True)
         ],
     }
 

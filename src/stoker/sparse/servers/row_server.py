@@ -18,12 +18,13 @@ import torch
 from stoker.errors import Problem, RunFailed, UserError, reason_of
 from stoker.files import replace_file
 from stoker.frames import PeerRefused
+from stoker.sparse.eviction_pass import EvictionPlan
 from stoker.sparse.servers.served_shard import Commit, ServedShard
 from stoker.sparse.servers.server_connection import Address, Message, ServerConnection
 from stoker.sparse.sparse_state import SparseState, TableState
 from stoker.sparse.table_settings import Admission, DiskTier, Eviction, TableSettings
 
-STATE = ("ids", "values", "optimizer", "seen", "last", "removed", "buckets", "sketch")
+STATE = ("ids", "values", "optimizer", "seen", "last", "removed", "buckets", "sketch", "evicted")
 _BACKLOG = 128
 _REMEMBERED = 1000  # runs at most whose rows were forgotten
 _STRANGERS = 64  # connections at most that have not proved that they have the secret
@@ -195,6 +196,12 @@ def _values(
     connection.send({"step": shard.step}, [values.numpy()])
 
 
+def _prefetch(
+    connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]
+) -> None:
+    shard.prefetch(*arrays)
+
+
 def _push(connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]) -> None:
     shard.push(trainer, message["step"], arrays)
 
@@ -202,7 +209,21 @@ def _push(connection: ServerConnection, shard: ServedShard, trainer: int, messag
 def _commit(
     connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]
 ) -> None:
-    shard.commit(trainer, message["step"], Commit(message["scale"], message["lr_factor"]))
+    plan = EvictionPlan(*arrays) if arrays else None
+    shard.commit(trainer, message["step"], Commit(message["scale"], message["lr_factor"], plan))
+
+
+def _candidates(
+    connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]
+) -> None:
+    found = shard.candidates(message["what"], arrays, message["least"])
+    connection.send({"step": shard.step}, [found])
+
+
+def _evicted(
+    connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]
+) -> None:
+    connection.send({"step": shard.step}, [shard.evicted(message["least"])])
 
 
 def _norm(connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]) -> None:
@@ -210,9 +231,16 @@ def _norm(connection: ServerConnection, shard: ServedShard, trainer: int, messag
 
 
 def _state(connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]) -> None:
-    for name, table in shard.state(message["since"], message["rows"], message["least"]):
+    for name, table in shard.state(message["since"], message["rows"], message["least"], message["is_base"]):
         connection.send({"name": name}, arrays_of(table))
     connection.send({"name": None})
+
+
+def _rebase(
+    connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]
+) -> None:
+    shard.rebase(message["base"], message["by"], message["least"])
+    connection.send({})
 
 
 def _load(connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]) -> None:
@@ -235,11 +263,15 @@ def _counts(
 
 _ANSWERS = {
     "values": _values,
+    "prefetch": _prefetch,
     "push": _push,
     "commit": _commit,
     "norm": _norm,
     "state": _state,
+    "rebase": _rebase,
     "load": _load,
     "snapshot": _snapshot,
     "counts": _counts,
+    "candidates": _candidates,
+    "evicted": _evicted,
 }

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stoker.errors import RunFailed
+from stoker.sparse.eviction_pass import EvictionPlan
 from stoker.sparse.hashing import owners_of, salt_of
 from stoker.sparse.keys import Keys
 from stoker.sparse.row_format import RowFormat
@@ -68,7 +69,7 @@ class ServedRows:
         self._tables, self._servers, self._links, self._layout = tuple(tables), servers, links, layout
         self._compute, self._width = RowFormat(tables[0].dtype, tables[0].width).compute, tables[0].width
         self._rank, self._trainers = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
-        self._group = group
+        self._group, self.plans_evictions = group, self._rank == 0
         self._lookups: list[_Lookup] = []
         self._is_pushed = False
         self._losses: list[int] = []  # of the servers, when rows began to be loaded
@@ -91,10 +92,15 @@ class ServedRows:
         return leaf, inverse
 
     def prefetch(self, keys: Keys) -> None:
-        """Nothing: servers read their files when they are asked."""
+        """Has the servers begin to bring rows that lie in their files. A server that is lost need not hear of it."""
+        keys = keys.deduplicated()[2]
+        owners = owners_of(keys.hashes, len(self._links))
+        for number, link in enumerate(self._links):
+            mine = np.flatnonzero(owners == number)
+            link.hint(self._about("prefetch"), [keys.ids[mine], keys.tables[mine]])
 
     def squared_norm(self) -> float:
-        """Of the gradients of the step, over all servers."""
+        """The squared norm of the step's gradients, over all servers."""
         self._push()
         for link in self._links:
             link.ask(self._about("norm", step=self._decided))
@@ -105,12 +111,30 @@ class ServedRows:
         self._commit(scale, lr_factor)
         self.step += 1
 
+    def candidates(self, what: str, arrays: list[np.ndarray]) -> np.ndarray:
+        """What all servers answer together."""
+        for link in self._links:
+            link.ask(self._about("candidates", what=what, least=self._decided), arrays)
+        return np.sum([link.answer()[1][0] for link in self._links], axis=0)
+
+    def evict(self, plan: EvictionPlan | None) -> None:
+        """Has the servers delete rows: for them a step of its own, whose plan the first process has."""
+        self._commit(None, 1.0, plan)
+
+    def evicted(self) -> np.ndarray:
+        """What was evicted so far of each table."""
+        self._links[0].ask(self._about("evicted", least=self._decided))
+        return self._links[0].answer()[1][0]
+
     def discard(self) -> None:
         """Has the servers forget the step's gradients; the step has not ended."""
         self._commit(None, 1.0)
 
     def rebase(self, step: int | None, *, by: str) -> None:
-        """Nothing: servers record evicted ids from one whole state to the next."""
+        """Says to the servers that this process saves for how far incremental states reach back."""
+        for link in self._own_links():
+            link.ask(self._about("rebase", base=step, by=by, least=self._decided))
+            link.answer()
 
     def state(
         self, since: int | None, *, rows: int | None = None, is_base: bool = True
@@ -118,7 +142,7 @@ class ServedRows:
         """The rows of the servers that this process saves for."""
         self._wait_for_servers()
         for link in self._own_links():
-            message = self._about("state", since=since, rows=rows or 2**40, least=self._decided)
+            message = self._about("state", since=since, rows=rows or 2**40, least=self._decided, is_base=is_base)
             for answer, arrays in link.answers(message):
                 yield from part_of(self.step, since, answer["name"], arrays).tables.items()
 
@@ -196,10 +220,11 @@ class ServedRows:
         self._lookups.clear()
         self._is_pushed = True
 
-    def _commit(self, scale: float | None, lr_factor: float) -> None:
+    def _commit(self, scale: float | None, lr_factor: float, plan: EvictionPlan | None = None) -> None:
         self._push()
+        arrays = [plan.below, plan.evicted] if plan is not None else []
         for link in self._links:
-            link.tell(self._about("commit", step=self._decided, scale=scale, lr_factor=lr_factor))
+            link.tell(self._about("commit", step=self._decided, scale=scale, lr_factor=lr_factor), arrays)
         self._is_pushed = False
         self._decided += 1
 

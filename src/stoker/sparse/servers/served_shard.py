@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from stoker.errors import Problem, UserError
+from stoker.sparse.eviction_pass import Candidates, EvictionPlan
 from stoker.sparse.keys import Keys
 from stoker.sparse.servers.step_log import StepLog
 from stoker.sparse.sparse_state import SparseState, TableState
@@ -36,10 +37,15 @@ class Push:
 
 @dataclass(frozen=True)
 class Commit:
-    """What becomes of a step: an update, or nothing where ``scale`` is None."""
+    """What becomes of a step: an update, nothing where ``scale`` is None, or a pass that evicts rows.
+
+    Attributes:
+        plan: of the first trainer, where the step is such a pass.
+    """
 
     scale: float | None
     lr_factor: float
+    plan: EvictionPlan | None = None
 
 
 @dataclass
@@ -76,6 +82,7 @@ class ServedShard:
         snapshot_every: int,
     ) -> None:
         self.shard, self._log = TableShard(tables, seed=seed, rank=number, world=servers), StepLog(folder)
+        self._candidates: Candidates | None = None
         self._ended: Exception | None = None  # why no more steps are made
         self._trainers, self._every = trainers, snapshot_every
         self._steps: dict[int, _Step] = {}
@@ -83,12 +90,19 @@ class ServedShard:
         self.step = self._log.first
         for part in self._log.snapshot():
             self._load(part)
+        if (known := self._log.bases()) is not None:
+            self.shard.gone.restore(*known)
         for header, arrays in self._log.steps():
+            if "by" in header:
+                self.shard.rebase(header["base"], by=header["by"])
+                continue
             if header.get("step") != self.step:
                 found = f"{folder}: the log has step {header.get('step')} where step {self.step} was to come"
                 raise UserError(Problem(found, "remove the folder, and go on from a checkpoint of the run"))
-            pushes = [self._push_of(*arrays[at : at + 4]) for at in range(0, len(arrays), 4)]
-            self._make_step(pushes, Commit(header["scale"], header["lr_factor"]))
+            plan = EvictionPlan(*arrays) if header.get("evicts") else None
+            at_pushes = range(0, 0 if plan else len(arrays), 4)
+            pushes = [self._push_of(*arrays[at : at + 4]) for at in at_pushes]
+            self._make_step(pushes, Commit(header["scale"], header["lr_factor"], plan))
 
     def decided(self) -> int:
         """Steps that the trainers have decided on.
@@ -107,7 +121,12 @@ class ServedShard:
             keys = Keys.of(ids, tables, self.shard.salts)
             if training:
                 return self.shard.preview(keys)
-            return self.shard.values(self.shard.index.find(keys.ids, keys.tables, keys.hashes))
+            return self.shard.values(self.shard.find(keys))
+
+    def prefetch(self, ids: np.ndarray, tables: np.ndarray) -> None:
+        """Begins to bring rows that lie in a file."""
+        with self._changed:
+            self.shard.prefetch(Keys.of(ids, tables, self.shard.salts))
 
     def push(self, trainer: int, step: int, arrays: Sequence[np.ndarray]) -> None:
         """Takes a trainer's gradients; those of a step that has been made are a repetition."""
@@ -134,11 +153,41 @@ class ServedShard:
             sums = grads.new_zeros(len(unique), grads.shape[1])
             return float(sums.index_add_(0, torch.from_numpy(places), grads).double().square().sum())
 
-    def state(self, since: int | None, rows: int, least: int) -> Iterator[tuple[str, TableState]]:
+    def candidates(self, what: str, arrays: list[np.ndarray], least: int) -> np.ndarray:
+        """See `Candidates.answer`, once ``least`` steps have been made."""
+        with self._changed:
+            self._wait_for(lambda: self.step >= least)
+            return self._candidates_now().answer(what, arrays)
+
+    def _candidates_now(self) -> Candidates:
+        """The candidates for a pass, which stay the same until the next step."""
+        if self._candidates is None:
+            self._candidates = Candidates(self.shard)
+        return self._candidates
+
+    def evicted(self, least: int) -> np.ndarray:
+        """`TableShard.evicted`, once ``least`` steps have been made."""
+        with self._changed:
+            self._wait_for(lambda: self.step >= least)
+            return self.shard.evicted
+
+    def state(self, since: int | None, rows: int, least: int, is_base: bool) -> Iterator[tuple[str, TableState]]:
         """Parts of the rows, once ``least`` steps have been made; no step is made until they are taken."""
         with self._changed:
             self._wait_for(lambda: self.step >= least)
-            yield from self.shard.state(since, rows=rows)
+            if since is None and is_base:
+                self._rebase(self.shard.step, "")
+            yield from self.shard.state(since, rows=rows, is_base=False)
+
+    def rebase(self, base: int | None, by: str, least: int) -> None:
+        """`TableShard.rebase`, once ``least`` steps have been made; a server that returns knows of it."""
+        with self._changed:
+            self._wait_for(lambda: self.step >= least)
+            self._rebase(base, by)
+
+    def _rebase(self, base: int | None, by: str) -> None:
+        self._log.append({"base": base, "by": by}, [])
+        self.shard.rebase(base, by=by)
 
     def close(self, *, forget: bool) -> None:
         """Ends it, with an error for those who wait for it.
@@ -163,7 +212,8 @@ class ServedShard:
         with self._changed:
             parts = self.shard.state(rows=2**20, is_base=False)
             states = (SparseState(self.shard.step, None, {name: table}) for name, table in parts)
-            self._log.begin(states, first=self.step)
+            bases, evicted = self.shard.gone.saved()
+            self._log.begin(states, first=self.step, bases=bases, evicted=evicted)
             self._changed.notify_all()
 
     def counts(self) -> dict[str, int]:
@@ -172,6 +222,7 @@ class ServedShard:
             return self.shard.counts()
 
     def _load(self, part: SparseState) -> None:
+        self._candidates = None
         for name, table in part.tables.items():
             self.shard.load(name, table, step=part.step)
 
@@ -203,7 +254,10 @@ class ServedShard:
             pushes = [step.pushes[trainer] for trainer in range(self._trainers)]
             commit = step.commits[0]
             arrays = [a for p in pushes for a in (p.keys.ids, p.keys.tables, p.counts, p.grads.numpy())]
-            self._log.append({"step": self.step, "scale": commit.scale, "lr_factor": commit.lr_factor}, arrays)
+            header = {"step": self.step, "scale": commit.scale, "lr_factor": commit.lr_factor}
+            if commit.plan is not None:
+                header, arrays = {**header, "evicts": True}, [commit.plan.below, commit.plan.evicted]
+            self._log.append(header, arrays)
             del self._steps[self.step]
             self._make_step(pushes, commit)
             if self.step % self._every == 0:
@@ -212,6 +266,9 @@ class ServedShard:
 
     def _make_step(self, pushes: Sequence[Push], commit: Commit) -> None:
         self.step += 1
+        if commit.plan is not None:
+            self.shard.evict(self._candidates_now(), commit.plan)
+        self._candidates = None
         if commit.scale is None:  # lookups have changed nothing
             return
         found = [self.shard.look_up(push.keys, push.counts) for push in pushes]

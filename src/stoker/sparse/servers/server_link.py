@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -33,6 +34,7 @@ class ServerLink:
         self._address, self._secret, self._hello, self._patience = address, secret, hello, patience
         self._unmade: list[tuple[Message, list[np.ndarray]]] = []  # of steps that are not known to have been made
         self._asked: tuple[Message, list[np.ndarray]] | None = None
+        self._streams = False  # whether parts are being sent
         self._steps: dict[int, int] = {}  # by layout, those that it is known to have made
         self.connection: ServerConnection
         self.losses = -1
@@ -40,14 +42,21 @@ class ServerLink:
 
     def tell(self, message: Message, arrays: Sequence[np.ndarray] = ()) -> None:
         """Says something about a step that has no answer."""
+        self._check_free()
         self._unmade.append((message, list(arrays)))
         try:
             self.connection.send(*self._unmade[-1])
         except OSError:
             self._connect()
 
+    def hint(self, message: Message, arrays: Sequence[np.ndarray] = ()) -> None:
+        """Says something that has no answer and is not said again."""
+        with suppress(OSError):  # the next question finds that the server is lost
+            self.connection.send(message, list(arrays))
+
     def ask(self, message: Message, arrays: Sequence[np.ndarray] = ()) -> None:
         """Asks; `answer` waits for what is said."""
+        self._check_free()
         self._asked = (message, list(arrays))
         try:
             self.connection.send(*self._asked)
@@ -73,25 +82,36 @@ class ServerLink:
         """Asks for parts, until one has no name.
 
         A server that was lost is asked again, and the parts that were given are passed over: they are the same as
-        long as no step is made meanwhile.
+        long as no step is made meanwhile, so none may be.
         """
         self.ask(message)
+        self._streams = True
         given = at = 0
-        while True:
-            try:
-                answer = self.connection.receive()
-            except (OSError, PeerRefused):
-                self._connect()
-                at = 0
-                continue
-            self._check(answer[0])
-            if answer[0]["name"] is None:
-                break
-            at += 1
-            if at > given:
-                given = at
-                yield answer
-        self._asked = None
+        try:
+            while True:
+                try:
+                    answer = self.connection.receive()
+                except (OSError, PeerRefused):
+                    self._connect()
+                    at = 0
+                    continue
+                self._check(answer[0])
+                if answer[0]["name"] is None:
+                    break
+                at += 1
+                if at > given:
+                    given = at
+                    yield answer
+        except GeneratorExit:  # nobody wants the rest
+            self._asked, self._streams = None, False
+            self.connection.close()
+            self._connect()
+            raise
+        self._asked, self._streams = None, False
+
+    def _check_free(self) -> None:
+        if self._streams:
+            raise RuntimeError(f"the server of rows at {self._name} is still sending parts of a state: read them first")
 
     def close(self) -> None:
         """Ends the connection."""

@@ -7,18 +7,21 @@ import os
 import shutil
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 
 from stoker.errors import DiskFailed, reason_of
 from stoker.sparse.servers.server_connection import DTYPES
 from stoker.sparse.sparse_state import SparseState
 
-_FIRST = "first-step"  # beside the parts of a snapshot
+_FIRST, _BASES = "first-step", "bases"  # beside the parts of a snapshot
+_EVICTED = ("ids", "tables", "steps")
 _HEAD = struct.Struct("<IIQ")  # checksum of the rest, bytes of the header, bytes of the arrays
 
 
@@ -49,6 +52,14 @@ class StepLog:
         for path in sorted((self._folder / f"snapshot-{self._newest()}").glob("*.safetensors")):
             yield SparseState.from_tensors(load_file(path))
 
+    def bases(self) -> tuple[dict[str, int], list[np.ndarray]] | None:
+        """What was given to `begin` beside the rows of the newest snapshot; None where there is no snapshot."""
+        path = self._folder / f"snapshot-{self._newest()}" / _BASES
+        if not path.exists():
+            return None
+        with safe_open(path, "np") as file:
+            return json.loads(file.metadata()["bases"]), [file.get_tensor(name) for name in _EVICTED]
+
     def steps(self) -> Iterator[tuple[dict[str, Any], list[np.ndarray]]]:
         """The steps after the snapshot. What follows the last whole record is cut off."""
         path, end = Path(self._file.name), 0
@@ -77,11 +88,14 @@ class StepLog:
             raise DiskFailed(f"{self._folder} cannot be written: {reason_of(error)}") from error
         self._end += size
 
-    def begin(self, parts: Iterable[SparseState], *, first: int) -> None:
+    def begin(
+        self, parts: Iterable[SparseState], *, first: int, bases: Mapping[str, int], evicted: Sequence[np.ndarray]
+    ) -> None:
         """Writes a snapshot, after which the steps before are not needed.
 
         Args:
             first: the number of those steps.
+            bases, evicted: as `EvictedIds.saved` gives them.
         """
         try:
             partial = self._folder / "partial"
@@ -92,6 +106,10 @@ class StepLog:
                 save_file({name: tensor.contiguous() for name, tensor in part.tensors().items()}, path)
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
+            beside = {name: np.ascontiguousarray(array) for name, array in zip(_EVICTED, evicted, strict=True)}
+            save_arrays(beside, partial / _BASES, metadata={"bases": json.dumps(dict(bases))})
+            with (partial / _BASES).open("rb") as file:
+                os.fsync(file.fileno())
             with (partial / _FIRST).open("w") as counted:
                 counted.write(str(first))
                 counted.flush()

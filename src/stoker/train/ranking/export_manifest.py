@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -14,6 +15,7 @@ from stoker.job.load_job import LoadedJob
 from stoker.job.task_spec import block_of_task
 from stoker.models.ranking.model_inputs import RankingShape
 from stoker.online_store.row_backends import FORMAT
+from stoker.sparse.embeddings import Embeddings
 from stoker.sparse.fused_tables import Feature
 from stoker.train.ranking.exported_tower import graph_of
 from stoker.train.ranking.job_log import settings_of
@@ -50,6 +52,15 @@ def manifest_of(
         "tables": [{"name": t.name, "width": t.width, "dtype": t.dtype} for t in tables],
         "files": [],
     }
+
+
+def table_entries(tables: Embeddings, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The tables of a manifest, with the rows that ids without a row have now."""
+    rows = tables.default_rows()
+    return [
+        entry | ({"default": rows[entry["name"]].tolist()} if rows[entry["name"]].any() else {})
+        for entry in manifest["tables"]
+    ]
 
 
 def graph_from(tower: nn.Module, shape: RankingShape, manifest: dict[str, Any]) -> torch.export.ExportedProgram:

@@ -20,6 +20,7 @@ from stoker.data.ranking.log_batch import RowBatch
 from stoker.errors import RunFailed, UserError
 from stoker.hardware.device import Device
 from stoker.job.load_job import LoadedJob
+from stoker.job.task_spec import block_of_task
 from stoker.models.quantise import device_for
 from stoker.online_store.row_backends import tables_of
 from stoker.online_store.row_reader import RowReader
@@ -28,14 +29,15 @@ from stoker.online_store.store_version import StoreWriter, TableDelta
 from stoker.online_store.store_writers import keep_newest, scheme_of, shown_place, store_errors, writer_of
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.runs.run_folder import RunFolder
+from stoker.sparse.embeddings import Embeddings
 from stoker.sparse.row_format import RowFormat
-from stoker.sparse.sparse_embeddings import SparseEmbeddings
 from stoker.sparse.stored_embeddings import stored_rows, stored_tables
 from stoker.train.engine import SingleProcess
-from stoker.train.ranking.export_manifest import graph_from, manifest_of
+from stoker.train.ranking.export_manifest import graph_from, manifest_of, table_entries
 from stoker.train.ranking.exported_tower import GRAPH, ONNX, WEIGHTS, graph_bytes, onnx_bytes, weights_of
 from stoker.train.ranking.job_log import open_log_of
 from stoker.train.ranking.open_run import features_of_run, open_job, restored_task
+from stoker.train.ranking.ranking_block import RankingBlock
 from stoker.train.ranking.ranking_task import RankingTask
 from stoker.train.ranking.replay_export import compare, replay_afresh
 
@@ -81,6 +83,11 @@ def export_ranking(
         raise UserError(f"{base / to} exists already: give another --to")
     writer = None if is_folder else writer_of(to)
     folder, loaded = open_job(run, trusted, base)
+    if block_of_task(loaded.job, RankingBlock).engine != "stoker":
+        message = "an export has rows by their ids, and `engine: torchrec` numbers them by hashes"
+        raise UserError(
+            loaded.problem("ranking.engine", message, "train with `engine: stoker`, or serve the run itself")
+        )
     features, device = features_of_run(folder), device_for(loaded.job)
     log = open_log_of(loaded, base)
     rows = replace(log.held_out or log.training, features=features)
@@ -123,11 +130,11 @@ def _described(
     if onnx is not None:
         files[ONNX] = onnx
     rows = task.tables.rows
-    tables = [{**entry, "rows": rows[entry["name"]]} for entry in manifest["tables"]]
+    tables = [{**entry, "rows": rows[entry["name"]]} for entry in table_entries(task.tables, manifest)]
     return {**manifest, "tables": tables, "files": sorted(files)}, files, why and f"no {ONNX}: {why}"
 
 
-def _parts(tables: SparseEmbeddings) -> Iterator[TableDelta]:
+def _parts(tables: Embeddings) -> Iterator[TableDelta]:
     """All rows, table by table, each in the order of ids."""
     numbers = stored_tables(tables.tables)
     for part in tables.parts(rows=SHARD_ROWS):

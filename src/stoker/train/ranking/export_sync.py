@@ -18,7 +18,7 @@ from stoker.online_store.row_backends import StoreError
 from stoker.online_store.store_version import StoreWriter, TableDelta
 from stoker.online_store.store_writers import keep_newest, store_errors
 from stoker.runs.run_folder import RunFolder, StepMetrics
-from stoker.sparse.sparse_embeddings import SparseEmbeddings
+from stoker.sparse.embeddings import Embeddings
 from stoker.sparse.stored_embeddings import stored_tables
 from stoker.train.hooks import Hook
 from stoker.train.ranking.exported_tower import WEIGHTS, weights_of
@@ -83,7 +83,7 @@ class ExportSync:
         self._every_steps = every_steps
         self._version: int | None = None  # of the store
         self._updates = self._reached = self._step = 0
-        self._tables: SparseEmbeddings | None = None  # those of the version
+        self._tables: Embeddings | None = None  # those of the version
         self._oldest: float | None = None  # when the first step ended that has not been sent
         self._took = self._longest_pause = self._sent_oldest = 0.0
         self._paused: float | None = None
@@ -164,7 +164,7 @@ class ExportSync:
     def _described(self) -> dict[str, Any]:
         return {**self._manifest(self._step), "updates": self._updates, "updated": round(time.time(), 3)}
 
-    def _publish(self, tables: SparseEmbeddings) -> None:
+    def _publish(self, tables: Embeddings) -> None:
         """Makes a version of all rows, a part of them after each step, and switches to it."""
         if any(together(lambda: self._thread.is_busy)):  # with a call that was waited for in vain
             return

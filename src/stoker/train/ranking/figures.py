@@ -72,19 +72,23 @@ class RankingFigure:
         return found
 
 
+Slices = Mapping[str, Mapping[str, Mapping[str, RankingFigure]]]
+"""Metrics by column and value."""
+
+
 @dataclass(frozen=True)
 class RankingFigures:
     """An evaluation.
 
     Attributes:
         labels: metrics by label.
-        slices: by column and value, the metrics of the first label.
+        slices: by label, column and value.
         rows, rows_dropped: how many were scored, and how many could not be.
         further: what else belongs to it, such as the step.
     """
 
     labels: Mapping[str, Mapping[str, RankingFigure]]
-    slices: Mapping[str, Mapping[str, Mapping[str, RankingFigure]]]
+    slices: Mapping[str, Slices]
     rows: int
     rows_dropped: int = 0
     further: Mapping[str, Any] = field(default_factory=dict)
@@ -99,19 +103,27 @@ class RankingFigures:
         return {name: float(np.mean(values)) for name, values in found.items()}
 
     def as_json(self) -> dict[str, Any]:
-        """The values for ``--json``: metrics as means over the labels, and by label and slice with intervals."""
+        """The values for ``--json``: metrics as means over the labels, and by label and slice with intervals.
+
+        ``slices`` are those of the first label; where there are several, ``slices_by_label`` has all of them.
+        """
         means = self.means
         always: dict[str, float | None] = dict.fromkeys(("auc", "log_loss", "calibration", "normalised_entropy"))
 
         def each(figures: Mapping[str, RankingFigure]) -> dict[str, Any]:
             return {name: figure.as_json() for name, figure in figures.items()}
 
+        slices = {
+            label: {c: {v: each(found) for v, found in values.items()} for c, values in columns.items()}
+            for label, columns in self.slices.items()
+        }
         return {
             **always,
             **means,
             "loss": means["log_loss"],
             "labels": {name: each(figures) for name, figures in self.labels.items()},
-            "slices": {c: {v: each(found) for v, found in values.items()} for c, values in self.slices.items()},
+            "slices": next(iter(slices.values()), {}),
+            **({"slices_by_label": slices} if len(slices) > 1 else {}),
             "rows_used": self.rows,
             "rows_dropped": self.rows_dropped,
             **self.further,
@@ -126,10 +138,11 @@ def figures_of(scored: Scored, names: Sequence[str], at: Sequence[int]) -> Ranki
         at: sizes k of NDCG and recall, where there are groups.
     """
     labels = {name: _figures(scored, number, at) for number, name in enumerate(names)}
-    slices = {
-        column: {str(value): _figures(scored.some(values == value), 0, at) for value in np.unique(values)}
-        for column, values in scored.slices.items()
-    }
+    slices: dict[str, dict[str, dict[str, dict[str, RankingFigure]]]] = {name: {} for name in names}
+    for column, values in scored.slices.items():
+        parts = {str(value): scored.some(values == value) for value in np.unique(values)}
+        for number, name in enumerate(names):
+            slices[name][column] = {value: _figures(part, number, at) for value, part in parts.items()}
     return RankingFigures(labels, slices, len(scored))
 
 

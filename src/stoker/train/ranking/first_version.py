@@ -9,7 +9,7 @@ import numpy as np
 
 from stoker.online_store.row_backends import StoredTable
 from stoker.online_store.store_version import TableDelta
-from stoker.sparse.sparse_embeddings import SparseEmbeddings
+from stoker.sparse.embeddings import Embeddings
 from stoker.sparse.sparse_state import SparseState, TableState
 from stoker.sparse.stored_embeddings import stored_rows, stored_tables
 
@@ -25,7 +25,7 @@ class FirstVersion:
         rows: written so far.
     """
 
-    def __init__(self, version: int, tables: SparseEmbeddings, oldest: float) -> None:
+    def __init__(self, version: int, tables: Embeddings, oldest: float) -> None:
         self.version, self.tables, self.oldest = version, tables, oldest
         self.began, self.rows = time.time(), 0
         self._base = tables.version

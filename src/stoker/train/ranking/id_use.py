@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from stoker.models.ranking.model_inputs import RankingShape
 from stoker.sparse.fused_tables import Feature, FeatureBags
 from stoker.sparse.hashing import salt_of
 from stoker.sparse.keys import Keys
-from stoker.sparse.table_settings import TableSettings
+from stoker.sparse.table_settings import Eviction, TableSettings
 from stoker.train.ranking.ranking_batch import ids_looked_up, ranking_batch_of
 
 READ = 2**22  # rows by which ids are counted; of a larger log evenly spaced ones
@@ -30,18 +30,24 @@ class IdUse:
         counts: by table: of each id that was met, how often; largest first.
         longer: by table: ids of the whole log over those that were met.
         read: rows of the log that were read.
+        kept: by table: the share of its rows that a limit keeps; empty without limits.
     """
 
     tables: tuple[TableSettings, ...]
     counts: tuple[np.ndarray, ...]
     longer: tuple[float, ...]
     read: int
+    kept: tuple[float, ...] = ()
 
     def rows(self, number: int) -> int:
-        """Rows of a table by the end of an epoch, before evictions; an id that is seen too seldom has none."""
+        """Rows of a table by the end of an epoch, before evictions but those of a limit.
+
+        An id that is seen too seldom has none.
+        """
         admission = self.tables[number].admission
         least = admission.count if admission else 1
-        return round(int((self.counts[number] >= least).sum()) * self.longer[number])
+        kept = self.kept[number] if self.kept else 1.0
+        return round(int((self.counts[number] >= least).sum()) * self.longer[number] * kept)
 
     @property
     def total(self) -> int:
@@ -60,6 +66,27 @@ class IdUse:
         """
         counts = self.counts[number]
         return float(counts[: max(1, round(share * len(counts)))].sum()) / max(1, counts.sum())
+
+
+def within_limits(uses: Sequence[IdUse], steps: int) -> list[IdUse]:
+    """Uses with the rows that ``max_rows`` leaves: as many, and those of the ids that come until the next pass.
+
+    A limit whose passes spare rows by age, frequency or norm is not counted on. New ids are taken to come evenly.
+
+    Args:
+        steps: of an epoch.
+    """
+    tables = [(use, number, table.eviction) for use in uses for number, table in enumerate(use.tables)]
+    shares: dict[Eviction | None, float] = {}
+    for rule in dict.fromkeys(rule for *_, rule in tables if rule is not None and _is_limit(rule)):
+        total = sum(use.rows(number) for use, number, own in tables if own == rule)
+        most = (rule.max_rows or 0) + total * min(1.0, rule.every / max(1, steps))
+        shares[rule] = min(1.0, most / max(1, total))
+    return [replace(use, kept=tuple(shares.get(table.eviction, 1.0) for table in use.tables)) for use in uses]
+
+
+def _is_limit(rule: Eviction) -> bool:
+    return bool(rule.max_rows) and rule.frequency is None and rule.norm is None and rule.age <= rule.every
 
 
 class LogReader:

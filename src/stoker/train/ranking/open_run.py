@@ -26,7 +26,7 @@ from stoker.models.ranking.two_tower import TwoTower
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.runs.find_run import find_run
 from stoker.runs.run_folder import RunFolder
-from stoker.sparse.sparse_embeddings import SparseEmbeddings
+from stoker.sparse.embeddings import Embeddings
 from stoker.train.engine import SingleProcess
 from stoker.train.ranking.figures import RankingFigure, RankingFigures, figures_of
 from stoker.train.ranking.job_log import open_log_of, settings_of
@@ -126,7 +126,7 @@ def features_of_run(folder: RunFolder) -> Features:
 
 def restored_model(
     folder: RunFolder, loaded: LoadedJob, features: Features, device: Device, at: str, base: Path
-) -> tuple[nn.Module, SparseEmbeddings, RankingShape, int]:
+) -> tuple[nn.Module, Embeddings, RankingShape, int]:
     """The tower and the tables of a checkpoint, and its step."""
     checkpoint_step(folder, loaded.job, at, base)  # what is asked for is there
     tower, tables, shape = build(loaded, features, device)

@@ -13,20 +13,24 @@ from stoker.errors import UserError
 from stoker.hardware.cluster import Cluster
 from stoker.hardware.device import Device
 from stoker.job.load_job import LoadedJob
+from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import block_of_task
 from stoker.sparse.row_format import RowFormat
 from stoker.sparse.shard_memory import ShardMemory, predicted, row_bytes, state_bytes
 from stoker.sparse.table_settings import TableSettings
 from stoker.train.optimizer import MOMENTS
-from stoker.train.ranking.id_use import IdUse, LogReader
+from stoker.train.ranking.id_use import IdUse, LogReader, within_limits
 from stoker.train.ranking.job_log import open_log_of
 from stoker.train.ranking.prepare import build
 from stoker.train.ranking.ranking_block import RankingBlock
 from stoker.train.ranking.ranking_tables import tables_and_features
+from stoker.train.ranking.saved_tables import PART_BYTES
 
 HOTTEST = (0.001, 0.01, 0.1, 0.5)  # shares of a table's rows
 OF_HOST = 0.8  # of a host's memory, which rows and tower may take
 KEY = 16  # bytes of an id and of how often it is there, as they are sent
+COPIES = 2  # of what is saved, in memory: one is being written or kept, while the next one is made
+ORDER = 24  # bytes of a row's number, sorted by id, its table and its place, while parts are made of the rows
 COUNT = 8  # bytes of a number of keys, which each process sends to each for each table
 GIB = 2**30
 
@@ -83,7 +87,7 @@ class RankingPlan:
         lookups, unique: ids of a forward pass, and how many differ.
         holders: processes that hold the rows: those that train, or servers.
         memory: of one holder, for rows.
-        checkpoint: bytes of a holder's copy of its rows while they are saved.
+        checkpoint: bytes that a process takes more while it saves; see `saved_by_one`.
         tower: bytes of weights, gradients and optimizer state of a process that trains.
         sent: by a process that trains.
         host_memory: bytes.
@@ -112,13 +116,12 @@ class RankingPlan:
     @property
     def on_host(self) -> int:
         """Bytes that a host of processes that train has in memory, while rows are saved."""
-        rows = 0 if self.served else self.memory.total + self.checkpoint
-        return self.per_host * (self.tower + rows)
+        return self.per_host * (self.tower + self.checkpoint + (0 if self.served else self.memory.total))
 
     @property
     def fits(self) -> bool:
         """Whether hosts have enough memory, a server's too."""
-        on_server = self.memory.total + self.checkpoint if self.served else 0
+        on_server = self.memory.total if self.served else 0
         return max(self.on_host, on_server) <= OF_HOST * self.host_memory
 
     def as_json(self) -> dict[str, Any]:
@@ -135,6 +138,9 @@ def plan_ranking(loaded: LoadedJob, base: Path, cluster: Cluster) -> RankingPlan
         UserError: the log cannot be used, or the model does not go with its features.
     """
     job, block = loaded.job, block_of_task(loaded.job, RankingBlock)
+    if block.engine != "stoker":
+        message = "`stoker plan` counts ids, and the tables of `engine: torchrec` have the rows that `table.rows` says"
+        raise UserError(loaded.problem("ranking.engine", message, "write `engine: stoker`"))
     processes, batch = cluster.gpus, job.train.batch
     if batch % processes:
         message = f"{processes} processes cannot share a batch of {batch} rows"
@@ -151,7 +157,8 @@ def plan_ranking(loaded: LoadedJob, base: Path, cluster: Cluster) -> RankingPlan
     for table in tables:
         layouts.setdefault(table.layout, []).append(table)
     reader = LogReader(log, shape, list(layouts.values()), features, first_order=first_order)
-    uses, batches = reader.uses(), [*reader.batches(micro, in_order=block.progressive)]
+    uses = within_limits(reader.uses(), -(-len(log.training) // batch))
+    batches = [*reader.batches(micro, in_order=block.progressive)]
     unique = [float(np.mean([len(keys[n].deduplicated()[2]) for keys in batches])) for n in range(len(uses))]
     served = block.servers is not None
     holders = len(block.servers.addresses) if block.servers else processes
@@ -176,7 +183,7 @@ def plan_ranking(loaded: LoadedJob, base: Path, cluster: Cluster) -> RankingPlan
         _added(
             [held_by_one(use, n * passes * processes, holders=holders) for use, n in zip(uses, unique, strict=True)]
         ),
-        sum(state_bytes(use.tables, -(-use.total // holders)) for use in uses),
+        saved_by_one(job, uses, parameters * item * (1 + MOMENTS[job.train.optimizer]), holders, processes),
         parameters,
         parameters * item * (2 + MOMENTS[job.train.optimizer]),
         SentBytes(sum(s.keys for s in sent), sum(s.rows for s in sent), sum(s.gradients for s in sent), ring),
@@ -196,6 +203,28 @@ def held_by_one(use: IdUse, first: float, *, holders: int) -> ShardMemory:
     return predicted(use.tables, share, first=max(1, round(first / holders)), world=holders)
 
 
+def saved_by_one(job: ResolvedJob, uses: Sequence[IdUse], tower: int, holders: int, processes: int) -> int:
+    """Bytes that a process takes beside rows and tower while it saves them: copies, a part of the rows, their order.
+
+    Rows that are partly in a file are saved part by part, without copies, and rows of servers are in a trainer's memory
+    while it saves them.
+
+    Args:
+        tower: bytes of its weights and optimizer state.
+        holders: processes, or servers, that hold the rows.
+    """
+    wanted = job.checkpoint
+    in_memory = wanted.memory if wanted.memory != "auto" else job.faults.restarts
+    copies = COPIES if wanted.background or in_memory else 0
+    if any(table.disk is not None for use in uses for table in use.tables):
+        copies = 0
+    served = block_of_task(job, RankingBlock).servers is not None
+    of_one = -(-holders // processes) if served else 1  # holders whose rows a process saves
+    rows = of_one * sum(state_bytes(use.tables, -(-use.total // holders)) for use in uses)
+    order = ORDER * of_one * sum(-(-use.total // holders) for use in uses)
+    return copies * (tower + rows) + min(rows, PART_BYTES) + (rows if served else order)
+
+
 def sent_bytes(
     tables: Sequence[TableSettings], unique: float, *, passes: int, holders: int, served: bool = False
 ) -> SentBytes:
@@ -206,11 +235,12 @@ def sent_bytes(
         passes: of a step.
     """
     values = tables[0].width * RowFormat(tables[0].dtype, tables[0].width).compute.itemsize
+    asked = 1 if tables[0].disk is None else 2  # rows that lie in files are asked for a step earlier as well
     if served:  # servers send the rows
-        return SentBytes(round(KEY * unique * passes), 0, round(values * unique * passes))
+        return SentBytes(round(asked * KEY * unique * passes), 0, round(values * unique * passes))
     away = unique * passes * (holders - 1) / holders
-    numbers = COUNT * len(tables) * (holders - 1) * passes
-    return SentBytes(round(KEY * away) + numbers, round(values * away), round(values * away))
+    numbers = COUNT * len(tables) * (holders - 1) * (passes + asked - 1)
+    return SentBytes(round(asked * KEY * away) + numbers, round(values * away), round(values * away))
 
 
 def _planned(use: IdUse, number: int) -> TablePlan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,19 @@ from stoker.online_store.store_version import StoreWriter
 from stoker.online_store.store_writers import store_errors, writer_of
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.plain_module import spread_module
+from stoker.sparse.embeddings import Embeddings
 from stoker.sparse.servers import RowServers
-from stoker.sparse.sparse_embeddings import SparseEmbeddings
 from stoker.train.hooks import Hook
 from stoker.train.import_object import import_path
 from stoker.train.prepared import Prepared, apply_job_to_blocks, describe_parameters, engine_of
-from stoker.train.ranking.export_manifest import graph_from, manifest_of
+from stoker.train.ranking.export_manifest import graph_from, manifest_of, table_entries
 from stoker.train.ranking.exported_tower import GRAPH, WEIGHTS, graph_bytes
 from stoker.train.ranking.job_log import open_log_of, placed
 from stoker.train.ranking.ranking_block import RankingBlock
-from stoker.train.ranking.ranking_tables import embeddings_of, servers_of, shape_of
+from stoker.train.ranking.ranking_tables import TORCHREC_ROWS, embeddings_of, misfit_of_widths, servers_of, shape_of
 from stoker.train.ranking.ranking_task import RankingTask
 from stoker.train.ranking.saved_tables import SavedTables
+from stoker.train.task import Part
 
 
 def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: Path) -> Prepared:
@@ -79,13 +80,13 @@ def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: 
         job,
         task,
         device,
-        facts_of(log, block, tower),
+        facts_of(log, block, tower, shape),
         log.fingerprints,
         engine_of(task, device, mesh, parts),
         further=SavedTables(
             task, lambda: build(loaded, log.features, device, mesh, servers)[1], job.checkpoint.full_every
         ),
-        hooks=(step_hook(lambda: task.tables, job.train.lr), *sync),
+        hooks=(step_hook(lambda: task.tables, job.train.lr), *prefetch_hook(task), *sync),
     )
 
 
@@ -111,8 +112,8 @@ def sync_of(loaded: LoadedJob, task: RankingTask, *, wide: bool) -> tuple[Hook, 
         graph = {GRAPH: graph_bytes(graph_from(copy.deepcopy(tower), shape, manifest))}
 
     def described(step: int) -> dict[str, Any]:
-        name = Path(loaded.job.output).name
-        return manifest_of(name, step, loaded, features, tower, shape, wide=wide) | {"files": sorted([WEIGHTS, *graph])}
+        found = manifest_of(Path(loaded.job.output).name, step, loaded, features, tower, shape, wide=wide)
+        return found | {"files": sorted([WEIGHTS, *graph]), "tables": table_entries(task.tables, found)}
 
     follower = ExportSync(
         task,
@@ -139,18 +140,21 @@ def build(
     device: Device,
     mesh: Mesh | None = None,
     servers: RowServers | None = None,
-) -> tuple[nn.Module, SparseEmbeddings, RankingShape]:
+) -> tuple[nn.Module, Embeddings, RankingShape]:
     """The tower and the tables of a job, as they are before the first step.
 
     Args:
         servers: that hold the rows.
 
     Raises:
+        CannotRun: the engine of the tables is not installed.
         UserError: the model does not go with the features.
     """
     job, block = loaded.job, block_of_task(loaded.job, RankingBlock)
     own = ":" in block.model
     make: Any = import_path(block.model, "ranking.model", loaded) if own else MODELS[block.model]
+    if problem := misfit_of_widths(features, block):
+        raise UserError(loaded.problem(*problem))
     shape = shape_of(features, block, unpooled=bool(getattr(make, "unpooled", False)))
     if problem := _misfit(shape, block, features):
         raise UserError(loaded.problem(*problem))
@@ -159,17 +163,20 @@ def build(
     if not isinstance(tower, nn.Module):
         message = f"ranking.model: {block.model} gives a {type(tower).__name__}, not a torch.nn.Module"
         raise UserError(loaded.problem("ranking.model", message))
-    tables = embeddings_of(
-        features,
-        shape,
-        block,
-        first_order=bool(getattr(tower, "first_order", False)),
-        seed=job.seed,
-        group=mesh.groups["batch"] if mesh else None,
-        device=device.torch,
-        wide=device.precision == "fp64",
-        servers=servers,
-    )
+    try:
+        tables = embeddings_of(
+            features,
+            shape,
+            block,
+            first_order=bool(getattr(tower, "first_order", False)),
+            seed=job.seed,
+            group=mesh.groups["batch"] if mesh else None,
+            device=device.torch,
+            wide=device.precision == "fp64",
+            servers=servers,
+        )
+    except UserError as error:
+        raise type(error)(*(placed(loaded, problem) for problem in error.problems)) from error
     return tower.to(device.torch, dtype_of(device)), tables, shape
 
 
@@ -205,7 +212,7 @@ def _misfit_of_towers(shape: RankingShape, features: Features) -> tuple[str, str
     return None
 
 
-def step_hook(tables: Callable[[], SparseEmbeddings], peak: float) -> Hook:
+def step_hook(tables: Callable[[], Embeddings], peak: float) -> Hook:
     """Steps the tables with the optimizer, at their own rate along the same schedule.
 
     A step whose rows have a gradient that is not finite is left out as a whole. The tables count the run's steps: one
@@ -230,15 +237,29 @@ def step_hook(tables: Callable[[], SparseEmbeddings], peak: float) -> Hook:
     )
 
 
-def facts_of(log: ClickLog, block: RankingBlock, tower: nn.Module) -> dict[str, str]:
+def prefetch_hook(task: RankingTask) -> tuple[Hook, ...]:
+    """Has rows that lie in files brought for the next step while a step is at work; nothing where none do."""
+    if all(table.disk is None for table in task.tables.tables):
+        return ()
+
+    def prefetch(parts: Sequence[Part]) -> None:
+        task.tables.prefetch(*map(task.ids_of, parts))
+
+    return (Hook(coming=prefetch),)
+
+
+def facts_of(log: ClickLog, block: RankingBlock, tower: nn.Module, shape: RankingShape) -> dict[str, str]:
     """What is printed before training starts."""
     features = log.features
     held_out = f"{len(log.held_out):,} held out, the latest" if log.held_out else "none held out"
     order = f"in order of {features.time}" if features.time else "in the order of the files"
     tables = len({column.table for column in features.ids})
+    widths = sorted({shape.width_of(column.name) for column in features.ids})
+    sizes = f"of {' to '.join(map(str, dict.fromkeys((widths[0], widths[-1]))))} a row"
+    if block.engine == "torchrec":
+        sizes += f", {block.table.rows or TORCHREC_ROWS:,} rows each by TorchRec, to which ids are hashed"
     return {
         "model": f"{block.model}: {describe_parameters(tower)} beside the tables",
-        "features": f"{len(features.dense)} numbers, {len(features.ids)} with ids in {tables} tables "
-        f"of {block.width} a row",
+        "features": f"{len(features.dense)} numbers, {len(features.ids)} with ids in {tables} tables {sizes}",
         "rows": f"{len(log.training):,} to train on, {held_out}; {order}",
     }

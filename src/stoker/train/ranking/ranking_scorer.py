@@ -119,7 +119,7 @@ class RankingScorer:
     def _ids(self, batch: RowBatch) -> dict[str, JaggedIds]:
         return dict(ranking_batch_of(batch, np.arange(len(batch.dense)), self._dtype).ids)
 
-    @torch.inference_mode()
+    @torch.no_grad()  # FBGEMM's lookups refuse inference mode
     def logits(self, batch: RowBatch) -> np.ndarray:
         """float64 [rows, labels]."""
         return self._tower(self.inputs(batch)).double().numpy()

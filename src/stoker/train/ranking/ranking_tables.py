@@ -12,12 +12,15 @@ from stoker.errors import Problem, UserError
 from stoker.hardware.cache_folder import cache_folder
 from stoker.models.ranking.model_inputs import FIRST_ORDER, RankingShape
 from stoker.runs.shared_secret import read_secret
+from stoker.sparse.embeddings import Embeddings
 from stoker.sparse.servers import RowServers
 from stoker.sparse.sparse_embeddings import Feature, SparseEmbeddings
 from stoker.sparse.table_settings import Admission, DiskTier, Eviction, TableSettings
+from stoker.sparse.torchrec_embeddings import TorchRecEmbeddings
 from stoker.train.ranking.ranking_block import RankingBlock, TableBlock
 
 LAST_PORT = 65535
+TORCHREC_ROWS = 100_000  # of a table whose job does not say
 
 
 def shape_of(features: Features, block: RankingBlock, *, unpooled: bool) -> RankingShape:
@@ -30,6 +33,8 @@ def shape_of(features: Features, block: RankingBlock, *, unpooled: bool) -> Rank
     apart = {
         c.name: by_table[c.table] for c in features.ids if unpooled and c.kind == "sequence" and c.table in by_table
     }
+    other = {features[f.name].table: f.width for f in block.features if f.width and f.name in names_of(features)}
+    widths = {c.name: width for c in features.ids if (width := other.get(c.table, block.width)) != block.width}
     return RankingShape(
         tuple(column.name for column in features.ids if column.name not in apart),
         apart,
@@ -40,7 +45,30 @@ def shape_of(features: Features, block: RankingBlock, *, unpooled: bool) -> Rank
         tuple(block.hidden),
         block.experts,
         block.layers,
+        widths,
     )
+
+
+def names_of(features: Features) -> set[str]:
+    """The features that are looked up in tables."""
+    return {column.name for column in features.ids}
+
+
+def misfit_of_widths(features: Features, block: RankingBlock) -> tuple[str, str, str] | None:
+    """(key, message, suggestion) of a width that a feature cannot have."""
+    stated: dict[str, tuple[str, int]] = {}
+    for index, feature in enumerate(block.features):
+        if feature.width is None:
+            continue
+        key = f"ranking.features[{index}].width"
+        if feature.name not in names_of(features):
+            return key, f"{feature.name} is no feature with ids, so it has no embedding", "remove `width`"
+        table = features[feature.name].table
+        name, width = stated.setdefault(table, (feature.name, feature.width))
+        if width != feature.width:
+            message = f"{feature.name} shares the rows of {name}, which have {width} numbers"
+            return key, message, f"write `width: {width}`, or a `table` of its own"
+    return None
 
 
 def tables_and_features(
@@ -56,7 +84,7 @@ def tables_and_features(
     looked_up: dict[str, Feature] = {}
     for column in features.ids:
         looked_up[column.name] = _feature(column, column.table, apart=column.name in shape.sequences)
-        tables.setdefault(column.table, _settings(column.table, block.width, block.table, wide=wide))
+        tables.setdefault(column.table, _settings(column.table, shape.width_of(column.name), block.table, wide=wide))
         if first_order and column.name not in shape.sequences:
             name = column.table + FIRST_ORDER
             looked_up[column.name + FIRST_ORDER] = Feature(name, looked_up[column.name].pooling)
@@ -75,14 +103,24 @@ def embeddings_of(
     device: torch.device,
     wide: bool,
     servers: RowServers | None = None,
-) -> SparseEmbeddings:
+) -> Embeddings:
     """The module in which a model's features are looked up.
 
     Args:
         group: the processes that own the rows together.
         servers: processes that own the rows instead.
+
+    Raises:
+        CannotRun: the engine is not installed.
+        UserError: the engine cannot do what the model needs.
     """
     tables, looked_up = tables_and_features(features, shape, block, first_order=first_order, wide=wide)
+    if block.engine == "torchrec":
+        if apart := [name for name, feature in looked_up.items() if feature.pooling == "none"]:
+            message = f"the model takes the ids of {apart[0]} one by one, and `engine: torchrec` gives their sums"
+            raise UserError(Problem(message, "write `engine: stoker`", key="ranking.engine"))
+        rows = dict.fromkeys((table.name for table in tables), block.table.rows or TORCHREC_ROWS)
+        return TorchRecEmbeddings(tables, looked_up, rows=rows, seed=seed, group=group, device=device)
     dtype = torch.float64 if wide else torch.float32
     return SparseEmbeddings(tables, looked_up, seed=seed, group=group, device=device, dtype=dtype, servers=servers)
 
@@ -115,7 +153,11 @@ def _feature(column: Column, table: str, *, apart: bool) -> Feature:
 def _settings(name: str, width: int, block: TableBlock, *, wide: bool) -> TableSettings:
     new, old = block.admission, block.eviction
     admission = Admission(new.count, new.probability, new.cells) if new else None
-    eviction = Eviction(old.age, old.every, old.frequency, old.norm) if old else None
+    eviction = None
+    if old:
+        eviction = Eviction(
+            old.age or 1, old.every, old.frequency, old.norm, old.max_rows, old.score, default_row=old.default_row
+        )
     return TableSettings(
         name,
         width,

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.optim import Optimizer
 
 from stoker.data.order import permute, stream_key
 from stoker.data.ranking.click_log import ClickLog, RowSet
@@ -21,12 +22,12 @@ from stoker.files import replace_file
 from stoker.models.objective import Loss, Measures
 from stoker.models.ranking.model_inputs import RankingInputs, RankingShape
 from stoker.parallel.batch_norm import uncounted
+from stoker.sparse.embeddings import Embeddings
 from stoker.sparse.jagged_ids import JaggedIds
-from stoker.sparse.sparse_embeddings import SparseEmbeddings
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.ranking.figures import Scored, figures_of
 from stoker.train.ranking.progressive import PREFIX, periods_of, write_period
-from stoker.train.ranking.ranking_batch import RankingBatch, ranking_batch_of, ranking_inputs
+from stoker.train.ranking.ranking_batch import RankingBatch, ids_looked_up, ranking_batch_of, ranking_inputs
 from stoker.train.task import Part
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class RankingTask:
     def __init__(
         self,
         tower: nn.Module,
-        tables: SparseEmbeddings,
+        tables: Embeddings,
         shape: RankingShape,
         log: ClickLog,
         *,
@@ -89,8 +90,8 @@ class RankingTask:
 
     @property
     def figures(self) -> Mapping[str, float]:
-        """Of a period that begins in this step, the metrics from before it."""
-        return {PREFIX + name: value for name, value in self._next.items()}
+        """The metrics of a period that begins in this step, taken before it, and the rows of the tables."""
+        return self._next
 
     def epoch_samples(self, epochs: float) -> int:
         return int(len(self.log.training) * epochs + 1e-9)
@@ -130,8 +131,16 @@ class RankingTask:
 
     def inputs_of(self, batch: RankingBatch) -> RankingInputs:
         """Looks the ids of a batch up; a collective."""
-        first_order = bool(getattr(self.model, "first_order", False))
-        return ranking_inputs(batch, self.tables, self.shape, first_order=first_order, device=self.device)
+        return ranking_inputs(batch, self.tables, self.shape, first_order=self._first_order, device=self.device)
+
+    def ids_of(self, part: Part) -> dict[str, JaggedIds]:
+        """What a pass looks up."""
+        assert isinstance(part.inputs, RankingBatch)
+        return ids_looked_up(part.inputs, self.shape, first_order=self._first_order)
+
+    @property
+    def _first_order(self) -> bool:
+        return bool(getattr(self.model, "first_order", False))
 
     def loss(self, part: Part) -> Loss:
         batch = part.inputs
@@ -145,7 +154,7 @@ class RankingTask:
     def complete(self, parts: Sequence[Part], engine: Engine, passes: int) -> Sequence[Part]:
         return parts
 
-    def begin(self, engine: Engine, folder: RunFolder) -> None:
+    def begin(self, engine: Engine, folder: RunFolder, optimizer: Optimizer) -> None:
         """Writes by which features rows are read, for evaluations of the run on other rows."""
         self._folder = folder.path if engine.first else None
         if engine.first:
@@ -158,7 +167,7 @@ class RankingTask:
             self.before_pause()
             _, scored = self.score(self.log.training.part(period.start, period.stop), engine)
             found = figures_of(scored, self.log.features.labels, self.at)
-            self._next = found.means
+            self._next = {PREFIX + name: value for name, value in found.means.items()} | self._table_rows()
             if self._folder is not None:
                 write_period(self._folder, step, period, found)
         return ()
@@ -171,7 +180,13 @@ class RankingTask:
             return None
         self.before_pause()
         found, scored = self.score(self.held_out, engine)
-        return replace(found, measures=figures_of(scored, self.log.features.labels, self.at).means)
+        means = figures_of(scored, self.log.features.labels, self.at).means
+        return replace(found, measures=means | self._table_rows())
+
+    def _table_rows(self) -> dict[str, float]:
+        """How many rows all tables have on all processes, and how many ids have come and gone. A collective."""
+        found = self.tables.admissions()
+        return {"table_rows": found.rows, "ids_admitted": found.admitted, "ids_evicted": found.evicted}
 
     def score(self, rows: RowSet, engine: Engine) -> tuple[Evaluation, Scored]:
         """The loss of rows, and what every one of them scores; a collective."""

@@ -14,7 +14,8 @@ from stoker.checkpoint.collective import rank
 from stoker.checkpoint.state import Saved
 from stoker.checkpoint.store import BASE_ROWS, ROWS, TABLES
 from stoker.errors import RunFailed
-from stoker.sparse.sparse_embeddings import SparseEmbeddings, no_rows
+from stoker.sparse.embeddings import Embeddings
+from stoker.sparse.sparse_embeddings import no_rows
 from stoker.sparse.sparse_state import SparseState, TableState
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class _Base:
     """
 
     step: int
-    tables: SparseEmbeddings
+    tables: Embeddings
     version: int
     followed: int = 0
 
@@ -55,7 +56,7 @@ class SavedTables:
         base: step of the checkpoint that what `now` gave last adds to; None where it is whole.
     """
 
-    def __init__(self, task: RankingTask, make: Callable[[], SparseEmbeddings], full_every: int = 1) -> None:
+    def __init__(self, task: RankingTask, make: Callable[[], Embeddings], full_every: int = 1) -> None:
         """
         Args:
             make: tables without rows, for a run that goes back to an earlier state.
@@ -122,7 +123,7 @@ class _Part:
 class ArrivingRows:
     """Gives tables without rows those of a checkpoint, part by part, as they are read."""
 
-    def __init__(self, tables: SparseEmbeddings) -> None:
+    def __init__(self, tables: Embeddings) -> None:
         self._tables, self._step = tables, torch.zeros(2, dtype=torch.int64)
         self._nothing = {table.name: no_rows(table) for table in tables.tables}
 

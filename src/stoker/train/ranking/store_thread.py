@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from stoker.errors import RunFailed
+from stoker.hardware.daemon_thread import in_daemon_thread
 from stoker.online_store.store_writers import shown_place
 
 T = TypeVar("T")
@@ -34,18 +34,15 @@ class StoreThread:
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
         """Begins a call, once the one before it has ended."""
-        before, future = self._last, Future[T]()
-        self._last = future
+        before = self._last
 
-        def run() -> None:
+        def run() -> T:
             if before is not None:
                 wait([before])
-            try:
-                future.set_result(call())
-            except BaseException as error:
-                future.set_exception(error)
+            return call()
 
-        threading.Thread(target=run, name="export-sync", daemon=True).start()
+        future = in_daemon_thread(run, "export-sync")
+        self._last = future
         return future
 
     def wait(self, call: Future[Any], *, seconds: float) -> None:

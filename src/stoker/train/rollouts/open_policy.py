@@ -78,7 +78,8 @@ def rewards_of(block: PolicyBlock, loaded: LoadedJob, base: Path, text: TextSide
     weights = given if isinstance(given, dict) else dict.fromkeys(given, 1.0)
     found: list[tuple[Reward, float]] = []
     if block.reward is not None:
-        found.append((RunReward(block.reward, loaded, base, text.tokenizer.get_vocab()), 1.0))
+        vocabulary = text.tokenizer.get_vocab()
+        found.append((RunReward(block.reward, loaded, base, vocabulary, offload_idle=block.offload_idle), 1.0))
     for number, (name, weight) in enumerate(weights.items()):
         key = f"{loaded.job.task}.rewards" + (f"[{number}]" if isinstance(block.rewards, list) else "")
         try:

@@ -68,6 +68,11 @@ class PolicyBlock(Block):
     reward_clip: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="largest score of an answer, on both sides of 0"
     )
+    offload_idle: bool = Field(
+        default=False,
+        description="keep what idles in the host's memory: optimizer states and a critic of its own while answers are "
+        "sampled, the reward run's model unless it scores",
+    )
     ptx: PtxBlock | None = Field(default=None, description="other data that the policy goes on being trained on")
 
 
@@ -85,6 +90,7 @@ REASONS = {
     "entropy": "no bonus",
     "missing_end_penalty": "an answer that does not end is scored like any other",
     "reward_clip": "scores are not clipped",
+    "offload_idle": "moving takes time in every round",
     "ptx": "answers alone are learnt from",
     "ptx.weight": "as much as the rewards",
     "ptx.sequences": "one for each answer",

@@ -36,6 +36,7 @@ class PolicySettings:
         kl_target: the KL of an answer that ``kl`` is moved towards (Ziegler et al., 2019, section 2.2); None for a
             fixed ``kl``.
         kl_horizon: answers over which it moves by as much as it is off.
+        offload_idle: whether memory that idles while answers are sampled is given back.
     """
 
     plan: IterationPlan
@@ -56,6 +57,7 @@ class PolicySettings:
     critic_warmup: int = 0
     kl_target: float | None = None
     kl_horizon: int = 10_000
+    offload_idle: bool = False
 
     @property
     def critic(self) -> bool:

@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.optim import Optimizer
 
 from stoker.checkpoint.collective import by_first
+from stoker.data.sequences import Document
 from stoker.data.tokenise import TextCodec
 from stoker.errors import Problem, UserError
 from stoker.models.collate import Inputs
 from stoker.models.critic import as_critic
+from stoker.parallel.idle_offload import IdleOffload
 from stoker.runs.run_folder import RunFolder
 from stoker.train.evaluate import Evaluation
 from stoker.train.language_task import HOST, LanguageTask
@@ -80,10 +84,12 @@ class PolicyTask(LanguageTask):
         self._collector = AnswerCollector(
             self, settings, rewards, codec, context=context, seed=seed, micro_batch=micro_batch, environment=environment
         )
+        self._idle = IdleOffload(lambda: ())  # while answers are sampled
         self._files: RolloutFiles | None = None
         self._iterations: dict[int, Iteration] = {}
         self._prompts: int | None = None  # of the run, where it is as long as a number of epochs
         self._alarmed: set[str] = set()
+        self._told = False  # that nothing is gained by moving
         self._step = 0
         self._only_critic = False  # whether the policy waits for its critic
         self._untouched = False  # whether no step has been taken on the answers at hand
@@ -98,8 +104,12 @@ class PolicyTask(LanguageTask):
         self._prompts = self.corpus.sequences.total(epochs)
         return self.plan.total(self._prompts)
 
-    def begin(self, engine: Engine, folder: RunFolder) -> None:
-        super().begin(engine, folder)
+    def begin(self, engine: Engine, folder: RunFolder, optimizer: Optimizer) -> None:
+        super().begin(engine, folder, optimizer)
+        if self.settings.offload_idle:
+            critic = self.language.critic
+            own = list(critic.language.model.parameters()) if critic else []
+            self._idle = IdleOffload(lambda: [*_states(optimizer), *own])
         self._files = RolloutFiles(folder.path / ROLLOUTS)
         self._collector.begin()
 
@@ -123,7 +133,7 @@ class PolicyTask(LanguageTask):
         self._step = step
         before = self._iterations
         self._iterations = {number: it for number, it in before.items() if begin <= number <= end}
-        found: list[str] = []
+        found = self._gains_nothing()
         for number in range(begin, end + 1):
             if number not in self._iterations:
                 inside = number == begin and place > 0
@@ -138,6 +148,12 @@ class PolicyTask(LanguageTask):
             else:
                 self._figures = {**self._iterations[number].figures, "rollout_seconds": 0.0}
         return found
+
+    def _gains_nothing(self) -> list[str]:
+        if self._told or not self.settings.offload_idle or self.device.type != "cpu":
+            return []
+        self._told = True
+        return ["`offload_idle` frees memory of a GPU; on a CPU it only takes time"]
 
     def _restored(self, number: int, place: int) -> Iteration:
         """An iteration that a run goes on within."""
@@ -262,7 +278,7 @@ class PolicyTask(LanguageTask):
             wanted = self.plan.prompts - len(kept) // self.plan.answers
             last = first + wanted if self._prompts is None else min(first + wanted, self._prompts)
             asked = [(n, self.corpus.sequences[n][0]) for n in range(first, last)]
-            found = self._collector.answers(asked, engine, answers=self.plan.answers, temperature=settings.temperature)
+            found = self._answers(asked, engine, answers=self.plan.answers, temperature=settings.temperature)
             first = last
             told = [tells_apart(group) for group in groups(found)]
             informative += told
@@ -279,6 +295,10 @@ class PolicyTask(LanguageTask):
         iteration = Iteration(number, step, first, tuple(kept), figures)
         by_first(lambda: self.files.write(iteration))
         return iteration
+
+    def _answers(self, asked: Sequence[tuple[int, Document]], engine: Engine, **how: Any) -> list[Rollout]:
+        with self._idle.away():
+            return self._collector.answers(asked, engine, **how)
 
     def _before(self, number: int) -> Iteration:
         return self._iterations.get(number - 1) or self.files.read(number - 1)
@@ -300,7 +320,7 @@ class PolicyTask(LanguageTask):
         rollouts: list[Rollout] = []
         for first in range(0, len(documents), self.plan.prompts):
             asked = list(enumerate(documents[first : first + self.plan.prompts], first))
-            rollouts += self._collector.answers(asked, engine, answers=1, temperature=0.0)
+            rollouts += self._answers(asked, engine, answers=1, temperature=0.0)
         score = float(np.mean([rollout.score for rollout in rollouts]))
         measures = {
             "score": score,
@@ -308,6 +328,11 @@ class PolicyTask(LanguageTask):
             "ended": float(np.mean([rollout.stopped for rollout in rollouts])),
         }
         return Evaluation(-score, None, len(rollouts), "answer", None, measures)
+
+
+def _states(optimizer: Optimizer) -> list[Tensor]:
+    """What an optimizer keeps of each parameter."""
+    return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
 
 
 def _kind_of(part: Part) -> str:

@@ -31,6 +31,8 @@ class Rollout:
             - ``reference``: log-probability under the reference model;
             - ``entropy``: of the distribution that the token was drawn from, nats;
             - ``value``, ``return``: the critic's estimate, and what it should have been;
+            - ``reward``: what advantages are made of: the score at the last token, less the KL penalty where that is in
+              the reward; absent where only whole answers are rewarded;
             - ``advantage``: what the policy's gradient is multiplied by.
     """
 

@@ -17,6 +17,7 @@ from stoker.models.critic import CRITIC
 from stoker.models.head import VALUE_HEAD
 from stoker.models.score_head import OFFSET
 from stoker.models.virtual_tokens import Drawn
+from stoker.parallel.idle_offload import IdleOffload
 from stoker.runs.find_run import find_run
 from stoker.train.answer_scores import AnswerScores
 from stoker.train.rollouts.rewards import PolicyAnswer
@@ -27,23 +28,31 @@ NAME = "reward"
 class RunReward:
     """Scores answers with the model of a reward run; demonstrations score 0. Each process has a copy.
 
+    Args:
+        offload_idle: whether the model lies in the host's memory while it does not score.
+
     Raises:
         UserError: there is no such run, it is of another task, or its tokenizer is not the policy's.
     """
 
     name = NAME
 
-    def __init__(self, run: str, loaded: LoadedJob, base: Path, vocabulary: dict[str, int]) -> None:
+    def __init__(
+        self, run: str, loaded: LoadedJob, base: Path, vocabulary: dict[str, int], *, offload_idle: bool = False
+    ) -> None:
         key = f"{loaded.job.task}.reward"
         tuned = _of_reward(run, loaded, base)
         self._scores = AnswerScores(tuned)
+        self._idle = IdleOffload(lambda: [*tuned.model.parameters(), *tuned.model.buffers()] if offload_idle else ())
+        self._idle.leave()
         if tuned.tokenizer.get_vocab() != vocabulary:
             message = f"the reward run {run} has another tokenizer than the policy"
             raise UserError(loaded.problem(key, message, "train a reward model on the policy's model"))
 
     def __call__(self, answers: Sequence[PolicyAnswer]) -> list[float]:
         """See `stoker.train.rollouts.rewards.Reward`: the score at the last token of each answer."""
-        return self._scores([(*answer.prompt_ids, *answer.ids) for answer in answers])
+        with self._idle.here():
+            return self._scores([(*answer.prompt_ids, *answer.ids) for answer in answers])
 
 
 def _of_reward(run: str, loaded: LoadedJob, base: Path) -> TunedRun:

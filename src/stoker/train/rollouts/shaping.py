@@ -31,7 +31,7 @@ def penalised(rollout: Rollout, settings: PolicySettings) -> float:
 
 
 def add_advantages(rollouts: Sequence[Rollout], settings: PolicySettings, kl: float) -> None:
-    """Gives every token its ``advantage``, and its ``return`` where there is a critic.
+    """Gives every token its ``advantage``, its ``reward`` where tokens have one, and its ``return`` with a critic.
 
     The answers are those of the whole iteration, of all processes: means and deviations are over them.
 
@@ -43,6 +43,7 @@ def add_advantages(rollouts: Sequence[Rollout], settings: PolicySettings, kl: fl
     if settings.advantage in ("gae", "reward to go"):
         rewards = _token_rewards(rollouts, settings, kl)
         for rollout, rewards_A in zip(rollouts, rewards, strict=True):
+            rollout.tokens["reward"] = rewards_A
             if settings.advantage == "reward to go":
                 rollout.tokens["advantage"] = to_go(rewards_A, settings.gamma)
                 continue

@@ -128,6 +128,7 @@ def settings_of(job: ResolvedJob) -> PolicySettings:
     return PolicySettings(
         plan=plan,
         max_tokens=block.max_tokens,
+        offload_idle=block.offload_idle,
         temperature=block.temperature,
         advantage=variant.advantage,
         whiten=variant.whiten,

@@ -123,6 +123,7 @@ def settings_of(job: ResolvedJob) -> PolicySettings:
     return PolicySettings(
         plan=IterationPlan(block.prompts, block.answers, block.epochs, job.train.batch, job.seed),
         max_tokens=block.max_tokens,
+        offload_idle=block.offload_idle,
         temperature=block.temperature,
         advantage="gae",
         whiten=block.whiten,

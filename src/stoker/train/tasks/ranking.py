@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.job.block import Block
 from stoker.job.task_spec import Decided, TaskSpec, block_of_task
+from stoker.train.ranking.engine_conflicts import engine_conflicts
 from stoker.train.ranking.ranking_block import EXAMPLES, NAMES, REASONS, RankingBlock
 
 if TYPE_CHECKING:
@@ -89,10 +90,26 @@ def _order(view: View) -> Iterator[Problem]:
         yield from view.at_each(["epochs", "ranking.progressive"], message, "write `epochs: 1`")
 
 
+def _eviction(view: View) -> Iterator[Problem]:
+    rule = view.value("ranking.table.eviction")
+    if rule is not None and rule.age is None and rule.max_rows is None:
+        message = "`eviction` needs to know which rows go"
+        yield from view.at_each(["ranking.table.eviction"], message, "write `age: 10000` or `max_rows: 1000000`")
+    if rule is not None and rule.max_rows is None and rule.score != type(rule).model_fields["score"].default:
+        message = "`score` ranks rows, and nothing says how many of them stay"
+        hint = "write `max_rows: 1000000`, or remove `score`"
+        yield from view.at_each(["ranking.table.eviction.score"], message, hint)
+
+
 def _precision(view: View) -> Iterator[Problem]:
     if view.task.name == "ranking" and view.value("train.precision") == "fp16":
         message = "`precision: fp16` scales the loss, and rows of tables are not scaled back"
         yield from view.at_each(["train.precision", "task"], message, "write bf16 or fp32")
+
+
+def _engine(view: View) -> Iterator[Problem]:
+    if view.task.name == "ranking":
+        yield from engine_conflicts(view)
 
 
 def _prepare(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: Path) -> Prepared:
@@ -135,10 +152,14 @@ def _export(
 
 def _toy(loaded: LoadedJob) -> tuple[dict[str, Any], int]:
     """The model and the log themselves: towers are small, and rows are read from columns on the disk."""
+    from stoker.errors import UserError
     from stoker.job.paths import absolute, exists
     from stoker.train.ranking.job_log import open_log_of
 
     base, job = Path.cwd(), loaded.job
+    if block_of_task(job, RankingBlock).engine != "stoker":
+        message = "`stoker verify` compares in float64, and `engine: torchrec` has rows of float32"
+        raise UserError(loaded.problem("ranking.engine", message, "write `engine: stoker`"))
     data = []
     for source in job.data:
         place = absolute(source.path, base)
@@ -150,7 +171,9 @@ def _toy(loaded: LoadedJob) -> tuple[dict[str, Any], int]:
 
 
 def _next(job: ResolvedJob, run: str) -> tuple[str, ...]:
-    return (f"eval {run}", f"eval {run} YOUR.csv --json", f"export {run} --format ranking --to exported")
+    found = (f"eval {run}", f"eval {run} YOUR.csv --json")
+    own = block_of_task(job, RankingBlock).engine == "stoker"
+    return (*found, f"export {run} --format ranking --to exported") if own else (*found, f"serve {run}")
 
 
 TASK = TaskSpec(
@@ -160,7 +183,7 @@ TASK = TaskSpec(
     block=RankingBlock,
     reasons=REASONS,
     examples=EXAMPLES,
-    checks=(_models, _labels, _features, _order, _precision),
+    checks=(_models, _labels, _features, _order, _eviction, _precision, _engine),
     text=False,
     sources=True,
     instead={"model": "name it in `ranking.model`"},

@@ -1,0 +1,176 @@
+"""The audit of a job's data in a terminal: counts, reasons, lengths, and sequences with trained tokens marked."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from stoker.terminal import visible
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from stoker.console import Console
+    from stoker.data.audit import Audit
+    from stoker.data.rows import Rejected
+    from stoker.data.shown_samples import ShownSample, ShownSequence
+
+PLACES = 20  # rows named for each reason, and fields that are ignored
+BAR = 40  # characters of the longest bar
+TRAINED = "bold green"
+OPEN, CLOSE = "⟦", "⟧"  # around trained text where there is no colour
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun in the singular or the plural."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def print_audit(audit: Audit, dropped: Sequence[Rejected], packed: Sequence[ShownSequence]) -> None:
+    """Prints an audit, rows that were asked for and dropped, and sequences."""
+    from stoker.console import Console
+    from stoker.data.mixture_report import in_words
+
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that knows no brackets still shows the rest
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    for label, value in _counts(audit):
+        print(f"{label:<20} {value}")
+    for part in audit.drawn:
+        print(f"{'in this run':<20} {in_words([part])}")
+    _print_ignored(audit)
+    _print_reasons(audit)
+    _print_histogram(audit)
+    for rejected in dropped:
+        print(f"\n{rejected.source}:{rejected.row}: dropped: {visible(rejected.reason)}")
+    if not audit.samples and not packed:
+        return
+    print()
+    _say(_legend(), f"trained tokens are between {OPEN} and {CLOSE}", console)
+    for sample in audit.samples:
+        print()
+        _print_sample(sample, console)
+    for sequence in packed:
+        filled = counted(sequence.tokens, "token")
+        if sequence.capacity is not None:
+            filled = f"{sequence.tokens:,} of {counted(sequence.capacity, 'token')}"
+        print(f"\n=== sequence {sequence.number:,}: {counted(len(sequence.documents), 'row')}, {filled}")
+        for document in sequence.documents:
+            _print_sample(document, console)
+
+
+def _print_sample(sample: ShownSample, console: Console) -> None:
+    verdict = f" {sample.verdict}:" if sample.verdict else ""
+    tokens = counted(len(sample.ids), "token")
+    print(f"--- {sample.source}:{sample.row}:{verdict} {tokens}, {sum(sample.trained):,} trained")
+    _say(coloured(sample), bracketed(sample), console)
+    if sample.lost:
+        print(f"... {counted(sample.lost, 'token')} more {'is' if sample.lost == 1 else 'are'} cut off")
+    if sample.continues:
+        print("... goes on in the next sequence")
+
+
+def _counts(audit: Audit) -> list[tuple[str, str]]:
+    """The table of the audit: what, how many."""
+    share = audit.trained_tokens / audit.tokens if audit.tokens else 0.0
+    dropped = audit.rows_dropped / audit.rows_in if audit.rows_in else 0.0
+    prefix = "an exact prefix of the whole in every row"
+    if audit.prompt_not_prefix:
+        prefix = f"not an exact prefix of the whole in {counted(audit.prompt_not_prefix, 'row')}"
+    stop = "trained" if audit.stop_token_trained else "never trained"
+    if audit.stop_token_trained and audit.stop_missing:
+        stop = f"trained, but missing behind the last answer of {counted(audit.stop_missing, 'row')}"
+    counts = [(name, f"format {format_}") for name, format_ in audit.formats.items()]
+    counts += [
+        ("rows in", f"{audit.rows_in:,}"),
+        ("rows used", f"{audit.rows_used:,}"),
+        (
+            "rows cut",
+            f"{audit.rows_cut:,}" + (f", {counted(audit.tokens_lost, 'token')} lost" if audit.tokens_lost else ""),
+        ),
+        ("rows split", f"{audit.rows_split:,}"),
+        ("rows dropped", f"{audit.rows_dropped:,} ({dropped:.1%})"),
+        ("sequences", f"{audit.sequences:,}, {audit.held_out:,} of them held out"),
+        ("tokens", f"{audit.tokens:,}; {audit.mean:.1f} a sequence, the longest has {audit.longest:,}"),
+        ("trained tokens", f"{audit.trained_tokens:,} ({share:.1%})"),
+        ("stop token", stop),
+        ("prompts", prefix),
+        *([("weight 0", f"{audit.turns_untrained:,} answers are not trained")] if audit.turns_untrained else []),
+        ("duplicates", f"{audit.duplicates:,}"),
+        ("evaluated too", f"{audit.overlap:,} training sequences"),
+    ]
+    encoded = {"text": "encoded as the text that they are", "keep": "kept as control tokens"}
+    counts += [
+        ("special tokens", f"{count:,} inside of content, {encoded[policy]} ({source})")
+        for source, count, policy in audit.special_tokens
+    ]
+    rows, lost = audit.evaluation_rows
+    return [*counts, ("evaluation rows", f"{rows:,}, {lost:,} dropped")] if rows else counts
+
+
+def _print_ignored(audit: Audit) -> None:
+    if not audit.fields_ignored:
+        return
+    print("\nfields that are given and never reach the text or the mask:")
+    for ignored in audit.fields_ignored[:PLACES]:
+        rows = "row " if ignored.rows == 1 else "rows"
+        print(f"  {ignored.rows:>9,} {rows}  {visible(ignored.field)}  ({ignored.source})")
+    if len(audit.fields_ignored) > PLACES:
+        print(f"  and {counted(len(audit.fields_ignored) - PLACES, 'field')} more")
+
+
+def _print_reasons(audit: Audit) -> None:
+    from stoker.data.token_cache import reason_kind
+
+    for reason, count in audit.reasons.items():
+        print(f"\ndropped: {visible(reason)} ({count:,})")
+        here = [rejected for rejected in audit.dropped if reason_kind(rejected.reason) == reason]
+        for rejected in here[:PLACES]:
+            detail = rejected.reason.removeprefix(reason).removeprefix(":").strip()
+            print(f"  {rejected.source}:{rejected.row}" + (f"  {visible(detail)}" if detail else ""))
+        if count > PLACES:
+            print(f"  and {count - min(len(here), PLACES):,} more")
+
+
+def _print_histogram(audit: Audit) -> None:
+    if not audit.length_histogram:
+        return
+    print("\ntokens up to   sequences")
+    most = max(audit.length_histogram.values())
+    for bound, count in audit.length_histogram.items():
+        print(f"{bound:>12,}   {count:>9,}  {'█' * max(1, round(BAR * count / most))}")
+
+
+def _say(coloured: Text, plain: str, console: Console) -> None:
+    """Prints with colours on a terminal, plain in a pipe."""
+    if console.is_terminal:
+        console.print(coloured)
+    else:
+        print(plain)
+
+
+def _legend() -> Text:
+    from rich.text import Text
+
+    return Text.assemble("tokens in ", ("green", TRAINED), " are trained, ", ("dim", "dim"), " ones are not")
+
+
+def coloured(sample: ShownSample) -> Text:
+    """The sequence for a terminal: trained tokens in colour."""
+    from rich.text import Text
+
+    parts = zip(sample.tokens, sample.trained, strict=True)
+    return Text.assemble(*((visible(token), TRAINED if trained else "dim") for token, trained in parts))
+
+
+def bracketed(sample: ShownSample) -> str:
+    """The sequence for a pipe: trained text between brackets."""
+    out: list[str] = []
+    inside = False
+    for token, trained in zip(sample.tokens, sample.trained, strict=True):
+        if trained != inside:
+            out.append(OPEN if trained else CLOSE)
+            inside = trained
+        out.append(visible(token))
+    return "".join([*out, CLOSE if inside else ""])

@@ -1,0 +1,199 @@
+"""Columns on the disk that only grow: each log that was read is a length of them, and a longer log appends to them.
+
+A version is a folder named by the digest of everything it depends on, with ``complete.json``: what was read, the folder
+of the columns' files, and how many bytes of each are the version's. A log with more files at its end appends to the
+files of the one before. Who has mapped them sees what was there; what a killed process has left at their ends is cut
+off before the next one appends.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stoker.data.ranking.encode_columns import ColumnEncoder
+from stoker.data.rows import Raw, Rejected
+from stoker.data.token_cache import lock, reason_kind, write_json
+
+BATCH = 4096  # rows encoded at a time
+PLACES = 100  # rejected rows of a kind that are named
+COMPLETE, TIP = "complete.json", "tip.json"
+
+
+@dataclass(frozen=True)
+class LogPart:
+    """A part of a log, such as a file, whose rows are as they were as long as its digest is.
+
+    Attributes:
+        digest: of its content and its name.
+        rows: reads it.
+    """
+
+    digest: str
+    rows: Callable[[], Iterator[Raw | Rejected]]
+
+
+@dataclass
+class LogSummary:
+    """What was read.
+
+    Attributes:
+        rows_in: rows of the sources.
+        files: names of the files that have rows, in their order.
+        slices: for each column of slices, its values in the order of their codes.
+        reasons: why rows were left out, by kind, and how many.
+        rejected: the first of each kind.
+        unknown: fields that are no feature, as no row had them among those that the features were found from.
+    """
+
+    rows_in: int = 0
+    rows: int = 0
+    files: tuple[str, ...] = ()
+    slices: tuple[tuple[str, ...], ...] = ()
+    reasons: dict[str, int] = field(default_factory=dict)
+    rejected: list[Rejected] = field(default_factory=list)
+    unknown: dict[str, int] = field(default_factory=dict)
+
+    def count(self, rejected: Sequence[Rejected], unknown: Mapping[str, int]) -> None:
+        """Adds what was left out of a batch."""
+        for name, count in unknown.items():
+            self.unknown[name] = self.unknown.get(name, 0) + count
+        for row in rejected:
+            kind = reason_kind(row.reason)
+            self.reasons[kind] = self.reasons.get(kind, 0) + 1
+            if self.reasons[kind] <= PLACES:
+                self.rejected.append(row)
+
+
+@dataclass(frozen=True)
+class ColumnFiles:
+    """A version of a log's columns.
+
+    Attributes:
+        folder: of their files.
+        sizes: bytes of each column that are the version's.
+    """
+
+    folder: Path
+    sizes: dict[str, int]
+    summary: LogSummary
+
+    def path(self, name: str) -> Path:
+        """The file of a column."""
+        return self.folder / f"{name}.bin"
+
+
+def read_version(folder: Path) -> ColumnFiles | None:
+    """The version of a folder; None where it is not complete, or its columns are not there any more."""
+    try:
+        values = json.loads((folder / COMPLETE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    at, sizes = folder.parent / values.pop("columns"), values.pop("sizes")
+    rejected = [Rejected(*entry) for entry in values.pop("rejected")]
+    files, slices = tuple(values.pop("files")), tuple(tuple(names) for names in values.pop("slices"))
+    found = ColumnFiles(at, sizes, LogSummary(**values, files=files, slices=slices, rejected=rejected))
+    return found if all(_size_of(found.path(name)) >= size for name, size in sizes.items()) else None
+
+
+def build_version(names: Sequence[str], parts: Sequence[LogPart], place: Path, encoder: ColumnEncoder) -> ColumnFiles:
+    """The version of all parts, of which only those are read that no version before it has.
+
+    Args:
+        names: of the versions of the first part, the first two, and so on to all of them.
+        place: the folder of all versions.
+        encoder: that has not seen a row.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    folder = place / names[-1]
+    for count in range(len(parts) - 1, 0, -1):
+        if (before := read_version(place / names[count - 1])) is not None:
+            with lock(before.folder):
+                if _take_tip(before, names[count - 1], names[-1]):
+                    return _append(before, parts[count:], folder, encoder)
+            break
+    folder.mkdir(parents=True, exist_ok=True)
+    return _append(ColumnFiles(folder, {}, LogSummary()), parts, folder, encoder)
+
+
+def _take_tip(version: ColumnFiles, name: str, following: str) -> bool:
+    """Claims the end of the column files for ``following``; False if another version was appended after ``name``."""
+    tip = version.folder / TIP
+    try:
+        last = json.loads(tip.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        last = {"version": version.folder.name}
+    unfinished = last.get("after") == name and read_version(version.folder.parent / last["version"]) is None
+    if last["version"] != name and not unfinished:
+        return False
+    write_json(tip, {"version": following, "after": name})
+    return True
+
+
+def _append(before: ColumnFiles, parts: Sequence[LogPart], folder: Path, encoder: ColumnEncoder) -> ColumnFiles:
+    """Writes parts after those of a version, and then what makes them a version of their own."""
+    summary, sizes = before.summary, dict(before.sizes)
+    encoder.resume(summary.files, summary.slices)
+    with ExitStack() as stack:
+        files: dict[str, Any] = {}
+        for batch in _batches(parts):
+            encoded = encoder.encode(batch)
+            summary.rows_in, summary.rows = summary.rows_in + len(batch), summary.rows + encoded.rows
+            summary.count(encoded.rejected, encoded.unknown)
+            _write(encoded.arrays, before, sizes, files, stack)
+        if not sizes:  # the log has no rows
+            _write(encoder.encode([]).arrays, before, sizes, files, stack)
+    values = {
+        "columns": before.folder.name,
+        "sizes": sizes,
+        "rows_in": summary.rows_in,
+        "rows": summary.rows,
+        "files": list(encoder.files),
+        "slices": [list(codes) for codes in encoder.slices],
+        "reasons": dict(sorted(summary.reasons.items(), key=lambda item: -item[1])),
+        "rejected": [[row.source, row.row, row.reason] for row in summary.rejected],
+        "unknown": summary.unknown,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / COMPLETE, values)
+    found = read_version(folder)
+    assert found is not None
+    return found
+
+
+def _write(
+    arrays: Mapping[str, np.ndarray],
+    before: ColumnFiles,
+    sizes: dict[str, int],
+    files: dict[str, Any],
+    stack: ExitStack,
+) -> None:
+    for name, array in arrays.items():
+        if name not in files:
+            file = stack.enter_context(before.path(name).open("ab"))
+            file.truncate(before.sizes.get(name, 0))  # what a killed process has left
+            files[name] = file
+        files[name].write(np.ascontiguousarray(array).data)
+        sizes[name] = sizes.get(name, 0) + array.nbytes
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return -1
+
+
+def _batches(parts: Sequence[LogPart]) -> Iterator[list[Raw | Rejected]]:
+    rows = (row for part in parts for row in part.rows())
+    while batch := list(islice(rows, BATCH)):
+        yield batch

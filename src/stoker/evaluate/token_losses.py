@@ -1,0 +1,84 @@
+"""The loss of each trained token of data under a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from stoker.checkpoint.load_run import TunedRun
+from stoker.data.sequences import Document
+from stoker.data.token_cache import Row
+from stoker.errors import Problem, UserError
+from stoker.job.resolved import ResolvedJob
+from stoker.job.task_spec import task_of
+from stoker.models.adapters import unwrap
+from stoker.models.collate import Inputs
+from stoker.models.head import Head, LogitsHead
+from stoker.models.language_model import lay_out_for
+from stoker.models.objective import next_token
+from stoker.parallel.float64_mode import arithmetic_of
+from stoker.runs.run_folder import RunFolder
+from stoker.train.engine import SingleProcess
+from stoker.train.language_task import EVALUATION_TOKENS, LanguageTask
+from stoker.train.prepare_language import objective_of
+
+
+def check_token_losses(job: ResolvedJob, folder: RunFolder) -> None:
+    """Refuses a run whose loss is no mean over tokens; its model need not be open.
+
+    Raises:
+        UserError: the run is of such a task.
+    """
+    if task_of(job).target != "token" or objective_of(job) is not next_token:
+        message = f"the loss of {folder.path} (task {job.task}) is not one of single tokens"
+        raise UserError(Problem(message, "measure a run of pretrain or sft"))
+
+
+def token_losses(tuned: TunedRun, rows: Sequence[Row]) -> list[np.ndarray]:
+    """The cross entropy in nats of each token of each row, shape (length,), float64; NaN where it is not trained.
+
+    Their sum over rows divided by the number of trained tokens is the loss that `stoker eval` measures.
+
+    Raises:
+        UserError: the run's loss is no mean over tokens.
+    """
+    check_token_losses(tuned.job, tuned.folder)
+    spec, objective = task_of(tuned.job), objective_of(tuned.job)
+    found: list[np.ndarray] = []
+    with arithmetic_of(tuned.device):
+        language = lay_out_for(unwrap(tuned.model))
+        task = LanguageTask(tuned.model, language, None, tuned.device.torch, spec=spec, objective=objective)
+        engine = SingleProcess(task, tuned.device, ())
+        # Several passes of padded rows would number theirs from 0 each: one row a pass tells them apart.
+        for group in _groups(rows, EVALUATION_TOKENS if language.packs else 0):
+            (part,) = task.lay_out([Document(row, 0, i) for i, row in enumerate(group)])
+            (losses_N,) = engine.read([part], _cross_entropy, 1)
+            assert isinstance(part.inputs, Inputs)
+            losses, rows_N = losses_N.cpu().double().numpy(), part.inputs.documents.cpu().numpy()
+            found += [_at_its_tokens(row, losses[rows_N == i]) for i, row in enumerate(group)]
+    return found
+
+
+def _cross_entropy(hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Tensor:
+    return -head.scores(hidden_ND, inputs.targets).log_probability
+
+
+def _groups(rows: Sequence[Row], most: int) -> Iterator[list[Row]]:
+    """Consecutive rows of at most ``most`` tokens together; a longer row is a group by itself."""
+    group: list[Row] = []
+    for row in rows:
+        if group and sum(len(each.ids) for each in (*group, row)) > most:
+            yield group
+            group = []
+        group.append(row)
+    if group:
+        yield group
+
+
+def _at_its_tokens(row: Row, losses: np.ndarray) -> np.ndarray:
+    """Losses of the trained tokens of a row, in their order, at the places of those tokens."""
+    values = np.full(len(row.ids), np.nan)
+    values[1:][row.trained[1:]] = losses
+    return values

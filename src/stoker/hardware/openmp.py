@@ -1,0 +1,38 @@
+"""Large operations keep OpenMP threads for the thread that ran them, as long as it lives.
+
+libgomp counts these threads over the whole process. Once they outnumber the cores, threads that wait for the next
+operation sleep at once instead of spinning, and hundreds of small operations take two to three times as long:
+docs/log.md, 2026-11-23. So only the thread that computes may have any when it begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from stoker.hardware.daemon_thread import in_daemon_thread
+
+T = TypeVar("T")
+
+
+def in_temporary_thread(function: Callable[[], T]) -> T:
+    """Calls a function in a thread that ends with it, and with its OpenMP threads.
+
+    Raises:
+        Exception: what the function raised.
+    """
+    found = in_daemon_thread(function, "temporary")  # an interrupt does not wait for it
+    try:
+        return found.result()
+    finally:
+        del found  # see `stoker.hardware.daemon_thread`
+
+
+def without_openmp() -> None:
+    """Sets the calling thread to one thread an operation.
+
+    Threads that run before keep their number; those that call torch for the first time afterwards get one as well.
+    """
+    torch.set_num_threads(1)

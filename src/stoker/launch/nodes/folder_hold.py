@@ -1,0 +1,98 @@
+"""The run's folder on several nodes: the leader's node takes it, the others see that theirs is the same one."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import Self
+
+from stoker.errors import UserError
+from stoker.files import no_link
+from stoker.launch.nodes.group import Group
+from stoker.launch.run_spec import RunSpec
+
+SEEN = 10.0  # seconds in which another node's file in the run's folder is seen on this one
+HELD = 60.0  # seconds in which a leader that was lost lets the run's folder go
+
+
+class FolderHold:
+    """Takes the folder of a run, and gives it back.
+
+    Args:
+        take: takes it; yields whether it is new.
+    """
+
+    def __init__(self, spec: RunSpec, take: Callable[[], AbstractContextManager[bool]]) -> None:
+        self._spec, self._take = spec, take
+        self._stack = ExitStack()
+        self._mark = ""
+        self._until: float | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.let_go()
+
+    def hold(self, *, lately_led: bool) -> str | None:
+        """Takes the folder, and leaves a file there that the other nodes look for.
+
+        Args:
+            lately_led: whether another node led the run: it may hold the folder for a moment.
+
+        Returns:
+            the file's name; None while the folder is still held elsewhere.
+
+        Raises:
+            UserError: it cannot be taken.
+        """
+        if self._mark:
+            return self._mark
+        try:
+            self._stack.enter_context(self._take())
+        except UserError:
+            if not lately_led:
+                raise
+            now = time.monotonic()
+            self._until = self._until or now + HELD
+            if now > self._until:
+                raise
+            return None
+        self._until = None
+        for old in self._spec.output.glob(".group-*"):
+            old.unlink(missing_ok=True)
+        mark = f".group-{os.urandom(8).hex()}"
+        with open(self._spec.output / mark, "xb", opener=no_link):
+            pass
+        self._mark = mark
+        return mark
+
+    def let_go(self) -> None:
+        """Gives the folder back."""
+        if self._mark:
+            (self._spec.output / self._mark).unlink(missing_ok=True)
+            self._mark = ""
+        self._stack.close()
+
+    def is_seen(self, group: Group, waited: float, *, node: str) -> bool:
+        """Whether the run's folder on this node is that of the group's leader.
+
+        Args:
+            waited: seconds since the group was made.
+
+        Raises:
+            UserError: it is another one.
+        """
+        output, to = self._spec.output, self._spec.loaded.job.checkpoint.to
+        if (output / group.mark).exists():
+            return True
+        if to is not None and "://" in to:
+            output.mkdir(parents=True, exist_ok=True)
+            return True
+        if waited < SEEN:
+            return False
+        words = f"the run's folder {output} of node {group.members[0].node.name} is not seen on node {node}"
+        hint = "give an `output` on storage that all nodes share, or a URL in `checkpoint.to`"
+        raise UserError(self._spec.loaded.problem("output", words, hint))

@@ -1,0 +1,95 @@
+"""Asks supervisors of other nodes for their groups, each over a connection of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from stoker.launch.nodes.channel import Address, Peer, PeerNetwork
+from stoker.launch.nodes.find_leader import Follow, GroupReply, Lead, Search
+
+PROBE = 2.0  # seconds between two questions of a leader to nodes that are not with it
+SLOW = 5.0  # seconds after which a connection that has brought no answer is closed
+
+
+class GroupQuestions:
+    """Looks for a leader, and later for another leader's group.
+
+    Attributes:
+        lost: addresses of leaders that have gone since this node followed one.
+    """
+
+    def __init__(self, network: PeerNetwork) -> None:
+        self._network = network
+        self._asked: dict[Peer, Address] = {}
+        self._search: Search | None = None
+        self._probed = 0.0
+        self.lost: tuple[Address, ...] = ()
+
+    def seek(self, known: Sequence[Address], generation: int, now: float, *, lost: Address | None = None) -> None:
+        """Begins to look for a leader.
+
+        Args:
+            known: where nodes may be, in their order.
+            generation: of the group that this node was in; 0 where it was in none.
+            lost: where a leader was just lost.
+        """
+        if lost is not None:
+            self.lost = (*self.lost, lost)
+        # What was lost comes last: it may be back.
+        order = [*(a for a in known if a not in self.lost), *(a for a in known if a in self.lost)]
+        self._search = Search(order, self._network.address, now=now, lost=self.lost, generation=generation)
+        if lost is not None:
+            self._search.failed(lost)
+
+    def look(self, now: float) -> Follow | Lead | None:
+        """Asks on while a leader is looked for; gives what the node is to do, once that is known."""
+        if self._search is None:
+            return None
+        self._ask(self._search.to_ask(now))
+        decided = self._search.decide(now)
+        if decided is not None:
+            self._search = None
+        return decided
+
+    def probe(self, known: Iterable[Address], here: Iterable[Address], now: float) -> None:
+        """Asks nodes that are not with this leader whether they have another one, after a cut link or a late start."""
+        if now - self._probed >= PROBE and not self._network.is_cut:
+            self._probed = now
+            with_it = {*here, self._network.address}
+            self._ask([address for address in known if address not in with_it])
+
+    def _ask(self, addresses: Sequence[Address]) -> None:
+        pending = set(self._asked.values())
+        for address in addresses:
+            if address not in pending:
+                self._asked[self._network.dial(address)] = address
+
+    def came_up(self, peer: Peer) -> bool:
+        """Whether a connection that is there now was made for a question, which is then asked."""
+        if peer not in self._asked:
+            return False
+        peer.send({"kind": "who"})
+        return True
+
+    def went_down(self, peer: Peer) -> bool:
+        """Whether a connection that has ended was made for a question."""
+        address = self._asked.pop(peer, None)
+        if address is not None and self._search is not None:
+            self._search.failed(address)
+        return address is not None
+
+    def answered(self, peer: Peer, reply: GroupReply) -> bool:
+        """Notes an answer; returns whether it is one to a question of `probe`."""
+        address = self._asked.pop(peer, None)
+        self._network.close_peer(peer)
+        if address is None:
+            return False
+        if self._search is not None:
+            self._search.answered(address, reply)
+            return False
+        return True
+
+    def drop_slow(self, now: float) -> None:
+        """Ends connections that have brought no answer."""
+        for peer in [peer for peer in self._asked if now - peer.began > SLOW]:
+            self._network.close_peer(peer)

@@ -1,0 +1,111 @@
+"""The nodes that are there for a run, and the job as it runs with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from stoker.launch.nodes.group import Group, Node, chosen
+from stoker.launch.run_spec import RunSpec
+from stoker.launch.shrink import with_fewer
+
+SETTLED = 3.0  # seconds from a node's arrival until the processes are stopped for it; others may come, too
+
+
+class Roster:
+    """Who is there.
+
+    Args:
+        spec: the whole job, as it would run with all nodes.
+        me: the leader's node; its name is empty where it is the only one.
+        most: nodes to train with.
+        nccl: whether devices are GPUs.
+
+    Attributes:
+        nodes: by name.
+    """
+
+    def __init__(self, spec: RunSpec, me: Node, *, most: int, nccl: bool, now: float) -> None:
+        self._full, self.me, self._most, self._nccl = spec, me, most, nccl
+        self.nodes: dict[str, Node] = {me.name: me}
+        self._since: dict[str, float] = {me.name: now}
+        self._grown: tuple[frozenset[str], bool] | None = None
+
+    @property
+    def is_multi(self) -> bool:
+        """Whether a run may have several nodes."""
+        return bool(self.me.name)
+
+    @property
+    def regular(self) -> int:
+        """Nodes that are no spares."""
+        return sum(not node.spare for node in self.nodes.values())
+
+    def add(self, node: Node, now: float) -> None:
+        """A node has come."""
+        self.nodes[node.name] = node
+        self._since[node.name] = now
+
+    def remove(self, name: str) -> None:
+        """A node has gone."""
+        self.nodes.pop(name, None)
+
+    def is_whole(self, spec: RunSpec) -> bool:
+        """Whether a job is the one for all nodes."""
+        return spec.loaded.document is self._full.loaded.document
+
+    def candidates(self, group: Group | None) -> tuple[list[Node], RunSpec | None]:
+        """The nodes that would train, and the job for them; None where no layout fits.
+
+        Args:
+            group: the last one, whose nodes come first.
+        """
+        before = [member.node.name for member in group.members] if group else []
+        nodes = chosen(list(self.nodes.values()), self._most, before=[self.me.name, *before])
+        total = sum(len(node.devices) for node in nodes)
+        full = self._full
+        if total >= full.layout.world:
+            return nodes, full
+        fewer = with_fewer(full.loaded, full.read or full.loaded.document, devices=None, left=total)
+        return nodes, replace(full, loaded=fewer) if fewer is not None else None
+
+    def can_grow(self, group: Group, now: float) -> bool:
+        """Whether nodes have come with which a larger layout runs."""
+        new = [name for name in self.nodes if group.member(name) is None]
+        if not new or any(now - self._since[name] < SETTLED for name in new):
+            return False
+        names = frozenset(self.nodes)
+        if self._grown is None or self._grown[0] != names:
+            spec = self.candidates(group)[1]
+            self._grown = names, spec is not None and spec.layout.world > group.world
+        return self._grown[1]
+
+    def started(self) -> None:
+        """The processes have been started with a group of these nodes."""
+        self._grown = None
+
+    def without(self, lost: Sequence[int], group: Group) -> RunSpec | None:
+        """Leaves out the devices of ranks; the job for what is left, None where nothing fits."""
+        if not self.is_multi:
+            return self._without_here(lost)
+        for rank in lost:
+            member = group.node_of(rank)
+            device = member.node.devices[rank - member.first]
+            node = self.nodes[member.node.name]
+            left = tuple(number for number in node.devices if number != device)
+            self.nodes[node.name] = replace(node, devices=left)
+        return self.candidates(group)[1]
+
+    def _without_here(self, lost: Sequence[int]) -> RunSpec | None:
+        spec, world = self._full, self._full.layout.world
+        devices = None
+        if self._nccl:
+            named = spec.devices or range(world)
+            devices = [device for rank, device in enumerate(named) if rank not in lost]
+        read = spec.read or spec.loaded.document
+        fewer = with_fewer(spec.loaded, read, devices=devices, left=world - len(lost))
+        if fewer is None:
+            return None
+        self._full = replace(spec, loaded=fewer)
+        self.nodes[self.me.name] = self.me = replace(self.me, devices=tuple(range(self._full.layout.world)))
+        return self._full

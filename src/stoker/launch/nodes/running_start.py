@@ -1,0 +1,118 @@
+"""One start of the processes of all nodes: what has been heard of it, and how it ended."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker.errors import Problem
+from stoker.launch.first_failure import Failure, failure_of_hang, first_of
+from stoker.launch.monitor import Watch, cause_of
+from stoker.launch.nodes.channel import Message
+from stoker.launch.nodes.group import Group, Member
+from stoker.resilience.watchdog import Hung
+
+STACKS = 5.0  # seconds that the nodes get to write the stacks of processes that hang
+
+
+@dataclass
+class RunningStart:
+    """A start.
+
+    Attributes:
+        ended: the accounts of nodes whose processes have ended, by node.
+        lost: nodes that have gone.
+        noticed: when it was seen that the start ends.
+        grace: seconds that its processes were given to end.
+        silent: processes that hang, or wait for one that does.
+        stacks: what nodes say of them, by node.
+        asked_stacks: when nodes were asked for them.
+        hung: the process that the others wait for.
+        paused: when the processes were last asked to stop after their step.
+    """
+
+    watch: Watch
+    ended: dict[str, Message] = field(default_factory=dict)
+    lost: list[Member] = field(default_factory=list)
+    noticed: float | None = None
+    grace: float = math.inf
+    silent: list[Hung] = field(default_factory=list)
+    stacks: dict[str, Message] = field(default_factory=dict)
+    asked_stacks: float | None = None
+    hung: Failure | None = None
+    paused: float | None = None
+
+    def look(self, group: Group, now: float) -> None:
+        """Looks for processes that hang, when that is due."""
+        if self.watch.is_due(now):
+            running = {rank for m in group.members if m.node.name not in self.ended for rank in m.ranks}
+            self.silent = self.watch.look(running, now)
+
+    def has_stacks(self, group: Group, now: float) -> bool:
+        """Whether the stacks that were asked for are there, or waited for long enough."""
+        assert self.asked_stacks is not None
+        return now - self.asked_stacks >= STACKS or all(m.node.name in self.stacks for m in group.members)
+
+    def name_hung(self) -> tuple[Hung, dict[str, Any]]:
+        """Finds the process that the others wait for; gives it and the values of an event."""
+        waits = {int(rank) for said in self.stacks.values() for rank in said["waits"]}
+        pids = {int(rank): int(pid) for said in self.stacks.values() for rank, pid in said["pids"]}
+        first = cause_of(self.silent, waits)
+        self.hung = failure_of_hang(
+            first.rank, pids.get(first.rank), phase=first.phase, step=first.step, silent=first.silent
+        )
+        return first, {
+            "phase": first.phase,
+            "step": first.step,
+            "silent": round(first.silent, 1),
+            "silent_ranks": sorted(hung.rank for hung in self.silent),
+            "files": [file for said in self.stacks.values() for file in said["files"]],
+        }
+
+    def is_over(self, group: Group) -> bool:
+        """Whether the processes of all nodes have ended."""
+        lost = {member.node.name for member in self.lost}
+        return all(m.node.name in self.ended or m.node.name in lost for m in group.members)
+
+    def failures(self) -> tuple[Failure | None, list[Failure]]:
+        """(the first failure, all that are to be reported)."""
+        said = [Failure.of(values) for ended in self.ended.values() for values in ended["failures"]]
+        if self.hung:
+            return self.hung, [self.hung]
+        first = first_of(said) if said else None
+        if self.lost and (first is None or first.consequence):
+            first = failure_of_lost(self.lost)
+            return first, [first]
+        return first, said
+
+
+@dataclass(frozen=True)
+class EndedStart:
+    """How a start ended: what is reported once the processes are at work again."""
+
+    first: Failure
+    watch: Watch
+    noticed: float
+
+    def seconds_to(self, moments: dict[str, float]) -> dict[str, float]:
+        """Where the time went until the next start had done its first step."""
+        return {
+            "noticed": self.watch.silence(self.first.rank, self.noticed),
+            "started": moments["started"] - self.noticed,
+            "restored": moments["restored"] - moments["started"],
+            "stepped": moments["stepped"] - moments["restored"],
+        }
+
+
+def failure_of_lost(members: Sequence[Member]) -> Failure:
+    """The failure that lost nodes are."""
+    return Failure(members[0].first, time.time(), "exit", (Problem(words_of_lost(members)),))
+
+
+def words_of_lost(members: Sequence[Member]) -> str:
+    """What is said of lost nodes."""
+    names = ", ".join(member.node.name for member in members)
+    return f"node {names} has gone" if len(members) == 1 else f"nodes {names} have gone"

@@ -1,0 +1,53 @@
+"""Who was heard last, and when: a node that is silent for too long counts as lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from stoker.launch.nodes.agent import interval
+from stoker.launch.nodes.channel import Peer
+
+LOST = 10.0  # seconds of silence after which a node counts as lost; four signs of life where those are rarer
+SIGNS = (1.0, 5.0)  # seconds between two signs of life: of a few nodes, and of a thousand
+
+
+class SignsOfLife:
+    """When something was heard from and said to other nodes."""
+
+    def __init__(self) -> None:
+        self._heard: dict[Peer, float] = {}
+        self._said: dict[Peer, float] = {}
+
+    def heard(self, peer: Peer, now: float) -> None:
+        """A node has said something, or its connection is there."""
+        self._heard[peer] = now
+
+    def said(self, peer: Peer, now: float) -> None:
+        """Something was said to a node."""
+        self._said[peer] = now
+
+    def forget(self, peer: Peer) -> None:
+        """A connection has ended."""
+        self._heard.pop(peer, None)
+        self._said.pop(peer, None)
+
+    def is_fresh(self, peer: Peer, now: float) -> bool:
+        """Whether a node has been heard lately."""
+        return now - self._heard.get(peer, 0.0) < LOST / 2
+
+    def silent(self, peers: Iterable[Peer], nodes: int, now: float) -> list[Peer]:
+        """Those that count as lost, in a group of ``nodes`` nodes."""
+        limit = max(LOST, 4 * _every(nodes))
+        return [peer for peer in peers if now - self._heard.get(peer, now) > limit]
+
+    def give(self, peers: Iterable[Peer], nodes: int, now: float) -> None:
+        """Says that this node lives to those to whom nothing else was said."""
+        for peer in peers:
+            if now - self._said.get(peer, 0.0) >= _every(nodes):
+                self.said(peer, now)
+                peer.send({"kind": "alive"})
+
+
+def _every(nodes: int) -> float:
+    """Seconds between two signs of life."""
+    return min(SIGNS[1], max(SIGNS[0], interval(nodes)))

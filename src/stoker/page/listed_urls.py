@@ -1,0 +1,73 @@
+"""Which stores and servers elsewhere a job may name: those that begin as a URL that the page was started with.
+
+Nothing here is asked of anybody: a URL is compared part by part, so that no spelling leads to another host.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from urllib.parse import unquote
+
+from stoker.node_cache.urls import LOCAL, URL, WEB, WRAPPERS, scheme_of, shown
+
+STORES = ("lmdb", "redis", "rediss", "unix")  # stores, which are written to
+REDIS = ("redis", "rediss")
+AZURE = ("abfs", "abfss")  # container@account
+PLACE = re.compile(r"[A-Za-z0-9._~:\[\]-]*")  # a host with its port, or a bucket
+BREAKS = re.compile(r"[/\\{},]")  # between the parts of a path, ranges and alternatives included
+OPTIONS = re.compile(r"(prefix=[\w.:-]*)?")  # of Redis; others are those of a client, which may name files
+ODD = re.compile(r"[\\\x00-\x20\x7f]")  # what libraries read in different ways
+
+
+def is_remote(text: str) -> bool:
+    """Whether a text of a job is the address of a store or a server elsewhere."""
+    return bool(URL.match(text)) and scheme_of(text) not in (*LOCAL, "lmdb")
+
+
+def is_listed(text: str, urls: Sequence[str]) -> bool:
+    """Whether a URL is one of some, or below one of them."""
+    if not is_remote(text) or (found := _parts(text)) is None:
+        return False
+    return any(_is_below(found, known) for url in urls if (known := _parts(url)) is not None)
+
+
+def listing_problem(url: str) -> str:
+    """Why a URL cannot be given to a page for its jobs to use; empty where it can."""
+    if not is_remote(url):
+        return f"{url[:80]} is no URL of a store"
+    found = _parts(url)
+    if scheme_of(url) in WRAPPERS or "::" in url:
+        return f"{shown(url)} leads to another URL, or has an IPv6 address, which is not compared"
+    if found is None or "?" in url or "#" in url or not any(found[1:]) or (scheme_of(url) in WEB and not found[1]):
+        return f"{shown(url)} names no place: write scheme://host/path without a user and without options"
+    return ""
+
+
+def _is_below(found: tuple[str, str, str], known: tuple[str, str, str]) -> bool:
+    if known[0] in STORES and known[2]:  # the path is a database or a socket, and has nothing below it
+        return found == known
+    return found[:2] == known[:2] and (f"{found[2]}/").startswith(f"{known[2]}/" if known[2] else "")
+
+
+def _parts(url: str) -> tuple[str, str, str] | None:
+    """Scheme, place and path of a URL; None where a library could read something else in it."""
+    if ODD.search(url) or "::" in url:
+        return None
+    scheme = scheme_of(url)
+    place, _, path = url.partition("://")[2].partition("/")
+    user, at, host = place.rpartition("@")
+    in_azure = scheme in AZURE and bool(user) and PLACE.fullmatch(user) is not None
+    if not PLACE.fullmatch(host) or re.search(r"[@?#]", user):
+        return None
+    if at and not in_azure and scheme not in (*STORES, *WEB):
+        return None
+    if scheme in WEB:
+        path = re.split(r"[?#]", path, maxsplit=1)[0]
+    elif scheme in STORES:
+        path, _, options = path.partition("?")
+        if "#" in path or not OPTIONS.fullmatch(options) or (scheme in REDIS and not re.fullmatch(r"[0-9]*", path)):
+            return None
+    if ".." in BREAKS.split(unquote(unquote(path))):
+        return None
+    return scheme, (place if in_azure else host).lower(), path.rstrip("/")

@@ -1,0 +1,138 @@
+"""Whether a run is all right: its data, memory, speed, use of time and faults, each with a level."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from stoker.page.metric_series import MetricSeries
+from stoker.runs.goodput import Goodput
+from stoker.runs.plan_comparison import read_comparison
+from stoker.runs.run_folder import RunFolder
+
+RECENT = 50  # steps whose median speed counts
+SLOW, VERY_SLOW = 1.25, 2.0  # measured over predicted step time; of catalogue figures nothing is said
+OVER = 1.0  # of the memory that the plan allows at most
+GOOD, POOR = 0.85, 0.5  # productive share of the wall time
+YOUNG = 120.0  # seconds of a run within which starting up weighs too much to be judged
+LOST, MANY_LOST = 0.01, 0.1  # share of rows dropped
+FAULTS = ("fault", "hung", "node_lost", "rolled_back", "spike", "not_finite", "skipped", "alarm", "interrupted")
+Level = Literal["ok", "warn", "bad"]
+
+
+@dataclass(frozen=True)
+class Health:
+    """The state of one side of a run.
+
+    Attributes:
+        what: ``data``, ``memory``, ``speed``, ``goodput`` or ``faults``.
+        value: the numbers that it is judged by, in the units that their names say.
+        key: of the message, for the page's table of messages.
+    """
+
+    what: str
+    level: Level
+    value: Mapping[str, float | None]
+    key: str
+
+
+def health_of(
+    folder: RunFolder, events: list[dict[str, Any]], split: Goodput | None, lines: MetricSeries
+) -> list[Health]:
+    """The sides of a run that a person looks at."""
+    found = [_data(events), _memory(folder, lines), _speed(folder, lines), _goodput(split), _faults(events)]
+    return [each for each in found if each is not None]
+
+
+def _data(events: list[dict[str, Any]]) -> Health | None:
+    started = next((e for e in reversed(events) if e.get("event") in ("started", "resumed") and "sources" in e), None)
+    if started is None:
+        return None
+    audit = started.get("audit")
+    if not isinstance(audit, dict):  # of an earlier version
+        return None
+    found = {name: finite_number(audit.get(f"rows_{name}")) or 0 for name in ("in", "used", "cut", "dropped")}
+    share = found["dropped"] / found["in"] if found["in"] else 0.0
+    level: Level = "bad" if share > MANY_LOST else "warn" if share > LOST else "ok"
+    values = {"rows": found["in"], **{name: found[name] for name in ("used", "cut", "dropped")}}
+    values["tokens"] = finite_number(audit.get("tokens")) or 0
+    return Health("data", level, values, f"health.data.{level}")
+
+
+def _memory(folder: RunFolder, lines: MetricSeries) -> Health | None:
+    comparison = read_comparison(folder)
+    used = lines.column("memory_gib")
+    used = used[np.isfinite(used)]
+    if not len(used):
+        return None
+    most = float(used.max())
+    if comparison is None or comparison.predicted is None:
+        return Health(
+            "memory", "ok", {"used_gib": most, "planned_gib": None, "most_gib": None}, "health.memory.unplanned"
+        )
+    planned, upper = comparison.predicted.peak / 2**30, comparison.predicted.upper / 2**30
+    level: Level = "warn" if most > OVER * upper else "ok"
+    return Health(
+        "memory", level, {"used_gib": most, "planned_gib": planned, "most_gib": upper}, f"health.memory.{level}"
+    )
+
+
+def _speed(folder: RunFolder, lines: MetricSeries) -> Health | None:
+    comparison = read_comparison(folder)
+    seconds = lines.column("seconds")
+    settled = seconds[2:][-RECENT:] if len(seconds) > 2 else seconds
+    settled = settled[np.isfinite(settled)]
+    if not len(settled):
+        return None
+    measured = float(np.median(settled))
+    tokens = lines.column("tokens_per_s")[-RECENT:]
+    rate = float(np.nanmedian(tokens)) if np.isfinite(tokens).any() else None
+    planned, level, key = None, "ok", "health.speed.unplanned"
+    found = comparison.predicted if comparison is not None else None
+    if found is not None and (found.calibration is not None or found.corrected_by is not None):
+        planned = found.seconds
+        ratio = measured / planned if planned else 1.0
+        level = "bad" if ratio > VERY_SLOW else "warn" if ratio > SLOW else "ok"
+        key = f"health.speed.{level}"
+    return Health("speed", level, {"seconds": measured, "planned_seconds": planned, "tokens_per_s": rate}, key)  # type: ignore[arg-type]
+
+
+def _goodput(split: Goodput | None) -> Health | None:
+    if split is None:
+        return None
+    if split.wall < YOUNG:
+        return Health(
+            "goodput", "ok", {"effective": split.effective, "wall_seconds": split.wall}, "health.goodput.young"
+        )
+    level: Level = "bad" if split.effective < POOR else "warn" if split.effective < GOOD else "ok"
+    return Health(
+        "goodput", level, {"effective": split.effective, "wall_seconds": split.wall}, f"health.goodput.{level}"
+    )
+
+
+def _faults(events: list[dict[str, Any]]) -> Health:
+    counts = Counter(str(event.get("event")) for event in events if event.get("event") in FAULTS)
+    last = next(
+        (str(e.get("event")) for e in reversed(events) if e.get("event") in ("failed", "started", "resumed")), ""
+    )
+    level: Level = "bad" if last == "failed" else "warn" if counts else "ok"
+    return Health(
+        "faults", level, dict(counts), "health.faults.failed" if last == "failed" else f"health.faults.{level}"
+    )
+
+
+def whole_number(value: Any) -> int:
+    """The whole part of what is a finite number; 0 for anything else."""
+    found = finite_number(value)
+    return int(found) if found is not None else 0
+
+
+def finite_number(value: Any) -> float | None:
+    """What is a finite number; None for anything else that a file may have in its place."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if is_number else None

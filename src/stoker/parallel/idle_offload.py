@@ -1,0 +1,81 @@
+"""Tensors whose memory on the device is given back while they idle (as in DeepSpeed-Chat: Yao et al., 2023).
+
+Their bytes go to the host's memory and come back to the same tensors, so that whoever holds one, or a view of one,
+holds it still: optimizers, sharded parameters, models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+
+class IdleOffload:
+    """Moves the bytes of tensors away and back.
+
+    Args:
+        tensors: gives those that there are. Of shards only what this process holds is moved; tensors of other types,
+            such as quantised weights, stay where they are.
+    """
+
+    def __init__(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
+        self._tensors = tensors
+        self._held: list[tuple[Tensor, Tensor]] = []  # (bytes on the device, the same on the host)
+
+    @property
+    def bytes_away(self) -> int:
+        """Bytes that the device has back."""
+        return sum(host.numel() for _, host in self._held)
+
+    def leave(self) -> None:
+        """Moves the bytes to the host's memory; does nothing where they are there."""
+        if self._held:
+            return
+        found: dict[int, Tensor] = {}
+        for tensor in self._tensors():
+            own = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+            if type(own) is Tensor and own.untyped_storage().size():
+                bytes_ = torch.empty(0, dtype=torch.uint8, device=own.device).set_(own.untyped_storage())
+                found[bytes_.data_ptr()] = bytes_
+        for bytes_ in found.values():
+            host = torch.empty(bytes_.numel(), dtype=torch.uint8, pin_memory=bytes_.is_cuda)
+            self._held.append((bytes_, host.copy_(bytes_, non_blocking=True)))
+        _wait_for(found.values())
+        for bytes_ in found.values():
+            bytes_.untyped_storage().resize_(0)
+
+    def come_back(self) -> None:
+        """Moves the bytes back."""
+        for bytes_, host in self._held:
+            bytes_.untyped_storage().resize_(host.numel())
+            bytes_.copy_(host, non_blocking=True)
+        _wait_for(bytes_ for bytes_, _ in self._held)  # the host's memory is given back now
+        self._held = []
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """The bytes are on the host within the block."""
+        self.leave()
+        try:
+            yield
+        finally:
+            self.come_back()
+
+    @contextmanager
+    def here(self) -> Iterator[None]:
+        """The bytes are on the device within the block, and on the host afterwards."""
+        self.come_back()
+        try:
+            yield
+        finally:
+            self.leave()
+
+
+def _wait_for(copied: Iterable[Tensor]) -> None:
+    """Waits until copies from or to a GPU have been made."""
+    if any(tensor.is_cuda for tensor in copied):
+        torch.cuda.synchronize()

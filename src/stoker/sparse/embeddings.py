@@ -1,0 +1,124 @@
+"""What a model, its checkpoints and its training loop need of tables of embeddings, whatever holds the rows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from stoker.sparse.jagged_ids import JaggedIds
+from stoker.sparse.sparse_state import LazyPart, SparseState
+from stoker.sparse.table_settings import TableSettings
+
+
+@dataclass(frozen=True)
+class Admissions:
+    """Over all tables and processes. An id that was evicted and got a row again is admitted twice.
+
+    Attributes:
+        rows: there are.
+        admitted, evicted: ids so far.
+    """
+
+    rows: int
+    admitted: int
+    evicted: int
+
+
+class Embeddings(nn.Module, ABC):
+    """Tables in which ids of features are looked up; calls give pooled rows by feature.
+
+    In a process group calls are collectives, and so are `found`, `admissions`, `prefetch`, `gradient_norm`,
+    `apply_gradients`, `discard`, `end_empty_steps`, `load` and `end_load`.
+    """
+
+    @property
+    @abstractmethod
+    def tables(self) -> list[TableSettings]:
+        """The tables, in the order in which they were given."""
+
+    @property
+    @abstractmethod
+    def version(self) -> int:
+        """Steps that have ended."""
+
+    @property
+    @abstractmethod
+    def rows(self) -> dict[str, int]:
+        """Rows that this process holds of each table."""
+
+    @abstractmethod
+    def found(self, ids: Mapping[str, JaggedIds]) -> dict[str, np.ndarray]:
+        """Which ids of each feature have a row, bool [n]."""
+
+    @abstractmethod
+    def default_rows(self) -> dict[str, np.ndarray]:
+        """By table the row that ids have which have none of their own, float64 [width]. Not a collective."""
+
+    @abstractmethod
+    def admissions(self) -> Admissions:
+        """How many rows there are, and how many ids have come and gone."""
+
+    @abstractmethod
+    def prefetch(self, *batches: Mapping[str, JaggedIds]) -> None:
+        """Begins to bring the rows of this process' coming batches; others may have more or fewer."""
+
+    @abstractmethod
+    def gradient_norm(self) -> float:
+        """The norm of this step's gradients, over all processes; not finite if one of them is not.
+
+        They are the gradients of the rows, or those of what was pooled, as each engine has them.
+        """
+
+    @abstractmethod
+    def apply_gradients(self, *, scale: float = 1.0, lr_factor: float = 1.0) -> None:
+        """Updates the rows that were looked up, each once, and ends the step."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Forgets this step's lookups. The step has not ended."""
+
+    @abstractmethod
+    def end_empty_steps(self, until: int) -> None:
+        """Ends steps without lookups, until ``until`` steps have ended."""
+
+    @abstractmethod
+    def state(self, since: int | None = None, *, is_base: bool = True) -> SparseState:
+        """What this process holds, by id: a copy. ``since`` a former version: what was seen or evicted after it."""
+
+    @abstractmethod
+    def parts(self, since: int | None = None, *, rows: int = 2**20, is_base: bool = True) -> Iterator[SparseState]:
+        """What this process holds, in parts of limited size."""
+
+    @abstractmethod
+    def lazy_parts(self, since: int | None = None, *, part_bytes: int, is_base: bool = True) -> Iterator[LazyPart]:
+        """The same, of which copies are made when they are asked for; no step may be taken before that."""
+
+    @abstractmethod
+    def rebase(self, version: int | None, *, by: str = "") -> None:
+        """Says how far one asker's incremental states will reach back."""
+
+    def load(self, parts: Iterable[SparseState]) -> None:
+        """Takes over states, on top of what is there.
+
+        Args:
+            parts: those of all processes that saved, however many; for incremental ones, after the full ones before
+                them.
+
+        Raises:
+            ValueError: rows do not fit their table, or a table is not one of these.
+        """
+        for part in parts:
+            self.put(part)
+        self.end_load()
+
+    @abstractmethod
+    def put(self, part: SparseState) -> None:
+        """Takes over one part of a state; `end_load` follows the last one."""
+
+    @abstractmethod
+    def end_load(self) -> None:
+        """Waits until what was put can be looked up."""

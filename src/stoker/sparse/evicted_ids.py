@@ -1,0 +1,80 @@
+"""Ids whose rows were evicted, as long as an incremental state may have to name them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stoker.sparse.keys import Keys
+
+
+class EvictedIds:
+    """What was evicted since the earliest of the bases.
+
+    Args:
+        salts: of the tables' keys.
+
+    Attributes:
+        bases: the steps from which on incremental states are asked for, by who asks.
+    """
+
+    def __init__(self, salts: np.ndarray) -> None:
+        self._salts = salts
+        self.bases: dict[str, int] = {}
+        self._removed: list[tuple[int, Keys]] = []  # the step, and what
+
+    def __len__(self) -> int:
+        return sum(len(keys) for _, keys in self._removed)
+
+    def add(self, step: int, ids: np.ndarray, tables: np.ndarray) -> None:
+        """Records ids that were evicted in a step, if anybody may ask for them."""
+        if self.bases:
+            self._removed.append((step, Keys.of(ids, tables, self._salts)))
+
+    def begin(self, step: int) -> None:
+        """Forgets everything: states were loaded that are of this step."""
+        self.bases, self._removed = {"": step}, []
+
+    def rebase(self, step: int | None, *, by: str, now: int) -> None:
+        """Says that an asker's incremental states reach back to ``step``, or that there will be none.
+
+        Evicted ids of steps before that of every asker are forgotten.
+
+        Args:
+            now: the step that has not ended.
+        """
+        self.bases = {name: at for name, at in {**self.bases, by: step}.items() if at is not None}
+        first = min(self.bases.values(), default=now)
+        self._removed = [(when, keys) for when, keys in self._removed if when >= first]
+
+    def check(self, since: int | None) -> None:
+        """Raises ValueError where evicted ids are not known since that step."""
+        first = min(self.bases.values(), default=None)
+        if since is not None and (first is None or since < first):
+            last = "there has been none" if first is None else f"that was at {first}"
+            raise ValueError(f"a state since {since} wants a whole one at that version or before: {last}")
+
+    def since(self, step: int | None, table: int) -> Tensor:
+        """Ids of a table that were evicted in a step or later; none where ``step`` is None. int64 [n], ascending."""
+        found = [np.empty(0, np.int64)]
+        if step is not None:
+            found += [keys.ids[keys.tables == table] for when, keys in self._removed if when >= step]
+        return torch.from_numpy(np.unique(np.concatenate(found)))
+
+    def saved(self) -> tuple[dict[str, int], list[np.ndarray]]:
+        """The bases, and what was evicted since the first of them: ids, tables and steps."""
+        keys = [(each, np.full(len(each), step)) for step, each in self._removed]
+        none = np.empty(0, np.int64)
+        columns = zip(*((each.ids, each.tables, steps) for each, steps in keys), strict=True) if keys else [[none]] * 3
+        return dict(self.bases), [np.concatenate(column).astype(np.int64) for column in columns]
+
+    def restore(self, bases: Mapping[str, int], evicted: Sequence[np.ndarray]) -> None:
+        """Goes on from what `saved` gave."""
+        ids, tables, steps = evicted
+        self.bases, self._removed = dict(bases), []
+        for step in np.unique(steps).tolist():
+            at = steps == step
+            self._removed.append((step, Keys.of(ids[at], tables[at], self._salts)))

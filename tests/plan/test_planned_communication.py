@@ -1,0 +1,101 @@
+"""What processes say in a step: the seconds of the step's time, in the places where the planner hides them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from stoker.hardware.cluster_file import load_cluster
+from stoker.job.layout import Layout, ScheduleName, Shard
+from stoker.plan.block_collectives import block_collectives
+from stoker.plan.efficiency import efficiency_of
+from stoker.plan.gradient_traffic import Collective, GradientTraffic
+from stoker.plan.pipeline.communication import Message, communication_of
+from stoker.plan.pipeline.stage_times import timeline_of
+from stoker.plan.setting import Setting, TrainingWork
+from stoker.plan.shapes.model_names import shape_named
+from stoker.plan.step_time import PassTimes, data_parallel, exposed_send, step_time
+
+
+def setting_of(layout: Layout, batch: int = 16, model: str = "llama2-7b") -> Setting:
+    work = TrainingWork(shape_named(model), 4096, batch)
+    return Setting(work, load_cluster(f"{layout.world}xA100-80GB"), layout, 1, chunks=layout.stages_per_process)
+
+
+def said_in(setting: Setting, drawn: int | None = None) -> tuple[tuple[Message, ...], ...]:
+    after = step_time(setting).parts["data parallel"]
+    timeline = timeline_of(setting, micro_batches=drawn)
+    return communication_of(setting, timeline, after=after, of=setting.micro_batches)
+
+
+def test_hidden_collectives_share_what_is_not_exposed() -> None:
+    moved = Collective("all-gather", 3.0, "backward"), Collective("reduce-scatter", 1.0, "backward")
+    traffic = GradientTraffic((*moved, Collective("all-reduce", 2.0, "nothing")), exposed=4.0)
+    assert traffic.hidden == pytest.approx((1.5, 0.5, 0.0))
+    assert GradientTraffic().hidden == ()
+
+
+@pytest.mark.parametrize("shard", ["none", "zero1", "zero2", "zero3"])
+def test_the_collectives_of_gradients_take_what_the_step_time_says(shard: Shard) -> None:
+    layout = Layout(data=8, shard=shard, shard_size=1 if shard == "none" else 8)
+    setting = setting_of(layout)
+    traffic = data_parallel(setting, PassTimes().stages(setting), efficiency_of(setting.cluster.device))
+    (said,) = said_in(setting)
+    exposed = sum(message.exposed for message in said)
+    assert exposed == pytest.approx(step_time(setting).parts["data parallel"]) and exposed > 0
+    for kind in {each.kind for each in traffic.collectives}:
+        whole = sum(each.seconds for each in traffic.collectives if each.kind == kind)
+        assert sum(message.seconds for message in said if message.kind == kind) == pytest.approx(whole)
+    kinds = {"none": {"all-reduce"}}.get(shard, {"all-gather", "reduce-scatter"})
+    assert {message.kind for message in said} == kinds
+    end = timeline_of(setting).seconds
+    beside = {message.micro_batch for message in said if not message.exposed}
+    assert beside == ({setting.micro_batches - 1} if shard in ("none", "zero1") else {0, 1})
+    assert all(message.start >= end - 1e-9 for message in said if message.exposed)
+    assert all(message.end <= end + 1e-9 and message.seconds <= message.end - message.start for message in said[:1])
+
+
+def test_of_fewer_micro_batches_each_has_what_it_has_of_all() -> None:
+    setting = setting_of(Layout(data=8, shard="zero3", shard_size=8), batch=64)
+    (few,), (all_,) = said_in(setting, 2), said_in(setting)
+    first = [[m.seconds for m in said if m.kind == "all-gather" and m.micro_batch == 1] for said in (few, all_)]
+    assert first[0] == pytest.approx(first[1]) and len(first[0]) == 2
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_exchanges_within_blocks_are_as_long_as_they_make_a_pass(recompute: str) -> None:
+    setting = setting_of(replace(Layout(tensor=4, pipeline=2), recompute=recompute))  # type: ignore[arg-type]
+    forward, backward = block_collectives(
+        setting, next(iter(setting.stage_blocks[0])), efficiency_of(setting.cluster.device)
+    )
+    for stage, said in enumerate(said_in(setting)):
+        exchanged = [message for message in said if message.kind == "tensor"]
+        assert len(exchanged) == 2 * setting.micro_batches
+        blocks = sum(setting.stage_blocks[stage].values())
+        passes = {round(message.seconds / blocks, 12) for message in exchanged}
+        assert passes == {round(forward, 12), round(backward + (forward if recompute == "full" else 0), 12)}
+        assert all(message.exposed == message.seconds < message.end - message.start for message in exchanged)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv"])
+def test_no_pass_begins_before_it_was_sent_its_input(schedule: ScheduleName) -> None:
+    setting = setting_of(Layout(pipeline=4, schedule=schedule))
+    timeline, last = timeline_of(setting), setting.layout.stages_per_process * 4 - 1
+    home = {span.stage: at for at, spans in enumerate(timeline.processes) for span in spans}
+    starts = {span[:3]: span.start for spans in timeline.processes for span in spans}
+    way = exposed_send(setting, efficiency_of(setting.cluster.device))
+    count = 0
+    for at, said in enumerate(said_in(setting)):
+        for message in said:
+            span = next(span for span in timeline.processes[at] if abs(span.end - (message.end - way)) < 1e-9)
+            to = span.stage + 1 if span.kind == "forward" else span.stage - 1
+            assert message.kind == "send" and message.exposed == way and home[to] != at
+            assert starts[(span.kind, to, span.micro_batch)] >= message.end - 1e-9
+            count += 1
+    crossed = sum(home[stage] != home[stage + 1] for stage in range(last))
+    assert count == 2 * crossed * setting.micro_batches
+
+
+def test_one_process_says_nothing() -> None:
+    assert said_in(setting_of(Layout())) == ((),)
