@@ -39,6 +39,13 @@ def test_nodes_and_processes(
     )[-4:]
 
 
+def test_islands_are_written_for_the_nodes(tmp_path: Path) -> None:
+    parallel = {"data": 6, "sync": {"every": 2}}
+    found = submission_in(tmp_path, hosts=3, parallel=parallel, target={"ssh": {"hosts": ["a"]}})
+    sent = check_document(parse_document(found.job, file="job.yaml"))
+    assert found.nodes == 3 and sent.job.parallel.sync.islands == 3 and sent.origins["parallel.sync.islands"].where
+
+
 @pytest.mark.parametrize(
     ("target", "hosts", "told", "code"),
     [

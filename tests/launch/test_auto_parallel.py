@@ -121,6 +121,19 @@ def test_the_batch_that_the_job_states_is_kept(
     assert "train.accumulation=3" not in overrides or train.accumulation == 3
 
 
+def test_islands_are_planned_with_the_layout(tmp_path: Path) -> None:
+    cluster = load_cluster("2x4xH100")
+    loaded = load(tmp_path, "parallel.sync.every=10", "parallel.sync.outer=average", "evaluate.every=10")
+    chosen = with_plan(loaded, cluster=cluster)
+    sync = chosen.job.parallel.sync
+    assert (sync.every, sync.outer, sync.islands) == (10, "average", 2)
+    found = search(work_of(loaded, cluster), cluster)
+    assert {plan.setting.layout.islands for plan in found.plans} == {2}
+    assert "2 islands, synchronised every 10 steps" in found.plans[0].setting.layout.describe()
+    one = with_plan(load(tmp_path, "parallel.sync.every=10", "evaluate.every=10"), cluster=this_processor(4))
+    assert one.job.parallel.sync.islands == layout_of(one.job).replicas > 1
+
+
 def test_a_default_batch_has_a_row_for_every_process(tmp_path: Path) -> None:
     assert with_plan(load(tmp_path), cluster=load_cluster("4x8xH100")).job.train.batch == 32
 

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from made_module import made_module
 from stoker.checkpoint.store import Store
 from stoker.errors import UserError
+from stoker.job.islands import islands_of
 from stoker.job.layout import layout_of
-from stoker.job.load_job import load_job
+from stoker.job.load_job import load_job, with_nodes
 from stoker.launch.process_pool import Pool
 from stoker.parallel.mesh import Mesh
 from stoker.runs.run_folder import RunFolder
@@ -40,12 +41,12 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def train(path: str, overrides: list[str], name: str) -> None:
+def train(path: str, overrides: list[str], name: str, nodes: int = 1) -> None:
     base = Path(path)
     sys.path.insert(0, path)
     sys.modules.pop("made", None)
     try:
-        loaded = load_job(base / "job.yaml", overrides)
+        loaded = with_nodes(load_job(base / "job.yaml", overrides), nodes)
         layout = layout_of(loaded.job)
         mesh = Mesh(layout, torch.device("cpu")) if layout.world > 1 else None
         folder = RunFolder(base / name)
@@ -129,6 +130,39 @@ def test_islands_are_those_of_the_papers(pool: Pool, base: Path, sync: str) -> N
     assert losses == pytest.approx(expected, rel=1e-12)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(weights[name], parameter.detach(), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.pool
+def test_each_of_two_nodes_is_an_island(pool: Pool, base: Path) -> None:
+    words, outer = SYNCS["DiLoCo"]
+    pool.run(train, str(base), [*words, "parallel.data=4"], "run", 2, world=4)
+    losses, weights = result(base, "run")
+    expected, model = by_hand(base, 2, 3, outer)
+    assert losses == pytest.approx(expected, rel=1e-12)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(weights[name], parameter.detach(), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("copies", "nodes", "islands"),
+    [(8, 1, 8), (16, 2, 2), (6, 4, 2), (2, 4, 2), (3, 2, 3), (1000, 1000, 1000)],
+)
+def test_islands_end_where_nodes_end(copies: int, nodes: int, islands: int) -> None:
+    assert islands_of(copies, nodes) == islands
+
+
+def test_the_number_of_nodes_decides_what_the_job_leaves_open(base: Path) -> None:
+    words = ["parallel.data=4", "parallel.sync.every=3"]
+    read = load_job(base / "job.yaml", words)
+    assert layout_of(read.job).islands == 4
+    there = with_nodes(read, 2)
+    assert layout_of(there.job).islands == 2 and there.origins["parallel.sync.islands"].why == "each node is one"
+    stated = with_nodes(load_job(base / "job.yaml", [*words, "parallel.sync.islands=4"]), 2)
+    assert layout_of(stated.job).islands == 4
+    compressed = load_job(base / "job.yaml", [*words, "parallel.compress=bf16"])
+    assert layout_of(with_nodes(compressed, 2).job).islands == 2
+    with pytest.raises(UserError, match="each island has one copy"):
+        with_nodes(compressed, 1)
 
 
 @pytest.mark.pool

@@ -21,6 +21,7 @@ from stoker.cli.train import answer_of, say_ending
 from stoker.errors import CannotRun, Problem, RunFailed, UserError
 from stoker.job import LoadedJob
 from stoker.job.layout import layout_of
+from stoker.job.load_job import with_nodes
 from stoker.job.stages import has_stages
 
 if TYPE_CHECKING:
@@ -210,11 +211,12 @@ def _laid_out(arguments: argparse.Namespace, opened: LoadedJob, most: int) -> tu
         if devices is None:
             hint = "write --devices N"
             raise UserError(Problem("`parallel: auto` needs to know the devices of a node", hint))
-        return planned(opened, RankInfo(0, most * devices, 0, devices)), devices
+        return with_nodes(planned(opened, RankInfo(0, most * devices, 0, devices)), most), devices
     world = layout_of(opened.job).world
     if devices is None:
         devices = -(-world // most)
-    return opened, devices
+    nodes = world // devices if world % devices == 0 else 1
+    return with_nodes(opened, nodes), devices
 
 
 def _digest(loaded: LoadedJob) -> str:

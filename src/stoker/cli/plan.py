@@ -116,11 +116,13 @@ def question_of_job(loaded: LoadedJob, on: str) -> PlanQuestion:
     """The planner's question for a resolved job and a cluster."""
     from stoker.hardware.cluster_file import load_cluster
     from stoker.job.layout import layout_of
+    from stoker.job.load_job import with_nodes
     from stoker.plan.answer.cost import Length
     from stoker.plan.answer.full_answer import PlanQuestion
     from stoker.plan.planned_job import setting_of_job, software_of_job, work_of
 
     cluster = load_cluster(on)
+    loaded = with_nodes(loaded, cluster.nodes)
     work = work_of(loaded, cluster)
     if loaded.origins["train.batch"].source == "default":  # a row for each device at least
         work = replace(work, global_batch=-(-work.global_batch // cluster.gpus) * cluster.gpus)

@@ -20,6 +20,7 @@ from stoker.cli.stage_options import add_stage_options, asks_for_stages
 from stoker.cli.trust_options import options_of
 from stoker.errors import RunFailed, UserError
 from stoker.job import LoadedJob
+from stoker.job.load_job import with_nodes
 from stoker.job.task_spec import is_language, task_of
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def spec_of(opened: LoadedJob, rank_info: RankInfo | None, *, quiet: bool) -> Ru
         quiet_environment()
         # It imports what the workers need while this process continues.
         start_server(language=is_language(opened.job))
-    loaded = planned(opened, rank_info)
+    loaded = with_nodes(planned(opened, rank_info), 1 if rank_info is None else rank_info.nodes)
     from stoker.launch.cluster_env import check_world
     from stoker.launch.run_spec import RunSpec
 

@@ -18,7 +18,7 @@ from stoker.cluster.sent_files import ARCHIVE, SentFile, fingerprint_of, needed_
 from stoker.errors import CannotRun, UserError
 from stoker.job.job_to_yaml import dump_job
 from stoker.job.layout import layout_of
-from stoker.job.load_job import LoadedJob
+from stoker.job.load_job import LoadedJob, with_nodes
 from stoker.job.targets import LOCAL
 from stoker.job.targets.shared_keys import TargetKeys
 
@@ -122,6 +122,7 @@ def submission_of(
     assert isinstance(keys, TargetKeys)
     loaded = with_layout(loaded, chosen, keys, hosts)
     nodes, devices = _counted(loaded, chosen, keys, hosts)
+    loaded = with_nodes(loaded, nodes)
     named = named_files(loaded, base)
     sent = needed_files(named, base, chosen)
     if not keys.in_place:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from stoker.job.schema_errors import KeyFinding, findings
 from stoker.job.yaml_document import COMMAND_LINE, JobDocument, read_document
 
 STAGES = "stages"  # a file with this key is read by `stoker.job.stages`
+ISLANDS = "parallel.sync.islands"
 ANY_TASK = "sft"  # replaces a task that is missing or wrong, so that the rest can still be checked
 
 
@@ -86,6 +87,22 @@ def check_document(document: JobDocument, overrides: Sequence[str] = ()) -> Load
         raise JobError(*sorted(problems, key=place), sound=ReadJob(job, document))
     resolved, origins = resolve(job, document)
     return LoadedJob(resolved, document, origins)
+
+
+def with_nodes(loaded: LoadedJob, nodes: int) -> LoadedJob:
+    """The job for this number of nodes with equally many processes each: what depends on it is decided again.
+
+    Args:
+        nodes: 1 where nodes have different numbers of processes.
+
+    Raises:
+        JobError: something that was written has no effect there.
+    """
+    if loaded.document.nodes == nodes or loaded.job.parallel.sync.every == 1:
+        return loaded
+    found = check_document(replace(loaded.document, nodes=nodes))
+    origins = {**loaded.origins, ISLANDS: found.origins[ISLANDS]}  # what the planner chose stays its choice
+    return replace(found, origins=origins, plan=loaded.plan)
 
 
 def _words(finding: KeyFinding, document: JobDocument) -> tuple[str, str]:

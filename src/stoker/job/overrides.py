@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from stoker.errors import Problem, UserError
@@ -48,7 +49,7 @@ def _apply(document: JobDocument, text: str) -> JobDocument:
     for end in range(1, len(path) + 1):
         marks.setdefault(path[:end], mark)
     marks.update({(*path, *inner): mark for inner in value.marks})
-    return JobDocument(document.file, data, marks, document.planned and path != (ALL_AUTO,))
+    return replace(document, data=data, marks=marks, planned=document.planned and path != (ALL_AUTO,))
 
 
 def _holder(data: dict[str, Any], path: KeyPath) -> Any:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from stoker.job.batch_triangle import DEFAULT_SCHEDULE, data_parallel_of, is_scratch, seq_len_of, triangle_of
 from stoker.job.default_reasons import OF_TARGET, REASONS, UNDECIDED
+from stoker.job.islands import islands_of, reason_for
 from stoker.job.key_paths import TARGET, KeyPath, dotted, leaves, parse_key
 from stoker.job.resolved import ResolvedJob
 from stoker.job.schema import Job
@@ -44,7 +45,9 @@ def resolve(job: Job, document: JobDocument) -> tuple[ResolvedJob, dict[str, Ori
     task = task_of(job)
     if task.block and getattr(job, task.name) is None:
         job = job.model_copy(update={task.name: task.block()})
-    decided = {key: value for key, value in _decisions(job, document.file).items() if _is_open(job, key)}
+    decided = {
+        key: value for key, value in _decisions(job, document.file, document.nodes).items() if _is_open(job, key)
+    }
     data = job.model_dump()
     for key, decision in decided.items():
         *parents, last = parse_key(key)
@@ -79,10 +82,10 @@ def _origin(path: KeyPath, value: Any, decided: dict[str, Decided], document: Jo
     return Origin("override" if mark.override else "file", where, "")
 
 
-def _decisions(job: Job, file: str) -> dict[str, Decided]:
+def _decisions(job: Job, file: str, nodes: int | None) -> dict[str, Decided]:
     """What each ``auto`` would be in this job; those that were written are not used."""
     own = task_of(job).defaults(job)
-    found = {**_sequences(job), **_batch(job), **_layout(job), **_length(job), **own, **_tuned(job)}
+    found = {**_sequences(job), **_batch(job), **_layout(job, nodes), **_length(job), **own, **_tuned(job)}
     too_long = found.pop("data.too_long")
     for home, sources in (("data", job.data), ("evaluate.data", job.evaluate.data)):
         found |= {f"{home}[{index}].too_long": too_long for index in range(len(sources))}
@@ -160,7 +163,7 @@ def _batch(job: Job) -> dict[str, Decided]:
     }
 
 
-def _layout(job: Job) -> dict[str, Decided]:
+def _layout(job: Job, nodes: int | None) -> dict[str, Decided]:
     parts, data = job.parallel, triangle_of(job).data_parallel
     sequence = "divides what `tensor` leaves whole, for no more traffic"
     shard_size = Decided(data, f"one copy, spread over all {data}")
@@ -171,7 +174,7 @@ def _layout(job: Job) -> dict[str, Decided]:
         return Decided(value, why if getattr(parts, axis) > 1 else f"not used: `{axis}` is one")
 
     copies = data // (shard_size.value if parts.shard_size == "auto" else parts.shard_size)
-    islands = Decided(copies, "each copy of the model is one")
+    islands = Decided(islands_of(copies, nodes or 1), reason_for(copies, nodes))
     if parts.sync.every == 1:
         islands = Decided(1, "gradients are summed in every step")
     compiled = next((c for c in (job.train.compile, parts.compile) if c != "auto"), False)

@@ -342,7 +342,8 @@ class SyncBlock(Block):
     outer_lr: Annotated[float, Field(gt=0)] = Field(default=0.7, description="learning rate of outer: nesterov")
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="momentum of outer: nesterov")
     islands: PositiveInt | Auto = Field(
-        default="auto", description="number of islands; auto: one for each copy of the model"
+        default="auto",
+        description="number of islands; auto: one a node, and on one node one for each copy of the model",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from stoker.job.key_paths import KeyPath, block_of
@@ -44,7 +45,7 @@ def expand_shorthands(document: JobDocument) -> JobDocument:
                 data["data"] = sources
             else:
                 data[str(path[0])] = {**holder, path[-1]: sources}
-    return JobDocument(document.file, data, marks, planned)
+    return replace(document, data=data, marks=marks, planned=planned)
 
 
 def _sources(value: Any, path: KeyPath, marks: dict[KeyPath, Mark]) -> Any:

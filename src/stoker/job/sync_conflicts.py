@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import cast
 
 from stoker.errors import Problem
 from stoker.job.batch_solver import divisors
 from stoker.job.conflict_view import View
+from stoker.job.islands import islands_of
 from stoker.job.layout_conflicts import copies_of
 from stoker.job.schema import SyncBlock
 
@@ -47,6 +49,14 @@ def _other_weights(view: View) -> Iterator[Problem]:
         yield from view.at_each(["evaluate.every", KEYS[1]], message, f"write a multiple of {every}")
 
 
+def _decided(view: View, copies: int) -> int | None:
+    """The number of islands; None where it depends on nodes that are not known yet."""
+    islands, nodes = view.value("parallel.sync.islands"), view.document.nodes
+    if islands != "auto":
+        return cast(int, islands)
+    return None if nodes is None else islands_of(copies, nodes)
+
+
 def _number(view: View) -> Iterator[Problem]:
     every, islands = view.value("parallel.sync.every"), view.value("parallel.sync.islands")
     if every == 1:
@@ -60,7 +70,7 @@ def _number(view: View) -> Iterator[Problem]:
         sizes = " or ".join(str(n) for n in divisors(copies) if n > 1)
         message = f"{copies} copies of the model cannot form {islands} island{'s' * (islands > 1)}"
         yield from view.at_each(KEYS, message, f"write `islands: {sizes}`")
-    elif islands in ("auto", copies) and view.value("parallel.compress") != "none":
+    elif view.value("parallel.compress") != "none" and copies == _decided(view, copies):
         message = "`compress` is of gradients that copies sum, and each island has one copy"
         yield from view.at_each(["parallel.compress", *KEYS], message, "remove it, or write fewer `islands`")
 

@@ -48,12 +48,14 @@ class JobDocument:
     Attributes:
         planned: whether `parallel: auto` was written: the layout is the planner's to choose, but for what else is
             written of it.
+        nodes: that the job runs on, where that is known, each with equally many processes; 1 where they differ.
     """
 
     file: str
     data: Any
     marks: dict[KeyPath, Mark]
     planned: bool = False
+    nodes: int | None = None
 
     def at(self, path: KeyPath) -> Any:
         """The value at a path. Raises KeyError where none was written."""

@@ -67,6 +67,7 @@ def with_plan(loaded: LoadedJob, rank_info: RankInfo | None = None, *, cluster: 
     if not loaded.document.planned:
         return loaded
     cluster = cluster or cluster_at_hand(loaded, rank_info)
+    loaded = replace(loaded, document=replace(loaded.document, nodes=cluster.nodes))
     stated = _Stated.of(loaded)
     batch = stated.batch(loaded, cluster.gpus)
     try:
@@ -182,7 +183,9 @@ def _checked(loaded: LoadedJob, stated: _Stated, setting: Setting) -> LoadedJob:
 
 def _written(loaded: LoadedJob, stated: _Stated, block: Mapping[str, Any], corners: Mapping[str, int]) -> LoadedJob:
     written = loaded.document
-    data = {**written.data, "parallel": dict(block), "train": {**(written.data.get("train") or {}), **corners}}
+    sync = written.data["parallel"].get("sync")  # no choice of the planner's, which knows what it costs
+    block = {**block, **({"sync": sync} if sync else {})}
+    data = {**written.data, "parallel": block, "train": {**(written.data.get("train") or {}), **corners}}
     # What is wrong with a value of the planner's is wrong at the `auto` that asked for it.
     paths = [*(("parallel", name) for name in block), *(("train", name) for name in corners)]
     auto = written.marks[("parallel",)]

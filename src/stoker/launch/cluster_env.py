@@ -50,6 +50,11 @@ class RankInfo:
     peers: CachePeers | None = None
 
     @property
+    def nodes(self) -> int:
+        """Nodes with equally many processes; 1 where they have different numbers."""
+        return self.world // self.local_world if self.world % self.local_world == 0 else 1
+
+    @property
     def speaks(self) -> bool:
         """Whether this process reports errors that all on its machine meet before their group exists."""
         return self.local_rank == 0

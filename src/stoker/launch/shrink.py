@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from stoker.hardware.detect_machine import this_machine, this_processor
 from stoker.job.key_paths import KeyPath
 from stoker.job.layout import layout_of
-from stoker.job.load_job import JobError, LoadedJob, check_document
+from stoker.job.load_job import JobError, LoadedJob, check_document, with_nodes
 from stoker.job.yaml_document import JobDocument, Mark
 from stoker.launch.run_spec import RunSpec
 from stoker.runs.shm_folder import has_folder, shared_folder
@@ -17,7 +18,14 @@ from stoker.runs.shm_folder import has_folder, shared_folder
 OUT = "left-out.json"
 
 
-def with_fewer(current: LoadedJob, read: JobDocument, *, devices: list[int] | None, left: int) -> LoadedJob | None:
+def with_fewer(
+    current: LoadedJob,
+    read: JobDocument,
+    *,
+    devices: list[int] | None,
+    left: int,
+    nodes_of: Callable[[int], int] = lambda world: 1,
+) -> LoadedJob | None:
     """The job for at most ``left`` processes: with fewer data-parallel ones, or with a new plan where it was planned.
 
     The batch stays what it is; passes and accumulation follow from it. None where no layout does.
@@ -26,6 +34,7 @@ def with_fewer(current: LoadedJob, read: JobDocument, *, devices: list[int] | No
         current: as it ran.
         read: as it was read, with `parallel: auto` where that was written.
         devices: numbers of the GPUs that are left; None on processors.
+        nodes_of: nodes that a number of processes is on; see `stoker.job.load_job.with_nodes`.
 
     Raises:
         CannotRun: the planner finds nothing that fits.
@@ -36,7 +45,8 @@ def with_fewer(current: LoadedJob, read: JobDocument, *, devices: list[int] | No
         values: dict[str, Any] = {"train.batch": current.job.train.batch}
         values |= {} if devices is None else {"parallel.devices": devices}
         cluster = this_processor(left) if devices is None else this_machine(len(devices))
-        return with_plan(check_document(_written(read, values, dropped=())), cluster=cluster)
+        found = with_plan(check_document(_written(read, values, dropped=())), cluster=cluster)
+        return with_nodes(found, nodes_of(layout_of(found.job).world))
     layout, batch = layout_of(current.job), current.job.train.batch
     unit = layout.world // layout.data
     sharded = layout.shard_size if layout.shard_size < layout.data else None
@@ -54,7 +64,7 @@ def with_fewer(current: LoadedJob, read: JobDocument, *, devices: list[int] | No
         for also in ((), ("train.micro_batch",), ("parallel.sync",), ("train.micro_batch", "parallel.sync")):
             document = _written(current.document, values, dropped=(*dropped, *also))
             try:
-                found = check_document(document)
+                found = with_nodes(check_document(document), nodes_of(data * unit))
             except JobError:
                 continue
             if layout_of(found.job).world == data * unit:

@@ -10,7 +10,7 @@ from stoker.errors import Problem, UserError
 from stoker.hardware.cluster import Cluster
 from stoker.hardware.process import has_bf16_matrix_units
 from stoker.job.layout import Layout, layout_of
-from stoker.job.load_job import LoadedJob, load_job
+from stoker.job.load_job import ISLANDS, LoadedJob, load_job
 from stoker.job.paths import absolute
 from stoker.job.resolved import ResolvedJob
 from stoker.job.schema import TuneBlock
@@ -58,6 +58,8 @@ def work_of(loaded: LoadedJob, cluster: Cluster | None = None, *, base: Path | N
     rows = rows_with_special_tokens(job.model, shape.vocabulary, base or Path.cwd())
     precision = precision_of(job, cluster)
     work = work_of_shape(job, replace(shape, vocabulary=rows), precision=precision)
+    stated = loaded.origins[ISLANDS].source != "default"
+    work = replace(work, islands=job.parallel.sync.islands if stated else None)
     return replace(work, critic=_critic_work(loaded, base or Path.cwd(), work))
 
 
@@ -130,6 +132,7 @@ def work_of_shape(job: ResolvedJob, shape: Shape, *, precision: str) -> Training
         resident=task_of(job).resident(job),
         reads=task_of(job).reads(job),
         samples=task_of(job).prompts,
+        sync_every=job.parallel.sync.every,
     )
 
 
@@ -202,7 +205,7 @@ def software_of_job(job: ResolvedJob, shape: Shape) -> Software:
         states -= STATES["adamw"] / 2
     if job.train.optimizer == "muon":  # AdamW steps the embedding and the head
         states += 4 * (shape.embedding_parameters + shape.head_parameters) / shape.parameters
-    if layout_of(job).islands > 1:  # the weights of the last synchronisation, and the momentum of the outer step
+    if job.parallel.sync.every > 1:  # the weights of the last synchronisation, and the momentum of the outer step
         states += 4 + 4 * (job.parallel.sync.outer == "nesterov")
     return STOKER if states == STOKER.states else replace(STOKER, states=states)
 

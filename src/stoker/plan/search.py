@@ -9,6 +9,7 @@ from math import inf
 
 from stoker.hardware.cluster import Cluster
 from stoker.job.batch_solver import divisors
+from stoker.job.islands import islands_of
 from stoker.job.layout import SHARDS, ContextBy, Layout, Recompute, ScheduleName, Shard
 from stoker.plan.memory import Memory, peak_memory, room
 from stoker.plan.search_space import EVERYTHING, Space
@@ -197,13 +198,22 @@ def _variants(root: Setting, passes: PassTimes) -> Iterator[Setting]:
         even = replace(root, layout=scheduled, chunks=scheduled.stages_per_process)
         for sizes in {None, _equally_slow(even, passes)}:
             for shard, size in _shards(root):
-                layout = replace(scheduled, stages=sizes, shard=shard, shard_size=size)
+                layout = _with_islands(replace(scheduled, stages=sizes, shard=shard, shard_size=size), root)
                 setting = replace(even, layout=layout)
                 yield setting
                 if shard != "none" or base.data * base.context == 1:
                     yield replace(setting, layout=replace(layout, offload="optimizer"))
                 if shard == "zero3":
                     yield replace(setting, layout=replace(layout, offload="params"))
+
+
+def _with_islands(layout: Layout, root: Setting) -> Layout:
+    """The layout with the islands of the work, where its copies form any."""
+    work = root.work
+    if work.sync_every == 1:
+        return layout
+    islands = work.islands or islands_of(layout.replicas, root.cluster.nodes)
+    return replace(layout, islands=1 if layout.replicas % islands else islands, sync_every=work.sync_every)
 
 
 def _shards(root: Setting) -> Iterator[tuple[Shard, int]]:

@@ -26,11 +26,12 @@ def trainable(setting: Setting) -> bool:
     """Whether Stoker trains so, as `stoker.job.layout_conflicts` judges a job that says it.
 
     Split backward passes recompute nothing; fp16 scales the loss, which stages cannot do one by one; virtual tokens
-    are made for whole rows and models; a quantised base is held in blocks that cannot be cut.
+    are made for whole rows and models; a quantised base is held in blocks that cannot be cut; islands are copies.
     """
     layout, work = setting.layout, setting.work
     axes = (("tensor", layout.tensor), ("pipeline", layout.pipeline), ("context", layout.context))
-    if not all(size == 1 or splits(work.shape.family, axis) for axis, size in axes):
+    alone = work.sync_every > 1 and layout.islands == 1
+    if alone or not all(size == 1 or splits(work.shape.family, axis) for axis, size in axes):
         return False
     if layout.pipeline > 1 and layout.schedule in SPLIT_BACKWARD and layout.recompute != "none":
         return False

@@ -43,6 +43,8 @@ class TrainingWork:
         reads: forward passes without gradients beside each that is trained on, such as a reference's.
         samples: whether answers are sampled between steps, which no figure here counts.
         predicted: positions of a row from which the next token is predicted, where data says so; None for all.
+        sync_every: optimizer steps from one synchronisation of islands to the next; 1 without islands.
+        islands: how many there are; None for one a node.
         critic: another model that is trained on the same rows in each step, after this one; None without.
     """
 
@@ -59,6 +61,8 @@ class TrainingWork:
     resident: int = 0
     reads: int = 0
     samples: bool = False
+    sync_every: int = 1
+    islands: int | None = None
     critic: TrainingWork | None = None
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.job import load_job
+from stoker.job.layout import layout_of
+from stoker.job.load_job import with_nodes
 from stoker.launch.first_failure import Failure, Interrupted
 from stoker.launch.nodes.group import Group, Member, Node, chosen, placed
 from stoker.launch.nodes.leader import JOIN, RETURN, Hands, Leader
@@ -39,10 +42,19 @@ class Cluster:
     """A leader, and nodes that do what the test says."""
 
     def __init__(
-        self, base: Path, world: int = 6, *, least: int = 3, most: int = 3, more: str = "", **rest: Any
+        self,
+        base: Path,
+        world: int = 6,
+        *,
+        least: int = 3,
+        most: int = 3,
+        more: str = "",
+        overrides: Sequence[str] = (),
+        **rest: Any,
     ) -> None:
         (base / "job.yaml").write_text(JOB % (world, more))
-        self.spec = RunSpec(load_job(base / "job.yaml"), base, base / "run")
+        loaded = with_nodes(load_job(base / "job.yaml", overrides), most)
+        self.spec = RunSpec(loaded, base, base / "run")
         self.spec.output.mkdir(exist_ok=True)
         self.now = 100.0
         self.sent: list[tuple[str, dict[str, Any]]] = []
@@ -253,6 +265,21 @@ def test_fewer_nodes_go_on_with_a_smaller_layout_and_grow_again_losing_no_step(t
     group = cluster.started()
     assert ranks(group) == {"a": [0, 1], "c": [2, 3], "b": [4, 5]} and group.job is None
     assert [event["step"] for event in cluster.events("regrouped")] == [6] and len(cluster.events("fault")) == 1
+
+
+def test_each_node_that_is_left_is_an_island(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, least=2, overrides=["parallel.sync.every=5"])
+    cluster.join(node("b"), node("c"))
+    cluster.after(0.0)
+    whole = cluster.started()
+    assert layout_of(cluster.leader.spec.loaded.job).islands == 3 and whole.nodes == 3
+    cluster.leader.left("b", cluster.now)
+    cluster.ended("a")
+    cluster.ended("c")
+    cluster.after(1.0)
+    group = cluster.started()
+    assert layout_of(cluster.leader.spec.loaded.job).islands == 2 and group.nodes == 2
+    assert group.job is not None and group.job["parallel"]["sync"] == {"every": 5}
 
 
 def test_a_node_without_which_the_layout_is_the_same_waits(tmp_path: Path) -> None:

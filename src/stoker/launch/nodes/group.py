@@ -88,6 +88,11 @@ class Group:
         """Processes in all."""
         return sum(member.count for member in self.members)
 
+    @property
+    def nodes(self) -> int:
+        """Nodes with ranks, where all have equally many; else 1."""
+        return equal_nodes(self.members)
+
     @cached_property
     def _by_name(self) -> dict[str, Member]:
         return {member.node.name: member for member in self.members}
@@ -140,6 +145,11 @@ def placed(nodes: Sequence[Node], world: int) -> tuple[Member, ...]:
             members.append(Member(node, first, count))
             first += count
     return tuple(members)
+
+
+def equal_nodes(members: Sequence[Member]) -> int:
+    """The number of nodes where each has equally many ranks; else 1."""
+    return len(members) if len({member.count for member in members}) == 1 else 1
 
 
 def chosen(nodes: Sequence[Node], most: int, *, before: Sequence[str] = ()) -> list[Node]:

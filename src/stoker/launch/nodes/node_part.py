@@ -158,7 +158,7 @@ class NodePart:
         """The job as the group runs it."""
         if group.job is None:
             return self._spec
-        document = replace(self._spec.loaded.document, data=group.job)
+        document = replace(self._spec.loaded.document, data=group.job, nodes=group.nodes)
         return replace(self._spec, loaded=check_document(document))
 
     def _copies_folder(self) -> tuple[Path, int] | None:

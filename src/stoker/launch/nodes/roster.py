@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stoker.launch.nodes.group import Group, Node, chosen
+from stoker.launch.nodes.group import Group, Node, chosen, equal_nodes, placed
 from stoker.launch.run_spec import RunSpec
 from stoker.launch.shrink import with_fewer
 
@@ -66,7 +66,13 @@ class Roster:
         full = self._full
         if total >= full.layout.world:
             return nodes, full
-        fewer = with_fewer(full.loaded, full.read or full.loaded.document, devices=None, left=total)
+        fewer = with_fewer(
+            full.loaded,
+            full.read or full.loaded.document,
+            devices=None,
+            left=total,
+            nodes_of=lambda world: equal_nodes(placed(nodes, world)),
+        )
         return nodes, replace(full, loaded=fewer) if fewer is not None else None
 
     def can_grow(self, group: Group, now: float) -> bool:
