@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,9 +117,9 @@ class Kubelet:
         if container["image"] not in self.server.images:
             return "ErrImagePull", f'failed to pull image "{container["image"]}": not found'
         for volume in pod["spec"].get("volumes", []):
-            for kind, plural, key in (("configMap", "configmaps", "name"), ("secret", "secrets", "secretName")):
-                if kind in volume and self.server.one(plural, volume[kind][key]) is None:
-                    self.server.event(pod, "FailedMount", f'{kind.lower()} "{volume[kind][key]}" not found')
+            for kind, name, found in self._sources(volume):
+                if found is None:
+                    self.server.event(pod, "FailedMount", f'{kind.lower()} "{name}" not found')
                     return "ContainerCreating", ""
         for variable in container.get("env", []):
             reference = variable.get("valueFrom", {}).get("secretKeyRef")
@@ -136,16 +137,21 @@ class Kubelet:
             if "persistentVolumeClaim" in volume:
                 place = self.server.folder / "claims" / volume["persistentVolumeClaim"]["claimName"]
             place.mkdir(parents=True, exist_ok=True)
-            for kind, plural, key in (("configMap", "configmaps", "name"), ("secret", "secrets", "secretName")):
-                if kind in volume:
-                    found = self.server.one(plural, volume[kind][key])
-                    assert found is not None
-                    for name, text in (*found.get("data", {}).items(), *found.get("stringData", {}).items()):
-                        (place / name).write_text(text)
-                    for name, text in found.get("binaryData", {}).items():
-                        (place / name).write_bytes(base64.b64decode(text))
+            for _, _, found in self._sources(volume):
+                assert found is not None
+                for name, text in (*found.get("data", {}).items(), *found.get("stringData", {}).items()):
+                    (place / name).write_text(text)
+                for name, text in found.get("binaryData", {}).items():
+                    (place / name).write_bytes(base64.b64decode(text))
             mounts[mount["mountPath"]] = place
         return mounts
+
+    def _sources(self, volume: Object) -> Iterator[tuple[str, str, Object | None]]:
+        """The config maps and secrets whose files a volume has: kind, name and object, None where there is none."""
+        for source in (volume, *volume.get("projected", {}).get("sources", [])):
+            for kind, plural, key in (("configMap", "configmaps", "name"), ("secret", "secrets", "secretName")):
+                if kind in source:
+                    yield kind, source[kind][key], self.server.one(plural, source[kind][key])
 
     def _here(self, text: str, mounts: dict[str, Path], pod: Object) -> str:
         """A text of the container with the paths and addresses of this machine."""

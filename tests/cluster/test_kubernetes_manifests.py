@@ -20,8 +20,9 @@ from ruamel.yaml import YAML
 
 from stoker.cluster.kubernetes.block_problems import block_problems
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
-from stoker.cluster.kubernetes.config_map import config_map
+from stoker.cluster.kubernetes.config_map import config_maps
 from stoker.cluster.kubernetes.manifests import manifests, preview, workload
+from stoker.cluster.kubernetes.submitted import run_of_config_maps
 
 KINDS = ("job", "jobset", "volcano", "trainjob", "rayjob")
 GANGS = ("none", "volcano", "kueue", "coscheduling", "koordinator", "yunikorn", "native")
@@ -179,10 +180,12 @@ def test_a_gang_starts_with_as_few_nodes_as_the_run_goes_on_with(kind: str, gang
     assert ('\\"3:4\\"' if kind == "rayjob" else "--nodes 3:4") in text
 
 
-def test_a_run_is_found_again_by_its_config_map() -> None:
-    run = run_of(**FULL, gang="volcano", queue="research", archive=b"\x00\xff")
-    kept = config_map(run)
-    again = ClusterRun.from_record(kept["data"]["submission.json"], kept["data"]["job.yaml"], b"\x00\xff")
+@pytest.mark.parametrize("size", [0, 250, 2_500_000])
+def test_a_run_is_found_again_by_its_config_maps(size: int) -> None:
+    run = run_of(**FULL, gang="volcano", queue="research", archive=bytes(range(250)) * (size // 250) or None)
+    again = run_of_config_maps(*config_maps(run))
+    assert again is not None
+    assert not any(map(problems_of, manifests(run, secret="00" * 32)[: len(config_maps(run))]))
     assert manifests(again, secret="x") == manifests(run, secret="x")
 
 

@@ -5,6 +5,7 @@ The pods run small commands here: lines of `setup`, which come before `stoker no
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import time
@@ -114,6 +115,21 @@ def test_code_is_sent_where_it_is_wanted(prepared: Submit, cluster: ApiServer) -
     until("done", target, record)
     files = [line.partition(" | ")[2] for line in target.logs(record, rank=None, follow=False)]
     assert len(files) == 2 and all("/volumes/work/.code/stoker/__init__.py" in file for file in files)
+
+
+def test_what_one_config_map_cannot_hold_is_sent_in_several(
+    prepared: Submit, cluster: ApiServer, tmp_path: Path
+) -> None:
+    (tmp_path / "large.bin").write_bytes(os.urandom(2_100_000))
+    digest = hashlib.sha256((tmp_path / "large.bin").read_bytes()).hexdigest()
+    target, submission = prepared("sha256sum large.bin", send=["large.bin"])
+    record = target.submit(submission)
+    assert len(cluster.all("configmaps")) == 4
+    for _ in range(2):
+        until("done", target, record)
+        lines = list(target.logs(record, rank=None, follow=False))
+        assert sum(f"{digest}  large.bin" in line for line in lines) == 2
+        record = target.resume(record)  # it has ended, so it is made again from what the cluster keeps
 
 
 @pytest.mark.parametrize("gang", ["coscheduling", "native"])
@@ -270,8 +286,8 @@ def test_what_is_wrong_is_said_before_anything_is_sent(prepared: Submit, cluster
         prepared("true", volumes=[])
     with pytest.raises(UserError, match=r"tiny.yaml:\d+:\d+: a Volcano Job is scheduled by Volcano"):
         prepared("true", kind="volcano", gang="native")
-    (tmp_path / "large.bin").write_bytes(os.urandom(1_100_000))
-    with pytest.raises(UserError, match=r"a config map holds 1000000; put large.bin"):
+    (tmp_path / "large.bin").write_bytes(os.urandom(8_100_000))
+    with pytest.raises(UserError, match=r"8 config maps hold 8000000; put large.bin"):
         prepared("true", send=["large.bin"])
     os.environ["HF_TOKEN"] = "hf_1"
     try:

@@ -19,7 +19,7 @@ from stoker.job.targets.shared_keys import TargetKeys
 
 ARCHIVE = ".code.tar"  # Stoker's package
 CODE = ".code"  # folder in which it is unpacked, on the nodes' PYTHONPATH
-STAYS = ("page",)  # rooms of the package that no node needs; a config map of Kubernetes holds a megabyte
+STAYS = ("page",)  # rooms of the package that no node needs
 
 
 @dataclass(frozen=True)

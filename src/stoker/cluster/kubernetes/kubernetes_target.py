@@ -8,13 +8,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 from stoker.cluster.chosen_target import ChosenTarget
 from stoker.cluster.kubernetes.block_problems import block_problems, is_secret, on_a_volume
 from stoker.cluster.kubernetes.cluster_api import ClusterApi
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
-from stoker.cluster.kubernetes.config_map import LARGEST, size_of
 from stoker.cluster.kubernetes.gangs import pod_group
 from stoker.cluster.kubernetes.manifest_fields import MANAGED_BY, STOKER, Manifest
 from stoker.cluster.kubernetes.manifests import manifests, preview, workload
@@ -31,8 +31,9 @@ from stoker.cluster.kubernetes.run_pods import (
     read_logs,
 )
 from stoker.cluster.kubernetes.secret import new_value
+from stoker.cluster.kubernetes.sent_archive import LARGEST, MOST, part_map, size_of
 from stoker.cluster.kubernetes.stop_and_resume import start_again, stop_workload, was_stopped
-from stoker.cluster.kubernetes.submitted import run_of_config_map, run_of_submission
+from stoker.cluster.kubernetes.submitted import run_of_config_maps, run_of_submission
 from stoker.cluster.kubernetes.workload_states import workload_state
 from stoker.cluster.record import Record
 from stoker.cluster.start_script import variables
@@ -98,9 +99,9 @@ class KubernetesTarget:
             hint = f"write volumes: [{{claim: NAME, at: {self.block.folder}}}], or checkpoint: {{to: URL}} in the job"
             message = f"the run's folder {run.output} is on no volume, and would be gone with its pod"
             found.append(self.chosen.problem("volumes" if self.block.volumes else "", message, hint))
-        if size_of(run) > LARGEST:
+        if size_of(run) > LARGEST * MOST:
             largest = max((f for f in submission.files if f.path != JOB), key=lambda file: file.size)
-            message = f"what is sent has {size_of(run)} bytes compressed, and a config map holds {LARGEST}"
+            message = f"what is sent has {size_of(run)} bytes compressed, and {MOST} config maps hold {LARGEST * MOST}"
             hint = f"put {largest.path} ({largest.size} bytes) on a volume or at a URL, and name it by that"
             found.append(self.chosen.problem("", message, hint))
         return found
@@ -180,7 +181,7 @@ class KubernetesTarget:
         """The runs whose config maps are in the namespace."""
         found = []
         for kept in self.api.select("v1", "ConfigMap", labels=f"{MANAGED_BY}={STOKER}"):
-            run = run_of_config_map(kept)
+            run = run_of_config_maps(kept)
             if run is not None:
                 created = datetime.fromisoformat(kept["metadata"]["creationTimestamp"]).timestamp()
                 found.append(self._record(run, created))
@@ -251,7 +252,8 @@ class KubernetesTarget:
 
     def _kept_run(self, name: str) -> ClusterRun | None:
         kept = self.api.read("v1", "ConfigMap", name)
-        return run_of_config_map(kept) if kept is not None else None
+        parts = takewhile(bool, (self.api.read("v1", "ConfigMap", part_map(name, index)) for index in range(MOST)))
+        return run_of_config_maps(kept, *filter(None, parts)) if kept is not None else None
 
     def _waiting(self, record: Record, found: Manifest) -> list[str]:
         """Why pods are missing or do not run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
-from stoker.cluster.kubernetes.config_map import config_map
+from stoker.cluster.kubernetes.config_map import config_maps
 from stoker.cluster.kubernetes.device_claims import claim_template, claims
 from stoker.cluster.kubernetes.fluid import fluid_objects
 from stoker.cluster.kubernetes.gangs import pod_group
@@ -34,7 +34,7 @@ def manifests(run: ClusterRun, *, secret: str | None) -> list[Manifest]:
     Args:
         secret: value of the channel's secret; None for a preview.
     """
-    found = [config_map(run)]
+    found = config_maps(run)
     if run.kind != "rayjob":
         found.append(channel_secret(run, value=secret))
     if run.kind == "job":

@@ -5,12 +5,13 @@ from __future__ import annotations
 import shlex
 
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
+from stoker.cluster.kubernetes.sent_archive import ARCHIVE, parts_of
 from stoker.cluster.sent_files import ARCHIVE as CODE_ARCHIVE
 from stoker.cluster.sent_files import CODE
 
 WORK = "/stoker"  # an empty folder of the pod: what was sent is unpacked here
 GIVEN = "/etc/stoker/job"  # the config map
-JOB, ARCHIVE, RECORD = "job.yaml", "files.tar.xz", "submission.json"
+JOB, RECORD = "job.yaml", "submission.json"
 HOSTFILE, DRIVER = "hostfile", "driver.json"  # for MPI, and for a RayJob's driver
 SECRET_FOLDER, SECRET_KEY = "/etc/stoker/secret", "channel"
 # The key as `stoker node` wants it: a file that only its owner reads. Files of a secret's volume belong to root, and
@@ -49,6 +50,8 @@ def unpacking(run: ClusterRun) -> str:
     """The command that unpacks what was sent into the current folder, and from it Stoker's own code."""
     unpack = f"{shlex.quote(run.block.python)} -m tarfile -e"
     sent = f"{unpack} {GIVEN}/{ARCHIVE} ."
+    if len(parts_of(run)) > 1:
+        sent = f"cat {GIVEN}/{ARCHIVE}.* > {ARCHIVE} && {unpack} {ARCHIVE} ."
     return f"{sent} && {unpack} {CODE_ARCHIVE} {CODE}" if run.code else sent
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
 from stoker.cluster.kubernetes.manifest_fields import Manifest, Present, given
 from stoker.cluster.kubernetes.node_script import GIVEN, SECRET_FOLDER, WORK
+from stoker.cluster.kubernetes.sent_archive import part_map, parts_of
 from stoker.job.targets.kubernetes_parts import VolumeBlock
 
 SSH_FOLDER = "/root/.ssh"
@@ -23,7 +24,7 @@ def dataset_name(run: ClusterRun) -> str:
 
 def pod_volumes(run: ClusterRun) -> list[tuple[Manifest, Manifest]]:
     """(volume, mount) pairs."""
-    found = [_pair("job", GIVEN, {"configMap": {"name": run.name}}, read_only=True)]
+    found = [_pair("job", GIVEN, _sent(run), read_only=True)]
     if run.kind != "rayjob":  # the driver of a RayJob draws a secret and hands it to its actors
         found.append(_pair("channel", SECRET_FOLDER, {"secret": {"secretName": secret_name(run)}}, read_only=True))
     found.append(_pair("work", WORK, {"emptyDir": Present()}))
@@ -41,6 +42,15 @@ def pod_volumes(run: ClusterRun) -> list[tuple[Manifest, Manifest]]:
         keys = {"secret": {"secretName": run.block.ssh_secret, "defaultMode": OWNER_ONLY}}
         found.append(_pair("ssh", SSH_FOLDER, keys, read_only=True))
     return found
+
+
+def _sent(run: ClusterRun) -> Manifest:
+    """The config maps in one folder."""
+    parts = len(parts_of(run))
+    if parts < 2:
+        return {"configMap": {"name": run.name}}
+    names = [run.name, *(part_map(run.name, index) for index in range(parts))]
+    return {"projected": {"sources": [{"configMap": {"name": name}} for name in names]}}
 
 
 def source_of(volume: VolumeBlock) -> Manifest:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import socket
 
 from stoker.cluster.kubernetes.cluster_run import SIGTERM_CODE, ClusterRun
-from stoker.cluster.kubernetes.config_map import archive_of
 from stoker.cluster.kubernetes.manifest_fields import Manifest
-from stoker.cluster.kubernetes.node_script import ARCHIVE, JOB, RECORD
+from stoker.cluster.kubernetes.node_script import JOB, RECORD
+from stoker.cluster.kubernetes.sent_archive import archive_of, kept_archive
 from stoker.cluster.start_script import variables
 from stoker.cluster.submission import Submission, sends_code
 from stoker.job.targets.kubernetes import KubernetesBlock
@@ -51,13 +50,12 @@ def in_folder(block: KubernetesBlock, path: str) -> str:
     return path if "://" in path or path.startswith("/") else f"{block.folder.rstrip('/')}/{path}"
 
 
-def run_of_config_map(kept: Manifest) -> ClusterRun | None:
-    """The run that a config map keeps; None where it keeps none."""
-    data, binary = kept.get("data", {}), kept.get("binaryData", {})
+def run_of_config_maps(kept: Manifest, *parts: Manifest) -> ClusterRun | None:
+    """The run that a config map keeps, with the parts of its archive; None where it keeps none."""
+    data = kept.get("data", {})
     if RECORD not in data or JOB not in data:
         return None
     try:
-        archive = base64.b64decode(binary[ARCHIVE]) if ARCHIVE in binary else None
-        return ClusterRun.from_record(data[RECORD], data[JOB], archive)
+        return ClusterRun.from_record(data[RECORD], data[JOB], kept_archive(kept, parts))
     except ValueError:
         return None

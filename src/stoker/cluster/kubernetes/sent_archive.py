@@ -1,0 +1,61 @@
+"""The archive that is sent, in parts where it is large: a config map holds 1 MiB."""
+
+from __future__ import annotations
+
+import base64
+import io
+import tarfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stoker.cluster.kubernetes.cluster_run import ClusterRun
+from stoker.cluster.sent_files import SentFile
+
+LARGEST = 1_000_000  # bytes of a config map; Kubernetes takes 1 MiB with names and all
+MOST = 8  # config maps of one archive: all of them lie in the memory of the cluster's API server
+ARCHIVE = "files.tar.xz"  # its parts are ARCHIVE.0, ARCHIVE.1 ...
+
+
+def archive_of(files: Sequence[SentFile]) -> bytes | None:
+    """The files as a tar.xz that depends on their names and contents alone; None for no files."""
+    if not files:
+        return None
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:xz", format=tarfile.PAX_FORMAT) as archive:
+        for file in sorted(files, key=lambda file: file.path):
+            content = file.read()
+            entry = tarfile.TarInfo(file.path)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def parts_of(run: ClusterRun) -> list[bytes]:
+    """The archive in parts: one where it has room beside the job, none where nothing is sent."""
+    if run.archive is None:
+        return []
+    if size_of(run) <= LARGEST:
+        return [run.archive]
+    return [run.archive[begin : begin + LARGEST] for begin in range(0, len(run.archive), LARGEST)]
+
+
+def part_map(name: str, index: int) -> str:
+    """Name of the config map with a part."""
+    return f"{name}-files-{index}"
+
+
+def size_of(run: ClusterRun) -> int:
+    """Bytes that Kubernetes counts."""
+    return len(run.job.encode()) + len(run.record_text().encode()) + len(run.archive or b"")
+
+
+def kept_archive(own: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> bytes | None:
+    """The archive that config maps keep; None where they keep none.
+
+    Raises:
+        ValueError: it is no base64.
+    """
+    found = [
+        binary[name] for kept in (own, *parts) if (binary := kept.get("binaryData", {})) for name in sorted(binary)
+    ]
+    return b"".join(map(base64.b64decode, found)) if found else None
