@@ -14,6 +14,7 @@ from stoker.data.chat_template import BUILT_IN, ChatTemplate
 from stoker.data.tokenise import TextCodec
 from stoker.launch.process_pool import Pool
 from tiny_tokenizer import tiny_tokenizer
+from warm_process import warm_processes
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
@@ -43,6 +44,13 @@ def stoker_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def one_thread() -> None:
     """Matrices this small are multiplied faster by one thread than by several that wait for each other."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", name="warm_processes")
+def _warm_processes(stoker_cache: None) -> Iterator[None]:
+    """``python -m stoker`` and ``python -c`` are started without the time of imports (`warm_process`)."""
+    with warm_processes():
+        yield
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from stoker.checkpoint.store import Store
 from stoker.resilience.fault_injection import Fault, write_faults
 from stoker.runs.run_folder import RunFolder
 
-pytestmark = [pytest.mark.pool, pytest.mark.slow]
+pytestmark = [pytest.mark.pool, pytest.mark.slow, pytest.mark.usefixtures("warm_processes")]
 
 STEPS = 14
 JOB = """

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from starting import assert_gone, begin, end_all, process_ids
 
-pytestmark = pytest.mark.pool
+pytestmark = [pytest.mark.pool, pytest.mark.usefixtures("warm_processes")]
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from starting import assert_gone, begin, end_all, process_ids
 from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import shared_folder
 
-pytestmark = pytest.mark.pool
+pytestmark = [pytest.mark.pool, pytest.mark.usefixtures("warm_processes")]
 
 
 @pytest.fixture(autouse=True)

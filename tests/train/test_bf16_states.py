@@ -17,6 +17,8 @@ from stoker.runs.run_folder import RunFolder
 from stoker.train.bf16_states import stochastically_rounded
 from stoker.train.optimizer import build_optimizer
 
+pytestmark = pytest.mark.usefixtures("warm_processes")
+
 DRAWS = 40_000
 
 

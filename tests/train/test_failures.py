@@ -23,6 +23,8 @@ from stoker.runs.listing import summarise
 from stoker.runs.run_folder import RunFolder
 from stoker.train.prepared import Prepared
 
+pytestmark = pytest.mark.usefixtures("warm_processes")
+
 MODULE = {
     "task": "module",
     "module": {"model": "blobs:network", "loss": "blobs:loss", "data": "blobs:plain"},

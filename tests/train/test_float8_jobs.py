@@ -13,6 +13,8 @@ from running import run, write_job
 from stoker.job.load_job import JobError, load_job
 from stoker.runs.run_folder import RunFolder
 
+pytestmark = pytest.mark.usefixtures("warm_processes")
+
 
 def float8_job(sft: dict[str, Any], recipe: str, **changes: Any) -> dict[str, Any]:
     return {

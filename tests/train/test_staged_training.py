@@ -19,6 +19,8 @@ from safetensors.torch import load_file
 from stoker.cli.main import main
 from stoker.runs.run_folder import RunFolder
 
+pytestmark = pytest.mark.usefixtures("warm_processes")
+
 SCORE = """def e(answer, expected, row):
     text = "".join(answer.split())
     return text.count("e") / max(1, len(text))

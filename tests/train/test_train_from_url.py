@@ -20,6 +20,8 @@ from stoker.errors import RunFailed, UserError
 from stoker.node_cache import remote_folder
 from stoker.node_cache.cache_stats import StatsCounter
 
+pytestmark = pytest.mark.usefixtures("warm_processes")
+
 FIELDS = ("hits", "misses", "origin_bytes", "peer_bytes", "wait_seconds")
 
 

@@ -12,7 +12,11 @@ from several_nodes import Nodes, command
 
 from stoker.runs.run_folder import RunFolder
 
-pytestmark = [pytest.mark.pool, pytest.mark.slow]  # real processes, for seconds
+pytestmark = [
+    pytest.mark.pool,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("warm_processes"),
+]  # real processes, for seconds
 
 JOB = """
 task: sft

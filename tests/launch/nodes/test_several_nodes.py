@@ -21,7 +21,11 @@ from stoker.resilience.fault_injection import Fault, write_faults
 from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import shared_folder
 
-pytestmark = [pytest.mark.pool, pytest.mark.slow]  # real processes, for seconds
+pytestmark = [
+    pytest.mark.pool,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("warm_processes"),
+]  # real processes, for seconds
 
 Make = Callable[..., Nodes]
 
