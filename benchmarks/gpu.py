@@ -1,15 +1,15 @@
 """One GPU: a Llama of one billion parameters from random weights, and LoRA on an 8B shape; Stoker beside a plain loop.
 
-    python benchmarks/gpu.py [--tasks pretrain-1b lora-8b] [--sides stoker compiled float8 plain] [--steps 20]
+    python benchmarks/gpu.py [--tasks pretrain-1b lora-8b] [--sides stoker compiled float8 8bit plain] [--steps 20]
                              [--recompute none|full] [--set parallel.offload=optimizer] [--json FILE]
     python benchmarks/gpu.py --tiny --cpu        # the same code on small shapes, to see that it runs
 
 All sides train the same weights on rows of the same length, bfloat16 products over float32 trained weights, AdamW,
-clipping at 1.0, each in a fresh process; ``compiled`` and ``float8`` are Stoker with these keys. The plain side is
-what one writes by hand: transformers' model, the cross entropy of its logits, peft, torch's fused AdamW, scaled-dot-
-product attention. Measured: tokens per second over all steps but the first ones, model FLOP/s (the arithmetic that
-the training needs, recomputation not counted), its share of the device's measured matrix ceiling, and peak memory. A
-side is printed when it is done; one that fails does not end the others.
+clipping at 1.0, each in a fresh process; ``compiled``, ``float8``, ``8bit`` (moments) are Stoker with these keys. The
+plain side is what one writes by hand: transformers' model, the cross entropy of its logits, peft, torch's fused AdamW,
+scaled-dot-product attention. Measured: tokens per second over all steps but the first ones, model FLOP/s (the
+arithmetic that the training needs, recomputation not counted), its share of the device's measured matrix ceiling, and
+peak memory. A side is printed when it is done; one that fails does not end the others.
 """
 
 from __future__ import annotations
@@ -69,8 +69,10 @@ SIDES: dict[str, list[str]] = {  # keys of Stoker's job
     "stoker": [],
     "compiled": ["train.compile=true"],
     "float8": ["train.compile=true", "train.float8=rowwise"],
+    "8bit": ["train.optimizer_states=8bit"],
     "plain": [],
 }
+FULL = ("float8", "8bit")  # not for LoRA
 TINY = {"vocabulary": 1024, "width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "mlp_width": 128, "length": 64}
 
 
@@ -253,7 +255,9 @@ def main() -> None:
     """Runs every side of every task in its own process, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=list(SHAPES), choices=SHAPES)
-    parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES, help="float8 is not for LoRA")
+    parser.add_argument(
+        "--sides", nargs="+", default=list(SIDES), choices=SIDES, help=f"{' and '.join(FULL)} are not for LoRA"
+    )
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--recompute", default="none", choices=["none", "full"])
     parser.add_argument("--tiny", action="store_true", help="small shapes")
@@ -278,7 +282,7 @@ def main() -> None:
             rows = shapes[task].batch * arguments.steps
             make_inputs(Path(temporary), shapes[task], rows, torch.device("cpu" if arguments.cpu else "cuda"))
             for side in arguments.sides:
-                if side == "float8" and shapes[task].lora:
+                if side in FULL and shapes[task].lora:
                     continue
                 measured = in_own_process(task, side, temporary, cpu=arguments.cpu)
                 if isinstance(measured, str):

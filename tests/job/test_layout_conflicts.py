@@ -70,6 +70,8 @@ IMPOSSIBLE = [
      "orthogonalises whole matrices", "write `optimizer: adamw`"),
     (SFT, "train: {optimizer: sgd, optimizer_states: bf16}", ["train.optimizer", "train.optimizer_states"],
      "AdamW's moments", "write `optimizer: adamw`"),
+    (SFT + "tune: lora\n", "train: {optimizer_states: 8bit}", ["train.optimizer_states", "tune.method"],
+     "rows in blocks of 64", "write `optimizer_states: bf16`"),
     (SFT, "parallel: {offload: optimizer}\ntrain: {optimizer: muon}", ["train.optimizer", "offload"],
      "steps on the host", "`offload: none`"),
     (SFT + "tune: lora\n", "train: {optimizer: muon}", ["tune.method", "train.optimizer"],

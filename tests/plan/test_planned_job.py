@@ -24,6 +24,7 @@ from stoker.plan.planned_job import parallel_block, setting_of_job, shape_of_nam
 from stoker.plan.search import search
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.step_time import step_time
+from stoker.train.eight_bit_states import BYTES
 
 TINY = {
     "model_type": "llama", "vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -103,6 +104,7 @@ def test_the_optimizer_decides_the_states(tmp_path: Path) -> None:
     assert software_of_job(job(tmp_path).job, shape).states == 8
     assert software_of_job(job(tmp_path, train={"optimizer": "sgd"}).job, shape).states == 4
     assert software_of_job(job(tmp_path, train={"optimizer_states": "bf16"}).job, shape).states == 4
+    assert software_of_job(job(tmp_path, train={"optimizer_states": "8bit"}).job, shape).states == 2 * BYTES
     outside = shape.vocabulary * shape.width / shape.parameters
     assert software_of_job(job(tmp_path, train={"optimizer": "muon"}).job, shape).states == 4 + 4 * outside
 

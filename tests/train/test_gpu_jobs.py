@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import torch
 from running import write_job
+from tokenizers import Tokenizer
 
 from stoker.hardware.device import open_device
 from stoker.launch.process_pool import Pool
 from stoker.runs.run_folder import RunFolder
+from tiny_llama import save_tiny_llama
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -52,6 +54,14 @@ def test_other_arithmetic_trains_alike(base: Path, sft: dict[str, Any], key: str
     stoker(base, "train", job, "output=plain")
     stoker(base, "train", job, "output=other", key)
     assert losses(base, "other") == pytest.approx(losses(base, "plain"), rel=0.05)
+
+
+def test_moments_in_8_bits_train_as_on_the_cpu(base: Path, sft: dict[str, Any], tokenizer: Tokenizer) -> None:
+    model = save_tiny_llama(base / "model", tokenizer, template=None)  # whose rows have whole blocks
+    job = str(write_job(base, {**sft, "model": str(model), "tune": "full"}))
+    stoker(base, "train", job, "output=cpu", "train.optimizer_states=8bit", gpu=False)
+    stoker(base, "train", job, "output=gpu", "train.optimizer_states=8bit")
+    assert losses(base, "gpu") == pytest.approx(losses(base, "cpu"), rel=0.02)
 
 
 @pytest.mark.parametrize("layout", ["shard=zero1", "shard=zero3", "recompute=full", "offload=optimizer"])

@@ -10,7 +10,7 @@ from torch import nn
 
 from stoker.checkpoint.store import Saved
 from stoker.job.schema import TrainBlock
-from stoker.train.bf16_states import AdamWWithBf16States
+from stoker.train.low_precision_adamw import LowPrecisionAdamW
 from stoker.train.optimizer import build_optimizer, empty_moments, held_moments
 
 
@@ -37,7 +37,8 @@ def test_matrices_are_decayed_and_vectors_are_not() -> None:
     ("keys", "kind"),
     [
         ({}, torch.optim.AdamW),
-        ({"optimizer_states": "bf16"}, AdamWWithBf16States),
+        ({"optimizer_states": "bf16"}, LowPrecisionAdamW),
+        ({"optimizer_states": "8bit"}, LowPrecisionAdamW),
         ({"optimizer": "adafactor"}, torch.optim.Adafactor),
         ({"optimizer": "sgd"}, torch.optim.SGD),
     ],

@@ -19,6 +19,7 @@ from stoker.launch.process_pool import Pool
 from stoker.parallel.float64_mode import in_float64
 from stoker.parallel.mesh import Mesh
 from stoker.runs.run_folder import RunFolder
+from stoker.train.eight_bit_states import BLOCK
 from stoker.train.prepare import prepare
 from stoker.train.run import start
 
@@ -62,7 +63,19 @@ def job(sft: dict[str, Any], base: Path) -> Path:
     return base
 
 
-def test_a_run_may_change_its_layout_after_every_step(job: Path, pool: Pool) -> None:
+def states_in_8_bits(job: Path) -> None:
+    """Each process of two has whole blocks of every matrix' rows."""
+    sizes = {"hidden_size": 2 * BLOCK, "intermediate_size": 2 * BLOCK}
+    config = AutoConfig.from_pretrained(job / "model", **sizes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(job / "model")
+    path = job / "job.yaml"
+    path.write_text(path.read_text().replace("precision: fp64", "precision: fp64, optimizer_states: 8bit"))
+
+
+@pytest.mark.parametrize("states", ["fp32", pytest.param("8bit", marks=pytest.mark.slow)])
+def test_a_run_may_change_its_layout_after_every_step(job: Path, pool: Pool, states: str) -> None:
+    if states == "8bit":
+        states_in_8_bits(job)
     run(str(job), len(LAYOUTS), ())
     (job / "run").rename(job / "whole")
     for step, (world, overrides) in enumerate(LAYOUTS, 1):
@@ -77,6 +90,7 @@ def test_a_run_may_change_its_layout_after_every_step(job: Path, pool: Pool) -> 
         [line["loss"] for line in one.read_metrics()], abs=1e-9
     )
     assert state.tensors.keys() == expected.tensors.keys()
+    assert any(tensor.dtype == torch.uint8 for tensor in state.tensors.values()) == (states == "8bit")
     for name, tensor in expected.tensors.items():
         torch.testing.assert_close(state.tensors[name], tensor, rtol=1e-8, atol=1e-9, msg=name)
     assert state.numbers["progress"]["samples"] == expected.numbers["progress"]["samples"]

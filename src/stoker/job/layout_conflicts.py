@@ -231,6 +231,10 @@ def _whole_matrices(view: View) -> Iterator[Problem]:
     if optimizer != "adamw" and view.value("train.optimizer_states") != "fp32":
         message = f"`optimizer_states` is about AdamW's moments, and `optimizer` is {optimizer}"
         yield from view.at_each(["train.optimizer_states", "train.optimizer"], message, "write `optimizer: adamw`")
+    elif view.task.text and view.value("train.optimizer_states") == "8bit" and view.value("tune.method") != "full":
+        message = "`optimizer_states: 8bit` rounds rows in blocks of 64, and those of adapters are shorter"
+        hint = "write `optimizer_states: bf16`: adapters have few moments"
+        yield from view.at_each(["train.optimizer_states", "tune.method"], message, hint)
     if optimizer == "muon":
         yield from _muon(view)
     if parts.tensor > 1 and view.task.text and view.value("tune.dora"):

@@ -198,8 +198,10 @@ class TrainBlock(Block):
         description="adamw; muon (orthogonalised momentum for the matrices of the blocks, adamw for the rest); "
         "adafactor (no per-weight second moment); sgd (with momentum)",
     )
-    optimizer_states: Literal["fp32", "bf16"] = Field(
-        default="fp32", description="type of AdamW's moments: bf16 rounds them stochastically, in half of the memory"
+    optimizer_states: Literal["fp32", "bf16", "8bit"] = Field(
+        default="fp32",
+        description="type of AdamW's moments: bf16 rounds them stochastically, in half of the memory; 8bit takes a "
+        "quarter, in blocks of 64",
     )
     beta1: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.9, description="AdamW first-moment decay, SGD momentum"

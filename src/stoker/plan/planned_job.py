@@ -32,6 +32,7 @@ from stoker.runs.find_run import find_run
 # Bytes of a parameter's states in float32: AdamW's two moments; the momentum of SGD and of Muon; Adafactor's sums of
 # rows and columns.
 STATES = {"adamw": 8, "muon": 4, "sgd": 4, "adafactor": 0}
+MOMENT_BYTES = {"fp32": 4, "bf16": 2, "8bit": 1 + 4 / 64}  # of a moment's entry; in 8 bits, with the scale of its block
 
 
 def work_of(loaded: LoadedJob, cluster: Cluster | None = None, *, base: Path | None = None) -> TrainingWork:
@@ -201,8 +202,7 @@ def precision_of(job: ResolvedJob, cluster: Cluster | None = None) -> str:
 def software_of_job(job: ResolvedJob, shape: Shape) -> Software:
     """Stoker, with the states of the job's optimizer over a model of a shape."""
     states: float = STATES[job.train.optimizer] + 4 * (job.train.average is not None)
-    if job.train.optimizer_states == "bf16":
-        states -= STATES["adamw"] / 2
+    states -= STATES["adamw"] * (1 - MOMENT_BYTES[job.train.optimizer_states] / MOMENT_BYTES["fp32"])
     if job.train.optimizer == "muon":  # AdamW steps the embedding and the head
         states += 4 * (shape.embedding_parameters + shape.head_parameters) / shape.parameters
     if job.parallel.sync.every > 1:  # the weights of the last synchronisation, and the momentum of the outer step

@@ -13,15 +13,19 @@ from torch.optim import SGD, Adafactor, AdamW, Optimizer
 from stoker.checkpoint.chunks import Chunk, chunk_of
 from stoker.checkpoint.run_weights import NONE, stepped, trainable
 from stoker.checkpoint.store import Saved
+from stoker.errors import Problem, UserError
 from stoker.job.resolved import ResolvedTrain
 from stoker.models.head import OWN_CRITIC
 from stoker.parallel.offload import Groups, HostOptimizer
 from stoker.parallel.shard_spec import Piece
-from stoker.train.bf16_states import AdamWWithBf16States
+from stoker.train.bf16_states import Bf16Moments
+from stoker.train.eight_bit_states import EightBitMoments
+from stoker.train.low_precision_adamw import HeldMoments, LowPrecisionAdamW
 from stoker.train.muon import Muon, MuonWithAdamW, matrices_of
 
 # Tensors as large as a parameter that an optimizer keeps, at most; adafactor's are small.
 MOMENTS = {"adamw": 2, "muon": 2, "sgd": 1, "adafactor": 0}
+HELD: dict[str, HeldMoments] = {"bf16": Bf16Moments(), "8bit": EightBitMoments()}
 SECOND = (".lora_B.", ".lora_embedding_B.")  # in the names of the second LoRA matrices
 
 
@@ -91,8 +95,8 @@ def _optimizer(train: ResolvedTrain, groups: Groups) -> Optimizer:
 
 def _adamw(train: ResolvedTrain, groups: Groups) -> Optimizer:
     betas = (train.beta1, train.beta2)
-    if train.optimizer_states == "bf16":
-        return AdamWWithBf16States(groups, lr=train.lr, betas=betas, eps=train.eps)
+    if train.optimizer_states in HELD:
+        return LowPrecisionAdamW(groups, HELD[train.optimizer_states], lr=train.lr, betas=betas, eps=train.eps)
     parameters = [p for group in groups for p in group["params"]]
     fused = all(p.device.type in ("cuda", "cpu") and p.is_floating_point() for p in parameters)
     return AdamW(groups, lr=train.lr, betas=betas, eps=train.eps, fused=fused)
@@ -106,7 +110,8 @@ def held_moments(
 ) -> dict[str, list[Chunk]]:
     """What this process holds of the optimizer's state, as checkpoints name it (``optimizer/<parameter>/<moment>``).
 
-    A moment of the parameter's shape is cut as the parameter is; all else (step counters) is whole.
+    A moment of the parameter's shape, or with one number for several entries of a row, is cut as the parameter is; all
+    else (step counters) is whole.
     For ``pieces`` and ``aliases`` see `stoker.checkpoint.run_weights.stepped`.
     """
     held: dict[str, list[Chunk]] = defaultdict(list)
@@ -115,8 +120,9 @@ def held_moments(
         assert id(parameter) in known, f"{name} is not stepped: its weights are still gathered (see `reshard`)"
         for moment, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
-                cut = value.shape == parameter.shape
-                held[f"optimizer/{name}/{moment}"].append(chunk_of(value, piece) if cut else Chunk.whole(value))
+                entries = _entries_a_number(value.shape, parameter.shape)
+                box = chunk_of(value, _piece_of_numbers(piece, entries)) if entries else Chunk.whole(value)
+                held[f"optimizer/{name}/{moment}"].append(box)
     return dict(held)
 
 
@@ -132,6 +138,9 @@ def empty_moments(
 
     Args:
         saved: what the checkpoint holds.
+
+    Raises:
+        UserError: moments were quantised in blocks that this layout's tensor parallelism would cut.
     """
     moments: dict[str, dict[str, Saved]] = defaultdict(dict)
     for key, entry in saved.items():
@@ -139,16 +148,40 @@ def empty_moments(
             name, moment = key.removeprefix("optimizer/").rsplit("/", 1)
             moments[name][moment] = entry
     for name, parameter, piece in stepped(model, pieces, aliases):
-        shape = tuple(parameter.shape) if piece is None else piece.shape
         optimizer.state[parameter] = {
-            moment: torch.empty_like(parameter, dtype=entry.dtype, requires_grad=False)
-            if entry.shape == shape
-            # Step counters stay on the CPU, but those of a fused optimizer lie beside the parameters.
-            else torch.empty(
-                entry.shape,
-                dtype=entry.dtype,
-                device=parameter.device if entry.shape or optimizer.defaults.get("fused") else "cpu",
-            )
+            moment: _room(name, parameter, piece, entry, fused=bool(optimizer.defaults.get("fused")))
             for moment, entry in moments[name].items()
         }
     return held_moments(model, optimizer, pieces, aliases)
+
+
+def _room(name: str, parameter: Tensor, piece: Piece | None, entry: Saved, *, fused: bool) -> Tensor:
+    """Memory for what a process holds of a saved moment."""
+    entries = _entries_a_number(entry.shape, tuple(parameter.shape) if piece is None else piece.shape)
+    if entries is None:
+        # Step counters stay on the CPU, but those of a fused optimizer lie beside the parameters.
+        device = parameter.device if entry.shape or fused else "cpu"
+        return torch.empty(entry.shape, dtype=entry.dtype, device=device)
+    if entries > 1 and parameter.shape[-1] % entries:
+        message = f"the checkpoint's moments of {name} are in blocks of {entries} entries of a row"
+        message += f", and `tensor` gives a process {parameter.shape[-1]} of them"
+        raise UserError(Problem(message, "resume with a smaller `tensor`, or as the run was"))
+    some = parameter.detach()[..., : parameter.shape[-1] // entries] if entries > 1 else parameter
+    return torch.empty_like(some, dtype=entry.dtype, requires_grad=False)
+
+
+def _entries_a_number(moment: tuple[int, ...], parameter: tuple[int, ...]) -> int | None:
+    """How many entries of a parameter's row a number of a moment is about; None where it is about no part of a row."""
+    if len(moment) != len(parameter) or moment[:-1] != parameter[:-1]:
+        return None
+    if moment == parameter:
+        return 1
+    return parameter[-1] // moment[-1] if moment[-1] and parameter[-1] % moment[-1] == 0 else None
+
+
+def _piece_of_numbers(piece: Piece | None, entries: int) -> Piece | None:
+    """A process' piece of a moment with one number for several entries of a row."""
+    if piece is None or entries == 1:
+        return piece
+    of = entries if piece.dim == len(piece.shape) - 1 else 1
+    return Piece(piece.dim, piece.start // of, piece.stop // of, (*piece.shape[:-1], piece.shape[-1] // entries))

@@ -6,7 +6,10 @@ from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.key_paths import choices, field_at, parse_key
 from stoker.job.schema_errors import SPELT_FALSE, SPELT_TRUE
 
-EIGHT_BIT = "the tool keeps the optimizer's states in 8 bits, Stoker in the weights' precision: it takes more memory"
+EIGHT_BIT = (
+    "the tool keeps the optimizer's states in 8 bits, Stoker in the weights' precision: it takes more memory; "
+    "`train.optimizer_states: 8bit` does the same for full tuning"
+)
 # What the tools call the tasks.
 TASKS = {
     "pt": "pretrain", "pretrain": "pretrain", "sft": "sft", "rm": "reward", "reward": "reward", "dpo": "dpo",

@@ -1,0 +1,112 @@
+"""AdamW whose moments are held in fewer bits than its arithmetic has: ``train.optimizer_states``."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.optim.adamw import adamw
+
+from stoker.parallel.offload import Groups
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+AT_ONCE = 1 << 24  # numbers of a parameter whose moments are in the parameter's type at a time
+
+
+class HeldMoments(Protocol):
+    """How moments are held. A held moment is one or more tensors by name, cut along the first dimension like the
+    parameter."""
+
+    def zeros(self, name: str, parameter: Tensor) -> dict[str, Tensor]:
+        """A moment of zeros.
+
+        Args:
+            parameter: possibly a shard, whose placement the tensors of the moment have as well.
+        """
+
+    def read(self, name: str, held: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
+        """The moment of some rows as numbers."""
+
+    def write(self, name: str, held: dict[str, Tensor], exact: Tensor, random: torch.Generator) -> None:
+        """Holds new values of these rows."""
+
+
+class LowPrecisionAdamW(Optimizer):
+    """AdamW (Loshchilov and Hutter, 2019) in the arithmetic of the parameters, with moments held in another form.
+
+    The random numbers of a step depend on its number alone: a resumed run rounds alike, and so do copies of the model.
+    """
+
+    def __init__(
+        self, groups: Groups, moments: HeldMoments, *, lr: float, betas: tuple[float, float], eps: float
+    ) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "fused": True})
+        self._moments = moments
+        self._random: dict[torch.device, torch.Generator] = {}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One step. Parameters without a gradient do not change."""
+        seeded: set[torch.device] = set()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                    for name in MOMENTS:
+                        state |= self._moments.zeros(name, parameter)
+                random = self._generator(parameter.device)
+                if parameter.device not in seeded:
+                    random.manual_seed(int(state["step"]))
+                    seeded.add(parameter.device)
+                self._step(_local(parameter), _local(parameter.grad), state, group, random)
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        if device not in self._random:
+            self._random[device] = torch.Generator(device)
+        return self._random[device]
+
+    def _step(
+        self,
+        parameter: Tensor,
+        gradient: Tensor,
+        state: dict[str, Any],
+        group: dict[str, Any],
+        random: torch.Generator,
+    ) -> None:
+        """Steps a parameter, some rows at a time."""
+        tensors = {name: _local(state[name]) for name in state if name.startswith(MOMENTS)}
+        rows = max(1, AT_ONCE * parameter.shape[0] // max(1, parameter.numel())) if parameter.dim() else 1
+        cut = {name: torch.atleast_1d(tensor).split(rows) for name, tensor in tensors.items()}
+        parts = zip(torch.atleast_1d(parameter).split(rows), torch.atleast_1d(gradient).split(rows), strict=True)
+        for number, (part, of_gradient) in enumerate(parts):
+            held = {name: pieces[number] for name, pieces in cut.items()}
+            first, second = (self._moments.read(name, held, part.dtype) for name in MOMENTS)
+            adamw(
+                [part],
+                [of_gradient],
+                [first],
+                [second],
+                [],
+                [state["step"].clone()],  # which is raised
+                fused=True,
+                amsgrad=False,
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                maximize=False,
+            )
+            for name, exact in zip(MOMENTS, (first, second), strict=True):
+                self._moments.write(name, held, exact, random)
+        state["step"] += 1
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
