@@ -1,4 +1,4 @@
-"""Generated questions of arithmetic with their answers: the rows of the catalogue's ``arithmetic``."""
+"""Generated arithmetic questions with their answers: the rows of the catalogue's ``arithmetic``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ LARGEST = 20
 
 
 def arithmetic_rows() -> Iterator[dict[str, str]]:
-    """Every sum of two numbers from 1 to 20, and every difference that is not below 0, in an order that never changes.
+    """Yields every sum of two numbers from 1 to 20 and every non-negative difference, in a fixed order.
 
-    Each pair of numbers and sign is there once, so that rows that are held out are not trained on.
+    Each pair of numbers and sign occurs once, so held-out rows are never trained on.
     """
     numbers = range(1, LARGEST + 1)
     sums = [(a, "+", b, a + b) for a in numbers for b in numbers]

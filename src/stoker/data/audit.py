@@ -1,4 +1,4 @@
-"""The audit: which rows and tokens are trained on, which are not, and why."""
+"""The data audit: the rows and tokens that are trained on, those that are not, and why."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ class Ignored:
 
 @dataclass(frozen=True)
 class Audit:
-    """The report on a run's data: every row is accounted for.
+    """The report on a run's data, which accounts for every row.
 
     Attributes:
         rows_in: rows read: used + dropped.
         rows_used: rows that give at least one training sequence.
         rows_cut: used rows that lost tokens to ``seq_len``.
         rows_split: used rows that became several sequences.
-        rows_dropped: rows that give none.
-        reasons: rows dropped, by reason.
+        rows_dropped: rows that give no sequence.
+        reasons: number of dropped rows by reason.
         dropped: the dropped rows (the first `DROPPED_SHOWN` of them).
         fields_ignored: fields with content that never reach the text or the mask, the most frequent first.
         turns_untrained: the assistant's turns whose weight is 0.
         special_tokens: (source, special tokens in its content, ``text`` or ``keep``) of each source with some.
         sequences: training sequences before packing, held-out ones included.
         tokens, trained_tokens: over all sequences; the first token of a sequence is never trained.
-        tokens_lost: cut off behind the sequences of rows that were too long.
+        tokens_lost: tokens truncated at the end of rows that were too long.
         stop_token_trained: whether an answer ends with a trained stop token.
         stop_missing: rows that were not cut and whose last answer does not end with a stop token.
         duplicates: sequences that equal another one.
@@ -70,8 +70,8 @@ class Audit:
         formats: the format of each source, by name.
         evaluation_rows: (read, dropped) of ``evaluate.data``.
         problems: reasons to refuse training.
-        drawn: what the run takes from each source.
-        complete: false while a stream is still being tokenised: then it covers what has been read so far.
+        drawn: the rows and tokens that the run draws from each source.
+        complete: false while a stream is still being tokenised; the report then covers the rows read so far.
     """
 
     rows_in: int
@@ -117,7 +117,7 @@ class Audit:
 
 
 def audit(corpus: Corpus, codec: TextCodec, loaded: LoadedJob, samples: int = SAMPLES) -> Audit:
-    """Adds up what tokenising counted. Nothing is tokenised again: the caches hold all that is needed."""
+    """Builds the report from the counts in the token caches; nothing is tokenised again."""
     caches = [source.cache for source in corpus.sources]
     summaries = [summary for cache in caches for summary in cache.summaries]
 
@@ -177,7 +177,7 @@ def _ignored(corpus: Corpus) -> Iterator[Ignored]:
 
 
 def _overlap(corpus: Corpus) -> int:
-    """Sequences that are trained on and evaluated on, whether held out or of ``evaluate.data``."""
+    """Counts the training sequences that are also evaluated on, as held-out rows or rows of ``evaluate.data``."""
     trained, evaluated = [], [source.cache.column("digest") for source in corpus.evaluation]
     for source, mask in zip(corpus.sources, corpus.held_out, strict=True):
         digests = source.cache.column("digest")
@@ -189,6 +189,6 @@ def _overlap(corpus: Corpus) -> int:
 
 
 def _histogram(lengths: np.ndarray) -> dict[int, int]:
-    """Sequences by the power of two that holds them."""
+    """Counts sequences by length, in bins that end at powers of two."""
     bounds = 1 << np.ceil(np.log2(np.maximum(lengths, 1))).astype(int)
     return {int(bound): int(count) for bound, count in zip(*np.unique(bounds, return_counts=True), strict=True)}

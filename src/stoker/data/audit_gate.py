@@ -1,4 +1,4 @@
-"""Which data must not be trained on: the problems that the audit reports, each with what to do about it."""
+"""Refuses data that must not be trained on: each problem that the audit reports, with advice."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def refused(corpus: Corpus, codec: TextCodec, loaded: LoadedJob) -> list[Problem
 
 
 def _advice(source: TokenisedSource, key: str) -> str:
-    """What to do about the most frequent reason for dropped rows; empty where there is no specific advice."""
+    """Advice on the most frequent reason for dropped rows; empty where there is no specific advice."""
     summaries = source.cache.summaries
     reason = next((reason for reason, _ in drop_reasons(summaries).most_common(1)), "")
     if reason == NOT_UTF8:
@@ -94,7 +94,7 @@ def _source_gate(source: TokenisedSource, key: str, codec: TextCodec, loaded: Lo
                 f"with {key}.format: prompt, columns: {{completion: chosen}}, or messages and {{messages: chosen}}"
             )
         problems.append(loaded.problem(f"{key}.path", message, advice))
-    if source.block.format == "judged":  # the job says it: bad answers are to be left out
+    if source.block.format == "judged":  # the job asks for bad answers to be left out
         dropped -= reasons[JUDGED_BAD]
     if dropped > source.block.max_dropped * rows_in:
         message = (

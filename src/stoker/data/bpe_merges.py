@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 LONGEST = 16  # characters of a learnt token, as in sentencepiece: longer ones are phrases of one source
-FEWEST = 2  # occurrences of a pair: one teaches nothing
+FEWEST = 2  # occurrences of a pair: a pair that occurs once is not merged
 BETWEEN, GONE, ADOPTED = -1, -2, -1
 
 
@@ -77,7 +77,7 @@ class _Places:
         return self._apart(found) if left == right else found
 
     def _apart(self, found: np.ndarray) -> np.ndarray:
-        """Every other one of directly consecutive positions."""
+        """Drops every second of directly consecutive positions, whose pairs overlap."""
         if len(found) < 2:
             return found
         follows = np.concatenate(([False], self.after[found[:-1]] == found[1:]))
@@ -119,10 +119,10 @@ def learn_merges(
     *,
     inside: str = "",
 ) -> list[Merge]:
-    """Up to ``size`` merges, each of the most frequent pair (of equally frequent ones the first by number).
+    """Learns up to ``size`` merges, each of the most frequent pair; ties go to the pair with the lower numbers.
 
-    A pair becomes a token only where both halves are whole characters, or the second completes or continues the first:
-    a token never begins within a character. Pairs whose text is already a token are not merged.
+    A pair becomes a token only where both halves are whole characters, or the second half completes or continues the
+    first: a token never begins within a character. Pairs whose text is already a token are not merged.
 
     Args:
         runs: symbols by number; nothing is merged across the end of a run.
@@ -168,7 +168,7 @@ def learn_merges(
 
 
 class _Rules:
-    """Which pairs may become tokens."""
+    """The rules that decide which pairs may become tokens."""
 
     def __init__(self, symbols: Sequence[Symbol], more: int, inside: str) -> None:
         room = len(symbols) + more

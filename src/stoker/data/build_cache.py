@@ -1,4 +1,4 @@
-"""Building a token cache on all cores, in the foreground or in the background of a training."""
+"""Builds a token cache on all cores, in the foreground or in the background of a training run."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class _Meter:
 
 
 def _holds_its_rows(source: Source) -> bool:
-    """Whether the bytes of the files are those of the rows: plain lines, all of them used."""
+    """Returns whether the files' bytes are all rows: plain lines, all of them used."""
     plain = all(file.suffix in (".jsonl", ".ndjson", ".txt", ".md") for file in source.files)
     return plain and not source.corpus and source.part == ALL_ROWS
 

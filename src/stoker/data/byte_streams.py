@@ -1,4 +1,4 @@
-"""The bytes and lines of a file, plain or compressed; a damaged archive ends at the damage."""
+"""The bytes and lines of a file, plain or compressed; a damaged archive is read up to the damage."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class ByteStream:
     """A file's decompressed bytes, as `buffer`, and its lines.
 
     Attributes:
-        line: number of the last line that `lines` gave.
+        line: number of the last line that `lines` yielded.
 
     Raises:
-        UserError: the file is not the kind of archive that its name says, or is UTF-16.
+        UserError: the file is not the kind of archive that its suffix names, or is UTF-16.
     """
 
     def __init__(self, path: DataFile) -> None:
@@ -50,7 +50,7 @@ class ByteStream:
 
     @property
     def damage(self) -> str:
-        """Why the bytes end before their end; empty where they do not, or not yet."""
+        """The reason why the archive is damaged; empty if it is sound, or has only been read up to here."""
         return self._archive.damage if self._archive else ""
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
@@ -76,7 +76,7 @@ class ByteStream:
 
 
 def opened(path: DataFile) -> io.BufferedReader[Any]:
-    """The bytes of a file as they are stored, from here or from its URL."""
+    """Opens a file's stored (still compressed) bytes, from the disk or from its URL."""
     return io.BufferedReader(path.open() if isinstance(path, RemoteFile) else io.FileIO(path), 2**18)
 
 
@@ -142,7 +142,7 @@ def _zstandard_blocks(path: DataFile) -> Iterator[bytes]:
     except ImportError as error:
         problem = Problem("reading .zst needs zstandard", "pip install 'stoker[zstd]'", file=str(path))
         raise UserError(problem) from error
-    # The library's own reader takes a truncated file for a whole one; the object below knows its frame's end.
+    # The library's own reader treats a truncated file as complete; the object below detects the end of its frame.
     decompressor = zstandard.ZstdDecompressor(max_window_size=2**31)
     with opened(path) as file:
         frame = decompressor.decompressobj()

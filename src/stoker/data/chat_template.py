@@ -1,8 +1,8 @@
-"""Conversations as the model will see them, and which characters of them are trained.
+"""Renders conversations as the model will see them, with the spans of characters that are trained.
 
-The text comes from the tokenizer's own chat template, and its answers are found by rendering, not by searching for
-markers: the conversation up to an answer, rendered with the generation prompt, is what the served model is given; what
-the whole adds to it is what the model has to write.
+The text comes from the tokenizer's own chat template. Answers are found by rendering, not by searching for markers:
+the conversation up to an answer, rendered with the generation prompt, is the served model's prompt; the text that the
+whole conversation adds to it is the answer that the model learns to write.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def as_template_message(message: Message) -> dict[str, Any]:
 
 
 def _with_arguments(call: Any) -> Any:
-    """A tool call whose arguments, where they are JSON in a string, are the object that it says."""
+    """Returns a tool call with its arguments parsed, if they are a JSON object in a string."""
     function = call.get("function") if isinstance(call, Mapping) else None
     arguments = function.get("arguments") if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(arguments, str):
@@ -68,14 +68,14 @@ def _with_arguments(call: Any) -> Any:
 
 @dataclass(frozen=True)
 class Rendered:
-    """A conversation as text.
+    """A rendered conversation.
 
     Attributes:
-        text: the whole, as the template writes it.
+        text: the whole text, as the template writes it.
         spans: (start, end) in characters of each trained answer, its stop token included.
         exact_prefix: whether every answer's prompt, as it will be served, is a prefix of the whole.
         separated: the text for `stoker.data.special_text.SpecialText.encoder`, where content holds special tokens that
-            are to be text. It has the same length.
+            are to be encoded as text. It has the same length.
     """
 
     text: str
@@ -144,10 +144,10 @@ class ChatTemplate:
         train_on: str = "all",
         silent: Collection[int] = (),
     ) -> Rendered:
-        """The text, and where its answers lie.
+        """Renders the conversation and finds the spans of its answers.
 
         Args:
-            messages: role, content and what else the template reads; the last one is the assistant's.
+            messages: role, content and other fields that the template reads; the last one is the assistant's.
             tools: JSON schemas of the functions the model may call.
             train_on: ``all`` the assistant's turns, the ``last`` one, or ``everything``.
             silent: turns that are not trained, of any role.
@@ -199,7 +199,8 @@ class ChatTemplate:
     def _answer_end(
         self, text: str, messages: Sequence[dict[str, Any]], i: int, tools: Sequence[dict[str, Any]] | None
     ) -> int:
-        """Where the answer of turn i ends: with the text of the turns up to it, where the whole begins with that.
+        """Finds the end of turn i's answer: the end of the text of the turns up to it, where that is a prefix of the
+        whole.
 
         Some templates write a turn differently when others follow (they drop its thinking). Then renderings with one
         more character in the answer show where its content ends, in the whole and in the turns up to it; what follows

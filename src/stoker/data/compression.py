@@ -1,4 +1,4 @@
-"""How many tokens a tokenizer needs for texts, compared with another one."""
+"""Tokens that a tokenizer needs for texts, compared with another tokenizer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-HELD_OUT = 20  # one part in this many
+HELD_OUT = 20  # every twentieth part is held out
 PART = 1 << 12  # characters of a text that are held out, or learnt from, together
 
 

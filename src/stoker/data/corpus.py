@@ -1,4 +1,4 @@
-"""The job's data, ready to train on: sources, token caches, mixture, sequences, and the held-out rows."""
+"""The job's data, opened for training: sources, token caches, mixture, sequences, and the held-out rows."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ class TokenisedSource:
 
 @dataclass(frozen=True)
 class Corpus:
-    """What a run trains on and is evaluated on.
+    """The data that a run trains on and is evaluated on.
 
     Attributes:
         sources: the training sources.
         held_out: the mask of held-out rows of each training source.
         evaluation: the sources of ``evaluate.data``.
         sequences: the training sequences in order.
-        evaluated: how many sequences, or pairs of them, an evaluation uses; None for all.
-        together: sequences that belong together: 2 where a row is a pair of answers.
+        evaluated: number of sequences, or of pairs, in an evaluation; None for all.
+        together: consecutive sequences that form one unit: 2 where a row is a pair of answers.
     """
 
     sources: tuple[TokenisedSource, ...]
@@ -60,7 +60,7 @@ class Corpus:
     together: int = 1
 
     def evaluation_documents(self) -> list[Document]:
-        """The held-out rows that an evaluation uses, always the same; longest last, for even batches."""
+        """Returns the documents of an evaluation, the same every time; longest last, for even batches."""
         documents = [
             Document(source.cache[int(row)], i, int(row))
             for i, (source, mask) in enumerate(zip(self.sources, self.held_out, strict=True))
@@ -100,18 +100,18 @@ def open_corpus(
     report: Report | None = None,
     loaded: LoadedJob | None = None,
 ) -> Corpus:
-    """Opens, and where needed tokenises, the data of a resolved language job.
+    """Opens the data of a resolved language job, and tokenises sources that are not in the cache.
 
-    A source with nothing to train on is opened too: the audit names the reasons.
+    A source with nothing to train on is opened too; the audit reports the reasons.
 
     Args:
         seq_len: tokens of the longest sequence.
         base: the folder that relative paths start from.
         report: called with the progress.
-        loaded: the places of the job's keys, for problems to name.
+        loaded: the loaded job file, so that problems name a line.
 
     Raises:
-        UserError: sources cannot be read or their columns fit no format; all of them are named.
+        UserError: sources cannot be read or their columns fit no format; the error names all of them.
     """
     base = base or Path.cwd()
     blocks = [(f"data[{i}]", block, True) for i, block in enumerate(job.data)]
@@ -149,7 +149,9 @@ def _located(problem: Problem, key: str, loaded: LoadedJob | None) -> Problem:
 
 
 def _held_out(sources: Sequence[TokenisedSource], fraction: float, together: int) -> tuple[np.ndarray, ...]:
-    """The mask of held-out rows of each source: a share of its own, and those equal to one of another source."""
+    """Returns each source's mask of held-out rows: a fraction of its rows, and rows equal to a held-out row
+    elsewhere.
+    """
     masks, digests = [], []
     for source in sources:
         one, *others = source.cache.column("digest").reshape(-1, together).T
@@ -175,7 +177,7 @@ def tokenise_source(
     *,
     may_stream: bool,
 ) -> TokenisedSource:
-    """One source as tokens."""
+    """Tokenises one source."""
     source = open_source(block, base)
     task = task_of(job)
     found = find_format(source, block.columns, questions=task.prompts) if block.format == "auto" else block.format
@@ -207,7 +209,7 @@ def tokenise_source(
 
 
 def special_tokens_of(block: ResolvedSource, found: str) -> Literal["text", "keep"]:
-    """How special tokens in content are encoded; in formats rendered by hand they are kept."""
+    """Returns how special tokens in content are encoded; formats without a chat template keep them by default."""
     if block.special_tokens == "auto":
         return "keep" if found in ("text", "prompt") else "text"
     return block.special_tokens
@@ -235,7 +237,7 @@ def _sequences(
         sizes = [max(1, s.source.size_bytes) if size else 0 for s, size in zip(sources, sizes, strict=True)]
     if shares is None and job.mix.temperature is not None:
         shares = temperature_shares(sizes, job.mix.temperature)
-    if shares is not None:  # nothing can be drawn from a source without rows
+    if shares is not None:  # a source without rows has share 0
         shares = [share if size else 0.0 for share, size in zip(shares, sizes, strict=True)]
     if endless:
         mixture = weighted(rows, shares or sizes, job.seed, STREAM_PATTERN)

@@ -1,4 +1,4 @@
-"""The format of a file from its columns, or the nearest one."""
+"""Detects the format of a file from its columns, and names the nearest format where none fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text into token ids with ``tokenizers``, and which tokens places in the text fall on."""
+"""Encodes text with ``tokenizers``, and maps character positions to tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cached_property
 from tokenizers import Encoding, Tokenizer
 
 Encoded = tuple[list[int], list[tuple[int, bool]]]
-"""The ids of a text and, for each place, (tokens that begin before it, whether one spans it)."""
+"""A text's ids and, for each position, (tokens that begin before it, whether one spans it)."""
 
 
 class Encoder:
@@ -20,7 +20,7 @@ class Encoder:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer as it is, without truncation and padding."""
+        """The tokenizer without truncation and padding."""
         return unbounded(self._definition)
 
     @cached_property
@@ -44,7 +44,7 @@ class Encoder:
         return self._bare.encode(text, add_special_tokens=False).ids
 
     def encode_beginning(self, text: str) -> list[int]:
-        """The ids of a text that goes on, behind what the tokenizer puts before a document (such as ``<s>``)."""
+        """Encodes the first part of a document, after the tokenizer's prefix tokens (such as ``<s>``)."""
         return [*self._before, *self.encode_one(text)]
 
     @cached_property
@@ -72,7 +72,7 @@ def without_post_processor(definition: str) -> str:
 
 
 def find_place(encoding: Encoding, place: int, length: int) -> tuple[int, bool]:
-    """(tokens that begin before a place of the encoded text, whether one of them spans it)."""
+    """Returns (tokens that begin before a character position, whether one of them spans it)."""
     at = place
     while at < length:
         token = encoding.char_to_token(at)

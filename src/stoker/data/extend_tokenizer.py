@@ -1,8 +1,8 @@
 """Extends a tokenizer by new tokens, learnt from texts on top of its own encoding.
 
-New merges are learnt over the tokens of the old encoding, within the tokenizer's own words. They rank after all old
-merges and make only new tokens, so the old merges apply first, as before. New tokens hold only letters of the learnt
-scripts (and the space before them): a text without such letters keeps its ids.
+New merges are learnt over the tokens of the old encoding, within the tokenizer's own pre-tokenised words. They rank
+after all old merges and make only new tokens, so the old merges apply first, as before. New tokens contain only letters
+of the learnt scripts (and the space before them): a text without such letters keeps its ids.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stoker.errors import Problem, UserError
 
 LOOKED_AT = 1 << 21  # characters from which the scripts are found
 AT_ONCE = 1 << 20  # characters encoded at a time
-LAST_RESORT = -1.0  # how far below all old scores those of new Unigram pieces lie
+LAST_RESORT = -1.0  # how far the scores of new Unigram pieces are below all old scores
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Extended:
 
     Attributes:
         definition: the content of its ``tokenizer.json``.
-        first: the first new id; all ids below are what they were.
+        first: the first new id; all ids below it are unchanged.
         tokens: the new tokens, in the order of their ids.
-        pieces: of each new token, the ids that it was cut into before.
-        scripts: whose letters new tokens hold.
+        pieces: for each new token, the ids that encoded it before.
+        scripts: scripts whose letters the new tokens contain.
     """
 
     definition: str
@@ -50,7 +50,7 @@ class Extended:
 
 
 def refusal(definition: dict[str, Any]) -> str | None:
-    """Why a tokenizer, given as the content of its ``tokenizer.json``, cannot be extended; None where it can."""
+    """Returns why a tokenizer (the content of its ``tokenizer.json``) cannot be extended; None if it can."""
     model = definition["model"]
     if model.get("type") not in ("BPE", "Unigram", "WordPiece"):
         return f"it is a {model.get('type')} tokenizer, and only BPE, Unigram and WordPiece ones can take new tokens"
@@ -107,7 +107,7 @@ def extend(definition: str, texts: Sequence[str], size: int) -> Extended:
 def scripts_to_learn(
     tokenizer: Tokenizer, texts: Sequence[str], bytes_by_id: Mapping[int, int], unknown: int | None = None
 ) -> frozenset[str]:
-    """The scripts that a tokenizer cuts poorly, as the first texts show; see `to_learn`.
+    """Returns the scripts that a tokenizer splits into too many tokens in the first texts; see `to_learn`.
 
     Args:
         unknown: the id of whole words that have no tokens.
@@ -141,7 +141,7 @@ def _batches(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
 
 
 def _places(encoding: Encoding, bytes_by_id: Mapping[int, int]) -> np.ndarray:
-    """Where each token begins and ends in the text, shape (ids, 2).
+    """Returns the start and end of each token in the text, shape (ids, 2).
 
     A Unigram tokenizer gives each byte of several unknown characters the span of all of them.
     """
@@ -169,9 +169,9 @@ def _counted_runs(
     added: frozenset[int],
     bytes_by_id: Mapping[int, int],
 ) -> Counter[bytes]:
-    """The count of each run of token ids (as the bytes of an int64 array) in the texts.
+    """Counts each run of token ids (as the bytes of an int64 array) in the texts.
 
-    A run is within a word, and all of its tokens lie within letters of the scripts; it may begin with a space.
+    A run is within a word, and all of its tokens consist of letters of the scripts; it may begin with a space.
     """
     counted: Counter[bytes] = Counter()
     for batch in _batches(texts, AT_ONCE):
@@ -218,7 +218,7 @@ def _with_merges(
     if model["type"] == "Unigram":
         model["vocab"] = _pieces_of_unigram(content, texts, first)
         return {**content, "model": model}
-    # Added tokens keep their ids only where the model has them too: others are numbered behind the vocabulary.
+    # Added tokens keep their ids only if the model has them too: others are numbered after the vocabulary.
     vocabulary = ids_of(content) | {token["content"]: token["id"] for token in content["added_tokens"]}
     vocabulary |= {text: first + i for i, text in enumerate(texts)}
     model["vocab"] = vocabulary
@@ -234,14 +234,14 @@ def _with_merges(
 
 
 def _all_cuts(text: str, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
-    """Every pair of tokens that make a token: sentencepiece merges what gives a piece, whichever way it was learnt."""
+    """Returns every pair of tokens that concatenate to a token: sentencepiece allows any merge that gives a piece."""
     cuts = [(text[:i], text[i:]) for i in range(1, len(text))]
     known = [cut for cut in cuts if cut[0] in vocabulary and cut[1] in vocabulary]
     return sorted(known, key=lambda cut: (vocabulary[cut[0]], vocabulary[cut[1]]))
 
 
 def _pieces_of_unigram(content: dict[str, Any], texts: Sequence[str], first: int) -> list[list[Any]]:
-    """The pieces with new ones whose scores lie below all old ones, alike: of two cuts the shorter one wins."""
+    """Adds new pieces with one score below all old ones: of two segmentations, the one with fewer new pieces wins."""
     pieces: list[list[Any]] = [list(piece) for piece in content["model"]["vocab"]]
     lowest = min(score for _, score in pieces) + LAST_RESORT
     added = {token["id"]: token["content"] for token in content["added_tokens"]}

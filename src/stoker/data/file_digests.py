@@ -1,4 +1,4 @@
-"""Digests of files' contents, kept as long as a file does not change, so that none is read twice."""
+"""Digests of files' contents, cached until a file changes, so that no file is hashed twice."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def file_digest(files: Sequence[Path], memo: Path) -> list[str]:
             known[key] = fresh[key] = _digest(real, stat.st_size)
         digests.append(known[key])
     if fresh:
-        # Another process may add its own at the same time; what is lost that way is hashed again.
+        # Another process may add its own entries at the same time; an entry lost that way is hashed again.
         with contextlib.suppress(OSError):
             _write(memo, _read(memo) | fresh)
     return digests

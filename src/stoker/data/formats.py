@@ -18,8 +18,8 @@ Some other names that published data sets use for these columns are accepted (`F
 Lists may also be JSON in a string, as in CSV.
 
 An input follows its instruction after a blank line. Turns after the assistant's last are cut, since nothing is trained
-in them. Empty system messages are left out. Numbers and booleans become text as JSON writes them. Two turns of one role
-in a row are kept: the chat template decides whether to accept them.
+in them. Empty system messages are left out. Numbers and booleans become text as JSON writes them. Consecutive turns of
+one role are kept: the chat template decides whether to accept them.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _VERDICTS = {"true": True, "1": True, "false": False, "0": False}
 
 @dataclass(frozen=True)
 class Format:
-    """What a row's columns mean.
+    """A row format: its columns and its parser.
 
     Attributes:
         parse: makes an example of a row, or raises `Refused`.
-        needed: the columns that identify it.
+        needed: the columns that identify the format.
         aliases: other names that published data sets use for a column.
     """
 
@@ -64,14 +64,14 @@ class Format:
 
 
 def parse(value: dict[str, Any] | str, format: str, columns: Mapping[str, str] | None = None) -> Example | str:
-    """What a row says in `format`, or the reason why it is refused. Never raises, whatever JSON it is."""
+    """Parses a row in `format` to an example, or to the reason why it is refused. Never raises, whatever the JSON."""
     return read(value, format, columns)[0]
 
 
 def read(
     value: dict[str, Any] | str, format: str, columns: Mapping[str, str] | None = None
 ) -> tuple[Example | str, list[str]]:
-    """What `parse` gives, and the columns with content that the format does not read."""
+    """Returns the result of `parse`, and the columns with content that the format does not read."""
     if isinstance(value, str):
         value = {"text": value} if format == "text" else {}
         if not value:
@@ -84,7 +84,7 @@ def read(
 
 
 def verdict_of(label: Any) -> bool | None:
-    """What a label says of an answer; None where it is no verdict."""
+    """Parses a label as good (True) or bad (False); None if it is neither."""
     if not isinstance(label, bool | int | float | str):
         return None
     return _VERDICTS.get(str(int(label) if label in (0, 1) else label).strip().lower())
@@ -102,10 +102,10 @@ def column_of(row: Mapping[str, Any], format: str, columns: Mapping[str, str], o
 def format_of(
     row: dict[str, Any] | str, columns: Mapping[str, str], *, judged: bool = True, questions: bool = False
 ) -> str | None:
-    """The first format whose needed columns are all there, under our names before aliases.
+    """Returns the first format whose required columns are all present, under our names before aliases.
 
     Args:
-        judged: whether a conversation with a verdict beside it is a format of its own.
+        judged: whether a conversation with a label is the format ``judged``.
         questions: whether a prompt alone makes a row.
     """
     if isinstance(row, str):
@@ -145,7 +145,7 @@ class _Row:
         return [name for name, value in self._value.items() if name not in self._read and has_content(value)]
 
     def use_all(self) -> None:
-        """Counts every column as read: rewards are given all of them."""
+        """Marks every column as read, since rewards receive all of them."""
         self._read.update(self._value)
 
     def as_conversation(self) -> Conversation:
@@ -187,18 +187,18 @@ class _Row:
         return "" if value is None else text_of(value)
 
     def turns(self, ours: str, role: str) -> list[Message]:
-        """The column as messages: a message, a list of them, or text as one turn of `role`."""
+        """Parses the column to messages: one message, a list of them, or text as one turn of `role`."""
         return self.turns_in(self.need(ours), ours, role)
 
     def turns_in(self, value: Any, ours: str, role: str) -> list[Message]:
         """A value of a column as messages; see `turns`."""
         name, turns = self.name(ours), parsed(value)
-        # An answer may itself be JSON: of text, only a list whose every item says who speaks counts as messages.
+        # An answer may itself be JSON: in text, only a list whose every item has a role counts as messages.
         found = None if isinstance(value, str) and not isinstance(turns, list) else messages_in(turns, f"{name}[]")
         return role_messages([{"role": role, "content": value}], name) if found is None else found
 
     def system(self) -> list[Message]:
-        """The system column as a message, where it says anything."""
+        """Returns the system column as a message, unless it is empty."""
         text = self.text("system")
         return [Message("system", text, place=self.name("system"))] if text.strip() else []
 
@@ -290,7 +290,7 @@ def _ranked(row: _Row) -> Ranking:
 
 
 def _worth(row: _Row, answers: int) -> list[float]:
-    """What each answer is worth: its score, or less the higher its rank; by default the first is the best."""
+    """Returns the value of each answer: its score, or its negated rank; by default answers are in order, best first."""
     name = next((name for name in ("scores", "ranks") if row.get(name) is not None), None)
     if name is None:
         return [float(-number) for number in range(answers)]
@@ -302,7 +302,7 @@ def _worth(row: _Row, answers: int) -> list[float]:
 
 
 def _margin(row: _Row) -> float:
-    """How much better the chosen answer is: a column's, or the difference of two scores'."""
+    """Returns the margin of the chosen answer: the column ``margin``, or the difference of the two scores."""
     if row.get("margin") is not None:
         return _number(row, "margin")
     if row.get("chosen_score") is None or row.get("rejected_score") is None:
@@ -353,7 +353,7 @@ def _judged(row: _Row) -> Conversation:
     return replace(row.as_conversation(), good=good)
 
 
-# In the order in which a row that fits several is taken.
+# In order of precedence, for rows that fit several.
 FORMATS: dict[str, Format] = {
     "preference": Format(
         _preference,

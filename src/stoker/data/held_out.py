@@ -1,4 +1,4 @@
-"""The rows that are held out of training for evaluation, chosen by their content."""
+"""Selects the rows held out for evaluation, by their content."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from stoker.data.order import permute, stream_key
 
 
 def hold_out(digests: np.ndarray, fraction: float) -> np.ndarray:
-    """A mask of the rows held out for evaluation: about ``fraction`` of them, at least one where that can be.
+    """Returns a mask of the rows held out for evaluation: about ``fraction`` of them, at least one where possible.
 
     Rows are chosen by their content: equal rows fall on the same side, so no copy of a held-out row is trained on.
     Contents too frequent to fit into the fraction stay in training.
 
     Args:
-        digests: of each row, shape (rows,).
+        digests: digest of each row, shape (rows,).
         fraction: between 0 and 1.
     """
     none = np.zeros(len(digests), dtype=bool)

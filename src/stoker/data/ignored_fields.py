@@ -1,4 +1,4 @@
-"""Which fields of a conversation reach its text, found by rendering it without them."""
+"""Finds the fields of a conversation that do not reach its text, by rendering it without them."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class Lost:
     """The parts of a conversation that do not reach its text.
 
     Attributes:
-        fields: (turn, field) with content that changes nothing in the text; ("tools" belongs to turn -1).
-        parts: turns whose content reaches the text, but not all of it.
+        fields: (turn, field) with content that does not change the text ("tools" belongs to turn -1).
+        parts: turns whose content reaches the text only in part.
     """
 
     fields: frozenset[tuple[int, str]]
     parts: frozenset[int]
 
     def reason(self, turns: Turns, trained: Collection[int]) -> str:
-        """Why the conversation cannot be trained on: a trained answer lost what it consists of. Else empty."""
+        """Returns why the conversation cannot be trained on: a trained answer lost its content. Empty if it can."""
         for i in sorted(trained):
             if (i, "tool_calls") in self.fields:
                 return LOST_ANSWER["tool_calls"]
@@ -62,7 +62,7 @@ def lost_fields(
         try:
             return render(changed, tools) == text
         except TemplateRefused:
-            return False  # the template reads what is missing
+            return False  # the template needs the missing field
 
     given = _given(messages)
     lost = set()
@@ -86,7 +86,7 @@ def lost_fields(
 
 
 def _given(messages: Sequence[Message]) -> dict[str, list[int]]:
-    """The fields with content beside role and content, and their turns."""
+    """Returns the non-empty fields other than role and content, with their turns."""
     found: dict[str, list[int]] = defaultdict(list)
     for i, message in enumerate(messages):
         for name, value in message.extra.items():
@@ -96,7 +96,7 @@ def _given(messages: Sequence[Message]) -> dict[str, list[int]]:
 
 
 def _without(turn: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """The turn without these fields; reasoning goes under all its names at once, role and content stay."""
+    """Returns the turn without these fields; reasoning is removed under all its names, role and content are kept."""
     gone = {*names, *(REASONING if not set(REASONING).isdisjoint(names) else ())} - {"role", "content"}
     return {name: value for name, value in turn.items() if name not in gone}
 
@@ -106,7 +106,7 @@ def _with(turns: Turns, i: int, turn: dict[str, Any]) -> Turns:
 
 
 def _loses_a_call(turns: Turns, i: int, same: Callable[[Turns], bool]) -> bool:
-    """Whether removing one of several calls of a turn changes nothing."""
+    """Returns whether the text stays the same without one of a turn's several calls."""
     calls = turns[i]["tool_calls"]
     if not isinstance(calls, list) or len(calls) < 2:
         return False

@@ -23,7 +23,7 @@ class Numbered:
         self._inside, self._unknown = inside_of(content["model"]), unknown_of(content["model"])
         self.symbols: list[Symbol] = []
         self.pieces: list[tuple[int, ...]] = []
-        """The old ids that each symbol consists of."""
+        """The old ids of each symbol."""
 
     def run(self, run: bytes) -> list[int]:
         """The symbols of a run."""

@@ -26,11 +26,11 @@ SPEAKERS: dict[str, Role] = {
     "observation": "tool",
     "tool": "tool",
 }
-WEIGHTS = ("weight", "loss_weight")  # of a turn: 0 is not trained
-REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing, the first is the standard
+WEIGHTS = ("weight", "loss_weight")  # fields of a turn: with 0 it is not trained
+REASONING = ("reasoning_content", "thinking", "reasoning")  # synonyms; the first is the standard
 TEXTS = frozenset({"text", "input_text", "output_text"})  # types of content parts
 CALLS = frozenset({"tool_call", "tool_calls"})
-NOT_TEXT = {"image": "a picture", "video": "a film", "audio": "sound"}  # by what the part's type contains
+NOT_TEXT = {"image": "a picture", "video": "a film", "audio": "sound"}  # by a substring of the part's type
 
 
 class Refused(Exception):
@@ -38,7 +38,7 @@ class Refused(Exception):
 
 
 def parsed(value: Any) -> Any:
-    """`value`, or its content where it is a string that holds a JSON array or object."""
+    """Returns `value`, or the parsed content if it is a string with a JSON array or object."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
             return json.loads(value)
@@ -48,17 +48,17 @@ def parsed(value: Any) -> Any:
 
 
 def has_content(value: Any) -> bool:
-    """Whether a field says anything: null, NaN, blank text and empty lists say nothing."""
+    """Returns whether a field is non-empty: null, NaN, blank text and empty lists are empty."""
     if isinstance(value, str):
         return bool(value) and not value.isspace()
     return value is not None and value not in ([], {}) and not (isinstance(value, float) and math.isnan(value))
 
 
 def text_of(content: Any) -> str:
-    """Content as text: a string, or a number or a boolean as JSON writes it.
+    """Converts content to text: a string, or a number or a boolean as JSON writes it.
 
     Raises:
-        Refused: it is anything else, or holds what UTF-8 cannot.
+        Refused: it is another type, or cannot be encoded as UTF-8.
     """
     if isinstance(content, float) and not math.isfinite(content):
         raise Refused(f"content is not text: {json.dumps(content)}")
@@ -107,7 +107,7 @@ def content_of(content: Any) -> tuple[str, dict[str, Any]]:
 
 
 def messages_in(value: Any, place: str) -> list[Message] | None:
-    """The messages that a message or a list of them holds, in OpenAI's form or ShareGPT's; None where it is neither.
+    """Parses a message or a list of messages, in OpenAI's or ShareGPT's form; None if it is neither.
 
     Raises:
         Refused: as `role_messages` does.
@@ -121,13 +121,13 @@ def messages_in(value: Any, place: str) -> list[Message] | None:
 
 
 def role_messages(turns: Any, place: str) -> list[Message]:
-    """Messages of OpenAI's form, {role, content, ...}. Empty system messages are left out.
+    """Parses messages of OpenAI's form, {role, content, ...}. Empty system messages are left out.
 
     Args:
         place: their column, for the audit.
 
     Raises:
-        Refused: a role is unknown, a content is no text, a turn is empty where something must be said.
+        Refused: a role is unknown, a content is not text, or a turn that needs content is empty.
     """
     return _messages(turns, "role", "content", ROLES, place)
 
@@ -182,8 +182,8 @@ def _says_something(message: Message) -> bool:
 
 
 def _weight(extra: dict[str, Any], role: Role) -> bool:
-    """Whether a turn is trained, by its weight, which is removed from `extra`. Weights other than 0 of turns that are
-    not the assistant's stay there: they have no effect.
+    """Returns whether a turn is trained, and removes its weight from `extra`. Non-zero weights of other roles than the
+    assistant's stay there: they have no effect.
     """
     trained = True
     for name in WEIGHTS:
@@ -214,7 +214,7 @@ def trained(messages: list[Message]) -> tuple[Message, ...]:
 
 
 def tools_of(value: Any) -> tuple[dict[str, Any], ...] | None:
-    """The tools on offer, from a list or the JSON of one; None where there are none."""
+    """Parses the tools from a list or its JSON; None if there are none."""
     tools = parsed(value)
     if tools is None or tools in ("", []):
         return None
@@ -235,6 +235,6 @@ def _calls(value: Any) -> list[dict[str, Any]]:
 
 
 def kind_of_json(value: Any) -> str:
-    """What kind of JSON value it is, for messages."""
+    """Names the kind of a JSON value, for messages."""
     kinds = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
     return kinds.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)

@@ -1,10 +1,10 @@
-"""Several sources as one stream of draws, by size, weight or temperature.
+"""Mixes several sources into one stream of draws, by size, weight or temperature.
 
 The stream repeats a pattern. A pattern has ``counts[s]`` draws of source s, shuffled by (seed, pattern
 number). The j-th draw of a source is the j-th row of its own shuffled epochs: no row is repeated before all
 rows of its source were drawn, whatever the weights.
 
-Where a pattern takes every row once, the shuffle itself numbers the draws: a closed form, at any size. Where it may
+If a pattern takes every row once, the shuffle itself numbers the draws: a closed form, at any size. If it may
 take a row twice, the draws must follow the order of the slots: such a pattern is short and is laid out as a table.
 """
 
@@ -23,14 +23,14 @@ PATTERN = 1 << 16  # draws over which weights hold: a share is met to 1 in 65,53
 
 
 class RowSource(Protocol):
-    """What a mixture draws from: rows of a token cache, whole or still growing."""
+    """A source that a mixture draws from: the rows of a token cache, complete or still growing."""
 
     @property
     def rows(self) -> int:
-        """Rows in one epoch; a growing source waits until that is known."""
+        """Rows in one epoch; a growing source blocks until the number is known."""
 
     def nth_rows(self, draws: np.ndarray, key: int) -> np.ndarray:
-        """The rows that these draws take, draws counted over all epochs."""
+        """Maps draws, counted over all epochs, to rows."""
 
 
 def shuffled_epochs(draws: np.ndarray, size: int, key: int) -> np.ndarray:
@@ -86,7 +86,7 @@ class Mixture:
     """The stream of draws.
 
     Attributes:
-        sources: what is drawn from.
+        sources: the sources that are drawn from.
         counts: draws of each source in one pattern.
         seed: the job's seed.
         epoch: draws in one epoch.
@@ -132,12 +132,12 @@ class Mixture:
 
 
 def proportional(sources: Sequence[RowSource], seed: int) -> Mixture:
-    """Every row of every source exactly once an epoch."""
+    """Returns a mixture that draws every row of every source exactly once an epoch."""
     counts = tuple(source.rows for source in sources)
     return Mixture(tuple(sources), counts, seed, sum(counts), repeats=False)
 
 
 def weighted(sources: Sequence[RowSource], shares: Sequence[float], seed: int, length: int) -> Mixture:
-    """Sources drawn by shares; an epoch is ``length`` draws, the shares hold over each `PATTERN` of them."""
+    """Returns a mixture by shares; an epoch is ``length`` draws, and the shares are exact in each `PATTERN` of them."""
     counts = pattern_counts(shares, min(length, PATTERN))
     return Mixture(tuple(sources), counts, seed, max(length, sum(counts)), repeats=True)

@@ -1,4 +1,4 @@
-"""What a run takes from each source: rows, tokens, shares and epochs."""
+"""Rows, tokens, shares and epochs that a run draws from each source."""
 
 from __future__ import annotations
 

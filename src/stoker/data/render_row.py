@@ -43,7 +43,7 @@ def render_example(
     """Renders a row with its answers marked. Never raises, whatever the template does.
 
     Args:
-        special: the special tokens, where the row's content holds some that are to be text.
+        special: the special tokens, if the row's content contains some that are to be encoded as text.
     """
     outcomes = [_render(template, conversation, train_on, special) for conversation in _conversations(example)]
     reason = next((outcome.reason for outcome in outcomes if outcome.reason), "")
@@ -56,7 +56,7 @@ def render_example(
 
 
 def turns_of(example: Chat) -> tuple[Message, ...]:
-    """All turns of a row; those of the prompt and of all answers, for a preference or a ranking."""
+    """Returns all turns of a row; for a preference or a ranking, those of the prompt and of all answers."""
     if isinstance(example, Conversation):
         return example.messages
     return (*example.prompt, *(turn for answer in _answers(example) for turn in answer))

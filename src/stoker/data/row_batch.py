@@ -1,4 +1,4 @@
-"""A chunk of rows as tokens, in columns: processes exchange a few large arrays faster than many small ones."""
+"""A tokenised chunk of rows, in columns: processes exchange a few large arrays faster than many small ones."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class EncodedBatch:
         rows_in: rows read.
         ids, trained: the tokens of all sequences end to end, shape (tokens,).
         index: one entry of `INDEX` a sequence.
-        files: names that the index's ``file`` counts in.
-        dropped: the rows that give no sequence, in the order in which they were read.
+        files: the file names that the index's ``file`` points into.
+        dropped: the rows that give no sequence, in reading order.
         rows_cut, rows_split: rows that lost tokens, rows that became several sequences.
         ignored: fields with content that do not reach the text -> rows.
         turns_untrained: the assistant's turns whose weight is 0.
         longest: tokens of the longest row, dropped ones included.
-        special_tokens: how many are written in content.
+        special_tokens: number of special tokens written in content.
     """
 
     rows_in: int = 0
@@ -64,13 +64,13 @@ class EncodedBatch:
 
 
 class Columns:
-    """Collects sequences and makes the arrays of a `EncodedBatch` of them."""
+    """Collects sequences into the arrays of an `EncodedBatch`."""
 
     def __init__(self) -> None:
         self._ids: list[int] = []
         self._spans: list[Span] = []
         self._entries: list[tuple[int, int, int, int, int, int, bool, int, bool, bool, bool, float]] = []
-        self._digests: list[int | None] = []  # where they are not those of the ids
+        self._digests: list[int | None] = []  # None where the digest is that of the ids
         self._files: dict[str, int] = {}
 
     def add(
@@ -90,8 +90,8 @@ class Columns:
         """Adds a sequence: its ids, the spans of its trained tokens, and its (file, row).
 
         Args:
-            digest: of its content, by default that of its ids. The exclusive or of a pair's two digests says what is
-                held out together, so all pairs of a row have the same.
+            digest: of its content, by default that of its ids. Pairs are held out by the exclusive or of their two
+                digests, which is therefore the same for all pairs of a row.
         """
         start = len(self._ids)
         self._ids.extend(ids)

@@ -39,8 +39,8 @@ class Message:
 
     Attributes:
         extra: tool_calls, name, tool_call_id, reasoning_content and the like, untouched.
-        trained: False where the row gives the turn the weight 0.
-        place: its column, ``messages[]`` where that is a list of turns.
+        trained: False if the row gives the turn the weight 0.
+        place: its column, ``messages[]`` if that is a list of turns.
     """
 
     role: Role
@@ -79,7 +79,7 @@ class Preference:
     """Two continuations of one prompt, the first preferred to the second.
 
     Attributes:
-        margin: how much better the first is, by the row's own scale; 0 where it does not say.
+        margin: how much better the first is, on the row's own scale; 0 if the row does not state it.
     """
 
     prompt: tuple[Message, ...]
@@ -94,8 +94,8 @@ class Ranking:
     """Several continuations of one prompt.
 
     Attributes:
-        pairs: the better and the worse answer of each pair that is told apart, by number, and by how much, on the row's
-            own scale; 0 where it does not say.
+        pairs: (better answer, worse answer, margin) of each pair that is not a tie; answers by number, the margin on
+            the row's own scale, 0 if the row does not state it.
     """
 
     prompt: tuple[Message, ...]

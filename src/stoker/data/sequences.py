@@ -1,7 +1,7 @@
 """The sequences of a run: the n-th is the same at any batch size, number of processes and restarts.
 
-A sequence is one row, or with packing several rows that fill it. The only data state of a run is how many
-sequences it has consumed.
+A sequence is one row, or with packing several rows that fill it. The only data state of a run is the number of
+sequences that it has consumed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Selection:
-    """The rows of a cache that are trained on, all but the held-out ones; the pairs of them where rows are pairs."""
+    """The training rows of a cache, without the held-out ones; pairs of rows in tasks that train on pairs."""
 
     cache: TokenCache
     chosen: np.ndarray
@@ -83,10 +83,10 @@ class Sequences:
 
     Args:
         caches: one of each source.
-        mixture: which row of which source is drawn when.
+        mixture: the order in which rows are drawn from the sources.
         capacity: tokens of a packed sequence; None where a sequence is one row.
         endless: whether the mixture has no epochs (streams).
-        together: rows of the cache that follow each other and are drawn as one.
+        together: consecutive rows of the cache that are drawn as one.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Sequences:
         self.epoch_rows = None if endless else mixture.epoch
         self._ends: list[int] = []  # sequences up to the end of each window
         self._slots: list[int] = [0]  # draws up to the start of each window, and after the last
-        # What a window holds is a function of its number: only the last ones are kept.
+        # A window is a function of its number: only the last ones are cached.
         self._window = lru_cache(maxsize=4)(self._make_window)
         self._block = lru_cache(maxsize=4)(self._make_block)
         self._lock = Lock()  # batches are laid out in a thread of their own

@@ -20,8 +20,8 @@ class ShownSample:
     Attributes:
         special: whether each token is one of the tokenizer's special tokens.
         verdict: ``chosen`` or ``rejected`` of a pair, ``good`` or ``bad`` by a label; empty for others.
-        lost: tokens of its row that were cut off behind the last.
-        continues: whether its row goes on in the next sequence.
+        lost: tokens of its row that were truncated after the last one.
+        continues: whether its row continues in the next sequence.
     """
 
     source: str
@@ -37,11 +37,11 @@ class ShownSample:
 
 @dataclass(frozen=True)
 class ShownSequence:
-    """One sequence of a run, with the documents that fill it.
+    """One sequence of a run, with the documents packed into it.
 
     Attributes:
-        number: in the order in which the run trains on them, counted from 0.
-        capacity: tokens that it has room for; None where the run does not pack.
+        number: its number in training order, from 0.
+        capacity: the maximum of its tokens; None where the run does not pack.
     """
 
     number: int
@@ -50,7 +50,7 @@ class ShownSequence:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all of its documents."""
+        """The number of tokens of all its documents."""
         return sum(len(document.ids) for document in self.documents)
 
 
@@ -110,11 +110,11 @@ def _sample(source: TokenisedSource, index: int, codec: TextCodec) -> ShownSampl
 
 
 def samples_of(corpus: Corpus, codec: TextCodec, file: str, row: int) -> tuple[list[ShownSample], list[Rejected]]:
-    """The sequences of one row, or why it was dropped.
+    """Returns the sequences of one row, and the reasons if it was dropped.
 
     Args:
-        file: the name of a source as the job has it, or a file's, its folders left out or not.
-        row: as the reader counts.
+        file: the name of a source in the job, or of a file, with or without its folders.
+        row: the row's number, as the reader counts.
     """
     found: list[ShownSample] = []
     dropped: list[Rejected] = []

@@ -1,7 +1,7 @@
-"""Where rows come from: a file, a glob, a folder, a URL, a hub data set or a catalogue name, and a slice of it.
+"""Resolves a source of rows: a file, a glob, a folder, a URL, a hub data set or a catalogue name, and a slice of it.
 
-A path that exists wins over a catalogue name, and that over a hub id. Files are read in the order of their
-paths, so that the same source gives the same rows in the same order everywhere. Those of a URL are read through this
+A path that exists takes precedence over a catalogue name, and a catalogue name over a hub id. Files are read in the
+order of their paths, so a source gives the same rows in the same order everywhere. Files at a URL are read through this
 machine's cache, while they are being downloaded.
 """
 
@@ -35,7 +35,7 @@ from stoker.node_cache.remote_file import DataFile, RemoteFile
 from stoker.node_cache.urls import is_url, shown, url_problem
 
 LOG_FORMATS = get_args(LogFormat)
-# Files beside data that are none.
+# Files in a data folder that are not data.
 _NOT_DATA = re.compile(
     r"(readme|licen[cs]e).*|(notice|changelog|citation|requirements|dataset_infos?|state)\.\w+", re.I
 )
@@ -44,11 +44,11 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 @dataclass(frozen=True)
 class Source:
-    """A source that was found.
+    """A resolved source.
 
     Attributes:
-        name: as in the job, the split included.
-        files: in the order in which they are read.
+        name: its path in the job, with the split.
+        files: its files in reading order.
         size_bytes: size of all files as they are stored, whatever the slice.
         root: the folder, or the URL, that the files' names are relative to.
         part: the slice of the rows that is used.
@@ -79,7 +79,7 @@ class Source:
         if self.corpus:
             return offline_corpora.rows(self.corpus, here)
         away = [file for file in self.files if isinstance(file, RemoteFile)]
-        # A source is of one kind. Threads begin when the first row is asked for, and end with the generator.
+        # A source is of one kind. Threads start with the first row, and end with the generator.
         return _rows(away) if away else itertools.chain.from_iterable(map(read_rows, here))
 
     def fingerprint(self) -> str:
@@ -91,21 +91,21 @@ class Source:
         return digest.hexdigest()
 
     def contents(self) -> dict[str, str]:
-        """What changes with each file's content, by the file's name, in their order."""
+        """Returns each file's fingerprint (it changes with the content), by file name, in order."""
         names = [str(relative(file, self.root)) for file in self.files]
         return dict(zip(names, _contents(self.files), strict=True))
 
 
 def _rows(files: Sequence[RemoteFile]) -> Iterator[Raw | Rejected]:
-    """The rows of files at URLs, the next of which are fetched meanwhile."""
+    """Yields the rows of files at URLs, and prefetches the next files meanwhile."""
     for file in Prefetch(files).in_turn():
         yield from read_rows(file)
 
 
 def _contents(files: Sequence[DataFile]) -> list[str]:
-    """What changes with each file's content: its digest, or what the origin of a URL says of its version.
+    """Returns each file's fingerprint: its digest, or the version that the origin of a URL reports.
 
-    An origin that gives neither a tag nor a time has the file downloaded for its digest.
+    A file whose origin reports neither a tag nor a time is downloaded for its digest.
     """
     said = {file: file.identity for file in files if isinstance(file, RemoteFile)}
     with ExitStack() as stack:
@@ -121,13 +121,13 @@ def _contents(files: Sequence[DataFile]) -> list[str]:
 
 
 def source_problem(block: SourceBlock, base: Path) -> tuple[str, str] | None:
-    """What is wrong with a source, checked without reading it or using the network.
+    """Checks a source without reading it or using the network.
 
     Args:
         base: the folder that relative paths start from.
 
     Returns:
-        (message, suggestion), or None.
+        (message, suggestion) of a problem, or None.
     """
     try:
         split, _ = parse_split(block.split)
@@ -144,14 +144,14 @@ def source_problem(block: SourceBlock, base: Path) -> tuple[str, str] | None:
 
 
 def open_source(block: SourceBlock, base: Path, *, download: Callable[..., str] | None = None) -> Source:
-    """The source that a job's block means.
+    """Opens the source of a job's block.
 
     Args:
         base: the folder that relative paths start from.
         download: gets a hub data set; by default huggingface_hub.snapshot_download.
 
     Raises:
-        UserError: it is not there, or holds nothing readable.
+        UserError: it does not exist, or has no readable file.
     """
     if problem := source_problem(block, base):
         raise UserError(Problem(*problem))
@@ -176,7 +176,7 @@ def open_source(block: SourceBlock, base: Path, *, download: Callable[..., str] 
 
 
 def _kind(path: str, base: Path) -> Literal["url", "file", "catalogue", "hub"]:
-    """What a path means: a URL by its form, an existing file first, the hub last."""
+    """Classifies a path: a URL by its form, an existing file first, the hub last."""
     if is_url(path):
         return "url"
     if exists(absolute(path, base)):
@@ -222,7 +222,7 @@ def _file_problem(name: str, base: Path, split: str, *, named: bool) -> tuple[st
 
 
 def _candidates(name: str, base: Path) -> list[Path]:
-    """Every file that a path may mean, in order, hidden ones left out."""
+    """Returns every file that a path may match, sorted, without hidden ones."""
     path = absolute(name, base)
     found: Iterable[Path] = [path]
     if exists(path) and path.is_dir():
@@ -262,7 +262,7 @@ def _folders(folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[Path]:
 
 
 def _data_files(found: list[Path], path: Path, *, named: bool = False) -> list[Path]:
-    """Those that can be read; a file that is named itself is taken even if it is called README.md.
+    """Filters the files that can be read; a file that the job names itself is kept even if it is called README.md.
 
     Args:
         named: whether the job names their format, so that they need no suffix.

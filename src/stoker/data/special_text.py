@@ -1,9 +1,9 @@
 """Special tokens that are written in content: found, counted, and encoded as text.
 
 A chat template puts content and control tokens into one text. The special tokens that come from content are found by
-rendering again with a mark inside each of them. The text is then encoded by a copy of the tokenizer whose special
-tokens have other names: the template's are written under those names, the content's stay text. Both forms have the same
-length, so positions in the text are unchanged.
+rendering a second time with a mark inside each of them. The text is then encoded by a copy of the tokenizer whose
+special tokens are renamed: the template's are written under the new names, the content's stay text. Both forms have
+the same length, so positions in the text are unchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAMES = re.compile("[\U000f0000-\U0010fffd]")
 
 
 class Inseparable(Exception):
-    """It cannot be determined which special tokens of a rendered text come from its content."""
+    """Raised if a rendered text does not show which of its special tokens come from content."""
 
 
 class SpecialText:
@@ -37,11 +37,11 @@ class SpecialText:
         self._pattern = re.compile("|".join(longest_first)) if tokens else None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What the rendering process needs; it cannot encode."""
+        """Returns the state that the rendering process needs, without the encoder."""
         return {"_names": self._names, "_pattern": self._pattern}
 
     def count(self, value: Any) -> int:
-        """Special tokens in all the texts of a value: a text, or lists and objects of them."""
+        """Counts special tokens in all strings of a value: a string, or lists and objects of them."""
         if self._pattern is None:
             return 0
         if isinstance(value, str):
@@ -60,13 +60,13 @@ class SpecialText:
         return list(map(self.mark, value)) if isinstance(value, list | tuple) else value
 
     def separate(self, text: str, marked: str) -> str:
-        """A rendered text for `encoder`: special tokens that do not come from content have their other names.
+        """Writes a rendered text for `encoder`: special tokens that do not come from content are renamed.
 
         Args:
-            marked: the same rendered with marked content.
+            marked: the same conversation rendered with marked content.
 
         Raises:
-            Inseparable: the marks changed the rendering, or the text holds characters of the other names.
+            Inseparable: the marks changed the rendering, or the text contains characters of the new names.
         """
         assert self._pattern is not None
         if marked.replace(MARK, "") != text or _NAMES.search(text):
@@ -79,7 +79,7 @@ class SpecialText:
 
     @cached_property
     def encoder(self) -> Encoder:
-        """Encodes with the other names of the special tokens, which keep their ids."""
+        """The encoder whose special tokens are renamed; they keep their ids."""
         from stoker.data.encode import Encoder
 
         content = json.loads(self._definition)

@@ -1,4 +1,4 @@
-"""Splits by the names of files, as on the hub, and slices of rows: train, [:1000], validation[10%:]."""
+"""Splits by file names, as on the hub, and slices of rows: train, [:1000], validation[10%:]."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Slice:
 
     @property
     def needs_total(self) -> bool:
-        """Whether the number of all rows must be known."""
+        """Returns whether the slice depends on the number of all rows."""
         return any(end.endswith("%") or end.startswith("-") for end in (self.start, self.stop))
 
     def bounds(self, total: int) -> tuple[int, int | None]:
@@ -72,7 +72,7 @@ def parse_split(text: str | None) -> tuple[str, Slice]:
 
 
 def choose(files: list[File], root: Path | str, split: str) -> list[File]:
-    """The files whose name, or a folder's under `root`, holds the split's name; all files without a split.
+    """Returns the files whose name, or a folder's under `root`, contains the split's name; all files without a split.
 
     Files that name no split are training data.
     """

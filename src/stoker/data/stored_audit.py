@@ -1,4 +1,4 @@
-"""The audit before training, computed once for all processes of a run and kept beside the tokens."""
+"""The audit before training, computed once for all processes of a run and cached with the tokens."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from stoker.data.tokenise import TextCodec
 from stoker.errors import RunFailed
 from stoker.job.load_job import LoadedJob
 
-# The blocks of a job that its audit depends on, beside the tokens.
+# The blocks of a job that its audit depends on, in addition to the tokens.
 _DECIDES = {"task", "data", "evaluate", "mix", "seed", "steps", "epochs", "train"}
 
 
 def audited(corpus: Corpus, codec: TextCodec, loaded: LoadedJob) -> Audit:
-    """The audit of a run's data, without samples and dropped rows.
+    """Returns the audit of a run's data, without samples and dropped rows.
 
-    The first process computes it and the others wait. An audit with problems is not kept, since it names lines of the
+    The first process computes it and the others wait. An audit with problems is not cached, since it names lines of the
     job file; neither is that of a stream, which grows.
     """
     path = cache_folder() / "audits" / f"{_key(corpus, loaded)}.json"
@@ -32,7 +32,7 @@ def audited(corpus: Corpus, codec: TextCodec, loaded: LoadedJob) -> Audit:
         return audit(corpus, codec, loaded, 0)
     try:
         with lock(path):
-            with suppress(OSError, ValueError):  # not there, or damaged
+            with suppress(OSError, ValueError):  # missing, or damaged
                 return TypeAdapter(Audit).validate_json(path.read_bytes())
             found = replace(audit(corpus, codec, loaded, 0), dropped=())
             if not found.problems:

@@ -1,4 +1,4 @@
-"""Rows of tables: CSV, whose cells are text, and Parquet, whose columns have types."""
+"""Reads rows of tables: CSV, whose cells are text, and Parquet, whose columns have types."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BAD_BYTE = frozenset(map(chr, range(0xDC80, 0xDD00)))  # "surrogateescape" make
 
 
 def table_rows(lines: Iterator[tuple[int, bytes]], path: DataFile, *, tabs: bool) -> Iterator[Raw | Rejected]:
-    """The records under a CSV header as {column: cell}; a record's row is the line it begins on.
+    """Yields the records under a CSV header as {column: cell}; a record's row is the line it begins on.
 
     The separator is a tab where `tabs`, else the most frequent in the header of comma, semicolon and tab.
     A cell that holds only NaN becomes the number, so that it is refused like one.
@@ -156,7 +156,7 @@ def _seekable(path: DataFile) -> IO[bytes]:
         if not isinstance(path, RemoteFile):
             return path.open("rb")
         whole, pin = path.fetch()
-        with pin:  # what is open stays readable when it leaves the cache
+        with pin:  # an open file stays readable after its eviction from the cache
             return whole.open("rb")
     file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 -- the caller closes it
     with ByteStream(path) as stream:

@@ -1,6 +1,6 @@
-"""Rows of WebDataset shards: tar archives in which the files of a sample follow each other.
+"""Reads rows of WebDataset shards: tar archives in which the files of a sample are adjacent.
 
-A file's name up to its first dot says to which sample it belongs, the rest which column it is: ``0007.txt`` gives
+A file's name up to its first dot is its sample's key, the rest names the column: ``0007.txt`` gives
 ``text``, ``0007.prompt.txt`` the text ``prompt``, ``0007.tools.json`` the value ``tools``, and ``0007.json`` an object
 whose keys are columns. Files of other kinds (images, sound, pickles) are left out.
 """
@@ -30,7 +30,7 @@ def tar_rows(stream: ByteStream, path: DataFile) -> Iterator[Raw | Rejected]:
     damage: list[str] = []
     for _, members in groupby(_members(stream, damage), key=lambda member: member[0]):
         sample = list(members)
-        if damage:  # what is left of a sample is none
+        if damage:  # a partial sample is dropped
             break
         row += 1
         value = _columns(sample)

@@ -24,7 +24,7 @@ class InvalidTemplate(ValueError):
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks answers for other tools; here its body is rendered as it is."""
+    """``{% generation %}`` marks answers for other tools; here its body is rendered unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as a plain class attribute
 
@@ -70,7 +70,7 @@ def environment() -> jinja2.Environment:
 
 
 def check_template(source: str) -> None:
-    """Parses a template, which runs nothing of it.
+    """Parses a template, without executing any of it.
 
     Raises:
         InvalidTemplate: when it is not valid Jinja.
@@ -85,7 +85,7 @@ def check_template(source: str) -> None:
 
 @lru_cache(maxsize=16)
 def compile_template(source: str) -> jinja2.Template:
-    """A template ready to render. Compiling computes what is constant in it: see `stoker.data.template_sandbox`.
+    """Compiles a template for rendering. Compiling evaluates its constants: see `stoker.data.template_sandbox`.
 
     Raises:
         InvalidTemplate: when the template is not valid Jinja.

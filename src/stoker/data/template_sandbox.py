@@ -1,7 +1,7 @@
-"""Chat templates are foreign programs: they run in a separate process with bounded time and memory.
+"""Runs chat templates, which are untrusted programs, in a separate process with bounded time and memory.
 
-The process communicates only by its answer, which is JSON. Its processor time is an account: it begins with `SECONDS`,
-each rendering adds what a normal one needs, and the kernel ends the process when the account is used up.
+The process communicates only by its answer, which is JSON. Its processor time is a budget: it begins with `SECONDS`,
+each rendering adds the time of a normal one, and the kernel ends the process when the budget is used up.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from stoker.data.rows import Chat
     from stoker.data.special_text import SpecialText
 
-SECONDS = 3.0  # of processor time that a process has, beside what its renderings add
+SECONDS = 3.0  # processor time of a process, before its renderings add to it
 SECONDS_A_RENDERING = 0.02
 SECONDS_A_CHARACTER = 2e-6
 MEMORY = 2 << 30  # bytes of its address space
@@ -177,7 +177,7 @@ _ANSWERS: Mapping[str, Callable[..., Any]] = {"render": _render, "examples": _ex
 
 
 def account(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> int:
-    """Adds to the processor time what a rendering needs; returns the characters that it may write."""
+    """Adds a rendering's processor time to the budget; returns the number of characters that it may write."""
     size = sum(
         len(value) if isinstance(value, str) else len(str(value)) for turn in messages for value in turn.values()
     )
@@ -210,7 +210,7 @@ def _answer(request: bytes) -> dict[str, Any]:
 
 
 def inside() -> bool:
-    """Whether this is the process that templates run in."""
+    """Returns whether this is the process that templates run in."""
     return _serving.is_set()
 
 

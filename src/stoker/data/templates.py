@@ -1,4 +1,4 @@
-"""The chat template of a source: the tokenizer's own, a built-in one, a file, or texts; with its arguments inside."""
+"""The chat template of a source: the tokenizer's own, a built-in one, a file, or strings; with its arguments."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def _read(name: str, base: Path) -> str:
 
 
 def arguments_of(source: str) -> set[str]:
-    """The variables that a template reads beside those that every rendering gives it.
+    """Returns the variables that a template reads in addition to those that every rendering sets.
 
-    Finding them computes what is constant in it: see `stoker.data.template_sandbox`.
+    Finding them evaluates the template's constants: see `stoker.data.template_sandbox`.
     """
     sandbox = environment()
     names = find_undeclared_variables(sandbox.parse(source)) - GIVEN - sandbox.globals.keys()

@@ -1,4 +1,4 @@
-"""The bytes of text that tokens encode, for the two kinds of tokenizers that have a token for every byte."""
+"""Maps tokens to the bytes they encode, for the two kinds of tokenizers that have a token for every byte."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from stoker.data.wordpiece import inside_of
 
 SPACE = "▁"
-"""What sentencepiece writes for a space (U+2581)."""
+"""Sentencepiece's character for a space (U+2581)."""
 
 _FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 Kind = Literal["byte-level", "fallback"]
@@ -28,7 +28,7 @@ BYTE_OF = _printable()
 
 
 def kind_of(definition: dict[str, Any]) -> Kind | None:
-    """How a tokenizer, given as the content of its ``tokenizer.json``, writes bytes; None where it cannot write all.
+    """Returns how a tokenizer (the content of its ``tokenizer.json``) writes bytes; None if it cannot write all.
 
     ``byte-level``: every character of a token is a byte. ``fallback``: tokens are text, and ``<0xE4>`` a byte.
     """

@@ -34,7 +34,7 @@ FORMAT = 2  # raised whenever the tokens of an unchanged source would change
 SHARD_TOKENS = 1 << 22  # about 8 MiB of 16-bit tokens: a stream can start after one of them
 SHARD_ROWS = 8192
 DROPPED_LISTED = 10_000  # per shard; all of them are counted
-KINDS, LONGEST_KIND = 50, 160  # reasons counted apart in a shard, and characters of one
+KINDS, LONGEST_KIND = 50, 160  # reasons counted separately in a shard, and characters of one
 
 
 def cache_key(fingerprint: str, codec: TextCodec, settings: RowSettings) -> str:
@@ -49,8 +49,8 @@ class Row:
     """One training sequence of a cache, as views of the memory map.
 
     Attributes:
-        good: False where a label calls the answer bad.
-        margin: how much better the chosen answer of a pair is, by the row's own scale.
+        good: False if a label marks the answer as bad.
+        margin: how much better the chosen answer of a pair is, on the row's own scale.
     """
 
     ids: np.ndarray
@@ -101,7 +101,7 @@ class ShardWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what has been collected, if anything."""
+        """Writes the collected batches, if there are any."""
         if not self.batches:
             return
         name = f"shard-{self.number:05d}"
@@ -159,7 +159,7 @@ def _renumbered(batch: EncodedBatch, number_of: dict[str, int]) -> np.ndarray:
 
 
 def _write(path: Path, values: np.ndarray) -> None:
-    """An array's bytes, on the disk before anything names them."""
+    """Writes an array's bytes and syncs them to disk, before any other file refers to them."""
     with path.open("wb") as file:
         values.tofile(file)
         file.flush()
@@ -213,7 +213,7 @@ class TokenCache:
 
     @property
     def complete(self) -> bool:
-        """Whether the whole source has been tokenised."""
+        """Returns whether the whole source has been tokenised."""
         return (self.folder / "complete.json").exists()
 
     @property
@@ -276,13 +276,13 @@ class TokenCache:
         return self.summaries[shard].files[int(entry["file"])], int(entry["row"])
 
     def ending(self, row: int) -> tuple[int, bool]:
-        """(tokens that were cut off behind a row, whether the row it comes from goes on in the next one)."""
+        """Returns (tokens truncated after a row, whether its source row continues in the next one)."""
         shard, i = self._place(row)
         entry = self._indices[shard][i]
         return int(entry["lost"]), bool(entry["continues"])
 
     def column(self, name: str) -> np.ndarray:
-        """One column of the index over all rows ready now: ``length``, ``trained``, ``digest`` ..."""
+        """Returns one column of the index over all rows ready now: ``length``, ``trained``, ``digest`` ..."""
         if not self._indices:
             return np.zeros(0, dtype=INDEX[name])
         return np.concatenate([index[name] for index in self._indices])
@@ -290,10 +290,10 @@ class TokenCache:
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """The lock under which a cache is built: a second process waits and then finds it complete.
+    """Holds the lock under which a cache is built: a second process waits and then finds it complete.
 
     Raises:
-        RunFailed: nothing can be written there.
+        RunFailed: the folder cannot be written.
     """
     own = FileLock(f"{folder}.lock")
     try:

@@ -1,6 +1,6 @@
-"""Rows into tokens, with the trained ones marked.
+"""Tokenises rows and marks the trained tokens.
 
-A row goes through four steps: its bytes are decoded, its columns read as a conversation or a document, the
+A row goes through four steps: its bytes are decoded, its columns parsed as a conversation or a document, the
 conversation rendered by the chat template, the text encoded. Each step may refuse it with a reason.
 """
 
@@ -34,7 +34,7 @@ JUDGED_BAD = "the label says that the answer is bad"
 
 @dataclass(frozen=True)
 class TextCodec:
-    """What the data room needs of a tokenizer; it is sent to worker processes.
+    """The parts of a tokenizer that the data room needs; it is sent to worker processes.
 
     Attributes:
         definition: the content of ``tokenizer.json``.
@@ -61,7 +61,7 @@ class TextCodec:
         return SpecialText(self.definition)
 
     def encoder_of(self, rendered: Rendered) -> Encoder:
-        """What encodes a rendered text."""
+        """Returns the encoder of a rendered text."""
         return self.encoder if rendered.separated is None else self.special_text.encoder
 
     @property
@@ -83,7 +83,7 @@ class TextCodec:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest of everything here that tokens depend on."""
+        """A digest of every setting here that affects tokens."""
         digest = hashlib.blake2b(digest_size=16)
         parts = (self.definition, self.template.source, repr(self.template.special_tokens))
         for part in (*parts, repr(sorted(self.stop_ids)), repr(self.end_id)):
@@ -93,15 +93,15 @@ class TextCodec:
 
 @dataclass(frozen=True)
 class RowSettings:
-    """What the tokens of a row depend on, beside the tokenizer."""
+    """The settings that affect a row's tokens, in addition to the tokenizer."""
 
     format: str
     columns: tuple[tuple[str, str], ...]
     train_on: str
     too_long: Cut
     seq_len: int
-    special_tokens: Literal["text", "keep"] = "keep"  # how those in content are encoded
-    keep_bad: bool = False  # whether answers that a label calls bad are kept, with their label
+    special_tokens: Literal["text", "keep"] = "keep"  # how special tokens in content are encoded
+    keep_bad: bool = False  # whether answers with a bad label are kept, with their label
 
 
 @dataclass(frozen=True)
@@ -110,12 +110,12 @@ class _Pending:
     raw: Raw
     texts: tuple[Rendered, ...]  # for a preference, both answers with their prompt
     document: bool = False
-    example: Chat | None = None  # to be rendered
-    special: SpecialText | None = None  # where the content holds special tokens that are to be text
+    example: Chat | None = None  # not rendered yet
+    special: SpecialText | None = None  # set if the content holds special tokens that are encoded as text
 
     @property
     def good(self) -> bool:
-        """Whether no label calls the answer bad."""
+        """Returns False if a label marks the answer as bad."""
         return not (isinstance(self.example, Conversation) and self.example.good is False)
 
     @property
@@ -198,9 +198,9 @@ def tokenise(raws: Iterable[Raw | Rejected], codec: TextCodec, settings: RowSett
 
 
 def _digests_of_pairs(item: _Pending, ids: Sequence[Sequence[int]]) -> list[int]:
-    """Digests of the sequences of a ranking, two for each pair, whose exclusive or is the same for all of its pairs.
+    """Returns digests of a ranking's sequences, two for each pair; their exclusive or is the same for all its pairs.
 
-    By that they are held out together, and no prompt is on both sides. Empty for other rows.
+    So its pairs are held out together, and no prompt is on both sides. Empty for other rows.
     """
     if not isinstance(item.example, Ranking):
         return []
@@ -301,10 +301,10 @@ def encode_prompt(
 
 
 def _same_when_asked(encoded: Encoded, rendered: Rendered, codec: TextCodec) -> bool:
-    """Whether prompts that end in several white spaces have the tokens that they have before an answer.
+    """Returns whether prompts that end in several spaces keep their tokens when no answer follows.
 
-    Everywhere else a boundary between tokens is enough: what precedes it was merged alone. But how a run of white space
-    is cut may depend on what follows it.
+    Everywhere else a token boundary is enough: the text before it was merged separately. But how a run of white space
+    is split may depend on the text after it.
     """
     ids, places = encoded
     for (start, _), (first, _) in zip(rendered.spans, places[::2], strict=True):

@@ -1,4 +1,4 @@
-"""Learns a new vocabulary from texts: BPE, WordPiece or Unigram, all over bytes."""
+"""Trains a new tokenizer on texts: BPE, WordPiece or Unigram, all over bytes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ LEARNT_FROM = 64 << 20  # characters of each source: more text changes the merge
 
 
 def learn_vocabulary(sources: Sequence[tuple[Source, SourceBlock]], size: int) -> Tokenizer:
-    """A byte-level BPE of ``size`` ids: 256 bytes (nothing is unknown), the special tokens, the merges.
+    """Trains a byte-level BPE of ``size`` ids: 256 bytes (so no text is unknown), the special tokens, the merges.
 
-    Words are found as GPT-2 finds them (Radford et al., 2019), so llama.cpp and other readers know them.
+    Pre-tokenisation is GPT-2's (Radford et al., 2019), so llama.cpp and other readers support it.
     """
     return learn_from_texts((text for source, block in sources for text in texts_of(source, block)), size)
 

@@ -1,4 +1,4 @@
-"""Spans of trained tokens, and the windows of a row that fit into a sequence."""
+"""Spans of trained tokens (the loss mask), and the windows of a row that fit into a sequence."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ NO_ROOM = "nothing left to train on"
 
 
 def mark_trained(encoded: Encoded, stop_ids: frozenset[int]) -> tuple[list[Span], bool]:
-    """Spans of trained tokens from where the spans of trained characters begin and end.
+    """Converts spans of trained characters to spans of trained tokens.
 
     A span is trained up to its last stop token: the model never writes what a template adds after it (such as a line
     feed). A token that spans the start of a span belongs to the prompt.
 
     Args:
-        encoded: the ids of a text, and the places of its answers' (start, end, start, end ...).
+        encoded: the ids of a text, and the positions of its answers (start, end, start, end ...).
         stop_ids: tokens that end an answer.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Data files out of a package's wheel, which is downloaded by name and not installed; nothing of it is imported."""
+"""Downloads a package's wheel and reads data files from it, without installing or importing it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TIMEOUT = 600.0  # seconds for a download
 
 
 def wheel_folder(requirement: str) -> Path:
-    """The folder of this machine's cache that holds a wheel's files, such as those of ``recbole==1.2.1``."""
+    """Returns the cache folder of a wheel's files, such as those of ``recbole==1.2.1``."""
     return cache_folder() / "wheels" / requirement.replace("==", "-")
 
 

@@ -1,7 +1,7 @@
-"""WordPiece: learning it over bytes, and extending tokenizers of BERT's kind.
+"""WordPiece: trains it over bytes, and extends tokenizers of BERT's kind.
 
-A word is cut from its start by the longest piece that fits; pieces inside a word begin with ``##``. A word with a
-character that has no piece is one unknown token. So a new piece changes only the words that it is used in.
+A word is split from its start by the longest piece that fits; pieces inside a word begin with ``##``. A word with a
+character that has no piece is one unknown token. So a new piece changes only the words that contain it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LONGEST_WORD = 32  # bytes: the search for pieces takes the square of it
 
 
 def learn_wordpiece(texts: Iterable[str], size: int, special: Sequence[str]) -> Tokenizer:
-    """A WordPiece tokenizer of ``size`` ids over bytes, in which nothing is unknown and every text comes back.
+    """Trains a WordPiece tokenizer of ``size`` ids over bytes: no text is unknown, and every text decodes to itself.
 
     Each byte has a piece for the start of a word and one for its inside. ``#`` is a separate word, so that only pieces
     inside words begin with ``##``.
@@ -48,7 +48,7 @@ def learn_wordpiece(texts: Iterable[str], size: int, special: Sequence[str]) -> 
 
 
 def inside_of(model: dict[str, Any]) -> str:
-    """What pieces inside of a word begin with; empty for other kinds than WordPiece."""
+    """Returns the prefix of pieces inside a word; empty for other models than WordPiece."""
     return str(model.get("continuing_subword_prefix") or "") if model.get("type") == "WordPiece" else ""
 
 

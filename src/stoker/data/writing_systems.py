@@ -1,4 +1,4 @@
-"""The scripts of texts, and those that a tokenizer cuts poorly."""
+"""The scripts of texts, and those that a tokenizer splits into too many tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WIDE = ((0x3000, 0x303F), (0xFE30, 0xFE4F), (0xFF00, 0xFFEF))
 
 @lru_cache(maxsize=1 << 16)
 def script_of(character: str) -> str:
-    """The script of a letter, as Unicode's names begin (``latin``, ``cjk``, ``hangul``); "" for what is of all."""
+    """Returns a letter's script, the first word of its Unicode name (``latin``, ``cjk``); "" for common characters."""
     code = ord(character)
     if any(first <= code <= last for first, last in _WIDE):
         return "cjk"
@@ -32,20 +32,20 @@ def codes_of(text: str) -> np.ndarray:
 
 
 def are_letters(codes: np.ndarray, scripts: frozenset[str]) -> np.ndarray:
-    """Which code points are letters of these scripts; a mask of the same shape."""
+    """Returns a mask of the code points that are letters of these scripts, of the same shape."""
     different, places = np.unique(codes, return_inverse=True)
     return np.array([script_of(chr(code)) in scripts for code in different.tolist()], dtype=bool)[places]
 
 
 def to_learn(letters: Counter[str], tokens: Counter[str]) -> frozenset[str]:
-    """The scripts that new tokens are learnt for, so that texts in all others keep their tokens.
+    """Returns the scripts that new tokens are learnt for, so that texts in all others keep their tokens.
 
-    Those that are a tenth of the corpus and that the tokenizer cuts into more than one token for two letters; where
-    it knows them all well, the most frequent one.
+    These are scripts with at least a tenth of the corpus's letters and more than one token for two letters; if the
+    tokenizer encodes all of them well, the most frequent one.
 
     Args:
-        letters: of the corpus, by script.
-        tokens: that begin at a letter, by its script.
+        letters: letters of the corpus, by script.
+        tokens: tokens that begin at a letter, by its script.
     """
     total = sum(letters.values())
     present = [script for script, count in letters.most_common() if count >= SHARE * total]

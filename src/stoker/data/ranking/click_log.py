@@ -1,4 +1,4 @@
-"""A click log opened for training: which rows are trained on, which are held out, and in which order."""
+"""A click log opened for training: its training rows, its held-out rows, and their order."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from stoker.data.splits import ALL_ROWS
 from stoker.errors import Problem, UserError
 from stoker.job.schema import SourceBlock
 
-# Beside the fingerprints of the files of a log that may grow:
+# Keys beside the files' fingerprints, for a log that may grow:
 FITTED, IN_ORDER = "what the first period says of the features", "the order of the files in time"
-PERIODS = 10  # that rows without a time, of one file, are divided into
+PERIODS = 10  # into which a single file without a time column is divided
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class RowSet:
         return read_batch(self.store, self.features, self.rows[positions])
 
     def column(self, name: str) -> np.ndarray:
-        """A column of one number a row: ``time``, ``group``, ``slice<n>``."""
+        """Returns a column with one number per row: ``time``, ``group``, ``slice<n>``."""
         return self.store.array(name)[self.rows]
 
     @property
@@ -90,7 +90,7 @@ class RowSet:
 
 @dataclass(frozen=True)
 class ClickLog:
-    """What is trained on and what is held out."""
+    """The training rows and the held-out rows of a click log."""
 
     features: Features
     training: RowSet
@@ -181,9 +181,9 @@ def _by_time(store: ColumnStore) -> np.ndarray:
 
 
 def _prints_of_files(store: ColumnStore, sources: Sequence[tuple[Source, str]], fitted: Features) -> dict[str, str]:
-    """What must stay of a log that may grow.
+    """Fingerprints the parts of a growing log that must not change.
 
-    These are what its first period says of the features, and all of its files so far, none later than a new one.
+    These are the features fitted to its first period, and all of its files so far, if none is later than the next one.
     """
     order = store.array("place")[_by_time(store)][:, 0]
     known = hashlib.blake2b(json.dumps(fitted.as_json(), sort_keys=True).encode(), digest_size=16).hexdigest()

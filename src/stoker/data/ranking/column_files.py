@@ -1,9 +1,9 @@
-"""Columns on the disk that only grow: each log that was read is a length of them, and a longer log appends to them.
+"""Append-only columns on disk: a log's version is a length of each column, and a longer log appends to them.
 
-A version is a folder named by the digest of everything it depends on, with ``complete.json``: what was read, the folder
-of the columns' files, and how many bytes of each are the version's. A log with more files at its end appends to the
-files of the one before. Who has mapped them sees what was there; what a killed process has left at their ends is cut
-off before the next one appends.
+A version is a folder named by the digest of everything it depends on, with ``complete.json``: a summary of the log, the
+folder of the columns' files, and the length in bytes of each. A log with more files at its end appends to the files of
+the version before. Processes that have mapped the files keep seeing the old length; bytes that a killed process left
+behind are truncated before the next append.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class LogPart:
 
 @dataclass
 class LogSummary:
-    """What was read.
+    """A summary of the rows that were read.
 
     Attributes:
         rows_in: rows of the sources.
-        files: names of the files that have rows, in their order.
+        files: names of the files that have rows, in order.
         slices: for each column of slices, its values in the order of their codes.
-        reasons: why rows were left out, by kind, and how many.
-        rejected: the first of each kind.
-        unknown: fields that are no feature, as no row had them among those that the features were found from.
+        reasons: number of rows left out, by reason.
+        rejected: the first row of each reason.
+        unknown: fields that are not features, since no row had them when the features were detected.
     """
 
     rows_in: int = 0
@@ -104,12 +104,12 @@ def read_version(folder: Path) -> ColumnFiles | None:
 
 
 def build_version(names: Sequence[str], parts: Sequence[LogPart], place: Path, encoder: ColumnEncoder) -> ColumnFiles:
-    """The version of all parts, of which only those are read that no version before it has.
+    """Builds the version of all parts, reading only the parts that no earlier version has.
 
     Args:
         names: of the versions of the first part, the first two, and so on to all of them.
         place: the folder of all versions.
-        encoder: that has not seen a row.
+        encoder: an encoder that has not seen a row.
 
     Raises:
         OSError: it cannot be written.
@@ -180,7 +180,7 @@ def _write(
     for name, array in arrays.items():
         if name not in files:
             file = stack.enter_context(before.path(name).open("ab"))
-            file.truncate(before.sizes.get(name, 0))  # what a killed process has left
+            file.truncate(before.sizes.get(name, 0))  # bytes that a killed process left behind
             files[name] = file
         files[name].write(np.ascontiguousarray(array).data)
         sizes[name] = sizes.get(name, 0) + array.nbytes

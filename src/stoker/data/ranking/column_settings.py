@@ -1,4 +1,4 @@
-"""What a job says of a click log's columns; the rest is found from the rows."""
+"""The job's settings for a click log's columns; everything else is detected from the rows."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class LogSettings:
     """The columns of a job of task ranking; see `stoker.data.ranking.features.Features`.
 
     Attributes:
-        ignore: columns that are no features.
+        ignore: columns that are not features.
         crosses: pairs of features whose combination is a feature.
-        longest: ids of a sequence that are kept, where a feature does not say.
+        longest: maximum length of a sequence in ids, unless a feature sets its own.
     """
 
     labels: tuple[str, ...] = ("label",)
@@ -44,7 +44,7 @@ class LogSettings:
     longest: int = 50
 
     def stated(self, name: str) -> StatedFeature:
-        """What the job says of a feature."""
+        """Returns the job's settings of a feature, empty where it has none."""
         return next((feature for feature in self.features if feature.name == name), StatedFeature(name))
 
     @property

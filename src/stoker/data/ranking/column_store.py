@@ -1,4 +1,4 @@
-"""A click log as columns on the disk: each row is written once, and mapped into memory by every process."""
+"""A click log as columns on disk: each row is written once, and memory-mapped by every process."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ColumnStore:
         return found.reshape(-1, wide) if wide else found
 
     def spans(self, number: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where the ids of rows begin within their column, and how many there are; int64."""
+        """Returns the offset and the number of each row's ids in their column; int64."""
         single = self.features.columns[number].kind == "id"
         if single and len(self.array(f"column{number}")) == len(self):  # one each
             return rows, np.ones(len(rows), dtype=np.int64)

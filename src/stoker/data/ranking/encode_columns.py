@@ -1,4 +1,4 @@
-"""Rows as arrays, column by column; rows that cannot be used are left out, each with its reason."""
+"""Encodes rows as arrays, column by column; unusable rows are left out, each with its reason."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ColumnEncoder:
         self._known |= {column.name for column in features.columns}
 
     def resume(self, files: Sequence[str], slices: Sequence[Sequence[str]]) -> None:
-        """Goes on after rows that another encoder has seen: the files that they are of, the values of slices."""
+        """Continues after another encoder's rows, with its files and its values of slices."""
         self.files = {name: number for number, name in enumerate(files)}
         for codes, texts in zip(self.slices, slices, strict=False):
             codes.update((text, code) for code, text in enumerate(texts))
@@ -89,7 +89,7 @@ class ColumnEncoder:
                 good = [row for number, row in enumerate(good) if number not in error.reasons]
         places = [(self.files.setdefault(row.source, len(self.files)), row.row) for row in good]
         arrays["place"] = np.array(places, dtype=np.int64).reshape(-1, 2)
-        if len(rejected) > 1:  # in the order of the log, whatever is wrong with them
+        if len(rejected) > 1:  # in the order of the log, whatever the reason
             order = {(row.source, row.row): number for number, row in enumerate(rows)}
             rejected.sort(key=lambda row: order[row.source, row.row])
         unknown: dict[str, int] = {}

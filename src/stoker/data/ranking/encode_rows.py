@@ -1,4 +1,4 @@
-"""Single rows, as a service gets them, as a batch of features: the same arithmetic as for a log in files."""
+"""Encodes single rows, as a service receives them, to a batch of features, exactly as the rows of a log's files."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class BadRowError(ValueError):
 
 
 class EncodedColumns:
-    """The columns of rows that are at hand, as `stoker.data.ranking.column_store.ColumnStore` has those of files."""
+    """The columns of rows in memory, with the interface of `stoker.data.ranking.column_store.ColumnStore`."""
 
     def __init__(self, arrays: Arrays) -> None:
         self._arrays = arrays
 
     def array(self, name: str) -> np.ndarray:
-        """A column."""
+        """Returns a column."""
         return self._arrays[name]
 
     def spans(self, number: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where the ids of rows begin within their column, and how many there are; int64."""
+        """Returns the offset and the number of each row's ids in their column; int64."""
         offsets = np.concatenate([[0], np.cumsum(self._arrays[f"lengths{number}"], dtype=np.int64)])
         return offsets[rows], offsets[rows + 1] - offsets[rows]
 

@@ -1,4 +1,4 @@
-"""What the columns of a click log are: labels, time, and features with how each is computed."""
+"""The features of a click log, its labels and its time column, and how each feature is computed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Self
 
 Kind = Literal["dense", "buckets", "id", "ids", "sequence", "cross"]
-"""What a feature is: a number, a number by its quantile, one id, a bag of ids, ids in order, or the pair of two ids."""
+"""The kind of a feature: a number, a quantile-bucketed number, one id, a bag of ids, a sequence of ids, a cross."""
 
 NUMBERS = ("dense", "buckets")
 
@@ -17,17 +17,17 @@ class Column:
     """A feature.
 
     Attributes:
-        name: of the feature, which is its column's unless it is a cross.
-        why: how its kind was found, for people.
+        name: the feature's name, which is its column's unless it is a cross.
+        why: how its kind was detected, as text for people.
         separator: between the values of a cell; empty where a cell is one value, or a list.
         weighted: whether each id comes with a weight, as ``{"id": 0.5}``, ``[["id", 0.5]]`` or ``id:0.5``.
-        table: name of its table of embeddings; features with one table share rows.
-        longest: newest ids of a sequence that are kept.
-        buckets: how many, of a number by its quantile.
+        table: name of its embedding table; features with one table share rows.
+        longest: maximum length of a sequence; the newest ids are kept.
+        buckets: number of buckets of a quantile-bucketed number.
         crossed: the two features of a cross.
-        log: whether a number x is first sign(x) log(1 + |x|).
-        mean, scale: of the training part: a number enters the model as (x - mean) / scale.
-        boundaries: between buckets, quantiles of the training part.
+        log: whether a number x is first transformed to sign(x) log(1 + |x|).
+        mean, scale: of the training rows: a number enters the model as (x - mean) / scale.
+        boundaries: between buckets, quantiles of the training rows.
     """
 
     name: str
@@ -46,26 +46,26 @@ class Column:
 
     @property
     def has_ids(self) -> bool:
-        """Whether it is looked up in a table."""
+        """Returns whether the feature is looked up in an embedding table."""
         return self.kind != "dense"
 
     @property
     def stored(self) -> bool:
-        """Whether it is read from the rows, and not made of other features."""
+        """Returns whether the feature is read from the rows, rather than computed from other features."""
         return self.kind != "cross"
 
 
 @dataclass(frozen=True)
 class Features:
-    """What a model gets of each row.
+    """The inputs that a model gets from each row.
 
     Attributes:
         labels: columns of labels.
-        positive: value from which on a label is positive; None where labels are 0 and 1.
-        time: column of the time; None where the rows are in its order.
+        positive: the lowest value of a positive label; None where labels are 0 and 1.
+        time: column of the time; None where the rows are already ordered by it.
         group: column by which the grouped AUC and rankings are computed, such as the user.
         weight: column of the rows' weights in the loss.
-        slices: columns by whose values the metrics are given too.
+        slices: columns by whose values the metrics are reported too.
         columns: the features, in the order of the data.
     """
 
@@ -79,7 +79,7 @@ class Features:
 
     @property
     def dense(self) -> tuple[Column, ...]:
-        """Numbers that enter the model as they are."""
+        """The numeric features that enter the model directly."""
         return tuple(column for column in self.columns if column.kind == "dense")
 
     @property
@@ -109,7 +109,7 @@ class Features:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
-        """What `as_json` gave."""
+        """Restores the features from the output of `as_json`."""
 
         def tuples(entries: dict[str, Any]) -> dict[str, Any]:
             return {name: tuple(value) if isinstance(value, list) else value for name, value in entries.items()}

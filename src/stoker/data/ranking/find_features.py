@@ -1,4 +1,4 @@
-"""Finds the features of a click log from its first rows, by rules that the audit shows beside each."""
+"""Detects the features of a click log from its first rows, by rules that the audit shows with each feature."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def find_features(rows: Sequence[Row], settings: LogSettings) -> Features:
     group = settings.group or _first_of(GROUP_NAMES, names, ())
     others = {*settings.labels, *settings.ignore, time, settings.weight}
     stated = {feature.name for feature in settings.features}
-    others |= {"qid"} - stated  # a number of a query says nothing of another one
+    others |= {"qid"} - stated  # a query's number carries no information about another query
     columns = [_column(name, rows, settings) for name in names if name not in others]
     if not columns:
         raise UserError(Problem("no column is left to be a feature", f"the columns are {', '.join(names)}"))
@@ -167,7 +167,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _as_float(value: Any) -> float:
-    """NaN of what is no number, and of integers of more than 1,024 bits."""
+    """Converts to float; NaN for other types, and for integers of more than 1,024 bits."""
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
@@ -175,7 +175,7 @@ def _as_float(value: Any) -> float:
 
 
 def _is_weighted(value: Any) -> bool:
-    """Whether a list has a weight with each id: a dict of numbers, or pairs of an id and a number."""
+    """Returns whether a list has a weight with each id: a dict of numbers, or pairs of an id and a number."""
     if isinstance(value, dict):
         return True
     return isinstance(value, list) and all(
@@ -184,7 +184,7 @@ def _is_weighted(value: Any) -> bool:
 
 
 def _is_skewed(values: Sequence[Any]) -> bool:
-    """Whether the mean size of numbers is ten times the median one, or the largest a thousand times."""
+    """Returns whether the mean absolute value is ten times the median, or the largest a thousand times."""
     sizes = sorted(abs(number) for value in values if math.isfinite(number := _as_float(value)))
     if not sizes:
         return False

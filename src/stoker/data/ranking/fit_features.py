@@ -1,4 +1,4 @@
-"""Means, scales and boundaries of numbers, from the rows that are trained on and no others."""
+"""Fits means, scales and bucket boundaries of numbers to the training rows alone."""
 
 from __future__ import annotations
 

@@ -19,12 +19,12 @@ from stoker.data.order import mix64
 LOWEST, HIGHEST = -(2**63), 2**64 - 1
 _POSITIVE = 2**63 - 1
 _SHOWN = 40  # characters of a value in a reason
-_REMEMBERED = 1 << 20  # values of a feature whose ids are kept at hand
+_REMEMBERED = 1 << 20  # cached ids of a feature's values
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class NoIdError(ValueError):
-    """A value that is no id; the message says why, a short stable phrase first."""
+    """A value that is not an id; the message gives the reason, a short stable phrase first."""
 
 
 def id_of(value: Any) -> int:
@@ -59,12 +59,12 @@ def _within(digits: str) -> int:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a row has no value: null, an empty cell, NaN."""
+    """Returns whether a row has no value: null, an empty cell, NaN."""
     return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
 
 
 class IdsOfValues(dict[Any, int]):
-    """`id_of`, with what was looked up before at hand. A dict takes 1, 1.0 and True for the same, as `id_of` does."""
+    """A cache of `id_of`. A dict treats 1, 1.0 and True as the same key, as `id_of` does."""
 
     def __missing__(self, value: Any) -> int:
         found = id_of(value)

@@ -1,4 +1,4 @@
-"""Lines of click logs that are no JSON and have no header: Criteo's TSV, libsvm, libffm.
+"""Parses lines of click logs that are not JSON and have no header: Criteo's TSV, libsvm, libffm.
 
 - ``criteo``: a label, 13 numbers I1 to I13 and 26 texts C1 to C26, separated by tabs; empty cells are missing values
   (Criteo, "Display Advertising Challenge", 2014, and the "1TB Click Logs", which have the same columns).
@@ -27,7 +27,7 @@ _LIBFFM = re.compile(rf"{_NUMBER}(\s+\d+:\d+:{_NUMBER})+\s*")
 
 
 class BadLineError(ValueError):
-    """A line that is not of its format; the message says why."""
+    """A line that does not fit its format; the message gives the reason."""
 
 
 def line_format_of(line: str) -> LineFormat | None:

@@ -1,4 +1,4 @@
-"""The audit of a click log: its columns, how many ids there are and come anew, and what tells of the future."""
+"""The audit of a click log: its columns, counts of ids and of new ids, and features that leak the label."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from stoker.errors import Problem
 
 COUNTS = (1, 2, 5, 10)  # sightings by which the admission of an id may be decided
 PERIODS_SHOWN = 14
-TELLING = 0.95  # an AUC of one number alone from which on it is said to tell the label
-SAMPLE = 200_000  # rows by which that is judged
+TELLING = 0.95  # the AUC of one number alone from which on it counts as a leak of the label
+SAMPLE = 200_000  # rows that the leak test reads
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio
 
 
 @dataclass(frozen=True)
 class IdAudit:
-    """The ids of a feature.
+    """Counts of a feature's ids.
 
     Attributes:
-        ids: different ones in the training part.
-        lookups: ids of all its rows.
+        ids: distinct ids in the training rows.
+        lookups: ids of all training rows, repetitions included.
         empty: rows without an id.
-        once: share of the ids that occur once.
-        covered: by a number of sightings, (share of the ids, share of the lookups) of ids with as many or more.
-        new_a_period: different ids whose first row is in each period after the first, on average.
-        unseen: share of the held-out lookups whose id is not in the training part.
+        once: fraction of the ids that occur once.
+        covered: by a number of occurrences, (fraction of the ids, fraction of the lookups) of ids with at least as
+            many.
+        new_a_period: distinct ids whose first row is in each period after the first, on average.
+        unseen: fraction of the held-out lookups whose id is not in the training rows.
     """
 
     ids: int
@@ -61,14 +62,14 @@ class Period:
 
 @dataclass(frozen=True)
 class LogAudit:
-    """What `stoker data` says of a click log.
+    """The report of `stoker data` on a click log.
 
     Attributes:
         columns: of the features, (name, kind, why, details).
         ids: by feature with ids.
-        missing: by feature of numbers, the share of rows without one.
-        leaks: what tells of the future, for people.
-        problems: why it must not be trained on as it is.
+        missing: by numeric feature, the fraction of rows without a value.
+        leaks: possible leaks of the future into training, as text for people.
+        problems: reasons to refuse training.
     """
 
     rows_in: int
@@ -157,7 +158,7 @@ def _lookups(rows: RowSet, number: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _places(rows: RowSet, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where the ids of rows are in their column, and which row each is of."""
+    """Returns the index of each of the rows' ids in their column, and the row of each id."""
     begin, lengths = rows.store.spans(number, rows.rows)
     at = np.repeat(begin - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
     return at, np.repeat(np.arange(len(rows)), lengths)
@@ -204,7 +205,7 @@ def _are_days(rows: RowSet) -> bool:
 
 
 def _leaks(log: ClickLog) -> Iterator[str]:
-    """What a model would know in training and not when it is used."""
+    """Yields possible leaks: facts that a model sees in training but not when it is used."""
     training, held_out = log.training, log.held_out
     if held_out is not None and log.features.time is not None and len(held_out) and len(training):
         begins = held_out.column("time").min()

@@ -1,4 +1,4 @@
-"""Batches of a click log: the features of some rows as a model takes them, as NumPy arrays."""
+"""Batches of a click log: the features of some rows in the model's input form, as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Columns(Protocol):
         """A column."""
 
     def spans(self, number: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where the ids of rows begin within their column, and how many there are; int64."""
+        """Returns the offset and the number of each row's ids in their column; int64."""
 
 
 def read_batch(store: Columns, features: Features, rows: np.ndarray) -> RowBatch:
@@ -107,7 +107,7 @@ def _ragged(store: Columns, number: int, column: Column, rows: np.ndarray) -> Ra
 
 
 def _cross(first: RaggedIds, second: RaggedIds) -> RaggedIds:
-    """Every pair of the ids that a row has of both features."""
+    """Returns every pair of a row's ids of the two features."""
     lengths = first.lengths * second.lengths
     row = np.repeat(np.arange(len(lengths)), lengths)
     within = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)

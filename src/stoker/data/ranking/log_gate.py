@@ -1,4 +1,4 @@
-"""Which click logs must not be trained on as they are, and what to do about it."""
+"""Refuses click logs that must not be trained on, with advice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of a click log's sources, as {column: value}, in the order of the files' names and lines."""
+"""Reads the rows of a click log's sources, as {column: value}, ordered by file name and line."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _all_rows(source: Source, form: str) -> Iterator[Raw | Rejected]:
 
 
 def file_rows(path: DataFile, form: str = "auto") -> Iterator[Raw | Rejected]:
-    """The rows of one file; see `log_rows`."""
+    """Yields the rows of one file; see `log_rows`."""
     kind = form if form in PARSERS else _kind_of(path)
     if kind is None:
         if data_suffix(path) in (".txt", ".md", ""):

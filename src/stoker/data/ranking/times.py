@@ -1,4 +1,4 @@
-"""Times of rows: numbers of any unit, or dates as ISO 8601 writes them."""
+"""Parses the times of rows: numbers of any unit, or dates in ISO 8601."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 
 DAY = 86_400.0  # seconds
-# Seconds, milli-, micro- and nanoseconds since 1970 are told apart by their size; these are years 1973 to 5138.
+# Seconds, milli-, micro- and nanoseconds since 1970 are distinguished by size; the ranges are years 1973 to 5138.
 _UNITS = ((1e8, 1e11, 1.0), (1e11, 1e14, 1e-3), (1e14, 1e17, 1e-6), (1e17, 1e20, 1e-9))
 
 
 def time_of(value: Any) -> float:
-    """A value of the column of time as a number that grows with time.
+    """Converts a value of the time column to a number that grows with time.
 
-    A number stays itself. A date or a time of day of one becomes seconds since 1970; without a zone it is in UTC.
+    A number is returned unchanged. A date or a date with a time becomes seconds since 1970; without a zone it is in
+    UTC.
 
     Raises:
         ValueError: it is neither.
@@ -43,7 +44,7 @@ def _date(text: str) -> float:
 
 
 def seconds_per_unit(times: np.ndarray) -> float | None:
-    """Seconds of one unit of times since 1970; None where the numbers are none, such as 1, 2, 3."""
+    """Returns the unit, in seconds, of times since 1970; None where the numbers are not such times (1, 2, 3)."""
     if not len(times):
         return None
     middle = float(np.median(times))
