@@ -1,4 +1,4 @@
-"""The job file: parsed strictly with the place of every value, checked, resolved and written."""
+"""The job file: parsed strictly with the position of every value, checked, resolved and written."""
 
 from __future__ import annotations
 

@@ -40,15 +40,15 @@ def solve_batch(
     default_batch: int = DEFAULT_BATCH,
     pipeline: Layout = ONE_PROCESS,
 ) -> BatchTriangle:
-    """Solve the triangle from the corners that are given; None is to be found. All are at least 1.
+    """Solves the triangle from the given corners; None marks a corner to solve for. All are at least 1.
 
-    Where the corners leave a choice: one data-parallel process; no accumulation when only the micro-batch is
-    given; ``default_batch`` sequences (at least one per process and pass) when nothing else says; and the
+    Defaults where the corners leave a choice: one data-parallel process; no accumulation when only the micro-batch is
+    given; ``default_batch`` sequences (at least one per process and pass) when no corner decides it; and the
     largest micro-batch that divides the work of a process and holds at most TOKENS_PER_PASS tokens (no limit
     where ``seq_len`` is None).
 
-    A ``pipeline`` takes the forward passes of a step as its micro-batches: where there is a choice they are at
-    least as many as its stages, which keeps all of them busy, or else as many as there can be.
+    The micro-batches of a ``pipeline`` are the forward passes of a step: where there is a choice there are at
+    least as many as stages, which keeps every stage busy, or else as many as possible.
 
     Raises BatchError where no whole numbers satisfy the corners and the pipeline's schedule.
     """
@@ -87,13 +87,13 @@ def solve_batch(
 
 
 def _passes(share: int, limit: int, pipeline: Layout) -> int:
-    """Forward passes for a share of the batch, the fewest that keep every stage busy; ``limit`` sequences at once."""
+    """Returns the fewest forward passes that keep every stage busy, each of at most ``limit`` sequences."""
     possible = [share // size for size in divisors(share) if size <= limit and pipeline.takes(share // size)]
     return min((count for count in possible if count >= pipeline.stage_count), default=max(possible, default=share))
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors, in order."""
+    """Returns all divisors in ascending order."""
     low = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return sorted({*low, *(number // d for d in low)})
 

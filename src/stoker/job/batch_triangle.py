@@ -1,4 +1,4 @@
-"""A job's corners of the batch triangle, handed to the solver."""
+"""Passes a job's corners of the batch triangle to the solver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULT_SCHEDULE: ScheduleName = "1f1b"
 
 
 def is_scratch(job: Job) -> bool:
-    """Whether the model is one of the catalogue's sizes that are trained from random weights."""
+    """Returns whether the model is a catalogue size that is trained from random weights."""
     return job.model is not None and job.model.name.startswith(SCRATCH_PREFIX) and "/" not in job.model.name
 
 
@@ -31,7 +31,7 @@ def seq_len_of(job: Job) -> int:
 
 
 def data_parallel_of(job: Job) -> int | None:
-    """Data-parallel processes as written or as the devices leave them; None where neither says."""
+    """Returns the data-parallel size, as written or as the devices determine it; None if neither does."""
     parts = job.parallel
     if parts.data == "auto" and parts.devices != "auto":
         return max(1, len(parts.devices) // (parts.tensor * parts.pipeline * parts.context))
@@ -54,7 +54,7 @@ def triangle_of(job: Job) -> BatchTriangle:
 
 
 def default_batch(job: Job) -> int:
-    """Samples of a step where no corner of the triangle says."""
+    """Returns the default samples per step, used if no corner of the triangle determines them."""
     batch = task_of(job).batch
     return batch(job) if callable(batch) else batch
 

@@ -1,4 +1,4 @@
-"""What the checks for conflicts see of a job."""
+"""A job as the checks for conflicts see it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CannotTellError(Exception):
 
 
 class View:
-    """A job while it is checked: its values, which of them were written, and which are wrong by themselves."""
+    """A job under validation: its values, the keys that were written, and those that are invalid by themselves."""
 
     def __init__(self, job: Job, document: JobDocument, wrong: set[KeyPath]) -> None:
         self.job, self.document, self.wrong = job, document, wrong
@@ -36,7 +36,7 @@ class View:
         return value
 
     def given(self, key: str) -> bool:
-        """Whether a value that is not ``auto`` was written."""
+        """Returns whether a value other than ``auto`` was written."""
         path = self._known(key)
         try:
             return self.document.at(path) not in (None, "auto")

@@ -25,7 +25,7 @@ WITHOUT_SOURCES = ("data", "evaluate.data")
 
 
 def conflicts(view: View) -> list[Problem]:
-    """Every conflict that can be judged, in no order."""
+    """Returns every conflict that can be determined, unordered."""
     problems: list[Problem] = []
     for check in CHECKS:
         try:
@@ -91,7 +91,7 @@ def _score_head(view: View) -> Iterator[Problem]:
 
 
 def _of_tasks(view: View) -> Iterator[Problem]:
-    """What the tasks find in their blocks, also in one that has no effect."""
+    """Runs each task's checks of its block, also of a block that has no effect."""
     for name, task in TASKS.items():
         if task.block and view.value(name) is not None:
             for check in task.checks:
@@ -120,7 +120,7 @@ def _two_evaluations(view: View) -> Iterator[Problem]:
 
 
 def two_evaluations(view: View, held_out: str) -> Iterator[Problem]:
-    """The problem of a key that names held-out data beside a fraction that is to be held out."""
+    """Yields the problem of a key that names held-out data together with a fraction to hold out."""
     fraction = view.value("evaluate.fraction")
     if view.given("evaluate.fraction") and fraction > 0:
         message = f"`{held_out}` and `evaluate.fraction` both say what to evaluate on"
@@ -163,7 +163,7 @@ def _one_target(view: View) -> Iterator[Problem]:
     written = [f"{TARGET}.{kind}" for kind in KINDS if getattr(target, kind) is not None]
     if written:
         yield from view.at_each(written, "`target` has several blocks, and a job runs in one place", "keep one of them")
-    elif not any(kind in KINDS for kind in view.document.data[TARGET]):  # else what is wrong with its keys is said
+    elif not any(kind in KINDS for kind in view.document.data[TARGET]):  # else its unknown keys are reported
         yield view.document.problem((TARGET,), "`target` has no block", f"write one of {', '.join(KINDS)} below it")
 
 
@@ -201,7 +201,7 @@ CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
 
 
 def has_effect(job: Job, path: KeyPath) -> bool:
-    """Whether a key changes anything in this job: an adapter's keys do nothing in full tuning, and so on."""
+    """Returns whether a key affects this job: an adapter's keys have no effect in full tuning, and so on."""
     if path[0] == "parallel":
         return not _idle_in_layout(job, str(path[-1]))
     task = TASKS[job.task]

@@ -1,4 +1,4 @@
-"""The reasons of the schema's fixed defaults, and what decides each ``auto``."""
+"""The reasons of the schema's fixed defaults, and how each ``auto`` is decided."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many islands a run has where `parallel.sync.islands` is auto: one a node."""
+"""The number of islands if `parallel.sync.islands` is auto: one a node."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def islands_of(copies: int, nodes: int) -> int:
 
 
 def reason_for(copies: int, nodes: int | None) -> str:
-    """Why there are so many.
+    """Explains the number of islands.
 
     Args:
-        nodes: None where they are not known yet.
+        nodes: None where it is not known yet.
     """
     if nodes is None or nodes == 1:
         return "each copy of the model is one" + ("; on several nodes each node" if nodes is None else " on one node")

@@ -1,4 +1,4 @@
-"""A job as YAML text: what a run's folder keeps, and what ``stoker check`` prints."""
+"""Writes a job as YAML text: the run folder's ``job.yaml``, and the output of ``stoker check``."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def _escaped(character: str) -> str:
 
 
 def job_lines(job: Job) -> Iterator[tuple[str, KeyPath | None]]:
-    """The job as YAML lines, each with the path of the leaf it holds; None for the line that opens a block.
+    """Yields the job as YAML lines, each with the path of its leaf; None for the line that opens a block.
 
-    What is not set (null) or has no effect in this job is left out: reading the lines gives the same job.
+    Unset (null) values and keys without effect in this job are left out: reading the lines gives the same job.
     """
     shown = (
         (path, value)

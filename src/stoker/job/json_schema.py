@@ -1,4 +1,4 @@
-"""The JSON schema of a job file, for editors: what `Job` accepts, and the shorthands beside it."""
+"""The JSON schema of a job file, for editors: the keys of `Job`, and the shorthands."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def parse_key(text: str) -> KeyPath:
 
 
 def block_of(annotation: Any) -> tuple[type[Block] | None, bool]:
-    """The block that a field's annotation holds, if any, and whether it is a list of them."""
+    """Returns the block type in a field's annotation, if any, and whether the field is a list of them."""
     for part in _alternatives(annotation):
         if isinstance(part, type) and issubclass(part, Block):
             return part, False
@@ -95,7 +95,7 @@ def block_at(path: KeyPath) -> type[Block] | None:
 
 @cache
 def parents_of_keys() -> dict[str, tuple[KeyPath, ...]]:
-    """For every key of the schema, the blocks that contain it, outermost first; without list indices."""
+    """Maps every key of the schema to the blocks that contain it, outermost first; without list indices."""
     found: dict[str, list[KeyPath]] = {}
     for path in (*schema_paths(), *target_paths()):
         found.setdefault(str(path[-1]), []).append(path[:-1])
@@ -103,7 +103,7 @@ def parents_of_keys() -> dict[str, tuple[KeyPath, ...]]:
 
 
 def schema_paths(block: type[Block] = Job, path: KeyPath = ()) -> Iterator[KeyPath]:
-    """Every key of the schema in order, without list indices; what is `APART` is not entered."""
+    """Yields every key of the schema in order, without list indices; does not descend into `APART`."""
     for name, field in block.model_fields.items():
         yield (*path, name)
         inner, _ = block_of(field.annotation)
@@ -112,12 +112,14 @@ def schema_paths(block: type[Block] = Job, path: KeyPath = ()) -> Iterator[KeyPa
 
 
 def target_paths() -> Iterator[KeyPath]:
-    """Every key below ``target``."""
+    """Returns every key below ``target``."""
     return schema_paths(TargetBlock, (TARGET,))
 
 
 def leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Every (path, value) of a job that is no block and no list of blocks; an empty such list is a leaf."""
+    """Yields (path, value) of every value that is neither a block nor a list of blocks; an empty such list is a
+    leaf.
+    """
     if isinstance(value, Block):
         for name in type(value).model_fields:
             yield from leaves(getattr(value, name), (*path, name))
@@ -129,16 +131,16 @@ def leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def choices(annotation: Any) -> list[str]:
-    """The words a value may be, ``auto`` among them."""
+    """Returns the literal values that a value may have, ``auto`` among them."""
     return [str(c) for part in _alternatives(annotation) if get_origin(part) is Literal for c in get_args(part)]
 
 
 def accepts(annotation: Any, *kinds: type) -> bool:
-    """Whether one of the alternatives is of these types."""
+    """Returns whether one of the alternatives is of these types."""
     return any(part in kinds or get_origin(part) in kinds for part in _bare(annotation))
 
 
-# Values that show what is meant where the schema's default is ``auto`` or nothing.
+# Example values of keys whose default is ``auto`` or unset.
 EXAMPLES = {
     "tune.modules_to_save": "[lm_head]",
     "tune.text": "Is this sentence kind or unkind?",
@@ -176,12 +178,12 @@ def example_of(path: KeyPath) -> str:
 
 
 def item_of(annotation: Any) -> Any:
-    """The annotation of what a list or a block of names and values holds."""
+    """Returns the annotation of the items of a list, or of the values of a mapping."""
     return next(get_args(part)[-1] for part in _bare(annotation) if get_origin(part) in (list, dict))
 
 
 def describe(field: FieldInfo) -> str:
-    """What may be written: ``a whole number above 0 or auto``."""
+    """Describes the accepted values: ``a whole number above 0 or auto``."""
     return in_words(field.annotation, field.metadata)
 
 

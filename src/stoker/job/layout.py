@@ -1,4 +1,4 @@
-"""The layout of a run: how many processes, and what each axis of them does."""
+"""The layout of a run: the number of processes along each axis of the mesh."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ class Layout:
     """Processes = data x tensor x pipeline x context.
 
     Attributes:
-        data: processes that take different samples.
-        shard: what is spread over them: nothing; optimizer states (zero1); gradients too (zero2); weights too (zero3).
-        shard_size: processes that one copy is spread over; fewer than ``data`` is hybrid sharding: the copies
+        data: processes that train on different samples.
+        shard: the sharded states: none; optimizer states (zero1); gradients too (zero2); weights too (zero3).
+        shard_size: processes that one copy is sharded over; fewer than ``data`` is hybrid sharding: the copies
             are replicas of each other. 1 without sharding.
         tensor: processes that each matrix is split over.
         sequence: whether activations outside of the matrices are split along the sequence, over the same processes.
         pipeline: processes that the blocks are split over.
-        schedule: the order of a pipeline's micro-batches.
-        stages: blocks of each stage, first to last; None spreads them evenly.
-        context: processes that each row of tokens is split over.
+        schedule: the pipeline schedule, the order of its micro-batches.
+        stages: blocks of each stage, first to last; None splits them evenly.
+        context: processes that each sequence is split over.
         context_by: ``gather`` gathers keys and values, ``ulysses`` exchanges heads for tokens.
-        recompute: what is computed again in the backward pass instead of being kept.
-        offload: what is kept in the host's memory instead of the device's.
-        compress: how gradients are sent between copies.
-        compress_rank: width of the matrices of ``powersgd``.
-        islands: groups of copies that train by themselves between two synchronisations.
-        sync_every: optimizer steps from one synchronisation of the islands to the next.
+        recompute: the activations that are recomputed in the backward pass instead of being stored.
+        offload: the states that are stored in host memory instead of on the device.
+        compress: the compression of gradients between replicas.
+        compress_rank: rank of the factors of ``powersgd``.
+        islands: groups of replicas that train independently between two synchronisations.
+        sync_every: optimizer steps between two synchronisations of the islands.
     """
 
     data: int = 1
@@ -69,7 +69,7 @@ class Layout:
 
     @property
     def zero(self) -> int:
-        """ZeRO's stage: 0 where nothing is sharded, to 3."""
+        """ZeRO's stage, from 0 (nothing is sharded) to 3."""
         return SHARDS.index(self.shard)
 
     @property
@@ -84,7 +84,7 @@ class Layout:
 
     @property
     def stages_per_process(self) -> int:
-        """Pipeline stages that a process holds."""
+        """Pipeline stages per process."""
         return 2 if self.pipeline > 1 and self.schedule in LOOPED else 1
 
     @property
@@ -93,7 +93,7 @@ class Layout:
         return self.pipeline * self.stages_per_process
 
     def takes(self, micro_batches: int) -> bool:
-        """Whether the pipeline's schedule can run a step of this many micro-batches.
+        """Returns whether the pipeline's schedule can run a step of this number of micro-batches.
 
         As torch.distributed.pipelining demands: 1F1B fills all its stages; the looped 1F1B and zero-bubble
         schedules run equal rounds of at least as many micro-batches as there are processes.
@@ -106,7 +106,7 @@ class Layout:
 
     @property
     def one_process(self) -> bool:
-        """Whether nothing is spread."""
+        """Returns whether the layout has a single process."""
         return self.world == 1
 
     def describe(self) -> str:

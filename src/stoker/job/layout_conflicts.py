@@ -15,7 +15,7 @@ from stoker.job.schema import ParallelBlock
 
 AXES = ("tensor", "pipeline", "context")
 COMPRESS_RANK = ParallelBlock.model_fields["compress_rank"].default
-# Keys that do nothing while the axis they belong to is one, and the values that say just that.
+# Keys without effect while the size of their axis is one, and their values that have no effect.
 OF_AXIS: dict[str, tuple[tuple[str, object], ...]] = {
     "tensor": (("sequence", False),),
     "pipeline": (("schedule", None), ("stages", None)),
@@ -38,7 +38,7 @@ def _parts(view: View) -> ParallelBlock:
 
 
 def _data(view: View) -> int:
-    """Data-parallel processes as they will be; the planner's number, if it is to choose one, is not known yet."""
+    """Returns the data-parallel size; raises if the planner is to choose it, since it is not known yet."""
     parts = _parts(view)
     if parts.data != "auto":
         return parts.data

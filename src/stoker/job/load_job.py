@@ -43,7 +43,7 @@ class LoadedJob(ReadJob):
     """A resolved job, and the origin of each of its leaves by dotted key.
 
     Attributes:
-        plan: what the planner says of the layout, where it chose it.
+        plan: the planner's explanation of the layout, if it chose it.
     """
 
     job: ResolvedJob
@@ -52,7 +52,7 @@ class LoadedJob(ReadJob):
 
 
 class JobError(UserError):
-    """A job with problems. ``sound`` is what is left of it without them, for checks of other rooms."""
+    """A job with problems. ``sound`` is the job without the invalid keys, for checks of other rooms."""
 
     def __init__(self, *problems: Problem | str, sound: ReadJob) -> None:
         super().__init__(*problems)
@@ -101,12 +101,12 @@ def with_nodes(loaded: LoadedJob, nodes: int) -> LoadedJob:
     if loaded.document.nodes == nodes or loaded.job.parallel.sync.every == 1:
         return loaded
     found = check_document(replace(loaded.document, nodes=nodes))
-    origins = {**loaded.origins, ISLANDS: found.origins[ISLANDS]}  # what the planner chose stays its choice
+    origins = {**loaded.origins, ISLANDS: found.origins[ISLANDS]}  # the planner's choice stays marked as its choice
     return replace(found, origins=origins, plan=loaded.plan)
 
 
 def _words(finding: KeyFinding, document: JobDocument) -> tuple[str, str]:
-    """The finding's message and suggestion; a version from the future has words of its own."""
+    """Returns the finding's message and suggestion; a newer schema version has a message of its own."""
     if finding.path == ("version",):
         version = document.at(("version",))
         if isinstance(version, int) and version > SCHEMA_VERSION:
@@ -116,7 +116,7 @@ def _words(finding: KeyFinding, document: JobDocument) -> tuple[str, str]:
 
 
 def _without(document: JobDocument, found: list[KeyFinding]) -> tuple[Job, set[KeyPath]]:
-    """The job without what is wrong in it, for the other checks, and the paths that cannot be judged."""
+    """Returns the job without its invalid values, for the other checks, and the paths that cannot be checked."""
     data = copy.deepcopy(document.data)
     wrong = {finding.path for finding in found}
     # A misspelt key is not missing as well.
@@ -138,12 +138,12 @@ def _without(document: JobDocument, found: list[KeyFinding]) -> tuple[Job, set[K
 
 
 def _remove(data: dict[str, Any], path: KeyPath, wrong: set[KeyPath]) -> None:
-    """Take out the value at a path; if it is missing, or inside a list, the block or list that wants it."""
+    """Removes the value at a path; if it is missing, or inside a list, the block or list that requires it."""
     holder: Any = data
     for depth, part in enumerate(path):
         last = depth == len(path) - 1
         if isinstance(holder, list):
-            # The other items keep their numbers: a list with one bad item is left out whole.
+            # The other items keep their indices: a list with an invalid item is removed as a whole.
             if last or block_at(path[: depth + 1]) is None:
                 wrong.add(path[:depth])
                 return _remove(data, path[:depth], wrong)
@@ -158,5 +158,5 @@ def _remove(data: dict[str, Any], path: KeyPath, wrong: set[KeyPath]) -> None:
 
 
 def place(problem: Problem) -> tuple[bool, int, int]:
-    """What problems are sorted by: the file from its top, then the command line."""
+    """Returns the sort key of problems: the file's from the top, then the command line's."""
     return problem.file == COMMAND_LINE, problem.line, problem.column

@@ -14,7 +14,7 @@ from stoker.job.shorthand import MAIN_KEY, SOURCE_LISTS, expand_shorthands
 from stoker.job.suggest_key import suggest_key
 from stoker.job.yaml_document import JobDocument, Mark, parse_document
 
-# A line that holds one key and a value that ends on it: no block, no text over several lines.
+# A line with one key and a one-line value: not a block, not a multi-line string.
 _KEY_LINE = re.compile(r"^(?P<indent> *)(?P<dash>- )?(?P<key>[\w-]+):(?P<space> +)(?P<rest>[^\s#|>&*!].*)$")
 
 _NOWHERE = Mark("", (0, 0), (0, 0))
@@ -29,10 +29,10 @@ class Migration:
 
 
 def fix(text: str, file: str) -> tuple[str, list[str]]:
-    """The text with everything changed that is beyond doubt, and a description of each change.
+    """Applies every unambiguous change to the text, and describes each change.
 
-    Adds a missing ``version``; renames misspelt keys; moves keys that belong to another block or bear another
-    tool's name. What leaves a choice stays as it is. Raises UserError where the text is no YAML.
+    Adds a missing ``version``; renames misspelt keys; moves keys that belong to another block or have another
+    tool's name. Ambiguous keys are left unchanged. Raises UserError if the text is not YAML.
     """
     changes: list[str] = []
     skipped: set[KeyPath] = set()
@@ -74,7 +74,7 @@ def _next_change(text: str, file: str, skipped: set[KeyPath]) -> Migration | Non
 
 
 def _arrived(change: Migration, file: str, target: KeyPath, value: Any) -> bool:
-    """Whether the changed text has the value where it belongs: a line inside a bracket cannot be moved."""
+    """Returns whether the changed text has the value at its target: a line inside a bracket cannot be moved."""
     try:
         document = parse_document(change.text, file)
     except UserError:
@@ -85,7 +85,7 @@ def _arrived(change: Migration, file: str, target: KeyPath, value: Any) -> bool:
 
 
 def _parent(document: JobDocument, path: KeyPath) -> KeyPath:
-    """The path of the block that holds a key, once the shorthands are written out."""
+    """Returns the path of the block that contains a key, after shorthands are expanded."""
     parent = path[:-1]
     is_single_source = parent in SOURCE_LISTS and isinstance(document.at(parent), dict)
     return (*parent, 0) if is_single_source else parent
@@ -119,7 +119,7 @@ def _move(text: str, document: JobDocument, path: KeyPath, target: KeyPath) -> M
     if not alone or found is None or isinstance(value, dict | list) or len(document.at(path[:-1])) == 1:
         return None
     if at + 1 < len(lines) and re.match(rf"^{found['indent']} +[^\s#]", lines[at + 1]):
-        return None  # the value goes on in the next line
+        return None  # the value continues on the next line
     end = "\r\n" if lines[at].endswith("\r\n") else "\n"
     del lines[at]
     rest = "".join(lines)

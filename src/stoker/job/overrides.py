@@ -1,4 +1,4 @@
-"""``key=value`` on the command line: the same values through the same door as the file's."""
+"""Overrides, ``key=value`` on the command line: validated exactly as the file's values."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _apply(document: JobDocument, text: str) -> JobDocument:
 
 
 def _holder(data: dict[str, Any], path: KeyPath) -> Any:
-    """The block or list that holds the path's last part; blocks that were not written yet are begun."""
+    """Returns the block or list that contains the path's last part; creates missing blocks."""
     value: Any = data
     for depth, part in enumerate(path):
         here = dotted(path[:depth])
@@ -78,7 +78,7 @@ def _holder(data: dict[str, Any], path: KeyPath) -> Any:
 
 
 def _begun(path: KeyPath) -> Any:
-    """An empty list where the schema wants a list of blocks, else an empty block."""
+    """Returns an empty list if the schema has a list of blocks there, else an empty block."""
     field, found = field_at(path)
     is_list = field is not None and found == path and block_of(field.annotation)[1]
     return [] if is_list else {}

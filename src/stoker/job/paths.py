@@ -9,7 +9,7 @@ _HERE = re.compile(r"(file|local)://(?=/)")
 
 
 def absolute(path: str, base: Path) -> Path:
-    """The path below ``base``. The ``~name`` of nobody stays as it is, a name like any other."""
+    """Returns the path below ``base``. ``~name`` of an unknown user is treated as an ordinary file name."""
     path = _HERE.sub("", path)
     try:
         return base / Path(path).expanduser()
@@ -18,7 +18,7 @@ def absolute(path: str, base: Path) -> Path:
 
 
 def exists(path: Path) -> bool:
-    """Whether something lies there; false as well of a path that cannot be, such as one with too long a name."""
+    """Returns whether the path exists; False also for an impossible path, such as one with too long a name."""
     try:
         return path.exists()
     except OSError:

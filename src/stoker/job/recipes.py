@@ -1,4 +1,4 @@
-"""Recipes: short jobs that work, written out with every key of the schema explained beside them."""
+"""Recipes: short working jobs, written with an explanation of every key of the schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides every ``auto`` that depends on neither the machine nor the model, and records where each value is from."""
+"""Resolves every ``auto`` that depends on neither the machine nor the model, and records each value's origin."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from stoker.job.yaml_document import JobDocument
 
 VIRTUAL_LR = {"prompt": 3e-2, "p-tuning": 1e-3, "prefix": 1e-3}
 HELD_OUT = 0.05
-EVALUATED = 256  # sequences: enough to tell models apart, few enough to wait for
+EVALUATED = 256  # sequences: enough to distinguish models, few enough to wait for
 MOST_BETWEEN_CHECKPOINTS = 500  # steps, so that a crash costs little
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value came from.
+    """The origin of a value.
 
     Attributes:
         source: the job file, an override on the command line, or Stoker's default.
@@ -83,7 +83,7 @@ def _origin(path: KeyPath, value: Any, decided: dict[str, Decided], document: Jo
 
 
 def _decisions(job: Job, file: str, nodes: int | None) -> dict[str, Decided]:
-    """What each ``auto`` would be in this job; those that were written are not used."""
+    """Resolves each ``auto`` key of this job; decisions on keys that were written are ignored."""
     own = task_of(job).defaults(job)
     found = {**_sequences(job), **_batch(job), **_layout(job, nodes), **_length(job), **own, **_tuned(job)}
     too_long = found.pop("data.too_long")
@@ -100,7 +100,7 @@ def _decisions(job: Job, file: str, nodes: int | None) -> dict[str, Decided]:
 
 
 def _tuned(job: Job) -> dict[str, Decided]:
-    """The rate and the decay of what is trained beside frozen weights."""
+    """Returns the learning rate and the weight decay of adapters and virtual tokens."""
     method = job.tune.method
     if method in VIRTUAL:
         lr = Decided(VIRTUAL_LR[method], "virtual tokens are few and far from where they end")
@@ -111,7 +111,7 @@ def _tuned(job: Job) -> dict[str, Decided]:
 
 
 def _sequences(job: Job) -> dict[str, Decided]:
-    """What language models share; a task decides otherwise where it differs."""
+    """Returns the defaults that language tasks share; a task overrides them where it differs."""
     task = task_of(job)
     unused = f"not used in task: {task.name}"
     length = (

@@ -1,4 +1,4 @@
-"""The job that is run: every ``auto`` that neither the machine, the model nor the data decides has become a value.
+"""The job that is run: every ``auto`` that depends on neither the machine, the model nor the data has a value.
 
 Only types are narrowed here: names, meanings, bounds and order of the keys are those of `stoker.job.schema`.
 """

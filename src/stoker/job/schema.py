@@ -1,6 +1,6 @@
-"""The job file's schema: every key with its type, its default, and one sentence of meaning.
+"""The job file's schema: every key with its type, its default, and a one-sentence description.
 
-The models hold what the user may write. ``auto`` is a value: it is resolved, with a stated reason, in
+The models hold the values that the user may write. ``auto`` is a value: it is resolved, with a stated reason, in
 `stoker.job.resolve`. The one-sentence ``description`` of a field is shown by ``stoker new`` as its comment
 and published in the JSON schema.
 """
@@ -22,9 +22,9 @@ TextFormat = Literal[
     "auto", "instruction", "messages", "sharegpt", "prompt", "question", "text", "preference", "ranked", "judged"
 ]
 LogFormat = Literal["criteo", "libsvm", "libffm"]
-"""Files of task ranking that neither their suffix nor a header describes."""
+"""Formats of task ranking that neither a suffix nor a header identifies."""
 
-LONGEST = 1e7  # seconds, a third of a year: no timer of the operating system takes what is far beyond
+LONGEST = 1e7  # seconds, a third of a year: timers of the operating system refuse values far beyond
 
 
 class SpecialTokensBlock(Block):
@@ -38,7 +38,7 @@ class SpecialTokensBlock(Block):
 
 
 class ModelBlock(Block):
-    """Which model is trained, and from where its weights and tokenizer come."""
+    """The model to train, and the sources of its weights and tokenizer."""
 
     name: str = Field(
         min_length=1,
@@ -128,7 +128,7 @@ class SourceBlock(Block):
 
 
 class MixBlock(Block):
-    """How several sources are mixed."""
+    """The mixing of several sources."""
 
     temperature: Annotated[float, Field(ge=0.01)] | None = Field(
         default=None,
@@ -137,7 +137,7 @@ class MixBlock(Block):
 
 
 class TuneBlock(Block):
-    """Which parameters are trained."""
+    """The tuning method: which parameters are trained."""
 
     method: Literal["full", "lora", "qlora", "prefix", "prompt", "p-tuning"] = Field(
         default="full",
@@ -181,7 +181,7 @@ class TuneBlock(Block):
 
 
 class TrainBlock(Block):
-    """How the parameters are trained."""
+    """The training settings: batch, optimizer, schedule and precision."""
 
     lr: Annotated[float, Field(gt=0, lt=10)] | Auto = Field(default="auto", description="peak learning rate")
     batch: PositiveInt | Auto = Field(default="auto", description="sequences per optimizer step, over all processes")
@@ -243,7 +243,7 @@ class TrainBlock(Block):
 
 
 class EvaluateBlock(Block):
-    """Held-out data: when and on what the model is evaluated."""
+    """The evaluation: its held-out data and its interval."""
 
     data: list[SourceBlock] = Field(default_factory=list, description="sources to evaluate on")
     fraction: Annotated[float, Field(ge=0.0, lt=1.0)] | Auto = Field(
@@ -259,7 +259,7 @@ class EvaluateBlock(Block):
 
 
 class CheckpointBlock(Block):
-    """When the state is saved and what is kept."""
+    """Checkpoints: their interval, and which of them are kept."""
 
     every: PositiveInt | Auto = Field(default="auto", description="steps between checkpoints")
     keep: PositiveInt = Field(default=2, description="newest checkpoints kept")
@@ -284,7 +284,7 @@ class CheckpointBlock(Block):
 
 
 class NodesBlock(Block):
-    """How many nodes train: each has a supervisor, `stoker node`."""
+    """The number of nodes that train; each runs a supervisor, `stoker node`."""
 
     min: PositiveInt = Field(
         description="with fewer none trains; more than half of max, or a cut network may split the run in two"
@@ -293,7 +293,7 @@ class NodesBlock(Block):
 
 
 class FaultsBlock(Block):
-    """What follows when something breaks."""
+    """The handling of faults: restarts, lost devices, hangs and invalid numbers."""
 
     restarts: NaturalInt = Field(default=3, description="times that the processes are started again before giving up")
     back_off: Annotated[float, Field(ge=0, le=LONGEST)] = Field(
@@ -350,7 +350,7 @@ class SyncBlock(Block):
 
 
 class ParallelBlock(Block):
-    """How the work is spread: processes = data x tensor x pipeline x context."""
+    """The parallel layout: processes = data x tensor x pipeline x context."""
 
     data: PositiveInt | Auto = Field(
         default="auto", description="processes that take different samples; only they multiply the batch"
@@ -418,7 +418,7 @@ class ExportSyncBlock(Block):
 
 
 class ExportBlock(Block):
-    """What leaves a run while it trains."""
+    """Exports during training."""
 
     sync: ExportSyncBlock | None = Field(
         default=None, description="a store of tables that follows the run; for task ranking"
@@ -457,7 +457,7 @@ class Job(Block):
     )
 
 
-if not TYPE_CHECKING:  # what is known when the tasks have been found: their names, and a block for each that has one
+if not TYPE_CHECKING:  # depends on the tasks' names, and on the blocks that tasks add
     Job = create_model(
         "Job",
         __base__=Job,

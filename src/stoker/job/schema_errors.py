@@ -1,4 +1,4 @@
-"""Readable errors from pydantic's: one finding for each key that is wrong."""
+"""Converts pydantic's errors to readable ones: one finding for each invalid key."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LEADING_NUMBER = re.compile(r"\d+(\.\d+)?([eE][-+]?\d+)?(?=\D*$)")
 
 @dataclass(frozen=True)
 class KeyFinding:
-    """One wrong key: its path, what is wrong, what to write, and what an unknown key was meant to be."""
+    """One invalid key: its path, the problem, the suggestion, and the key that an unknown one was meant to be."""
 
     path: KeyPath
     message: str
@@ -42,7 +42,7 @@ class KeyFinding:
 
 
 def findings(error: ValidationError, document: JobDocument) -> list[KeyFinding]:
-    """One finding for each wrong key. The members of a union all complain; the reader hears of it once."""
+    """Returns one finding for each invalid key. All members of a union raise an error; the key is reported once."""
     found: dict[KeyPath, KeyFinding] = {}
     missing: set[KeyPath] = set()
     for item in error.errors(include_url=False, include_context=False):
@@ -120,7 +120,7 @@ def _wrong(path: KeyPath, document: JobDocument) -> KeyFinding:
 
 
 def _instead(annotation: Any, value: Any) -> str:
-    """What to write for a value of the wrong kind; empty where nothing tells what was meant."""
+    """Returns the suggestion for a value of the wrong type; empty if the intended value cannot be guessed."""
     options = choices(annotation)
     numeric = accepts(annotation, int, float)
     if isinstance(value, float) and accepts(annotation, int) and value.is_integer() and abs(value) < 1e15:
@@ -136,7 +136,7 @@ def _instead(annotation: Any, value: Any) -> str:
 
 
 def _meant_by_text(annotation: Any, text: str) -> str:
-    """What to write where text was given for a truth value, a number or a list."""
+    """Returns the suggestion for a string in place of a boolean, a number or a list."""
     word = text.strip().lower()
     if accepts(annotation, bool) and word in SPELT_TRUE + SPELT_FALSE:
         return f"write {'true' if word in SPELT_TRUE else 'false'}, without quotes"

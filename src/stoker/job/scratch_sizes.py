@@ -1,4 +1,4 @@
-"""Sizes of a Llama that is trained from random weights, by the name that a job gives them."""
+"""Sizes of a Llama that is trained from random weights, by the job's name for them."""
 
 from __future__ import annotations
 

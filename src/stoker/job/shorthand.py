@@ -1,4 +1,4 @@
-"""The short ways to write a block, written out: ``model: NAME``, ``tune: lora``, ``special_tokens: [A, B]``."""
+"""Expands the shorthands of blocks: ``model: NAME``, ``tune: lora``, ``special_tokens: [A, B]``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from stoker.job.yaml_document import JobDocument, Mark
 MAIN_KEY = {"model": "name", "tune": "method"}
 SOURCE_LISTS: tuple[KeyPath, ...] = (("data",), ("evaluate", "data"))
 SOURCE_KEY = "path"
-TOKENS = ("model", "special_tokens")  # a list of them is the value of this key
+TOKENS = ("model", "special_tokens")  # a list in place of the block is the value of the key below
 TOKENS_KEY = "additional"
-ALL_AUTO = "parallel"  # `parallel: auto` is the block with nothing written in it, left to the planner
+ALL_AUTO = "parallel"  # `parallel: auto` is the empty block, resolved by the planner
 
 
 def expand_shorthands(document: JobDocument) -> JobDocument:

@@ -1,4 +1,4 @@
-"""A stage of a job file, as the document of a job of its own."""
+"""A stage of a job file, as the document of a separate job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker.job.yaml_document import JobDocument, Mark
 FROM = "model.from"
 # The keys that may name an earlier stage, and the task that it must be of; empty where it gives a language model.
 STAGE_KEYS = {FROM: "", "dpo.reference": "", "ppo.reward": "reward", "ppo.critic": "reward", "grpo.reward": "reward"}
-MODELS = ("dpo.reference", "ppo.critic")  # of them, those that may name a model as well
+MODELS = ("dpo.reference", "ppo.critic")  # keys of these that may also name a model
 NAME = "[A-Za-z0-9][A-Za-z0-9_-]*"
 
 
@@ -23,13 +23,13 @@ class Stage:
     """A stage of a job file.
 
     Attributes:
-        document: of its own job. A model that an earlier stage trains is that stage's own model in it, which has the
-            same shape and the same tokenizer and is there before anything is trained.
+        document: the stage's own job. A model that an earlier stage trains is replaced by that stage's base model,
+            which has the same shape and tokenizer and exists before training.
         own: paths that the stage wrote itself, without the list's.
-        place: of the stage in the file.
+        place: the stage's position in the file.
         needs: earlier stages by the key that names them.
         output: the run's folder.
-        trained: what the document holds once the earlier stages are trained, by path: runs, for a model as its name.
+        trained: values of the document after the earlier stages are trained, by path: runs, or for a model its name.
     """
 
     name: str
@@ -74,7 +74,9 @@ class Stage:
 
 
 def with_value(document: JobDocument, path: KeyPath, value: Any) -> JobDocument:
-    """The document with another value at a path of one or two keys; a block's keys have the place of the block."""
+    """Returns the document with another value at a path of one or two keys; a block's keys have the block's
+    position.
+    """
     first, *rest = path
     data = {**document.data, first: {**document.data[first], rest[0]: value} if rest else value}
     marks = document.marks
@@ -86,5 +88,5 @@ def with_value(document: JobDocument, path: KeyPath, value: Any) -> JobDocument:
 
 
 def weights_folder(run: str, digest: str) -> str:
-    """Where a run's weights for later stages are: below the run, under a name that changes with them."""
+    """Returns the folder of a run's weights for later stages, below the run; its name depends on the weights."""
     return f"{run}/merged-{digest[:12]}"

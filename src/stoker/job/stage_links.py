@@ -1,4 +1,4 @@
-"""The keys of a stage that name earlier stages, and what the stage gets from those."""
+"""The keys of a stage that name earlier stages, and the values that they resolve to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRUST = ("trust_remote_code", "allow_pickle")
 
 
 def linked(stage: Stage, earlier: Sequence[Stage], names: Sequence[str]) -> tuple[Stage, list[Problem]]:
-    """The stage with the folders of the earlier stages that its keys name, and what is wrong with the names."""
+    """Returns the stage with the folders of the earlier stages that its keys name, and problems with the names."""
     known, document = {other.name: other for other in earlier}, stage.document
     problems: list[Problem] = []
     for key, task in STAGE_KEYS.items():
@@ -28,10 +28,10 @@ def linked(stage: Stage, earlier: Sequence[Stage], names: Sequence[str]) -> tupl
         except KeyError:
             continue
         if key != FROM and not isinstance(name, str):
-            continue  # the schema says what is wrong with it
+            continue  # the schema reports the problem
         if name not in known:
             if key != FROM and name not in names and (not task or _is_run(name) or not nearest(name, names)):
-                continue  # a model or a run that is no stage's
+                continue  # a model or a run that belongs to no stage
             later = "it does not come earlier" if name in names else "there is no such stage"
             hint = near(str(name), list(known)) if name not in names else "let it come before"
             problems.append(document.problem(path, f"stage {stage.name}: `{key}: {name}`: {later}", hint))
@@ -47,7 +47,7 @@ def _is_run(name: str) -> bool:
 
 
 def _unfit(key: str, stage: Stage, task: str) -> tuple[str, str] | None:
-    """Why a stage cannot be what a key names, and what to write; None where it can, or where its job is wrong."""
+    """Returns why a key cannot name this stage, with a suggestion; None if it can, or if its job is invalid."""
     found = stage.document.data.get("task")
     if found not in TASKS:
         return None
@@ -93,6 +93,6 @@ def _linked_to(stage: Stage, key: str, earlier: Stage) -> Stage:
 
 
 def near(name: str, names: Sequence[str]) -> str:
-    """What to write instead of a name: the nearest stage, or all."""
+    """Suggests a stage's name: the nearest, or all."""
     found = nearest(name, names)
     return f"write {found}" if found else f"take one of {', '.join(names)}" if names else "it is the first stage"

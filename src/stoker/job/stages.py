@@ -1,7 +1,7 @@
-"""A job file with ``stages``: every stage becomes the document of a job of its own.
+"""Splits a job file with ``stages``: every stage becomes the document of a separate job.
 
-The keys beside ``stages`` are shared: a stage has them unless it writes its own. Blocks are merged key by key; where a
-stage names another model or another method, that block is the stage's alone. A task's block reaches the stages of
+The other keys of the file are shared: a stage inherits them unless it writes its own. Blocks are merged key by key; if
+a stage names another model or another method, that block is the stage's alone. A task's block applies to the stages of
 that task only.
 """
 
@@ -23,8 +23,8 @@ from stoker.job.stage_links import linked, near
 from stoker.job.task_spec import TASKS
 from stoker.job.yaml_document import COMMAND_LINE, JobDocument, Mark, read_document
 
-EACH_ITS_OWN = (("output",), ("checkpoint", "to"))  # shared places, below which every stage has a folder
-LENGTHS = ("steps", "epochs")  # one of them; a stage's own replaces the shared other
+EACH_ITS_OWN = (("output",), ("checkpoint", "to"))  # shared folders, in which every stage has a subfolder
+LENGTHS = ("steps", "epochs")  # mutually exclusive; a stage's own replaces the shared other
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class StagedJob:
 
 
 def has_stages(path: str | Path) -> bool:
-    """Whether a file has stages; false of one that cannot be read."""
+    """Returns whether a file has stages; False if it cannot be read."""
     try:
         return STAGES in read_document(path).data
     except UserError:
@@ -125,7 +125,7 @@ def _root(path: str | Path) -> str:
 
 
 def _items(document: JobDocument) -> list[dict[str, Any]]:
-    """The stages as they were written; each is a block with a name of its own."""
+    """Returns the stages as written; each is a block with a unique name."""
     items = document.data[STAGES]
     if not isinstance(items, list) or not items:
         hint = "write one `- name: ...` with the keys of a job below it for each stage"
@@ -177,7 +177,7 @@ def _divided(overrides: Sequence[str], names: list[str]) -> tuple[list[str], dic
 def _own(
     document: JobDocument, index: int, item: dict[str, Any], overrides: list[str]
 ) -> tuple[JobDocument, list[Problem]]:
-    """What a stage writes itself, as a document."""
+    """Returns a stage's own keys as a document."""
     here = (STAGES, index)
     marks = {path[2:]: mark for path, mark in document.marks.items() if path[:2] == here and len(path) > 2}
     name = marks.pop(("name",))
@@ -226,7 +226,7 @@ def _stage(common: JobDocument, own: JobDocument, name: str, index: int, place: 
 
 
 def _is_alone(key: str, block: dict[str, Any], own: JobDocument) -> bool:
-    """Whether a stage's block takes nothing from the shared one: it names another model, method or layout."""
+    """Returns whether a stage's block replaces the shared one: it names another model, method or layout."""
     main = MAIN_KEY.get(key)
     return (
         (main is not None and main in block)

@@ -1,4 +1,4 @@
-"""What to write instead of an unknown key: the nearest key, its block, another tool's name."""
+"""Suggestions for an unknown key: the nearest key, the right block, another tool's name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stoker.job.key_paths import KeyPath, block_at, dotted, parents_of_keys, par
 from stoker.job.targets import KINDS
 from stoker.job.task_spec import TASKS
 
-# Names that other trainers give to the same value, so that it can be moved as it is.
+# Other trainers' names of the same value, which can be moved unchanged.
 SAME_VALUE = {
     "train.lr": "learning_rate lrate learningrate peak_lr max_lr",
     "train.batch": "batch_size global_batch_size train_batch_size total_batch_size",
@@ -162,7 +162,7 @@ HINTS = {
 
 @dataclass(frozen=True)
 class Suggestion:
-    """What to write, where the value would go (None where unknown), and whether that is beyond doubt."""
+    """The text of a suggestion, the target key (None if unknown), and whether it is unambiguous."""
 
     text: str
     target: KeyPath | None = None
@@ -170,7 +170,7 @@ class Suggestion:
 
 
 def suggest_key(parent: KeyPath, key: str) -> Suggestion:
-    """What to write instead of the unknown key in the block at ``parent``."""
+    """Suggests a key instead of the unknown key in the block at ``parent``."""
     name = re.sub(r"[\s-]+", "_", key.strip().lower())
     level = tuple(part for part in parent if isinstance(part, str))
     block = block_at(parent)
@@ -182,10 +182,10 @@ def suggest_key(parent: KeyPath, key: str) -> Suggestion:
     if alias is not None:
         return _move(parent, parse_key(alias), certain=True)
     stages = not level and difflib.get_close_matches(name, ["stages"], cutoff=0.8)
-    if name in HINTS or stages:  # `stages` is no key of a job, but of a file of several
+    if name in HINTS or stages:  # `stages` is not a key of a job, but of a file with several
         return Suggestion("write `stages`" if stages else HINTS[name])
     homes = [home for home in parents_of_keys().get(name, ()) if home != level]
-    shared = [home for home in homes if len(home) < 2 or home[0] not in TASKS]  # not deep inside of one task's block
+    shared = [home for home in homes if len(home) < 2 or home[0] not in TASKS]  # not nested in a single task's block
     homes = shared or homes
     if len(homes) == 1:
         under = f"belongs under `{dotted(homes[0])}:`" if homes[0] else "belongs at the top level"

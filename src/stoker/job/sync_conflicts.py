@@ -1,4 +1,4 @@
-"""Checks of `parallel.sync`: islands that train by themselves between two synchronisations."""
+"""Checks of `parallel.sync`: islands that train independently between two synchronisations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _without_effect(view: View) -> Iterator[Problem]:
 
 
 def _other_weights(view: View) -> Iterator[Problem]:
-    """What needs the same weights everywhere at a step between two synchronisations."""
+    """Yields keys that need identical weights everywhere at a step between two synchronisations."""
     every, task = view.value("parallel.sync.every"), view.task
     if every == 1:
         return
@@ -50,7 +50,7 @@ def _other_weights(view: View) -> Iterator[Problem]:
 
 
 def _decided(view: View, copies: int) -> int | None:
-    """The number of islands; None where it depends on nodes that are not known yet."""
+    """Returns the number of islands; None if it depends on an unknown number of nodes."""
     islands, nodes = view.value("parallel.sync.islands"), view.document.nodes
     if islands != "auto":
         return cast(int, islands)

@@ -1,7 +1,7 @@
-"""What a task states of itself, and all tasks by name: each is a file of ``stoker/train/tasks``.
+"""The declaration of a task, and all tasks by name: each is a file of ``stoker/train/tasks``.
 
-The declaration lies here because the rooms below `stoker.train` ask for parts of it: the job for a block and defaults,
-the data for what a row is, the planner for what is held, the export for its formats. The files are found in their
+The declaration is in this room because rooms below `stoker.train` need parts of it: the job its block and defaults,
+the data its kind of rows, the planner its resident models, the export its formats. The files are found in their
 folder instead of being imported by name. Every verb loads all of them, so they import torch and the rooms above inside
 functions only.
 """
@@ -45,23 +45,23 @@ if TYPE_CHECKING:  # of rooms above too; see the import contract
 B = TypeVar("B", bound=Block)
 
 Head = Literal["tokens", "score"]
-"""What is above the last hidden states: the logits of the next token, or one score."""
+"""The head above the last hidden states: the logits of the next token, or one score."""
 
 Rows = Literal["answers", "pairs", "judged"]
-"""What a row of data is: one answer, two of them (chosen and rejected), or one with a label, good or bad."""
+"""The kind of a data row: one answer, two answers (chosen and rejected), or one with a label, good or bad."""
 
 
 NO_CRITIC, SHARED_CRITIC = "none", "shared"
-"""There is none; it shares the model's base."""
+"""No critic; a critic that shares the model's base."""
 
 
 @dataclass(frozen=True)
 class Named:
-    """What a key of a task's block names beside the model and the data of the job.
+    """A file, model or run that a key of a task's block names, in addition to the job's model and data.
 
     Attributes:
         key: such as ``dpo.reference``.
-        value: as the job has it.
+        value: the key's value in the job.
         kind: ``model`` (a model or a run), ``run``, ``source`` (rows of data), or ``scorer`` (such as
             ``json_schema:FILE``; ``python:MODULE:FUNCTION`` names a module).
     """
@@ -88,59 +88,61 @@ def _language_commands(job: ResolvedJob, run: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSpec:
-    """A task: what a job of it may say, how its rows become samples, what is learnt, measured, held and exported.
+    """A task: its keys in a job, its samples, its objective, its metrics, its resident models and its exports.
 
     Attributes:
-        name: as ``task:`` names it. A task with a block has it under this name.
+        name: as ``task:`` names it. A task's block has the same name.
         defaults: the values of ``auto`` keys that this task decides, by key, ``data.too_long`` for all sources.
-        batch: default samples per optimizer step, or what gives it for a job.
+        batch: default samples per optimizer step, or a function that computes them for a job.
         adapter_lr: default learning rate of adapters, and why.
-        block: the keys of its own.
-        resolved: the block once its ``auto`` values are decided; by default the same.
-        block_hint: what to write where the block is missing; empty where it may be, and its defaults then hold.
-        reasons, examples: why a key of the block has its default, and a value that it can have; by key.
-        checks: find what is wrong in the block and beside it; they are called where the block is there.
-        text: whether a language model is trained on rows of ``data``. Other tasks bring their model themselves.
+        block: the type of the task's own block.
+        resolved: the block once its ``auto`` values are decided; by default the same type.
+        block_hint: the suggestion if the block is missing; empty if it may be, and its defaults then apply.
+        reasons, examples: the reason of the default of a key of the block, and an example value; by key.
+        checks: find problems in the block and with other keys; they are called if the block is present.
+        text: whether a language model is trained on rows of ``data``. Other tasks bring their own model.
         sources: of other tasks, whether they read rows of ``data``; else they bring their data, too.
-        instead: of other tasks, what to write instead of a key that has no effect.
+        instead: of other tasks, the suggestion in place of a key without effect.
         runs_code: whether a job names code to import.
-        chat: whether rows are conversations, so that a chat template writes them and asks the trained model.
-        prompts: whether rows ask only, as the model's own answers are what it learns from. An answer in a row is what
-            rewards may expect.
-        rows: what a row of the data is, for a job.
-        head: what the model computes.
-        names: what else a job names, which `stoker submit` sends and `stoker check` looks for.
+        chat: whether rows are conversations, which a chat template renders for training and for the trained model.
+        prompts: whether rows are prompts, and the task learns from the model's own answers. An answer in a row is the
+            expected one, for rewards.
+        rows: the kind of the data's rows, for a job.
+        head: the model's output.
+        names: other files, models and runs that a job names; `stoker submit` sends them and `stoker check` verifies
+            that they exist.
         objective: the loss of a language model for a job; None for the cross entropy of each target.
-        critic: what is trained beside the model to estimate what answers will be worth: `NO_CRITIC`, `SHARED_CRITIC`,
+        critic: the model trained to estimate the value of answers: `NO_CRITIC`, `SHARED_CRITIC`,
             or the name of a model or a run; see `stoker.models.critic`.
-        critic_rate: learning rate of a critic that is a model of its own, as a multiple of the job's.
-        first_values: first weights of what the task adds to the model, by name, where it knows better ones than chance.
-        extras: what the task adds to the inputs of a pass, for a job and the folder of its paths.
-        samples: what makes the task's samples, where they are not sequences of the corpus: called as
+        critic_rate: learning rate of a critic that is a separate model, as a multiple of the job's.
+        first_values: initial weights that the task adds to the model, by name, where random ones are not best.
+        extras: extra inputs of a forward pass, for a job and the folder of its paths.
+        samples: builds the task's samples, if they are not sequences of the corpus: called as
             `stoker.train.language_task.LanguageTask` is.
-        target: what the loss is the mean over, and the accuracy: ``token`` or ``document``.
-        perplexity: whether exp(loss) is one.
+        target: the unit that the loss and the accuracy are averaged over: ``token`` or ``document``.
+        perplexity: whether exp(loss) is a perplexity.
         dropout: whether the dropout of the model's configuration is active in training.
-        details: what `stoker eval` adds, of (task, engine, documents, names of their sources).
-        grows: whether a finished run goes on where its data has more rows at the end.
-        plan: predicts memory and exchange, of a task without a language model.
-        prepare: makes model, data and samples, where `stoker.train.prepare` does not; the path is where relative ones
-            begin.
-        gate: of other tasks with sources, raises what is wrong with the data; called once, before processes start.
-        audit: of such tasks, what `stoker data` shows.
-        measure: what `stoker eval` gives for a run, where it is not a language model's loss: called with the run, the
-            data (None for what is held out), its format, the checkpoint, the keys that may run code, and the path where
-            relative ones begin.
+        details: further results of `stoker eval`, from (task, engine, documents, names of their sources).
+        grows: whether a finished run continues when rows are appended to its data.
+        plan: predicts memory and communication, of a task without a language model.
+        prepare: makes model, data and samples, where `stoker.train.prepare` does not; the path is the base of relative
+            ones.
+        gate: of other tasks with sources, raises on invalid data; called once, before processes start.
+        audit: of such tasks, the report of `stoker data`.
+        measure: the result of `stoker eval` for a run, where it is not a language model's loss: called with the run,
+            the
+            data (None for the held-out rows), its format, the checkpoint, the keys that may run code, and the base of
+            relative paths.
         toy: (keys of the job's small copy, samples of an epoch) for `stoker verify`, where data is not rows of text.
-        toy_keys: keys of the block that the small copy has other values of, where data is rows.
-        resident: copies of the model held frozen beside the trained one, for the planner.
-        reads: forward passes without gradients beside each that is trained on, for the planner.
-        roles: what is resident while it trains, by name, the trained model first.
-        has_tables: whether its runs hold tables of embeddings, which a store can follow.
-        exports: formats that a run can be written in.
-        export: what writes a run, where it is not a language model: called with the run, the target, the checkpoint,
-            the keys that may run code, the path where relative ones begin, and how many versions of a store stay.
-        next_commands: what can be done with a finished run: commands without ``stoker``, given the job and the run.
+        toy_keys: keys of the block with other values in the small copy, where data is rows.
+        resident: frozen copies of the model in memory with the trained one, for the planner.
+        reads: forward passes without gradients for each that is trained on, for the planner.
+        roles: models in memory during training, by name, the trained model first.
+        has_tables: whether its runs hold embedding tables, which a store can follow.
+        exports: formats that a run can be exported to.
+        export: exports a run that is not a language model: called with the run, the target, the checkpoint,
+            the keys that may run code, the base of relative paths, and the number of a store's versions to keep.
+        next_commands: suggested commands for a finished run, without ``stoker``, given the job and the run.
     """
 
     name: str
@@ -189,7 +191,7 @@ class TaskSpec:
     next_commands: Callable[[ResolvedJob, str], tuple[str, ...]] = _language_commands
 
     def own_critic(self, job: Job) -> bool:
-        """Whether the critic of a job is a model of its own."""
+        """Returns whether the critic of a job is a separate model."""
         return self.critic(job) not in (NO_CRITIC, SHARED_CRITIC)
 
 
@@ -205,7 +207,7 @@ def task_of(job: Job) -> TaskSpec:
 
 
 def is_language(job: Job) -> bool:
-    """Whether a job's model is a language model, which transformers and peft build."""
+    """Returns whether a job's model is a language model, which transformers and peft build."""
     return task_of(job).prepare is None
 
 
@@ -221,4 +223,4 @@ def block_of_task(job: Job, kind: type[B]) -> B:
     return block
 
 
-TASKS: dict[str, TaskSpec] = _tasks()  # last: the files import what is above
+TASKS: dict[str, TaskSpec] = _tasks()  # last: the files import names defined above

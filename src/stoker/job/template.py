@@ -1,4 +1,4 @@
-"""Chat templates written as one text for each role: their placeholders, and their translation to Jinja."""
+"""Chat templates written as one string for each role: their placeholders, and their translation to Jinja."""
 
 from __future__ import annotations
 

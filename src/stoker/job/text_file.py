@@ -7,7 +7,7 @@ from pathlib import Path
 from stoker.errors import Problem, UserError
 
 LARGEST_FILE = 256 * 1024  # bytes; the pure-Python parser reads about 128 KiB a second
-STREAMS = ("/dev/", "/proc/")  # a FIFO here is what a shell writes into: `stoker check <(generate)`
+STREAMS = ("/dev/", "/proc/")  # a FIFO here is written by a shell: `stoker check <(generate)`
 
 
 def read_text(path: str | Path) -> str:

@@ -1,4 +1,4 @@
-"""The record of how a tokenizer was extended: enough to make a model's new rows."""
+"""The record of a tokenizer's extension: sufficient to make a model's new rows."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Extension:
         return self.first + len(self.pieces)
 
     def rows(self, have: int) -> int:
-        """Rows that the embedding of a model with ``have`` rows gets: as they are where there is room."""
+        """Returns the rows of the embedding for a model with ``have`` rows: unchanged if they suffice."""
         return rows_of(self.tokens, have)
 
     def write(self, folder: Path) -> None:
-        """Writes it beside the tokenizer."""
+        """Writes the record into the tokenizer's folder."""
         (folder / FILE).write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
 
 
@@ -69,7 +69,7 @@ def read_extension(folder: Path) -> Extension | None:
 
 
 def special_tokens(block: ModelBlock) -> list[str]:
-    """All tokens of ``model.special_tokens``."""
+    """Returns all tokens of ``model.special_tokens``."""
     tokens = block.special_tokens
     if tokens is None:
         return []

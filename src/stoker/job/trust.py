@@ -1,4 +1,4 @@
-"""What in a job lets code run that is not Stoker's. It counts in a user's own job file, and not in that of a run."""
+"""Keys of a job that let foreign code run. They are honoured in a user's own job file, not in a run's."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from stoker.job.task_spec import task_of
 
 
 def code_problems(loaded: LoadedJob, how: Callable[[str], str]) -> list[Problem]:
-    """The keys of a run's ``job.yaml`` that let code run and that this command line does not repeat.
+    """Returns a problem for each key of a run's ``job.yaml`` that lets code run and that this command line does not
+    repeat.
 
-    Whoever trained the run wrote them, who need not be the user.
+    The keys were written by whoever trained the run, who may not be the user.
 
     Args:
-        how: what to write on the command line for ``key=value``.
+        how: formats ``key=value`` for the command line.
     """
     job = loaded.job
     given = {

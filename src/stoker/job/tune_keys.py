@@ -1,4 +1,4 @@
-"""Which keys of the block ``tune`` belong to which method."""
+"""The keys of the block ``tune``, by method."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def virtual_tokens(job: Job) -> int:
 
 
 def merges(job: Job) -> bool:
-    """Whether what the job trains can be added to the weights of its base, without rounding it away."""
+    """Returns whether the trained weights can be merged into the base without rounding them away."""
     return job.tune.method not in VIRTUAL and (job.model is None or job.model.quantise == "none")
 
 

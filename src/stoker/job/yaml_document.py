@@ -33,7 +33,7 @@ TEXT = {TAG + name for name in ("str", "timestamp", "value", "merge")}
 
 @dataclass(frozen=True)
 class Mark:
-    """Where a key and its value are, each as (line, column) counted from 1; (0, 0) on the command line."""
+    """The positions of a key and its value, each as (line, column) counted from 1; (0, 0) on the command line."""
 
     file: str
     key: tuple[int, int]
@@ -76,7 +76,7 @@ class JobDocument:
                 continue
             if mark.override:
                 return Problem(f"in `{mark.override}`: {message}", suggestion, key=key, file=COMMAND_LINE)
-            # The value of a block begins at its first key, which is not what the message is about.
+            # The value of a block begins at its first key, which the message does not concern.
             whole = isinstance(self.at(path[:end]), dict | list)
             line, column = mark.key if at_key or whole or end < len(path) else mark.value
             return Problem(message, suggestion, key=key, file=mark.file, line=line, column=column)
@@ -162,7 +162,7 @@ class _Builder:
         self.file = file
         self.marks: dict[KeyPath, Mark] = {}
         self.problems: list[Problem] = []
-        self.open: set[int] = set()  # collections being built: meeting one again means it holds itself
+        self.open: set[int] = set()  # collections under construction: meeting one again means it contains itself
         self.count = 0
 
     def build(self, node: Node, path: KeyPath) -> Any:
@@ -227,7 +227,7 @@ class _Builder:
                 continue
             marks = dict(self.marks)
             extra = self.build(source, path)
-            self.marks.update(marks)  # keys written here keep their own places
+            self.marks.update(marks)  # keys written here keep their own positions
             result = {**(extra or {}), **result}
         return result
 
@@ -269,7 +269,7 @@ def _syntax_problem(error: MarkedYAMLError, file: str) -> Problem:
     return Problem(f"this is not YAML: {what}", file=file, line=line, column=column)
 
 
-# What the parser says, and what a reader who does not know its grammar can act on.
+# The parser's messages, and messages for a reader who does not know its grammar.
 _PLAIN_WORDS = (
     ("'\\t' that cannot start", "a tab where YAML needs spaces", "indent and separate with spaces"),
     ("mapping values are not allowed", "a second `key:` on this line, or a wrong indentation",

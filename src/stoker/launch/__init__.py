@@ -1,1 +1,1 @@
-"""Starts a run's processes on this machine, or joins those that a launcher started."""
+"""Starts a run's processes on this machine, or joins the processes that a launcher started."""

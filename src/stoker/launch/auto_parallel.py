@@ -1,7 +1,7 @@
-"""`parallel: auto`: the planner's layout for a job on the devices at hand, before any process starts.
+"""`parallel: auto`: plans the layout for a job on the available devices, before any process starts.
 
-The planner chooses among the layouts that agree with what the job states of the layout and the batch. Each candidate
-passes the checks of a job that states it, and those of the model's family; the fastest that passes is taken.
+The planner chooses among the layouts that agree with the job's explicit keys of layout and batch. Each candidate
+is checked like a job that states it, and against the model's family; the fastest that passes is taken.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ def cluster_at_hand(loaded: LoadedJob, rank_info: RankInfo | None = None) -> Clu
 
 
 def with_plan(loaded: LoadedJob, rank_info: RankInfo | None = None, *, cluster: Cluster | None = None) -> LoadedJob:
-    """The job with the planner's layout and micro-batch, where `parallel: auto` asks for them; else as it is.
+    """Returns the job with the planner's layout and micro-batch if it has `parallel: auto`; else unchanged.
 
     Args:
         rank_info: rank and world size of this process, where a launcher started it.
-        cluster: where it is to run; by default `cluster_at_hand`.
+        cluster: the cluster to plan for; by default `cluster_at_hand`.
 
     Raises:
         CannotRun: nothing fits, or nothing that fits can be trained.
@@ -99,7 +99,7 @@ def with_plan(loaded: LoadedJob, rank_info: RankInfo | None = None, *, cluster: 
 
 @dataclass(frozen=True)
 class _Stated:
-    """What the job's author wrote of the layout and the batch, by the names of `Layout` and of the block `train`."""
+    """The job's explicit keys of layout and batch, by the names of `Layout` and of the block `train`."""
 
     layout: Mapping[str, Any]
     corners: Mapping[str, int]
@@ -114,7 +114,7 @@ class _Stated:
 
     @property
     def in_space(self) -> bool:
-        """Whether the search can express everything that is stated."""
+        """Returns whether the search space can express every explicit key."""
         return "data" not in self.layout and "accumulation" not in self.corners
 
     def batch(self, loaded: LoadedJob, processes: int) -> int:
@@ -126,13 +126,13 @@ class _Stated:
         return -(-batch // unit) * unit
 
     def agrees(self, plan: LayoutPlan) -> bool:
-        """Whether a plan agrees with what the search cannot express."""
+        """Returns whether a plan agrees with the explicit keys that the search space cannot express."""
         setting = plan.setting
         data, accumulation = self.layout.get("data"), self.corners.get("accumulation")
         return data in (None, setting.layout.data) and accumulation in (None, setting.micro_batches)
 
     def space(self) -> Space:
-        """The search space narrowed to what is stated."""
+        """Returns the search space restricted to the explicit keys."""
         names = (*AXES, "recompute", "shard", "shard_size", "schedule", "offload")
         values = {name: self.layout[name] for name in names if name in self.layout}
         narrowed: dict[str, Any] = {name: (INSTEAD.get((name, value), value),) for name, value in values.items()}
@@ -153,7 +153,7 @@ def _blank(loaded: LoadedJob) -> PreTrainedModel:
 
 
 def _check_family(stated: _Stated, model: PreTrainedModel | None) -> None:
-    """Whether the model's family can be split over the axes that the job states.
+    """Checks that the model's family can be split over the axes that the job states.
 
     Raises:
         CannotRun: it cannot.
@@ -183,10 +183,10 @@ def _checked(loaded: LoadedJob, stated: _Stated, setting: Setting) -> LoadedJob:
 
 def _written(loaded: LoadedJob, stated: _Stated, block: Mapping[str, Any], corners: Mapping[str, int]) -> LoadedJob:
     written = loaded.document
-    sync = written.data["parallel"].get("sync")  # no choice of the planner's, which knows what it costs
+    sync = written.data["parallel"].get("sync")  # not the planner's choice, but it affects the cost
     block = {**block, **({"sync": sync} if sync else {})}
     data = {**written.data, "parallel": block, "train": {**(written.data.get("train") or {}), **corners}}
-    # What is wrong with a value of the planner's is wrong at the `auto` that asked for it.
+    # A problem with a value of the planner's is reported at the `auto` that asked for it.
     paths = [*(("parallel", name) for name in block), *(("train", name) for name in corners)]
     auto = written.marks[("parallel",)]
     marks: dict[KeyPath, Mark] = {**dict.fromkeys(paths, auto), **written.marks}
@@ -202,7 +202,7 @@ def _written(loaded: LoadedJob, stated: _Stated, block: Mapping[str, Any], corne
 
 
 def _model_problem(model: PreTrainedModel | None, loaded: LoadedJob) -> Problem | None:
-    """Why the model cannot have the job's layout; None where it can."""
+    """Returns why the model cannot have the job's layout; None if it can."""
     if model is None:
         return None
     from stoker.parallel.layout_check import layout_problem

@@ -1,4 +1,4 @@
-"""`stoker plan --calibrate`: measured rates of this machine's devices and of collectives between its processes."""
+"""`stoker plan --calibrate`: measures this machine's devices and the collectives between its processes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from stoker.hardware.device import choose_device
 from stoker.hardware.process import available_cores
 from stoker.launch.process_pool import Pool
 
-SECONDS = 40.0  # of measuring rates, all divisions together; what is measured at least, and collectives, double it
-TIMEOUT = 300.0  # seconds that the processes get for one of these
+SECONDS = 40.0  # of measuring rates, over all divisions; each rate's minimum time and the collectives double it
+TIMEOUT = 300.0  # seconds that the processes get for one measurement
 
 
 def measure_machine(
@@ -23,14 +23,14 @@ def measure_machine(
 ) -> tuple[Calibration, ...]:
     """Measures this machine's devices, and collectives of two and of all processes. Stores nothing.
 
-    A processor is measured as it is divided among 1, 2 and as many processes as it has cores, all at work at once:
-    they share its memory.
+    A processor is measured with its cores divided among 1, 2 and as many processes as there are cores, all running at
+    once: they share its memory bandwidth.
 
     Args:
         report: called with the name of each measurement.
 
     Returns:
-        One for each number of threads of a process; one for a GPU.
+        One calibration for each number of threads of a process; one for a GPU.
     """
     if choose_device().type == "cuda":
         return _gpus(seconds, report)

@@ -1,4 +1,4 @@
-"""Rank and world size from a launcher's variables: those of torchrun or srun, or of another that sets the same."""
+"""Rank and world size from a launcher's environment variables: torchrun's, srun's, or those of a compatible one."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 LOOPBACK = "127.0.0.1"
-MEET = 600.0  # seconds that the processes of one start wait for the last of them
-FIRST_PORT, PORTS = 15_000, 17_000  # of Slurm jobs: below the ports that systems hand out by themselves
+MEET = 600.0  # timeout in seconds of the rendezvous of all processes of one start
+FIRST_PORT, PORTS = 15_000, 17_000  # of Slurm jobs: below the range of ephemeral ports
 
 
 @dataclass(frozen=True)
 class RankInfo:
-    """One process among those of a run.
+    """One process of a run.
 
     Attributes:
         rank, world: rank and world size.
         local_rank, local_world: the same within its machine.
-        meet: host and port where the processes find each other, or a file on the machine that all of them run on;
-            None where the environment's MASTER_ADDR and MASTER_PORT say it.
-        agent: whether torchrun's agents keep the store there, over all starts of the processes.
-        node: name of its node among several supervisors; empty where there is one, or none.
-        address: that the process' groups bind to.
-        listening: for rank 0 of several nodes: the socket of the store.
+        meet: host and port of the rendezvous store, or its file if all processes run on one machine;
+            None for the environment's MASTER_ADDR and MASTER_PORT.
+        agent: whether torchrun's agents host the store, and keep it over restarts of the processes.
+        node: name of its node among several supervisors; empty with a single one, or none.
+        address: that the process groups bind to.
+        listening: the store's socket, for rank 0 of several nodes.
         peers: other nodes, which are asked for objects at URLs before their origin.
     """
 
@@ -56,11 +56,11 @@ class RankInfo:
 
     @property
     def speaks(self) -> bool:
-        """Whether this process reports errors that all on its machine meet before their group exists."""
+        """Returns whether this process reports errors that occur on its whole machine before the group exists."""
         return self.local_rank == 0
 
     def store(self) -> dist.Store | None:
-        """Where the processes find each other; None for what `torch.distributed` finds by itself."""
+        """Opens the rendezvous store; None if `torch.distributed` finds it by itself."""
         if self.meet is None:
             return None
         import torch.distributed as dist
@@ -100,7 +100,7 @@ def joined(environment: Mapping[str, str]) -> RankInfo | None:
 
 
 def check_world(rank_info: RankInfo, layout: Layout) -> None:
-    """Raises UserError unless the launcher started as many processes as the layout wants."""
+    """Raises UserError unless the launcher started as many processes as the layout needs."""
     if rank_info.world != layout.world:
         raise UserError(
             Problem(

@@ -15,7 +15,7 @@ from stoker.resilience.heartbeat import Heart
 from stoker.resilience.stack_dumps import stack_file
 from stoker.resilience.watchdog import WAITED_FOR, Hung, hung
 
-EVERY = 1.0  # seconds between two looks
+EVERY = 1.0  # seconds between two checks
 PATIENT = "prepare"  # the phase in which a process may read and tokenise data for hours
 
 
@@ -25,7 +25,7 @@ def guard(heart: Heart, spec: RunSpec, rank: int) -> None:
 
 
 def stopped(heart: Heart, spec: RunSpec, rank: int) -> Hung | None:
-    """Whether this process has given no sign of life for too long; see `stoker.resilience.watchdog.limit`."""
+    """Returns this process if its heartbeat has timed out; see `stoker.resilience.watchdog.limit`."""
     pulse = heart.pulse
     if pulse is None or pulse.phase == PATIENT:
         return None
@@ -48,4 +48,4 @@ def _look(heart: Heart, spec: RunSpec, rank: int) -> None:
         file=sys.stderr,
         flush=True,
     )
-    os._exit(1)  # what is torn down in an orderly exit waits for the other processes
+    os._exit(1)  # the teardown of an orderly exit waits for the other processes

@@ -27,11 +27,11 @@ LACKS = (
     "another launcher started this: Stoker restarts nothing, does not say which process of several hangs, and keeps no "
     "copies in the memory of other nodes; `stoker node` does"
 )
-SETTLE = 0.5  # seconds in which all processes that fail alike have said so
+SETTLE = 0.5  # seconds within which all processes with the same failure report it
 
 
 def train_as_member(spec: RunSpec, rank_info: RankInfo, report: AbstractContextManager[Report]) -> RunResult:
-    """Trains as one of the processes that a launcher started; rank 0 holds the run's folder.
+    """Trains as one of the processes that a launcher started; rank 0 locks the run's folder.
 
     Raises:
         UserError: as `stoker.launch.worker.train` does, in the process that failed first.
@@ -39,7 +39,7 @@ def train_as_member(spec: RunSpec, rank_info: RankInfo, report: AbstractContextM
     """
     starts = _Starts.of(os.environ)
     if starts is not None:
-        end_with(os.getppid())  # an agent that is killed would leave it
+        end_with(os.getppid())  # a killed agent would leave this process running
         rank_info = replace(rank_info, meet=starts.meet, agent=True) if rank_info.world > 1 else rank_info
     spec.failure_of(rank_info.rank).unlink(missing_ok=True)  # of an earlier start
     if rank_info.local_world == rank_info.world:
@@ -69,12 +69,12 @@ def train_as_member(spec: RunSpec, rank_info: RankInfo, report: AbstractContextM
 
 @dataclass(frozen=True)
 class _Starts:
-    """What torchrun's agent passes to the processes that it starts.
+    """The variables that torchrun's agent sets for the processes that it starts.
 
     Attributes:
         meet: host and port of the agents' store.
-        number: how often it has restarted them.
-        most: how often it will.
+        number: restarts so far.
+        most: maximum number of restarts.
     """
 
     meet: tuple[str, int]
@@ -83,7 +83,7 @@ class _Starts:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Self | None:
-        """None where another launcher started this process."""
+        """Reads the variables; None if another launcher started this process."""
         if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
             return None
         number, most = (int(environment[f"TORCHELASTIC_{name}"]) for name in ("RESTART_COUNT", "MAX_RESTARTS"))
@@ -92,7 +92,7 @@ class _Starts:
 
 @contextmanager
 def _taken(spec: RunSpec, rank_info: RankInfo, starts: _Starts | None) -> Iterator[None]:
-    """Within it rank 0 holds the run's folder, and all share memory; that the folder is taken is the error of all."""
+    """A context in which rank 0 locks the run's folder and all share memory; a failing lock is raised in all ranks."""
     with ExitStack() as stack:
         together(lambda: stack.enter_context(RunFolder(spec.output).take()) if rank_info.rank == 0 else None)
         is_new = max(together(lambda: starts.number if starts is not None else 0)) == 0

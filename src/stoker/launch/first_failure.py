@@ -1,4 +1,4 @@
-"""Which of several processes failed first, and the error that the user gets."""
+"""Finds the process that failed first among several, and the error that the user gets."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from stoker.hardware.machine_limits import machine_problem
 from stoker.node_cache.download import ObjectChanged
 
 TOLD = {kind.__name__: kind for kind in (UserError, CannotRun, RunFailed, DiskFailed, ObjectChanged)}
-# What a collective says when a process it waits for is gone, and what the store of the addresses says. The
-# process that is gone has the reason.
+# Messages of a collective whose peer is gone, and of the rendezvous store. The reason is in the process that is gone.
 PEER_IS_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "TCPStore", "gloo")
 # What PyTorch raises where the processes cannot talk to each other, or a GPU does not answer.
 NETWORK = ("DistError", "DistNetworkError", "DistStoreError", "DistBackendError", "AcceleratorError", "ConnectionError")
@@ -46,16 +45,16 @@ class LeftToAnother(Exception):
 
 @dataclass(frozen=True)
 class Failure:
-    """How one process failed.
+    """The failure of one process.
 
     Attributes:
         rank: of the process.
         time: seconds since 1970.
-        kind: name of the exception's class; ``exit`` of a process that had no time to raise one, ``hung`` of one that
+        kind: name of the exception's class; ``exit`` if the process had no time to raise one, ``hung`` if it
             stopped without ending.
-        problems: what the user reads.
+        problems: the messages for the user.
         consequence: whether it failed only because another process had gone.
-        traceback: of an error that was not foreseen; else empty.
+        traceback: of an unexpected error; else empty.
     """
 
     rank: int
@@ -66,12 +65,12 @@ class Failure:
     traceback: str = ""
 
     def write(self, path: Path) -> None:
-        """Writes it as JSON; who looks sees all of it or nothing."""
+        """Writes it as JSON, atomically: a reader sees all of it or nothing."""
         replace_file(path, json.dumps(asdict(self), ensure_ascii=False))
 
     @classmethod
     def read(cls, path: Path) -> Failure:
-        """What `write` wrote."""
+        """Reads a failure that `write` wrote."""
         return cls.of(json.loads(path.read_text(encoding="utf-8")))
 
     @classmethod
@@ -108,13 +107,12 @@ def failure_of(error: BaseException, rank: int) -> Failure:
 
 
 def passes_by(failure: Failure, *, steps: int) -> bool:
-    """Whether a restart may avoid the failure.
+    """Returns whether a restart may avoid the failure.
 
-    Errors for users come again: wrong input, a missing device, a loss that is not finite. So does a bug before
-    the first step.
+    User errors recur: wrong input, a missing device, a loss that is not finite. So does a bug before the first step.
 
     Args:
-        steps: that the processes had done since they were started.
+        steps: steps that the processes had done since they were started.
     """
     if failure.kind in ("exit", "hung") or failure.consequence:
         return True
@@ -127,11 +125,11 @@ def first_of(failures: Sequence[Failure]) -> Failure:
 
 
 def error_of(failures: Sequence[Failure], *, world: int, where: str = "") -> UserError:
-    """The first failure as an exception of its own class; it names the rank unless all processes say the same.
+    """Returns the first failure as an exception of its class; it names the rank unless all processes failed alike.
 
     Args:
         world: processes of the run.
-        where: where to read on, after an error that was not foreseen.
+        where: a hint to further information, after an unexpected error.
     """
     first = first_of(failures)
     kind = TOLD.get(first.kind, RankFailed)

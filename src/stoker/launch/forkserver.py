@@ -1,4 +1,4 @@
-"""The fork server of a run's and a pool's processes: it imports what they need while this process continues.
+"""The fork server of a run's and a pool's processes: it imports their modules while this process continues.
 
 A process has one such server, which is started on first use.
 
@@ -22,9 +22,9 @@ FOR_LANGUAGE = ["stoker.train.prepare_language", "torch.distributed.pipelining"]
 
 
 def wait_for_server() -> None:
-    """Waits until the server has imported everything: the first process would wait for that.
+    """Waits until the server has imported everything; the first forked process would wait for that.
 
-    A supervisor among several must not, as its silence would be taken for its end.
+    One of several supervisors must not wait, as its peers would time out.
     """
     process = multiprocessing.get_context(START).Process(target=_nothing)  # type: ignore[attr-defined]
     process.start()

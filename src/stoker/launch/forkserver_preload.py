@@ -1,7 +1,7 @@
-"""Imported by the server that a run's processes are forked from, and nowhere else: how it ends, and how it does not.
+"""Imported only by the server that a run's processes are forked from: installs its signal handling.
 
-The server ends with the process that started it, and the signals that end a run do not end the server first: a
-scheduler may send them to every process that there is. The processes have handlers before they let them through.
+The server ends with the process that started it. Signals that end a run do not end the server first: a
+scheduler may send them to every process. The forked processes install handlers before they unblock the signals.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from stoker.train.progress import Display
 
 
 class Checks:
-    """The tests of one start: of the devices as soon as the processes can talk, of the rest once all is prepared."""
+    """The checks of one start: of the devices once the processes can communicate, of the rest once all is prepared."""
 
     def __init__(self, spec: RunSpec, rank_info: RankInfo | None, device: torch.device) -> None:
         """Tests the devices; a collective.
@@ -44,7 +44,7 @@ class Checks:
         self._rank = rank_info.rank if rank_info else 0
         self._is_first_here = rank_info is None or rank_info.local_rank == 0
         node = (rank_info.node if rank_info else "") or socket.gethostname()
-        self.links = check_links(node, exchange_with(device))  # first: over a broken one all others wait
+        self.links = check_links(node, exchange_with(device))  # first: every other check would hang on a broken link
         self.found = self.links.findings(on_cpu=device.type == "cpu") if self.links else []
         self._leave_out()
         self.reports = shared(check_device(device, self._rank))
@@ -71,7 +71,7 @@ class Checks:
         )
 
     def finish(self, prepared: Prepared, layout: Layout, display: Display) -> None:
-        """Compares the data, looks at the disk, and records everything; a collective.
+        """Compares the data, checks the disk, and records the results; a collective.
 
         Raises:
             CannotRun: a machine reads other data, or there is no room for the first checkpoint.
@@ -117,7 +117,7 @@ class Checks:
 
 
 def checkpoints_of(spec: RunSpec) -> Path | None:
-    """Where a run's checkpoints are; None where that is no folder."""
+    """Returns the folder of a run's checkpoints; None if they are at a URL."""
     to = spec.loaded.job.checkpoint.to
     if to is None:
         return RunFolder(spec.output).checkpoints
@@ -125,7 +125,7 @@ def checkpoints_of(spec: RunSpec) -> Path | None:
 
 
 def state_bytes(prepared: Prepared, layout: Layout) -> int:
-    """About as much as a checkpoint takes: what is trained, with the optimizer's moments; a collective."""
+    """Estimates the size of a checkpoint: trained parameters with the optimizer's moments; a collective."""
     parameters = trainable(prepared.task.model).values()
     held = [p.to_local() if isinstance(p, DTensor) else p for p in parameters]
     mine = torch.tensor(sum(p.numel() * p.element_size() for p in held), dtype=torch.int64)

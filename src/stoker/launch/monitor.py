@@ -22,9 +22,9 @@ class Watch:
         longest: seconds of the longest evaluation and save of all starts; kept up to date.
 
     Attributes:
-        pulses: the newest heartbeat of each rank that gave one, in this machine's monotonic clock.
-        moments: seconds of that clock at which all processes were seen to live, to have restored their
-            state, and to have done a step: ``started``, ``restored``, ``stepped``.
+        pulses: the newest heartbeat of each rank that sent one, in this machine's monotonic clock.
+        moments: seconds of that clock at which all processes had sent a heartbeat, had restored their
+            state, and had done a step: ``started``, ``restored``, ``stepped``.
     """
 
     def __init__(self, spec: RunSpec, *, say: Callable[[str], None], longest: dict[str, float]) -> None:
@@ -69,7 +69,7 @@ class Watch:
             self.moments.setdefault(name, now)
 
     def is_due(self, now: float) -> bool:
-        """Whether `look` would look."""
+        """Returns whether the next check is due."""
         return now - self._looked >= self._every
 
     def look(self, running: Set[int], now: float) -> list[Hung]:
@@ -110,7 +110,7 @@ def cause_of(silent: list[Hung], waits: Collection[int]) -> Hung:
 
 
 def record(run: RunFolder, name: str, **values: object) -> None:
-    """Writes an event; a full disk ends nothing here, as the processes may still free space."""
+    """Writes an event; a full disk is ignored here, as the processes may still free space."""
     try:
         run.event(name, **values)
     except RunFailed:

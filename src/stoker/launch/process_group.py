@@ -33,13 +33,13 @@ def backend_of(device_type: str) -> str:
 def process_group(
     device: torch.device, *, rank: int, world: int, store: dist.Store | None = None, timeout: float
 ) -> Iterator[None]:
-    """Context in which the run's process group exists.
+    """A context in which the run's process group exists.
 
-    After an error NCCL's is left to the end of the process: destroying it waits for the peers, which wait for this
-    process in a collective, so that the error would be told only after their timeout (pytorch#141510).
+    After an error, NCCL's group is not destroyed: destroying it waits for the peers, which wait for this
+    process in a collective, so the error would be reported only after their timeout (pytorch#141510).
 
     Args:
-        store: where they find each other; by default the one that MASTER_ADDR and MASTER_PORT name.
+        store: the rendezvous store; by default the one that MASTER_ADDR and MASTER_PORT name.
         timeout: seconds that a process waits for the others in one collective.
     """
     dist.init_process_group(
@@ -72,12 +72,12 @@ def bind_to(name: str) -> None:
 
 
 def new_secret() -> bytes:
-    """A secret for the processes of one run."""
+    """Generates a secret for the processes of one run."""
     return secrets.token_bytes(SECRET)
 
 
 def seal_objects(secret: bytes) -> None:
-    """Makes the object collectives of this process unpickle only what a process with the same secret has sent.
+    """Restricts the object collectives of this process to unpickle only data from a process with the same secret.
 
     Gloo accepts the first connection to its port as the peer, and any user of this machine can connect to loopback.
     """

@@ -36,10 +36,10 @@ GRACE = 2.0  # seconds that the others get to end by themselves when one has fai
 
 @dataclass(frozen=True)
 class _Call:
-    """One function for all ranks: ``work`` is pickled, so that a rank can first set its import path.
+    """One function call for all ranks: ``work`` is pickled, so that a rank can first set its import path.
 
     Attributes:
-        meet: the file through which the ranks find each other.
+        meet: the rendezvous file of the ranks.
     """
 
     meet: str
@@ -57,13 +57,13 @@ class _Worker:
 
 
 class Pool:
-    """Up to ``size`` processes of one thread each, started when they are first needed and kept.
+    """Up to ``size`` processes of one thread each, started on first use and kept.
 
     >>> with Pool(4) as pool:
     ...     pool.run(total_of, tensor, world=4)
 
-    Each call gives its ranks a process group of their own and destroys it afterwards; with one rank there is none.
-    What a function changes in its process (registries, default types) stays: functions should leave no traces.
+    Each call gives its ranks a separate process group and destroys it afterwards; with one rank there is none.
+    Changes that a function makes to its process (registries, default types) persist: functions should undo them.
     """
 
     def __init__(self, size: int, *, device: str = "cpu") -> None:
@@ -88,7 +88,7 @@ class Pool:
         timeout: float = 120.0,
         wait: float | None = None,
     ) -> list[Result]:
-        """Calls ``function(*arguments)`` on the first ``world`` processes; gives each rank's result.
+        """Calls ``function(*arguments)`` on the first ``world`` processes; returns each rank's result.
 
         A rank finds its number with ``torch.distributed.get_rank()``; the random state begins at 0 in every call.
 
@@ -115,11 +115,12 @@ class Pool:
             for rank in range(world):
                 self._workers[rank].connection.send_bytes(call)
             answers = self._collect(world, timeout)
-        except BaseException:  # an interrupt too: no rank may go on with half a call
+        except BaseException:  # an interrupt too: no rank may continue with half a call
             self._end(range(world))
             raise
         missing = [rank for rank in range(world) if rank not in answers]
-        # One whose group broke counts its groups otherwise than the others from then on: they would not meet again.
+        # A rank whose group failed counts its groups differently from then on: the ranks would not find each other
+        # again.
         # Groups of GPUs outlive an error (`process_group`).
         ends = {
             r for r, a in answers.items() if isinstance(a, Failure) and (a.kind not in TOLD or self.device == "cuda")
@@ -190,7 +191,7 @@ def _end_all(workers: dict[int, _Worker]) -> None:
 
 def _serve(connection: Connection, rank: int, device_type: str, secret: bytes) -> None:
     """Runs one call after another, until the parent is gone."""
-    end_with(os.getppid())  # the server of forks ends with the process that asked for it
+    end_with(os.getppid())  # the fork server ends with the process that started it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its ranks
     logging.disable(logging.WARNING)  # what libraries advise their own users
     warnings.filterwarnings("ignore", category=FutureWarning)
@@ -231,6 +232,6 @@ def _answered(call: _Call, rank: int, device: torch.device) -> bytes:
 
 
 def _forget_groups() -> None:
-    """Ends the threads of the call's groups, which wake a hundred times a second while anything refers to a group."""
+    """Ends the threads of the call's groups, which wake a hundred times a second while the group is referenced."""
     _clear_sharding_prop_cache()
     gc.collect()

@@ -25,19 +25,19 @@ from stoker.node_cache.cache_peers import CachePeers
 from stoker.resilience.deadline import SIGNAL_EXIT
 from stoker.resilience.stop_signals import PAUSE, STOPS
 
-GRACE = 3.0  # seconds that the others get to end by themselves when one has failed, or when all are to end at once
+GRACE = 3.0  # seconds that the others get to end by themselves when one has failed, or when all must end
 
 
 @dataclass(frozen=True)
 class NodeRanks:
-    """The processes of one node among those of a run.
+    """The processes of one node of a run.
 
     Attributes:
-        ranks: theirs.
+        ranks: their ranks.
         world: processes of the run.
-        meet: where all of them find each other: a file that does not exist yet, in a folder of this user's alone, or
+        meet: their rendezvous: a file that does not exist yet, in a folder private to this user, or
             host and port of a store.
-        secret: that the processes of the run share.
+        secret: shared by the processes of the run.
         node: name of the node; empty where there is only one.
         address: that their groups bind to.
         devices: number of each process' device; by default counted from 0.
@@ -56,7 +56,7 @@ class NodeRanks:
     peers: CachePeers | None = None
 
     def rank_info(self, index: int) -> RankInfo:
-        """What the process of this number on the node is given."""
+        """Returns the rank info of the node's process with this index."""
         rank = self.ranks[index]
         local_rank = index if self.devices is None else self.devices[index]
         listening = self.listening if rank == 0 else None
@@ -127,12 +127,12 @@ class Processes:
 
     @property
     def killed(self) -> bool:
-        """Whether one was killed from outside."""
+        """Returns whether a process was killed from outside."""
         return any(code is not None and code < 0 for code in self._codes)
 
     @property
     def one_has_failed(self) -> bool:
-        """Whether one ended by itself with an error."""
+        """Returns whether a process ended by itself with an error."""
         return any(self._codes)
 
     def wait(self, seconds: float) -> None:
@@ -146,7 +146,7 @@ class Processes:
         for number in self._asked[self._handed_on :]:
             self._hand_on(number)
         if self._deadline is None and (len(self._asked) > 1 or any(self._codes)):
-            # One that was killed says nothing, and what the others say of it is no news.
+            # A killed process reports nothing, and the others report only its absence.
             self._deadline = time.monotonic() + (0 if self.killed and not self._asked else GRACE)
         if self._deadline is not None and time.monotonic() >= self._deadline:
             self.kill()
@@ -178,7 +178,7 @@ class Processes:
             process.join()
 
     def ending(self) -> RunResult | None:
-        """The result of the first of them, once all have ended; None where one failed."""
+        """Returns the result of the first process, once all have ended; None if one failed."""
         if any(process.exitcode for process in self._processes) or not self._endings[0].poll():
             return None
         with suppress(EOFError):  # it ended without reporting why

@@ -1,8 +1,8 @@
 """Rendezvous of processes that several torchrun agents started.
 
-The agents' store outlives the processes, and PyTorch tells their starts apart by the number of restarts. But agents
-count those differently: one whose own process failed counts it, one that only follows another does not. Their
-processes would then wait for each other until the timeout. So those of one start first agree on a name for it.
+The agents' store outlives the processes, and PyTorch distinguishes their starts by the number of restarts. But agents
+count restarts differently: an agent whose own process failed counts it, one that only follows another does not. Their
+processes would then wait for each other until the timeout. So the processes of one start first agree on its name.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ PREFIX = "stoker"
 
 
 def meet(store: dist.Store, *, rank: int, world: int, timeout: float) -> dist.Store:
-    """The part of a store that the processes of this start have for themselves.
+    """Returns a part of the store that is private to the processes of this start.
 
-    Each says by a name of its own that it is there, rank 0 answers under that name, and each confirms the answer: what
-    processes of earlier starts left in the store is neither answered to nor taken for an answer.
+    Each process announces itself under a unique name, rank 0 answers under that name, and each confirms the answer:
+    entries that processes of earlier starts left in the store are neither answered nor taken for an answer.
 
     Args:
         timeout: seconds to wait for all of them.

@@ -1,4 +1,4 @@
-"""Whether processes are restarted after a failure, and the delay before it."""
+"""Decides whether processes are restarted after a failure, and the delay before it."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ class Restarts:
         self._ended_at.clear()
 
     def state(self) -> dict[str, Any]:
-        """What another supervisor needs to go on with the counts."""
+        """Returns the state with which another supervisor continues the counts."""
         step, kind, problems = self._last or (None, "", ())
         last = None if step is None else [step, kind, [asdict(problem) for problem in problems]]
         return {"count": self._count, "furthest": self._furthest, "last": last, "ended_at": self._ended_at}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state` gave."""
+        """Restores the state that `state` returned."""
         self._count, self._furthest = int(state["count"]), int(state["furthest"])
         self._ended_at = [(int(rank), int(step)) for rank, step in state["ended_at"]]
         self._last = None

@@ -1,4 +1,4 @@
-"""What a run's processes are given, where their logs are, and the result that they return.
+"""The input of a run's processes, the paths of their logs, and the result that they return.
 
 Light to import: a process opens its log before any heavy import, and the supervisor never needs one.
 """
@@ -18,14 +18,14 @@ from stoker.node_cache.cache_stats import CacheStats
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What is trained, and where.
+    """A run to train: its job and its folders.
 
     Attributes:
-        base: what the job's relative paths begin at.
+        base: the folder that the job's relative paths start from.
         output: the run's folder.
         quiet: whether no progress is shown.
-        read: the job as it was read, where the planner has chosen its layout since; else None.
-        cached: what the node cache did on this node before its processes began.
+        read: the job as it was read, if the planner has chosen its layout since; else None.
+        cached: counts of the node cache on this node before the processes started.
     """
 
     loaded: LoadedJob
@@ -47,15 +47,15 @@ class RunSpec:
 
     @property
     def logs(self) -> Path:
-        """Where each rank's output, and how it failed, is kept."""
+        """The folder of each rank's output and failure."""
         return self.output / "logs"
 
     def log_of(self, rank: int) -> Path:
-        """What a rank printed."""
+        """Returns the path of a rank's log."""
         return self.logs / f"rank-{rank}.log"
 
     def failure_of(self, rank: int) -> Path:
-        """How a rank failed."""
+        """Returns the path of a rank's failure."""
         return self.logs / f"rank-{rank}.error.json"
 
     def forget_failures(self) -> None:
@@ -64,10 +64,10 @@ class RunSpec:
             path.unlink(missing_ok=True)
 
     def failures(self, ranks: Iterable[int] | None = None) -> list[Failure]:
-        """The failures that ranks have reported.
+        """Returns the failures that ranks have reported.
 
         Args:
-            ranks: those that are asked for; by default all.
+            ranks: the ranks to look up; by default all.
         """
         paths = sorted(self.logs.glob("rank-*.error.json")) if ranks is None else map(self.failure_of, ranks)
         return [Failure.read(path) for path in paths if path.is_file()]
@@ -75,10 +75,10 @@ class RunSpec:
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended, with the figures of its summary.
+    """The outcome of a run, with the figures of its summary.
 
     Attributes:
-        state: ``done``, ``stopped``, or ``paused`` where other processes go on at once.
+        state: ``done``, ``stopped``, or ``paused`` if other processes continue the run right away.
         step, steps: done, and of the whole run.
         signal: that stopped it.
         first_loss, last_loss: of its first and its newest step.

@@ -1,4 +1,4 @@
-"""The job on fewer devices: training continues without a lost one, with the same batch."""
+"""Shrinks a job to fewer devices: training continues without a lost one, with the same batch."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ def with_fewer(
     left: int,
     nodes_of: Callable[[int], int] = lambda world: 1,
 ) -> LoadedJob | None:
-    """The job for at most ``left`` processes: with fewer data-parallel ones, or with a new plan where it was planned.
+    """Returns the job for at most ``left`` processes: with a smaller data-parallel size, or replanned if it was
+    planned.
 
-    The batch stays what it is; passes and accumulation follow from it. None where no layout does.
+    The batch is unchanged; passes and accumulation follow from it. None where no layout is possible.
 
     Args:
-        current: as it ran.
-        read: as it was read, with `parallel: auto` where that was written.
-        devices: numbers of the GPUs that are left; None on processors.
-        nodes_of: nodes that a number of processes is on; see `stoker.job.load_job.with_nodes`.
+        current: the job that ran.
+        read: the job as it was read, with `parallel: auto` where that was written.
+        devices: numbers of the remaining GPUs; None on processors.
+        nodes_of: maps a number of processes to its number of nodes; see `stoker.job.load_job.with_nodes`.
 
     Raises:
         CannotRun: the planner finds nothing that fits.
@@ -79,7 +80,7 @@ def leave_out(spec: RunSpec, ranks: list[int]) -> None:
 
 
 def left_out(spec: RunSpec) -> list[int]:
-    """What `leave_out` reported, once."""
+    """Returns the ranks that `leave_out` reported, and clears the report."""
     path = shared_folder(spec.output) / OUT
     if not has_folder(spec.output) or not path.is_file():
         return []

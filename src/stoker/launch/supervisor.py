@@ -1,4 +1,4 @@
-"""Starts a run's processes on this machine, restarts them after a failure, and reports how they ended."""
+"""Starts a run's processes on this machine, restarts them after a failure, and reports their outcome."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ SHOW_CURSOR = "\x1b[?25h"
 
 
 def train_here(spec: RunSpec, entry: Entry | None = None) -> RunResult:
-    """Trains in as many processes as the layout has; the caller holds the run's folder.
+    """Trains in as many processes as the layout has; the caller holds the lock of the run's folder.
 
-    A process that dies or stops ends the others, and all are started again from the newest state, as the job's
-    `faults` says. The first SIGINT or SIGTERM is handed on to all of them, which stop after their step; a second
-    ends them, and so does the deadline after a SIGTERM.
+    If a process dies or stops, the others are ended, and all are restarted from the newest state, according to the
+    job's `faults`. The first SIGINT or SIGTERM is forwarded to all of them, which stop after their step; a second ends
+    them, and so does the deadline after a SIGTERM.
 
     Args:
-        entry: what each process calls instead of training.
+        entry: a function that each process calls instead of training.
 
     Raises:
         UserError: a process raised one; of the same class, with the same message.

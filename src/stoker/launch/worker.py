@@ -25,7 +25,7 @@ from stoker.train.prepare import prepare
 from stoker.train.progress import Display
 from stoker.train.run import start
 
-TIMEOUT = 1800.0  # seconds that a process waits for the others: one of them may be writing a checkpoint
+TIMEOUT = 1800.0  # timeout in seconds of collectives: another process may be writing a checkpoint
 
 
 def train(
@@ -37,14 +37,14 @@ def train(
     hold: AbstractContextManager[object] | None = None,
     heart: Heart | None = None,
 ) -> RunResult:
-    """Trains as one process of a run, or as all of it.
+    """Trains as one process of a run, or as the only one.
 
     Args:
         rank_info: rank and world size; None for a single process.
         console: where rank 0 shows the progress; by default standard output.
         report: context that gives the callback for tokenisation progress.
-        hold: takes the run's folder, once everything is prepared: a job that cannot be leaves no folder behind.
-            By default the caller holds it.
+        hold: locks the run's folder, once everything is prepared: a job that fails in preparation leaves no folder.
+            By default the caller holds the lock.
         heart: the heartbeat that the supervisor reads.
 
     Raises:
@@ -86,10 +86,10 @@ def train(
 
 @contextmanager
 def held(folder: RunFolder, begun: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Within it this process holds a run's folder, and the run's folder in shared memory.
+    """A context in which this process holds the lock of a run's folder, and the run's folder in shared memory.
 
     Args:
-        begun: called as soon as it does.
+        begun: called once both are held.
     """
     with folder.take(), shared_memory(folder.path):
         begun()
@@ -98,9 +98,9 @@ def held(folder: RunFolder, begun: Callable[[], None] = lambda: None) -> Iterato
 
 @contextmanager
 def _mesh(spec: RunSpec, rank_info: RankInfo | None) -> Iterator[tuple[LoadedJob, Mesh | None]]:
-    """Within it this process has its device and its groups; None where it is alone.
+    """A context in which this process has its device and its process groups; yields no mesh for a single process.
 
-    A layout that the planner chose is that of rank 0: what it knows of its machine decides, and not each machine.
+    A layout that the planner chose is broadcast from rank 0, since each machine might plan differently.
     """
     one = spec.layout.one_process
     device = device_of(rank_info.local_rank if rank_info else 0, spec.devices, alone=one)

@@ -45,15 +45,15 @@ def main(
     pickled_entry: bytes | None,
     parent: int | None,
 ) -> None:
-    """Trains, or calls another ``entry(spec, rank_info=..., console=...)``, and keeps what is printed in a log.
+    """Trains, or calls another ``entry(spec, rank_info=..., console=...)``, and writes the output to a log.
 
-    Signals come from the parent only: what a terminal sends to all of its processes does not come twice. They
+    Signals come from the parent only, so those that a terminal sends to all of its processes do not arrive twice. They
     are blocked until there is a handler.
 
     Args:
-        result: takes how the run ended.
-        secret: that the processes of the run share.
-        parent: process id of the one that started this; None where this process was forked from a server, which
+        result: receives the run's outcome.
+        secret: shared by the processes of the run.
+        parent: id of the process that started this one; None if this process was forked from a server, which
             ends with that one.
     """
     end_with(parent or os.getppid())
@@ -87,7 +87,7 @@ def main(
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # at once: what is torn down in an orderly exit may wait for the other processes
+    os._exit(code)  # at once: the teardown of an orderly exit may wait for the other processes
 
 
 def _as_launched(rank_info: RankInfo) -> dict[str, str]:
@@ -101,10 +101,10 @@ def _as_launched(rank_info: RankInfo) -> dict[str, str]:
 
 
 def _set_quirks(rank_info: RankInfo, console: Console | None) -> None:
-    """Sets what this host needs beside what the user has set; the first process of a node says it in its log.
+    """Sets the variables that this host needs and the user has not set; the first process of a node logs them.
 
     Args:
-        console: of rank 0, which says it to the user as well.
+        console: of rank 0, which shows them to the user as well.
     """
     meet = dict.fromkeys([rank_info.meet[0], rank_info.address]) if isinstance(rank_info.meet, tuple) else {}
     quirks = quirks_of(host_facts(), os.environ, processes=rank_info.local_world, meet=tuple(meet))
@@ -125,7 +125,7 @@ def _entry(pickled: bytes | None, spec: RunSpec, rank_info: RankInfo) -> Entry:
 
 
 def _stop(*_: Any) -> None:
-    """Ends at once: before the first step there is nothing to save."""
+    """Ends the process immediately: before the first step there is nothing to save."""
     raise KeyboardInterrupt
 
 
@@ -152,13 +152,13 @@ def _beating(spec: RunSpec, rank_info: RankInfo) -> Heart:
     if nccl:
         record_collectives()
         write_collectives_when_asked(folder, spec.logs, rank_info.rank)
-    # What a GPU computes and what it waits for cannot be told apart from outside: there its own time is that of
-    # reading samples, and the device's rate is what the tests before training and after a fault look at.
+    # A GPU's computation and waiting cannot be distinguished from outside: its own time is that of
+    # reading samples, and the checks before training and after a fault test the device's rate.
     return Heart(folder, rank_info.rank, device_seconds=(lambda: 0.0) if nccl else None)
 
 
 def has_nccl() -> bool:
-    """Whether the processes talk through NCCL."""
+    """Returns whether the processes communicate through NCCL."""
     import torch
     import torch.distributed as dist
 

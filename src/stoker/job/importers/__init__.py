@@ -1,5 +1,6 @@
-"""Importers: files of other tools become a job. One file a format; each key is carried, dropped with a reason,
-or named as unknown, and what a tool does by default is written out where Stoker would do otherwise."""
+"""Importers convert other tools' files to a job. One file a format; each key is carried, dropped with a reason,
+or reported as unknown, and a tool's default is written out if Stoker's differs.
+"""
 
 from __future__ import annotations
 

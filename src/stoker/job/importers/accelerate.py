@@ -1,4 +1,4 @@
-"""Accelerate's YAML: how many processes, and how FSDP, DeepSpeed or Megatron-LM spreads the work over them."""
+"""Accelerate's YAML: the number of processes, and how FSDP, DeepSpeed or Megatron-LM shards the work over them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _precision(config: ConfigReader) -> None:
 
 
 def _is_used(config: ConfigReader, block: str, kind: str, wanted: str) -> bool:
-    """Whether a block is there and its engine is the one that the file asks for; an idle one is dropped."""
+    """Returns whether a block exists and the file selects its engine; the block of another engine is dropped."""
     if config.value(block) is None:
         return False
     if kind != wanted:

@@ -18,12 +18,12 @@ class AdapterKeys:
 
     Attributes:
         targets: names of layers.
-        every: a word among the targets that means all linear layers.
-        modules: what is trained whole.
-        parameters: names of parameters that are no layers, stacked experts.
+        every: the value of ``targets`` that means all linear layers.
+        modules: modules that are trained in full.
+        parameters: names of parameters that are not layers, such as stacked experts.
         loraplus: the ratio of the learning rates.
         layers: numbers of the blocks.
-        others: further keys of adapters, which the tool's own file reads.
+        others: further keys of adapters, which the tool's own importer reads.
         defaults: the tool's rank, alpha and dropout; None where they are Stoker's.
     """
 
@@ -41,17 +41,17 @@ class AdapterKeys:
 
     @property
     def all(self) -> list[str]:
-        """Every key, to be dropped where there is no adapter."""
+        """Returns every key, to be dropped where there is no adapter."""
         names = (self.rank, "lora_alpha", "lora_dropout", self.rslora, self.dora, *self.others.split())
         return [*names, *filter(None, (self.targets, self.modules, self.parameters, self.loraplus, self.layers))]
 
 
 def read_adapter(config: ConfigReader, keys: AdapterKeys, *, all_linear: str = "", default: str = "") -> None:
-    """Carries an adapter's numbers, what it is put on, and what is trained beside it.
+    """Carries an adapter's numbers, its target layers, and the modules trained in full.
 
     Args:
-        all_linear: a flag of the tool that asks for all linear layers.
-        default: a note on the tool's default targets; all linear layers are taken.
+        all_linear: the tool's flag for all linear layers.
+        default: a note on the tool's default targets; all linear layers are used.
     """
     rank, alpha, dropout = keys.defaults
     taken = config.take(keys.rank, "tune.rank", rank)
@@ -74,7 +74,7 @@ def read_adapter(config: ConfigReader, keys: AdapterKeys, *, all_linear: str = "
 
 
 def carry_bits(config: ConfigReader, *, four: bool | None, eight: bool | None) -> None:
-    """Carries ``load_in_8bit``, and drops what the tuning method says already."""
+    """Carries ``load_in_8bit``, and drops the keys that the tuning method implies."""
     if eight:
         config.carry("load_in_8bit", "model.quantise", "8bit")
     config.idle("`tune: qlora` holds it" if four else "off", "load_in_4bit")

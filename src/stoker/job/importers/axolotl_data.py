@@ -1,4 +1,4 @@
-"""Reads Axolotl's data sets: prompt types, columns, templates and which turns are trained."""
+"""Reads Axolotl's data sets: prompt types, columns, templates and the turns that are trained."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LOST = {
 
 
 def read_data(config: ConfigReader, *, tell_task: bool, added: str | KeyPath | None = None) -> None:
-    """Reads the data sets, the task that their types make, the sequences and what is held out.
+    """Reads the data sets, the task that follows from their types, the sequences and the held-out data.
 
     Args:
         added: the key at which the file adds tokens.
@@ -160,7 +160,7 @@ def _texts(type_block: ConfigReader, kind: dict[str, Any], found: ForeignSource)
 
 
 def _trained(config: ConfigReader, source: ConfigReader, entry: dict[str, Any], found: ForeignSource) -> None:
-    """Which turns of a data set are trained."""
+    """Reads the turns of a data set that are trained."""
     roles = entry.get("roles_to_train")
     names = [str(role) for role in roles] if isinstance(roles, list) else []
     if config.flag("train_on_inputs") and found.format != "text":

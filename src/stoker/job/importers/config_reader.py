@@ -1,4 +1,4 @@
-"""Reads a foreign file by its keys and records what became of each of them."""
+"""Reads a foreign file by key and records the outcome of each key."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Reasons = Mapping[str, str]  # from a reason to the keys it applies to, separate
 
 @dataclass
 class ConfigReader:
-    """One file while it is read. Values are asked for by key, and every key ends in one of three lists.
+    """A reader of one file. Values are read by key, and every key ends up carried, dropped or unknown.
 
     Attributes:
         tool: the name of the tool, as reports print it.
-        engine: whether the file says how training is spread (DeepSpeed, Accelerate) rather than what is trained.
-        processes: how many processes the file says there are.
-        within: the block that keys written as text are looked up in.
+        engine: whether the file describes the distribution (DeepSpeed, Accelerate) rather than the training.
+        processes: the number of processes that the file gives.
+        within: the block in which keys written as text are looked up.
     """
 
     document: JobDocument
@@ -49,7 +49,7 @@ class ConfigReader:
         return (*self.within, *parse_key(key)) if isinstance(key, str) else key
 
     def value(self, key: str | KeyPath) -> Any:
-        """What was written at a key; None where nothing was."""
+        """Returns the value of a key; None if it was not written."""
         path = self.path(key)
         self._asked.add(_name(path))
         try:
@@ -114,7 +114,7 @@ class ConfigReader:
         self._add(target, value, (last.key, last.given, last.where), note)
 
     def default(self, target: str, value: Any, note: str = "") -> None:
-        """Adds what the tool does where its file says nothing and Stoker would do something else."""
+        """Adds a default of the tool, for a key that its file omits and that Stoker decides otherwise."""
         self._add(target, value, ("", None, ""), note, by_default=True)
 
     def _add(
@@ -179,14 +179,14 @@ class ConfigReader:
                         self.leave(name, why if is_set else NOT_SET, matters=matters and is_set)
 
     def handled(self, key: str | KeyPath) -> bool:
-        """Whether a key was carried or dropped."""
+        """Returns whether a key was carried or dropped."""
         return self.path(key) in self._done
 
     def sweep(self, free: Sequence[Reasons], lost: Sequence[Reasons]) -> None:
-        """Sorts the keys that are left: those in a table are dropped for their reason, others are unknown.
+        """Sorts the remaining keys: keys in a table are dropped for its reason, others are unknown.
 
         Args:
-            lost: keys whose loss changes what is learnt, unless they are switched off.
+            lost: keys whose loss changes the training, unless they are switched off.
         """
         plain, grave = (
             {name: why for table in tables for why, names in table.items() for name in names.split()}
@@ -207,7 +207,7 @@ class ConfigReader:
                 self.unknown.append(Unknown(dotted(path), value, near[0] if near else "", self.document.where(path)))
 
     def problem(self, key: str | KeyPath, message: str, suggestion: str = "") -> None:
-        """Keeps a problem at the key's value; its key counts as handled."""
+        """Records a problem at the key's value; its key counts as handled."""
         path = self.path(key)
         self._done.add(path)
         self.problems.append(self.document.problem(path, message, suggestion))
@@ -253,7 +253,7 @@ def _reason(path: KeyPath, reasons: Reasons) -> str | None:
     return next((reasons[name] for block in blocks for name in (block, f"{block}.*") if name in reasons), None)
 
 
-# How a value is read, by the type of its target; int before float, for a count of steps that may be a share of them.
+# How a value is read, by the type of its target; int before float, for a number of steps that may be a fraction.
 _READERS: tuple[tuple[type, Callable[[ConfigReader, str | KeyPath], Any]], ...] = (
     (int, ConfigReader.whole), (float, ConfigReader.number), (bool, ConfigReader.flag),
 )  # fmt: skip

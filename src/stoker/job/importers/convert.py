@@ -1,4 +1,4 @@
-"""Converts foreign files to one job: recognises and reads each, merges what they say, and checks the job."""
+"""Converts foreign files to one job: recognises and reads each, merges their values, and checks the job."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ READERS: dict[str, Callable[[JobDocument], ConfigReader]] = {
     "deepspeed": read_deepspeed,
     "accelerate": read_accelerate,
 }
-# What a job cannot be without; DeepSpeed's and Accelerate's files do not say it.
+# Keys that a job requires; DeepSpeed's and Accelerate's files do not contain them.
 EXAMPLES = {"task": "sft", "model.name": "smollm2-135m", "data[0].path": "chatterbot-corpus"}
-# Blocks whose keys may be left out where Stoker refuses them beside the others, the first to go first.
+# Blocks whose keys are dropped if Stoker refuses them together with the others, in this order.
 OPTIONAL = ("parallel", "checkpoint", "evaluate", "train", "tune", "model")
 
 
@@ -159,7 +159,7 @@ def _written_over(overrides: Sequence[str]) -> dict[str, Carried]:
 
 
 def _leaves(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Any]]:
-    """Every key of the schema in an override, with its value; unknown keys with what they hold."""
+    """Yields every key of the schema in an override, with its value; unknown keys with their whole value."""
     field, _ = field_at(path)
     if isinstance(value, dict) and block_at(path) is not None:
         for name, inner in value.items():
@@ -172,7 +172,7 @@ def _leaves(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def _lengths(values: dict[str, Carried], dropped: list[Dropped]) -> dict[str, Carried]:
-    """Steps and epochs both say how long; the stronger of them stays, of equals the steps."""
+    """Keeps either steps or epochs: the one of higher precedence, or steps if both are equal."""
     steps, epochs = values.get("steps"), values.get("epochs")
     if steps is None or epochs is None:
         return values
@@ -183,10 +183,10 @@ def _lengths(values: dict[str, Carried], dropped: list[Dropped]) -> dict[str, Ca
 
 
 def _accepted(values: dict[str, Carried]) -> tuple[dict[str, Carried], list[Dropped]]:
-    """The values that Stoker accepts together, and those it refuses beside the others, with its reason.
+    """Returns the values that Stoker accepts together, and those it refuses, with its reason.
 
     Raises:
-        UserError: a value is wrong by itself, or a conflict is none that an optional key can end.
+        UserError: a value is invalid by itself, or dropping optional keys does not resolve a conflict.
     """
     values = dict(values)
     refused: list[Dropped] = []

@@ -1,4 +1,4 @@
-"""LLaMA-Factory's register of data sets, ``dataset_info.json``: from a name to a source."""
+"""LLaMA-Factory's register of data sets, ``dataset_info.json``, which maps a name to a source."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ JOINED = "an input follows its instruction after a blank line, in LLaMA-Factory 
 
 
 def find_register(config: ConfigReader, given: str | None) -> JobDocument | None:
-    """The register: as given, or in ``dataset_dir`` (by default ``data``), or beside the file. None if nowhere."""
+    """Finds the register: the given one, in ``dataset_dir`` (by default ``data``), or beside the file; None if
+    missing.
+    """
     if given is not None:
         path = Path(given)
         return read_source(path / FILE if path.is_dir() else path)
@@ -36,7 +38,7 @@ def find_register(config: ConfigReader, given: str | None) -> JobDocument | None
 
 
 def source_of(name: str, register: JobDocument, config: ConfigReader, key: str) -> ForeignSource:
-    """The source registered under a name; keeps a problem where there is none."""
+    """Returns the source registered under a name; records a problem if there is none."""
     entry = register.data.get(name)
     if not isinstance(entry, dict):
         near = nearest(name, map(str, register.data))

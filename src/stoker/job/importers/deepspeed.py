@@ -66,7 +66,7 @@ SCHEDULERS = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR
 
 
 def read_deepspeed(document: JobDocument) -> ConfigReader:
-    """Reads a DeepSpeed file. ``auto`` means what the trainer's own file says."""
+    """Reads a DeepSpeed file. ``auto`` means the value in the trainer's own file."""
     config = ConfigReader(document, "DeepSpeed", engine=True)
     for block in ("zero_optimization", "optimizer", "scheduler", "fp16", "bf16", "bfloat16"):
         if not isinstance(config.value(block), dict | None):
@@ -115,7 +115,7 @@ def carry_stage(config: ConfigReader, key: str) -> int | None:
 
 
 def carry_offload(config: ConfigReader, key: str, part: str) -> None:
-    """Carries where parameters (``param``) or the optimizer's states (``optimizer``) are kept."""
+    """Carries the offload target of parameters (``param``) or of the optimizer's states (``optimizer``)."""
     device = config.text(key)
     if device == "cpu" and any(item.target == "parallel.offload" for item in config.carried):
         config.drop(key, "`offload: params` holds the optimizer's states too")

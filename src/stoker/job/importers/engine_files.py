@@ -1,4 +1,4 @@
-"""Keys by which a trainer's file names its engine: a DeepSpeed file or block, FSDP's options."""
+"""Keys by which a trainer's file selects its engine: a DeepSpeed file or block, FSDP's options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A data source while it is read from a foreign file."""
+"""A data source that is being read from a foreign file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEMPLATES = {
 
 @dataclass
 class ForeignSource:
-    """What a foreign file says of one source; None where it says nothing."""
+    """The settings of one source in a foreign file; None where it omits one."""
 
     path: str = ""
     format: str | None = None
@@ -36,7 +36,7 @@ class ForeignSource:
     special_tokens: str | None = None
     too_long: str | None = None
     notes: dict[str, str] = field(default_factory=dict)  # by the names above
-    keys: dict[str, str | KeyPath] = field(default_factory=dict)  # the source's keys of them; else that of the path
+    keys: dict[str, str | KeyPath] = field(default_factory=dict)  # the file's keys of these; else that of the path
 
     def carry(self, config: ConfigReader, key: str | KeyPath, home: str) -> None:
         """Carries the source into ``home``, as ``data[0]`` or ``evaluate.data[1]``; ``key`` is that of its path."""
@@ -58,14 +58,14 @@ class ForeignSource:
             self.notes["template"] = f"the tokenizer's own takes the place of `{name}`: compare with `stoker data`"
 
     def take_arguments(self, config: ConfigReader) -> None:
-        """Takes the template's variables, which Axolotl and TRL give for all sources at once."""
+        """Takes the template's variables, which Axolotl and TRL set for all sources together."""
         arguments = config.value("chat_template_kwargs")
         if isinstance(arguments, dict) and arguments:
             self.template_arguments, self.keys["template_arguments"] = arguments, "chat_template_kwargs"
 
 
 def local(path: str, document_file: str) -> str:
-    """A path as the job has it: relative ones begin where we are, or else beside the file that names them."""
+    """Returns a path as the job writes it: relative to the current folder, or else to the file that names it."""
     beside = Path(document_file).parent / path
     if Path(path).exists() or Path(path).is_absolute() or not beside.exists():
         return path
@@ -81,7 +81,7 @@ def take_first(source: ConfigReader, files: list[str]) -> str:
 
 
 def carry_share(config: ConfigReader, key: str) -> None:
-    """Carries the share of the rows that is held out; a number of rows is dropped."""
+    """Carries the fraction of the rows that is held out; a number of rows is dropped."""
     share = config.number(key)
     if share and share >= 1:
         why = f"{share:g} rows; Stoker holds out a share: write `fraction` under `evaluate:`"
@@ -93,7 +93,7 @@ def carry_share(config: ConfigReader, key: str) -> None:
 
 
 def data_files(value: Any) -> list[str]:
-    """The paths of a ``data_files`` key: one, a list, or lists by split, of which the training's are taken."""
+    """Returns the paths of a ``data_files`` key: one, a list, or the training split's of a mapping."""
     if isinstance(value, dict):
         value = value.get("train", next(iter(value.values()), None))
     if isinstance(value, list):

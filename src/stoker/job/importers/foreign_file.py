@@ -1,4 +1,4 @@
-"""Reading a foreign file: YAML, JSON, or a command line with ``--key value``, with the place of every value."""
+"""Reads a foreign file: YAML, JSON, or a command line with ``--key value``, with the position of every value."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def read_source(path: str | Path) -> JobDocument:
 
 @contextmanager
 def only_given(paths: Sequence[str | Path]) -> Iterator[None]:
-    """While it lasts, no files but some are found beside others."""
+    """A context in which only the given files are found by other files' references."""
     token = _GIVEN.set(frozenset(Path(path).resolve() for path in paths))
     try:
         yield
@@ -50,7 +50,7 @@ def only_given(paths: Sequence[str | Path]) -> Iterator[None]:
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is a file that may be read: any, or inside of `only_given` one of those."""
+    """Returns whether a readable file exists; within `only_given`, whether it is one of those."""
     given = _GIVEN.get()
     return (given is None or path.resolve() in given) and path.is_file()
 
@@ -65,7 +65,7 @@ def find_beside(name: str, document: JobDocument) -> Path | None:
 
 
 def from_here(path: Path) -> Path:
-    """A path relative to the current folder, where it lies below it."""
+    """Returns a path relative to the current folder if it is below it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 

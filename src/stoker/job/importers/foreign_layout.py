@@ -23,7 +23,7 @@ class Aside:
 def settle_layout(
     values: dict[str, Carried], processes: int | None, said_by: str
 ) -> tuple[dict[str, Carried], list[Aside], list[Dropped]]:
-    """Divides the processes among the axes; sets aside a sharding whose number of processes is not known.
+    """Divides the processes among the axes; sets a sharding aside if its number of processes is unknown.
 
     Raises:
         UserError: the processes cannot be divided by tensor x pipeline x context.
@@ -34,7 +34,7 @@ def settle_layout(
     others = 1
     for axis in ("tensor", "pipeline", "context"):
         entry = values.get(f"parallel.{axis}")
-        others *= max(1, entry.value) if entry is not None else 1  # the schema refuses what is below 1
+        others *= max(1, entry.value) if entry is not None else 1  # the schema refuses values below 1
     if processes is not None and "parallel.data" not in values and "parallel.devices" not in values:
         if processes % others:
             message = f"{processes} processes are no multiple of tensor x pipeline x context = {others}"

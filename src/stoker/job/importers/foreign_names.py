@@ -10,7 +10,7 @@ EIGHT_BIT = (
     "the tool keeps the optimizer's states in 8 bits, Stoker in the weights' precision: it takes more memory; "
     "`train.optimizer_states: 8bit` does the same for full tuning"
 )
-# What the tools call the tasks.
+# The tools' names of the tasks.
 TASKS = {
     "pt": "pretrain", "pretrain": "pretrain", "sft": "sft", "rm": "reward", "reward": "reward", "dpo": "dpo",
     "ppo": "ppo", "grpo": "grpo", "rloo": "rloo",
@@ -19,7 +19,7 @@ TASKS = {
 
 
 def task_of(config: ConfigReader, key: str, word: str) -> str | None:
-    """Carries the task, or keeps the problem that Stoker has none such (yet); returns what was carried."""
+    """Carries the task, or records the problem that Stoker does not have it (yet); returns the carried task."""
     if word.lower() in options_of("dpo.loss"):
         config.carry(key, "task", "dpo")
         config.also("dpo.loss", word.lower())
@@ -28,7 +28,7 @@ def task_of(config: ConfigReader, key: str, word: str) -> str | None:
 
 
 def task_not_carried(config: ConfigReader, key: str, word: str) -> None:
-    """Keeps the problem that the keys of a task of this tool are not carried."""
+    """Records the problem that the keys of this tool's task are not carried."""
     task = TASKS.get(word.lower(), word.lower())
     if task in options_of("task"):
         message = f"the keys of {config.tool}'s `{word}` are not carried yet"
@@ -38,7 +38,7 @@ def task_not_carried(config: ConfigReader, key: str, word: str) -> None:
 
 
 def tuning_of(config: ConfigReader, key: str, word: str) -> str | None:
-    """Carries the tuning method, or keeps the problem that Stoker has none such (yet)."""
+    """Carries the tuning method, or records the problem that Stoker does not have it (yet)."""
     return _one_of(config, key, "tune.method", word, f"tune by `{word}`", "tune by")
 
 

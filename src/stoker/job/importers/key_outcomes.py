@@ -1,4 +1,4 @@
-"""What became of a key of a foreign file: carried over, dropped with a reason, or unknown."""
+"""The outcome of a foreign file's key: carried over, dropped with a reason, or unknown."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ OVERRIDE, WRITTEN, ENGINE, DEFAULT, ENGINE_DEFAULT = 4, 3, 2, 1, 0
 
 @dataclass(frozen=True)
 class Carried:
-    """A value of the job and where it is from.
+    """A value of the job and its origin.
 
     Attributes:
         target: the job's key, as ``train.lr`` or ``data[0].path``.
         value: the job's value.
         key: the source's key; empty where the value is the source's own default.
         given: the source's value.
-        note: what differs in meaning; empty where nothing does.
+        note: the difference in meaning; empty if there is none.
         where: ``file:line:column``; empty for a default.
         tool: the name of the tool whose file it is.
-        strength: which of two values wins.
+        strength: the precedence: the higher of two values wins.
     """
 
     target: str
@@ -34,13 +34,13 @@ class Carried:
     strength: int
 
     def lost(self, why: str) -> Dropped:
-        """What the report says where the job cannot have the value."""
+        """Returns the report's entry if the job cannot have the value."""
         return Dropped(self.key or f"({self.target})", self.given or self.value, why, self.where, True)
 
 
 @dataclass(frozen=True)
 class Dropped:
-    """A key without a counterpart, and why; ``matters`` where its loss changes what is learnt or how it runs."""
+    """A key without a counterpart, and why; ``matters`` if its loss changes the result of training or how it runs."""
 
     key: str
     value: Any
@@ -51,7 +51,7 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Unknown:
-    """A key that the source's tool is not known to have, and the nearest that it has."""
+    """A key that the tool is not known to have, and its nearest known key."""
 
     key: str
     value: Any

@@ -1,4 +1,4 @@
-"""LLaMA-Factory's YAML: flat keys of its own beside those of transformers' trainer."""
+"""LLaMA-Factory's YAML: its own flat keys together with those of transformers' trainer."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def read_llama_factory(document: JobDocument, data_info: str | None = None) -> C
     """Reads a training file of LLaMA-Factory.
 
     Args:
-        data_info: the register of its data sets, or the folder it lies in; by default looked for.
+        data_info: the register of its data sets, or its folder; by default it is searched for.
     """
     config = ConfigReader(document, "LLaMA-Factory")
     stage, task = config.text("stage"), "sft"
@@ -196,7 +196,7 @@ def _sources(
 
 
 def _of_all(config: ConfigReader, found: ForeignSource, added: str | KeyPath | None, *, chat: bool) -> None:
-    """What the file says of all its data sets at once."""
+    """Reads the settings that apply to all data sets of the file."""
     template, limit = config.text("template"), config.whole("max_samples")
     if template is not None and chat:
         found.set_template(template)

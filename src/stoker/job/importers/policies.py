@@ -1,4 +1,4 @@
-"""The keys of learning from rewards: TRL's GRPO trainer, Axolotl's ``rl: grpo``, LLaMA-Factory's ``stage: ppo``."""
+"""The keys of reinforcement learning: TRL's GRPO trainer, Axolotl's ``rl: grpo``, LLaMA-Factory's ``stage: ppo``."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _rewards(config: ConfigReader, prefix: str) -> None:
 
 
 def _prompts(config: ConfigReader, prefix: str, answers: int) -> None:
-    """How many prompts are answered at once: TRL counts answers, of all processes or of one."""
+    """Carries the number of prompts per generation batch: TRL counts answers, of all processes or of one."""
     whole, each = config.whole(f"{prefix}generation_batch_size"), config.whole(f"{prefix}steps_per_generation")
     batch = config.whole("per_device_train_batch_size") or config.whole("micro_batch_size") or 8
     steps = each or config.whole("gradient_accumulation_steps") or 1

@@ -14,7 +14,7 @@ TRL = (
     *("beta", "loss_type", "label_smoothing", "rpo_alpha", "precompute_ref_log_probs", "desirable_weight"),
     *("undesirable_weight", "center_rewards_coefficient", "disable_dropout"),
 )
-# What the tools call the losses.
+# The tools' names of the losses.
 LOSSES = {"sigmoid": "sigmoid", "hinge": "hinge", "ipo": "ipo", "robust": "robust", "orpo": "orpo", "simpo": "simpo"}
 
 

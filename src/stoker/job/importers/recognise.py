@@ -1,4 +1,4 @@
-"""Finds the tool that a file belongs to, by its keys."""
+"""Recognises the tool of a file by its keys."""
 
 from __future__ import annotations
 

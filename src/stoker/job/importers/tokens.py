@@ -1,4 +1,4 @@
-"""Special tokens in foreign files: those that are added, and those that end an answer."""
+"""Special tokens in foreign files: added tokens, and tokens that end an answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""torchtune's YAML: blocks whose ``_component_`` names what is built, with its arguments beside it."""
+"""torchtune's YAML: blocks whose ``_component_`` names the class or function to build; its arguments are the other
+keys.
+"""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ MASKS = {"train_on_all": "everything", "train_on_assistant": "all", "train_on_la
 
 
 def read_sources(config: ConfigReader) -> list[str]:
-    """Reads ``dataset`` and ``dataset_val``; returns the formats of what is trained on."""
+    """Reads ``dataset`` and ``dataset_val``; returns the formats of the training data."""
     formats = _list(config, "dataset", "data")
     if _list(config, "dataset_val", "evaluate.data"):
         return formats
@@ -94,7 +94,7 @@ def _source(config: ConfigReader, block: ConfigReader, entry: dict[str, Any], ho
 
 
 def _trained(block: ConfigReader, entry: dict[str, Any], found: ForeignSource, *, on_input: bool) -> None:
-    """Which turns of a data set are trained."""
+    """Reads the turns of a data set that are trained."""
     strategy = entry.get("masking_strategy")
     if strategy in MASKS:
         found.train_on, found.keys["train_on"] = MASKS[str(strategy)], block.path("masking_strategy")

@@ -1,6 +1,6 @@
 """The arguments of transformers' Trainer, which LLaMA-Factory and TRL share, and Axolotl in part; its defaults.
 
-Defaults are those of transformers 5. The tables also hold what two of the tools have alike.
+Defaults are those of transformers 5. The tables also hold keys that two of the tools share.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ SAVES = {
 
 @dataclass(frozen=True)
 class TrainerDefaults:
-    """What a tool's trainer does where its file says nothing."""
+    """A trainer's defaults, for keys that the tool's file omits."""
 
     lr: float = 5e-5
     recompute: bool = False
     precision: str = "fp32"
 
 
-# Done always, never, or elsewhere: nothing is lost.
+# Stoker always or never does this, or elsewhere: dropping the key loses nothing.
 FREE = {
     "`stoker train` trains": "do_train do_eval do_predict prediction_loss_only",
     "every step is logged": "logging_steps logging_strategy logging_first_step logging_dir logging_nan_inf_filter "
@@ -69,7 +69,7 @@ FREE = {
     "the plan says what fits": "auto_find_batch_size",
     "the lowest held-out loss is what `best` means": "metric_for_best_model",
 }
-# Without a counterpart: what is learnt differs unless it is switched off.
+# Keys without a counterpart: dropping one changes the training, unless it is switched off.
 LOST = {
     "Stoker adds no noise to embeddings": "neftune_noise_alpha",
     "Stoker's loss has no label smoothing": "label_smoothing_factor",

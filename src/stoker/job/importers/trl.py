@@ -142,7 +142,7 @@ def _data(config: ConfigReader) -> None:
 
 
 def _common(config: ConfigReader) -> ForeignSource:
-    """What the file says of all its data sets."""
+    """Reads the settings that apply to all data sets of the file."""
     common = _loss(config)
     common.take_arguments(config)
     template, column = config.text("chat_template_path"), config.text("dataset_text_field")
@@ -190,7 +190,7 @@ def _held_out(config: ConfigReader, common: ForeignSource) -> None:
 
 
 def _loss(config: ConfigReader) -> ForeignSource:
-    """Which tokens are trained, for all data sets."""
+    """Reads which tokens are trained, for all data sets."""
     found = ForeignSource()
     assistant, completion = config.flag("assistant_only_loss"), config.flag("completion_only_loss")
     if config.text("loss_type") in ("nll", None):

@@ -1,4 +1,4 @@
-"""The imported job as a YAML file: values with where they are from, the report as comments above them."""
+"""Writes the imported job as a YAML file: values with their origins, the report as comments above them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write_job(
     missing: Sequence[str],
     title: str,
 ) -> str:
-    """The job's text. ``missing`` are the keys whose values are examples, for no file says them."""
+    """Returns the job's text. ``missing`` are the required keys that no file gives; their values are examples."""
     entries: dict[str, Carried | Aside] = {**values, **{aside.target: aside for aside in asides}}
     lines = [*_report(title, dropped, unknown, missing), "", f"version: {SCHEMA_VERSION}"]
     for start, path, entry in nested(_in_order(entries)):
@@ -50,7 +50,7 @@ def plain(values: Mapping[str, Carried]) -> dict[str, Any]:
 
 
 def origin(entry: Carried) -> str:
-    """Where a value is from, and what differs, as text."""
+    """Describes the origin of a value and the difference in meaning."""
     if entry.strength == OVERRIDE:
         text = "command line"
     elif entry.strength in (DEFAULT, ENGINE_DEFAULT) and entry.tool:
@@ -66,7 +66,7 @@ def _in_order(entries: Mapping[str, T]) -> list[tuple[KeyPath, T]]:
 
 
 def _rank(path: KeyPath) -> list[int]:
-    """Where a key comes in the schema's order."""
+    """Returns a key's position in the schema's order."""
     ranks: list[int] = []
     block: type[Block] = Job
     for part in path:

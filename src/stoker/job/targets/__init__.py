@@ -1,4 +1,4 @@
-"""The blocks of ``target:``: where `stoker submit` starts a job. One file a kind; a new kind is a line of `KINDS`."""
+"""The blocks of ``target:``, which selects where `stoker submit` starts a job. One file a kind; `KINDS` lists them."""
 
 from __future__ import annotations
 

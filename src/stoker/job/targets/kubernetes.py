@@ -172,7 +172,7 @@ class KubernetesBlock(TargetKeys):
 
 
 def gang_of(block: KubernetesBlock) -> Gang:
-    """What schedules the pods together."""
+    """Returns the gang scheduler of the pods."""
     if block.gang != "auto":
         return block.gang
     return "volcano" if block.kind == "volcano" else "none"

@@ -1,4 +1,4 @@
-"""Parts of ``target: {kubernetes: ...}``: names and amounts as Kubernetes takes them, volumes, cards, data sets."""
+"""Parts of ``target: {kubernetes: ...}``: names and quantities as Kubernetes accepts them, volumes, GPUs, data sets."""
 
 from __future__ import annotations
 

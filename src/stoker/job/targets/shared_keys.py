@@ -1,4 +1,4 @@
-"""Keys that every target has: how many nodes and processes, and what the processes find there."""
+"""Keys that every target has: the numbers of nodes and processes, and the environment of the processes."""
 
 from __future__ import annotations
 
@@ -53,5 +53,5 @@ class TargetKeys(Block):
 
     @property
     def in_place(self) -> bool:
-        """Whether the nodes see the files of this machine, so that data is not sent."""
+        """Returns whether the nodes share this machine's files, so that data is not sent."""
         return False

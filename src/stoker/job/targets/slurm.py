@@ -72,5 +72,5 @@ class SlurmBlock(TargetKeys):
 
     @property
     def in_place(self) -> bool:
-        """Whether the nodes see the files of this machine: where it is a login node itself."""
+        """Returns whether the nodes share this machine's files: true if it is itself a login node."""
         return self.login is None

@@ -1,1 +1,1 @@
-"""Supervisors of several nodes: their channel, who leads, and what each node does as the leader says."""
+"""Supervisors of several nodes: their channel, leader election, and the leader's commands."""

@@ -1,4 +1,4 @@
-"""Addresses of supervisors: as they are written, as they resolve, and the interface that has one."""
+"""Addresses of supervisors: parsing, name resolution, and the network interface that has one."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def resolved(host: str) -> str:
 
 
 def own_address(rendezvous: Sequence[Address], listen: str | None) -> Address:
-    """Where this node listens: at its own entry of the rendezvous, else at ``listen``, at a free port.
+    """Returns the address to listen at: ``listen``, or without it this node's entry in the rendezvous.
 
-    Without ``listen`` a node that is not named in the rendezvous takes the address from which it reaches the first.
+    A node that has neither takes the address from which it reaches the first entry. Port 0 takes a free one.
 
     Raises:
         CannotRun: this machine does not have the address.
@@ -78,7 +78,7 @@ def own_address(rendezvous: Sequence[Address], listen: str | None) -> Address:
 
 
 def is_own(host: str) -> bool:
-    """Whether this machine has an address."""
+    """Returns whether this machine has an address."""
     if ipaddress.ip_address(host.partition("%")[0]).is_unspecified:
         return False
     with socket.socket(_family(host), socket.SOCK_STREAM) as trial:

@@ -1,4 +1,4 @@
-"""The processes of one node: starts, watches and ends them as the leader says, and tells it what happens."""
+"""The processes of one node: starts, watches and ends them on the leader's command, and reports to the leader."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Agent:
     """The processes of one node.
 
     Args:
-        entry: what each process calls instead of training.
-        name: of the node; empty where it is the only one.
+        entry: a function that each process calls instead of training.
+        name: name of the node; empty where it is the only one.
         address: that the processes bind to.
-        secret: of the nodes; None where there is only one.
-        tell: takes messages for the leader.
-        nccl: whether the processes talk through NCCL.
+        secret: the nodes' shared secret; None with a single node.
+        tell: sends messages to the leader.
+        nccl: whether the processes communicate through NCCL.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Agent:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether processes run, or have not been accounted for yet."""
+        """Returns whether processes run, or their end has not been reported yet."""
         return self._processes is not None
 
     def start(self, spec: RunSpec, group: Group, shared: SharedFolder, listening: socket.socket | None = None) -> None:
@@ -134,11 +134,11 @@ class Agent:
             self._processes.pause()
 
     def hand_on(self, numbers: Sequence[int]) -> None:
-        """Hands signals on: all of them so far."""
+        """Forwards the signals that have not been forwarded yet; ``numbers`` are all so far."""
         self._asked += numbers[len(self._asked) :]
 
     def stacks(self) -> None:
-        """Has the processes write their stacks, and tells the leader which of them wait for others."""
+        """Makes the processes write their stacks, and reports to the leader which of them wait for others."""
         if self._processes is None:
             return
         pids = self._processes.pids
@@ -148,7 +148,7 @@ class Agent:
         self._tell({"kind": "stacks", "waits": waits, "files": files, "pids": [[*pair] for pair in pids.items()]})
 
     def abandon(self) -> None:
-        """Ends the processes at once, and tells nobody."""
+        """Kills the processes, without a report."""
         if self._processes is not None:
             self._processes.kill()
             self._listener.close()
@@ -169,7 +169,7 @@ class Agent:
             self._tell({"kind": "pulses", "of": [told_of(rank, pulse, now) for rank, pulse in new.items()]})
 
     def _is_late(self, now: float) -> bool:
-        """Whether the deadline after a SIGTERM has come: what is saved by now counts."""
+        """Returns whether the deadline after a SIGTERM has passed; later saves do not count."""
         if signal.SIGTERM not in self._asked:
             return False
         if self._deadline is None:

@@ -1,7 +1,8 @@
-"""Objects of the node cache between nodes: a process asks the supervisors of other nodes before it asks the origin.
+"""Exchanges objects of the node cache: a process asks the supervisors of other nodes before the origin.
 
-An object's home is one node, by the object's key: it fetches the object from the origin, and the others get it from
-there while it does. What a home lacks it first asks its neighbours for, as one of them may have it from an earlier run.
+An object's home is one node, determined by the object's key: it fetches the object from the origin, and streams it to
+the other nodes meanwhile. For an object that it lacks, a home first asks its neighbours, which may have it from an
+earlier run.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from stoker.node_cache.object_version import ObjectVersion
 
 PIECE = 4 * 2**20  # bytes of a frame
 POLL = 0.02  # seconds between two looks
-AGAIN = 0.2  # seconds between two tries to reach a node that is starting
-PATIENCE = 30.0  # seconds that nodes may start apart
-NEIGHBOURS = 2  # that a home asks whether they have an object already
+AGAIN = 0.2  # seconds between two attempts to reach a node that is starting
+PATIENCE = 30.0  # maximum difference in seconds between the nodes' starts
+NEIGHBOURS = 2  # nodes that a home asks for an object before the origin
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class NodePeers:
 
     @classmethod
     def of(cls, group: Group, name: str, source: str, secret: bytes) -> NodePeers | None:
-        """Those of a group; None where the node is alone."""
+        """Returns a group's peers; None where the node is alone."""
         nodes = tuple((member.node.name, member.node.address) for member in group.members)
         return cls(name, nodes, source, secret) if len(nodes) > 1 else None
 
@@ -64,7 +65,7 @@ class NodePeers:
         return sorted(self.nodes, key=lambda node: hashlib.blake2b(f"{key} {node[0]}".encode()).digest())
 
     def feed(self, key: str) -> Feed:
-        """What gives an object's bytes: its home; for the home itself, neighbours that have the object."""
+        """Returns a stream of an object's bytes: from its home, or for the home itself from neighbours that have it."""
         order = self.order(key)
         fetches = order[0][0] != self.name
         asked = [order[0]] if fetches else order[1 : 1 + NEIGHBOURS]
@@ -114,10 +115,10 @@ class _Lacking(ConnectionError):
 
 
 class CacheServer:
-    """Gives other nodes objects of this node's cache, each in a thread.
+    """Serves objects of this node's cache to other nodes, each in a thread.
 
     Args:
-        named: the URLs of the job; nothing else is given or fetched.
+        named: the URLs of the job; no others are served or fetched.
     """
 
     def __init__(self, named: Sequence[str]) -> None:
@@ -173,10 +174,10 @@ def _fetch(found: RemoteObject) -> None:
 def exchanging(
     network: PeerNetwork, server: CacheServer, rendezvous: Sequence[Address], secret: bytes
 ) -> Iterator[None]:
-    """Within it this process asks the supervisors at the rendezvous for objects, and answers theirs.
+    """A context in which this process asks the supervisors at the rendezvous for objects, and serves theirs.
 
-    For the time before the supervisors have found each other, in which each of them reads the job's data. Who asks
-    something else is sent away, and comes again.
+    It covers the time before the supervisors have formed a group, in which each of them reads the job's data.
+    Connections for other requests are closed; the peer retries later.
     """
     over = threading.Event()
 

@@ -19,7 +19,7 @@ GREETING = 5.0  # seconds that a connection gets to be made, and to prove that i
 STRANGERS = 256  # connections at most that have not proved it; the oldest gives way
 AT_ONCE = 256 * 1024  # bytes that are read from one connection before the others have their turn
 COPIES, CACHE = "copies", "cache"  # the kinds of message after which a connection carries other frames
-BACKLOG = 64 * 2**20  # bytes that wait to be sent; a peer that takes none of them is given up
+BACKLOG = 64 * 2**20  # bytes waiting to be sent; a peer that exceeds it is dropped
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Peer:
     """One connection.
 
     Attributes:
-        address: that was dialled; of the other's end where it dialled.
-        name: for whoever uses the connection.
+        address: the address that was dialled; of an accepted connection, its remote address.
+        name: a label for the connection's user.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Peer:
         self.incoming, self.outgoing = bytearray(), bytearray(self._greeting.first)
 
     def send(self, message: Message) -> None:
-        """Has a message sent, in order; nothing once the connection is over."""
+        """Queues a message, in order; does nothing once the connection is closed."""
         self.send_text(text_of(message))
 
     def send_text(self, text: bytes) -> None:
@@ -86,7 +86,7 @@ class Peer:
             self._unsent.add(self)
 
     def take(self) -> Iterator[Happening]:
-        """What the bytes that have come say.
+        """Parses the received bytes to events.
 
         Raises:
             PeerRefused: they are not those of a peer.
@@ -124,24 +124,24 @@ class Peer:
             del self.incoming[:at]
 
     def down(self) -> Down:
-        """How the connection ended."""
+        """Returns the event of the connection's end."""
         return Down(self, refused=self.dialled and self._proved and not self.is_up)
 
 
 def text_of(message: Message) -> bytes:
-    """A message as it is sent."""
+    """Encodes a message."""
     return json.dumps(message, separators=(",", ":")).encode()
 
 
 class PeerNetwork:
-    """All connections of a supervisor, and where it listens.
+    """All connections of a supervisor, and its listening socket.
 
     Args:
         listen: address to bind to; port 0 takes a free one.
-        strangers: connections at most that have not proved that they have the secret; the oldest gives way.
+        strangers: maximum number of unauthenticated connections; the oldest is closed first.
 
     Attributes:
-        address: where it listens.
+        address: the bound address.
 
     Raises:
         OSError: it cannot listen there.
@@ -162,14 +162,14 @@ class PeerNetwork:
         self.address: Address = self._listening.getsockname()[:2]
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listening, selectors.EVENT_READ)
-        self._strangers: dict[Peer, None] = {}  # in the order in which they came
+        self._strangers: dict[Peer, None] = {}  # in order of arrival
         self._peers: set[Peer] = set()
         self._unsent: set[Peer] = set()
         self._over: list[Happening] = []
         self._cut_until = 0.0
 
     def dial(self, address: Address) -> Peer:
-        """Begins a connection; `poll` says when it is there, or is not."""
+        """Starts a connection; `poll` reports whether it is established or failed."""
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         connection = socket.socket(family, socket.SOCK_STREAM)
         connection.setblocking(False)
@@ -177,7 +177,7 @@ class PeerNetwork:
         try:
             if self.is_cut:
                 raise ConnectionRefusedError
-            connection.bind((self.address[0], 0))  # the others see the address that this node was told to use
+            connection.bind((self.address[0], 0))  # the others see the address that this node is known by
             connection.connect(address)
         except BlockingIOError:
             pass
@@ -188,7 +188,7 @@ class PeerNetwork:
         return peer
 
     def poll(self, seconds: float) -> list[Happening]:
-        """What has happened, after at most ``seconds`` of waiting."""
+        """Returns the events since the last call, after at most ``seconds`` of waiting."""
         found, self._over = self._over, []
         self._write_all()
         for key, mask in self._selector.select(0.0 if found or self._over else seconds):
@@ -209,7 +209,7 @@ class PeerNetwork:
         return found
 
     def close_peer(self, peer: Peer) -> None:
-        """Ends a connection, after what can be sent at once; `poll` tells of it as of any other end."""
+        """Closes a connection, after sending as much as possible without blocking; `poll` reports its end."""
         if not peer.is_over:
             self._write(peer)
             self._end(peer)
@@ -230,11 +230,11 @@ class PeerNetwork:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the node is cut off at present."""
+        """Returns whether a rehearsed network partition cuts the node off at present."""
         return self._clock() < self._cut_until
 
     def close(self) -> None:
-        """Ends everything."""
+        """Closes all connections and the listening socket."""
         for peer in [*self._peers, *self._strangers]:
             self._end(peer)
         self._selector.close()

@@ -1,9 +1,9 @@
-"""How a node finds the group's leader, or finds that it is to lead itself. No clock and no socket of its own.
+"""Finds the group's leader, or decides that this node leads. It has no clock and no socket of its own.
 
-The addresses that a node knows have an order: that of the last group, then that of the rendezvous. A node that
-starts, or that has lost its leader, asks them who leads. It follows a leader that it hears of. It leads where no
-node before it answers and none after it follows another; a node that comes before it and is only searching, too, is
-waited for. A node that is in neither list never leads.
+The addresses that a node knows are ordered: those of the last group, then those of the rendezvous. A node that starts,
+or that has lost its leader, asks all of them for their leader, and follows any leader that is named. It leads if no
+node before it answers and no node after it follows another; it waits for a node before it that is searching, too.
+A node that is in neither list never leads.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ PATIENCE = 60.0  # seconds after which a node that answers, but has found no lea
 
 @dataclass(frozen=True)
 class GroupReply:
-    """What a supervisor says of its group.
+    """A supervisor's answer about its group.
 
     Attributes:
-        leader: where its leader listens; None where it knows none.
+        leader: address of its leader; None if it knows none.
         generation: of its group's last start; 0 before the first.
-        members: nodes that its leader has.
+        members: number of nodes that its leader has.
     """
 
     leader: Address | None
@@ -34,7 +34,7 @@ class GroupReply:
     members: int
 
     def plain(self) -> dict[str, Any]:
-        """For a message."""
+        """Returns its fields for a message."""
         return vars(self)
 
     @classmethod
@@ -58,13 +58,13 @@ class Lead:
 
 
 class Search:
-    """One search.
+    """One search for the leader.
 
     Args:
-        order: the addresses in their order.
+        order: the addresses in order of precedence.
         own: this node's.
-        lost: leaders that were just lost: who still names one is not believed.
-        generation: of the group that this node was in; 0 where it was in none, so that others may still be starting.
+        lost: leaders that were just lost; answers that still name one are ignored.
+        generation: of the group that this node was in; 0 if in none, so that others may still be starting.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Search:
         self._answers[address] = None
 
     def decide(self, now: float) -> Follow | Lead | None:
-        """What the node is to do; None where that is not known yet."""
+        """Returns the node's decision; None while it is open."""
         if found := self._leaders():
             return Follow(found[0])
         if self._own not in self._order:

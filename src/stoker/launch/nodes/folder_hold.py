@@ -1,4 +1,4 @@
-"""The run's folder on several nodes: the leader's node takes it, the others see that theirs is the same one."""
+"""The run's folder on several nodes: the leader's node locks it, the others verify that theirs is the same folder."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from stoker.files import no_link
 from stoker.launch.nodes.group import Group
 from stoker.launch.run_spec import RunSpec
 
-SEEN = 10.0  # seconds in which another node's file in the run's folder is seen on this one
-HELD = 60.0  # seconds in which a leader that was lost lets the run's folder go
+SEEN = 10.0  # timeout in seconds for another node's file in the run's folder to appear on this node
+HELD = 60.0  # timeout in seconds for a lost leader to release the run's folder
 
 
 class FolderHold:
@@ -37,16 +37,16 @@ class FolderHold:
         self.let_go()
 
     def hold(self, *, lately_led: bool) -> str | None:
-        """Takes the folder, and leaves a file there that the other nodes look for.
+        """Locks the folder, and leaves a marker file there for the other nodes.
 
         Args:
-            lately_led: whether another node led the run: it may hold the folder for a moment.
+            lately_led: whether another node led the run: it may hold the lock for a moment.
 
         Returns:
-            the file's name; None while the folder is still held elsewhere.
+            the file's name; None while another process holds the lock.
 
         Raises:
-            UserError: it cannot be taken.
+            UserError: it cannot be locked.
         """
         if self._mark:
             return self._mark
@@ -77,13 +77,13 @@ class FolderHold:
         self._stack.close()
 
     def is_seen(self, group: Group, waited: float, *, node: str) -> bool:
-        """Whether the run's folder on this node is that of the group's leader.
+        """Returns whether the run's folder on this node is that of the group's leader.
 
         Args:
             waited: seconds since the group was made.
 
         Raises:
-            UserError: it is another one.
+            UserError: it is another folder.
         """
         output, to = self._spec.output, self._spec.loaded.job.checkpoint.to
         if (output / group.mark).exists():

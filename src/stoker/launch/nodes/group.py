@@ -1,4 +1,4 @@
-"""The nodes of a run: who they are, which ranks each has, and in what order."""
+"""The nodes of a run: their names and addresses, the ranks of each, and their order."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Node:
         return cls(str(name), (str(host), int(port)), tuple(map(int, numbers)), bool(spare), str(job))
 
     def plain(self, *, job: bool = True) -> list[Any]:
-        """For a message; short, as a group may have a thousand.
+        """Returns its fields for a message, in a short form, as a group may have a thousand nodes.
 
         Args:
-            job: whether the job's digest is in it: within a group it is the same.
+            job: whether to include the job's digest, which is the same within a group.
         """
         all_first = self.devices == tuple(range(len(self.devices)))
         devices = len(self.devices) if all_first else list(self.devices)
@@ -65,11 +65,11 @@ class Group:
 
     Attributes:
         generation: the number of the start; a higher one is later.
-        members: in the order of their ranks; the first leads, and the next ones would follow it.
+        members: in the order of their ranks; the first leads, and the next ones succeed it in this order.
         others: nodes that are connected and have no ranks.
-        store: host and port of the store where the processes meet; None on one node.
-        mark: name of a file that whoever sees the run's folder sees in it.
-        job: the job's document where it is not the one that every node was given; else None.
+        store: host and port of the rendezvous store; None on one node.
+        mark: name of the marker file in the run's folder.
+        job: the job's document if it differs from the one that every node was given; else None.
         policy: the state of the restart policy; see `stoker.launch.restart_policy.Restarts`.
         longest: seconds of the longest evaluation and save so far, by phase.
     """
@@ -102,7 +102,7 @@ class Group:
         return self._by_name.get(name)
 
     def after(self, name: str) -> Member | None:
-        """The member that keeps a node's copies: the next one, in a ring; None where it is alone."""
+        """Returns the member that keeps copies of a node's state: the next one, in a ring; None if it is alone."""
         names = [member.node.name for member in self.members]
         if len(names) < 2 or name not in names:
             return None
@@ -113,7 +113,7 @@ class Group:
         return next(member for member in self.members if rank in member.ranks)
 
     def plain(self) -> dict[str, Any]:
-        """For a message."""
+        """Returns its fields for a message."""
         members = [[m.node.plain(job=False), m.first, m.count] for m in self.members]
         others = [node.plain(job=False) for node in self.others]
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -153,7 +153,7 @@ def equal_nodes(members: Sequence[Member]) -> int:
 
 
 def chosen(nodes: Sequence[Node], most: int, *, before: Sequence[str] = ()) -> list[Node]:
-    """The nodes that train: those that were there before, then others, then spares; ``most`` of them at most.
+    """Selects the nodes that train: those of the last group, then others, then spares; at most ``most`` of them.
 
     Args:
         before: names of the nodes of the last group, in their order.

@@ -1,4 +1,4 @@
-"""Asks supervisors of other nodes for their groups, each over a connection of its own."""
+"""Asks supervisors of other nodes for their groups, each over a separate connection."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class GroupQuestions:
             self._search.failed(lost)
 
     def look(self, now: float) -> Follow | Lead | None:
-        """Asks on while a leader is looked for; gives what the node is to do, once that is known."""
+        """Asks the next nodes during a search for the leader; returns the decision, once there is one."""
         if self._search is None:
             return None
         self._ask(self._search.to_ask(now))
@@ -65,14 +65,14 @@ class GroupQuestions:
                 self._asked[self._network.dial(address)] = address
 
     def came_up(self, peer: Peer) -> bool:
-        """Whether a connection that is there now was made for a question, which is then asked."""
+        """Returns whether an established connection was made for a question, and then sends the question."""
         if peer not in self._asked:
             return False
         peer.send({"kind": "who"})
         return True
 
     def went_down(self, peer: Peer) -> bool:
-        """Whether a connection that has ended was made for a question."""
+        """Returns whether a closed connection was made for a question."""
         address = self._asked.pop(peer, None)
         if address is not None and self._search is not None:
             self._search.failed(address)

@@ -1,7 +1,7 @@
-"""Decides for all nodes of a run: who trains, when the processes start, and what follows when something breaks.
+"""The leader of a run's nodes: decides which of them train, when the processes start, and how faults are handled.
 
-It has no clock and no socket of its own: it is told what happened and when, and answers with messages to nodes. The
-leader's own node gets its messages like any other. On one machine it is the whole supervisor, with one node.
+It has no clock and no socket of its own: its methods are called with each event and its time, and it sends messages to
+the nodes. The leader's own node receives them like any other. On one machine it is the whole supervisor, with one node.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from stoker.launch.run_spec import RunResult, RunSpec
 from stoker.resilience.stop_signals import STOPPING
 from stoker.runs.run_folder import RunFolder
 
-JOIN = 30.0  # seconds that further nodes get at the beginning, once the least number is there
-RETURN = 5.0  # seconds that the nodes of a group get to come to a new leader
+JOIN = 30.0  # seconds to wait for further nodes at the beginning, once the minimum is reached
+RETURN = 5.0  # seconds that the nodes of a group get to join a new leader
 REMIND = 60.0  # seconds between two lines about nodes that are waited for
 
 
 @dataclass(frozen=True)
 class Hands:
-    """What the leader acts through.
+    """The leader's side effects.
 
     Attributes:
         send: sends a message to a node.
         say: prints a line for the user.
-        hold: takes the run's folder; gives the name of a file in it, or None where it is still held elsewhere.
-        release: gives the run's folder back: another group may go on, from which this node is cut off.
-        store: opens the socket where the processes of several nodes meet; gives its address.
+        hold: locks the run's folder; returns the name of its marker file, or None while another process holds the lock.
+        release: releases the run's folder: another group, from which this node is cut off, may continue the run.
+        store: opens the socket of the rendezvous store of several nodes; returns its address.
     """
 
     send: Callable[[str, Message], None]
@@ -106,7 +106,7 @@ class Leader:
 
     @property
     def nodes(self) -> Mapping[str, Node]:
-        """Those that are there, by name."""
+        """The connected nodes, by name."""
         return self._roster.nodes
 
     # -- what happens ----------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class Leader:
                 self._decide_if_over(now)
 
     def tick(self, now: float) -> None:
-        """Does what is due; to be called often."""
+        """Does whatever is due; to be called often."""
         if self.outcome is not None:
             return
         start = self._start
@@ -172,18 +172,18 @@ class Leader:
 
     @property
     def generation(self) -> int:
-        """Of the last start; 0 before the first."""
+        """The generation of the last start; 0 before the first."""
         return self.group.generation if self.group is not None else 0
 
     @property
     def is_starting(self) -> bool:
-        """Whether no processes run at present."""
+        """Returns whether no processes run at present."""
         return self._start is None
 
     # -- gathering -------------------------------------------------------------------------------------------
 
     def _take_over(self, group: Group, lost: Sequence[str], now: float) -> None:
-        """Goes on from what the leader before had told."""
+        """Continues from the state that the previous leader had sent."""
         self._until = now + RETURN
         self._expected = {member.node.name for member in group.members} - {*lost, self._roster.me.name}
         self._restarts.restore(group.policy or self._restarts.state())
@@ -191,7 +191,7 @@ class Leader:
         self._attempt = group.generation
         gone = [member for member in group.members if member.node.name in lost]
         if gone:
-            self._gone = gone  # an event where this node is the one that goes on
+            self._gone = gone  # reported as an event, if this node continues
             if len(self.nodes) < self._least:
                 self._hands.say(words_of_lost(gone))
             watch = Watch(self._spec, say=self._hands.say, longest={})
@@ -273,18 +273,18 @@ class Leader:
             self._send_members({"kind": "pause"})
 
     def _name_hung(self, start: RunningStart, now: float) -> None:
-        """Reports the process that the others wait for, and has all of them ended."""
+        """Reports the process that the others wait for, and ends all of them."""
         first, values = start.name_hung()
         record(self._run, "hung", rank=first.rank, **self._where(first.rank), **values)
         self._end(start, now, grace=0.0)
 
     def _should_grow(self, start: RunningStart, now: float) -> bool:
-        """Whether the processes are to stop for nodes with which a larger layout runs."""
+        """Returns whether the processes should stop, since a larger layout runs with new nodes."""
         assert self.group is not None
         if len(self.nodes) <= len(self.group.members) or self._asked or "stepped" not in start.watch.moments:
             return False
         if start.paused is not None:
-            return now - start.paused >= SETTLED  # once more: it may not have been heard
+            return now - start.paused >= SETTLED  # asks again: the first message may be lost
         return self._roster.can_grow(self.group, now)
 
     def _send_members(self, message: Message) -> None:
@@ -326,7 +326,7 @@ class Leader:
         assert self.group is not None
         if start.noticed is None:
             start.noticed = now
-        if grace >= start.grace:  # they have been told
+        if grace >= start.grace:  # they have been asked to end
             return
         start.grace = grace
         for member in self.group.members:
@@ -356,7 +356,7 @@ class Leader:
             self._follow_up(start, group, now)
 
     def _follow_up(self, start: RunningStart, group: Group, now: float) -> None:
-        """What follows a start that failed."""
+        """Handles a start that failed."""
         first, failures = start.failures()
         done = max(start.watch.done, 0)
         if start.lost:

@@ -1,9 +1,9 @@
-"""Copies of the training state on the next node: what a node that is lost had in its memory is there, too.
+"""Copies of the training state on the next node, from which the state of a lost node is restored.
 
-The copies of a node's ranks go to the next member of the group, in a ring, as soon as they are whole, over a connection
-of their own. A process makes its next copy only when the one before is there (see
-`stoker.checkpoint.snapshots.Snapshots.is_safe`): so at any time there is a step that every node has, and of which the
-next node has the copies. Where the next node cannot take them, training goes on without.
+The copies of a node's ranks go to the next member of the group, in a ring, as soon as they are complete, over a
+separate connection. A process makes its next copy only after the one before has arrived (see
+`stoker.checkpoint.snapshots.Snapshots.is_safe`): so at any time there is a step that every node has, and whose copies
+the next node has. If the next node cannot store them, training continues without.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import NEIGHBOUR, SENT
 
 POLL = 0.05  # seconds between two looks for new copies
-AGAIN = 0.5  # seconds until a connection is tried again
-TRIES = 20  # of them, before the copies stay here
+AGAIN = 0.5  # seconds until a connection is retried
+TRIES = 20  # retries before the copies stay on this node only
 PIECE = 4 * 2**20  # bytes of a frame
 SPARE = 1.1  # times a copy's size that must be free for it
 SLOTS = (0, 1)
@@ -148,10 +148,10 @@ class Sender:
 
 
 class Keeper:
-    """Keeps copies of other nodes' ranks; each connection has a thread.
+    """Stores copies of other nodes' ranks; each connection has a thread.
 
     Args:
-        place: the run's folder in shared memory and the generation, None where there is none yet.
+        place: returns the run's folder in shared memory and the generation, None where there is none yet.
     """
 
     def __init__(self, place: Callable[[], tuple[Path, int] | None]) -> None:
@@ -159,7 +159,7 @@ class Keeper:
         self._streams: dict[Stream, threading.Thread] = {}
 
     def receive(self, connection: socket.socket, seal: Seal, rest: bytes, hello: dict[str, Any]) -> None:
-        """Takes a connection over."""
+        """Takes over a connection."""
         stream, place = Stream(connection, seal, rest), self._place()
         if place is None or hello.get("generation") != place[1]:  # it comes again
             stream.close()
@@ -215,7 +215,7 @@ class Keeper:
 
 
 def stamp_of(header: Path) -> int:
-    """When a copy was made; 0 where there is none."""
+    """Returns the time at which a copy was made; 0 if there is none."""
     with suppress(FileNotFoundError):
         return header.stat().st_mtime_ns
     return 0

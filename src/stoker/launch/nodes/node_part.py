@@ -1,4 +1,4 @@
-"""What a node does in its group: the processes of its ranks, and copies of their state on the next node."""
+"""A node's part in its group: the processes of its ranks, and copies of their state on the next node."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from stoker.runs.shm_folder import CUT, SUPERVISOR, SharedFolder, shared_memory
 
 
 class NodePart:
-    """Does what the leader says.
+    """Executes the leader's commands.
 
     Args:
         spec: the whole job, as it would run with all nodes.
         agent: starts, watches and ends the processes.
         address: that sockets of this node are bound to.
-        tell: takes messages for the leader.
+        tell: sends messages to the leader.
         say: prints a line for the user.
 
     Attributes:
-        group: the last one that this node was told of.
-        keeper: of the copies of another node's ranks.
+        group: the last group that the leader announced.
+        keeper: stores the copies of another node's ranks.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class NodePart:
             self.keeper.close()
 
     def turn(self, now: float) -> None:
-        """One round of all that there is to do."""
+        """Runs one iteration of the node's loop."""
         self._start_pending(now)
         self._agent.look(now)
 
     def do(self, message: Message, now: float) -> None:
-        """What the leader says."""
+        """Executes a command of the leader."""
         match message["kind"]:
             case "start":
                 self.abandon()
@@ -162,7 +162,7 @@ class NodePart:
         return replace(self._spec, loaded=check_document(document))
 
     def _copies_folder(self) -> tuple[Path, int] | None:
-        """Where copies of other nodes' ranks go, and in which generation."""
+        """Returns the folder for copies of other nodes' ranks, and the generation."""
         if self._shared is None or self.group is None:
             return None
         return self._shared.path, self.group.generation

@@ -1,6 +1,6 @@
-"""The supervisor of one node: finds the others, leads or follows, and keeps its own processes.
+"""The supervisor of one node: finds the others, leads or follows, and runs its own processes.
 
-One thread does all of this, but for copies of the training state, which go to the next node in a thread of their own.
+One thread does all of this, except for copies of the training state, which a second thread sends to the next node.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ REFUSALS = 3  # connections in a row that end where the secret is proved: it is 
 
 
 class NodeSupervisor:
-    """Keeps one node's part of a run, until the run is over.
+    """Runs one node's part of a run, until the run is over.
 
     Args:
         spec: the whole job, as it would run with all nodes.
-        entry: what each process calls instead of training.
-        asked: signals that this process got, as they come.
-        take: takes the run's folder; yields whether it is new.
+        entry: a function that each process calls instead of training.
+        asked: signals that this process received, in order; it grows.
+        take: locks the run's folder; yields whether it is new.
         say: prints a line for the user.
-        nccl: whether the processes talk through NCCL.
-        cache: gives other nodes objects of this one's cache; by default one is made.
+        nccl: whether the processes communicate through NCCL.
+        cache: serves objects of this node's cache to other nodes; by default one is made.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class NodeSupervisor:
             raise self._outcome
 
     def _turn(self, wait: float = POLL) -> None:
-        """One round of all that there is to do."""
+        """Runs one iteration of the supervisor's loop."""
         for happening in self._network.poll(wait):
             now = time.monotonic()
             match happening:
@@ -202,7 +202,7 @@ class NodeSupervisor:
                 self._leader.message(peer.name, message, now)
 
     def _answer(self) -> GroupReply:
-        """What this node says of its group."""
+        """Returns this node's answer about its group."""
         if self._leader is not None:
             return GroupReply(self._network.address, self._leader.generation, len(self._leader.nodes))
         if self._upward is not None and self._upward.is_up and self._upward.name:
@@ -211,7 +211,7 @@ class NodeSupervisor:
         return GroupReply(None, self._part.generation, 1)
 
     def _learn(self, peer: Peer, answer: GroupReply, now: float) -> None:
-        """What another node says of its group."""
+        """Processes another node's answer about its group."""
         found = self._questions.answered(peer, answer)
         if found and self._leader is not None and answer.leader not in (None, self._network.address):
             assert answer.leader is not None
@@ -244,7 +244,7 @@ class NodeSupervisor:
     # -- who leads -------------------------------------------------------------------------------------------
 
     def _known(self) -> list[Address]:
-        """All addresses at which nodes may be, in their order."""
+        """Returns all addresses at which nodes may be, in order of precedence."""
         group = self._part.group
         members = [member.node.address for member in group.members] if group else []
         others = [node.address for node in group.others] if group else []
@@ -281,7 +281,7 @@ class NodeSupervisor:
         self._seek(now, lost=peer.address)
 
     def _is_weaker(self, leader: Leader, other: GroupReply) -> bool:
-        """Whether another leader's group is the one that goes on."""
+        """Returns whether another leader's group takes precedence over this one's."""
         mine = (leader.generation, len(leader.nodes), self._network.address)
         assert other.leader is not None
         return mine < (other.generation, other.members, other.leader)
@@ -314,7 +314,7 @@ class NodeSupervisor:
     # -- as one of the nodes ---------------------------------------------------------------------------------
 
     def _tell(self, message: Message) -> None:
-        """Tells the leader, wherever it is."""
+        """Sends a message to the leader, which may be this node."""
         if self._leader is not None:
             self._leader.message(self._name, message, time.monotonic())
         elif self._upward is not None:
@@ -322,7 +322,7 @@ class NodeSupervisor:
             self._upward.send(message)
 
     def _obey(self, peer: Peer, message: Message, now: float) -> None:
-        """Does what the leader says."""
+        """Executes a command of the leader."""
         match message["kind"]:
             case "joined":
                 peer.name = "leader"

@@ -1,4 +1,4 @@
-"""How a run ended, in a form that the leader sends to the other nodes."""
+"""The outcome of a run, in the form that the leader sends to the other nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS: Mapping[str, type[UserError]] = {**TOLD, "RankFailed": RankFailed}
 
 
 def plain(outcome: Outcome) -> dict[str, Any]:
-    """For a message."""
+    """Returns an outcome as the values of a message."""
     if isinstance(outcome, RunResult):
         return {"result": asdict(outcome)}
     if isinstance(outcome, Interrupted):

@@ -1,4 +1,4 @@
-"""Where a node stands among those of a run."""
+"""A node's place among the nodes of a run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from stoker.launch.nodes.group import Node
 
 @dataclass(frozen=True)
 class Place:
-    """This node among those of a run.
+    """This node among the nodes of a run.
 
     Attributes:
-        node: what the others learn of it.
-        rendezvous: addresses at which nodes are looked for.
-        least, most: nodes to train with.
-        secret: that all of them share.
+        node: its description for the others.
+        rendezvous: addresses at which nodes are searched for.
+        least, most: minimum and maximum number of nodes.
+        secret: shared by all nodes.
     """
 
     node: Node

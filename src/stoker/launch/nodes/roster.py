@@ -1,4 +1,4 @@
-"""The nodes that are there for a run, and the job as it runs with them."""
+"""The connected nodes of a run, and the job's layout on them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ SETTLED = 3.0  # seconds from a node's arrival until the processes are stopped f
 
 
 class Roster:
-    """Who is there.
+    """The connected nodes.
 
     Args:
         spec: the whole job, as it would run with all nodes.
         me: the leader's node; its name is empty where it is the only one.
-        most: nodes to train with.
+        most: maximum number of nodes.
         nccl: whether devices are GPUs.
 
     Attributes:
@@ -33,7 +33,7 @@ class Roster:
 
     @property
     def is_multi(self) -> bool:
-        """Whether a run may have several nodes."""
+        """Returns whether a run may have several nodes."""
         return bool(self.me.name)
 
     @property
@@ -51,7 +51,7 @@ class Roster:
         self.nodes.pop(name, None)
 
     def is_whole(self, spec: RunSpec) -> bool:
-        """Whether a job is the one for all nodes."""
+        """Returns whether a job is the one for all nodes."""
         return spec.loaded.document is self._full.loaded.document
 
     def candidates(self, group: Group | None) -> tuple[list[Node], RunSpec | None]:
@@ -76,7 +76,7 @@ class Roster:
         return nodes, replace(full, loaded=fewer) if fewer is not None else None
 
     def can_grow(self, group: Group, now: float) -> bool:
-        """Whether nodes have come with which a larger layout runs."""
+        """Returns whether new nodes allow a larger layout."""
         new = [name for name in self.nodes if group.member(name) is None]
         if not new or any(now - self._since[name] < SETTLED for name in new):
             return False
@@ -91,7 +91,7 @@ class Roster:
         self._grown = None
 
     def without(self, lost: Sequence[int], group: Group) -> RunSpec | None:
-        """Leaves out the devices of ranks; the job for what is left, None where nothing fits."""
+        """Removes the devices of ranks; returns the job for the remaining ones, None if nothing fits."""
         if not self.is_multi:
             return self._without_here(lost)
         for rank in lost:

@@ -1,4 +1,4 @@
-"""One start of the processes of all nodes: what has been heard of it, and how it ended."""
+"""One start of the processes on all nodes: the nodes' reports, and its outcome."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class RunningStart:
     """A start.
 
     Attributes:
-        ended: the accounts of nodes whose processes have ended, by node.
+        ended: the final reports of nodes whose processes have ended, by node.
         lost: nodes that have gone.
-        noticed: when it was seen that the start ends.
+        noticed: time at which the end of the start was noticed.
         grace: seconds that its processes were given to end.
         silent: processes that hang, or wait for one that does.
-        stacks: what nodes say of them, by node.
-        asked_stacks: when nodes were asked for them.
+        stacks: the nodes' reports of the processes' stacks, by node.
+        asked_stacks: time at which the nodes were asked for stacks.
         hung: the process that the others wait for.
-        paused: when the processes were last asked to stop after their step.
+        paused: time at which the processes were last asked to stop after their step.
     """
 
     watch: Watch
@@ -52,7 +52,7 @@ class RunningStart:
             self.silent = self.watch.look(running, now)
 
     def has_stacks(self, group: Group, now: float) -> bool:
-        """Whether the stacks that were asked for are there, or waited for long enough."""
+        """Returns whether the requested stacks have arrived, or their timeout has passed."""
         assert self.asked_stacks is not None
         return now - self.asked_stacks >= STACKS or all(m.node.name in self.stacks for m in group.members)
 
@@ -73,7 +73,7 @@ class RunningStart:
         }
 
     def is_over(self, group: Group) -> bool:
-        """Whether the processes of all nodes have ended."""
+        """Returns whether the processes of all nodes have ended."""
         lost = {member.node.name for member in self.lost}
         return all(m.node.name in self.ended or m.node.name in lost for m in group.members)
 
@@ -91,14 +91,14 @@ class RunningStart:
 
 @dataclass(frozen=True)
 class EndedStart:
-    """How a start ended: what is reported once the processes are at work again."""
+    """The outcome of a start, reported once the processes run again."""
 
     first: Failure
     watch: Watch
     noticed: float
 
     def seconds_to(self, moments: dict[str, float]) -> dict[str, float]:
-        """Where the time went until the next start had done its first step."""
+        """Returns the seconds of each phase until the next start had done its first step."""
         return {
             "noticed": self.watch.silence(self.first.rank, self.noticed),
             "started": moments["started"] - self.noticed,
@@ -113,6 +113,6 @@ def failure_of_lost(members: Sequence[Member]) -> Failure:
 
 
 def words_of_lost(members: Sequence[Member]) -> str:
-    """What is said of lost nodes."""
+    """Returns the message about lost nodes."""
     names = ", ".join(member.node.name for member in members)
     return f"node {names} has gone" if len(members) == 1 else f"nodes {names} have gone"

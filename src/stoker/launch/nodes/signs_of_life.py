@@ -1,4 +1,4 @@
-"""Who was heard last, and when: a node that is silent for too long counts as lost."""
+"""Heartbeats between nodes: a node that is silent for too long counts as lost."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ SIGNS = (1.0, 5.0)  # seconds between two signs of life: of a few nodes, and of 
 
 
 class SignsOfLife:
-    """When something was heard from and said to other nodes."""
+    """The times of the last messages from and to other nodes."""
 
     def __init__(self) -> None:
         self._heard: dict[Peer, float] = {}
         self._said: dict[Peer, float] = {}
 
     def heard(self, peer: Peer, now: float) -> None:
-        """A node has said something, or its connection is there."""
+        """Records that a node has sent a message, or that its connection is established."""
         self._heard[peer] = now
 
     def said(self, peer: Peer, now: float) -> None:
-        """Something was said to a node."""
+        """Records that a message was sent to a node."""
         self._said[peer] = now
 
     def forget(self, peer: Peer) -> None:
@@ -32,16 +32,16 @@ class SignsOfLife:
         self._said.pop(peer, None)
 
     def is_fresh(self, peer: Peer, now: float) -> bool:
-        """Whether a node has been heard lately."""
+        """Returns whether a node has been heard recently."""
         return now - self._heard.get(peer, 0.0) < LOST / 2
 
     def silent(self, peers: Iterable[Peer], nodes: int, now: float) -> list[Peer]:
-        """Those that count as lost, in a group of ``nodes`` nodes."""
+        """Returns the nodes that count as lost, in a group of ``nodes`` nodes."""
         limit = max(LOST, 4 * _every(nodes))
         return [peer for peer in peers if now - self._heard.get(peer, now) > limit]
 
     def give(self, peers: Iterable[Peer], nodes: int, now: float) -> None:
-        """Says that this node lives to those to whom nothing else was said."""
+        """Sends a heartbeat to the nodes that got no other message recently."""
         for peer in peers:
             if now - self._said.get(peer, 0.0) >= _every(nodes):
                 self.said(peer, now)

@@ -1,4 +1,4 @@
-"""A connection of its own for bulk data: the channel's frames, sent and received by a thread that waits."""
+"""A separate connection for bulk data: the channel's frames, sent and received by a blocking thread."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Stream:
 
     @classmethod
     def dial(cls, address: Address, secret: bytes, *, source: str, hello: dict[str, Any], kind: str = COPIES) -> Self:
-        """Connects to a supervisor, and says what for.
+        """Connects to a supervisor, and sends the connection's purpose.
 
         Raises:
-            OSError: there is none.
+            OSError: nothing listens there.
             PeerRefused: it does not have the secret.
         """
         connection = socket.create_connection(address, timeout=GREETING, source_address=(source, 0))
