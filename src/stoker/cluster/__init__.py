@@ -1,4 +1,4 @@
-"""Jobs on other machines: what is sent there, how a target starts it, and the records by which it is found again.
+"""Jobs on other machines: the files that are sent, the targets that start a job, and the records to find it again.
 
 A target is a folder or a file of this room, and a line of `stoker.cluster.target.MODULES`.
 """

@@ -1,4 +1,4 @@
-"""Which target is meant: the job's own block, a file with one, or a name of the user's configuration."""
+"""Selects the target: the job's own block, a file with one, or a name in the user's configuration."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stoker.job.yaml_document import JobDocument, Mark, parse_document
 
 CONFIGURATION = "targets.yaml"
 SUFFIXES = (".yaml", ".yml")
-AROUND = {"task": "sft"}  # what a job must have, around a block alone
+AROUND = {"task": "sft"}  # required keys of a job, added around a single block
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Log files on other machines, read from where the last look ended."""
+"""Log files on other machines, read on from the last offset."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _RANK = re.compile(r"rank-(\d+)\.log$")
 
 @dataclass(frozen=True)
 class LogPlace:
-    """Where logs are.
+    """The place of logs on one host.
 
     Attributes:
-        pattern: their paths, as the shell reads them.
-        label: what is shown before each line, of a path.
+        pattern: their paths, as a shell pattern.
+        label: returns the prefix of each line, for a path.
     """
 
     shell: Shell
@@ -31,12 +31,12 @@ class LogPlace:
 
 @dataclass
 class LogFile:
-    """A file that is read.
+    """A file that is being read.
 
     Attributes:
-        label: what is shown before its lines.
+        label: the prefix of its lines.
         offset: bytes read so far.
-        begun: the line that has not ended yet.
+        begun: the last line, while it is incomplete.
     """
 
     label: str
@@ -70,20 +70,20 @@ def run_logs(shell: Shell, folder: str) -> list[LogPlace]:
 def read_logs(
     places: Sequence[LogPlace], *, rank: int | None, follow: bool, ended: Callable[[], bool]
 ) -> Iterator[str]:
-    """Lines of all files, each with its label before it; of one rank without.
+    """Yields lines of all files, each with its label before it; of one rank without.
 
     A file that several hosts see (the same name and the same inode) is read once.
 
     Args:
-        follow: go on until the job has ended.
+        follow: continue until the job has ended.
         ended: whether it has.
 
-    A host that cannot be reached is named in a line of its own.
+    A host that cannot be reached is reported in a separate line.
     """
     known: dict[tuple[str, str], LogFile] = {}
     last = False
     while True:
-        last = last or not follow or ended()  # before the look, so that nothing written until then is missed
+        last = last or not follow or ended()  # checked before reading, so that no earlier line is missed
         before = sum(file.offset for file in known.values())
         for _, line in new_lines(places, known, rank=rank):
             yield line
@@ -120,12 +120,12 @@ def _shown(file: LogFile, line: bytes, *, alone: bool) -> str:
 def _new(
     places: Sequence[LogPlace], known: dict[tuple[str, str], LogFile], rank: int | None
 ) -> Iterator[tuple[tuple[str, str], bytes]]:
-    """The files that have grown, with what is new."""
+    """Yields the files that have grown, with their new bytes."""
     listed = on_all(places, _listed_or_why)
     for place, files in zip(places, listed, strict=True):
         if isinstance(files, ShellFailed):
             key = (place.shell.name, UNREACHED)
-            if key not in known:  # said once; the logs of the other hosts are shown
+            if key not in known:  # reported once; the logs of the other hosts are shown
                 known[key] = LogFile(place.shell.name)
                 yield key, f"{files.said}\n".encode()
             continue

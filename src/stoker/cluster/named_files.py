@@ -1,4 +1,4 @@
-"""The files that a job names here, and where they are put on the nodes."""
+"""The local files that a job names, and their paths on the nodes."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from stoker.job.paths import absolute, exists
 from stoker.job.task_spec import Named, task_of
 from stoker.runs.find_run import find_run
 
-OUTSIDE = "outside"  # folder of what does not lie below the folder in which the command is given
+OUTSIDE = "outside"  # folder of files from outside the working folder
 LEFT_OUT = ("__pycache__", ".git", ".venv", "*.pyc", ".*.partial")
 SCHEMA = "json_schema:"  # the scorer whose argument is a file
 
 
 @dataclass
 class NamedFiles:
-    """What a job needs of the files here.
+    """The local files that a job needs.
 
     Attributes:
-        base: what relative paths begin at.
+        base: the folder that relative paths start from.
         found: files by their path below the submission's folder.
-        made: texts by such a path: jobs of runs, which name there what lies elsewhere.
-        moved: values of the job's keys that are others there, by key.
+        made: generated texts by such a path: jobs of runs, with the paths on the nodes.
+        moved: values of the job's keys that differ on the nodes, by key.
     """
 
     base: Path
@@ -42,7 +42,7 @@ class NamedFiles:
     moved: dict[str, Any] = field(default_factory=dict)
 
     def add(self, value: str) -> str:
-        """Adds the files that a path or pattern means; returns what names them on the nodes."""
+        """Adds the files that a path or pattern matches; returns their name on the nodes."""
         top = absolute(value, self.base)
         if not exists(top) and not _is_pattern(value):
             return value
@@ -80,13 +80,13 @@ class NamedFiles:
 
 
 def named_files(loaded: LoadedJob, base: Path, *, without: Collection[str] = ()) -> NamedFiles:
-    """The files that a job names.
+    """Returns the files that a job names.
 
     Args:
-        without: keys that name what is not there yet, as earlier stages.
+        without: keys that name files that do not exist yet, such as earlier stages' runs.
 
     Raises:
-        UserError: a run that it names is not there.
+        UserError: a run that it names does not exist.
     """
     files = NamedFiles(base)
     for key, value in [*_model_paths(loaded), *_source_paths(loaded)]:
@@ -104,7 +104,7 @@ def named_files(loaded: LoadedJob, base: Path, *, without: Collection[str] = ())
 
 
 def with_paths(loaded: LoadedJob, moved: Mapping[str, Any]) -> LoadedJob:
-    """The job with other values at keys, such as paths as they are on the nodes."""
+    """Returns the job with other values of some keys, such as paths on the nodes."""
     if not moved:
         return loaded
     overrides = [f"{key}={json.dumps(value)}" for key, value in moved.items()]
@@ -144,14 +144,14 @@ def _at(job: Any, key: str) -> Any:
 
 
 def _replaced(value: Any, moved: dict[str, str]) -> Any:
-    """A text, a list of texts, or a mapping by texts, with others for some of them."""
+    """Replaces some strings in a string, a list of strings, or the keys of a mapping."""
     if isinstance(value, dict):
         return {moved.get(name, name): weight for name, weight in value.items()}
     return [moved.get(name, name) for name in value] if isinstance(value, list) else moved[value]
 
 
 def _model_paths(loaded: LoadedJob) -> Iterator[tuple[str, str]]:
-    """The keys of what a model is opened with, and their values."""
+    """Yields the keys with paths that are needed to open the model, and their values."""
     job = loaded.job
     if job.model is not None:
         yield "model.name", job.model.name
@@ -196,7 +196,7 @@ def files_of(value: str, base: Path) -> list[Path]:
 
 
 def below_folder(folder: Path) -> list[Path]:
-    """All files below a folder, in order, without caches of Python and repositories."""
+    """Returns all files below a folder, sorted, without Python's caches and repositories."""
     found = []
     for path in sorted(folder.iterdir()):
         if any(fnmatch(path.name, pattern) for pattern in LEFT_OUT):
@@ -209,7 +209,7 @@ def below_folder(folder: Path) -> list[Path]:
 
 
 def place_below(path: Path, base: Path) -> str:
-    """Where a path is put: the same place below the working folder, or else below `OUTSIDE`."""
+    """Returns a file's path on the nodes: the same place below the working folder, or else below `OUTSIDE`."""
     plain = Path(os.path.normpath(path))
     if _is_below(path, base):
         return plain.relative_to(base).as_posix()

@@ -1,4 +1,4 @@
-"""What a submission leaves behind: here in the user's state folder, and beside the run where the target keeps it."""
+"""The record of a submission: in the user's local state folder, and beside the run where the target stores it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Self
 from stoker.errors import Problem, UserError
 from stoker.files import read_file, replace_file
 
-FILE = "submission.json"  # its name beside the run
+FILE = "submission.json"  # the record's file name beside the run
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?")  # fits a label of Kubernetes and a host name
 
 
@@ -23,16 +23,16 @@ class Record:
     """A submitted job.
 
     Attributes:
-        name: by which it is found: `stoker logs NAME`.
+        name: its name in commands: `stoker logs NAME`.
         kind: of its target: ``ssh``, ``slurm`` ...
-        target: the target's block, as JSON takes it.
+        target: the target's block, as JSON.
         on: the name or file of the target; empty for the job's own block.
-        time: when it was submitted, seconds since 1970.
-        fingerprint: of all that was sent.
+        time: of submission, seconds since 1970.
+        fingerprint: digest of all that was sent.
         nodes, devices: nodes, and processes on each.
-        output: the run's folder, as the nodes name it.
+        output: the run's folder, as its path on the nodes.
         base: the folder from which it was submitted, with the host before it.
-        handle: what the target needs to find it again: a job's number, process groups, folders.
+        handle: the target's reference to it: a job's number, process groups, folders.
         stages: names of the stages of a job that has some.
     """
 
@@ -68,7 +68,7 @@ class Record:
 
 
 def folder() -> Path:
-    """Where this user's records are: $XDG_STATE_HOME/stoker/submitted, by default below ~/.local/state."""
+    """Returns the folder of this user's records: $XDG_STATE_HOME/stoker/submitted, by default below ~/.local/state."""
     home = os.environ.get("XDG_STATE_HOME")
     return (Path(home) if home else Path("~/.local/state").expanduser()) / "stoker" / "submitted"
 

@@ -1,6 +1,7 @@
-"""Sends files by content: what a host has, it is not sent again, under whatever name.
+"""Sends files by content: a file whose content the host already has, under any name, is not sent again.
 
-A host keeps contents in ``<folder>/.store/<digest>``. A run's folder has links to them, and Stoker's own code unpacked.
+A host stores contents in ``<folder>/.store/<digest>``. A run's folder has links to them, and Stoker's own code
+unpacked.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from stoker.cluster.sent_files import ARCHIVE, CODE, SentFile
 from stoker.cluster.shell import Shell, ShellFailed
 
 STORE = ".store"
-FROM_HERE = '"$HOME"/'  # what a relative path begins with on a host
+FROM_HERE = '"$HOME"/'  # prefix of a relative path on a host
 
 
 def quoted(folder: str) -> str:
@@ -38,7 +39,7 @@ def missing_script(folder: str) -> str:
 
 
 def link_script(folder: str, name: str) -> str:
-    """Makes a run's folder of what is in the store: lines ``<digest> <path>`` on standard input."""
+    """Returns a script that links a run's files from the store: lines ``<digest> <path>`` on standard input."""
     home = f"{quoted(folder)}/{shlex.quote(name)}"
     return (
         f"mkdir -p {home}/logs && chmod 700 {home} && cd {home} && rm -rf {CODE} && while IFS= read -r line; do "
@@ -49,10 +50,10 @@ def link_script(folder: str, name: str) -> str:
 
 
 def send(shell: Shell, files: Sequence[SentFile], folder: str, name: str) -> int:
-    """Brings the files into ``<folder>/<name>`` of a host; returns the bytes that had to be sent.
+    """Sends the files to ``<folder>/<name>`` of a host; returns the bytes that had to be sent.
 
     Raises:
-        ShellFailed: the host cannot be reached, or what is sent does not arrive.
+        ShellFailed: the host cannot be reached, or the files do not arrive.
     """
     by_digest = {file.digest: file for file in files}
     wanted = "".join(f"{digest}\n" for digest in by_digest).encode()
@@ -65,7 +66,7 @@ def send(shell: Shell, files: Sequence[SentFile], folder: str, name: str) -> int
 
 
 def _bring(shell: Shell, files: Sequence[SentFile], folder: str) -> None:
-    """Sends contents to the store: they lie beside it until they are whole."""
+    """Sends contents to the store, through a temporary folder until they are complete."""
     store = f"{quoted(folder)}/{STORE}"
     came = shell.run(f"cd {store} && mktemp -d in-XXXXXX && command -v rsync || :").decode().split("\n")
     inbox, has_rsync = came[0], len(came) > 1 and bool(came[1])

@@ -1,4 +1,4 @@
-"""What a job needs on other machines: its sources, models and code, each with its digest."""
+"""The files that a job needs on other machines: its sources, models and code, each with its digest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stoker.hardware.cache_folder import cache_folder
 from stoker.job.targets.shared_keys import TargetKeys
 
 ARCHIVE = ".code.tar"  # Stoker's package
-CODE = ".code"  # folder in which it is unpacked, on the nodes' PYTHONPATH
+CODE = ".code"  # folder where it is unpacked, on the nodes' PYTHONPATH
 STAYS = ("page",)  # rooms of the package that no node needs
 
 

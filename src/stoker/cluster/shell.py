@@ -1,4 +1,4 @@
-"""Runs scripts of the POSIX shell, here or on another host: what targets need of a machine."""
+"""Runs scripts of the POSIX shell, here or on another host: the interface of targets to a machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ShellFailed(RunFailed):
 
     Attributes:
         code: the exit code.
-        said: what it wrote to standard error.
+        said: its standard error.
     """
 
     def __init__(self, host: str, code: int, said: str) -> None:
@@ -31,17 +31,17 @@ class ShellFailed(RunFailed):
 
 
 class Shell(Protocol):
-    """Where scripts run."""
+    """A machine that runs scripts."""
 
     @property
     def name(self) -> str:
-        """The host, as messages call it."""
+        """The host's name in messages."""
 
     def run(self, script: str, *, given: Given = b"", timeout: float | None = None) -> bytes:
-        """What a script prints.
+        """Runs a script; returns its standard output.
 
         Args:
-            given: its standard input, or what writes it.
+            given: its standard input, or a function that writes it.
             timeout: seconds after which it counts as failed.
 
         Raises:
@@ -49,7 +49,7 @@ class Shell(Protocol):
         """
 
     def copies(self) -> Sequence[str] | None:
-        """The words of a command that copies a folder there, without source and destination; None without rsync."""
+        """Returns the command that copies a folder there, without source and destination; None without rsync."""
 
     def place(self, path: str) -> str:
         """A path there, as that command's destination."""
@@ -71,10 +71,10 @@ class LocalShell:
 
 
 def finished(words: Sequence[str], host: str, given: Given, timeout: float | None) -> bytes:
-    """What a command prints.
+    """Runs a command to its end; returns its standard output.
 
     Raises:
-        ShellFailed: it ended with an error or is not there.
+        ShellFailed: it ended with an error or does not exist.
     """
     try:
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -84,7 +84,7 @@ def finished(words: Sequence[str], host: str, given: Given, timeout: float | Non
         try:
             if callable(given):
                 assert process.stdin is not None
-                stdin, process.stdin = process.stdin, None  # `communicate` leaves it to the thread
+                stdin, process.stdin = process.stdin, None  # keeps `communicate` from closing it
                 writer = Thread(target=_write, args=(given, stdin), daemon=True)
                 writer.start()
                 out, said = process.communicate(timeout=timeout)
@@ -103,12 +103,12 @@ def finished(words: Sequence[str], host: str, given: Given, timeout: float | Non
 
 
 def _write(given: Callable[[IO[bytes]], None], stdin: IO[bytes]) -> None:
-    with suppress(BrokenPipeError), stdin:  # the command has ended, and its exit code says why
+    with suppress(BrokenPipeError), stdin:  # the command has ended, and its exit code gives the reason
         given(stdin)
 
 
 def on_all(shells: Sequence[S], do: Callable[[S], T]) -> list[T]:
-    """What a function returns for each of several hosts, called on them at once.
+    """Calls a function for several hosts concurrently; returns its results in order.
 
     Raises:
         RunFailed: with the problems of every host.

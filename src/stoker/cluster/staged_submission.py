@@ -32,16 +32,16 @@ def staged_submission_of(
     *,
     name: str | None = None,
 ) -> Submission:
-    """The submission of a chain of stages to a target.
+    """Returns the submission of a chain of stages to a target.
 
     Args:
-        file, overrides: what was given on the command line.
-        jobs: of the stages, in their order.
+        file, overrides: from the command line.
+        jobs: of the stages, in order.
         base: the folder in which the command was given.
         name: of the run; by default of the folder of the stages' runs.
 
     Raises:
-        UserError: the stages cannot run on one node, or what they need cannot be read.
+        UserError: the stages cannot run on one node, or files that they need cannot be read.
         CannotRun: the planner finds no layout for the node.
     """
     keys = chosen.block
@@ -95,7 +95,7 @@ def _devices(staged: StagedJob, jobs: Sequence[LoadedJob], chosen: ChosenTarget,
 
 
 def _moved(stage: Stage, moved: dict[str, Any]) -> list[str]:
-    """Overrides for keys that have other values on the node: of the stage, or of what the stages share."""
+    """Returns overrides for keys with other values on the node: of the stage, or of the shared keys."""
     texts = []
     for key, value in moved.items():
         path = parse_key(key)

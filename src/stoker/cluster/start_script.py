@@ -1,4 +1,4 @@
-"""What a host runs: a shell script around `stoker node`, and the variables that it sets before."""
+"""The shell script that a host runs around `stoker node`, and the variables that it sets before."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def variables(keys: TargetKeys, environment: Mapping[str, str]) -> dict[str, str
 
 
 def environment_text(values: Mapping[str, str], *, hidden: bool = False) -> str:
-    """The file of variables.
+    """Returns the file of variables.
 
     Args:
-        hidden: show no value of a variable whose name says that it is a secret.
+        hidden: mask the values of variables whose names suggest secrets.
     """
     return "".join(
         f"export {name}={'...' if hidden and _SECRET.search(name) else shlex.quote(value)}\n"
@@ -48,7 +48,7 @@ def python_word(python: str) -> str:
 
 
 def python_problem(shell: Shell, keys: TargetKeys, patience: float) -> str:
-    """Why a host has no Python that Stoker runs with; empty where it has one.
+    """Returns why a host has no suitable Python; empty if it has one.
 
     Args:
         patience: seconds within which the host answers.
@@ -89,7 +89,7 @@ def node_line(submission: Submission, keys: TargetKeys, *, rendezvous: Sequence[
 
 
 def start_script(submission: Submission, keys: TargetKeys, rendezvous: Sequence[str]) -> str:
-    """The script that runs a supervisor on a host in a process group of its own, and records how it ended."""
+    """Returns the script that runs a supervisor on a host in a separate process group, and records its exit code."""
     node = node_line(submission, keys, rendezvous=rendezvous, more='--name "$1" --listen "$2"')
     return "\n".join(
         [
@@ -114,10 +114,10 @@ def start_script(submission: Submission, keys: TargetKeys, rendezvous: Sequence[
 
 
 def launch_line(home: str, name: str, address: str, slots: str, *, again: bool = False) -> str:
-    """Runs the script in the background, apart from the shell that starts it, and waits until it has begun.
+    """Returns the command that runs the script in the background, detached, and waits until it has begun.
 
     Args:
-        home: the run's folder, as the shell reads it.
+        home: the run's folder, in shell syntax.
         again: whether its log is appended to.
     """
     words = shlex.join([name, address, slots])
@@ -140,7 +140,7 @@ def state_script(home: str, name: str) -> str:
 
 
 def stop_script(home: str, name: str, seconds: float) -> str:
-    """Asks the supervisor to save and end; kills the whole process group of what is left after ``seconds``."""
+    """Returns a script that asks the supervisor to save and end; after ``seconds`` it kills the process group."""
     pids, ended = shlex.quote(f"{name}.pids"), shlex.quote(f"{name}.exit")
     return (
         f"cd {home} 2>/dev/null || exit 0; {_alive(pids)} || exit 0; "
@@ -152,7 +152,7 @@ def stop_script(home: str, name: str, seconds: float) -> str:
 
 
 def _alive(pids: str) -> str:
-    """Whether the script still runs: its process is there, and began when it did."""
+    """Returns a shell test of whether the script still runs: its process exists, and has the recorded start time."""
     began = "\"$(cut -d' ' -f22 /proc/$group/stat 2>/dev/null)\""
     return (
         f'{{ read -r group node begun < {pids}; }} 2>/dev/null && kill -0 $group 2>/dev/null && [ {began} = "$begun" ]'

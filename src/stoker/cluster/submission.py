@@ -1,4 +1,4 @@
-"""A job as it is submitted: its text, its files at one fingerprint, and how many nodes and processes it takes."""
+"""A job as it is submitted: its text, its files with their fingerprint, and its numbers of nodes and processes."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ LONGEST_NAME = 40
 
 @dataclass(frozen=True)
 class Submission:
-    """What is sent to a target.
+    """A job to be sent to a target.
 
     Attributes:
         name: of the run and of the record; letters, digits and hyphens.
         loaded: the resolved job, with the planner's layout where it asked for one.
-        job: the same as YAML text, paths as they are on the nodes. It needs no overrides.
+        job: the same as YAML text, with paths as on the nodes. It needs no overrides.
         nodes, devices: nodes, and processes on each.
-        files: what is sent, `job` among them as ``job.yaml``.
+        files: all files to send, `job` among them as ``job.yaml``.
         fingerprint: of all files.
-        output: the run's folder: a URL, absolute, or below the folder in which the nodes work.
-        port: where the nodes meet.
+        output: the run's folder: a URL, absolute, or relative to the nodes' working folder.
+        port: of the nodes' rendezvous.
         base: the folder in which the command was given.
-        stages: names of the stages; none of a job without. `output` is then the folder of their runs, `loaded` the
+        stages: names of the stages; empty for a job without. `output` is then the folder of their runs, `loaded` the
             first stage's job.
     """
 
@@ -69,7 +69,7 @@ class Submission:
         return f"{self.name} ({self.fingerprint[:12]})"
 
     def record(self, kind: str, *, target: Mapping[str, Any], on: str, handle: Mapping[str, Any]) -> Record:
-        """What the submission leaves behind; see `Record`."""
+        """Returns the record of the submission; see `Record`."""
         return Record(
             name=self.name,
             kind=kind,
@@ -107,15 +107,15 @@ class Submission:
 def submission_of(
     loaded: LoadedJob, chosen: ChosenTarget, base: Path, *, name: str | None = None, hosts: int | None = None
 ) -> Submission:
-    """The submission of a job to a target.
+    """Returns the submission of a job to a target.
 
     Args:
         base: the folder in which the command was given.
         name: of the run; by default of its output folder.
-        hosts: how many hosts the target has, where it counts them; the default number of nodes.
+        hosts: the target's number of hosts, if it is known; the default number of nodes.
 
     Raises:
-        UserError: nodes and processes do not agree with the layout, or what the job needs cannot be read.
+        UserError: nodes and processes do not agree with the layout, or files that the job needs cannot be read.
         CannotRun: the planner finds no layout for the nodes.
     """
     keys = chosen.block
@@ -127,7 +127,7 @@ def submission_of(
     sent = needed_files(named, base, chosen)
     if not keys.in_place:
         loaded = with_paths(loaded, named.moved)
-    text = dump_job(loaded.job.model_copy(update={"target": LOCAL}))  # the nodes need not know it
+    text = dump_job(loaded.job.model_copy(update={"target": LOCAL}))  # the nodes do not need the target
     files = (SentFile.made(JOB, text), *sent)
     chosen_name = name or name_of(loaded.job.output)
     return Submission(
@@ -158,7 +158,7 @@ def port_of(name: str) -> int:
 
 
 def sends_code(submission: Submission) -> bool:
-    """Whether Stoker's own code is among the files."""
+    """Returns whether Stoker's own code is among the files."""
     return any(file.path == ARCHIVE for file in submission.files)
 
 

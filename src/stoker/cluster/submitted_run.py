@@ -1,4 +1,4 @@
-"""A submitted run by its name: from this user's records, or from those that a target keeps itself."""
+"""Finds a submitted run by name: in this user's records, or in those that a target stores."""
 
 from __future__ import annotations
 

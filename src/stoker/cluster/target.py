@@ -1,4 +1,4 @@
-"""What every target does with a submitted job: the protocol, and where each target is."""
+"""The protocol of targets, and the module of each target."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ MODULES = {
 
 @dataclass(frozen=True)
 class Status:
-    """How a submitted job is, as its target says.
+    """The state of a submitted job, from its target.
 
     Attributes:
         state: ``waiting`` (for the scheduler), ``running``, ``done``, ``stopped``, ``failed``, or ``lost``: the target
-            knows it no more.
-        why: the reason, in words; empty where there is none to give.
+            no longer knows it.
+        why: the reason, as text; empty where there is none.
         nodes: where it runs.
     """
 
@@ -42,25 +42,25 @@ class Target(Protocol):
     """A place where jobs run. Errors are `stoker.errors.UserError`: 2 wrong input, 3 cannot be scheduled."""
 
     def host_count(self) -> int | None:
-        """How many hosts it has, where it counts them: the default number of nodes."""
+        """Returns the number of hosts, if the target knows it: the default number of nodes."""
 
     def check(self, submission: Submission) -> None:
-        """Raises UserError with every problem that can be known before anything is sent or started."""
+        """Raises UserError with every problem that can be found before anything is sent or started."""
 
     def preview(self, submission: Submission) -> str:
         """Exactly what `submit` would send, without sending it: what `--dry-run` prints."""
 
     def submit(self, submission: Submission) -> Record:
-        """Sends the job and starts it; what is returned is kept by `stoker.cluster.record.keep`."""
+        """Sends the job and starts it; `stoker.cluster.record.keep` stores the returned record."""
 
     def status(self, record: Record) -> Status:
-        """How the job is."""
+        """Returns the job's state."""
 
     def logs(self, record: Record, *, rank: int | None, follow: bool) -> Iterator[str]:
-        """Lines of its logs, without line ends: of one rank, or of all with the rank before each line.
+        """Yields lines of its logs, without line ends: of one rank, or of all with the rank before each line.
 
         Args:
-            follow: go on until the job has ended.
+            follow: continue until the job has ended.
         """
 
     def stop(self, record: Record) -> None:
@@ -73,7 +73,7 @@ class Target(Protocol):
         """Lines on it: nodes, states, reasons, where its files are."""
 
     def records(self) -> Sequence[Record]:
-        """The jobs that the target itself knows, so that they are found from any machine."""
+        """Returns the target's own records, so that the jobs are found from any machine."""
 
 
 def open_target(chosen: ChosenTarget) -> Target:

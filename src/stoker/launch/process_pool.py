@@ -119,8 +119,7 @@ class Pool:
             self._end(range(world))
             raise
         missing = [rank for rank in range(world) if rank not in answers]
-        # A rank whose group failed counts its groups differently from then on: the ranks would not find each other
-        # again.
+        # A rank whose group failed counts its groups differently from then on, so the ranks would no longer meet.
         # Groups of GPUs outlive an error (`process_group`).
         ends = {
             r for r, a in answers.items() if isinstance(a, Failure) and (a.kind not in TOLD or self.device == "cuda")

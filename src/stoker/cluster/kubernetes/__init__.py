@@ -1,4 +1,4 @@
 """Kubernetes: manifests from a submission by pure functions, and the calls that create, watch and delete them.
 
-Manifests are what the API takes as JSON: `stoker.cluster.kubernetes.manifests` says which, in which order.
+Manifests are JSON objects of the API: `stoker.cluster.kubernetes.manifests` lists them in order of creation.
 """

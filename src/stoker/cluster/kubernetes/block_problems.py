@@ -1,4 +1,4 @@
-"""What no key of the block is wrong in alone: gangs that a kind cannot have, volumes, claims, readable secrets."""
+"""Conflicts between keys of the block: gangs that a kind does not support, volumes, claims, readable secrets."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from stoker.job.key_paths import dotted
 from stoker.job.targets.kubernetes import KubernetesBlock, gang_of
 from stoker.job.targets.kubernetes_parts import VolumeBlock
 
-Found = tuple[str, str, str]  # (key below the block, what is wrong, what to write)
+Found = tuple[str, str, str]  # (key below the block, problem, suggestion)
 QUEUED = ("volcano", "kueue", "koordinator", "yunikorn")  # gangs that have queues
 SOURCES = ("claim", "host_path", "config_map", "secret", "nfs", "empty")
 _SECRET = re.compile(r"(?i)token|secret|passw|credential|(api|access|private)_?key")
 
 
 def block_problems(block: KubernetesBlock) -> list[Found]:
-    """All of them."""
+    """Returns all conflicts of a block."""
     return [problem for check in CHECKS for problem in check(block)]
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable of that name holds what nobody else may read."""
+    """Returns whether the name of a variable suggests a secret value."""
     return _SECRET.search(name) is not None
 
 
 def on_a_volume(block: KubernetesBlock, path: str) -> bool:
-    """Whether a folder of the containers outlives a pod: on a claim, a host's folder or an NFS export."""
+    """Returns whether a folder of the containers outlives a pod: on a claim, a host path or an NFS export."""
     lasting = [volume.at for volume in block.volumes if volume.claim or volume.host_path or volume.nfs]
     if block.fluid is not None and not block.fluid.read_only:
         lasting.append(block.fluid.at)
@@ -108,7 +108,7 @@ def _volumes(block: KubernetesBlock) -> Iterator[Found]:
 
 
 def sources_of(volume: VolumeBlock) -> list[str]:
-    """The keys that say what the volume is."""
+    """Returns the keys that define the volume's source."""
     return [key for key in SOURCES if getattr(volume, key) is not None]
 
 

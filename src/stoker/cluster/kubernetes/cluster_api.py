@@ -58,7 +58,7 @@ class ClusterApi:
             raise UserError(Problem("the target needs the package kubernetes", hint)) from error
         self.client, found = _client(kubeconfig, context)
         self.namespace = namespace or found
-        # Of the dynamic client only its requests are used: its discovery keeps a file under a name that others know.
+        # Only the dynamic client's requests are used: its discovery caches to a file with a predictable name.
         self._requests = DynamicClient(self.client, discoverer=lambda *_: None)
 
     def create(self, manifest: Manifest) -> Manifest:
@@ -66,7 +66,7 @@ class ClusterApi:
         return self._ask("post", manifest["apiVersion"], manifest["kind"], body=manifest, query=[STRICT])
 
     def rehearse(self, manifest: Manifest) -> None:
-        """Has the server check whether `create` would succeed. Not every webhook takes part; then nothing is known."""
+        """Has the server check whether `create` would succeed; passes if a webhook does not support dry runs."""
         try:
             self._ask("post", manifest["apiVersion"], manifest["kind"], body=manifest, query=[STRICT, REHEARSAL])
         except UserError as error:
@@ -87,10 +87,10 @@ class ClusterApi:
         return self._ask("patch", version, kind, name, body=dict(change))
 
     def delete(self, version: str, kind: str, name: str, *, foreground: bool = False) -> None:
-        """Deletes an object with what it owns; nothing where there is none.
+        """Deletes an object with its dependents; does nothing if it does not exist.
 
         Args:
-            foreground: the object is there until all that it owns is gone.
+            foreground: keep the object until all its dependents are gone.
         """
         policy = "Foreground" if foreground else "Background"
         self._ask("delete", version, kind, name, body={"propagationPolicy": policy})
@@ -136,7 +136,7 @@ class ClusterApi:
         body: Manifest | None = None,
         query: Sequence[tuple[str, str]] = (),
     ) -> Manifest:
-        """A request; {} for what is not there to be read or deleted."""
+        """Sends a request; returns {} if the object to read or delete does not exist."""
         prefix = "/api" if "/" not in version else "/apis"
         path = f"{prefix}/{version}/namespaces/{self.namespace}/{kind.lower()}s" + (f"/{name}" if name else "")
         params: dict[str, Any] = {"query_params": list(query)}
@@ -232,7 +232,7 @@ def _client(kubeconfig: str | None, context: str | None) -> tuple[ApiClient, str
         return client, chosen["context"].get("namespace") or "default"
     except UserError:
         raise
-    except Exception as error:  # of a damaged file the client raises anything at all
+    except Exception as error:  # for a damaged file the client may raise any exception
         hint = "write `kubeconfig: FILE`, set KUBECONFIG, or log in to the cluster"
         raise UserError(Problem(f"there is no usable kubeconfig: {reason_of(error)}", hint, "kubeconfig")) from error
 
@@ -242,7 +242,7 @@ def _has_kubeconfig() -> bool:
 
 
 def _message(error: Any) -> str:
-    """What the server says: the message of its status object, or the reason."""
+    """Returns the server's error: the message of its status object, or the reason."""
     try:
         return str(json.loads(error.body)["message"])
     except (TypeError, ValueError, KeyError):

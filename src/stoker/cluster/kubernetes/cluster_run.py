@@ -1,4 +1,4 @@
-"""A run as the manifests need it: from a submission, or again from what the cluster keeps of one."""
+"""A run in the form that the manifests need, built from a submission or from the cluster's config map."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class ClusterRun:
     Attributes:
         name: of the run and of all its objects.
         on: the target's name; empty for the job's own block.
-        nodes, least: pods, and how few the run goes on with.
+        nodes, least: number of pods, and the minimum with which the run continues.
         devices: processes in each pod.
         port: where the supervisors listen.
         output: the run's folder in the pods, absolute, or a URL.
-        overrides: ``key=value`` for paths that are other ones in the pods.
+        overrides: ``key=value`` for paths that differ in the pods.
         deadline: seconds within which the run saves and ends after SIGTERM.
-        requeue: exit code of a run that has saved and ended after a signal, to be started again.
+        requeue: exit code of a run that has saved and ended after a signal, to be restarted.
         code: whether Stoker's own code is in the archive.
-        fingerprint: of all that is sent.
+        fingerprint: digest of all that is sent.
         base: the folder from which it was submitted.
         job: the job file's text.
         archive: all other files, as a tar.xz; None where there are none.
@@ -55,12 +55,12 @@ class ClusterRun:
 
     @property
     def kind(self) -> Kind:
-        """What is created."""
+        """The kind of the workload."""
         return self.block.kind
 
     @property
     def gang(self) -> Gang:
-        """What schedules the pods together."""
+        """The gang scheduler of the pods."""
         return gang_of(self.block)
 
     @property
@@ -79,7 +79,7 @@ class ClusterRun:
         return [f"{self.host(index)}:{self.port}" for index in range(self.nodes)]
 
     def record_text(self) -> str:
-        """The run without job and archive, as the config map keeps it."""
+        """Returns the run without job and archive, as the config map stores it."""
         block = self.block.model_dump(mode="json", exclude_unset=True)
         kept = {key: value for key, value in vars(self).items() if key not in ("job", "archive", "block")}
         return json.dumps({**kept, "target": block}, indent=2, default=dict) + "\n"

@@ -1,4 +1,4 @@
-"""The config maps with what is sent: the job, its files as an archive, and what is needed to find the run again."""
+"""The config maps of a run: the job, its files as an archive, and the record by which the run is found again."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from stoker.cluster.kubernetes.sent_archive import ARCHIVE, part_map, parts_of
 
 
 def config_maps(run: ClusterRun) -> list[Manifest]:
-    """The run's own config map, and one for each part of an archive that has no room in it.
+    """Returns the run's own config map, and one for each part of an archive that does not fit into it.
 
-    They cannot change: a pod that starts again finds what the first one found.
+    They are immutable: a restarted pod reads the same files as the first one.
     """
     parts = parts_of(run)
     if len(parts) < 2:

@@ -1,4 +1,4 @@
-"""Devices and cards by dynamic resource allocation: the claim template, and how a pod refers to it.
+"""Devices and network cards by dynamic resource allocation: the claim template, and a pod's reference to it.
 
 API: resource.k8s.io/v1, in Kubernetes since 1.34. The attribute of the PCIe root is the one that Kubernetes defines for
 all drivers (KEP 4381, "standard device attributes").
@@ -19,12 +19,12 @@ def claim_name(run: ClusterRun) -> str:
 
 
 def claims(run: ClusterRun) -> bool:
-    """Whether anything is claimed."""
+    """Returns whether the pods have a claim."""
     return bool(_classes(run))
 
 
 def claim_template(run: ClusterRun) -> Manifest:
-    """A claim of every pod: its devices and cards, each device with a card of its PCIe root where that is asked for."""
+    """Returns the claim of each pod: devices and cards, each device with a card of its PCIe root if alignment is on."""
     classes = _classes(run)
     if run.block.alignment == "pcie" and len(classes) == 2:
         pairs = [(f"device-{index}", f"card-{index}") for index in range(run.devices)]
@@ -49,7 +49,7 @@ def pod_claims(run: ClusterRun) -> list[Manifest]:
 
 
 def _classes(run: ClusterRun) -> dict[str, tuple[str, int]]:
-    """What is claimed: name of the request to (device class, count)."""
+    """Returns the claimed classes: name of the request to (device class, count)."""
     found: dict[str, tuple[str, int]] = {}
     if run.block.device_class is not None:
         found["devices"] = (run.block.device_class, run.devices)

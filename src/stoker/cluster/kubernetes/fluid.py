@@ -1,4 +1,4 @@
-"""The Fluid dataset (data.fluid.io/v1alpha1, Fluid 1.0): where the data are, what caches them, and the loading of all.
+"""The Fluid dataset (data.fluid.io/v1alpha1, Fluid 1.0): the data's location, its cache runtime, and preloading.
 
 Fluid makes a persistent volume claim of the dataset's name, which the pods mount.
 """
@@ -16,7 +16,7 @@ HIGH, LOW = "0.95", "0.7"  # fill of the cache from which it evicts, and down to
 
 
 def fluid_objects(run: ClusterRun) -> list[Manifest]:
-    """Dataset, runtime and the loading, in the order in which they are created; none where none is asked for."""
+    """Returns dataset, runtime and data load, in order of creation; empty if the block has no dataset."""
     fluid = run.block.fluid
     if fluid is None:
         return []

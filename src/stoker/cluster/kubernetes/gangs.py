@@ -1,4 +1,4 @@
-"""All pods or none: what each gang scheduler wants on the pods and on the workload, and the objects beside them.
+"""Gang scheduling, all pods or none: each scheduler's fields of the pods and the workload, and its own objects.
 
 Fields, at these versions: Volcano 1.16 (scheduling.volcano.sh/v1beta1), Kueue 0.20 (labels and annotations of
 kueue.x-k8s.io), Coscheduling of scheduler-plugins 0.35 (scheduling.x-k8s.io/v1alpha1), Koordinator 1.8
@@ -16,13 +16,13 @@ from stoker.cluster.kubernetes.manifest_fields import Manifest, given, metadata,
 from stoker.cluster.kubernetes.placement import pod_affinity, pod_tolerations
 from stoker.cluster.kubernetes.pod_resources import amounts
 
-HEAD = "head"  # the group of the pod that a RayJob has beside its nodes
+HEAD = "head"  # the group of a RayJob's head pod
 HEAD_AMOUNTS: dict[str, int | str] = {"cpu": 2, "memory": "8Gi"}
 
 
 @dataclass(frozen=True)
 class GangParts:
-    """What a gang scheduler adds.
+    """The fields that a gang scheduler adds.
 
     Attributes:
         scheduler: name of the pods' scheduler; None for the cluster's own.
@@ -41,7 +41,7 @@ class GangParts:
 
 
 def gang_parts(run: ClusterRun, group: str) -> GangParts:
-    """What the run's gang scheduler adds to the pods of a group and to the workload."""
+    """Returns the fields that the run's gang scheduler adds to a group's pods and to the workload."""
     parts = PARTS[run.gang](run, group)
     if run.block.scheduler is None:
         return parts
@@ -49,9 +49,9 @@ def gang_parts(run: ClusterRun, group: str) -> GangParts:
 
 
 def pod_group(run: ClusterRun) -> Manifest | None:
-    """The object that says how many pods belong together; None where no such object is needed.
+    """Returns the pod group, which gives the gang's size; None if no such object is needed.
 
-    Volcano makes that of its own Job, the Kubeflow trainer those of its TrainJobs.
+    Volcano creates it from its own Job, the Kubeflow trainer from its TrainJobs.
     """
     if run.kind == "volcano" or (run.kind == "trainjob" and run.gang in ("volcano", "coscheduling")):
         return None
@@ -60,12 +60,12 @@ def pod_group(run: ClusterRun) -> Manifest | None:
 
 
 def members(run: ClusterRun) -> int:
-    """Pods that must start together: as few nodes as the run goes on with, and a RayJob's head."""
+    """Returns the number of pods that must start together: the minimum of nodes, and a RayJob's head."""
     return run.least + (run.kind == "rayjob")
 
 
 def least_resources(run: ClusterRun) -> dict[str, int | str]:
-    """What they take together."""
+    """Returns the total resources of these pods."""
     found: dict[str, int | str] = {name: times(amount, run.least) for name, amount in amounts(run).items()}
     return found if run.kind != "rayjob" else {}  # the sum with the head's is left to the scheduler
 
@@ -119,7 +119,7 @@ def _yunikorn(run: ClusterRun, group: str) -> GangParts:
 
 
 def _task_group(run: ClusterRun, name: str, count: int) -> Manifest:
-    """A copy of what the pods ask for, by which YuniKorn holds their place."""
+    """Returns a copy of the pods' requests, with which YuniKorn reserves their place."""
     return given(
         name=name,
         minMember=count,
@@ -146,7 +146,7 @@ def _volcano_group(run: ClusterRun) -> Manifest:
 
 
 def hypernodes(run: ClusterRun) -> Manifest | None:
-    """Volcano's limit on how far apart the pods are in the network."""
+    """Returns Volcano's limit on the network distance between pods."""
     if run.block.topology_tier is None:
         return None
     mode = "hard" if run.block.topology_mode == "required" else "soft"

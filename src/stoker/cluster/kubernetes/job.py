@@ -1,4 +1,4 @@
-"""The indexed Job (batch/v1): a pod for each node, with a name of its own, started again by exit code."""
+"""The indexed Job (batch/v1): one pod per node, with a stable name, restarted according to its exit code."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def job(run: ClusterRun) -> Manifest:
 
 
 def job_spec(run: ClusterRun, *, ttl: int | None = None) -> Manifest:
-    """The specification of the Job, which a JobSet and a training runtime have, too.
+    """Returns the specification of the Job, which a JobSet and a training runtime contain, too.
 
-    A pod that fails is started again up to `retries` times; not after an exit code that says that the job is wrong;
-    an eviction, or the loss of a node, is not counted. A run saves and ends on all nodes when one of them is asked to
-    end, so that the pods beside an evicted one end, too, by the exit code for being started again.
+    A pod that fails is restarted up to `retries` times, but not after an exit code of an invalid job;
+    an eviction, or the loss of a node, is not counted. A run saves and ends on all nodes when one of them gets
+    a signal, so the pods other than an evicted one end, too, with the exit code for a restart.
     """
     hopeless = [code for code in (WRONG_INPUT, CANNOT_RUN) if code != run.requeue]
     rules = [

@@ -1,4 +1,4 @@
-"""The JobSet (jobset.x-k8s.io/v1alpha2): one indexed Job, with the names and the restarts of a set."""
+"""The JobSet (jobset.x-k8s.io/v1alpha2): one indexed Job, with a set's names and restarts."""
 
 from __future__ import annotations
 

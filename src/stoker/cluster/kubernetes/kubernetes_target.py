@@ -1,4 +1,4 @@
-"""`stoker submit` and the verbs on what was submitted, on a Kubernetes cluster."""
+"""The Kubernetes target: `stoker submit`, and the verbs on a submitted run."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ class KubernetesTarget:
         return None
 
     def check(self, submission: Submission) -> None:
-        """Raises UserError with every problem that can be known before anything is sent."""
+        """Raises UserError with every problem that can be found before anything is sent."""
         if found := [*self._unwritable(), *self._would_fail(submission)]:
             raise UserError(*found)
 
     def preview(self, submission: Submission) -> str:
-        """The manifests as YAML documents. What would fail only when it is sent is said on standard error."""
+        """Returns the manifests as YAML documents. Problems that only a submission would have are printed to stderr."""
         if found := self._unwritable():
             raise UserError(*found)
         for problem in self._would_fail(submission):
@@ -82,7 +82,7 @@ class KubernetesTarget:
         return preview(self.run_of(submission))
 
     def _unwritable(self) -> list[Problem]:
-        """What is wrong with the block itself: no manifests can, or should, be written of it."""
+        """Returns problems of the block itself, with which no manifests can or should be written."""
         found = [self.chosen.problem(*problem) for problem in block_problems(self.block)]
         handed = variables(self.block, os.environ).keys() - self.block.environment.keys()
         for name in filter(is_secret, sorted(handed)):
@@ -91,7 +91,7 @@ class KubernetesTarget:
         return found
 
     def _would_fail(self, submission: Submission) -> list[Problem]:
-        """What the cluster would refuse, or the pods end by."""
+        """Returns reasons for which the cluster would refuse the run, or its pods would fail."""
         found = []
         run = self.run_of(submission)
         away = "://" in (submission.loaded.job.checkpoint.to or run.output)
@@ -107,9 +107,9 @@ class KubernetesTarget:
         return found
 
     def submit(self, submission: Submission) -> Record:
-        """Creates all objects of the run; none of them where the cluster refuses one.
+        """Creates all objects of the run; none of them if the cluster refuses one.
 
-        What is left of a run of that name that has ended is deleted before; its folder stays.
+        The objects of an ended run of that name are deleted first; its folder is kept.
         """
         run = self.run_of(submission)
         made = workload(run)
@@ -122,7 +122,7 @@ class KubernetesTarget:
         return self._record(run, time.time())
 
     def status(self, record: Record) -> Status:
-        """How the run is; for one that waits, why."""
+        """Returns the run's state; for a waiting one, with the reason."""
         found = self._workload(record)
         if found is None:
             return Status("lost", f"the namespace {self.api.namespace} has no {record.handle['kind']} {record.name}")
@@ -136,7 +136,7 @@ class KubernetesTarget:
         return Status("waiting", "; ".join(self._waiting(record, found)) or (known[1] if known else ""), nodes)
 
     def logs(self, record: Record, *, rank: int | None, follow: bool) -> Iterator[str]:
-        """What the pods print."""
+        """Yields the lines that the pods print."""
 
         def ended() -> bool:
             return self.status(record).state not in ("waiting", "running")
@@ -151,7 +151,7 @@ class KubernetesTarget:
             stop_workload(self.api, self.block, found)
 
     def resume(self, record: Record) -> Record:
-        """Goes on with a suspended workload; one that has ended is created again."""
+        """Resumes a suspended workload; recreates one that has ended."""
         found = self._workload(record)
         if found is not None and start_again(self.api, self.block, found):
             return record
@@ -256,7 +256,7 @@ class KubernetesTarget:
         return run_of_config_maps(kept, *filter(None, parts)) if kept is not None else None
 
     def _waiting(self, record: Record, found: Manifest) -> list[str]:
-        """Why pods are missing or do not run."""
+        """Returns the reasons for which pods are missing or do not run."""
         words = workload_reasons(events_of(self.api, found))
         run = self._kept_run(record.name)
         group = pod_group(run) if run is not None else None
@@ -268,6 +268,6 @@ class KubernetesTarget:
         return list(dict.fromkeys(words))
 
     def _ended(self, pods: Sequence[Mapping[str, Any]], state: str) -> str:
-        """How the pods of a failed run ended."""
+        """Returns the exit codes and reasons of a failed run's pods."""
         failed = (pod for pod in pods if phase_of(pod) == "Failed") if state == "failed" else ()
         return "; ".join(f"{pod['metadata']['name']}: {ending(pod)}" for pod in failed)

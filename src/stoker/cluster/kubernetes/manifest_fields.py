@@ -1,4 +1,4 @@
-"""Parts that all manifests have: fields that are given, names and labels, amounts of resources."""
+"""Parts that all manifests share: optional fields, names and labels, amounts of resources."""
 
 from __future__ import annotations
 

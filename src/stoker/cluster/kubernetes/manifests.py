@@ -1,4 +1,4 @@
-"""All objects of a run, in the order in which they are created."""
+"""All objects of a run, in order of creation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WORKLOADS: dict[str, Callable[[ClusterRun], Manifest]] = {
 
 
 def manifests(run: ClusterRun, *, secret: str | None) -> list[Manifest]:
-    """Every object of the run. The workload is the last one: what its pods mount is there before them.
+    """Returns every object of the run. The workload is the last one, after the objects that its pods mount.
 
     Args:
         secret: value of the channel's secret; None for a preview.

@@ -1,4 +1,4 @@
-"""What the container of a pod runs: `stoker node`, behind `stoker.cluster.kubernetes.pod`, where the sent files are."""
+"""The script of a pod's container: runs `stoker node` by `stoker.cluster.kubernetes.pod`, beside the sent files."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ GIVEN = "/etc/stoker/job"  # the config map
 JOB, RECORD = "job.yaml", "submission.json"
 HOSTFILE, DRIVER = "hostfile", "driver.json"  # for MPI, and for a RayJob's driver
 SECRET_FOLDER, SECRET_KEY = "/etc/stoker/secret", "channel"
-# The key as `stoker node` wants it: a file that only its owner reads. Files of a secret's volume belong to root, and
-# which user the image has is not known; so the container makes a copy in memory.
+# `stoker node` requires a key file that only its owner can read. Files of a secret's volume belong to root, and the
+# image's user is unknown; so the container makes a copy in memory.
 OWN_SECRET = "/dev/shm/stoker-channel"
 WIDTH = 110  # columns of the script
 
@@ -32,7 +32,7 @@ def node_script(run: ClusterRun) -> str:
 
 
 def nodes_of(run: ClusterRun) -> str:
-    """What ``--nodes`` is given."""
+    """Returns the value of ``--nodes``."""
     return f"{run.least}:{run.nodes}" if run.least < run.nodes else f"{run.nodes}"
 
 

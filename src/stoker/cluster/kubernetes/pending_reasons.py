@@ -17,7 +17,7 @@ _COUNTED = re.compile(r"^(\d+) (.*)$")
 _INSUFFICIENT = re.compile(r"^Insufficient (\S+)$")
 _TAINT = re.compile(r"had untolerated taint\(?s?\)? ?\{?([^}]*)\}?")
 _QUOTA = re.compile(r"exceeded quota: ([^,]+), requested: (\S+), used: (\S+), limited: (\S+)")
-# What the scheduler's plugins say of nodes, in shorter words.
+# Messages of the scheduler's plugins about nodes, shortened.
 PHRASES = (
     ("didn't match Pod's node affinity/selector", "have not the labels of `node_selector`"),
     ("didn't match pod affinity rules", "are not in the topology domain of the other pods"),
@@ -31,7 +31,7 @@ IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrIma
 
 
 def reasons(pod: Object, events: Sequence[Object]) -> list[str]:
-    """Why the pod does not run yet; empty for one that runs or has ended.
+    """Returns why the pod does not run yet; empty for one that runs or has ended.
 
     Args:
         events: of the pod.
@@ -43,7 +43,7 @@ def reasons(pod: Object, events: Sequence[Object]) -> list[str]:
 
 
 def workload_reasons(events: Sequence[Object]) -> list[str]:
-    """Why a workload has no pods: its controller may not create them."""
+    """Returns why a workload has no pods: its controller could not create them."""
     found = []
     for event in events:
         message = event.get("message", "")
@@ -53,7 +53,7 @@ def workload_reasons(events: Sequence[Object]) -> list[str]:
 
 
 def group_reasons(group: Object) -> list[str]:
-    """Why a pod group, a Kueue workload or a Volcano Job waits: messages of its conditions that are not met."""
+    """Returns why a pod group, a Kueue workload or a Volcano Job waits: messages of its unmet conditions."""
     found = []
     for condition in group.get("status", {}).get("conditions", []):
         kind, status, message = condition.get("type"), condition.get("status"), condition.get("message", "")
@@ -67,7 +67,7 @@ def group_reasons(group: Object) -> list[str]:
 
 
 def quota(message: str) -> str:
-    """Says which quota is used up; empty where the message is of something else."""
+    """Describes the quota that is used up; empty for other messages."""
     match = _QUOTA.search(message)
     if match is None:
         return ""
@@ -76,7 +76,7 @@ def quota(message: str) -> str:
 
 
 def unschedulable(message: str) -> str:
-    """What the scheduler's message means."""
+    """Explains the scheduler's message."""
     match = _NODES.match(message.strip())
     if match is None:
         return message.strip()
@@ -90,7 +90,7 @@ def unschedulable(message: str) -> str:
 
 
 def _cause(count: str, text: str) -> str:
-    """What is wrong with a number of nodes."""
+    """Describes one cause, with the number of nodes that it affects."""
     insufficient = _INSUFFICIENT.match(text)
     if insufficient is not None:
         return f"{count} have too little {insufficient[1]} free"

@@ -1,4 +1,4 @@
-"""Where pods may go: node labels, taints, topology, hosts of their own, devices close to their cards."""
+"""Placement of pods: node labels, taints, topology, one pod per host, devices close to their cards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ MULTUS = "k8s.v1.cni.cncf.io/networks"
 
 
 def pod_affinity(run: ClusterRun) -> Manifest:
-    """The ``affinity`` of a pod: with the run's other pods in one domain, but not on one host, where that is asked for.
+    """Returns the ``affinity`` of a pod: in one topology domain with the run's other pods, but on separate hosts, if
+    set.
 
     Kueue and the native pod groups place by topology themselves: see `stoker.cluster.kubernetes.gangs`.
     """
@@ -37,7 +38,7 @@ def pod_affinity(run: ClusterRun) -> Manifest:
 
 
 def one_per_host(block: KubernetesBlock) -> bool:
-    """Whether no two pods of a run may share a host; on the host's network they would share its ports."""
+    """Returns whether no two pods of a run may share a host; on the host's network they would share its ports."""
     return block.host_network if block.one_per_host == "auto" else block.one_per_host
 
 

@@ -2,9 +2,9 @@
 
 ``python -m stoker.cluster.kubernetes.pod LOGS node JOB --rendezvous HOST:PORT,... ...``
 
-The name of a pod has no address until the pod has one, and a supervisor wants to know them. What each process prints is
-in a file of the run's folder; a cluster keeps what a container prints, so this prints the files of the ranks that run
-here, each line behind ``rank N | ``.
+A pod's name resolves only once the pod has an address, and a supervisor needs the addresses. Each process writes its
+log to a file of the run's folder; a cluster keeps the container's output, so this prints the log files of the pod's
+ranks, with ``rank N | `` before each line.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def main(words: list[str]) -> int:
 
 
 def with_addresses(words: list[str], wait: float = NAMES_WAIT) -> list[str]:
-    """The words with addresses for names in ``--rendezvous``, once all names have one.
+    """Replaces names in ``--rendezvous`` by addresses, once all names resolve.
 
     Args:
-        wait: seconds after which names without an address are left out.
+        wait: timeout in seconds, after which names without an address are left out.
     """
     at = words.index("--rendezvous") + 1
     places = [place.rpartition(":") for place in words[at].split(",")]
@@ -78,10 +78,10 @@ def _address(host: str) -> str | None:
 
 
 class RankLogs:
-    """Prints what the ranks of this pod write into their logs.
+    """Prints new lines of this pod's rank logs.
 
     Args:
-        folder: of the logs, which all pods may see.
+        folder: of the logs, which all pods may share.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -90,13 +90,13 @@ class RankLogs:
         self._lock = threading.Lock()
 
     def choose(self, ranks: range) -> None:
-        """The ranks that run here from now on; what others have written into their logs before is not printed."""
+        """Sets the ranks of this pod from now on; lines that other pods wrote to their logs before are not printed."""
         self.look()
         with self._lock:
             self._offsets = {rank: self._offsets.get(rank, self._size(rank)) for rank in ranks}
 
     def follow(self, over: threading.Event) -> None:
-        """Prints what is new until that is over."""
+        """Prints new lines until the event is set."""
         while not over.wait(POLL):
             self.look()
         self.look(last=True)

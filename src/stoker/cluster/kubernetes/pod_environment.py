@@ -1,4 +1,4 @@
-"""Variables of the containers: the pod's own name and address, NCCL's settings, the user's, those from secrets."""
+"""Environment variables of the containers: the pod's name and address, NCCL's settings, the user's, and secrets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOSTFILE_OF_MPI = (
 
 
 def pod_environment(run: ClusterRun) -> list[Manifest]:
-    """The ``env`` of a container. What the user set is never overridden."""
+    """Returns the ``env`` of a container. Variables of the user are never overridden."""
     found: dict[str, Manifest] = {}
     for name, field in FROM_POD.items():
         found[name] = {"valueFrom": {"fieldRef": {"fieldPath": field}}}

@@ -1,4 +1,4 @@
-"""What a pod takes of its node: cores, memory, devices, cards."""
+"""Resources that a pod requests from its node: cores, memory, devices, cards."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from stoker.cluster.kubernetes.manifest_fields import Manifest
 
 
 def amounts(run: ClusterRun) -> dict[str, int | str]:
-    """The resources of a pod by name; what is claimed by device class is not among them."""
+    """Returns the resources of a pod by name, without those that are claimed by device class."""
     block = run.block
     found: dict[str, int | str] = {}
     if block.cpu is not None:

@@ -18,7 +18,7 @@ CONTAINER = "node"
 
 
 def pod_template(run: ClusterRun, *, group: str = CONTAINER, head: Manifest | None = None) -> Manifest:
-    """The template of a pod.
+    """Returns the template of a pod.
 
     Args:
         group: name of the pods' task group, and of the container.

@@ -1,4 +1,4 @@
-"""Volumes of the pods and where they are mounted: what was sent, shared memory, the user's own, a Fluid dataset."""
+"""Volumes of the pods and their mount paths: the sent files, shared memory, the user's own, a Fluid dataset."""
 
 from __future__ import annotations
 

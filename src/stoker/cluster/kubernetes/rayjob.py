@@ -1,4 +1,4 @@
-"""The RayJob of KubeRay (ray.io/v1): a Ray cluster with a worker for each node, and the driver that trains on it."""
+"""The RayJob of KubeRay (ray.io/v1): a Ray cluster with a worker per node, and the driver that trains on it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ WAIT = 3600.0  # seconds within which Ray's workers must be there
 
 
 def rayjob(run: ClusterRun) -> Manifest:
-    """The RayJob. The head trains nothing: it has no processors for Ray's actors.
+    """Returns the RayJob. The head trains nothing: it has no processors for Ray's actors.
 
-    KubeRay would start the whole cluster again for any exit code, so it is told not to. It replaces lost workers.
+    KubeRay would restart the whole cluster after any exit code, so its retries are off. It replaces lost workers.
     """
     gang = gang_parts(run, CONTAINER)
     head_resources: Manifest = {"requests": dict(HEAD_AMOUNTS), "limits": dict(HEAD_AMOUNTS)}
@@ -59,7 +59,7 @@ def rayjob(run: ClusterRun) -> Manifest:
 
 
 def driver_plan(run: ClusterRun) -> str:
-    """What `stoker.cluster.ray.driver` reads: where supervisors are placed, and what each of them runs."""
+    """Returns the input of `stoker.cluster.ray.driver`: the placement of the supervisors, and their options."""
     words = [f"{GIVEN}/{JOB}", *run.overrides, "--secret", "SECRET", "--nodes", nodes_of(run)]
     plan = {
         "name": run.name,
@@ -77,7 +77,7 @@ def _gpus(run: ClusterRun) -> int:
 
 
 def _start_parameters(run: ClusterRun) -> dict[str, str]:
-    """What Ray is told of a worker: it counts no parts of GPUs, and none that are claimed, by itself."""
+    """Returns Ray's parameters of a worker: by itself it counts neither fractions of GPUs nor claimed ones."""
     return {"num-gpus": f"{_gpus(run)}"}
 
 

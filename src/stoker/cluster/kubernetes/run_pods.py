@@ -1,4 +1,4 @@
-"""The pods of a run on a cluster: which there are, how they are, why they wait, what they print."""
+"""The pods of a run on a cluster: their states, the reasons why they wait, and their logs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stoker.errors import UserError
 Object = Mapping[str, Any]
 INDEX_LABELS = ("batch.kubernetes.io/job-completion-index", "volcano.sh/task-index")
 WATCH = 60  # seconds of one watch
-POLL = 2.0  # seconds without a line, after which it is asked whether the run has ended
+POLL = 2.0  # seconds without a line, after which the run's end is checked
 _RANK = re.compile(r"rank (\d+) \| ?")
 
 
@@ -60,7 +60,7 @@ def events_of(api: ClusterApi, item: Object) -> list[Object]:
 
 
 def ending(pod: Object) -> str:
-    """How a pod's container ended: exit code and reason; empty where it has not."""
+    """Describes the end of a pod's container by exit code and reason; empty while it runs."""
     for container in pod.get("status", {}).get("containerStatuses", []):
         ended = container.get("state", {}).get("terminated")
         if ended is not None:
@@ -79,11 +79,11 @@ def read_logs(
     ended: Callable[[], bool],
     container: str = CONTAINER,
 ) -> Iterator[str]:
-    """Lines that the pods of a run print, as `stoker.cluster.target.Target.logs` gives them.
+    """Yields lines that the pods of a run print, in the form of `stoker.cluster.target.Target.logs`.
 
     Args:
         container: whose output is read, in the pods that have it.
-        follow: go on, also with pods that are started later, until the run has ended.
+        follow: continue, also with pods that are started later, until the run has ended.
     """
     if follow:
         lines = _followed(api, name, ended, container)

@@ -1,4 +1,4 @@
-"""The secret by which the supervisors of a run know each other."""
+"""The secret that authenticates the supervisors of a run to each other."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ ORIGIN = f"`stoker submit` draws {BYTES} random bytes for this key and keeps no 
 
 
 def channel_secret(run: ClusterRun, *, value: str | None) -> Manifest:
-    """The secret.
+    """Returns the secret.
 
     Args:
-        value: None for a preview, which says where the value comes from.
+        value: None for a preview, which describes the value's origin instead.
     """
     origin = {"stoker/origin": f"{SECRET_KEY}: {ORIGIN}"}
     made = {

@@ -1,4 +1,4 @@
-"""The archive that is sent, in parts where it is large: a config map holds 1 MiB."""
+"""The archive that is sent, split into parts if it is large: a config map holds 1 MiB."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
 from stoker.cluster.sent_files import SentFile
 
-LARGEST = 1_000_000  # bytes of a config map; Kubernetes takes 1 MiB with names and all
-MOST = 8  # config maps of one archive: all of them lie in the memory of the cluster's API server
+LARGEST = 1_000_000  # bytes of a config map; the limit of 1 MiB includes the names
+MOST = 8  # config maps of one archive: all of them are in the memory of the API server
 ARCHIVE = "files.tar.xz"  # its parts are ARCHIVE.0, ARCHIVE.1 ...
 
 
@@ -31,7 +31,7 @@ def archive_of(files: Sequence[SentFile]) -> bytes | None:
 
 
 def parts_of(run: ClusterRun) -> list[bytes]:
-    """The archive in parts: one where it has room beside the job, none where nothing is sent."""
+    """Splits the archive: one part if it fits beside the job, none if nothing is sent."""
     if run.archive is None:
         return []
     if size_of(run) <= LARGEST:
@@ -50,10 +50,10 @@ def size_of(run: ClusterRun) -> int:
 
 
 def kept_archive(own: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> bytes | None:
-    """The archive that config maps keep; None where they keep none.
+    """Returns the archive in the config maps; None if they have none.
 
     Raises:
-        ValueError: it is no base64.
+        ValueError: it is not base64.
     """
     found = [
         binary[name] for kept in (own, *parts) if (binary := kept.get("binaryData", {})) for name in sorted(binary)

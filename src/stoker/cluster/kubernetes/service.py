@@ -1,4 +1,4 @@
-"""The headless service that gives the pods of a Job stable names; the other kinds bring their own."""
+"""The headless service that gives the pods of a Job stable names; the other kinds create their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stopping a run so that it can go on: by the field, the command or the queue that its kind and its gang have."""
+"""Stops a run so that it can be resumed: by the field, the command or the queue of its kind and its gang scheduler."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def start_again(api: ClusterApi, block: KubernetesBlock, workload: Manifest) -> 
 
 
 def was_stopped(api: ClusterApi, block: KubernetesBlock, workload: Manifest) -> bool:
-    """Whether `stop_workload` has stopped it; a suspended workload of Kueue's may as well wait for admission."""
+    """Returns whether `stop_workload` has stopped it; a suspended workload of Kueue's may also wait for admission."""
     if gang_of(block) == "kueue":
         queued = _queued(api, workload)
         return queued is not None and queued.get("spec", {}).get("active") is False
@@ -57,7 +57,7 @@ def _suspend(api: ClusterApi, workload: Manifest, *, suspended: bool) -> None:
 
 
 def _set_active(api: ClusterApi, workload: Manifest, *, active: bool) -> None:
-    """Kueue suspends and starts what it has admitted; it is told by its own object."""
+    """Sets the field of Kueue's own object by which it suspends and starts an admitted workload."""
     queued = _queued(api, workload)
     if queued is None:
         message = f"Kueue has no workload of {workload['metadata']['name']}"

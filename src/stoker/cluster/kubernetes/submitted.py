@@ -1,4 +1,4 @@
-"""A submission as a run of the cluster, and such a run again from the config map that the cluster keeps."""
+"""Converts a submission to a run of the cluster, and restores such a run from its config maps."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def in_folder(block: KubernetesBlock, path: str) -> str:
 
 
 def run_of_config_maps(kept: Manifest, *parts: Manifest) -> ClusterRun | None:
-    """The run that a config map keeps, with the parts of its archive; None where it keeps none."""
+    """Restores the run from its config map and the parts of its archive; None if the map has none."""
     data = kept.get("data", {})
     if RECORD not in data or JOB not in data:
         return None

@@ -1,6 +1,6 @@
 """The TrainJob of the Kubeflow trainer (trainer.kubeflow.org/v1alpha1), and the training runtime that it refers to.
 
-The runtime is the run's own: a JobSet as `stoker.cluster.kubernetes.jobset` makes it, so that a TrainJob has the
+The runtime belongs to the run: a JobSet as `stoker.cluster.kubernetes.jobset` makes it, so that a TrainJob has the
 volumes, devices and retries that the other kinds have. It has no `torch` policy, so the trainer sets no variables.
 """
 
@@ -17,7 +17,7 @@ TRAINER = {
     "trainer.kubeflow.org/trainjob-ancestor-step": "trainer"
 }  # by which the trainer finds the job with the nodes
 VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
-WAIT = 120  # seconds in which Coscheduling wants the last pod after the first
+WAIT = 120  # seconds between the first pod and the last, after which Coscheduling gives up
 
 
 def training_runtime(run: ClusterRun) -> Manifest:

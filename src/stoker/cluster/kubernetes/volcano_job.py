@@ -1,4 +1,4 @@
-"""The Volcano Job (batch.volcano.sh/v1alpha1): one task with a pod for each node."""
+"""The Volcano Job (batch.volcano.sh/v1alpha1): one task with one pod per node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a workload is, from its own status: one function a kind."""
+"""The state of a workload, from its own status: one function a kind."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from stoker.cluster.target import State
 
 Object = Mapping[str, Any]
-Known = tuple[State, str]  # with the reason, in the controller's words
+Known = tuple[State, str]  # with the controller's reason
 
 
 def workload_state(workload: Object, *, stopped: bool) -> Known | None:
-    """The state, where the object tells it; None where its pods do.
+    """Returns the state if the object's status has it; None if only its pods do.
 
     Args:
         stopped: whether a suspended workload was stopped by the user; else it waits for admission.

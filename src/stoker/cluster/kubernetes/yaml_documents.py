@@ -1,4 +1,4 @@
-"""Manifests as YAML documents, as a person would write them: no nulls, no anchors, scripts as blocks of lines."""
+"""Writes manifests as YAML documents, as a person would: no nulls, no anchors, scripts as block literals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Ray runs as the job: places one supervisor on each node, follows them, and ends as they do.
+"""The driver that Ray runs as the job: places one supervisor on each node, follows them, and ends with their result.
 
 Started as ``python3 -m stoker.cluster.ray.driver driver.json`` in the folder of the submission, on the cluster.
 """
@@ -18,15 +18,15 @@ from typing import Any
 from stoker.cluster.ray.placement import Placement
 from stoker.cluster.ray.supervisor_actor import SupervisorActor
 
-POLL = 1.0  # seconds between two looks at the logs and the supervisors
-TOLD_EVERY = 30.0  # seconds between two words on what is being waited for
+POLL = 1.0  # seconds between two checks of the logs and the supervisors
+TOLD_EVERY = 30.0  # seconds between two messages while waiting
 MOST_MOVES = 3  # times that a node's supervisor is placed on another node before the job gives up
 SIGTERM_EXIT = 143
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the driver is given.
+    """The driver's input.
 
     Attributes:
         words: options of `stoker node`, without rendezvous, name and address.
@@ -88,7 +88,7 @@ class Driver:
         self._asked = True
 
     def _placed(self) -> Any:
-        """The placement group once all its bundles are there at once; None where that does not come."""
+        """Returns the placement group once all its bundles are placed; None on a timeout or a request to stop."""
         import ray
 
         placement = self._plan.placement
@@ -194,7 +194,7 @@ class Driver:
             self._start(index, host)
 
     def _show(self) -> None:
-        """Prints what is new in the logs."""
+        """Prints new lines of the logs."""
         import ray
 
         asked = [(index, actor.lines.remote(self._plan.output)) for index, actor in enumerate(self._actors)]

@@ -1,4 +1,4 @@
-"""What a job asks of Ray: a bundle for each node, and why Ray cannot place them, in words."""
+"""A job's request to Ray, one bundle per node, and the reason why Ray cannot place it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Placement:
     """The nodes of a job.
 
     Attributes:
-        nodes: how many, each a bundle of its own node (STRICT_SPREAD).
+        nodes: number of nodes, each with one bundle (STRICT_SPREAD).
         cpus, gpus: of each.
         resources: further ones of each, by name.
     """
@@ -23,16 +23,16 @@ class Placement:
     resources: Mapping[str, float] = field(default_factory=dict)
 
     def bundle(self) -> dict[str, float]:
-        """What one node must have free."""
+        """Returns the resources that one node must have free."""
         gpus = {"GPU": float(self.gpus)} if self.gpus else {}
         return {"CPU": self.cpus, **gpus, **self.resources}
 
     def fits(self, node: Mapping[str, Any]) -> bool:
-        """Whether a node could ever hold a bundle: of what it has in all."""
+        """Returns whether a node's total resources could hold a bundle."""
         return all(float(node.get(name, 0.0)) >= wanted for name, wanted in self.bundle().items())
 
     def refusal(self, nodes: Sequence[Mapping[str, Any]]) -> str:
-        """Why the cluster can never place all bundles; empty where it can.
+        """Returns why the cluster can never place all bundles; empty if it can.
 
         Args:
             nodes: the resources of each node that is alive.

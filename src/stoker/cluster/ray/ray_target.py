@@ -203,7 +203,7 @@ class RayTarget:
                 return
 
     def _runtime(self, folder: str, deadline: float) -> dict[str, Any]:
-        """Ray's runtime environment: a folder here or what has been sent, and variables, which no record keeps."""
+        """Returns Ray's runtime environment: a local or an uploaded folder, and variables, which no record contains."""
         environment = {
             **variables(self._block, os.environ),
             "RAY_JOB_STOP_WAIT_TIME_S": str(int(deadline + SECONDS_TO_END)),  # SIGKILL comes after that
@@ -230,7 +230,7 @@ class RayTarget:
         except ImportError:
             problem = self._chosen.problem("", "Ray is not installed here", "pip install 'stoker[ray]'")
             raise UserError(problem) from None
-        logging.getLogger("ray").setLevel(logging.WARNING)  # it tells of every upload
+        logging.getLogger("ray").setLevel(logging.WARNING)  # it logs every upload
         try:
             return JobSubmissionClient(self._address())
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -240,14 +240,14 @@ class RayTarget:
             raise UserError(self._chosen.problem("address", message, hint)) from None
 
     def _asked(self, ask: Any) -> Any:
-        """What Ray's client returns; its errors as one line."""
+        """Calls Ray's client; raises its errors as one line."""
         try:
             return ask()
-        except (RuntimeError, OSError) as error:  # what `requests` raises is an OSError
+        except (RuntimeError, OSError) as error:  # the exceptions of `requests` are OSErrors
             raise RunFailed(Problem(f"Ray: {' '.join(str(error).split())[:300]}")) from error
 
     def _nodes(self, client: Any) -> list[dict[str, Any]] | None:
-        """What each living node has in all; None where the dashboard does not say."""
+        """Returns the total resources of each living node; None if the dashboard does not report them."""
         import requests
 
         try:
@@ -302,10 +302,10 @@ class RayTarget:
 
 
 def _stage(submission: Submission, folder: Path) -> None:
-    """Lays the files out as the nodes see them, with the package `stoker` beside the job."""
+    """Lays the files out as on the nodes, with the package `stoker` beside the job."""
     for file in submission.files:
         place = folder / file.path
-        if place.name in LEFT_OUT_BY_RAY:  # it would not send what they name
+        if place.name in LEFT_OUT_BY_RAY:  # Ray would leave out the files that they list
             continue
         place.parent.mkdir(parents=True, exist_ok=True)
         if file.source is not None:

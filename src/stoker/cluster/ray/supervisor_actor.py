@@ -1,4 +1,4 @@
-"""The actor that runs one node's supervisor, and reads the logs that lie there."""
+"""The actor that runs one node's supervisor, and reads the logs on that node."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from stoker.hardware.process import die_with_parent
 
 
 class SupervisorActor:
-    """One node of the job; Ray holds it in its bundle of the placement group.
+    """One node of the job; Ray runs it in its bundle of the placement group.
 
     Args:
-        folder: in which relative paths of the run begin, on storage that all nodes see.
+        folder: the base of the run's relative paths, on storage that all nodes share.
     """
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder).expanduser()
         self._process: subprocess.Popen[bytes] | None = None
-        self._private = Path(tempfile.mkdtemp(prefix="stoker-node-"))  # of this user alone
+        self._private = Path(tempfile.mkdtemp(prefix="stoker-node-"))  # private to this user
         self._known: dict[tuple[str, str], LogFile] = {}
 
     def address(self) -> tuple[str, str, int]:
@@ -40,13 +40,13 @@ class SupervisorActor:
         return socket.gethostname(), ray.util.get_node_ip_address(), port
 
     def run(self, words: Sequence[str], secret: str, name: str) -> int:
-        """Runs `stoker node` to its end; its exit code.
+        """Runs `stoker node` to its end; returns its exit code.
 
         Args:
-            words: the options behind ``stoker node``, with ``SECRET`` for the secret's file and ``FOLDER`` for the
+            words: the options of ``stoker node``, with ``SECRET`` for the secret's file and ``FOLDER`` for the
                 folder of runs.
         """
-        if self._process is not None and self._process.poll() is None:  # Ray had lost sight of it only
+        if self._process is not None and self._process.poll() is None:  # it still runs: only Ray's connection was lost
             return self._process.wait()
         file = self._private / "secret"
         file.touch(mode=0o600)

@@ -1,1 +1,1 @@
-"""Clusters with Slurm: the script that sbatch takes, and what squeue and sacct say."""
+"""Clusters with Slurm: the script for sbatch, and job states from squeue and sacct."""

@@ -1,4 +1,4 @@
-"""The script that sbatch takes: one supervisor a node, started by srun."""
+"""The script for sbatch: one supervisor per node, started by srun."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from stoker.cluster.submission import JOB, SECRET, Submission, sends_code
 from stoker.job.targets.slurm import SlurmBlock
 
 SCRIPT = "submit.sbatch"
-ENDED = "exit-code"  # file in the submission's folder: how the job's last start ended
-STOP = "stop"  # file there: the user wants it to end, so that it does not go back into the queue
+ENDED = "exit-code"  # file in the submission's folder: exit code of the job's last start
+STOP = "stop"  # file there: the user has stopped the job, so it is not requeued
 SIGTERM_EXIT = 143
 
 
 def batch_script(submission: Submission, block: SlurmBlock, *, files: str) -> str:
-    """The script.
+    """Returns the script.
 
     Args:
-        files: the submission's folder, from the folder in which sbatch is called.
+        files: the submission's folder, relative to the folder in which sbatch is called.
     """
     return "\n".join(["#!/bin/bash", *_header(submission, block, files), "", *_body(submission, block, files), ""])
 
@@ -124,7 +124,7 @@ def srun_line(submission: Submission, block: SlurmBlock, files: str) -> str:
 
 
 def gres_of(submission: Submission, block: SlurmBlock) -> str | None:
-    """What each node gives: ``gpu:8`` for eight processes; None where nothing is asked for."""
+    """Returns the resources of each node: ``gpu:8`` for eight processes; None for no request."""
     if block.gres == "none":
         return None
     last = block.gres.rpartition(":")[2]

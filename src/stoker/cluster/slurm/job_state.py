@@ -1,4 +1,4 @@
-"""What Slurm says of a job: squeue while it knows it, then sacct, then the job's own exit code. In words."""
+"""The state of a job: from squeue while it knows the job, then from sacct, then from the job's own exit code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RUNNING = ("RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "RESIZING", "STOPP
 STOPPED = ("CANCELLED", "PREEMPTED", "REVOKED")
 SIGTERM_EXIT = 143
 
-# Reasons of squeue that a user meets, in words (man squeue, "JOB REASON CODES").
+# Reasons of squeue that a user meets, explained (man squeue, "JOB REASON CODES").
 REASONS = {
     "None": "",
     "Priority": "jobs with a higher priority are before it",
@@ -70,14 +70,14 @@ REASONS = {
 
 @dataclass(frozen=True)
 class JobState:
-    """A job as Slurm names it.
+    """A job's state in Slurm's terms.
 
     Attributes:
-        state: such as ``PENDING``; empty where Slurm no longer knows the job.
-        reason: why it waits or has ended, as Slurm says.
+        state: such as ``PENDING``; empty if Slurm no longer knows the job.
+        reason: Slurm's reason why it waits or has ended.
         nodes: their list, such as ``gpu[01-02]``.
         code: exit code; None while it has not ended.
-        restarts: how often it went back into the queue.
+        restarts: number of times that it was requeued.
     """
 
     state: str
@@ -107,7 +107,7 @@ class JobState:
 
 
 def reason_in_words(reason: str) -> str:
-    """A reason of squeue; with details, which it puts behind a comma, as they are."""
+    """Explains a reason of squeue; the details after a comma are kept unchanged."""
     name, _, rest = reason.strip("()").partition(",")
     if name in REASONS:
         words = REASONS[name]
@@ -133,7 +133,7 @@ def _why(state: str, code: int | None, words: str) -> str:
 
 
 def job_state(shell: Shell, job: str) -> JobState:
-    """What squeue or, later, sacct knows of a job; an empty state where neither knows it.
+    """Returns the job's state from squeue or, later, sacct; an empty state if neither knows it.
 
     Raises:
         ShellFailed: Slurm does not answer.
@@ -168,7 +168,7 @@ def _from_squeue(text: str) -> JobState | None:
 
 
 def _accounted(shell: Shell, job: str) -> JobState | None:
-    """What sacct says; None where there is no accounting, or the job is not in it yet."""
+    """Returns the state from sacct; None if there is no accounting, or the job is not in it yet."""
     try:
         out = shell.run(
             f"sacct --allocations --noheader --parsable2 --jobs={job} --format=State,ExitCode,NodeList,Reason"

@@ -206,7 +206,7 @@ class SlurmTarget:
 
     @property
     def _from(self) -> str:
-        """Where sbatch is called, as the shell reads it."""
+        """The folder in which sbatch is called, in shell syntax."""
         return '"$HOME"' if self._block.login else shlex.quote(str(Path.cwd()))
 
     def _home(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""A host that OpenSSH reaches: its own settings, the agent, jump hosts, one connection for all commands."""
+"""A connection by OpenSSH, with the user's settings, agent and jump hosts, shared by all commands."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from stoker.cluster.shell import Given, ShellFailed, finished
 from stoker.errors import RunFailed
 
 UNREACHED = 255  # exit code of ssh itself
-LONGEST = 30  # characters of the folder in which that of the sockets is
-PERSIST = 120  # seconds that a connection is kept after its last command
+LONGEST = 30  # characters of the folder that contains the sockets' folder
+PERSIST = 120  # seconds for which a connection stays open after its last command
 
 
 @dataclass(frozen=True)
 class SshSettings:
-    """What ssh is given beside the host.
+    """Settings of ssh in addition to the host.
 
     Attributes:
         identity, jump, config: as `ssh -i`, `-J` and `-F` take them; empty for ssh's own.
-        options: of ssh_config; they win over Stoker's.
+        options: of ssh_config; they override Stoker's.
         connect: seconds within which a host must answer.
     """
 
@@ -45,7 +45,7 @@ class SshSettings:
         settings = json.dumps([self.identity, self.jump, self.config, dict(self.options)])
         shared = hashlib.blake2b(settings.encode(), digest_size=4).hexdigest()
         own = {
-            "BatchMode": "yes",  # nobody is there to answer a question
+            "BatchMode": "yes",  # never prompt
             "ConnectTimeout": str(self.connect),
             "ServerAliveInterval": "15",
             "ServerAliveCountMax": "4",
@@ -64,11 +64,11 @@ class SshSettings:
 
 @dataclass(frozen=True)
 class Connection:
-    """Scripts on a host, by ssh.
+    """Runs scripts on a host by ssh.
 
     Attributes:
-        name: of the host, as ssh knows it.
-        user, port: where they are not ssh's own.
+        name: of the host, in ssh's configuration or DNS.
+        user, port: where they differ from ssh's own.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Connection:
         return f"{self.user}@{self.name}" if self.user else self.name
 
     def words(self, script: str) -> list[str]:
-        """The command that runs a script there, whatever the user's shell is."""
+        """Returns the command that runs a script there, whatever the user's login shell."""
         return [*self.ssh, self.destination, f"sh -c {shlex.quote(script)}"]
 
     def run(self, script: str, *, given: Given = b"", timeout: float | None = None) -> bytes:
@@ -117,16 +117,17 @@ class Connection:
         return next((line.split(maxsplit=1)[1] for line in lines if line.startswith("hostname ")), self.name)
 
     def close(self) -> None:
-        """Ends the connection that is kept for later commands."""
+        """Closes the shared connection that stays open for later commands."""
         words = [*self.ssh, "-O", "exit", self.destination]
         subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
 
 
 def control_folder() -> Path:
-    """A short path of this user's alone, for the sockets of kept connections: a socket's path has 107 bytes at most.
+    """Returns a short path, private to this user, for the sockets of shared connections: a socket's path has at most
+    107 bytes.
 
     Raises:
-        RunFailed: it belongs to somebody else.
+        RunFailed: it belongs to another user.
     """
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or "/nonexistent")
     temporary = next(path for path in (tempfile.gettempdir(), "/tmp") if len(path) <= LONGEST or path == "/tmp")
@@ -144,6 +145,6 @@ def control_folder() -> Path:
 
 
 def _last_line(text: str) -> str:
-    """ssh's own reason: what it says last."""
+    """Returns ssh's own reason: its last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "ssh gives no reason"

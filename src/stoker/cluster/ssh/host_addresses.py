@@ -13,13 +13,13 @@ from stoker.errors import Problem, RunFailed
 
 
 def with_address(host: Host, connection: Connection, *, interface: str | None, alone: bool) -> Host:
-    """The host with the address that the others use.
+    """Returns the host with the address that the others use.
 
-    Taken in this order: the one that its line states; that of ``interface``; the one that ssh uses, where the host has
+    In order of precedence: the address in its line; that of ``interface``; the one that ssh uses, if the host has
     it itself; its only one.
 
     Args:
-        alone: whether it is the only host, which needs none but its own.
+        alone: whether it is the only host, which needs only loopback.
 
     Raises:
         RunFailed: the host has no such interface, or several addresses and none of them is ssh's.
@@ -49,7 +49,7 @@ def with_address(host: Host, connection: Connection, *, interface: str | None, a
 
 
 def _resolved(name: str) -> list[str]:
-    """The IPv4 addresses of a name, as this machine knows it; none where it does not."""
+    """Resolves a name to IPv4 addresses on this machine; empty if it is unknown."""
     try:
         return list(dict.fromkeys(str(found[4][0]) for found in socket.getaddrinfo(name, None, socket.AF_INET)))
     except OSError:

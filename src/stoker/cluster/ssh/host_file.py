@@ -1,4 +1,4 @@
-"""Hosts and their slots: lines of a host file as MPI and DeepSpeed read them, and which of them are taken."""
+"""Hosts and their slots: lines of a host file in the format of MPI and DeepSpeed, and the selection among them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Host:
 
     Attributes:
         name: as ssh knows it.
-        user, port: where they are not ssh's own.
-        slots: numbers of its devices that are taken; None where the line does not say how many it has.
-        chosen: whether slots were chosen among others, so that the processes must see these only.
-        address: at which the other hosts reach it; empty where that is to be found out.
+        user, port: where they differ from ssh's own.
+        slots: numbers of the devices to use; None if the line does not give their number.
+        chosen: whether slots were selected among others, so that the processes must see only these.
+        address: at which the other hosts reach it; empty until it is determined.
     """
 
     name: str
@@ -70,10 +70,10 @@ def parse_host(line: str, problem: Placed) -> Host:
 
 
 def parse_host_file(text: str, file: str) -> list[Host]:
-    """The hosts of a host file; a host of several lines has the slots of all of them.
+    """Returns the hosts of a host file; a host of several lines has the slots of all of them.
 
     Raises:
-        UserError: with the place of every line that is wrong, or that there is none.
+        UserError: with the position of every invalid line, or there is none.
     """
     hosts: dict[str, Host] = {}
     problems: list[Problem] = []
@@ -105,12 +105,12 @@ def parse_host_file(text: str, file: str) -> list[Host]:
 def chosen_hosts(
     hosts: list[Host], *, include: str | None, exclude: str | None, include_at: Placed, exclude_at: Placed
 ) -> list[Host]:
-    """The hosts and slots that ``include`` and ``exclude`` leave, in the order of the host file.
+    """Returns the hosts and slots that ``include`` and ``exclude`` select, in the order of the host file.
 
     Both are written as DeepSpeed has it: ``gpu1:0,2@gpu2`` is slots 0 and 2 of gpu1, and all of gpu2.
 
     Raises:
-        UserError: a host or slot is named that is not there, or nothing is left.
+        UserError: a named host or slot does not exist, or none is left.
     """
     left = hosts
     if include is not None:
@@ -125,7 +125,7 @@ def chosen_hosts(
 
 
 def _parsed(text: str, hosts: list[Host], problem: Placed) -> dict[str, tuple[int, ...] | None]:
-    """Slots by host; None for all of them."""
+    """Parses slots by host; None for all of them."""
     found: dict[str, tuple[int, ...] | None] = {}
     known = {host.name: host for host in hosts}
     for part in filter(None, re.split(r"[@\s;]+", text)):

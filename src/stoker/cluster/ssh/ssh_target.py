@@ -207,7 +207,7 @@ class SshTarget:
         return [f"{host.address}:{submission.port}" for host in hosts]
 
     def _problem(self, host: Host) -> Problem | None:
-        """Why a host cannot be used: ssh's own reason, or no Python that Stoker runs with; None where it can."""
+        """Returns why a host cannot be used: ssh's own reason, or no suitable Python; None if it can."""
         try:
             why = python_problem(self._connection(host), self._block, self._block.connect)
         except ShellFailed as error:
@@ -261,10 +261,10 @@ class SshTarget:
 
 
 def status_of(states: dict[str, str], requeue: int | None = None) -> Status:
-    """The state of a run from those of its hosts: ``running``, ``ended CODE``, ``gone``, or why one cannot be asked.
+    """Derives the state of a run from its hosts': ``running``, ``ended CODE``, ``gone``, or an error of the query.
 
     Args:
-        requeue: `faults.requeue`: the exit code of a run that was asked to stop, beside those of signals.
+        requeue: `faults.requeue`: the exit code of a run that was asked to stop, in addition to those of signals.
     """
     running = [host for host, state in states.items() if state == "running"]
     codes = {host: int(state.split()[1]) for host, state in states.items() if state.startswith("ended")}
