@@ -1,1 +1,1 @@
-"""Training: the loop, the tasks on top of it, and what assembles them from a job."""
+"""Training: the loop, the tasks that it trains, and the code that assembles both from a job."""

@@ -10,30 +10,31 @@ from stoker.job.schema import FaultsBlock
 from stoker.train.step import StepResult
 
 SHOWN_ROWS = 16  # row numbers named when a batch is bad; all of them are in the event
-MOST_IN_A_ROW = 8  # steps left out one after another: by then the weights are to blame, not the samples
-MOST_AT_ONE_PLACE = 3  # times that training goes back within one window of steps
+MOST_IN_A_ROW = 8  # consecutive skipped steps: after that the weights are to blame, not the samples
+MOST_AT_ONE_PLACE = 3  # rollbacks within one window of steps
 TO_SIGMA = 1.4826  # standard deviation over median absolute deviation of a normal distribution
-LEAST_SPREAD = 0.01  # of the median: losses that hardly differ make no spike of a small step
-LEAST = 8  # losses to compare with, before anything is called a spike
+LEAST_SPREAD = 0.01  # of the median: where losses hardly differ, a small change is no spike
+LEAST = 8  # losses before the step; with fewer, nothing counts as a spike
 
 Answer = Literal["fine", "stop", "skip", "again", "back"]
 
 
 class AnomalyPolicy:
-    """Judges the steps of a run. All processes see the same numbers, so all give the same answers."""
+    """Classifies the steps of a run. All processes see the same numbers, so all give the same answers."""
 
     def __init__(self, faults: FaultsBlock) -> None:
         self._faults = faults
-        self._left_out = 0  # one after another
-        self._back: list[tuple[int, int]] = []  # of this place: from and to which step
+        self._left_out = 0  # consecutive steps
+        self._back: list[tuple[int, int]] = []  # recent rollbacks: (from step, to step)
 
     def answer(self, result: StepResult, before: Sequence[float], *, again: bool = False) -> Answer:
-        """What is done about a step.
+        """Returns the response to a step.
 
-        ``again``: the step is to be tried once more, as its weights have not changed: a fault of the machine passes.
+        ``again`` means that the step is tried once more: its weights have not changed, and a hardware fault may be
+        transient.
 
         Args:
-            before: the losses that it is compared with.
+            before: losses of the steps that it is compared with.
             again: whether it has been tried twice already.
         """
         policy = self._faults.not_finite
@@ -47,13 +48,13 @@ class AnomalyPolicy:
         return "skip" if 0 < self._left_out <= MOST_IN_A_ROW else "stop"
 
     def remembered(self, before: Sequence[float], result: StepResult) -> list[float]:
-        """The losses that the next step is compared with; none are kept where nothing is."""
+        """Returns the losses that the next step is compared with; empty where spikes are not looked for."""
         return [*before, result.loss][-self._faults.window :] if self._faults.spike and not result.wrong else []
 
     def goes_back_before(self, step: int) -> int | None:
-        """The step before which the state must lie that training goes back to; None where it has gone back enough.
+        """Returns the step before which the restored state must lie; None after too many rollbacks at this place.
 
-        At one place it goes back further each time: the state before a spike may have the reason in it.
+        Each further rollback at one place goes back further, as the state before a spike may already contain its cause.
         """
         self._back = [(start, to) for start, to in self._back if abs(step - start) <= self._faults.window]
         if len(self._back) == MOST_AT_ONE_PLACE:
@@ -61,18 +62,18 @@ class AnomalyPolicy:
         return min((to for _, to in self._back), default=step)
 
     def went_back(self, step: int, to: int) -> None:
-        """Remembers from and to where training has gone back."""
+        """Records a rollback."""
         self._back.append((step, to))
 
     def why(self, result: StepResult, before: Sequence[float]) -> str:
-        """What went wrong, for messages."""
+        """Describes the anomaly, for messages."""
         if result.wrong:
             return result.what_is_wrong
         z = robust_z(result.loss, before)
         return f"the loss is {result.loss:.4g}, {z:.3g} deviations above the median of the last {len(before)} steps"
 
     def failure(self, result: StepResult, before: Sequence[float], rows: Sequence[str]) -> str:
-        """Why the run ends with this step, for messages."""
+        """Describes why the run ends with this step, for messages."""
         text = f"step {result.step}: {self.why(result, before)}; the batch was {shown(rows)}"
         if self._left_out > MOST_IN_A_ROW:
             text += f"; the {MOST_IN_A_ROW} steps before it were left out for the same reason"
@@ -83,13 +84,13 @@ class AnomalyPolicy:
 
 
 def shown(rows: Sequence[str]) -> str:
-    """The first of the rows, for people."""
+    """Formats the first rows for a message."""
     more = f" and {len(rows) - SHOWN_ROWS} more" if len(rows) > SHOWN_ROWS else ""
     return ", ".join(rows[:SHOWN_ROWS]) + more
 
 
 def in_event(result: StepResult) -> dict[str, Any]:
-    """The numbers of a step that an event records."""
+    """Returns the numbers of a step that an event records."""
     return {
         "step": result.step,
         "loss": str(result.loss),
@@ -99,10 +100,10 @@ def in_event(result: StepResult) -> dict[str, Any]:
 
 
 def robust_z(value: float, before: Sequence[float]) -> float:
-    """How far a value lies above the median of others, in standard deviations estimated from their median absolute
+    """Distance of a value above the median of others, in standard deviations estimated from their median absolute
     deviation (Iglewicz and Hoaglin, "How to Detect and Handle Outliers", 1993).
 
-    The deviation counts as no less than `LEAST_SPREAD` of the median.
+    The deviation is at least `LEAST_SPREAD` of the median.
     """
     middle = median(before)
     spread = TO_SIGMA * median(abs(other - middle) for other in before)
@@ -110,9 +111,9 @@ def robust_z(value: float, before: Sequence[float]) -> float:
 
 
 def is_spike(loss: float, before: Sequence[float], threshold: float) -> bool:
-    """Whether a loss is a spike beside those of the steps before.
+    """Returns whether a loss is a spike compared with those of the steps before.
 
     Args:
-        threshold: z-score from which it is one; 0 for never.
+        threshold: z-score above which it is one; 0 disables the check.
     """
     return threshold > 0 and len(before) >= LEAST and robust_z(loss, before) > threshold

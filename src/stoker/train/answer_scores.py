@@ -16,11 +16,11 @@ from stoker.models.packed_row import row_of
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.train.reward_objective import answer_scores, offset_of
 
-TOKENS = 8192  # of a forward pass
+TOKENS = 8192  # per forward pass
 
 
 class AnswerScores:
-    """Scores prompts with their answers; demonstrations of the run's data score 0."""
+    """Scores prompts with their answers; demonstrations in the run's data score 0."""
 
     def __init__(self, tuned: TunedRun) -> None:
         self._tuned = tuned
@@ -32,7 +32,7 @@ class AnswerScores:
 
     @torch.inference_mode()
     def __call__(self, rows: Sequence[Sequence[int]]) -> list[float]:
-        """The score at the last token of each row of token ids."""
+        """Returns the score at the last token of each row of token ids."""
         device = self._tuned.device
         scores = np.zeros(len(rows))
         with arithmetic_of(device), device.autocast():
@@ -47,13 +47,13 @@ class AnswerScores:
 
 
 def _read_at_the_end(ids: Sequence[int]) -> Row:
-    """The tokens with one target after the last, where the score is read."""
+    """Returns the tokens with one target after the last token, where the score is read."""
     read = np.array([*ids, ids[-1]], np.uint32)
     return read, np.arange(len(read)) == len(read) - 1
 
 
 def _in_passes(lengths: Sequence[int]) -> list[list[int]]:
-    """Rows by number in groups of at most `TOKENS`, or of one."""
+    """Groups row numbers into passes of at most `TOKENS` tokens; a longer row makes a group alone."""
     groups: list[list[int]] = []
     held = 0
     for number, length in enumerate(lengths):

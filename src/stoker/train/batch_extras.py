@@ -1,4 +1,4 @@
-"""What a task adds to the inputs of its passes, beyond tokens: labels of rows, scores of a reference model."""
+"""Inputs that a task adds to its forward passes beside tokens: labels of rows, scores of a reference model."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ if TYPE_CHECKING:
 
 
 class BatchExtras:
-    """Adds nothing; a task with more to add derives a class. What is added is in `Inputs.given`, by name."""
+    """Extra inputs of a task; this base adds none. Subclasses put theirs into `Inputs.given`, by name."""
 
     def begin(self, task: LanguageTask, engine: Engine) -> None:
-        """Computes what needs the first weights, before an earlier state is restored; a collective."""
+        """Computes values that need the initial weights, before a checkpoint is restored; a collective."""
 
     def as_row(self, document: Document) -> Row:
-        """The tokens of a document, and which of them are trained."""
+        """Returns the tokens of a document, and which of them are trained."""
         return document.row.ids, document.row.trained
 
     def evaluated(self, task: LanguageTask, measures: Mapping[str, float]) -> None:
-        """After an evaluation of the run, with what was measured, on every process."""
+        """Called after an evaluation of the run with its measures, on every process."""
 
     needs_following = False
     """Whether `beside` needs to know the document after the last one."""
 
     def before_evaluation(self, documents: Sequence[Document]) -> None:
-        """Computes what is needed of documents, in one process, with a model that is tuned already."""
+        """Computes values that the documents need, in one process, with a model that is trained already."""
 
     def beside(self, documents: Sequence[Document], following: Document | None) -> Sequence[Document]:
-        """Documents of forward passes whose results `of_passes` needs: `stoker.train.task.Part.beside`.
+        """Returns documents for further forward passes whose results `of_passes` needs:
+        `stoker.train.task.Part.beside`.
 
         Args:
             following: the document after the last one.
@@ -44,13 +45,13 @@ class BatchExtras:
         return ()
 
     def of_rows(self, documents: Sequence[Document]) -> Mapping[str, np.ndarray]:
-        """Values of documents by name, shape (documents,). May be called from another thread."""
+        """Returns values of documents by name, shape (documents,). May be called from another thread."""
         return {}
 
     def of_passes(self, parts: Sequence[Part], engine: Engine, passes: int) -> Sequence[Part]:
-        """This process' parts with what takes forward passes of their own; a collective before those of the loss.
+        """Adds values to this process' parts that need forward passes; a collective before the passes of the loss.
 
         Args:
-            passes: of the process that has most parts.
+            passes: forward passes of the process with the most parts.
         """
         return parts

@@ -1,4 +1,4 @@
-"""The batches of a run, each laid out in the background while the step before it is at work."""
+"""The batches of a run, each laid out in a background thread while the step before it runs."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from stoker.train.task import Part, Task
 class Batches:
     """Hands out the parts of this process, step by step, on the device.
 
-    A batch depends on nothing but its samples. So a batch that was laid out ahead is dropped if the run takes other
-    samples next, as it does after it went back.
+    A batch depends on its samples alone. A batch that was laid out ahead is dropped if the run takes other samples
+    next, as it does after a rollback.
 
     Args:
-        batch, micro_batch: samples of a step over all processes, and of a forward pass.
+        batch, micro_batch: samples of a step over all processes, and of one forward pass.
     """
 
     def __init__(self, task: Task, engine: Engine, device: torch.device, *, batch: int, micro_batch: int) -> None:
         self._task, self._engine, self._device = task, engine, device
         self._batch, self._micro_batch = batch, micro_batch
-        torch.get_num_threads()  # settles this thread's own number, before the other one takes its
+        torch.get_num_threads()  # fixes this thread's own count before the other thread sets its own
         self._thread = ThreadPoolExecutor(1, "batches", self._begin_thread)
         self._ahead: dict[Span, Future[list[Part]]] = {}
 
     def take(self, span: Span) -> list[Part]:
-        """The parts of a step with these samples, once they are laid out.
+        """Returns the parts of the step with these samples, waiting until they are laid out.
 
         Raises:
-            Exception: what laying out these samples raised.
+            Exception: raised while these samples were laid out.
         """
         if self._task.lays_out_ahead:
             laid_out = self._ahead.pop(span, None) or self._thread.submit(self._lay_out, span)
@@ -45,13 +45,13 @@ class Batches:
         return parts if self._device.type == "cpu" else [part.to(self._device) for part in parts]
 
     def lay_out_ahead(self, spans: Sequence[Span]) -> None:
-        """Has the parts of the next steps laid out, which are to take these samples; what else was is dropped."""
+        """Queues the parts of the next steps; queued batches with other samples are dropped."""
         if self._task.lays_out_ahead:
             laid_out = self._ahead
             self._ahead = {span: laid_out.get(span) or self._thread.submit(self._lay_out, span) for span in spans}
 
     def coming(self, span: Span) -> list[Part]:
-        """The parts of a step that was named to `lay_out_ahead`, on the host, once they are laid out."""
+        """Returns the parts of a step queued by `lay_out_ahead`, on the host, waiting until they are laid out."""
         return self._ahead[span].result()
 
     def _lay_out(self, span: Span) -> list[Part]:
@@ -62,14 +62,14 @@ class Batches:
         return [part.pinned() for part in parts] if self._device.type == "cuda" else parts
 
     def _begin_thread(self) -> None:
-        without_openmp()  # the step has the cores
-        if self._device.type == "cuda":  # each thread has a current device of its own
+        without_openmp()  # the step uses the cores
+        if self._device.type == "cuda":  # the current device is set per thread
             torch.cuda.set_device(self._device)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends the thread; what it laid out ahead is dropped."""
+        """Ends the thread and drops its batches."""
         self._thread.shutdown(cancel_futures=True)
         self._ahead = {}

@@ -24,7 +24,7 @@ class Bf16Moments:
 
 
 def stochastically_rounded(x: Tensor, random: torch.Generator) -> Tensor:
-    """To bfloat16, up or down at random, so that the mean is ``x``; of finite numbers."""
+    """Rounds finite numbers to bfloat16, up or down at random, so that the mean is ``x``."""
     bits = x.float().view(torch.int32)
     noise = torch.randint(1 << 16, x.shape, generator=random, device=x.device, dtype=torch.int32)
     return (bits + noise).bitwise_and(-(1 << 16)).view(torch.float32).to(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Kernels that give the same bits each time: ``train.deterministic``."""
+"""Deterministic kernels: ``train.deterministic``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 
 from stoker.errors import CannotRun, Problem
 
-WITHOUT = "does not have a deterministic implementation"  # in torch's message
+WITHOUT = "does not have a deterministic implementation"  # part of torch's error message
 
 
 @contextmanager
 def deterministic_kernels(enabled: bool) -> Iterator[None]:
-    """Within it torch takes only kernels whose result does not change from run to run, where ``enabled``.
+    """Restricts torch to kernels with bitwise reproducible results, where ``enabled``.
 
     Raises:
         CannotRun: an operation has no such kernel.

@@ -1,4 +1,4 @@
-"""The random numbers that dropout draws, by process: apart where the data are, alike where the same is computed."""
+"""Random numbers of dropout per process: different where data differ, equal where the same values are computed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from stoker.job.layout import Layout
 
 @dataclass(frozen=True)
 class Draw:
-    """A mask that was drawn.
+    """A dropout mask that was drawn.
 
     Attributes:
-        step: 0 while the model was evaluated.
-        state: of the generator before it: two equal ones give equal masks.
-        content: of what is dropped from.
+        step: 0 during evaluation.
+        state: digest of the generator's state before the draw; equal states give equal masks.
+        content: digest of the tensor that dropout is applied to.
     """
 
     step: int
@@ -47,7 +47,7 @@ class Draws:
 
 @contextmanager
 def watched() -> Iterator[Draws]:
-    """Within it every mask that dropout draws is recorded, also in the backward pass."""
+    """Records every mask that dropout draws, in the backward pass too."""
     draws = Draws()
     dropout, attention = F.dropout, F.scaled_dot_product_attention
 
@@ -69,11 +69,11 @@ def watched() -> Iterator[Draws]:
 
 
 def problem_of(ranks: Sequence[Sequence[Draw]], layout: Layout, rates: frozenset[float] | None) -> str | None:
-    """What is wrong with the masks that the processes of a layout drew; None where nothing is.
+    """Returns what is wrong with the masks that a layout's processes drew; None where nothing is.
 
     Args:
         ranks: the masks of each process, in the order of its steps.
-        rates: those of the job; None where they are not known.
+        rates: the dropout rates of the job; None where they are not known.
     """
     found = {draw.rate for draws in ranks for draw in draws}
     if not found:
@@ -86,13 +86,13 @@ def problem_of(ranks: Sequence[Sequence[Draw]], layout: Layout, rates: frozenset
 
 
 def _numbers_drawn_twice(ranks: Sequence[Sequence[Draw]], layout: Layout) -> str | None:
-    """Which numbers two steps drew, or two processes that do not share each matrix; None where none were."""
+    """Describes random numbers that were drawn in two steps, or by two processes that do not share each matrix."""
     states = [{(draw.step, draw.state) for draw in draws} for draws in ranks]
     for at, own in enumerate(states):
         if len({state for _, state in own}) < len(own):
             return f"process {at} draws the same numbers in two steps"
         for other in range(at):
-            apart = other // layout.tensor != at // layout.tensor  # ranks count the tensor processes fastest
+            apart = other // layout.tensor != at // layout.tensor  # ranks count tensor processes fastest
             if apart and (same := own & states[other]):
                 return f"the processes {other} and {at} draw the same numbers in step {min(same)[0]}"
     return None

@@ -1,9 +1,10 @@
-"""Embedding warm-up: a first stage in which only the rows of new tokens, in embedding and head, are trained.
+"""Embedding warm-up: a first stage that trains only the rows of new tokens, in embedding and head.
 
-All other gradients are dropped before clipping, so the optimizer neither steps nor decays those weights and has no
-states for them. Within the embedding and the head the old rows' gradients are zeros, of which every optimizer makes
-steps of zero while their moments are zero too; nothing is decayed in this stage, for a decay would take all rows.
-Then everything is trained, from fresh moments: the step counter of a matrix is one for all of its rows.
+All other gradients are dropped before clipping, so the optimizer neither steps nor decays those weights and keeps no
+states for them. Within the embedding and the head, the gradients of old rows are set to zero: while their moments are
+zero too, every optimizer takes steps of zero. Weight decay is off in this stage, as it would change all rows.
+
+Then everything is trained, from fresh moments, as all rows of a matrix share one step counter.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class NewRowsFirst:
 
     Args:
         optimizer: its weight decay is zero during the stage.
-        new: which rows are new, by the names of the whole model.
+        new: the new rows, by the names of the whole model.
         steps: steps of the stage.
         pieces, aliases: this process' part of the parameters; see `stoker.parallel.parallelize.ParallelModel`.
     """
@@ -46,7 +47,7 @@ class NewRowsFirst:
     ) -> None:
         self._optimizer, self._steps = optimizer, steps
         self._decays = [group["weight_decay"] for group in optimizer.param_groups]
-        self._old: dict[Parameter, int] = {}  # the first rows that a process holds of a parameter, as far as old
+        self._old: dict[Parameter, int] = {}  # number of old rows at the start of this process' shard
         self._others: list[Parameter] = []
         for name, parameter, piece in stepped(model, pieces, aliases):
             if name not in new.names:
@@ -56,11 +57,11 @@ class NewRowsFirst:
             self._old[parameter] = min(max(0, new.first - held.start), held.stop - held.start)
 
     def hook(self) -> Hook:
-        """What the loop calls."""
+        """Returns the loop's hook."""
         return Hook(before_passes=self._begin, after_passes=self._mask)
 
     def _begin(self, step: int) -> None:
-        """Sets the weight decay; drops the moments once the stage is over."""
+        """Sets the weight decay; drops the moments after the stage's last step."""
         for group, decay in zip(self._optimizer.param_groups, self._decays, strict=True):
             group["weight_decay"] = 0.0 if step <= self._steps else decay
         if step == self._steps + 1:

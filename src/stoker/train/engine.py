@@ -1,4 +1,4 @@
-"""How the forward and backward passes of a step are carried out: by one process, or by those of a layout."""
+"""Execution of a step's forward and backward passes: by one process, or by the processes of a layout."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from stoker.parallel.pipeline import Pipeline
 
 T = TypeVar("T")
-LENGTHS = 64  # tokens: rows of a pipeline are filled up to multiples of this, so that buffers seldom change
+LENGTHS = 64  # tokens: rows of a pipeline are padded to multiples of this, so that buffers seldom change
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What a step holds, over all processes.
+    """Sizes of a step, over all processes.
 
     Attributes:
         passes: forward passes of the process that has most.
-        of_island: the targets that this process' gradient is the mean over: those of its island.
+        of_island: targets that this process' gradient is averaged over: those of its island.
     """
 
     targets: int
@@ -60,65 +60,66 @@ class Totals:
 
 
 class Engine(Protocol):
-    """What the loop asks of the processes of a run."""
+    """Interface between the loop and the processes of a run."""
 
     first: bool
-    """Whether this process is the one that writes and prints."""
+    """Whether this process writes files and prints."""
     replicas: int
-    """Processes, or groups of them, that a step's samples are spread over."""
+    """Data-parallel replicas that a step's samples are split over."""
 
     def share(self, first: int, last: int, batch: int) -> tuple[int, int]:
-        """This process' samples among those of a step."""
+        """Returns this process' range of samples in a step."""
 
     def seat(self) -> int:
-        """A number that tells processes apart that must draw other random numbers."""
+        """Returns a number that differs between processes that must draw different random numbers."""
 
     def gather(self, mine: Callable[[], list[T]]) -> list[T]:
-        """What the data-parallel processes have, one after another, on every process. An error of one is all's."""
+        """Concatenates the lists of the data-parallel processes on every process. An error of one is raised on all."""
 
     def count(self, parts: Sequence[Part]) -> Counts:
-        """Adds up what the processes' parts hold."""
+        """Sums the sizes of all processes' parts."""
 
     def train(self, parts: Sequence[Part], counts: Counts, scaler: torch.amp.GradScaler) -> Tensor:
-        """Forward and backward passes; gives this process' summed loss."""
+        """Runs forward and backward passes; returns this process' summed loss."""
 
     def clip(self, limit: float) -> Tensor:
-        """Scales the gradients down to a norm of ``limit`` (0: not); gives the norm that they had."""
+        """Clips the gradients to a norm of ``limit`` (0: no clipping); returns their norm before."""
 
     def add_up(self, alike: Tensor, each: Tensor) -> Tensor:
-        """Sums over the processes, on the device; the host does not wait for them.
+        """Sums over the processes, on the device, without waiting on the host.
 
         Args:
-            alike: of what tensor processes have computed alike, so that one of them counts.
-            each: of what counts of every process.
+            alike: values that tensor-parallel processes all computed, so that only one of them is counted.
+            each: values that are counted for every process.
         """
 
     def evaluate(self, parts: Sequence[Part]) -> Totals:
-        """Forward passes without gradients; the same parts are given on every process."""
+        """Runs forward passes without gradients; every process gets the same parts."""
 
     def read(self, parts: Sequence[Part], reading: Reading, passes: int, *, tuned: bool = True) -> list[Tensor]:
-        """What is read from forward passes of this process' parts, in evaluation mode, without gradients.
+        """Returns what ``reading`` takes from forward passes of this process' parts, in evaluation mode, without
+        gradients.
 
-        With a pipeline only its last stage has it; other processes get an empty list.
+        With a pipeline only the last stage returns results; other processes return an empty list.
 
         Args:
-            passes: of the process that has most parts; see `Counts`.
-            tuned: whether with the adapter.
+            passes: forward passes of the process with the most parts; see `Counts`.
+            tuned: whether the adapter is applied.
         """
 
     def decoder(self, context: int | None) -> Decoder | None:
-        """Generates with the weights as they are now; None where a row is spread over processes.
+        """Returns a decoder that generates with the current weights; None where a row is split over processes.
 
         Args:
             context: most tokens of a prompt with its answer.
         """
 
     def continue_rows(self, rows: Sequence[np.ndarray]) -> list[int]:
-        """The most likely next token of each row of token ids; the same rows are given on every process."""
+        """Returns the most likely next token of each row of token ids; every process gets the same rows."""
 
 
 class SingleProcess:
-    """One process."""
+    """The engine of a single process."""
 
     first, replicas = True, 1
 
@@ -178,7 +179,7 @@ class SingleProcess:
 
 
 class Distributed:
-    """The processes of a layout, each with its part of the samples, of the rows, or of the model."""
+    """The engine of a layout: each process has its share of the samples, of the rows, or of the model."""
 
     def __init__(
         self,
@@ -201,7 +202,7 @@ class Distributed:
 
     def seat(self) -> int:
         mesh, layout = self._mesh, self._mesh.layout
-        alike = mesh.at("tensor") if layout.sequence else 0  # without it, tensor processes drop the same
+        alike = mesh.at("tensor") if layout.sequence else 0  # else tensor ranks drop alike
         place = (mesh.at("pipe") * layout.data + mesh.data_index) * layout.context + mesh.at("context")
         return place * layout.tensor + alike
 
@@ -217,7 +218,7 @@ class Distributed:
         mine = Counts(own, sum(p.tokens for p in parts), len(parts), own)
         if layout.data == 1:
             return self._fitting(mine)
-        # On the CPU: how many passes there are steers what is started, and the device must not be waited for.
+        # On the CPU: the number of passes decides what is launched, and the host must not wait for the device.
         everybody = torch.zeros(layout.data, 3, dtype=torch.int64)
         if mesh.at("context") == 0:
             everybody[mesh.data_index] = torch.tensor([mine.targets, mine.tokens, mine.passes])
@@ -227,7 +228,7 @@ class Distributed:
         return self._fitting(Counts(targets, tokens, int(everybody[:, 2].max()), of_island))
 
     def _fitting(self, counts: Counts) -> Counts:
-        """A pipeline's schedule takes some numbers of micro-batches only."""
+        """Raises the number of passes to one that the pipeline's schedule accepts."""
         passes = counts.passes
         while self._pipeline is not None and not self._mesh.layout.takes(passes):
             passes += 1
@@ -307,7 +308,7 @@ class Distributed:
 
         shares = isinstance(root, FSDPModule)
         if shares and has_prefix(self._task.model):
-            return None  # its encoder's weights are gathered within a pass only
+            return None  # the encoder's weights are gathered within a pass only
         return Decoder(
             self._task.model,
             language,
@@ -324,7 +325,7 @@ class Distributed:
             return self._root(work) if isinstance(self._root, FSDPModule) else work()
 
     def _any(self, mine: bool) -> bool:
-        """Whether a condition holds on any process that shares the weights."""
+        """Returns whether a condition holds on any process that shares the weights."""
         found = torch.tensor(float(mine))
         dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._mesh.groups["batch"])
         return bool(found)
@@ -347,12 +348,16 @@ class Distributed:
         return [int(token) for token in chosen]
 
     def _let_go(self) -> None:
-        """Weights that are still gathered would be taken for the parameters."""
+        """Reshards the weights: gathered ones would be mistaken for the parameters."""
         for root in [self._root] if self._pipeline is None else self._pipeline.stages:
             reshard(root)
 
     def _laid_out(self, parts: Sequence[Part], *, alike: bool = False) -> list[Part]:
-        """This process' tokens of each part, in rows of lengths that can be split; with ``alike`` of one length."""
+        """Returns this process' tokens of each part, with row lengths padded so that they can be split.
+
+        Args:
+            alike: whether all rows get one length.
+        """
         unit = parts_of_row(self._mesh)
         if unit == 1 and not alike:
             return list(parts)
@@ -367,7 +372,7 @@ class Distributed:
         ]
 
 
-# What only language models need is imported where they need it: transformers and peft take seconds.
+# Imports for language models only are local: transformers and peft take seconds to import.
 
 
 @contextmanager
@@ -409,5 +414,5 @@ def _sums(losses: Sequence[tuple[Loss, int]]) -> Totals:
 
 
 def _zero(device: Device) -> Tensor:
-    # A GPU of Apple's has no float64.
+    # Apple's GPUs have no float64.
     return torch.zeros((), dtype=torch.float64, device="cpu" if device.type == "mps" else device.torch)

@@ -14,15 +14,15 @@ from stoker.train.task import Part, Task
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The mean over all held-out targets.
+    """Means over all held-out targets.
 
     Attributes:
-        loss: of the task, per target; cross entropy in nats.
-        accuracy: share of targets that were the most likely choice; None where that has no meaning.
-        targets: how many there were.
-        target: what they are.
-        perplexity: exp(loss); None where the task's loss makes none.
-        measures: what else the task's objective measures, as means over the targets.
+        loss: the task's loss per target; for cross entropy in nats.
+        accuracy: share of targets that were the most likely choice; None where the task has no accuracy.
+        targets: number of targets.
+        target: name of one target.
+        perplexity: exp(loss); None where the task's loss has none.
+        measures: further measures of the task's objective, as means over the targets.
     """
 
     loss: float
@@ -35,7 +35,7 @@ class Evaluation:
 
 @torch.no_grad()
 def evaluate(task: Task, engine: Engine, parts: Iterable[Part] | None = None) -> Evaluation | None:
-    """Evaluates on the held-out parts or the given ones; None without any. The model stays as it was."""
+    """Evaluates on the held-out parts or the given ones; None without any. The model's mode is restored."""
     held_out = list(task.evaluation() if parts is None else parts)
     if not held_out:
         return None

@@ -1,4 +1,4 @@
-"""A tuned run measured on data, with and without its tuning."""
+"""Evaluation of a trained run on data, with and without its tuning."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from stoker.train.prepare_language import objective_of
 
 @dataclass(frozen=True)
 class MeasuredLoss:
-    """An evaluation, and of how many rows.
+    """An evaluation and the number of rows behind it.
 
     Attributes:
-        text_bytes: of text that the targets encode, special tokens counting as none; None where a tokenizer does
-            not say.
-        details: what the run's task adds.
+        text_bytes: bytes of text that the targets encode, without special tokens; None where the tokenizer does not
+            define them.
+        details: further results of the run's task.
     """
 
     evaluation: Evaluation
@@ -52,12 +52,12 @@ class MeasuredLoss:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """The loss for a byte of text, by which models with different vocabularies can be compared."""
+        """Loss per byte of text, which is comparable between models with different vocabularies."""
         nats = self.evaluation.loss * self.evaluation.targets
         return nats / math.log(2) / self.text_bytes if self.text_bytes and self.evaluation.perplexity else None
 
     def as_json(self) -> dict[str, Any]:
-        """The values for `--json`."""
+        """Returns the values for `--json`."""
         return {
             "loss": self.evaluation.loss,
             "perplexity": self.evaluation.perplexity,
@@ -82,15 +82,15 @@ def measure(
     quantise: str | None = None,
     report: Report | None = None,
 ) -> dict[str, MeasuredLoss]:
-    """Loss, perplexity and token accuracy: ``tuned``, and with ``compare`` the model ``untuned`` too.
+    """Evaluates the ``tuned`` model, and with ``compare`` the ``untuned`` one, on loss, perplexity and token accuracy.
 
-    Where the run gave the model new tokens, also the ``original`` model with its own tokenizer on the same text: on
-    ``data`` or the job's ``evaluate.data``, as what is held out of training data differs with the tokens.
+    Where the run added new tokens, it also evaluates the ``original`` model with its own tokenizer on the same text:
+    ``data`` or the job's ``evaluate.data``, as the split of held-out training data depends on the tokens.
 
     Args:
         data: a source; None for the rows that the run held out.
         form: the format of the source.
-        quantise: measures the merged model so held as well, under this name; the run's own model is gone afterwards.
+        quantise: also evaluates the merged model in this quantisation, under its name; consumes the run's own model.
 
     Raises:
         UserError: no row of the data has a trained token, the run held nothing out, or its base is quantised already.
@@ -113,7 +113,7 @@ def measure(
 
 
 def _original(tuned: TunedRun, data: str | None, form: str, base: Path, report: Report | None) -> MeasuredLoss:
-    """The model as it came, with its own tokenizer."""
+    """Evaluates the model as published, with its own tokenizer."""
     job = tuned.job
     assert job.model is not None
     model = job.model.model_copy(update={"tokenizer": None, "special_tokens": None, "stop": None})
@@ -125,7 +125,7 @@ def _original(tuned: TunedRun, data: str | None, form: str, base: Path, report: 
 
 
 def untuned_model(tuned: TunedRun, base: Path) -> nn.Module:
-    """The model of a run as it was before its first step."""
+    """Returns the model of a run before its first step."""
     stop_id = tuned.tokenizer.eos_token_id
     with arithmetic_of(tuned.device):
         return build_model(tuned.job, base, tuned.device, stop_id=stop_id).eval()
@@ -144,7 +144,7 @@ def _documents(
 
 
 def source_like(tuned: TunedRun, data: str, form: str) -> ResolvedSource:
-    """A source that is read as the first one of a run's job."""
+    """Returns a source that is read with the settings of the run's first source."""
     like = tuned.job.data[0]
     return ResolvedSource(
         path=data,

@@ -1,4 +1,4 @@
-"""What else happens in a step: rehearsed faults, the warm-up of new embedding rows, a record for TensorBoard."""
+"""Hooks into the training step: injected faults, the warm-up of new embedding rows, a TensorBoard log."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from stoker.train.task import Part
 
 @dataclass(frozen=True)
 class Hook:
-    """Functions that the loop calls in every step. Of several hooks the first is called first.
+    """Callbacks that the loop calls in every step, in the order of its hooks.
 
     Attributes:
-        before_passes: takes the step, once its samples are there. Its time counts as this process' own.
-        after_passes: takes the step and the summed loss of this process; returns the loss to go on with. Gradients
-            are not clipped yet.
-        after_optimizer: takes the learning rate, and whether the optimizer took the step; it leaves out one whose
-            numbers are not finite.
-        after_step: takes what was measured.
-        after_run: called once no step follows, in a run that ends or pauses without an error.
-        coming: takes what this process gets in the next step, before the passes of this one, unless this is the last.
-            Batches are laid out one step earlier for it. Every process calls it in the same steps, so it may be a
-            collective. None where nobody asks.
+        before_passes: takes the step, once its samples are loaded. Its time counts as this process' own.
+        after_passes: takes the step and this process' summed loss; returns the loss to use. Gradients are not clipped
+            yet.
+        after_optimizer: takes the learning rate, and whether the optimizer took the step; it skips steps with numbers
+            that are not finite.
+        after_step: takes the step's metrics.
+        after_run: called after the last step of a run that ends or pauses without an error.
+        coming: takes this process' parts of the next step, before the passes of the current one; not called in the last
+            step. Batches are laid out one step earlier for it. Every process calls it in the same steps, so it may be a
+            collective. None where it is not needed.
     """
 
     before_passes: Callable[[int], None] = lambda _step: None

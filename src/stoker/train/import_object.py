@@ -1,4 +1,4 @@
-"""``package.module:name`` -> the object, with an error for people when there is no such thing."""
+"""Import of ``package.module:name``, with an error for people when it does not exist."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from stoker.job.load_job import LoadedJob
 
 
 def import_path(path: str, key: str, loaded: LoadedJob) -> Any:
-    """The callable at an import path; the current folder is looked in as well.
+    """Returns the callable at an import path; the current folder is searched too.
 
     Raises:
-        UserError: with the place of the key in the job.
+        UserError: nothing callable is there; it names the key's place in the job.
     """
     module_name, colon, name = path.partition(":")
     if not colon or not name:

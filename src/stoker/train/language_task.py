@@ -1,4 +1,4 @@
-"""Samples of a language model: the sequences of a corpus. What is learnt of them is the task's objective."""
+"""Language-model task: samples are the sequences of a corpus, and the loss is the task's objective."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from stoker.train.engine import Engine
 
 HOST = torch.device("cpu")
-EVALUATION_TOKENS = 4096  # of a held-out forward pass: no activations are kept, so this is small
+EVALUATION_TOKENS = 4096  # per held-out forward pass: no activations are kept, so this is small
 
 
 class LanguageTask:
-    """Samples are the corpus' sequences.
+    """A task whose samples are the corpus' sequences.
 
-    Without a corpus, only given documents can be evaluated.
+    Without a corpus it can only evaluate given documents.
     """
 
     unit = "token"
@@ -56,10 +56,10 @@ class LanguageTask:
         """
         Args:
             model: holds the parameters, with its adapters around it.
-            root: gives the loss, where it is not the language model itself that does.
-            objective: what that loss is.
-            extras: what is added to the inputs.
-            together: sequences of a row of the data, which stay in one forward pass.
+            root: computes the loss, where the language model itself does not.
+            objective: the loss function on hidden states.
+            extras: adds inputs beside tokens.
+            together: sequences of one data row, which stay in one forward pass.
         """
         self.model, self.language = model, language
         self.target, self.perplexity, self.together = spec.target, spec.perplexity, together
@@ -81,7 +81,7 @@ class LanguageTask:
     def parts(self, first: int, last: int) -> list[Part]:
         documents = [document for index in range(first, last) for document in self.corpus.sequences[index]]
         following = self.corpus.sequences[last][0] if documents and self._extras.needs_following else None
-        # Evaluation may go on meanwhile: whether the model is training now does not count.
+        # Evaluation may run meanwhile, so the model's current mode does not matter.
         return self.lay_out(documents, HOST, share=not has_dropout(self.language.model), following=following)
 
     def lay_out(
@@ -92,7 +92,7 @@ class LanguageTask:
         share: bool | None = None,
         following: Document | None = None,
     ) -> list[Part]:
-        """Documents as forward passes, on the model's device by default; see `LanguageModel.lay_out`.
+        """Lays documents out as forward passes, on the model's device by default; see `LanguageModel.lay_out`.
 
         Args:
             following: the document after the last one.
@@ -153,7 +153,7 @@ class LanguageTask:
         yield from self.evaluation_parts(self.corpus.evaluation_documents())
 
     def evaluation_parts(self, documents: Sequence[Document]) -> Iterator[Part]:
-        """Held-out documents in forward passes of about ``evaluation_tokens``."""
+        """Groups held-out documents into forward passes of about ``evaluation_tokens``."""
         group: list[Document] = []
         for first in range(0, len(documents), self.together):
             unit = documents[first : first + self.together]

@@ -1,7 +1,7 @@
-"""What a stage's run was made from, so that a change restarts the stages that depend on it and no others.
+"""Lineage of a stage's run, so that a change restarts only the stages that depend on it.
 
-``lineage.json`` in the run's folder holds the job as it was written, with its defaults, and the content of what it
-reads: the data, the model, files that its task's block names, and the weights of earlier stages.
+``lineage.json`` in the run's folder holds the job as written, with its defaults, and digests of what it reads: the
+data, the model, files named in its task's block, and the weights of earlier stages.
 """
 
 from __future__ import annotations
@@ -34,29 +34,28 @@ LENGTHS = ("steps", "epochs")
 
 @dataclass(frozen=True)
 class Lineage:
-    """What a run is made from.
+    """The inputs of a run.
 
     Attributes:
         job: leaves of the resolved job by dotted key, without those that name an earlier stage.
-        inputs: digest of the content by what it is: ``data rows.jsonl``, ``model``, ``stage sft``.
+        inputs: content digests by input: ``data rows.jsonl``, ``model``, ``stage sft``.
     """
 
     job: Mapping[str, Any]
     inputs: Mapping[str, str]
 
     def as_json(self) -> dict[str, Any]:
-        """As `read_lineage` reads it."""
+        """Returns the form that `read_lineage` reads."""
         return {"job": dict(self.job), "inputs": dict(self.inputs)}
 
 
 @dataclass(frozen=True)
 class Standing:
-    """What there is of a stage already, and what is to be done.
+    """State of a stage's run, which decides what is done with it.
 
     Attributes:
-        state: ``none`` (it begins), ``begun`` (it goes on), ``done`` (nothing is to be done), ``changed`` (it starts
-            over).
-        why: what has changed, in the words of an error.
+        state: ``none`` (start it), ``begun`` (resume it), ``done`` (skip it), ``changed`` (start it over).
+        why: descriptions of what has changed, for an error.
     """
 
     state: Literal["none", "begun", "done", "changed"]
@@ -64,14 +63,14 @@ class Standing:
 
 
 def lineage_of(stage: Stage, loaded: LoadedJob, weights: Mapping[str, str], base: Path) -> Lineage:
-    """The lineage that a stage's run would have now.
+    """Returns the lineage that a stage's run would have now.
 
     Args:
         loaded: the stage's job.
-        weights: digests of the stages that it names, by name; see `weights_digest`.
+        weights: digests of the earlier stages that it uses, by name; see `weights_digest`.
 
     Raises:
-        UserError: a source or the model is not there.
+        UserError: a source or the model does not exist.
     """
     job = loaded.job
     job_leaves = {key: value for key, value in flat(job.model_dump(mode="json")).items() if not _is_link(key, stage)}
@@ -88,12 +87,12 @@ def lineage_of(stage: Stage, loaded: LoadedJob, weights: Mapping[str, str], base
 
 
 def _is_link(key: str, stage: Stage) -> bool:
-    """Whether a key holds the path of an earlier stage, whose content counts instead."""
+    """Returns whether a key holds the path of an earlier stage, whose content is compared instead."""
     return any(key == ("model.name" if link == "model.from" else link) for link in stage.needs)
 
 
 def standing_of(folder: RunFolder, now: Lineage) -> Standing:
-    """What there is of a stage in its folder."""
+    """Returns the state of a stage from its folder."""
     if not folder.events.is_file() and not folder.job.is_file():
         return Standing("none")
     before = read_lineage(folder)
@@ -117,7 +116,7 @@ def standing_of(folder: RunFolder, now: Lineage) -> Standing:
 
 
 def read_lineage(folder: RunFolder) -> Lineage | None:
-    """The lineage that a run's folder records; None where it has none that can be read."""
+    """Reads the lineage from a run's folder; None where there is none that can be read."""
     try:
         values = json.loads(read_file(folder.lineage))
         return Lineage(dict(values["job"]), dict(values["inputs"]))
@@ -126,10 +125,10 @@ def read_lineage(folder: RunFolder) -> Lineage | None:
 
 
 def weights_digest(run: str, base: Path) -> str:
-    """64 hexadecimal digits that change with the content of a run's last checkpoint.
+    """Returns 64 hexadecimal digits that change with the content of a run's last checkpoint.
 
     Raises:
-        UserError: there is no such run, or it has no checkpoint.
+        UserError: the run does not exist, or it has no checkpoint.
     """
     folder = RunFolder(base / run)
     job = load_job(folder.job).job
@@ -146,7 +145,7 @@ def weights_digest(run: str, base: Path) -> str:
 
 
 def _digest_of_model(name: str, base: Path) -> str:
-    """The content of a model's files; of a hub id and a model from scratch, its name."""
+    """Digests the content of a model's files; for a hub id or a model from scratch, returns its name."""
     source = located(name, base)
     if source.kind in ("hub", "scratch"):
         return f"{source.kind} {source.where}"
@@ -163,7 +162,7 @@ def _digest(files: list[Path]) -> str:
 
 
 def _named_files(loaded: LoadedJob, base: Path) -> Iterator[Path]:
-    """Files below ``base`` that the task's block names: ``json_schema:form.json``, ``python:rewards:score``."""
+    """Yields files below ``base`` that the task's block names: ``json_schema:form.json``, ``python:rewards:score``."""
     block = getattr(loaded.job, task_of(loaded.job).name, None)
     for path, value in leaves(block) if block is not None else ():
         if any(f"{loaded.job.task}.{path[-1]}" == key for key in STAGE_KEYS):

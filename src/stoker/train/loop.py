@@ -47,10 +47,10 @@ Replan = Callable[[Progress], tuple[RunSchedule, Schedule]]
 
 @dataclass(frozen=True)
 class LoopOutcome:
-    """How a run ended: ``done``, ``stopped`` or ``paused`` (others go on at once), and where.
+    """The end of a run: its state (``done``, ``stopped`` or ``paused``, which other processes resume at once) and step.
 
     Attributes:
-        cached: what the node cache did for all processes; empty where the job has no URL.
+        cached: node-cache counters over all processes; empty where the job has no URL.
     """
 
     state: str
@@ -94,7 +94,7 @@ class Loop:
         self.derive_plan()
         scaler = torch.amp.GradScaler(device.type, enabled=device.precision == "fp16")
         self.state = TrainingState(task.model, optimizer, scaler, pieces, aliases, further, island)
-        # A run that ends with a step that is not finite need not put its buffers back.
+        # A run that stops at a step that is not finite need not restore its buffers.
         buffers = [] if faults.not_finite == "stop" else list(saved_buffers(task.model).values())
         self.batches = Batches(task, engine, device.torch, batch=self.plan.batch, micro_batch=self.plan.micro_batch)
         self.stepper = Stepper(
@@ -111,7 +111,7 @@ class Loop:
         self.heart = heart
         self.metrics = MetricsLog(folder, device)
         self.stop = StopRequest(faults=faults, heart=heart, display=display)
-        self._stop = False  # whether any process got a signal
+        self._stop = False  # whether any process received a signal
         self.resumed_from: Where | None = None
 
     def derive_plan(self) -> tuple[RunSchedule, Schedule]:
@@ -121,9 +121,9 @@ class Loop:
         return self.plan, self.schedule
 
     def resume(self) -> int:
-        """Restores the newest state, from memory or from the disk; returns its step, 0 where there is none.
+        """Restores the newest state, from memory or from disk; returns its step, 0 where there is none.
 
-        A damaged checkpoint is put aside, and the one before it is restored.
+        A damaged checkpoint is set aside, and the one before it is restored.
 
         Raises:
             RunFailed: none of the checkpoints can be read, or all have been removed.
@@ -135,13 +135,13 @@ class Loop:
         return 0
 
     def save_what_was_kept(self) -> None:
-        """Writes a state that was restored from memory to the disk."""
+        """Writes a state that was restored from memory to disk."""
         if self.resumed_from == "memory":
             with self.saver:
                 self.saver.finish(self._state(), self._keep())
 
     def _restore(self, before: int | None = None) -> bool:
-        """Restores the newest state before a step; returns whether there was one."""
+        """Restores the newest state, or the newest before a step; returns whether there was one."""
         restored = self.saver.restore_newest(self.state.places, before=before)
         if restored is None:
             return False
@@ -192,7 +192,7 @@ class Loop:
         return LoopOutcome(state, self.progress.step, self.stop.signal, evaluation, first, cached)
 
     def _step(self, step: int) -> StepMetrics | None:
-        """One step; None where it went wrong and training went back to an earlier state."""
+        """Takes one step; returns None where it went wrong and an earlier state was restored."""
         result = self._take(step)
         answer = self.anomalies.answer(result, self.progress.recent)
         if answer == "again":  # the weights have not changed: are the samples bad, or was it a transient fault?
@@ -231,7 +231,7 @@ class Loop:
             self.display.note(f"step {step}: {what}")
 
     def _span(self, first: int) -> Span:
-        """The samples of the step that begins at ``first``, or after it where samples are skipped."""
+        """Returns the samples of the step that begins at ``first``, or after it where samples are skipped."""
         first, last = next_span(first, self.plan.batch, self.progress.skipped)
         return first, min(last, self.plan.samples)
 
@@ -249,8 +249,9 @@ class Loop:
     def _go_back(self, result: StepResult) -> None:
         """Restores the newest state before a step that went wrong; its samples are skipped from then on.
 
-        If that does not help, the next time it goes back further and skips all samples since. Where there is no state,
-        the weights are kept: no such step has changed them.
+        If that does not help, the next rollback goes further back and skips all samples since. Without a state the
+        current
+        weights are kept, as no such step has changed them.
         """
         begin = time.perf_counter()
         why, before = self.anomalies.why(result, self.progress.recent), self.anomalies.goes_back_before(result.step)
@@ -324,7 +325,7 @@ class Loop:
         self.metrics.flush()
 
     def _state(self) -> State:
-        """What a checkpoint is made of."""
+        """Returns the state that a checkpoint saves."""
         return self.state.now(self.progress, self.saver.is_whole)
 
     def _keep(self) -> Keep:

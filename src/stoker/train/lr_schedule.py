@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step."""
+"""Learning rate as a pure function of the step."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ WSD_DECAY = 0.2  # the last fifth; Hägele et al. (2024) find 10-20 % enough
 
 @dataclass(frozen=True)
 class Schedule:
-    """Linear warm-up, then the shape.
+    """Linear warm-up, then one of the shapes.
 
     Attributes:
         peak: the learning rate after the warm-up.
         steps: all steps of the run.
         warmup: steps of the warm-up.
         shape: ``linear``, ``cosine``, ``wsd`` or ``constant``.
-        floor: where it ends, as a fraction of the peak.
+        floor: the final learning rate as a fraction of the peak.
     """
 
     peak: float
@@ -27,7 +27,7 @@ class Schedule:
     floor: float = 0.0
 
     def lr(self, step: int) -> float:
-        """The learning rate of optimizer step ``step``, counted from 1."""
+        """Returns the learning rate of optimizer step ``step``, counted from 1."""
         if step <= self.warmup:
             return self.peak * step / self.warmup
         progress = (step - self.warmup - 1) / max(1, self.steps - self.warmup)  # in [0, 1)
@@ -35,7 +35,7 @@ class Schedule:
 
 
 def warmup_steps(warmup: int | float, steps: int) -> int:
-    """Steps of a warm-up given in steps or as a fraction of all steps."""
+    """Returns the steps of a warm-up given in steps or as a fraction of all steps."""
     return warmup if isinstance(warmup, int) else round(warmup * steps)
 
 
@@ -49,12 +49,12 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class TwoStages(Schedule):
-    """The learning rate with an embedding warm-up in front (`stoker.train.embedding_warmup`).
+    """Learning rate with an embedding warm-up stage in front (`stoker.train.embedding_warmup`).
 
-    It warms up as the rest does, then stays at the peak.
+    The first stage warms up as the rest does, then stays at the peak.
 
     Attributes:
-        steps: of the rest.
+        steps: steps of the rest.
         first: steps of the first stage.
     """
 

@@ -1,4 +1,4 @@
-"""The metrics of a run's steps, which its first process writes."""
+"""Metrics of a run's steps, written by its first process."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from stoker.train.step import StepResult
 
 
 class MetricsLog:
-    """Makes the metrics of each step and, between `open` and `close`, appends them to ``metrics.jsonl``."""
+    """Computes the metrics of each step and, between `open` and `close`, appends them to ``metrics.jsonl``."""
 
     def __init__(self, folder: RunFolder, device: Device) -> None:
         self._folder, self._device = folder, device
         self._writer: MetricsWriter | None = None
         self._effective: Running | None = None
-        self.cache: RunCacheStats | None = None  # from the start of the loop on
+        self.cache: RunCacheStats | None = None  # set when the loop starts
 
     def open(self) -> None:
-        """Begins to write."""
+        """Starts writing."""
         self._writer, self._effective = MetricsWriter(self._folder), Running(self._folder)
 
     def add(self, result: StepResult, *, samples: int, stall: float, left_out: bool) -> StepMetrics:
-        """The metrics of a step, written where this process writes them.
+        """Returns the metrics of a step, and writes them in the process that writes.
 
         Args:
-            samples: consumed so far.
-            stall: seconds that training waited for checkpoints since the step before.
+            samples: samples consumed so far.
+            stall: seconds that training waited for checkpoints since the previous step.
         """
         productive = 0.0 if left_out else result.seconds - result.data_seconds
         metrics = StepMetrics(
@@ -54,18 +54,18 @@ class MetricsLog:
         return metrics
 
     def flush(self) -> None:
-        """Puts everything on the disk, so that a checkpoint never outlives the metrics before it."""
+        """Flushes everything to disk, so that a checkpoint never outlives the metrics before it."""
         if self._writer is not None:
             self._writer.flush()
 
     def go_back(self, step: int) -> None:
-        """Moves the metrics of the steps after ``step``, which are taken again, out of the file."""
+        """Moves the metrics of the steps after ``step``, which are repeated, out of the file."""
         if self._writer is not None:
             self._writer.close()
             self._folder.forget_after(step)
             self.open()
 
     def close(self) -> None:
-        """Ends writing."""
+        """Stops writing."""
         if self._writer is not None:
             self._writer.close()

@@ -1,4 +1,4 @@
-"""Prompts with the answers of other prompts, by which KTO estimates how far a policy is from its reference."""
+"""Prompts paired with the answers of other prompts, by which KTO estimates the KL divergence from the reference."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from stoker.data.token_cache import Row
 
 
 def mismatched(documents: Sequence[Document], following: Document) -> list[Document]:
-    """Each document's prompt with the answer of the next one; ``following`` comes after the last one.
+    """Pairs each document's prompt with the answer of the next one; ``following`` comes after the last document.
 
-    An answer begins at the first trained token. What is longer than both documents is cut.
+    An answer begins at the first trained token. A pair longer than both its documents is cut.
     """
     return [_joined(one, other) for one, other in pairwise([*documents, following])]
 
@@ -28,5 +28,7 @@ def _joined(one: Document, other: Document) -> Document:
 
 
 def _answer_of(document: Document) -> int:
-    """Where its answer begins; the first token is always the prompt's, as nothing predicts it."""
+    """Returns the index of the first answer token, at least 1: the first token belongs to the prompt, as nothing
+    predicts it.
+    """
     return max(1, int(np.flatnonzero(document.row.trained)[0])) if document.row.trained.any() else 1

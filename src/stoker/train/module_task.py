@@ -1,4 +1,4 @@
-"""``module``: any torch.nn.Module with a loss and a dataset."""
+"""Task ``module``: any torch.nn.Module with a loss and a dataset."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
     from stoker.runs.run_folder import RunFolder
     from stoker.train.engine import Engine
 
-EVALUATION_SAMPLES = 256  # of a held-out forward pass
+EVALUATION_SAMPLES = 256  # per held-out forward pass
 
 LossFunction = Callable[[Any, Any], Tensor]
 """loss(outputs, targets) -> the mean over the samples."""
 
 
 class ModuleTask:
-    """Samples are the dataset's (inputs, targets) pairs, in another order each epoch; a target is a sample.
+    """Task whose samples are the dataset's (inputs, targets) pairs, in a new order each epoch; a target is a sample.
 
     Args:
         model: outputs = model(inputs).
         loss: loss(outputs, targets), the mean over the samples.
         data: a map-style dataset of (inputs, targets), or a tuple of tensors, sample by sample.
-        evaluation: the same, held out.
-        seed: of the order.
-        device: where the model lies.
-        dtype: of the samples' tensors of floating point; None for as they are.
+        evaluation: the held-out data, in the same form.
+        seed: seed of the order.
+        device: the model's device.
+        dtype: dtype for floating-point tensors of the samples; None leaves them unchanged.
     """
 
     unit = target = "sample"
@@ -61,10 +61,10 @@ class ModuleTask:
         dtype: torch.dtype | None = None,
     ) -> None:
         self.model, self.loss_function, self.seed, self.device, self.dtype = model, loss, seed, device, dtype
-        self.root: Callable[[Any], Any] = model  # what a layout has put around the model, if anything
+        self.root: Callable[[Any], Any] = model  # the model, or a layout's wrapper around it
         self.data = as_dataset(data, "data")
         self.held_out = as_dataset(evaluation, "evaluate") if evaluation is not None else None
-        self.lays_out_ahead = type(self.data) is TensorDataset  # others may draw random numbers
+        self.lays_out_ahead = type(self.data) is TensorDataset  # other datasets may draw random numbers
 
     def epoch_samples(self, epochs: float) -> int:
         return int(len(self.data) * epochs + 1e-9)  # type: ignore[arg-type]
@@ -104,7 +104,7 @@ class ModuleTask:
         return parts
 
     def begin(self, engine: Engine, folder: RunFolder, optimizer: Optimizer) -> None:
-        """Nothing is needed beforehand."""
+        """Needs no preparation."""
 
     def evaluate(self, engine: Engine) -> Evaluation | None:
         return evaluate(self, engine)
@@ -134,10 +134,10 @@ class ModuleTask:
 
 
 def as_dataset(data: Any, name: str) -> Dataset:
-    """A map-style dataset of (inputs, targets).
+    """Returns a map-style dataset of (inputs, targets).
 
     Raises:
-        UserError: it is neither one nor a tuple of tensors, or it is empty.
+        UserError: the data is neither a dataset nor a tuple of tensors, or it is empty.
     """
     if isinstance(data, tuple) and data and all(isinstance(t, Tensor) for t in data):
         data = TensorDataset(*data)
@@ -153,7 +153,7 @@ def as_dataset(data: Any, name: str) -> Dataset:
 
 
 def fingerprint_of(data: Dataset) -> str:
-    """What tells a dataset from another without reading it: its size, and its content if it is tensors."""
+    """Returns a fingerprint of a dataset without reading it: its size, and its content if it consists of tensors."""
     size = f"{len(data)} samples"  # type: ignore[arg-type]
     if not isinstance(data, TensorDataset):
         return size
@@ -165,7 +165,7 @@ def fingerprint_of(data: Dataset) -> str:
 
 
 def _correct(outputs: Any, targets: Any) -> Tensor | None:
-    """How many samples were classified right, where outputs and targets are those of a classification."""
+    """Counts the samples classified right; None where outputs and targets are not those of a classification."""
     classified = isinstance(outputs, Tensor) and isinstance(targets, Tensor) and outputs.dim() == 2
     if not classified or targets.dim() != 1 or targets.is_floating_point():
         return None

@@ -1,6 +1,6 @@
-"""Muon: momentum whose update of each matrix is orthogonalised (Jordan et al., 2024).
+"""Muon: momentum with an orthogonalised update of each matrix (Jordan et al., 2024).
 
-Shapes: R rows, C columns of a matrix; E experts, whose matrices lie in one tensor.
+Shapes: R rows and C columns of a matrix; E experts, whose matrices are stacked in one tensor.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from stoker.errors import Problem, UserError
 from stoker.parallel.offload import Groups
 
 MOMENTUM = 0.95
-RMS = 0.2  # of an update's entries, as AdamW's have it: its learning rate serves (Liu et al., 2025, arXiv:2502.16982)
-COEFFICIENTS = (3.4445, -4.775, 2.0315)  # of the quintic whose slope at zero is largest
+RMS = 0.2  # of an update's entries, as AdamW's: its learning rate fits (Liu et al., 2025, arXiv:2502.16982)
+COEFFICIENTS = (3.4445, -4.775, 2.0315)  # of the quintic with the largest slope at zero
 STEPS, EPS = 5, 1e-7
 
 
@@ -33,7 +33,7 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One step. Parameters without a gradient do not change."""
+        """Takes one step. Parameters without a gradient do not change."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -51,11 +51,11 @@ class Muon(Optimizer):
 
 
 class MuonWithAdamW(Optimizer):
-    """Muon for some groups and another optimizer for the others, as one.
+    """Muon for some groups and another optimizer for the others, in one optimizer.
 
     Args:
-        muon: of the matrices.
-        others: of all else.
+        muon: steps the matrices.
+        others: steps all other parameters.
     """
 
     def __init__(self, muon: Muon, others: Optimizer) -> None:
@@ -67,21 +67,21 @@ class MuonWithAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One step of both."""
+        """Takes one step of both optimizers."""
         for part in self._parts:
             part.step()
 
 
 def matrices_of(model: nn.Module) -> set[int]:
-    """The `id` of each weight that Muon is for: the matrices in lists of blocks, experts' among them.
+    """Returns the `id` of each weight that Muon steps: the matrices in lists of blocks, including experts.
 
-    Embeddings, heads, norms and biases are not: their rows or entries stand for themselves.
+    Embeddings, heads, norms and biases are left out: their rows or entries are independent of each other.
 
     Args:
-        model: or a list of the stages that a process of a pipeline has.
+        model: a model, or the list of stages of a pipeline process.
 
     Raises:
-        UserError: it has no such weights that are trained.
+        UserError: the model trains no such weights.
     """
     found = {
         id(parameter)
@@ -100,11 +100,11 @@ def matrices_of(model: nn.Module) -> set[int]:
 
 
 def orthogonalised(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """About U V^T where x = U S V^T, by five Newton-Schulz iterations: singular values become 0.7 to 1.2.
+    """Approximates U V^T where x = U S V^T, by five Newton-Schulz iterations: singular values become 0.7 to 1.2.
 
     Args:
         x: shape (..., R, C).
-        dtype: in which it is computed.
+        dtype: dtype of the computation.
     """
     a, b, c = COEFFICIENTS
     tall = x.shape[-2] > x.shape[-1]
@@ -117,7 +117,7 @@ def orthogonalised(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _whole_update(update: Tensor) -> Tensor:
-    """Orthogonalises a matrix, of which each process may have a shard."""
+    """Orthogonalises a matrix that may be sharded over processes."""
     if not isinstance(update, DTensor):
         return orthogonalised(update, _arithmetic(update)).to(update.dtype)
     whole = update.full_tensor()
@@ -127,5 +127,5 @@ def _whole_update(update: Tensor) -> Tensor:
 
 
 def _arithmetic(x: Tensor) -> torch.dtype:
-    """bfloat16 is enough, and fast on a GPU."""
+    """Returns the dtype of the iterations: bfloat16 on a GPU, where it is accurate enough and fast."""
     return torch.bfloat16 if x.device.type == "cuda" and x.dtype == torch.float32 else x.dtype

@@ -1,4 +1,4 @@
-"""The optimizer: torch's own or Muon, with weight decay on matrices only."""
+"""Optimizers: torch's own or Muon, with weight decay on matrices only."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from stoker.train.eight_bit_states import EightBitMoments
 from stoker.train.low_precision_adamw import HeldMoments, LowPrecisionAdamW
 from stoker.train.muon import Muon, MuonWithAdamW, matrices_of
 
-# Tensors as large as a parameter that an optimizer keeps, at most; adafactor's are small.
+# Most tensors of a parameter's size that an optimizer keeps; adafactor's states are small.
 MOMENTS = {"adamw": 2, "muon": 2, "sgd": 1, "adafactor": 0}
 HELD: dict[str, HeldMoments] = {"bf16": Bf16Moments(), "8bit": EightBitMoments()}
-SECOND = (".lora_B.", ".lora_embedding_B.")  # in the names of the second LoRA matrices
+SECOND = (".lora_B.", ".lora_embedding_B.")  # name parts of the second LoRA matrices
 
 
 def build_optimizer(
@@ -37,15 +37,15 @@ def build_optimizer(
     loraplus_ratio: float = 1.0,
     critic_ratio: float = 1.0,
 ) -> Optimizer:
-    """The job's optimizer over the trained parameters.
+    """Builds the job's optimizer over the trained parameters.
 
     Biases and norm weights (fewer than two dimensions) are not decayed, as in GPT-3 (Brown et al., 2020).
 
     Args:
-        on_host: whether its states lie in the host's memory and it steps there.
-        loraplus_ratio: how many times as fast the second LoRA matrices learn (LoRA+: Hayou et al., 2024). Each
-            group says its own as ``lr_ratio``.
-        critic_ratio: how many times as fast a critic learns that is a model of its own.
+        on_host: whether the states and the step are in host memory.
+        loraplus_ratio: learning rate of the second LoRA matrices over that of the first (LoRA+: Hayou et al., 2024).
+            Each group stores its ratio as ``lr_ratio``.
+        critic_ratio: factor of the learning rate of a critic that is a separate model.
     """
     kinds: dict[tuple[float, float], list[nn.Parameter]] = {(train.weight_decay, 1.0): [], (0.0, 1.0): []}
     for name, parameter in trainable(model).items():
@@ -56,7 +56,7 @@ def build_optimizer(
     groups: Groups = [
         {"params": parameters, "weight_decay": decay, "lr_ratio": ratio}
         for (decay, ratio), parameters in kinds.items()
-        if parameters or not any(kinds.values())  # a stage of a pipeline may have nothing that is trained
+        if parameters or not any(kinds.values())  # a pipeline stage may have no trained parameters
     ]
     if train.optimizer == "muon":
         groups = _by_kind(groups, matrices_of(model))
@@ -65,7 +65,7 @@ def build_optimizer(
 
 
 def _by_kind(groups: Groups, matrices: set[int]) -> Groups:
-    """Each group in two: the matrices that Muon steps, and the rest. There is at least one group of each kind."""
+    """Splits each group into Muon's matrices and the rest. There is at least one group of each kind."""
     split: Groups = []
     for own in (True, False):
         halves = [
@@ -77,7 +77,7 @@ def _by_kind(groups: Groups, matrices: set[int]) -> Groups:
 
 
 def set_rate(groups: Groups, lr: float) -> None:
-    """Gives each group of an optimizer its learning rate, by the base rate."""
+    """Sets each group's learning rate from the base rate."""
     for group in groups:
         group["lr"] = lr * group["lr_ratio"]
 
@@ -108,11 +108,10 @@ def held_moments(
     pieces: Mapping[str, Piece] = NONE,
     aliases: Mapping[str, str] = NONE,
 ) -> dict[str, list[Chunk]]:
-    """What this process holds of the optimizer's state, as checkpoints name it (``optimizer/<parameter>/<moment>``).
+    """Returns this process' part of the optimizer's state, by checkpoint name (``optimizer/<parameter>/<moment>``).
 
-    A moment of the parameter's shape, or with one number for several entries of a row, is cut as the parameter is; all
-    else (step counters) is whole.
-    For ``pieces`` and ``aliases`` see `stoker.checkpoint.run_weights.stepped`.
+    A moment of the parameter's shape, or with one number for several entries of a row, is sharded as the parameter is;
+    other state (step counters) is whole. For ``pieces`` and ``aliases`` see `stoker.checkpoint.run_weights.stepped`.
     """
     held: dict[str, list[Chunk]] = defaultdict(list)
     known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -134,13 +133,13 @@ def empty_moments(
     pieces: Mapping[str, Piece] = NONE,
     aliases: Mapping[str, str] = NONE,
 ) -> dict[str, list[Chunk]]:
-    """Makes room in a fresh optimizer for the state that a checkpoint has, to be filled by `Store.restore`.
+    """Allocates a checkpoint's state in a fresh optimizer, to be filled by `Store.restore`.
 
     Args:
-        saved: what the checkpoint holds.
+        saved: entries of the checkpoint.
 
     Raises:
-        UserError: moments were quantised in blocks that this layout's tensor parallelism would cut.
+        UserError: moments were quantised in blocks that this layout's tensor parallelism would split.
     """
     moments: dict[str, dict[str, Saved]] = defaultdict(dict)
     for key, entry in saved.items():
@@ -159,7 +158,7 @@ def _room(name: str, parameter: Tensor, piece: Piece | None, entry: Saved, *, fu
     """Memory for what a process holds of a saved moment."""
     entries = _entries_a_number(entry.shape, tuple(parameter.shape) if piece is None else piece.shape)
     if entries is None:
-        # Step counters stay on the CPU, but those of a fused optimizer lie beside the parameters.
+        # Step counters stay on the CPU, but a fused optimizer keeps them on the parameters' device.
         device = parameter.device if entry.shape or fused else "cpu"
         return torch.empty(entry.shape, dtype=entry.dtype, device=device)
     if entries > 1 and parameter.shape[-1] % entries:

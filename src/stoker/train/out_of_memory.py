@@ -1,4 +1,4 @@
-"""Running out of a GPU's memory, in words: the moment, what grew, and the smallest change that fits."""
+"""Reports of GPU out-of-memory errors: the phase, the memory that grew, and the smallest change that fits."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ MOMENTS = {
     "data": "as a batch was laid out",
     "optimizer": "in the optimizer's step",
 }
-MARGIN = 0.1  # of what is no training state: by so much a change has to lower the prediction
+MARGIN = 0.1  # share of the non-state memory by which a change must lower the prediction
 
 
 @contextmanager
 def memory_errors_told(
     prepared: Prepared, optimizer: Optimizer, heart: Heart, predicted: Predicted | None
 ) -> Iterator[None]:
-    """Turns `torch.OutOfMemoryError` into a `CannotRun` with its moment, what grew, and a change that fits."""
+    """Turns `torch.OutOfMemoryError` into a `CannotRun` with the phase, what grew, and a change that fits."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -50,9 +50,9 @@ def memory_errors_told(
 
 
 def smallest_change(prepared: Prepared, predicted: Predicted | None) -> str:
-    """The first of some changes to the job that lowers the predicted memory enough; each costs more time than the last.
+    """Returns the first change to the job that lowers the predicted memory enough; the cheapest in time come first.
 
-    Enough is the device's memory, or the prediction where that fitted already, less a margin.
+    The limit is the device's memory, or the prediction where that fitted already, less a margin.
     """
     job = prepared.job
     if predicted is None:
@@ -71,7 +71,7 @@ def smallest_change(prepared: Prepared, predicted: Predicted | None) -> str:
 
 
 def _changes(job: ResolvedJob) -> Iterator[tuple[str, ResolvedJob]]:
-    """Settings to add to a job, as the command line takes them, and the job with them."""
+    """Yields settings in command-line form, and the job with them applied."""
     size, length = job.train.micro_batch, job.train.seq_len
     for smaller in (n for n in range(size - 1, 0, -1) if size % n == 0):
         yield _changed(job, train={"micro_batch": smaller})
@@ -96,7 +96,7 @@ def _capacity(prepared: Prepared, otherwise: float) -> float:
 
 
 def _moment(phase: str, trace: TracebackType | None) -> str:
-    """The part of the step, from the phase and, within the passes, from the functions that were at work."""
+    """Returns the part of the step, from the phase and, within the passes, from the traceback's functions."""
     if phase != "train":
         return MOMENTS.get(phase, f"in {phase}")
     while trace is not None:
@@ -107,7 +107,7 @@ def _moment(phase: str, trace: TracebackType | None) -> str:
 
 
 def _held(prepared: Prepared, optimizer: Optimizer) -> dict[str, float]:
-    """Bytes by what they are: the training state, and all that is allocated beside it."""
+    """Returns bytes by kind: the training state, and everything else that is allocated."""
     parameters = list(prepared.task.model.parameters())
     states = [x for state in optimizer.state.values() for x in state.values() if isinstance(x, torch.Tensor)]
     held = {
@@ -128,7 +128,7 @@ def _bytes(tensors: list[Any]) -> float:
 
 
 def _grown(held: dict[str, float], predicted: Predicted) -> tuple[str, float]:
-    """The part that exceeds its prediction most, and by how many bytes."""
+    """Returns the part that exceeds its prediction most, and by how many bytes."""
     known = {name: predicted.memory.get(name, 0.0) for name in held}
     known["activations and buffers"] = sum(size for name, size in predicted.memory.items() if name not in STATES)
     return max(((name, size - known[name]) for name, size in held.items()), key=lambda grown: grown[1])

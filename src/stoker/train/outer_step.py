@@ -1,11 +1,11 @@
-"""Islands of processes that train by themselves between two synchronisations: local SGD and DiLoCo.
+"""Islands: groups of processes that train independently between two synchronisations (local SGD and DiLoCo).
 
 With the weights w_i of island i and the weights a of the last synchronisation, d = a - mean_i w_i, and
 
     average (Stich, 2019)              a <- a - d
     nesterov (Douillard et al., 2023)  m <- momentum m + d;  a <- a - lr (d + momentum m)
 
-All islands go on from a, each with the moments of its own optimizer. Buffers of floating point become their mean.
+All islands continue from a, each with the moments of its own optimizer. Floating-point buffers become their mean.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from stoker.train.hooks import Hook
 
 
 class OuterStep:
-    """The synchronisation of the islands; `stoker.train.training_state.FurtherState` of what it keeps."""
+    """Synchronisation of the islands; a `stoker.train.training_state.FurtherState` for its weights and momentum."""
 
     def __init__(
         self, model: nn.Module, sync: SyncBlock, mesh: Mesh, pieces: Mapping[str, Piece], aliases: Mapping[str, str]
     ) -> None:
         """
         Args:
-            model: with the weights that all islands begin with.
+            model: a model with the weights that all islands start with.
             pieces, aliases: see `stoker.checkpoint.run_weights.stepped`.
         """
         self._sync, self._group, self._islands = sync, mesh.groups["island"], mesh.layout.islands
         self._model, self._names = model, (pieces, aliases)
         self._kept: dict[str, dict[str, Tensor]] = {}
-        self._begins = False  # whether what was restored had no islands
+        self._begins = False  # whether the restored state had no islands
         for name, parameter, _ in stepped(model, pieces, aliases):
             self._kept[name] = {"weights": parameter.detach().clone()}
             if sync.outer == "nesterov":
                 self._kept[name]["momentum"] = torch.zeros_like(parameter, requires_grad=False)
 
     def hook(self, last: Callable[[], int]) -> Hook:
-        """What the loop calls.
+        """Returns the loop's hook.
 
         Args:
-            last: the run's last step, after which the islands are synchronised in any case.
+            last: returns the run's last step, after which the islands are always synchronised.
         """
 
         def after_step(metrics: StepMetrics) -> None:
@@ -79,7 +79,7 @@ class OuterStep:
             _own(buffer).copy_(mean)
 
     def _means(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The means over the islands."""
+        """Returns the means over the islands."""
         means = [tensor.detach().clone() for tensor in tensors]
         sum_over(self._group, *means)
         return [mean.div_(self._islands) for mean in means]
@@ -107,12 +107,12 @@ class OuterStep:
 
     @torch.no_grad()
     def restored(self) -> None:
-        """The state of a run without islands is that of their last synchronisation."""
+        """Sets the outer state of a run without islands to that of a synchronisation at this point."""
         for name, parameter, _ in stepped(self._model, *self._names) if self._begins else ():
             for kind, tensor in self._kept[name].items():
                 _own(tensor).copy_(_own(parameter)) if kind == "weights" else _own(tensor).zero_()
 
 
 def _own(value: Tensor) -> Tensor:
-    """What this process holds of it."""
+    """Returns this process' shard of a tensor."""
     return value.to_local() if isinstance(value, DTensor) else value

@@ -1,4 +1,4 @@
-"""What the planner says of a run that is about to begin, and what is measured of it: for the run's folder."""
+"""The planner's prediction for a run that is about to start, and its measurement: for the run's folder."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from stoker.runs.plan_comparison import Predicted, PredictionRecord, measured_of
 from stoker.runs.run_folder import RunFolder
 from stoker.train.prepared import Prepared
 
-MICRO_BATCHES, TOKENS = 32, 1 << 20  # that are looked at, whichever is reached first
+MICRO_BATCHES, TOKENS = 32, 1 << 20  # the sample ends at whichever is reached first
 
 
 def predicted_of(prepared: Prepared) -> PredictionRecord:
-    """The prediction of a prepared run; a collective, on rank 0 with the result.
+    """Predicts a prepared run; a collective, whose result is on rank 0.
 
-    An error in it is recorded as the reason for having none, and does not keep the run from training.
+    An error is recorded as the reason for having no prediction; training starts regardless.
     """
     hosts = together(platform.node)
     if rank() != 0:
@@ -55,8 +55,8 @@ def predicted_of(prepared: Prepared) -> PredictionRecord:
 
 
 def predicted_for(prepared: Prepared, processes: int, per_machine: int) -> Predicted:
-    """The prediction for a prepared language task on this number of processes."""
-    from stoker.models.adapters import unwrap  # takes transformers and peft along
+    """Predicts a prepared language task on this number of processes."""
+    from stoker.models.adapters import unwrap  # imports transformers and peft
 
     job = prepared.job
     assert job.model is not None
@@ -102,7 +102,7 @@ def predicted_for(prepared: Prepared, processes: int, per_machine: int) -> Predi
 
 
 def _critic_of(prepared: Prepared, work: TrainingWork) -> TrainingWork | None:
-    """The work of a critic that is a model of its own."""
+    """Returns the work of a critic that is a separate model."""
     language = prepared.task.language
     if language is None or language.critic is None:
         return None
@@ -115,9 +115,9 @@ def _critic_of(prepared: Prepared, work: TrainingWork) -> TrainingWork | None:
 
 
 def _copies(setting: Setting, job: ResolvedJob) -> float:
-    """Bytes of this process' two copies of the training state, which lie in the memory that a processor trains in.
+    """Bytes of this process' two copies of the training state on a CPU, which shares its memory with training.
 
-    They are made where there is room for them, so whether a job fits does not hang on them.
+    The copies are made only where there is room for them, so they do not decide whether a job fits.
     """
     if not (job.checkpoint.background or (job.checkpoint.memory and job.faults.restarts)):
         return 0.0
@@ -126,7 +126,7 @@ def _copies(setting: Setting, job: ResolvedJob) -> float:
 
 @dataclass(frozen=True)
 class _Row:
-    """A row of a micro-batch: its tokens, and what is computed of it, in `stoker.plan.setting.TrainingWork`'s names."""
+    """A micro-batch row: its tokens, and what is computed on it, in `stoker.plan.setting.TrainingWork`'s terms."""
 
     tokens: int
     computed: float
@@ -134,9 +134,9 @@ class _Row:
 
 
 def _fullest_and_usual(prepared: Prepared) -> tuple[_Row, _Row]:
-    """Rows of the fullest forward pass and of a micro-batch on the mean, as the first micro-batches have them.
+    """Returns the row of the fullest forward pass and that of a mean micro-batch, from the first micro-batches.
 
-    Beyond three deviations from the mean no pass is expected, nor beyond the longest row.
+    The fullest pass is capped by the longest row and extrapolated to three standard deviations above the mean.
     """
     train, audit, corpus, language = prepared.job.train, prepared.audit, prepared.corpus, prepared.task.language
     assert audit is not None and corpus is not None and language is not None
@@ -163,10 +163,10 @@ def _fullest_and_usual(prepared: Prepared) -> tuple[_Row, _Row]:
 
 
 def compared(before: PredictionRecord, folder: RunFolder, device: Device, *, resumed: int) -> PredictionRecord:
-    """The prediction beside what was measured since the run began or went on; a collective.
+    """Adds what was measured since the run started or resumed to its prediction; a collective.
 
     Args:
-        resumed: the step that it went on after.
+        resumed: the step that the run resumed after.
     """
     peaks = together(device.peak_memory)
     if rank() != 0:

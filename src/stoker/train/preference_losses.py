@@ -1,6 +1,6 @@
 """The losses of `task: dpo`, as functions of log-probabilities.
 
-Shapes: P pairs, R rows of judged answers. Each loss has one value a pair or a row, in the type of its arguments.
+Shapes: P pairs, R rows of judged answers. Each loss has one value per pair or row, in the dtype of its arguments.
 
 The reward of an answer is ``beta * (log p(answer) - log p_reference(answer))``, up to a constant of its prompt
 (Rafailov et al., 2023, "Direct Preference Optimization", equation 5); without a reference, ``beta * log p(answer)``.
@@ -14,41 +14,41 @@ from torch.nn.functional import logsigmoid, relu
 
 
 def sigmoid(margin_P: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """DPO: -log sigmoid of the rewards' difference (Rafailov et al., 2023, equation 7).
+    """DPO: -log sigmoid of the reward difference (Rafailov et al., 2023, equation 7).
 
     Args:
-        margin_P: reward of the chosen answer less that of the rejected one.
-        label_smoothing: share of the labels that are taken for wrong: conservative DPO (Mitchell, 2023, "A note on DPO
-            with noisy preferences", equation 3).
+        margin_P: reward of the chosen answer minus that of the rejected one.
+        label_smoothing: share of labels assumed wrong: conservative DPO (Mitchell, 2023, "A note on DPO with noisy
+            preferences", equation 3).
     """
     return -(1 - label_smoothing) * logsigmoid(margin_P) - label_smoothing * logsigmoid(-margin_P)
 
 
 def robust(margin_P: Tensor, label_smoothing: float) -> Tensor:
-    """Robust DPO: its mean under labels flipped with this probability is DPO's on clean ones (Chowdhury et al., 2024,
-    "Provably Robust DPO", equation 11).
+    """Robust DPO: under labels flipped with this probability its mean is DPO's loss on clean labels (Chowdhury et al.,
+    2024, "Provably Robust DPO", equation 11).
     """
     clean, flipped = -logsigmoid(margin_P), -logsigmoid(-margin_P)
     return ((1 - label_smoothing) * clean - label_smoothing * flipped) / (1 - 2 * label_smoothing)
 
 
 def hinge(margin_P: Tensor) -> Tensor:
-    """The hinge of the rewards' difference (Zhao et al., 2023, "SLiC-HF", equation 2, on DPO's rewards)."""
+    """Hinge loss of the reward difference (Zhao et al., 2023, "SLiC-HF", equation 2, on DPO's rewards)."""
     return relu(1 - margin_P)
 
 
 def ipo(margin_P: Tensor, beta: float) -> Tensor:
-    """IPO: the difference of the log-ratios is drawn to 1 / (2 beta) (Azar et al., 2023, "A General
-    Theoretical Paradigm", equation 17).
+    """IPO: regresses the difference of the log-ratios to 1 / (2 beta) (Azar et al., 2023, "A General Theoretical
+    Paradigm", equation 17).
 
     Args:
-        margin_P: difference of the rewards, which have the factor beta.
+        margin_P: reward difference, which includes the factor beta.
     """
     return (margin_P / beta - 1 / (2 * beta)) ** 2
 
 
 def simpo(margin_P: Tensor, gamma: float, label_smoothing: float = 0.0) -> Tensor:
-    """SimPO: rewards without a reference, normalised by length, differ by gamma (Meng et al., 2024, equation 6)."""
+    """SimPO: length-normalised rewards without a reference, with a margin of gamma (Meng et al., 2024, equation 6)."""
     return sigmoid(margin_P - gamma, label_smoothing)
 
 
@@ -70,12 +70,12 @@ def _log_odds(log_p: Tensor) -> Tensor:
 
 
 def kto(reward_R: Tensor, good_R: Tensor, kl_R: Tensor, weights: tuple[float, float] = (1.0, 1.0)) -> Tensor:
-    """KTO: the value of good and bad answers by prospect theory (Ethayarajh et al., 2024, "KTO", equation 8).
+    """KTO: prospect-theory value of good and bad answers (Ethayarajh et al., 2024, "KTO", equation 8).
 
     Args:
-        good_R: which answers are good.
-        kl_R: beta times the estimate of the divergence from the reference, without gradient, at least 0.
-        weights: of good answers and of bad ones.
+        good_R: whether each answer is good.
+        kl_R: beta times the estimated KL divergence from the reference, without gradient, at least 0.
+        weights: weight of good answers and of bad ones.
     """
     good, bad = weights
     difference = reward_R - kl_R

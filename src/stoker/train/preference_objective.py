@@ -1,4 +1,4 @@
-"""The objective of `task: dpo`: a loss of the log-probabilities of answers, and what is measured of them.
+"""Objective of `task: dpo`: a loss on the log-probabilities of answers, and its measures.
 
 Shapes: N targets, R rows (answers), P pairs of them, the chosen one first.
 """
@@ -25,26 +25,28 @@ REFERENCE, GOOD, KL = "reference", "good", "kl"  # in `Inputs.given`
 
 
 def answer_scores(hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> tuple[Tensor, Tensor]:
-    """(summed log-probability, trained tokens) of each document, both of shape (R,)."""
+    """Returns (summed log-probability, trained tokens) of each document, both of shape (R,)."""
     log_p_N = head.scores(hidden_ND, inputs.targets).log_probability
     return inputs.sum_by_document(log_p_N), inputs.sum_by_document(torch.ones_like(log_p_N))
 
 
 class PairMeasures(Measures):
-    """Rewards of the chosen and the rejected answers, their difference, and how often it is above 0."""
+    """Rewards of chosen and rejected answers, their difference, and the share of pairs where it is above 0."""
 
     def __init__(self) -> None:
         super().__init__("chosen_reward", "rejected_reward", "margin", "accuracy")
 
 
 class JudgedMeasures(Measures):
-    """The same of answers that are judged one by one: means over the good and over the bad ones."""
+    """Measures of answers judged one by one: mean rewards of the good and of the bad ones."""
 
     def __init__(self) -> None:
         super().__init__("good_reward", "bad_reward", "good", "right", "kl")
 
     def means(self, sums: Sequence[float], targets: int) -> dict[str, float]:
-        """The margin is the difference of the two means; an answer counts as right on its side of the divergence."""
+        """Computes the means; the margin is their difference, and an answer is right if its reward is on the right side
+        of the KL term.
+        """
         of_good, of_bad, good, right, kl = sums
         bad = targets - good
         found = {"accuracy": right / max(1, targets), "kl": kl / max(1, targets)}
@@ -54,7 +56,7 @@ class JudgedMeasures(Measures):
 
 
 class PreferenceObjective:
-    """The loss of a job's block ``dpo``, over pairs or judged answers."""
+    """Loss of a job's ``dpo`` block, over pairs or judged answers."""
 
     def __init__(self, block: ResolvedDpoBlock) -> None:
         self._block = block
@@ -85,7 +87,7 @@ class PreferenceObjective:
         return Loss(inputs.counted_once(loss_P.sum()), inputs.counted_once(right_P.sum()))
 
     def per_token(self, log_p_R: Tensor, tokens_R: Tensor) -> Tensor:
-        """The log-probabilities, divided by length where the job says so."""
+        """Divides log-probabilities by length where the job says so."""
         return log_p_R / tokens_R.clamp(min=1) if self._block.length_normalise else log_p_R
 
     def _of_pairs(self, chosen_P: Tensor, rejected_P: Tensor) -> Tensor:
@@ -102,7 +104,7 @@ class PreferenceObjective:
         return of_margin[block.loss](chosen_P - rejected_P)
 
     def _rounding(self, log_p_R: Tensor) -> Tensor:
-        """Rewards that differ by less are equal: before the first step all would, and rounding would decide."""
+        """Returns the difference below which rewards count as equal: before the first step all are, up to rounding."""
         return self._beta * ROUNDING * torch.finfo(log_p_R.dtype).eps * log_p_R.detach().abs()
 
     def _judged(self, reward_R: Tensor, rounding_R: Tensor, inputs: Inputs) -> Loss:

@@ -1,4 +1,4 @@
-"""Prepares a job's model, its data and its task."""
+"""Preparation of a job's model, data and task."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ def prepare(
     mesh: Mesh | None = None,
     objective: Objective | None = None,
 ) -> Prepared:
-    """Builds model, data and task of a resolved job.
+    """Builds the model, data and task of a resolved job.
 
     Args:
-        mesh: the processes of the job's layout; None for one.
-        objective: of a language model, in the place of the task's.
+        mesh: the processes of the job's layout; None for a single process.
+        objective: replaces the task's objective for a language model.
 
     Raises:
-        UserError: the data does not pass the audit, or the model cannot be loaded or spread as the job says.
+        UserError: the data does not pass the audit, or the model cannot be loaded or sharded as the job says.
     """
     task = task_of(loaded.job)
     device = device_for(loaded.job, mesh.device if mesh else None)
     with arithmetic_of(device):
         if task.prepare is not None:
             return task.prepare(loaded, device, mesh, base)
-        # Takes transformers and peft along, which no other task needs: seconds of a process' start.
+        # Imports transformers and peft, which no other task needs; that takes seconds.
         from stoker.train.prepare_language import prepare_language
 
         return prepare_language(loaded, device, base, report, mesh, objective)

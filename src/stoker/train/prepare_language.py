@@ -1,4 +1,4 @@
-"""Prepares a language model, its data and its task, in the order in which the data goes through them."""
+"""Preparation of a language model, its data and its task, in the order of the data's path."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ _CHUNKED = "chunked, trained positions only"
 
 
 def objective_of(job: ResolvedJob) -> Objective:
-    """What a run is measured by on rows: its task's objective, or next tokens where it learns from its own answers."""
+    """Returns the objective that measures a run on data rows: the task's, or next tokens where it trains on its own
+    answers.
+    """
     task = task_of(job)
     return task.objective(job) if task.objective and not task.prompts else next_token
 
@@ -52,7 +54,7 @@ def objective_of(job: ResolvedJob) -> Objective:
 def prepare_language(
     loaded: LoadedJob, device: Device, base: Path, report: Report | None, mesh: Mesh | None, objective: Objective | None
 ) -> Prepared:
-    """See `stoker.train.prepare.prepare`; without an objective, the task's."""
+    """Implements `stoker.train.prepare.prepare`; without an objective, the task's is used."""
     spec = task_of(loaded.job)
     objective = objective or (spec.objective(loaded.job) if spec.objective else next_token)
     text = open_text_side(loaded, base)
@@ -105,7 +107,7 @@ def _ready(
     objective: Objective,
     balance: RouterBalance | None,
 ) -> tuple[LanguageModel, ParallelModel | None]:
-    """The model, with its own critic if any, in memory: whole, or this process' part of it."""
+    """Returns the model, with a separate critic if any, in memory: whole, or this process' part of it."""
     model = built.model
     if mesh is not None:
         spread_out = spread(
@@ -131,14 +133,14 @@ def _ready(
 
 
 def _describe_critic(named: str, critic: Built | None, first: Drawn) -> str:
-    """What is said of a critic; empty without one."""
+    """Describes a critic; empty without one."""
     if critic is not None:
         return f"{named}: {describe_parameters(critic.model)}"
     return f"begins {'as the reward model' if first else 'at random'}" if named == SHARED_CRITIC else ""
 
 
 def _critic_alone(critic: Built, job: ResolvedJob, device: Device) -> OwnCritic:
-    """A critic of its own, with its weights, in one process."""
+    """Returns a separate critic with its weights, in one process."""
     fill_whole(allocate(critic.model, device.torch), critic.weights)
     inner = unwrap(critic.model)
     language = lay_out_for(inner)
@@ -147,7 +149,7 @@ def _critic_alone(critic: Built, job: ResolvedJob, device: Device) -> OwnCritic:
 
 
 def _check_rows(loaded: LoadedJob, text: TextSide, built: Built) -> None:
-    """That the model has a row for every token, and new ones where the job trains them first."""
+    """Checks that the model has a row for every token, and new rows where the job trains them first."""
     embedding: Any = unwrap(built.model).get_input_embeddings()
     if len(text.tokenizer) > embedding.weight.shape[0]:
         raise UserError(
@@ -189,7 +191,7 @@ def _pace_of_float8(job: ResolvedJob, device: Device) -> str:
 
 
 def _samples(loaded: LoadedJob, base: Path, text: TextSide, objective: Objective) -> Callable[..., LanguageTask]:
-    """What makes the task, as its file says."""
+    """Returns the constructor of the task, as its spec defines it."""
     spec = task_of(loaded.job)
     make = spec.samples(loaded, base, text) if spec.samples else LanguageTask
     extras = spec.extras(loaded, base) if spec.extras else None
@@ -204,7 +206,7 @@ def _balance(loaded: LoadedJob, model: PreTrainedModel) -> RouterBalance | None:
 
 
 def router_coefficient(job: ResolvedJob, model: PreTrainedModel) -> float:
-    """The factor of the routers' auxiliary loss: the job's, or the model's own where its routers are trained."""
+    """Returns the factor of the routers' auxiliary loss: the job's, or the model's own if its routers are trained."""
     given = job.train.router_aux_loss
     if given != "auto":
         return given

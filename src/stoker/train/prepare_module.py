@@ -1,4 +1,4 @@
-"""Prepares a module of the user's."""
+"""Preparation of a user's module."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stoker.train.prepared import Prepared, apply_job_to_blocks, describe_parame
 def prepare_module(
     job: ResolvedJob, model: nn.Module, *, loss: Any, data: Any, held_out: Any, device: Device, mesh: Mesh | None = None
 ) -> Prepared:
-    """A module, its loss and its data, ready to train; with a mesh the module must be the same on every process."""
+    """Prepares a module, its loss and its data; with a mesh the module must be the same on every process."""
     job = job.model_copy(update={"train": job.train.model_copy(update={"precision": device.precision})})
     dtype = torch.float64 if device.precision == "fp64" else None
     model = model.to(device.torch, dtype)

@@ -1,4 +1,4 @@
-"""What is ready to train: a job with its model, its data, its task and its engine."""
+"""A prepared job: its model, data, task and engine."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A job with its model, its data and its task: everything but the loop.
+    """A job with its model, data and task: everything but the loop.
 
     Attributes:
-        job: resolved for this machine: precision and sequence length are settled.
-        facts: what is printed and recorded before training starts.
-        fingerprints: of each source of data, by name.
-        engine: how forward and backward passes are carried out, alone or with other processes.
+        job: the job resolved for this machine, with precision and sequence length.
+        facts: lines that are printed and recorded before training starts.
+        fingerprints: fingerprint of each data source, by name.
+        engine: runs forward and backward passes, alone or with other processes.
         pieces, aliases: this process' part of the parameters; see `stoker.parallel.parallelize.ParallelModel`.
-        audit: of a language task's data.
-        new_rows: of tokens that the model did not have.
-        further: what checkpoints hold beside weights and moments.
-        hooks: what the task does within a step.
-        mesh: the processes of the layout; None for one.
+        audit: the audit of a language task's data.
+        new_rows: embedding rows of tokens that the model did not have.
+        further: state that checkpoints hold beside weights and moments.
+        hooks: the task's hooks into the training step.
+        mesh: the processes of the layout; None for a single process.
     """
 
     job: ResolvedJob
@@ -64,14 +64,14 @@ class Prepared:
 
 
 def engine_of(task: Task, device: Device, mesh: Mesh | None, parts: ParallelModel | None) -> Engine:
-    """How the passes of a task are carried out: alone, or with the processes of a mesh."""
+    """Returns the engine of a task: of a single process, or of the processes of a mesh."""
     if mesh is None or parts is None:
         return SingleProcess(task, device, list(trainable(task.model).values()))
     return Distributed(task, device, mesh, root=parts.root, pipeline=parts.pipeline, gradients=parts.gradients)
 
 
 def apply_job_to_blocks(job: ResolvedJob, model: nn.Module, device: Device, family: Family | None = None) -> None:
-    """What the job says of the blocks of a model in one process."""
+    """Applies the job's settings to the blocks of a model in one process."""
     apply_to_blocks(
         model,
         device.torch,
@@ -83,7 +83,7 @@ def apply_job_to_blocks(job: ResolvedJob, model: nn.Module, device: Device, fami
 
 
 def describe_parameters(model: nn.Module) -> str:
-    """``134.5 M parameters, 4.9 M trained (3.6 %)``."""
+    """Formats parameter counts: ``134.5 M parameters, 4.9 M trained (3.6 %)``."""
     trained = sum(p.numel() for p in trainable(model).values())
     total = max(1, sum(map(elements, model.parameters())))
     return f"{total / 1e6:,.1f} M parameters, {trained / 1e6:,.1f} M trained ({trained / total:.1%})"

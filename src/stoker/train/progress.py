@@ -1,4 +1,4 @@
-"""What a run shows while it goes: one live line on a terminal, plain lines elsewhere."""
+"""Progress display of a run: one live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from rich.table import Table
 from stoker.console import Console
 from stoker.runs.run_folder import StepMetrics
 
-if TYPE_CHECKING:  # a process that shows something need not load what trains
+if TYPE_CHECKING:  # a process that only shows progress need not load the training code
     from stoker.train.evaluate import Evaluation
 
 SCORE = "score"  # what a policy is trained for; its loss says little
-LINES = 100  # plain lines of a run, at most, about
+LINES = 100  # approximate maximum of plain lines per run
 
 
 class ProgressConsole(Console):
-    """A console whose reader may leave (`stoker train job.yaml | head`): training continues, nothing more is shown."""
+    """A console that survives a closed pipe (`stoker train job.yaml | head`): training continues without output."""
 
     def on_broken_pipe(self) -> None:
-        """Called by rich, which would end the process."""
+        """Called by rich, whose default would end the process."""
         self.quiet = True
 
 
 class KeptConsole(ProgressConsole):
-    """The terminal or pipe that this process began with, though its standard output goes into a log by now."""
+    """Console on the process' original terminal or pipe, after standard output was redirected to a log."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(file=os.fdopen(descriptor, "w", encoding="utf-8"), highlight=False)
@@ -40,7 +40,7 @@ class KeptConsole(ProgressConsole):
 
     @property
     def size(self) -> ConsoleDimensions:
-        """Columns and rows; what rich looks at would be the log."""
+        """Columns and rows of the terminal; rich would measure the log."""
         if not self.is_terminal:
             return super().size
         columns, rows = os.get_terminal_size(self._descriptor)
@@ -52,10 +52,10 @@ class KeptConsole(ProgressConsole):
 
 
 class Display:
-    """The progress of a run. ``quiet`` shows nothing.
+    """Progress display of a run; silent with ``quiet``.
 
     Args:
-        console: where it is shown; by default standard output, and then nothing else printed there mixes with it.
+        console: output console; by default standard output, captured so that other prints do not mix with it.
     """
 
     def __init__(self, steps: int, unit: str = "token", *, console: Console | None = None, quiet: bool = False) -> None:
@@ -83,7 +83,7 @@ class Display:
             self._live.stop()
 
     def step(self, m: StepMetrics) -> None:
-        """After each step."""
+        """Shows a finished step."""
         if self.quiet:
             return
         self._recent.append(m.seconds)
@@ -93,7 +93,7 @@ class Display:
             self.console.print(self._line(m), soft_wrap=True)
 
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
-        """After each evaluation."""
+        """Shows an evaluation."""
         self._held_out = evaluation
         accuracy, target = evaluation.accuracy, evaluation.target
         right = f"  {target} accuracy {accuracy:.1%}" if accuracy is not None else ""
@@ -102,7 +102,7 @@ class Display:
         self.note(f"held out at step {step}: {found}{right}")
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Prints a permanent line."""
         if not self.quiet:
             self.console.print(text, soft_wrap=True, markup=False)
 
@@ -134,5 +134,5 @@ class Display:
 
 
 def _goal(m: StepMetrics) -> str:
-    """What a step is judged by."""
+    """Formats the quantity that a step is judged by."""
     return f"{SCORE} {m.measures[SCORE]:.4f}" if SCORE in m.measures else f"loss {m.loss:.4f}"

@@ -1,4 +1,4 @@
-"""What ``engine: torchrec`` cannot do, and the nearest that it can; nothing here needs torch."""
+"""Settings that ``engine: torchrec`` does not support, each with the nearest valid one; imports no torch."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from stoker.job.conflict_view import View
 
 ENGINE = "ranking.engine"
-OPTIMIZERS = ("rowwise-adagrad", "adagrad", "sgd")  # that FBGEMM has, step by step as the own engine has them
+OPTIMIZERS = ("rowwise-adagrad", "adagrad", "sgd")  # FBGEMM's optimizers that match the own engine step by step
 OWN = "or write `engine: stoker`"
 
 
 def engine_conflicts(view: View) -> Iterator[Problem]:
-    """What of a job its engine cannot do."""
+    """Yields the job's settings that its engine does not support."""
     if view.value(ENGINE) == "stoker":
         if view.value("ranking.table.rows") is not None:
             message = "`table.rows` is the fixed size of TorchRec's tables, and those of `engine: stoker` grow"

@@ -1,4 +1,4 @@
-"""What a reader has to know of an exported ranking model beside its rows."""
+"""Manifest of an exported ranking model: all that a reader needs beside the rows."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from stoker.train.ranking.ranking_tables import tables_and_features
 def manifest_of(
     run: str, step: int, loaded: LoadedJob, features: Features, tower: nn.Module, shape: RankingShape, *, wide: bool
 ) -> dict[str, Any]:
-    """The manifest of an export; numbers of rows and names of files are added to it.
+    """Returns the manifest of an export; row counts and file names are added later.
 
     Args:
-        run: its name.
+        run: the run's name.
         wide: whether all arithmetic is in float64.
     """
     block = block_of_task(loaded.job, RankingBlock)
@@ -55,7 +55,7 @@ def manifest_of(
 
 
 def table_entries(tables: Embeddings, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The tables of a manifest, with the rows that ids without a row have now."""
+    """Returns the tables of a manifest, with the current default rows of unknown ids."""
     rows = tables.default_rows()
     return [
         entry | ({"default": rows[entry["name"]].tolist()} if rows[entry["name"]].any() else {})
@@ -64,7 +64,7 @@ def table_entries(tables: Embeddings, manifest: Mapping[str, Any]) -> list[dict[
 
 
 def graph_from(tower: nn.Module, shape: RankingShape, manifest: dict[str, Any]) -> torch.export.ExportedProgram:
-    """The graph of a tower whose features are looked up as a manifest says; see `graph_of`."""
+    """Exports the graph of a tower that looks its features up as the manifest says; see `graph_of`."""
     looked_up = {name: Feature(*entry) for name, entry in manifest["looked_up"].items()}
     widths = {entry["name"]: entry["width"] for entry in manifest["tables"]}
     return graph_of(tower, shape, looked_up, {name: widths[feature.table] for name, feature in looked_up.items()})

@@ -1,6 +1,6 @@
 """Exports of ranking models: the tower beside its tables, in a folder of sorted shards, in LMDB or in Redis.
 
-A version is written where no reader sees it, read back, replayed in a fresh process, and only then made the current
+A version is written where no reader sees it, read back, and replayed in a fresh process; then it becomes the current
 one.
 """
 
@@ -41,19 +41,19 @@ from stoker.train.ranking.ranking_block import RankingBlock
 from stoker.train.ranking.ranking_task import RankingTask
 from stoker.train.ranking.replay_export import compare, replay_afresh
 
-REPLAYED = 1024  # rows
-READ_BACK = 1 << 16  # rows of each part of a table
+REPLAYED = 1024  # rows scored in the replay
+READ_BACK = 1 << 16  # rows read back per part of a table
 NOTHING = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
 class RankingExport:
-    """What an export gave.
+    """Result of an export.
 
-    Attributes:
-        written: the folder or URL.
-        version: of a store; None of a folder.
-        lines: what was found when it was read back and replayed.
+    written: the folder or URL.
+        version: version in a store; None for a folder.
+        lines: results of reading back and replaying.
+        warning: why there is no ONNX file; empty where there is one.
         warning: why there is no ONNX; empty where there is.
     """
 
@@ -68,15 +68,15 @@ class RankingExport:
 def export_ranking(
     run: str, to: str, *, at: str, trusted: Sequence[str], base: Path, keep: int
 ) -> tuple[RunFolder, RankingExport]:
-    """Exports a run, and replays it.
+    """Exports a run and replays it.
 
     Args:
         to: a folder, ``lmdb://PATH`` or ``redis://HOST:PORT/DB``.
-        keep: versions of a store that stay, the current one aside.
+        keep: older versions to keep in a store beside the current one.
 
     Raises:
         UserError: the target exists, or cannot be written.
-        RunFailed: what was written does not score as the run does; it is not made current.
+        RunFailed: the written export does not score as the run does; it does not become current.
     """
     is_folder = not scheme_of(to)
     if is_folder and (base / to).exists() and (not (base / to).is_dir() or any((base / to).iterdir())):
@@ -110,10 +110,10 @@ def export_ranking(
 
 
 def _reference(task: RankingTask, rows: RowSet, device: Device) -> tuple[np.ndarray, RowSet]:
-    """The run's own logits of evenly spaced rows, and these rows."""
+    """Returns the run's own logits of evenly spaced rows, and these rows."""
     spaced = np.unique(np.arange(min(REPLAYED, len(rows))) * len(rows) // max(1, min(REPLAYED, len(rows))))
     some = replace(rows, rows=rows.rows[spaced])
-    exact = replace(device, precision="fp32") if device.precision == "bf16" else device  # as services compute
+    exact = replace(device, precision="fp32") if device.precision == "bf16" else device  # serving computes in float32
     _, scored = task.score(some, SingleProcess(task, exact, ()))
     return scored.logits, some
 
@@ -121,7 +121,7 @@ def _reference(task: RankingTask, rows: RowSet, device: Device) -> tuple[np.ndar
 def _described(
     folder: RunFolder, loaded: LoadedJob, task: RankingTask, device: Device, step: int
 ) -> tuple[dict[str, Any], dict[str, bytes], str]:
-    """(manifest, files, why there is no ONNX) of a run."""
+    """Returns (manifest, files, why there is no ONNX) of a run."""
     tower, features, shape = task.model, task.log.features, task.shape
     manifest = manifest_of(folder.path.name, step, loaded, features, tower, shape, wide=device.precision == "fp64")
     program = graph_from(tower, shape, manifest)
@@ -135,7 +135,7 @@ def _described(
 
 
 def _parts(tables: Embeddings) -> Iterator[TableDelta]:
-    """All rows, table by table, each in the order of ids."""
+    """Yields all rows, table by table, each sorted by id."""
     numbers = stored_tables(tables.tables)
     for part in tables.parts(rows=SHARD_ROWS):
         for name, state in part.tables.items():
@@ -199,10 +199,10 @@ def _to_store(
 def _verified(
     task: RankingTask, place: str, version: int | None, batch: RowBatch, expected: np.ndarray
 ) -> tuple[str, ...]:
-    """Reads rows back, and replays the tower over them.
+    """Reads rows back and replays the tower on them.
 
     Raises:
-        RunFailed: rows or scores are not those of the run.
+        RunFailed: rows or scores differ from the run's.
     """
     reader, rows = RowReader(place, version=version), 0
     formats = {t.name: RowFormat(t.dtype, t.width) for t in task.tables.tables}
