@@ -1,4 +1,4 @@
-"""``export.sync``: a store that follows a run. Rows that have changed and the tower go there while training goes on."""
+"""``export.sync``: a store that follows a run. Changed rows and the tower are sent to it during training."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from stoker.train.ranking.store_thread import StoreThread
 
 FILE = "export_sync.jsonl"  # in the run's folder: a line for each update
 SECONDS = 10.0  # where a job says neither seconds nor steps
-KEPT = 3  # versions
-LOADING = 1.0  # seconds after a step in which rows of a first version are written
-PATIENCE = 300.0  # seconds that a store gets to take rows of a first version, or the last update of a run
-PAUSE = 30.0  # seconds that an evaluation or a checkpoint waits for an update that is on its way
+KEPT = 3  # versions kept
+LOADING = 1.0  # seconds per step spent on writing rows of a first version
+PATIENCE = 300.0  # seconds before a store's call for a first version or a run's last update times out
+PAUSE = 30.0  # seconds that an evaluation or a checkpoint waits for an update in flight
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class _Update:
-    """What is sent at once.
+    """One update of the store.
 
     Attributes:
-        reaches: version of the tables that the store has then.
-        oldest: when the first of the steps in it ended, seconds since 1970.
+        reaches: version of the tables that the store has afterwards.
+        oldest: end of the first step in it, seconds since 1970.
     """
 
     version: int
@@ -55,17 +55,17 @@ class _Update:
 
 
 class ExportSync:
-    """Sends changes from the processes that train: each its own rows, the first one the tower as well.
+    """Sends changes from the training processes: each its own rows, the first process the tower as well.
 
-    A first version has all rows, written in parts after steps, and is switched to once it is whole; updates of it
-    follow, sent in a thread. What a store did not take is part of the next update; one that does not answer at all is
-    waited for with a limit, and the run goes on without it. A run that goes back to an earlier state, or whose version
-    has been dropped, makes a new version. One that is rolled back by hand stays rolled back.
+    A first version has all rows, written in parts after steps, and becomes current once it is whole; updates follow,
+    sent in a thread. Rows that a store did not accept are part of the next update. A store that does not answer is
+    waited for up to a timeout, and the run continues without it. A run that goes back to an earlier state, or whose
+    version has been dropped, makes a new version. A version rolled back by hand stays rolled back.
 
     Args:
         manifest: describes the export at a step.
-        files: what belongs to a version beside the tower's weights.
-        every_seconds: age of a change at which it is sent; None where ``every_steps`` says when.
+        files: files of a version beside the tower's weights.
+        every_seconds: age of a change at which it is sent; None with ``every_steps``.
     """
 
     def __init__(
@@ -84,23 +84,23 @@ class ExportSync:
         self._version: int | None = None  # of the store
         self._updates = self._reached = self._step = 0
         self._tables: Embeddings | None = None  # those of the version
-        self._oldest: float | None = None  # when the first step ended that has not been sent
+        self._oldest: float | None = None  # end of the first step that has not been sent
         self._took = self._longest_pause = self._sent_oldest = 0.0
         self._paused: float | None = None
         self._load: FirstVersion | None = None
         self._thread = StoreThread(writer.place)
         self._pushed: Future[_Update] | None = None
-        self._in_vain = 0.0  # seconds that the update that is on its way was waited for
+        self._in_vain = 0.0  # seconds already waited for the update in flight
         self._is_gone = False
         self._was_told = False
         task.before_pause = self.before_pause
 
     def hook(self) -> Hook:
-        """What the loop calls."""
+        """Returns the loop's hook."""
         return Hook(after_step=self.after_step, after_run=self.finish)
 
     def after_step(self, metrics: StepMetrics) -> None:
-        """Sends what is due. A collective."""
+        """Sends the changes that are due. A collective."""
         now = time.time()
         if self._paused is not None:
             self._longest_pause, self._paused = max(self._longest_pause, now - self._paused), None
@@ -110,7 +110,7 @@ class ExportSync:
             self._send()
 
     def before_pause(self) -> None:
-        """Sends what would grow too old until the next step. A collective."""
+        """Sends changes that would exceed their age limit before the next step. A collective."""
         now = self._paused = time.time()
         if self._version is None or self._every_seconds is None:
             return
@@ -120,7 +120,7 @@ class ExportSync:
             self._send()
 
     def finish(self) -> None:
-        """Sends the rest, and waits for it. A collective."""
+        """Sends the rest and waits for it. A collective."""
         if self._settle(wait=PATIENCE) and any(together(lambda: self._oldest is not None)):
             self._send()
             while self._load is not None:
@@ -129,7 +129,7 @@ class ExportSync:
 
     @property
     def _limit(self) -> float:
-        """Age at which a change is sent, so that it is there in time."""
+        """Age at which a change is sent, so that it arrives in time."""
         assert self._every_seconds is not None
         return max(0.0, self._every_seconds - self._took)
 
@@ -142,7 +142,7 @@ class ExportSync:
         return by_first(lambda: now - oldest >= self._limit)
 
     def _send(self) -> None:
-        """Sends changes, unless the last ones are still on their way."""
+        """Sends changes, unless the previous update is still in flight."""
         if not self._settle():
             return
         tables = self._task.tables
@@ -165,8 +165,8 @@ class ExportSync:
         return {**self._manifest(self._step), "updates": self._updates, "updated": round(time.time(), 3)}
 
     def _publish(self, tables: Embeddings) -> None:
-        """Makes a version of all rows, a part of them after each step, and switches to it."""
-        if any(together(lambda: self._thread.is_busy)):  # with a call that was waited for in vain
+        """Makes a version of all rows, a part of them after each step, and makes it current."""
+        if any(together(lambda: self._thread.is_busy)):  # with a call that timed out
             return
         began, writer = time.time(), self._writer
 
@@ -187,7 +187,7 @@ class ExportSync:
         except UserError as error:
             if self._tables is None:
                 raise
-            self._load = None  # what is there of it is removed later
+            self._load = None  # its partial data is removed later
             self._failed(error)
             return
         self._version, self._tables, self._reached, self._is_gone = load.version, tables, tables.version, False
@@ -200,7 +200,7 @@ class ExportSync:
         keep_newest(self._writer, KEPT)
 
     def _push(self, update: _Update) -> _Update:
-        """In the thread."""
+        """Sends an update; runs in the thread."""
         began = time.time()
         if rank() == 0:
             self._writer.update(update.version, update.deltas, update.manifest, update.files)
@@ -213,10 +213,10 @@ class ExportSync:
         return update
 
     def _settle(self, *, wait: float = 0.0) -> bool:
-        """Takes note of the last update; False where it is still on its way. A collective.
+        """Processes the result of the last update; returns False while it is in flight. A collective.
 
         Args:
-            wait: seconds; an update that was waited for as long before, in vain, is not waited for.
+            wait: timeout in seconds; an update that exceeded a timeout this long before is not waited for again.
         """
         pushed = self._pushed
         if pushed is not None and wait > self._in_vain:
@@ -242,7 +242,7 @@ class ExportSync:
         return True
 
     def _failed(self, error: BaseException) -> None:
-        """Records that a store did not take what it was sent; what it was is sent again."""
+        """Records an error of the store; the changes are sent again."""
         try:
             with store_errors(self._writer.place):
                 raise error

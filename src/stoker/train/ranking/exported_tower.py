@@ -1,4 +1,4 @@
-"""The tower of a ranking model as tensors in safetensors, as a graph of torch.export, and as ONNX."""
+"""The tower of a ranking model in safetensors, as a torch.export graph, and as ONNX."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from stoker.models.ranking.model_inputs import RankingInputs, RankingShape
 from stoker.sparse.fused_tables import Feature
 
 WEIGHTS, GRAPH, ONNX = "tower.safetensors", "tower.pt2", "tower.onnx"
-MOST_ROWS = 1 << 20  # of a batch
-_EXAMPLE = 3  # rows: 0 and 1 would be taken for constants
+MOST_ROWS = 1 << 20  # rows of a batch
+_EXAMPLE = 3  # rows: torch.export treats sizes 0 and 1 as constants
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
@@ -38,12 +38,12 @@ class PositionalTower(nn.Module):
 
 
 def positional(inputs: RankingInputs, features: Sequence[str], sequences: Sequence[str]) -> tuple[Any, ...]:
-    """The arguments of a `PositionalTower`."""
+    """Returns the arguments of a `PositionalTower`."""
     return inputs.dense, [inputs.vectors[name] for name in features], [inputs.lengths[name] for name in sequences]
 
 
 def weights_of(tower: nn.Module) -> bytes:
-    """The parameters and buffers of a tower, in safetensors. A collective where they are sharded."""
+    """Returns a tower's parameters and buffers in safetensors. A collective where they are sharded."""
     whole = {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in tower.state_dict().items()}
     return save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in whole.items()})
 
@@ -51,14 +51,14 @@ def weights_of(tower: nn.Module) -> bytes:
 def graph_of(
     tower: nn.Module, shape: RankingShape, features: Mapping[str, Feature], widths: Mapping[str, int]
 ) -> torch.export.ExportedProgram:
-    """The tower as a graph of torch.export, for any number of rows.
+    """Exports the tower as a torch.export graph for any number of rows.
 
     Args:
-        features: all that are looked up.
-        widths: of the vectors of each.
+        features: all features that are looked up.
+        widths: width of each feature's vectors.
 
     Raises:
-        UserError: torch.export cannot follow the module.
+        UserError: torch.export cannot trace the module.
     """
     dtype = next((p.dtype for p in tower.parameters()), torch.float32)
     sequences = list(shape.sequences)
@@ -77,7 +77,7 @@ def graph_of(
     try:
         with _quiet():
             program = torch.export.export(module, example, dynamic_shapes=free)
-    except Exception as error:  # whatever the module's code raises
+    except Exception as error:  # the module's code may raise anything
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         advice = "avoid what depends on values, and let every output depend on the rows"
         raise UserError(Problem(f"torch.export cannot follow {type(tower).__name__}: {reason}", advice)) from error
@@ -86,7 +86,7 @@ def graph_of(
 
 
 def graph_bytes(program: torch.export.ExportedProgram) -> bytes:
-    """The graph in torch's archive."""
+    """Serialises the graph in torch's archive format."""
     file = io.BytesIO()
     with _quiet():
         torch.export.save(program, file)
@@ -94,7 +94,7 @@ def graph_bytes(program: torch.export.ExportedProgram) -> bytes:
 
 
 def onnx_bytes(program: torch.export.ExportedProgram) -> tuple[bytes | None, str]:
-    """The graph as ONNX, or None with the reason."""
+    """Returns the graph as ONNX, or None and the reason."""
     from importlib.util import find_spec
 
     if missing := [name for name in ONNX_PACKAGES if find_spec(name) is None]:
@@ -111,14 +111,14 @@ def onnx_bytes(program: torch.export.ExportedProgram) -> tuple[bytes | None, str
 
 
 def rebuilt(model: str, shape: RankingShape, dtype: torch.dtype, weights: bytes) -> nn.Module:
-    """A tower of Stoker's own architectures."""
+    """Rebuilds a tower of one of Stoker's own architectures."""
     tower = MODELS[model](shape).to(dtype)
     tower.load_state_dict(load(weights))
     return tower.eval()
 
 
 def loaded_graph(graph: bytes, weights: bytes) -> nn.Module:
-    """A tower from its graph, with weights that may be newer. Loading a graph can run code of whoever has made it."""
+    """Loads a tower's graph, with weights that may be newer. Loading a graph can run code of its author."""
     with _quiet():
         module = torch.export.load(io.BytesIO(graph)).module()
     module.load_state_dict({f"tower.{name}": tensor for name, tensor in load(weights).items()})
@@ -127,7 +127,7 @@ def loaded_graph(graph: bytes, weights: bytes) -> nn.Module:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps torch's exporters from printing."""
+    """Silences torch's exporters."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

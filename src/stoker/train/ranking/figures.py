@@ -1,4 +1,4 @@
-"""What an evaluation of a ranking model gives: metrics of all rows and of slices, with their uncertainty."""
+"""Evaluation results of a ranking model: metrics of all rows and of slices, with their uncertainty."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stoker.scoring.ranking_metrics import (
     recall,
 )
 
-FEWEST = 2  # positive and negative rows of a slice whose AUC is given
+FEWEST = 2  # positive and negative rows that a slice needs for a standard error of its AUC
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Scored:
     Attributes:
         labels: [rows, labels].
         logits: [rows, labels].
-        groups: of each row; None where the log has none.
-        grouped: whether each row has a group; None where all have. Metrics of groups leave the others out.
-        slices: by column, the value of each row.
+        groups: group of each row; None where the log has none.
+        grouped: whether each row has a group; None where all have. Group metrics ignore rows without one.
+        slices: value of each row, by column.
     """
 
     labels: np.ndarray
@@ -47,7 +47,7 @@ class Scored:
         return len(self.labels)
 
     def some(self, chosen: np.ndarray) -> Scored:
-        """The rows of a mask or of numbers, without slices."""
+        """Returns the rows selected by a mask or by indices, without slices."""
         groups = None if self.groups is None else self.groups[chosen]
         grouped = None if self.grouped is None else self.grouped[chosen]
         return Scored(self.labels[chosen], self.logits[chosen], groups, grouped=grouped)
@@ -55,17 +55,17 @@ class Scored:
 
 @dataclass(frozen=True)
 class RankingFigure:
-    """A metric.
+    """A metric and its standard error.
 
     Attributes:
-        standard_error: None where there is none to be had.
+        standard_error: None where it cannot be estimated.
     """
 
     value: float
     standard_error: float | None = None
 
     def as_json(self) -> dict[str, float | None]:
-        """Value, standard error and the normal interval of 95 %."""
+        """Returns value, standard error and the 95 % normal confidence interval."""
         found: dict[str, float | None] = {"value": self.value, "standard_error": self.standard_error}
         if self.standard_error is not None:
             found |= {"low": self.value - 1.96 * self.standard_error, "high": self.value + 1.96 * self.standard_error}
@@ -78,13 +78,13 @@ Slices = Mapping[str, Mapping[str, Mapping[str, RankingFigure]]]
 
 @dataclass(frozen=True)
 class RankingFigures:
-    """An evaluation.
+    """Results of an evaluation.
 
     Attributes:
         labels: metrics by label.
-        slices: by label, column and value.
-        rows, rows_dropped: how many were scored, and how many could not be.
-        further: what else belongs to it, such as the step.
+        slices: metrics by label, column and value.
+        rows, rows_dropped: numbers of scored rows and of unusable ones.
+        further: other facts of the evaluation, such as the step.
     """
 
     labels: Mapping[str, Mapping[str, RankingFigure]]
@@ -95,7 +95,7 @@ class RankingFigures:
 
     @property
     def means(self) -> dict[str, float]:
-        """Each metric as its mean over the labels that have it."""
+        """Mean of each metric over the labels that have it."""
         found: dict[str, list[float]] = {}
         for figures in self.labels.values():
             for name, figure in figures.items():
@@ -103,9 +103,9 @@ class RankingFigures:
         return {name: float(np.mean(values)) for name, values in found.items()}
 
     def as_json(self) -> dict[str, Any]:
-        """The values for ``--json``: metrics as means over the labels, and by label and slice with intervals.
+        """Returns the values for ``--json``: metrics as means over the labels, and by label and slice with intervals.
 
-        ``slices`` are those of the first label; where there are several, ``slices_by_label`` has all of them.
+        ``slices`` are those of the first label; with several labels, ``slices_by_label`` has all of them.
         """
         means = self.means
         always: dict[str, float | None] = dict.fromkeys(("auc", "log_loss", "calibration", "normalised_entropy"))
@@ -131,10 +131,10 @@ class RankingFigures:
 
 
 def figures_of(scored: Scored, names: Sequence[str], at: Sequence[int]) -> RankingFigures:
-    """The metrics of scored rows.
+    """Computes the metrics of scored rows.
 
     Args:
-        names: of the labels.
+        names: names of the labels.
         at: sizes k of NDCG and recall, where there are groups.
     """
     labels = {name: _figures(scored, number, at) for number, name in enumerate(names)}
@@ -181,7 +181,7 @@ def _auc(labels: np.ndarray, logits: np.ndarray) -> RankingFigure | None:
 
 
 def _calibration(labels: np.ndarray, logits: np.ndarray) -> RankingFigure | None:
-    """The ratio of two sums over rows, whose error is that of ``predicted - ratio x label`` (the delta method)."""
+    """Ratio of two sums over rows; its error is that of ``predicted - ratio x label`` (the delta method)."""
     value = calibration(labels, logits)
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""The first version of a store that follows a run: all rows of a process, written in parts while steps go on."""
+"""First version of a store that follows a run: all rows of a process, written in parts between steps."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from stoker.sparse.sparse_state import SparseState, TableState
 from stoker.sparse.stored_embeddings import stored_rows, stored_tables
 
 PART_ROWS = 1 << 17
-ASKER = "export.sync"  # whom the tables know the store's updates by
+ASKER = "export.sync"  # name under which the tables track the store's updates
 
 
 class FirstVersion:
-    """A version that is being made of all rows of this process.
+    """A version being built from all rows of this process.
 
     Attributes:
-        oldest: when the first step ended that was not sent before.
-        rows: written so far.
+        oldest: end of the first step that was not sent before.
+        rows: rows written so far.
     """
 
     def __init__(self, version: int, tables: Embeddings, oldest: float) -> None:
@@ -34,7 +34,7 @@ class FirstVersion:
         self._numbers = stored_tables(tables.tables)
 
     def go_on(self, put: Callable[[int, TableDelta], None], seconds: float) -> bool:
-        """Writes parts for a while; whether all rows are there, as they are now."""
+        """Writes parts for some seconds; returns whether all rows are written, in their current state."""
         until = time.monotonic() + seconds
         for part in self._parts:
             self._put(put, part)
@@ -50,6 +50,6 @@ class FirstVersion:
 
 
 def delta_of(table: StoredTable, state: TableState) -> TableDelta:
-    """What a store is sent of a state."""
+    """Converts a table's state to the delta that a store receives."""
     ids, rows = stored_rows(state)
     return TableDelta(table, ids, rows, np.setdiff1d(state.removed.numpy(), ids, assume_unique=True))

@@ -1,4 +1,4 @@
-"""The ids that a log looks up: how many there are, how many differ within a batch, how much the hottest take."""
+"""Statistics of the ids that a log looks up: total, unique per batch, and the share of the most frequent."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from stoker.sparse.keys import Keys
 from stoker.sparse.table_settings import Eviction, TableSettings
 from stoker.train.ranking.ranking_batch import ids_looked_up, ranking_batch_of
 
-READ = 2**22  # rows by which ids are counted; of a larger log evenly spaced ones
+READ = 2**22  # rows sampled for counting ids; a larger log is sampled at even spacing
 AT_ONCE = 2**16
-SAMPLED = 8  # batches by which the unique ids of one are counted
+SAMPLED = 8  # batches sampled to count unique ids per batch
 
 
 @dataclass(frozen=True)
 class IdUse:
-    """The ids of tables with one layout.
+    """Id statistics of tables with one layout.
 
     Attributes:
-        counts: by table: of each id that was met, how often; largest first.
-        longer: by table: ids of the whole log over those that were met.
-        read: rows of the log that were read.
-        kept: by table: the share of its rows that a limit keeps; empty without limits.
+        counts: by table, the frequency of each sampled id, largest first.
+        longer: by table, ids of the whole log divided by sampled ids.
+        read: rows of the log that were sampled.
+        kept: by table, the share of its rows that a limit keeps; empty without limits.
     """
 
     tables: tuple[TableSettings, ...]
@@ -40,9 +40,9 @@ class IdUse:
     kept: tuple[float, ...] = ()
 
     def rows(self, number: int) -> int:
-        """Rows of a table by the end of an epoch, before evictions but those of a limit.
+        """Returns the rows of a table at the end of an epoch; evictions count only where a limit applies.
 
-        An id that is seen too seldom has none.
+        An id below the admission count has no row.
         """
         admission = self.tables[number].admission
         least = admission.count if admission else 1
@@ -51,30 +51,30 @@ class IdUse:
 
     @property
     def total(self) -> int:
-        """Rows of all the tables."""
+        """Rows of all tables."""
         return sum(self.rows(number) for number in range(len(self.tables)))
 
     def lookups(self, number: int) -> float:
-        """Ids of a table that a row of the log has, on average."""
+        """Returns the mean number of ids of a table in a row of the log."""
         return float(self.counts[number].sum()) / max(1, self.read)
 
     def covered(self, number: int, share: float) -> float:
-        """The share of a table's lookups that its hottest rows take.
+        """Returns the share of a table's lookups that go to its most frequent rows.
 
         Args:
-            share: of the rows.
+            share: share of the rows.
         """
         counts = self.counts[number]
         return float(counts[: max(1, round(share * len(counts)))].sum()) / max(1, counts.sum())
 
 
 def within_limits(uses: Sequence[IdUse], steps: int) -> list[IdUse]:
-    """Uses with the rows that ``max_rows`` leaves: as many, and those of the ids that come until the next pass.
+    """Applies ``max_rows`` to the statistics: the limit plus the ids that arrive until the next eviction pass.
 
-    A limit whose passes spare rows by age, frequency or norm is not counted on. New ids are taken to come evenly.
+    Limits that spare rows by age, frequency or norm are ignored. New ids are assumed to arrive evenly.
 
     Args:
-        steps: of an epoch.
+        steps: steps of an epoch.
     """
     tables = [(use, number, table.eviction) for use in uses for number, table in enumerate(use.tables)]
     shares: dict[Eviction | None, float] = {}
@@ -90,11 +90,11 @@ def _is_limit(rule: Eviction) -> bool:
 
 
 class LogReader:
-    """Reads what tables are asked for, as training does.
+    """Reads the ids that training would look up.
 
     Args:
-        layouts: tables, together with those of the same layout.
-        features: how they are looked up.
+        layouts: tables, grouped by layout.
+        features: how features are looked up.
     """
 
     def __init__(
@@ -119,11 +119,13 @@ class LogReader:
         ]
 
     def uses(self) -> list[IdUse]:
-        """By layout. Where the log is too long to be read whole, its ids are taken to grow as a power of its length."""
+        """Returns the statistics by layout. For a log too long to read, ids are assumed to grow as a power of its
+        length.
+        """
         size = len(self._log.training)
         read = min(size, READ)
         rows = np.arange(read) * size // max(1, read)
-        # Every second row first: a thinner sample of the same time says how ids grow with the sample.
+        # Even rows first: a sample of half the density over the same time shows how ids grow with its size.
         pieces = [
             piece for half in (rows[::2], rows[1::2]) for piece in np.array_split(half, -(-read // (2 * AT_ONCE)))
         ]
@@ -138,7 +140,7 @@ class LogReader:
         return found
 
     def batches(self, rows: int, *, in_order: bool) -> Iterator[list[Keys]]:
-        """Keys of some batches, by layout."""
+        """Yields the keys of some batches, by layout."""
         size = len(self._log.training)
         for number in range(SAMPLED):
             begin = number * max(0, size - rows) // max(1, SAMPLED - 1)
@@ -158,10 +160,10 @@ def _counted(met: Sequence[Keys], tables: int) -> tuple[np.ndarray, ...]:
 
 
 def _growth(ids: int, half: int, longer: float) -> float:
-    """Ids of a log that is ``longer`` times as long, over these, by Heaps' law (1978).
+    """Returns the growth factor of ids in a log ``longer`` times as long, by Heaps' law (1978).
 
     Args:
-        half: ids in half of what was read.
+        half: ids in half of the sample.
     """
     if longer <= 1 or not half:
         return 1.0

@@ -1,4 +1,4 @@
-"""The click log of a job, and its audit; nothing here needs torch."""
+"""The click log of a job, and its audit; imports no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker.train.ranking.ranking_block import RankingBlock
 
 
 def settings_of(block: RankingBlock) -> LogSettings:
-    """What a job says of its columns."""
+    """Converts the job's settings of columns to log settings."""
     stated = tuple(
         StatedFeature(
             feature.name,
@@ -43,10 +43,10 @@ def settings_of(block: RankingBlock) -> LogSettings:
 
 
 def open_log_of(loaded: LoadedJob, base: Path) -> ClickLog:
-    """The log of a job.
+    """Opens the log of a job.
 
     Raises:
-        UserError: it cannot be read or must not be trained on, with the places in the job where a key is what is wrong.
+        UserError: it cannot be read or must not be trained on; a problem with a key names its place in the job.
     """
     log = _opened(loaded, base)
     if problems := _problems(loaded, log):
@@ -75,13 +75,13 @@ def _opened(loaded: LoadedJob, base: Path) -> ClickLog:
 
 
 def placed(loaded: LoadedJob, problem: Problem) -> Problem:
-    """A problem with the place of its key in the job."""
+    """Adds the place of a problem's key in the job."""
     if not problem.key or problem.file:
         return problem
     return loaded.problem(problem.key, problem.message, problem.suggestion)
 
 
 def audit_of(loaded: LoadedJob, base: Path) -> LogAudit:
-    """The audit of a job's log."""
+    """Audits a job's log."""
     log = _opened(loaded, base)
     return audit_log(log, _problems(loaded, log))

@@ -1,4 +1,4 @@
-"""A trained ranking model, opened and measured."""
+"""Opening and evaluation of a trained ranking model."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ TRUSTED = "model.trust_remote_code=true"
 def measure_run(
     path: str, data: str | None, form: str, *, at: str, trusted: Sequence[str], base: Path
 ) -> RankingFigures:
-    """The metrics of a run.
+    """Evaluates a run.
 
     Args:
-        data: rows; None for those that the run held out.
-        form: their format.
+        data: source of rows; None for the rows that the run held out.
+        form: format of the rows.
         at: the checkpoint.
-        trusted: the keys that may run code and that the user trusts, as ``key=value``.
+        trusted: keys that may run code and that the user trusts, as ``key=value``.
 
     Raises:
-        UserError: there is no such run or checkpoint, or the rows cannot be read.
+        UserError: the run or checkpoint does not exist, or the rows cannot be read.
     """
     folder, loaded = open_job(path, trusted, base)
     block = block_of_task(loaded.job, RankingBlock)
@@ -73,7 +73,7 @@ def measure_run(
 
 
 def _over_periods(folder: RunFolder, loaded: LoadedJob, at: str, base: Path) -> RankingFigures:
-    """The metrics of a progressive run, over the periods that had begun when a checkpoint was made."""
+    """Metrics of a progressive run, over the periods that had begun when a checkpoint was made."""
     if at == AVERAGE:
         message = "the periods of a progressive run were evaluated with its weights, not with their averages"
         raise UserError(Problem(message, "name data to evaluate on, or leave --at out"))
@@ -86,7 +86,7 @@ def _over_periods(folder: RunFolder, loaded: LoadedJob, at: str, base: Path) -> 
 
 
 def _retrieval(task: RankingTask, loaded: LoadedJob, rows: RowSet, base: Path) -> dict[str, RankingFigure]:
-    """What two towers find among all items of the run's log; empty for other models."""
+    """Retrieval metrics of a two-tower model over all items of the run's log; empty for other models."""
     if not isinstance(task.model, TwoTower):
         return {}
     training = replace(open_log_of(loaded, base).training, features=task.log.features)
@@ -94,7 +94,7 @@ def _retrieval(task: RankingTask, loaded: LoadedJob, rows: RowSet, base: Path) -
 
 
 def rows_of(loaded: LoadedJob, features: Features, data: str | None, form: str, base: Path) -> RowSet:
-    """Rows as the run reads them: those of ``data``, or those that it held out."""
+    """Opens rows with the run's features: those of ``data``, or those that it held out."""
     job = loaded.job
     ignored = settings_of(block_of_task(job, RankingBlock)).ignore
     if data is not None:
@@ -107,10 +107,10 @@ def rows_of(loaded: LoadedJob, features: Features, data: str | None, form: str, 
 
 
 def open_job(path: str, trusted: Sequence[str], base: Path) -> tuple[RunFolder, LoadedJob]:
-    """The folder and the job of a run.
+    """Returns the folder and the job of a run.
 
     Raises:
-        UserError: there is no such run, or it asks to run code that the user does not trust.
+        UserError: the run does not exist, or it needs code that the user does not trust.
     """
     folder = find_run(path, base)
     loaded = load_job(folder.job, ["task=ranking"] if TRUSTED in trusted else [])
@@ -120,15 +120,15 @@ def open_job(path: str, trusted: Sequence[str], base: Path) -> tuple[RunFolder, 
 
 
 def features_of_run(folder: RunFolder) -> Features:
-    """By what a run reads rows."""
+    """Reads the features that a run parses rows by."""
     return Features.from_json(json.loads(read_file(folder.path / FEATURES_FILE)))
 
 
 def restored_model(
     folder: RunFolder, loaded: LoadedJob, features: Features, device: Device, at: str, base: Path
 ) -> tuple[nn.Module, Embeddings, RankingShape, int]:
-    """The tower and the tables of a checkpoint, and its step."""
-    checkpoint_step(folder, loaded.job, at, base)  # what is asked for is there
+    """Returns the tower, the tables, their shape and the step of a checkpoint."""
+    checkpoint_step(folder, loaded.job, at, base)  # checks that the checkpoint exists
     tower, tables, shape = build(loaded, features, device)
     rows = ArrivingRows(tables)
     state = state_at(folder, loaded.job, at, base, rows.places)
@@ -140,7 +140,7 @@ def restored_model(
 def restored_task(
     folder: RunFolder, loaded: LoadedJob, features: Features, rows: RowSet, device: Device, at: str, base: Path
 ) -> tuple[RankingTask, int]:
-    """The run's task with the weights and the rows of a checkpoint."""
+    """Returns the run's task with the weights and rows of a checkpoint, and its step."""
     job, block = loaded.job, block_of_task(loaded.job, RankingBlock)
     tower, tables, shape, step = restored_model(folder, loaded, features, device, at, base)
     task = RankingTask(

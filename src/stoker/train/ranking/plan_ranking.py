@@ -1,4 +1,4 @@
-"""What a job of task ranking takes on some processes: rows, memory, and what they send to each other."""
+"""Plan of a job of task ranking on a number of processes: rows, memory, and bytes sent."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from stoker.train.ranking.ranking_tables import tables_and_features
 from stoker.train.ranking.saved_tables import PART_BYTES
 
 HOTTEST = (0.001, 0.01, 0.1, 0.5)  # shares of a table's rows
-OF_HOST = 0.8  # of a host's memory, which rows and tower may take
-KEY = 16  # bytes of an id and of how often it is there, as they are sent
-COPIES = 2  # of what is saved, in memory: one is being written or kept, while the next one is made
-ORDER = 24  # bytes of a row's number, sorted by id, its table and its place, while parts are made of the rows
-COUNT = 8  # bytes of a number of keys, which each process sends to each for each table
+OF_HOST = 0.8  # share of a host's memory that rows and tower may take
+KEY = 16  # bytes sent per id and its count
+COPIES = 2  # in-memory copies of a checkpoint: one is being written or kept while the next one is made
+ORDER = 24  # bytes per row of the index sorted by id (row number, table, place) that splitting into parts needs
+COUNT = 8  # bytes of a key count, which each process sends to each for each table
 GIB = 2**30
 
 
 @dataclass(frozen=True)
 class TablePlan:
-    """A table.
+    """Predicted size and use of a table.
 
     Attributes:
-        rows: by the end of an epoch, on all processes.
-        lookups: ids a row of the log, on average.
-        row_bytes: values and optimizer state.
-        bytes: of all rows.
-        hottest: by share of the rows, the share of the lookups that those take which are looked up most.
+        rows: rows at the end of an epoch, on all processes.
+        lookups: mean ids per row of the log.
+        row_bytes: bytes of a row's values and optimizer state.
+        bytes: bytes of all rows.
+        hottest: share of lookups that go to the most frequent rows, by share of the rows.
     """
 
     name: str
@@ -58,13 +58,13 @@ class TablePlan:
 
 @dataclass(frozen=True)
 class SentBytes:
-    """Bytes that a process sends in a step, on average.
+    """Mean bytes that a process sends in a step.
 
     Attributes:
-        keys: ids, and how often they are there.
-        rows: to the processes that asked.
-        gradients: of rows, to their owners.
-        tower: for the sum of the tower's gradients, in a ring.
+        keys: ids and their counts.
+        rows: rows, to the processes that asked for them.
+        gradients: gradients of rows, to their owners.
+        tower: ring all-reduce of the tower's gradients.
     """
 
     keys: int
@@ -79,20 +79,20 @@ class SentBytes:
 
 @dataclass(frozen=True)
 class RankingPlan:
-    """The answer of ``stoker plan``.
+    """Result of ``stoker plan``.
 
     Attributes:
-        processes: that train; ``per_host`` of them on a host.
-        micro_batch, accumulation: rows of a forward pass of a process, and passes of a step.
-        lookups, unique: ids of a forward pass, and how many differ.
-        holders: processes that hold the rows: those that train, or servers.
-        memory: of one holder, for rows.
-        checkpoint: bytes that a process takes more while it saves; see `saved_by_one`.
-        tower: bytes of weights, gradients and optimizer state of a process that trains.
-        sent: by a process that trains.
-        host_memory: bytes.
-        servers_needed: hosts of that memory that would hold all rows.
-        read: share of the training rows by which ids were counted.
+        processes: training processes, ``per_host`` of them on a host.
+        micro_batch, accumulation: rows of a process' forward pass, and passes of a step.
+        lookups, unique: ids of a forward pass, and distinct ones among them.
+        holders: processes that hold the rows: the training processes, or servers.
+        memory: memory of one holder, for rows.
+        checkpoint: additional bytes of a process while it saves; see `saved_by_one`.
+        tower: bytes of weights, gradients and optimizer state of a training process.
+        sent: bytes sent by a training process.
+        host_memory: bytes of a host.
+        servers_needed: hosts of that memory needed to hold all rows.
+        read: share of the training rows in which ids were counted.
     """
 
     processes: int
@@ -115,27 +115,27 @@ class RankingPlan:
 
     @property
     def on_host(self) -> int:
-        """Bytes that a host of processes that train has in memory, while rows are saved."""
+        """Bytes that a host of training processes uses while rows are saved."""
         return self.per_host * (self.tower + self.checkpoint + (0 if self.served else self.memory.total))
 
     @property
     def fits(self) -> bool:
-        """Whether hosts have enough memory, a server's too."""
+        """Whether training hosts and servers have enough memory."""
         on_server = self.memory.total if self.served else 0
         return max(self.on_host, on_server) <= OF_HOST * self.host_memory
 
     def as_json(self) -> dict[str, Any]:
-        """The values for ``--json``."""
+        """Returns the values for ``--json``."""
         values = {"task": "ranking", "fits": self.fits, "on_host": self.on_host, **asdict(self)}
         values["memory"]["total"], values["sent"]["total"] = self.memory.total, self.sent.total
         return values
 
 
 def plan_ranking(loaded: LoadedJob, base: Path, cluster: Cluster) -> RankingPlan:
-    """Counts the ids of a job's log, and predicts what training takes with a process for each device of a cluster.
+    """Counts the ids of a job's log, and predicts training with one process for each device of a cluster.
 
     Raises:
-        UserError: the log cannot be used, or the model does not go with its features.
+        UserError: the log cannot be used, or the model does not fit its features.
     """
     job, block = loaded.job, block_of_task(loaded.job, RankingBlock)
     if block.engine != "stoker":
@@ -194,7 +194,7 @@ def plan_ranking(loaded: LoadedJob, base: Path, cluster: Cluster) -> RankingPlan
 
 
 def held_by_one(use: IdUse, first: float, *, holders: int) -> ShardMemory:
-    """What one of ``holders`` takes.
+    """Returns the memory of one of ``holders``.
 
     Args:
         first: ids of the first step, on all processes.
@@ -204,10 +204,10 @@ def held_by_one(use: IdUse, first: float, *, holders: int) -> ShardMemory:
 
 
 def saved_by_one(job: ResolvedJob, uses: Sequence[IdUse], tower: int, holders: int, processes: int) -> int:
-    """Bytes that a process takes beside rows and tower while it saves them: copies, a part of the rows, their order.
+    """Bytes that a process needs beside rows and tower while it saves them: copies, a part of the rows, their index.
 
-    Rows that are partly in a file are saved part by part, without copies, and rows of servers are in a trainer's memory
-    while it saves them.
+    Rows that partly lie in a file are saved part by part, without copies. Servers' rows are in a trainer's memory while
+    it saves them.
 
     Args:
         tower: bytes of its weights and optimizer state.
@@ -219,7 +219,7 @@ def saved_by_one(job: ResolvedJob, uses: Sequence[IdUse], tower: int, holders: i
     if any(table.disk is not None for use in uses for table in use.tables):
         copies = 0
     served = block_of_task(job, RankingBlock).servers is not None
-    of_one = -(-holders // processes) if served else 1  # holders whose rows a process saves
+    of_one = -(-holders // processes) if served else 1  # holders whose rows one process saves
     rows = of_one * sum(state_bytes(use.tables, -(-use.total // holders)) for use in uses)
     order = ORDER * of_one * sum(-(-use.total // holders) for use in uses)
     return copies * (tower + rows) + min(rows, PART_BYTES) + (rows if served else order)
@@ -228,14 +228,14 @@ def saved_by_one(job: ResolvedJob, uses: Sequence[IdUse], tower: int, holders: i
 def sent_bytes(
     tables: Sequence[TableSettings], unique: float, *, passes: int, holders: int, served: bool = False
 ) -> SentBytes:
-    """What a process sends in a step for the rows of tables with one layout.
+    """Returns the bytes that a process sends in a step for the rows of tables with one layout.
 
     Args:
-        unique: different ids of a pass.
-        passes: of a step.
+        unique: distinct ids of a pass.
+        passes: passes of a step.
     """
     values = tables[0].width * RowFormat(tables[0].dtype, tables[0].width).compute.itemsize
-    asked = 1 if tables[0].disk is None else 2  # rows that lie in files are asked for a step earlier as well
+    asked = 1 if tables[0].disk is None else 2  # rows in files are also requested a step ahead
     if served:  # servers send the rows
         return SentBytes(round(asked * KEY * unique * passes), 0, round(values * unique * passes))
     away = unique * passes * (holders - 1) / holders

@@ -1,4 +1,4 @@
-"""Prepares a job of task ranking: its log, its tower, its tables."""
+"""Preparation of a job of task ranking: its log, its tower, its tables."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: 
     """Builds log, tower and tables of a resolved job.
 
     Raises:
-        UserError: the log cannot be used, or the model does not go with its features.
+        UserError: the log cannot be used, or the model does not fit its features.
     """
     job, block = loaded.job, block_of_task(loaded.job, RankingBlock)
     if device.precision == "fp16":
@@ -91,7 +91,7 @@ def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: 
 
 
 def sync_of(loaded: LoadedJob, task: RankingTask, *, wide: bool) -> tuple[Hook, ...]:
-    """What sends changes to the store of ``export.sync``; nothing where there is none.
+    """Returns the hook that sends changes to the store of ``export.sync``; empty without one.
 
     Raises:
         UserError: the store cannot be opened.
@@ -127,7 +127,7 @@ def sync_of(loaded: LoadedJob, task: RankingTask, *, wide: bool) -> tuple[Hook, 
 
 
 def opened_store(place: str) -> StoreWriter:
-    """A store that answers."""
+    """Opens a store and checks that it answers."""
     writer = writer_of(place)
     with store_errors(place):
         writer.current()
@@ -141,14 +141,14 @@ def build(
     mesh: Mesh | None = None,
     servers: RowServers | None = None,
 ) -> tuple[nn.Module, Embeddings, RankingShape]:
-    """The tower and the tables of a job, as they are before the first step.
+    """Builds the initial tower and tables of a job.
 
     Args:
-        servers: that hold the rows.
+        servers: servers that hold the rows.
 
     Raises:
         CannotRun: the engine of the tables is not installed.
-        UserError: the model does not go with the features.
+        UserError: the model does not fit the features.
     """
     job, block = loaded.job, block_of_task(loaded.job, RankingBlock)
     own = ":" in block.model
@@ -181,12 +181,12 @@ def build(
 
 
 def dtype_of(device: Device) -> torch.dtype:
-    """The type of parameters and numbers."""
+    """Returns the dtype of parameters and numbers."""
     return torch.float64 if device.precision == "fp64" else torch.float32
 
 
 def _misfit(shape: RankingShape, block: RankingBlock, features: Features) -> tuple[str, str, str] | None:
-    """(key, message, suggestion) of what the model cannot be built for."""
+    """Returns (key, message, suggestion) of a setting that the model cannot be built with."""
     names = [*shape.features, *shape.sequences]
     if not names:
         return "ranking.features", "no feature has ids, so there is nothing to look up", "write `kind: id` for one"
@@ -213,14 +213,14 @@ def _misfit_of_towers(shape: RankingShape, features: Features) -> tuple[str, str
 
 
 def step_hook(tables: Callable[[], Embeddings], peak: float) -> Hook:
-    """Steps the tables with the optimizer, at their own rate along the same schedule.
+    """Returns the hook that steps the tables with the optimizer, at their own rate on the same schedule.
 
-    A step whose rows have a gradient that is not finite is left out as a whole. The tables count the run's steps: one
-    that is taken again is the same step, and one that was left out for good is an empty one.
+    A step with a row gradient that is not finite is skipped as a whole. The tables count the run's steps: a repeated
+    step counts once, and a skipped step counts as an empty one.
 
     Args:
-        tables: gives those of the run as they are now.
-        peak: of the schedule.
+        tables: returns the run's current tables.
+        peak: peak learning rate of the schedule.
     """
 
     def check(_step: int, total: Tensor) -> Tensor:
@@ -238,7 +238,7 @@ def step_hook(tables: Callable[[], Embeddings], peak: float) -> Hook:
 
 
 def prefetch_hook(task: RankingTask) -> tuple[Hook, ...]:
-    """Has rows that lie in files brought for the next step while a step is at work; nothing where none do."""
+    """Returns the hook that prefetches rows from files for the next step; empty where no rows lie in files."""
     if all(table.disk is None for table in task.tables.tables):
         return ()
 
@@ -249,7 +249,7 @@ def prefetch_hook(task: RankingTask) -> tuple[Hook, ...]:
 
 
 def facts_of(log: ClickLog, block: RankingBlock, tower: nn.Module, shape: RankingShape) -> dict[str, str]:
-    """What is printed before training starts."""
+    """Returns the facts that are printed before training starts."""
     features = log.features
     held_out = f"{len(log.held_out):,} held out, the latest" if log.held_out else "none held out"
     order = f"in order of {features.time}" if features.time else "in the order of the files"

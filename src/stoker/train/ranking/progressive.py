@@ -16,13 +16,13 @@ from stoker.data.ranking.click_log import RowSet
 from stoker.files import read_file
 from stoker.train.ranking.figures import RankingFigure, RankingFigures
 
-FILE = "progressive.jsonl"  # in the run's folder, a line a period; of a period that was done again the last one counts
-PREFIX = "next_"  # of metrics of a period that is about to be trained on
+FILE = "progressive.jsonl"  # in the run's folder, a line a period; the last line of a repeated period counts
+PREFIX = "next_"  # prefix of the metrics of a period that is about to be trained on
 
 
 @dataclass(frozen=True)
 class ValidationPeriod:
-    """Rows from one position to another, in the order of time."""
+    """A range of rows in time order."""
 
     number: int
     start: int
@@ -30,7 +30,7 @@ class ValidationPeriod:
 
 
 def periods_of(rows: RowSet) -> list[ValidationPeriod]:
-    """The periods of rows, in their order."""
+    """Returns the periods of rows, in order."""
     if not len(rows):
         return []
     numbers, starts = np.unique(rows.periods(), return_index=True)
@@ -49,7 +49,7 @@ def write_period(folder: Path, step: int, period: ValidationPeriod, figures: Ran
 
 
 def read_periods(folder: Path) -> list[dict[str, Any]]:
-    """The periods of a run in their order, each once; empty where there are none."""
+    """Reads the periods of a run in order, each once; empty where there are none."""
     if not (folder / FILE).is_file():
         return []
     found = {line["period"]: line for line in map(json.loads, read_file(folder / FILE).splitlines())}
@@ -57,12 +57,12 @@ def read_periods(folder: Path) -> list[dict[str, Any]]:
 
 
 def over_periods(folder: Path, labels: Sequence[str], last: int | None = None) -> RankingFigures | None:
-    """The metrics of the periods of a run, as means weighed by rows; None where it has none.
+    """Averages the metrics over the periods of a run, weighted by rows; None where it has none.
 
-    A metric is the mean over the periods that have it: one with a single class has no AUC.
+    A metric is averaged over the periods that have it: a period with a single class has no AUC.
 
     Args:
-        last: step up to which periods count; None for all.
+        last: last step whose periods count; None for all.
     """
     periods = [period for period in read_periods(folder) if last is None or period["step"] <= last]
     if not periods:
@@ -73,7 +73,7 @@ def over_periods(folder: Path, labels: Sequence[str], last: int | None = None) -
 
 
 def _means(found: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, RankingFigure]:
-    """Each metric of (metrics, rows) as its mean weighed by rows."""
+    """Averages each metric of (metrics, rows), weighted by rows."""
     figures = {}
     for name in dict.fromkeys(name for values, _ in found for name in values):
         some = [(values[name], rows) for values, rows in found if name in values]

@@ -1,4 +1,4 @@
-"""Rows of a click log as tensors, and what a ranking model gets of them once their ids are looked up."""
+"""Rows of a click log as tensors, and the inputs of a ranking model after its ids are looked up."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class RankingBatch:
         labels: [B, T].
         weights: [B].
         dense: [B, N].
-        ids: by feature, one of `stoker.sparse.jagged_ids`.
-        positions: [B], of the rows in what they come from.
+        ids: ids by feature, as `stoker.sparse.jagged_ids`.
+        positions: [B], position of each row in its source.
     """
 
     labels: Tensor
@@ -35,10 +35,10 @@ class RankingBatch:
 
 
 def ranking_batch_of(batch: RowBatch, positions: np.ndarray, dtype: torch.dtype) -> RankingBatch:
-    """Rows as tensors.
+    """Converts rows to tensors.
 
     Args:
-        dtype: of numbers, labels and weights.
+        dtype: dtype of numbers, labels and weights.
     """
     ids = {
         name: JaggedIds(
@@ -65,11 +65,11 @@ def ranking_inputs(
     first_order: bool,
     device: torch.device,
 ) -> RankingInputs:
-    """What a model gets of a batch.
+    """Returns the model's inputs for a batch.
 
     Args:
-        look_up: gives the vectors of each feature; tables in a process group make it a collective.
-        first_order: whether each feature is looked up in a table of single weights too.
+        look_up: returns the vectors of each feature; a collective where the tables are in a process group.
+        first_order: whether each feature is also looked up in a table of single weights.
     """
     ids = ids_looked_up(batch, shape, first_order=first_order)
     vectors = look_up(ids)
@@ -78,7 +78,7 @@ def ranking_inputs(
 
 
 def ids_looked_up(batch: RankingBatch, shape: RankingShape, *, first_order: bool) -> dict[str, JaggedIds]:
-    """The ids of each feature of the tables; ``first_order`` as for `ranking_inputs`."""
+    """Returns the ids of each feature of the tables; ``first_order`` as for `ranking_inputs`."""
     ids = dict(batch.ids)
     if first_order:
         ids |= {name + FIRST_ORDER: found for name, found in batch.ids.items() if name not in shape.sequences}

@@ -1,4 +1,4 @@
-"""The keys of ``ranking:``. Every verb loads this, so nothing heavy is imported."""
+"""The keys of ``ranking:``. Every command loads this file, so its imports are light."""
 
 from __future__ import annotations
 
