@@ -250,8 +250,7 @@ class Loop:
         """Restores the newest state before a step that went wrong; its samples are skipped from then on.
 
         If that does not help, the next rollback goes further back and skips all samples since. Without a state the
-        current
-        weights are kept, as no such step has changed them.
+        current weights are kept, as no such step has changed them.
         """
         begin = time.perf_counter()
         why, before = self.anomalies.why(result, self.progress.recent), self.anomalies.goes_back_before(result.step)

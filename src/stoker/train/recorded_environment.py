@@ -1,4 +1,4 @@
-"""What a run records of the machine and the software that it ran on."""
+"""Record of the machine and software that a run used."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PACKAGES = ("stoker", "torch", "transformers", "peft", "tokenizers", "safetensor
 
 
 def environment(device: Device, facts: dict[str, str], data: dict[str, str]) -> dict[str, Any]:
-    """What decides a run beside its job: versions, device, revision, data.
+    """Returns the facts that determine a run beside its job: versions, device, revision, data.
 
     Args:
-        facts: what is printed before training starts.
+        facts: facts printed before training starts.
         data: fingerprints of the sources by name.
     """
     return {
@@ -49,9 +49,9 @@ def _version(name: str) -> str | None:
 
 
 def git_revision(folder: Path) -> str | None:
-    """The commit that is checked out where a folder lies; None outside of a repository.
+    """Returns the commit checked out in a folder; None outside of a repository.
 
-    Read from the repository's files: git itself would run programs that the repository's configuration names.
+    It is read from the repository's files, as git itself would run programs that the repository's configuration names.
     """
     try:
         repository = next(p / ".git" for p in (folder, *folder.parents) if (p / ".git").exists())
@@ -66,10 +66,10 @@ def git_revision(folder: Path) -> str | None:
 
 
 def _commit_of(repository: Path, branch: str) -> str:
-    """The commit of a branch, such as ``refs/heads/main``; empty where it has none."""
+    """Returns the commit of a branch, such as ``refs/heads/main``; empty where it has none."""
     if not BRANCH.fullmatch(branch):
         return ""
-    common = repository / "commondir"  # of a worktree: the branches are in its repository
+    common = repository / "commondir"  # in a worktree: the branches are in its repository
     repository = repository / common.read_text().strip() if common.is_file() else repository
     if (repository / branch).is_file():
         return (repository / branch).read_text().strip()

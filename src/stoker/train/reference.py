@@ -1,7 +1,7 @@
-"""What `task: dpo` adds to the inputs: the reference's log-probabilities, labels, and KTO's divergence.
+"""Extra inputs of `task: dpo`: the reference's log-probabilities, labels, and KTO's KL estimate.
 
-The reference is read with the adapter off, in a forward pass of the same rows before that of the loss; or its
-log-probabilities are computed once, before the first step, and kept on disk (`stoker.train.reference_table`).
+The reference is evaluated with the adapter off, in a forward pass of the same rows before that of the loss; or its
+log-probabilities are computed once, before the first step, and cached on disk (`stoker.train.reference_table`).
 """
 
 from __future__ import annotations
@@ -37,13 +37,15 @@ if TYPE_CHECKING:
     from stoker.train.language_task import LanguageTask
     from stoker.train.tasks.dpo import ResolvedDpoBlock
 
-PASS_TOKENS = 4096  # of a forward pass that reads: no activations are kept
-CHUNK = 64 * PASS_TOKENS  # tokens between two saves of what was computed
+PASS_TOKENS = 4096  # per forward pass without gradients: no activations are kept
+CHUNK = 64 * PASS_TOKENS  # tokens between two saves of computed values
 PLACE = "place"
 
 
 class ReferenceScores(BatchExtras):
-    """Adds the reference's log-probabilities to the inputs; to judged answers their labels and the divergence."""
+    """Adds the reference's log-probabilities to the inputs; for judged answers also their labels and the KL
+    estimate.
+    """
 
     def __init__(self, loaded: LoadedJob, base: Path, block: ResolvedDpoBlock) -> None:
         self._loaded, self._base, self._block = loaded, base, block
@@ -69,7 +71,7 @@ class ReferenceScores(BatchExtras):
         return self._with_divergence(parts, engine) if self._judged else parts
 
     def _with_divergence(self, parts: Sequence[Part], engine: Engine) -> list[Part]:
-        """KTO's estimate of the divergence: the mean log-ratio of mismatched answers over the whole step, at least 0
+        """Estimates KTO's KL divergence: the mean log-ratio of mismatched answers over the whole step, at least 0
         (Ethayarajh et al., 2024, section 3.2).
         """
         beside = [Part(inputs, targets=0, tokens=0) for part in parts for inputs in part.beside]
@@ -85,7 +87,7 @@ class ReferenceScores(BatchExtras):
     def begin(self, task: LanguageTask, engine: Engine) -> None:
         if not self._precomputed:
             return
-        # Virtual tokens are before every row of the model that is trained, but not of its reference.
+        # The trained model has virtual tokens before every row; its reference has none.
         if self._block.reference == "precomputed" and self._loaded.job.tune.method not in VIRTUAL:
             digest = OtherModel(self._loaded, self._base, self._block.reference).digest()
             self._fill(self._documents(task), digest, partial(_by_engine, task.language, engine, task.device))
@@ -98,13 +100,15 @@ class ReferenceScores(BatchExtras):
             self._fill_by_another([*documents, *others], None)
 
     def _documents(self, task: LanguageTask) -> list[Document]:
-        """All that the run may take: its rows, those held out, and of judged answers the mismatched ones."""
+        """Returns all documents that the run may use: its rows, those held out, and for judged answers the mismatched
+        ones.
+        """
         job, sequences = self._loaded.job, task.corpus.sequences
         held_out = task.corpus.evaluation_documents()
         if not self._judged:
             rows = [Document(c[i], source, i) for source, c in enumerate(sequences.caches) for i in range(c.rows)]
             return rows + held_out
-        # Which answers meet depends on the order; a run that leaves samples out goes on to later ones.
+        # Pairs of mismatched answers depend on the order; a run that skips samples continues with later ones.
         samples = job.steps * job.train.batch if job.steps else sequences.total(job.epochs or 1.0)
         leaves_out = job.faults.spike or job.faults.not_finite == "roll-back"
         drawn = [document for index in range(samples * (1 + bool(leaves_out)) + 1) for document in sequences[index]]
@@ -116,7 +120,7 @@ class ReferenceScores(BatchExtras):
         self._fill(documents, other.digest(), partial(other.compute, device=device))
 
     def _fill(self, documents: Sequence[Document], digest: str, compute: Compute) -> None:
-        """Completes the table; a collective, whose first process reads and writes the disk."""
+        """Completes the table; a collective, whose first process reads and writes the file."""
         self._table = ReferenceTable(by_first(lambda: ReferenceTable.read(digest).entries))
         missing = sorted(self._table.missing(documents), key=lambda d: (len(d.row.ids), row_key(d.row)))
         with torch.no_grad(), arithmetic_of(device_for(self._loaded.job)):
@@ -128,7 +132,7 @@ class ReferenceScores(BatchExtras):
 def _by_engine(
     language: LanguageModel, engine: Engine, device: torch.device, documents: Sequence[Document]
 ) -> np.ndarray:
-    """The summed log-probability of each document under the model as it is now; a collective."""
+    """Returns the summed log-probability of each document under the current model; a collective."""
     size = -(-len(documents) // engine.replicas) * engine.replicas
     first, last = engine.share(0, len(documents), size)
     parts = forward_passes(language, documents[first:last], device)
@@ -140,7 +144,7 @@ def _by_engine(
 
 
 def forward_passes(language: LanguageModel, documents: Sequence[Document], device: torch.device) -> list[Part]:
-    """Documents as forward passes that are read; the place of each is given to its pass."""
+    """Lays documents out as forward passes without gradients; each pass is given its documents' places."""
     parts: list[Part] = []
     start = 0
     for group in _groups(documents, PASS_TOKENS):
@@ -153,12 +157,12 @@ def forward_passes(language: LanguageModel, documents: Sequence[Document], devic
 
 
 def sums(hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Tensor:
-    """The summed log-probability of each document, shape (R,), on one process of those that share the row."""
+    """Returns the summed log-probability of each document, shape (R,), on one of the processes that share the row."""
     return inputs.counted_once(answer_scores(hidden_ND, inputs, head)[0])
 
 
 def _groups(documents: Sequence[Document], tokens: int) -> Iterator[list[Document]]:
-    """Documents that follow each other, of so many tokens together, or one alone."""
+    """Groups consecutive documents of up to ``tokens`` tokens; a longer one is alone."""
     group: list[Document] = []
     held = 0
     for document in documents:
@@ -173,7 +177,7 @@ def _groups(documents: Sequence[Document], tokens: int) -> Iterator[list[Documen
 
 def _with_reference(parts: Sequence[Part], engine: Engine, passes: int) -> list[Part]:
     found = engine.read(parts, _log_probabilities, passes, tuned=False)
-    if not found:  # an earlier stage of a pipeline, where no loss is computed
+    if not found:  # an earlier pipeline stage, which computes no loss
         return list(parts)
     return [_given(part, REFERENCE, values) for part, values in zip(parts, found, strict=True)]
 
@@ -183,7 +187,7 @@ def _log_probabilities(hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHea
 
 
 def _log_ratios(hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead, *, normalise: bool) -> Tensor:
-    """(summed log-ratio of the documents, their number), shape (2,)."""
+    """Returns (summed log-ratio of the documents, their number), shape (2,)."""
     log_p_R, tokens_R = answer_scores(hidden_ND, inputs, head)
     ratio_R = log_p_R - inputs.given[REFERENCE].to(log_p_R) if inputs.rows else log_p_R
     ratio_R = ratio_R / tokens_R.clamp(min=1) if normalise else ratio_R

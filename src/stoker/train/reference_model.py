@@ -1,4 +1,4 @@
-"""A reference model beside the one that is trained: opened whole in each process while it is read, then dropped."""
+"""Reference model beside the trained one: opened whole in each process while it is used, then dropped."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ from stoker.models.text import open_text_side
 from stoker.models.weight_source import all_rows
 
 Compute = Callable[[Sequence[Document]], np.ndarray]
-"""Gives the summed log-probability of each document."""
+"""Returns the summed log-probability of each document."""
 
 
 class OtherModel:
-    """The model that a job's key names: ``precomputed`` for the job's own as it comes, else a model or a run."""
+    """The reference that a job names: ``precomputed`` for the job's own base model, else a model or a run."""
 
     def __init__(self, loaded: LoadedJob, base: Path, named: str) -> None:
         self._loaded, self._base, self._named = loaded, base, named
         self._own = named == "precomputed"
 
     def digest(self) -> str:
-        """Of its weights, its configuration and how it is held in memory; a collective."""
+        """Digests its weights, its configuration and its in-memory format; a collective."""
         return by_first(self._digest)
 
     def compute(self, documents: Sequence[Document], *, device: torch.device | None) -> np.ndarray:
-        """The summed log-probability of each document; a collective of all processes.
+        """Returns the summed log-probability of each document; a collective of all processes.
 
         Args:
-            device: of this process; None for the job's.
+            device: device of this process; None for the job's.
 
         Raises:
             UserError: the model cannot be opened, or has another tokenizer.
@@ -76,7 +76,7 @@ class OtherModel:
 
     @cached_property
     def _job(self) -> ResolvedJob | None:
-        """A job of this model, nothing of it tuned; None where it is a run."""
+        """A job of this model without tuning; None where it is a run."""
         job = self._loaded.job
         assert job.model is not None
         update: dict[str, object] = {"tune": job.tune.model_copy(update={"method": "full", "new_rows_first": 0})}

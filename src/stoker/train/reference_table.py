@@ -1,4 +1,4 @@
-"""Log-probabilities under a reference model, kept on disk by the content of model and row."""
+"""Log-probabilities under a reference model, cached on disk by the content of model and row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENTRY = np.dtype([("row", "<u8"), ("log_probability", "<f8")])
 
 
 def row_key(row: Row) -> int:
-    """A digest of a row's tokens and of which are trained."""
+    """Digests a row's tokens and its loss mask."""
     digest = hashlib.blake2b(np.ascontiguousarray(row.ids, "<u4").tobytes(), digest_size=8)
     digest.update(np.packbits(row.trained).tobytes())
     return int.from_bytes(digest.digest(), "little")
@@ -31,10 +31,10 @@ class ReferenceTable:
 
     @classmethod
     def read(cls, model: str) -> ReferenceTable:
-        """What is on disk of a model; empty where nothing can be read.
+        """Reads a model's values from disk; empty where nothing can be read.
 
         Args:
-            model: the digest of its content.
+            model: digest of the model's content.
         """
         try:
             entries = np.load(_file(model), allow_pickle=False)
@@ -43,7 +43,7 @@ class ReferenceTable:
         return cls(entries if entries.dtype == ENTRY and entries.ndim == 1 else None)
 
     def write(self, model: str) -> None:
-        """Adds these entries to those on disk."""
+        """Merges these entries into those on disk."""
         file = _file(model)
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{file}.lock"):
@@ -59,11 +59,11 @@ class ReferenceTable:
 
     @property
     def entries(self) -> np.ndarray:
-        """Sorted by row."""
+        """Entries sorted by row."""
         return self._entries
 
     def add(self, keys: Sequence[int] | np.ndarray, log_probabilities: np.ndarray) -> None:
-        """Adds rows; those that are there already keep their value."""
+        """Adds rows; existing rows keep their values."""
         new = np.zeros(len(keys), ENTRY)
         new["row"], new["log_probability"] = keys, log_probabilities
         entries = np.concatenate([self._entries, new])
@@ -71,7 +71,7 @@ class ReferenceTable:
         self._entries = entries[first]
 
     def missing(self, documents: Sequence[Document]) -> list[Document]:
-        """The documents without a value, each content once."""
+        """Returns the documents without a value, each content once."""
         known = set(self._entries["row"].tolist())
         found: dict[int, Document] = {}
         for document in documents:
@@ -81,10 +81,10 @@ class ReferenceTable:
         return list(found.values())
 
     def of(self, documents: Sequence[Document]) -> np.ndarray:
-        """The values of documents, float64.
+        """Returns the values of documents, float64.
 
         Raises:
-            KeyError: one of them has none.
+            KeyError: a document has none.
         """
         keys = np.array([row_key(document.row) for document in documents], np.uint64)
         places = np.searchsorted(self._entries["row"], keys)

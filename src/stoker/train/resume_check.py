@@ -1,4 +1,4 @@
-"""Whether a job may resume in a folder: the same mathematics on the same data, or one clear error."""
+"""Check that a job may resume in a folder: the same mathematics on the same data, or one clear error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker.job.load_job import load_job
 from stoker.job.resolved import ResolvedJob
 from stoker.runs.run_folder import RunFolder
 
-# How long, how often and in which layout: none of these changes what a step computes.
+# Length, frequencies and layout: none of these changes what a step computes.
 MAY_CHANGE = (
     "steps",
     "epochs",
@@ -44,7 +44,7 @@ MAY_CHANGE = (
 
 
 def check_same_job(job: ResolvedJob, fingerprints: dict[str, str], folder: RunFolder, *, resuming: bool) -> None:
-    """Compares the job and its data with those that the folder's checkpoints come from. A collective.
+    """Compares the job and its data with those of the folder's checkpoints. A collective.
 
     Raises:
         UserError: another job trained here, or the data has changed since.
@@ -73,7 +73,7 @@ def _check_same_job(job: ResolvedJob, fingerprints: dict[str, str], folder: RunF
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What differs in two jobs by dotted key, without what may change in the middle of a run."""
+    """Describes the differences of two jobs by dotted key, except keys that may change during a run."""
     return [
         f"{key} was {old.get(key)!r} and is {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())
@@ -82,10 +82,10 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def check_none_lost(folder: RunFolder, place: Path | str) -> None:
-    """Raises RunFailed where the run has saved checkpoints, by its own record, and now there is none.
+    """Raises RunFailed where the run's record lists checkpoints and none exists.
 
     Args:
-        place: where they are looked for.
+        place: folder of the checkpoints.
     """
     saved: set[int] = set()
     for event in folder.read_events():
@@ -102,7 +102,7 @@ def check_none_lost(folder: RunFolder, place: Path | str) -> None:
 
 
 def _data_of(folder: RunFolder) -> dict[str, str]:
-    """The fingerprints that the run recorded; empty where its record is lost."""
+    """Returns the fingerprints that the run recorded; empty where its record is lost."""
     try:
         return dict(json.loads(read_file(folder.environment))["data"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""Whether a reward model is as sure as it is right: predicted probabilities of pairs against outcomes, by source."""
+"""Calibration of a reward model: predicted probabilities of pairs against outcomes, by source."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ BINS = 10  # of equal width, between 1/2 and 1
 def calibration(
     task: LanguageTask, engine: Engine, documents: Sequence[Document], names: Sequence[str]
 ) -> dict[str, Any]:
-    """Of each source: accuracy, mean margin, bins of pairs, and the expected calibration error (Guo et al., 2017).
+    """Returns, for each source, accuracy, mean margin, bins of pairs, and expected calibration error (Guo et al.,
+    2017).
 
     Args:
         documents: pairs, the chosen answer first.
-        names: of the sources that documents number.
+        names: names of the sources that documents refer to by number.
     """
     found = []
     for number in sorted({document.source for document in documents}):

@@ -1,4 +1,4 @@
-"""The objective of `task: reward`: the Bradley-Terry loss of the scores of pairs, and what is measured of them.
+"""Objective of `task: reward`: the Bradley-Terry loss of the scores of pairs, and its measures.
 
 Shapes: N targets (the ends of answers), R rows (answers), P pairs of them, the chosen one first.
 """
@@ -32,19 +32,19 @@ MARGIN = "margin"
 
 
 def answer_scores(hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Tensor:
-    """The score of each answer, before the offset, shape (R,)."""
+    """Returns the score of each answer, before the offset, shape (R,)."""
     return inputs.sum_by_document(scores(hidden_ND, head))
 
 
 def bradley_terry(chosen_P: Tensor, rejected_P: Tensor, margin_P: Tensor | float = 0.0) -> Tensor:
-    """-log sigmoid of the scores' difference (Ouyang et al., 2022, equation 1), less a margin (Touvron et al., 2023,
+    """-log sigmoid of the score difference (Ouyang et al., 2022, equation 1) minus a margin (Touvron et al., 2023,
     "Llama 2", equation 2); shape (P,).
     """
     return -logsigmoid(chosen_P - rejected_P - margin_P)
 
 
 class RewardObjective:
-    """The loss of a job's block ``reward``, over pairs."""
+    """Loss of a job's ``reward`` block, over pairs."""
 
     def __init__(self, block: RewardBlock) -> None:
         self._block = block
@@ -70,13 +70,13 @@ class RewardObjective:
 
 
 class RewardExtras(BatchExtras):
-    """Scores are read at the end of an answer; margins come with the rows."""
+    """Extra inputs of reward training: targets at the end of answers, and the margins of rows."""
 
     def __init__(self, loaded: LoadedJob, block: RewardBlock) -> None:
         self._loaded, self._block = loaded, block
 
     def as_row(self, document: Document) -> Row:
-        """The document with one target after its last trained token, where the score is read."""
+        """Returns the document with one target after its last trained token, where the score is read."""
         ids, _ = trim((document.row.ids, document.row.trained))
         return np.append(ids, ids[-1]), np.arange(len(ids) + 1) == len(ids)
 
@@ -92,20 +92,22 @@ class RewardExtras(BatchExtras):
             raise UserError(self._loaded.problem("reward.margin", message, hint))
 
     def evaluated(self, task: LanguageTask, measures: Mapping[str, float]) -> None:
-        """Makes the mean of the held-out chosen answers the score 0 (Stiennon et al., 2020, section 3.4)."""
+        """Sets the offset so that the mean score of held-out chosen answers is 0 (Stiennon et al., 2020,
+        section 3.4).
+        """
         for head in heads_of(task.model):
             getattr(head, OFFSET).fill_(measures["chosen_score"])
 
 
 def heads_of(model: nn.Module) -> list[nn.Linear]:
-    """The score head of a model, or those of this process' stages."""
+    """Returns the score head of a model, or those of this process' stages."""
     parts = list(model) if isinstance(model, nn.ModuleList) else [model]
     found = [score_head_of(unwrap(part)) for part in parts]
     return [head for head in found if head is not None and hasattr(head, OFFSET)]
 
 
 def offset_of(model: nn.Module) -> float:
-    """What is taken off a model's scores."""
+    """Returns the offset that is subtracted from a model's scores."""
     (head,) = heads_of(model)
     offset = getattr(head, OFFSET)
     assert isinstance(offset, torch.Tensor)

@@ -1,4 +1,4 @@
-"""Runs a prepared job in its folder: optimizer, saver, hooks, loop, and the records of its start and end."""
+"""Training run of a prepared job in its folder: optimizer, saver, hooks, loop, and records of its start and end."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def start(
     """Trains in a folder that the caller has locked; resumes an earlier run in it.
 
     Args:
-        began: when this process began to prepare the job, seconds since 1970; by default now.
+        began: start of this process' preparation of the job, seconds since 1970; by default now.
     """
     job, task, heart, began = prepared.job, prepared.task, heart or Heart(), began or time.time()
     display = display or Display(0, task.unit, quiet=quiet or not prepared.engine.first)
@@ -138,7 +138,7 @@ def start(
     except BaseException as error:
         if not heart.watched:
             kind = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-            with suppress(RunFailed):  # the disk may be what failed
+            with suppress(RunFailed):  # the disk may be the cause
                 event(kind, step=loop.progress.step, error=f"{type(error).__name__}: {error}")
         raise
     finally:
@@ -175,7 +175,7 @@ def _warmup(prepared: Prepared, optimizer: Optimizer) -> list[Hook]:
     steps, new = prepared.job.tune.new_rows_first, prepared.new_rows
     if not steps or new is None:
         return []
-    from stoker.train.embedding_warmup import NewRowsFirst  # takes transformers along
+    from stoker.train.embedding_warmup import NewRowsFirst  # imports transformers
 
     model, names = prepared.task.model, (prepared.pieces, prepared.aliases)
     return [NewRowsFirst(model, optimizer, new, steps, *names).hook()]
@@ -189,7 +189,7 @@ def _sampler(prepared: Prepared) -> Sampler | None:
 
 
 def _no_event(_name: str, **_values: Any) -> None:
-    """Records nothing; for all processes but the first, which records each event once."""
+    """Records nothing; used on all processes but the first, which records each event once."""
 
 
 def _saver(

@@ -1,4 +1,4 @@
-"""The numbers of a run: those derived before it starts, and those that change from step to step."""
+"""Numbers of a run: those derived before it starts, and those that change from step to step."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from stoker.train.task import Task
 
 @dataclass(frozen=True)
 class RunSchedule:
-    """The numbers of a run, every one derived before it starts.
+    """Numbers of a run that are derived before it starts.
 
     Attributes:
-        steps: optimizer steps in all.
-        samples: samples in all; the last step may have fewer than ``batch``.
+        steps: total optimizer steps.
+        samples: total samples; the last step may have fewer than ``batch``.
         batch, micro_batch: samples per optimizer step, and per forward pass.
         clip: largest gradient norm; 0 for none.
-        seed: of everything random within a step.
-        evaluate_every, save_every: in steps.
-        keep: newest checkpoints kept.
-        keep_every: also those of steps that this number divides; None for none.
-        keep_best: whether the best one is kept beside them.
+        seed: seed of everything random within a step.
+        evaluate_every, save_every: intervals in steps.
+        keep: number of newest checkpoints kept.
+        keep_every: also keeps those at multiples of this step; None for none.
+        keep_best: whether the best checkpoint is kept as well.
     """
 
     steps: int
@@ -43,14 +43,14 @@ class RunSchedule:
 
 @dataclass
 class Progress:
-    """What changes from step to step beside the tensors, and is saved with them.
+    """Non-tensor state that changes from step to step and is saved with the tensors.
 
     Attributes:
-        samples: number of the next one.
-        trained: targets so far.
-        left_out: steps whose numbers were not finite.
+        samples: number of the next sample.
+        trained: targets trained so far.
+        left_out: steps that were skipped because of numbers that are not finite.
         skipped: spans of samples that training skips; see `stoker.train.skipped_samples`.
-        recent: the losses that the next one is compared with.
+        recent: losses that the next one is compared with.
     """
 
     step: int = 0
@@ -66,14 +66,14 @@ class Progress:
 
 
 def plan_of(job: ResolvedJob, task: Task, done: Progress | None = None) -> RunSchedule:
-    """Every number of the run, derived from the resolved job and the size of its data.
+    """Derives every number of the run from the resolved job and the size of its data.
 
     Args:
-        done: what an earlier part of the run has done. Its last step may have been smaller than a batch, at
-            the end of an epoch that was the last one then.
+        done: progress of an earlier part of the run. Its last step may have been smaller than a batch, at what was then
+            the end of its last epoch.
 
     Raises:
-        UserError: the data gives not even one sample.
+        UserError: the data gives no sample.
     """
     train = job.train
     done = done or Progress()
@@ -102,7 +102,7 @@ def plan_of(job: ResolvedJob, task: Task, done: Progress | None = None) -> RunSc
 
 
 def schedule_of(job: ResolvedJob, plan: RunSchedule) -> Schedule:
-    """The learning rate of each of the plan's steps."""
+    """Returns the learning-rate schedule of the plan."""
     first = min(job.tune.new_rows_first, plan.steps)
     rest = plan.steps - first
     warmup = warmup_steps(job.train.warmup, rest)

@@ -1,4 +1,4 @@
-"""Answers to held-out prompts, written now and then so that a person can see what a model has learnt."""
+"""Sample answers to held-out prompts, generated from time to time for people to read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MEMORY = 2**40  # bytes: no limit for this few sequences
 
 @dataclass(frozen=True)
 class WrittenSample:
-    """A prompt and what the model says to it."""
+    """A prompt and the model's answer."""
 
     prompt: str
     answer: str
@@ -32,11 +32,11 @@ class WrittenSample:
 
 @dataclass(frozen=True)
 class Sampler:
-    """Held-out prompts.
+    """Held-out prompts for sample answers.
 
     Attributes:
         prompts: token ids, each of shape (length,).
-        codec: turns tokens into text, and knows what ends an answer.
+        codec: decodes tokens, and defines the stop tokens.
         context: most tokens of a prompt with its answer; None without a limit.
     """
 
@@ -45,7 +45,7 @@ class Sampler:
     context: int | None = None
 
     def samples(self, task: Task, engine: Engine) -> list[WrittenSample]:
-        """The likeliest answer to each prompt; the same on every process."""
+        """Returns the greedy answer to each prompt; the same on every process."""
         decoder = engine.decoder(self.context)
         answers = self._generated(decoder) if decoder is not None else self._recomputed(task, engine)
         return [
@@ -54,7 +54,7 @@ class Sampler:
         ]
 
     def _generated(self, decoder: Decoder) -> list[Sequence[int]]:
-        from stoker.generate.generation_engine import GenerationEngine  # takes transformers and peft along
+        from stoker.generate.generation_engine import GenerationEngine  # imports transformers and peft
 
         requests = [
             Request(tuple(prompt.tolist()), LONGEST_ANSWER, stop_ids=self.codec.stop_ids) for prompt in self.prompts
@@ -65,7 +65,7 @@ class Sampler:
 
     @torch.no_grad()
     def _recomputed(self, task: Task, engine: Engine) -> list[Sequence[int]]:
-        """The same where a row is spread over processes, so that there is no cache: every token is a pass of all."""
+        """Generates without a cache where a row is split over processes: each token takes a forward pass of all."""
         rows = list(self.prompts)
         going = list(range(len(rows)))
         training = task.model.training
@@ -89,9 +89,9 @@ class Sampler:
 def sampler_for(
     documents: Sequence[Document], count: int, codec: TextCodec, context: int | None = None
 ) -> Sampler | None:
-    """A sampler of the first held-out documents that have a prompt; None without any.
+    """Returns a sampler of the first held-out documents that have a prompt; None without any.
 
-    The prompt is what stands before the first trained token; of a document that is trained whole, its first half.
+    The prompt is the text before the first trained token; for a document that is trained whole, its first half.
     """
     prompts: list[np.ndarray] = []
     for prompt in _prompts(documents, LONGEST_PROMPT if context is None else min(LONGEST_PROMPT, context - 1)):

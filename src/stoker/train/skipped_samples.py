@@ -1,6 +1,6 @@
 """Samples that training skips because a step with them went wrong, as spans of sample numbers of the whole run.
 
-The order of the rest stays what it is: a pure function of seed, epoch and number.
+The order of the others stays a pure function of seed, epoch and number.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 Span = tuple[int, int]
-"""First sample, and the one after the last."""
+"""(first sample, sample after the last)."""
 
 
 def next_span(first: int, batch: int, skipped: Sequence[Sequence[int]]) -> Span:
-    """The samples of the step that begins with ``first``, or after it where that one is skipped.
+    """Returns the samples of the step that begins at ``first``, or after it where that one is skipped.
 
     Args:
-        batch: samples of a step; it has fewer where it would reach into a skipped span.
+        batch: samples per step; a step that would reach into a skipped span has fewer.
         skipped: spans, in any order.
     """
     while inside := [end for start, end in skipped if start <= first < end]:
@@ -24,7 +24,7 @@ def next_span(first: int, batch: int, skipped: Sequence[Sequence[int]]) -> Span:
 
 
 def steps_in(first: int, last: int, batch: int, skipped: Sequence[Sequence[int]]) -> int:
-    """Steps that the samples first .. last-1 make."""
+    """Returns the number of steps over samples first .. last-1."""
     steps = 0
     for start, end in _kept(first, last, skipped):
         steps += -(-(end - start) // batch)
@@ -32,7 +32,7 @@ def steps_in(first: int, last: int, batch: int, skipped: Sequence[Sequence[int]]
 
 
 def end_of(first: int, steps: int, batch: int, skipped: Sequence[Sequence[int]]) -> int:
-    """The sample after the last one of ``steps`` steps."""
+    """Returns the sample after the last one of ``steps`` steps."""
     if not steps:
         return first
     beyond = max([first, *(end for _, end in skipped)])
@@ -45,7 +45,7 @@ def end_of(first: int, steps: int, batch: int, skipped: Sequence[Sequence[int]])
 
 
 def _kept(first: int, last: int, skipped: Sequence[Sequence[int]]) -> list[Span]:
-    """The spans of samples that are not skipped."""
+    """Returns the spans of samples that are not skipped."""
     kept = []
     for start, end in sorted((int(start), int(end)) for start, end in skipped):
         if first < min(start, last):

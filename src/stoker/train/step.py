@@ -1,4 +1,4 @@
-"""One optimizer step: samples, micro-batches, gradients, and the step itself where all numbers are finite."""
+"""One optimizer step: samples, micro-batches, gradients, and the update where all numbers are finite."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ Beat = Callable[[str, int], None]
 
 @dataclass(frozen=True)
 class StepResult:
-    """The outcome of a step, which was taken or skipped because of its numbers.
+    """Result of a step, which was taken or skipped.
 
     Attributes:
-        span: its samples.
+        span: samples of the step.
         loss: mean over its targets.
         grad_norm: L2 norm of the gradient before clipping.
-        wrong: whether it was skipped for another reason than an overflow of float16, which the loss scale handles.
+        wrong: whether it was skipped for another reason than a float16 overflow, which the loss scale handles.
         asked: whether a process was asked to stop.
-        data_seconds: spent on waiting for samples, of ``seconds`` in all.
-        measures: what else its objective measured, as means over its targets.
+        data_seconds: share of ``seconds`` spent on waiting for samples.
+        measures: further measures of its objective, as means over its targets.
     """
 
     step: int
@@ -53,7 +53,7 @@ class StepResult:
 
     @property
     def what_is_wrong(self) -> str:
-        """Which of its numbers is not finite."""
+        """Describes the number that is not finite."""
         if not math.isfinite(self.loss):
             return f"the loss is {self.loss}"
         return f"the gradient's norm is {self.grad_norm}"
@@ -63,7 +63,7 @@ class Stepper:
     """Takes the steps of a run.
 
     Args:
-        beat: called as a phase of a step begins.
+        beat: called when a phase of a step begins.
     """
 
     def __init__(
@@ -94,11 +94,11 @@ class Stepper:
         lr: float,
         asked: Callable[[], bool],
     ) -> StepResult:
-        """One step on the samples of ``span``.
+        """Takes one step on the samples of ``span``.
 
         Args:
-            following: the samples of the next steps, of which the first are laid out meanwhile; none after the last.
-            asked: whether this process has been asked to stop by now.
+            following: samples of the next steps, the first of which are laid out meanwhile; empty at the last step.
+            asked: returns whether this process has been asked to stop.
         """
         begin = time.perf_counter()
         self._beat("data", step)
@@ -109,7 +109,7 @@ class Stepper:
         for hook in self._hooks:
             hook.before_passes(step)
         self._beat("train", step)
-        # Not before: the thread takes turns with this one.
+        # Not earlier: the thread competes with this one.
         self._batches.lay_out_ahead(following[: 2 if self._asks else 1])
         if following:
             for ask in self._asks:
@@ -149,7 +149,7 @@ class Stepper:
         return not found.taken and not (self._scaler.is_enabled() and found.loss_is_finite)
 
     def _seed(self, seed: int, step: int) -> None:
-        """The random state is a function of (seed, step, process), so a resumed run draws the same numbers."""
+        """Seeds the random state from (seed, step, process), so that a resumed run draws the same numbers."""
         seat = self._engine.seat()
         key = stream_key(seed, 7, step, *([seat] if seat else []))
         random.seed(key)
@@ -159,15 +159,15 @@ class Stepper:
 
 @dataclass(frozen=True)
 class StepNumbers:
-    """What the host learns of a step once it has been launched.
+    """Numbers that the host reads from the device after a step has been launched.
 
     Attributes:
         loss: summed over the step's targets and the processes.
         grad_norm: L2 norm of the gradient before clipping.
-        loss_is_finite, taken: whether the loss, and whether loss and gradient were finite, so that the step was
-            taken.
+        loss_is_finite: whether the loss is finite.
+        taken: whether loss and gradient were finite, so that the step was taken.
         asked: whether a process was asked to stop.
-        sums: what else was measured, summed over the step's targets and the processes.
+        sums: further measures, summed over the step's targets and the processes.
     """
 
     loss: float
@@ -179,11 +179,11 @@ class StepNumbers:
 
 
 class NonfiniteGuard:
-    """Leaves out every step whose loss or gradient is not finite on any process.
+    """Skips every step whose loss or gradient is not finite on any process.
 
-    Weights, moments and buffers are then what they were, to the bit. A fused AdamW gets a flag on its device, as
-    `torch.amp.GradScaler` passes it an overflow: the host waits once a step, when all of it has been launched.
-    Other optimizers take no flag; for them the host waits before the step.
+    Weights, moments and buffers then keep their values bitwise. A fused AdamW gets a flag on its device, as
+    `torch.amp.GradScaler` passes it an overflow: the host waits once a step, after all of it has been launched. Other
+    optimizers take no flag; for them the host waits before the step.
     """
 
     def __init__(
@@ -195,24 +195,24 @@ class NonfiniteGuard:
     ) -> None:
         """
         Args:
-            buffers: what forward passes change (batch norm's averages), to be put back after a step left out.
+            buffers: buffers that forward passes change (batch norm's averages), restored after a skipped step.
         """
         self._optimizer, self._scaler, self._engine, self._buffers = optimizer, scaler, engine, buffers
         self._on_device = isinstance(optimizer, AdamW) and bool(optimizer.defaults.get("fused"))
         self._before: list[Tensor] = []
 
     def begin(self) -> None:
-        """Before the forward passes."""
+        """Saves the buffers; called before the forward passes."""
         self._before = [buffer.clone() for buffer in self._buffers]
 
     @torch.no_grad()
     def step(self, loss: Tensor, norm: Tensor, sums: Tensor | None = None, *, asked: bool) -> StepNumbers:
-        """Takes the optimizer's step, or leaves it out.
+        """Takes or skips the optimizer's step.
 
         Args:
-            loss: of this process, summed.
-            norm: of the gradient of all processes.
-            sums: what else this process measured, shape (measures,).
+            loss: summed loss of this process.
+            norm: norm of the gradient over all processes.
+            sums: further measures of this process, shape (measures,).
             asked: whether this process was asked to stop.
         """
         norm = norm.to(loss)
@@ -220,7 +220,7 @@ class NonfiniteGuard:
         alike = loss[None] if sums is None else torch.cat([loss[None], sums])
         added = self._engine.add_up(alike, flags)
         total, (odd, stops), sums = added[0], added[-2:], added[1:-2]
-        # The sum decides, not a process' own number: no two of them can differ.
+        # The sum decides instead of a process' own number, so that all decide alike.
         bad = (odd > 0) | total.isfinite().logical_not()
         if self._on_device:
             self._step_unless(bad)
@@ -234,7 +234,7 @@ class NonfiniteGuard:
 
     def _step_unless(self, bad: Tensor) -> None:
         optimizer = self._optimizer
-        with torch._C.DisableTorchFunction():  # optimizers want it in single precision, also in verification
+        with torch._C.DisableTorchFunction():  # optimizers need single precision, in verification too
             optimizer.grad_scale, optimizer.found_inf = None, bad.float()  # type: ignore[attr-defined]
         try:
             optimizer.step()
@@ -242,7 +242,7 @@ class NonfiniteGuard:
             del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
 
     def _settle(self, bad: Tensor) -> None:
-        """Puts the buffers back, and lets the loss scale shrink or grow by what all processes found."""
+        """Restores the buffers after a skipped step, and updates the loss scale from the result of all processes."""
         for buffer, before in zip(self._buffers, self._before, strict=True):
             buffer.copy_(torch.where(bad.to(buffer.device), before, buffer))
         if self._scaler.is_enabled():

@@ -1,4 +1,4 @@
-"""A signal that asks a run to stop."""
+"""Handling of signals that ask a run to stop."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from stoker.train.progress import Display
 
 
 class StopRequest:
-    """The first SIGINT or SIGTERM, after which a run ends with its step and a checkpoint; a second ends it at once.
+    """Stop flag set by SIGINT or SIGTERM: the run ends with its step and a checkpoint. A second signal ends it at once.
 
-    The supervisor may also ask for a pause: the processes stop after their step, and others go on from there.
+    The supervisor may also ask for a pause: the processes stop after their step, and others resume from there.
 
     Attributes:
-        signal: its number; None where none has come yet.
+        signal: number of the received signal; None before.
         pause: whether a pause was asked for.
     """
 
@@ -32,7 +32,7 @@ class StopRequest:
         self.pause = False
 
     def is_made(self) -> bool:
-        """Whether this process has been asked to stop."""
+        """Returns whether this process has been asked to stop."""
         return self.signal is not None or self.pause
 
     @contextmanager
@@ -56,7 +56,7 @@ class StopRequest:
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = number
-        if not self._heart.watched:  # else the supervisor prints that and enforces the deadline
+        if not self._heart.watched:  # else the supervisor prints this and enforces the deadline
             self._display.note(STOPPING)
             if number == signal.SIGTERM:
                 self._timers.append(end_in_time(self._faults))

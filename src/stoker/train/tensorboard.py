@@ -1,4 +1,4 @@
-"""TensorBoard events of a run, where ``train.tensorboard`` asks for them."""
+"""TensorBoard events of a run, written with ``train.tensorboard``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stoker.runs.run_folder import StepMetrics
 
 
 def tensorboard_writer(folder: Path, resumed: int) -> Callable[[StepMetrics], None]:
-    """A function that writes each step's metrics.
+    """Returns a function that writes each step's metrics.
 
     Raises:
         UserError: tensorboard is not installed.

@@ -1,4 +1,4 @@
-"""A run from Python: a module, a loss and a dataset that are at hand, under the same job schema as a file."""
+"""Training from Python: a module, a loss and a dataset as objects, under the same schema as a job file."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.prepare_module import prepare_module
 from stoker.train.run import start
 
-CALLER = "stoker.Trainer"  # where a problem's key was written
+CALLER = "stoker.Trainer"  # shown as the place of a problem's key
 
 
 @dataclass(frozen=True)
 class FitResult:
-    """What a run gave.
+    """Result of a run.
 
     Attributes:
-        state: ``done``, or ``stopped`` where a signal ended it before; `Trainer.fit` then goes on.
+        state: ``done``, or ``stopped`` by a signal; `Trainer.fit` then resumes.
         step: optimizer steps done.
-        loss: of the last step; None where no step was done.
-        evaluation: of the weights as they are now, on the held-out data; None without any.
+        loss: loss of the last step; None where no step was done.
+        evaluation: evaluation of the current weights on the held-out data; None without any.
         folder: the run's folder: metrics, events, checkpoints.
         model: the trained module.
     """
@@ -48,23 +48,23 @@ class FitResult:
 
 
 class Trainer:
-    """Trains any ``torch.nn.Module`` with everything that a run has: metrics, exact resume, evaluation.
+    """Trains any ``torch.nn.Module`` with a run's metrics, exact resume and evaluation.
 
     Args:
         model: a module, or a callable that returns one (called under the job's seed).
         loss: ``loss(outputs, targets)``, the mean over the samples.
         data: a dataset of (inputs, targets), or a tuple of tensors, sample by sample.
-        evaluate: the same, held out.
-        epochs, steps: how long; one epoch unless either is given.
+        evaluate: the held-out data, in the same form.
+        epochs, steps: length of the run; one epoch by default.
         batch: samples per optimizer step.
         lr: the peak learning rate.
-        output: the run's folder. Where a run of the same job was stopped in it, `fit` goes on.
-        quiet: whether nothing is printed.
+        output: the run's folder. `fit` resumes a stopped run of the same job in it.
+        quiet: whether to print nothing.
         more: any other key of the job file, as nested blocks (``train={"clip": 0}``) or dotted
             (``**{"train.schedule": "constant"}``).
 
     Raises:
-        UserError: a key or a value is wrong, with the words that a job file gets; all of them at once.
+        UserError: keys or values are wrong, with the messages for a job file; all of them at once.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Trainer:
         self._prepared = prepare_module(self.job, built, loss=loss, data=data, held_out=evaluate, device=device)
 
     def fit(self) -> FitResult:
-        """Trains to the end; goes on where an earlier run in the same folder stopped.
+        """Trains to the end; resumes an earlier run in the same folder.
 
         Raises:
             UserError: another process trains in the folder, or it holds a run of another job.
@@ -115,7 +115,7 @@ class Trainer:
 
 
 def _document(keys: Mapping[str, Any]) -> JobDocument:
-    """Keyword arguments as the document that a job file would be read into."""
+    """Converts keyword arguments to the document of a job file."""
     data: dict[str, Any] = {}
     for key, value in keys.items():
         *parents, last = parse_key(key)
@@ -138,7 +138,7 @@ def _paths(value: Any, path: KeyPath = ()) -> list[KeyPath]:
 
 
 def _name_of(thing: Any) -> str:
-    """An import path by which a run's folder names what was at hand; it need not lead back to it."""
+    """Returns an import path that describes an object in the run's folder; importing it may not give the object."""
     named = thing if hasattr(thing, "__qualname__") else type(thing)
     name = re.sub(r"\W", "_", named.__qualname__.rsplit(".", 1)[-1])
     return f"{named.__module__}:{name}"

@@ -1,4 +1,4 @@
-"""What of a run is saved and restored: weights, the optimizer's moments, and the numbers of its progress."""
+"""Saved state of a run: weights, the optimizer's moments, and the numbers of its progress."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from stoker.train.run_schedule import Progress
 
 
 class FurtherState(Protocol):
-    """What checkpoints hold beside the weights and the optimizer's moments. All of it is collective.
+    """State in checkpoints beside the weights and the optimizer's moments. All methods are collectives.
 
     Attributes:
-        streams: whether no copies in memory may be made of it: it is written to the disk part by part.
-        base: step of the checkpoint that what `now` gave last adds to; None where it is whole.
+        streams: whether it must not be copied in memory: it is written to disk part by part.
+        base: step of the full checkpoint that the last result of `now` adds to; None where the result is full.
     """
 
     base: int | None
@@ -33,29 +33,29 @@ class FurtherState(Protocol):
     def streams(self) -> bool: ...
 
     def now(self, step: int, is_whole: Callable[[int], bool] | None) -> Held:
-        """What this process holds, under names that no weight has.
+        """Returns this process' tensors, under names that no weight has.
 
         Args:
-            step: of the checkpoint that it is for.
-            is_whole: whether a step's checkpoint is there for this one to add to; None where all is wanted.
+            step: step of the checkpoint.
+            is_whole: returns whether a step's full checkpoint exists for this one to add to; None to save everything.
         """
 
     def places(self, saved: Mapping[str, Saved]) -> Held:
-        """Where those of a checkpoint's tensors go that are its own."""
+        """Returns the destinations of its tensors in a checkpoint."""
 
     def restored(self) -> None:
-        """Takes over what has been put in these places."""
+        """Applies the restored tensors."""
 
 
 class TrainingState:
-    """The state of a model in training.
+    """State of a model in training.
 
     Args:
-        pieces: by parameter, the part of a whole one that this process holds.
-        aliases: names under which checkpoints have parameters.
-        further: what else is saved.
-        island: number of the island that this process belongs to, among how many. Between two synchronisations each
-            has weights of its own, and always moments: those of the first have the usual names.
+        pieces: this process' shard of each parameter.
+        aliases: checkpoint names of parameters.
+        further: other saved state.
+        island: (number of this process' island, number of islands). Islands have different weights between two
+            synchronisations, and always different moments; the first island's have the usual names.
     """
 
     def __init__(
@@ -70,15 +70,15 @@ class TrainingState:
     ) -> None:
         self._further, self._islands = further, island[1]
         self._prefix = f"{ISLAND}{island[0]}/" if island[0] else ""
-        self.left_out = 0  # islands of the restored state that this run does not have
+        self.left_out = 0  # islands in the restored state beyond those of this run
         self._model, self._optimizer, self._scaler = model, optimizer, scaler
         self._names = (pieces, aliases)
 
     def now(self, progress: Progress, is_whole: Callable[[int], bool] | None = None) -> State:
-        """The current state, by reference.
+        """Returns the current state, by reference.
 
         Args:
-            is_whole: for a checkpoint that may add to another one: whether a step's is there, and adds to none.
+            is_whole: returns whether a step's full checkpoint exists; for a checkpoint that may add to it.
         """
         further = self._further.now(progress.step, is_whole) if self._further else {}
         base = self._further.base if self._further else None
@@ -94,7 +94,9 @@ class TrainingState:
         )
 
     def places(self, saved: Mapping[str, Saved]) -> Held:
-        """Where a checkpoint's tensors go. An island that it does not have begins as the first one was."""
+        """Returns the destinations of a checkpoint's tensors. An island that it lacks starts from the first one's
+        state.
+        """
         prefix, islands = self._prefix, {name.partition("/")[0] for name in saved if name.startswith(ISLAND)}
         self.left_out = max(0, len(islands) + 1 - self._islands)
         known = bool(prefix) and any(name.startswith(prefix) for name in saved)
@@ -108,7 +110,7 @@ class TrainingState:
         return {f"{self._prefix}{name}": chunks for name, chunks in held.items()}
 
     def restored(self, numbers: Mapping[str, Any]) -> Progress:
-        """Takes over the numbers of a state whose tensors have been put in their places."""
+        """Applies the numbers of a state whose tensors have been restored."""
         self._scaler.load_state_dict(numbers["scaler"])
         if self._further:
             self._further.restored()

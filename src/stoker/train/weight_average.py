@@ -1,4 +1,4 @@
-"""The exponential moving average of the trained weights, as DeepSpeed-Chat keeps one of its policy."""
+"""Exponential moving average of the trained weights, as DeepSpeed-Chat keeps one of its policy."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from stoker.train.hooks import Hook
 
 
 class WeightAverage:
-    """Averages the weights after each step: ``a <- decay * a + (1 - decay) * w``, from the weights after the first.
+    """Averages the weights after each step: ``a <- decay * a + (1 - decay) * w``, starting from those after the first
+    step.
 
-    The averages, in float32 at least, lie with the optimizer's moments: they are sharded, offloaded, saved and restored
-    as these are.
+    The averages, at least in float32, are stored with the optimizer's moments: they are sharded, offloaded, saved and
+    restored as these are.
     """
 
     def __init__(self, optimizer: Optimizer, decay: float) -> None:
@@ -24,7 +25,7 @@ class WeightAverage:
         self._stateless = optimizer.defaults.get("momentum") == 0
 
     def hook(self) -> Hook:
-        """What the loop calls."""
+        """Returns the loop's hook."""
         return Hook(after_step=self._add)
 
     @torch.no_grad()
@@ -34,11 +35,11 @@ class WeightAverage:
             if AVERAGE in state:
                 average = _own(state[AVERAGE])
                 average.lerp_(_own(parameter).to(average), 1 - self._decay)
-            elif state or self._stateless:  # else no step has been taken on it, and its moments are not there yet
+            elif state or self._stateless:  # else no step has been taken on it, and it has no moments yet
                 kept = torch.promote_types(parameter.dtype, torch.float32)
                 self._optimizer.state[parameter] = {**state, AVERAGE: parameter.detach().to(kept, copy=True)}
 
 
 def _own(value: Tensor) -> Tensor:
-    """What this process holds of it."""
+    """Returns this process' shard of a tensor."""
     return value.to_local() if isinstance(value, DTensor) else value

@@ -1,4 +1,4 @@
-"""Scores rows by a trained ranking model: one of a run in memory, or an export with its tables in a store."""
+"""Scores rows with a trained ranking model: a run's in memory, or an export with its tables in a store."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from stoker.train.ranking.ranking_batch import ranking_batch_of, ranking_inputs
 
 
 class Tables(Protocol):
-    """Where features are looked up: `SparseEmbeddings` or `StoredEmbeddings`."""
+    """Tables that features are looked up in: `SparseEmbeddings` or `StoredEmbeddings`."""
 
     def __call__(self, ids: Mapping[str, JaggedIds], /) -> Mapping[str, Tensor]: ...
 
@@ -42,9 +42,9 @@ class RowScores:
 
     Attributes:
         logits: float64 [rows, labels].
-        labels: their names.
+        labels: names of the labels.
         unknown: fields that are no column, with the number of rows that have them.
-        step: of the run.
+        step: step of the run.
     """
 
     logits: np.ndarray
@@ -54,15 +54,15 @@ class RowScores:
 
 
 Answer = RowScores | BadRowError
-"""What a request gets: its scores, or the first of its rows that cannot be used."""
+"""Result of a request: its scores, or an error for the first of its rows that cannot be used."""
 
 
 class RankingScorer:
-    """A tower, and where its features are looked up.
+    """A tower with its tables.
 
     Attributes:
-        features: by which rows are read.
-        step: of the run, whose weights and rows these are.
+        features: features that rows are parsed by.
+        step: step of the run that these weights and rows come from.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class RankingScorer:
         self._first_order, self._ignored = first_order, tuple(ignored)
 
     def encode(self, rows: Sequence[Mapping[str, Any]]) -> tuple[RowBatch, dict[str, int]]:
-        """See `stoker.data.ranking.encode_rows.encode_rows`."""
+        """Encodes rows; see `stoker.data.ranking.encode_rows.encode_rows`."""
         return encode_rows(rows, self.features, self._ignored)
 
     def score(self, requests: Sequence[Sequence[Mapping[str, Any]]]) -> list[Answer]:
@@ -102,7 +102,7 @@ class RankingScorer:
         return [answer for answer in answers if answer is not None]
 
     def lookups(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, tuple[int, int]]]:
-        """How many ids of each feature of a row have a row in its table, and how many get the default row.
+        """Counts, for each feature of a row, the ids with a row in its table and those that get the default row.
 
         Raises:
             BadRowError: a row cannot be used.
@@ -121,24 +121,25 @@ class RankingScorer:
 
     @torch.no_grad()  # FBGEMM's lookups refuse inference mode
     def logits(self, batch: RowBatch) -> np.ndarray:
-        """float64 [rows, labels]."""
+        """Returns the logits, float64 [rows, labels]."""
         return self._tower(self.inputs(batch)).double().numpy()
 
     def inputs(self, batch: RowBatch) -> RankingInputs:
-        """What the tower gets of rows."""
+        """Returns the tower's inputs for rows."""
         rows = ranking_batch_of(batch, np.arange(len(batch.dense)), self._dtype)
         host = torch.device("cpu")
         return ranking_inputs(rows, self._look_up, self._shape, first_order=self._first_order, device=host)
 
 
 class StoredScorer:
-    """An export, or the current version of a store. A tower that changes there changes here with the next batch.
+    """Scorer of an export or of a store's current version. A change of the tower there takes effect with the next
+    batch.
 
     Args:
         trusted: whether a graph of the user's own module may be loaded.
 
     Raises:
-        UserError: the tower needs its graph, and that may not be loaded.
+        UserError: the tower needs its graph, which may not be loaded.
         StoreError: there is nothing to read.
     """
 
@@ -154,16 +155,16 @@ class StoredScorer:
 
     @property
     def features(self) -> Features:
-        """By which rows are read."""
+        """Features that rows are parsed by."""
         return self._scorer.features
 
     @property
     def step(self) -> int:
-        """Of the run, whose tower this is."""
+        """Step of the run that the tower comes from."""
         return self._scorer.step
 
     def score(self, requests: Sequence[Sequence[Mapping[str, Any]]]) -> list[Answer]:
-        """Scores rows of several requests in one pass, by tower, features and rows of one version.
+        """Scores rows of several requests in one pass; tower, features and rows are of one version.
 
         Raises:
             StoreError: the store cannot be read.
@@ -183,7 +184,7 @@ class StoredScorer:
             raise StoreError(f"{self._reader.place} changes faster than rows can be scored")
 
     def lookups(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, tuple[int, int]]]:
-        """See `RankingScorer.lookups`; raises StoreError where the store cannot be read."""
+        """Counts ids as `RankingScorer.lookups` does; raises StoreError where the store cannot be read."""
         with self._lock:
             return self._scorer.lookups(rows)
 
@@ -229,20 +230,20 @@ class StoredScorer:
 
 
 def shape_from(values: Mapping[str, Any]) -> RankingShape:
-    """The shape that a manifest holds."""
+    """Reads the shape from a manifest."""
     lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     return replace(RankingShape(()), **{**values, **lists})
 
 
 def probabilities_of(logits: np.ndarray) -> np.ndarray:
-    """The probability of each label."""
+    """Returns the probability of each label."""
     return np.asarray(1 / (1 + np.exp(-logits)))
 
 
 def module_scorer(
     tower: nn.Module, tables: Tables, shape: RankingShape, features: Features, *, step: int, ignored: Sequence[str]
 ) -> RankingScorer:
-    """The scorer of a run's own modules."""
+    """Returns the scorer of a run's own modules."""
     dtype = next((p.dtype for p in tower.parameters()), torch.float32)
     first_order = bool(getattr(tower, "first_order", False))
     return RankingScorer(

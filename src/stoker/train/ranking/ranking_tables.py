@@ -1,4 +1,4 @@
-"""The tables of a ranking model: which there are, and the module that looks features up in them."""
+"""The tables of a ranking model, and the module that looks features up in them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from stoker.sparse.torchrec_embeddings import TorchRecEmbeddings
 from stoker.train.ranking.ranking_block import RankingBlock, TableBlock
 
 LAST_PORT = 65535
-TORCHREC_ROWS = 100_000  # of a table whose job does not say
+TORCHREC_ROWS = 100_000  # rows of a table whose job sets none
 
 
 def shape_of(features: Features, block: RankingBlock, *, unpooled: bool) -> RankingShape:
-    """What a model is built for.
+    """Returns the shape that a model is built with.
 
     Args:
-        unpooled: whether the model takes sequences as a vector an id; they need a feature whose table they share.
+        unpooled: whether the model takes sequences as one vector per id; they need a feature that shares their table.
     """
     by_table = {c.table: c.name for c in features.ids if c.kind in ("id", "buckets")}
     apart = {
@@ -50,12 +50,12 @@ def shape_of(features: Features, block: RankingBlock, *, unpooled: bool) -> Rank
 
 
 def names_of(features: Features) -> set[str]:
-    """The features that are looked up in tables."""
+    """Returns the features that are looked up in tables."""
     return {column.name for column in features.ids}
 
 
 def misfit_of_widths(features: Features, block: RankingBlock) -> tuple[str, str, str] | None:
-    """(key, message, suggestion) of a width that a feature cannot have."""
+    """Returns (key, message, suggestion) of a width that a feature cannot have."""
     stated: dict[str, tuple[str, int]] = {}
     for index, feature in enumerate(block.features):
         if feature.width is None:
@@ -74,7 +74,7 @@ def misfit_of_widths(features: Features, block: RankingBlock) -> tuple[str, str,
 def tables_and_features(
     features: Features, shape: RankingShape, block: RankingBlock, *, first_order: bool, wide: bool
 ) -> tuple[list[TableSettings], dict[str, Feature]]:
-    """The tables of a model, and how features are looked up in them.
+    """Returns the tables of a model, and how features are looked up in them.
 
     Args:
         first_order: whether each feature has single weights beside its vectors.
@@ -104,15 +104,15 @@ def embeddings_of(
     wide: bool,
     servers: RowServers | None = None,
 ) -> Embeddings:
-    """The module in which a model's features are looked up.
+    """Builds the module that looks up a model's features.
 
     Args:
-        group: the processes that own the rows together.
-        servers: processes that own the rows instead.
+        group: processes that own the rows together.
+        servers: servers that own the rows instead.
 
     Raises:
         CannotRun: the engine is not installed.
-        UserError: the engine cannot do what the model needs.
+        UserError: the engine does not support what the model needs.
     """
     tables, looked_up = tables_and_features(features, shape, block, first_order=first_order, wide=wide)
     if block.engine == "torchrec":
@@ -126,7 +126,7 @@ def embeddings_of(
 
 
 def servers_of(block: RankingBlock, base: Path) -> RowServers | None:
-    """The servers of a job's rows; None where the processes that train hold them.
+    """Returns the servers of a job's rows; None where the training processes hold them.
 
     Raises:
         UserError: an address is not HOST:PORT, or the secret cannot be read.

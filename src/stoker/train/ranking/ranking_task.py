@@ -1,4 +1,4 @@
-"""Samples of a click log and their loss: the cross entropy of each label, over a tower and tables of embeddings."""
+"""Task ranking: samples of a click log and their loss, the cross entropy of each label over a tower and tables."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
     from stoker.runs.run_folder import RunFolder
     from stoker.train.engine import Engine
 
-EVALUATION_SAMPLES = 4096  # of a held-out forward pass
-FEATURES_FILE = "features.json"  # in the run's folder: what `stoker eval` reads rows by
+EVALUATION_SAMPLES = 4096  # per held-out forward pass
+FEATURES_FILE = "features.json"  # in the run's folder: the features that `stoker eval` parses rows by
 
 
 class RankingTask:
-    """Rows in another order each epoch, or in order of time; a target is a row.
+    """Task whose samples are rows, in a new order each epoch or in time order; a target is a row.
 
     Args:
-        tower: logits [B, T] of `RankingInputs`.
+        tower: maps `RankingInputs` to logits [B, T].
         at: sizes k of NDCG and recall.
-        in_order: whether rows are trained on in order of time.
+        in_order: whether rows are trained on in time order.
         evaluated: held-out rows that an evaluation uses, evenly spaced; None for all.
-        dtype: of numbers and labels.
+        dtype: dtype of numbers and labels.
     """
 
     unit = target = "sample"
@@ -71,7 +71,7 @@ class RankingTask:
     ) -> None:
         self.model, self.tables, self.shape, self.log = tower, tables, shape, log
         self.seed, self.at, self.in_order, self.device, self.dtype = seed, at, in_order, device, dtype
-        self.root: Callable[[RankingInputs], Tensor] = tower  # what a layout has put around the tower, if anything
+        self.root: Callable[[RankingInputs], Tensor] = tower  # the tower, or a layout's wrapper around it
         held_out = log.held_out
         if held_out is not None and evaluated is not None and evaluated < len(held_out):
             spaced = np.arange(evaluated) * len(held_out) // evaluated
@@ -80,24 +80,26 @@ class RankingTask:
         self._periods = periods_of(log.training)[1:] if in_order else []
         self._next: Mapping[str, float] = MappingProxyType({})
         self._folder: Path | None = None
-        self.before_pause: Callable[[], None] = lambda: None  # called before what takes long without a step
-        self._scored: list[tuple[np.ndarray, np.ndarray]] | None = None  # positions and logits, while it evaluates
+        self.before_pause: Callable[[], None] = lambda: None  # called before a long pause between steps
+        self._scored: list[tuple[np.ndarray, np.ndarray]] | None = None  # positions and logits during an evaluation
 
     @property
     def folder(self) -> Path | None:
-        """The run's folder, on the first process once the run has begun."""
+        """The run's folder, on the first process after the run has begun."""
         return self._folder
 
     @property
     def figures(self) -> Mapping[str, float]:
-        """The metrics of a period that begins in this step, taken before it, and the rows of the tables."""
+        """Metrics of a period that begins in this step, evaluated before training on it, and row counts of the
+        tables.
+        """
         return self._next
 
     def epoch_samples(self, epochs: float) -> int:
         return int(len(self.log.training) * epochs + 1e-9)
 
     def positions(self, first: int, last: int) -> np.ndarray:
-        """Which training rows samples are."""
+        """Returns the training rows' positions of a range of samples."""
         size = len(self.log.training)
         epochs, places = np.divmod(np.arange(first, last), size)
         if self.in_order:
@@ -109,12 +111,12 @@ class RankingTask:
         return [self.part_of(self.log.training, self.positions(first, last))]
 
     def part_of(self, rows: RowSet, positions: np.ndarray) -> Part:
-        """Rows as a forward pass."""
+        """Returns rows as a forward pass."""
         batch = ranking_batch_of(rows.batch(positions), positions, self.dtype)
         return Part(batch, targets=len(positions), tokens=len(positions))
 
     def nothing(self) -> Part:
-        """One row without ids: no row of a table is looked up for it."""
+        """Returns one row without ids, which looks nothing up."""
         labels, dense = torch.zeros(1, len(self.log.features.labels)), torch.zeros(1, self.shape.numbers)
         none, zero = torch.zeros(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
         ids = {
@@ -130,11 +132,11 @@ class RankingTask:
         return nullcontext() if part.targets else uncounted()
 
     def inputs_of(self, batch: RankingBatch) -> RankingInputs:
-        """Looks the ids of a batch up; a collective."""
+        """Looks up the ids of a batch; a collective."""
         return ranking_inputs(batch, self.tables, self.shape, first_order=self._first_order, device=self.device)
 
     def ids_of(self, part: Part) -> dict[str, JaggedIds]:
-        """What a pass looks up."""
+        """Returns the ids that a pass looks up."""
         assert isinstance(part.inputs, RankingBatch)
         return ids_looked_up(part.inputs, self.shape, first_order=self._first_order)
 
@@ -155,13 +157,13 @@ class RankingTask:
         return parts
 
     def begin(self, engine: Engine, folder: RunFolder, optimizer: Optimizer) -> None:
-        """Writes by which features rows are read, for evaluations of the run on other rows."""
+        """Writes the features that rows are parsed by, for evaluations of the run on other rows."""
         self._folder = folder.path if engine.first else None
         if engine.first:
             replace_file(folder.path / FEATURES_FILE, json.dumps(self.log.features.as_json(), indent=1))
 
     def reach(self, first: int, last: int, step: int, engine: Engine) -> Sequence[str]:
-        """Evaluates the periods that begin with one of the samples."""
+        """Evaluates the periods that begin within these samples."""
         self._next = MappingProxyType({})
         for period in (period for period in self._periods if first <= period.start < last):
             self.before_pause()
@@ -184,12 +186,12 @@ class RankingTask:
         return replace(found, measures=means | self._table_rows())
 
     def _table_rows(self) -> dict[str, float]:
-        """How many rows all tables have on all processes, and how many ids have come and gone. A collective."""
+        """Returns the rows of all tables on all processes, and the ids admitted and evicted. A collective."""
         found = self.tables.admissions()
         return {"table_rows": found.rows, "ids_admitted": found.admitted, "ids_evicted": found.evicted}
 
     def score(self, rows: RowSet, engine: Engine) -> tuple[Evaluation, Scored]:
-        """The loss of rows, and what every one of them scores; a collective."""
+        """Returns the loss of rows and the scores of each row; a collective."""
         self._scored = []
         self.tables.eval()
         try:
@@ -217,7 +219,7 @@ class RankingTask:
 
 
 def scored_rows(rows: RowSet, logits: np.ndarray) -> Scored:
-    """Rows with their scores, groups and slices."""
+    """Combines rows with their scores, groups and slices."""
     features = rows.features
     groups, grouped = (rows.column(name) if features.group is not None else None for name in ("group", "grouped"))
     slices: dict[str, Any] = {}

@@ -1,7 +1,7 @@
 """Replays rows through an exported ranking model in a fresh process.
 
-Run as ``python -m stoker.train.ranking.replay_export`` it is that process: it reads rows as a service would, from the
-folder or the store, and scores them in every form in which the tower was written.
+Run as ``python -m stoker.train.ranking.replay_export``, this file is that process: it reads rows as a service would,
+from the folder or the store, and scores them with every exported form of the tower.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from stoker.online_store.row_reader import RowReader
 from stoker.train.ranking.exported_tower import GRAPH, ONNX, WEIGHTS, positional
 from stoker.train.ranking.ranking_scorer import StoredScorer
 
-SECONDS = 900.0  # that it may take
-ALLOWED = {"fp64": 1e-9, "fp32": 1e-4}  # difference of logits, in units of the largest one or 1
+SECONDS = 900.0  # timeout of the process
+ALLOWED = {"fp64": 1e-9, "fp32": 1e-4}  # allowed difference of logits, relative to the largest one or 1
 
 
 def replay_afresh(place: str, version: int | None, batch: RowBatch) -> dict[str, np.ndarray]:
-    """Logits [rows, labels] by the file of the tower.
+    """Returns logits [rows, labels] by the tower's file.
 
     Raises:
         RunFailed: the process failed.
@@ -48,10 +48,10 @@ def replay_afresh(place: str, version: int | None, batch: RowBatch) -> dict[str,
 
 
 def compare(found: Mapping[str, np.ndarray], expected: np.ndarray, precision: str) -> str:
-    """A line that says how far the replayed scores are from those of the run.
+    """Formats the differences between replayed scores and the run's.
 
     Raises:
-        RunFailed: farther than arithmetic explains.
+        RunFailed: a difference is larger than rounding explains.
     """
     allowed = ALLOWED[precision] * max(1.0, float(np.abs(expected).max(initial=0.0)))
     lines = []

@@ -1,4 +1,4 @@
-"""How well two towers find items: all items of a log are ranked for each group, not only those that it was shown."""
+"""Retrieval metrics of two-tower models: all items of a log are ranked for each group, not only those shown to it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ GROUPS = 256  # ranked at a time
 
 
 def retrieval_figures(task: RankingTask, training: RowSet, rows: RowSet, at: Sequence[int]) -> dict[str, RankingFigure]:
-    """Recall and NDCG at k over the catalogue, as means over groups that have a positive row; empty without groups.
+    """Returns recall and NDCG at k over the catalogue, as means over groups with a positive row; empty without groups.
 
     The catalogue is every item of both parts, with the features of its last row; a group has the features of its first
-    row. Items that a group has in the training part are not ranked for it, and count for nothing.
+    row. Items that a group has in the training part are not ranked for it and do not count.
 
     Args:
-        training: what the run was trained on.
-        rows: those that are measured.
+        training: rows that the run was trained on.
+        rows: rows to evaluate.
         at: sizes k.
     """
     model = task.model
@@ -54,7 +54,7 @@ def retrieval_figures(task: RankingTask, training: RowSet, rows: RowSet, at: Seq
 
 
 def _at(scores: np.ndarray, positive: np.ndarray, k: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Recall and NDCG of each group with a positive item."""
+    """Yields recall and NDCG of each group with a positive item."""
     some = positive.any(1)
     scores, positive = scores[some], positive[some]
     best = np.argsort(-scores, axis=1, kind="stable")[:, :k]
@@ -74,7 +74,7 @@ def _mean(values: np.ndarray) -> RankingFigure | None:
 
 
 def _items(task: RankingTask, model: TwoTower, name: str, parts: Sequence[RowSet]) -> tuple[np.ndarray, np.ndarray]:
-    """The ids of the catalogue, ascending, and their vectors, of each item's last row."""
+    """Returns the ids of the catalogue, ascending, and their vectors, from each item's last row."""
     vectors: dict[int, np.ndarray] = {}
     for rows in parts:
         ids, there = rows.first_ids(name)
@@ -101,7 +101,7 @@ def _vectors(
 
 
 def _pairs(rows: RowSet, name: str, groups: np.ndarray, catalogue: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """(number of the group, number of the item) of rows, of groups that are measured; [n, 2]."""
+    """Returns (group index, item index) of the chosen rows in evaluated groups; [n, 2]."""
     ids, there = rows.first_ids(name)
     group = rows.column("group")
     place = np.searchsorted(groups, group).clip(max=len(groups) - 1)

@@ -1,4 +1,4 @@
-"""The tables' rows in checkpoints: by the row's id, in parts that are copied one after another."""
+"""Rows of tables in checkpoints: stored by id, in parts that are copied one after another."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from stoker.train.ranking.ranking_task import RankingTask
 
 STEP = f"{TABLES}step"
-PART_BYTES = 32 << 20  # what the rows of a part take, about
+PART_BYTES = 32 << 20  # approximate bytes of a part's rows
 
 
-ASKER = "checkpoint"  # whom the tables know incremental checkpoints by
+ASKER = "checkpoint"  # name under which the tables track changes for incremental checkpoints
 
 
 @dataclass
 class _Base:
-    """The last whole checkpoint.
+    """The last full checkpoint.
 
     Attributes:
-        version: of the tables.
-        followed: checkpoints that add to it, so far.
+        version: version of the tables.
+        followed: incremental checkpoints since then.
     """
 
     step: int
@@ -44,22 +44,22 @@ class _Base:
 
 
 class SavedTables:
-    """Rows as `stoker.train.training_state.FurtherState`: ``sparse/rows/PART/TABLE/ids`` and what else a row has.
+    """`stoker.train.training_state.FurtherState` of table rows: ``sparse/rows/PART/TABLE/ids`` and the other columns.
 
-    A part has some rows of one table and one process, and gets memory when it is written or read. A process reads
-    all parts and keeps the rows that it owns, so any number of processes restores what any other number has saved.
+    A part has some rows of one table and one process; its memory is allocated when it is written or read. A process
+    reads all parts and keeps the rows that it owns, so a checkpoint can be restored on any number of processes.
 
-    One of ``full_every`` checkpoints has all rows. Those between have the rows that were looked up since it and the
-    ids that were evicted since, so each needs that one alone. After a restart the next one has all rows.
+    One of ``full_every`` checkpoints has all rows. Those between have the rows that were looked up and the ids that
+    were evicted since the last full one, so each needs that one alone. After a restart the next checkpoint is full.
 
     Attributes:
-        base: step of the checkpoint that what `now` gave last adds to; None where it is whole.
+        base: step of the full checkpoint that the last result of `now` adds to; None where the result is full.
     """
 
     def __init__(self, task: RankingTask, make: Callable[[], Embeddings], full_every: int = 1) -> None:
         """
         Args:
-            make: tables without rows, for a run that goes back to an earlier state.
+            make: returns tables without rows, for a run that goes back to an earlier state.
         """
         self._task, self._make, self._full_every = task, make, full_every
         self._arriving: ArrivingRows | None = None
@@ -68,7 +68,7 @@ class SavedTables:
 
     @property
     def streams(self) -> bool:
-        """Whether memory has no room for copies, by what the job says: some rows lie in files."""
+        """Whether rows are too large to copy in memory: the job keeps some of them in files."""
         return any(table.disk is not None for table in self._task.tables.tables)
 
     def now(self, step: int, is_whole: Callable[[int], bool] | None) -> Held:
@@ -84,7 +84,7 @@ class SavedTables:
         return held
 
     def _since(self, step: int, is_whole: Callable[[int], bool] | None) -> int | None:
-        """The version of the tables that the next checkpoint adds to, if any. A collective."""
+        """Returns the version of the tables that the next checkpoint adds to, if any. A collective."""
         self.base = None
         tables, last = self._task.tables, self._last
         if is_whole is None or self._full_every == 1:
@@ -113,7 +113,7 @@ class SavedTables:
 
 @dataclass
 class _Part:
-    """Columns of a part of a table's rows, of which ``expected`` are to come."""
+    """Columns of a part of a table's rows; ``expected`` is their number."""
 
     table: str
     expected: int
@@ -121,17 +121,17 @@ class _Part:
 
 
 class ArrivingRows:
-    """Gives tables without rows those of a checkpoint, part by part, as they are read."""
+    """Loads a checkpoint's rows into empty tables, part by part as they are read."""
 
     def __init__(self, tables: Embeddings) -> None:
         self._tables, self._step = tables, torch.zeros(2, dtype=torch.int64)
         self._nothing = {table.name: no_rows(table) for table in tables.tables}
 
     def places(self, saved: Mapping[str, Saved]) -> Held:
-        """Where the rows of a checkpoint go, in the order in which they are to be read."""
+        """Returns the destinations of a checkpoint's rows, in the order in which they must be read."""
         held: dict[str, list[Chunk]] = {}
         parts: dict[str, _Part] = {}
-        for name in sorted(name for name in saved if name.startswith(TABLES)):  # the base's come first
+        for name in sorted(name for name in saved if name.startswith(TABLES)):  # the base's rows sort first
             entry = saved[name]
             if name == STEP:
                 held[name] = [Chunk.whole(self._step)]
@@ -146,13 +146,13 @@ class ArrivingRows:
         return held
 
     def end(self) -> None:
-        """Says that all of them have been read. A collective."""
+        """Finishes loading after all rows have been read. A collective."""
         step = int(self._step[0])
         self._tables.load([SparseState(step, None, self._nothing)])
-        self._tables.rebase(None)  # nobody asks for what has changed since
+        self._tables.rebase(None)  # nothing tracks changes yet
 
     def _check(self, table: str, column: str, entry: Saved) -> None:
-        """Raises RunFailed where a column is not as this job's."""
+        """Checks a column against this job's tables; raises RunFailed where they differ."""
         nothing = self._nothing.get(table)
         if nothing is None:
             raise RunFailed(f"the checkpoint is of another model: it has rows of table {table!r}")

@@ -1,4 +1,4 @@
-"""Calls of a store in threads: they are waited for with a limit, and never keep the process alive."""
+"""Calls to a store in daemon threads, which are waited for with a timeout and never keep the process alive."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ T = TypeVar("T")
 
 
 class StoreThread:
-    """Runs one call after another, beside the thread that asks for them.
+    """Runs calls one after another in threads.
 
-    A store can stop answering without an error: the lock of an LMDB that another process holds, a network file
-    system. A call cannot be taken back, so its thread is a daemon, and whoever waits does so for a limited time.
+    A store can stop answering without an error: another process holds the lock of an LMDB, a network file system hangs.
+    A call cannot be cancelled, so its thread is a daemon, and waiting has a timeout.
 
     Args:
-        place: of the store, for messages.
+        place: place of the store, for messages.
     """
 
     def __init__(self, place: str) -> None:
@@ -29,11 +29,11 @@ class StoreThread:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the last call has not returned."""
+        """Whether the last call is still running."""
         return self._last is not None and not self._last.done()
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Begins a call, once the one before it has ended."""
+        """Starts a call after the previous one has ended."""
         before = self._last
 
         def run() -> T:
@@ -46,21 +46,21 @@ class StoreThread:
         return future
 
     def wait(self, call: Future[Any], *, seconds: float) -> None:
-        """Waits until a call has returned or raised, which its future says.
+        """Waits until a call has returned or raised.
 
         Raises:
-            RunFailed: it has done neither in this time.
+            RunFailed: it has done neither within the timeout.
         """
         _, waiting = wait([call], seconds)
         if waiting:
             raise RunFailed(f"{self._place} has not answered for {seconds:g} s")
 
     def do(self, call: Callable[[], T], *, seconds: float) -> T:
-        """What a call gives.
+        """Runs a call and returns its result.
 
         Raises:
-            RunFailed: it has not returned in this time.
-            Exception: what it raised.
+            RunFailed: it has not returned within the timeout.
+            Exception: the call raised it.
         """
         future = self.submit(call)
         self.wait(future, seconds=seconds)

@@ -1,1 +1,1 @@
-"""Answers that a policy writes while it is trained: sampled, scored, kept, and learnt from."""
+"""Rollouts: answers that a policy samples during training, which are scored, stored and trained on."""

@@ -1,4 +1,4 @@
-"""The losses of a policy and its critic, each in forward passes of its own."""
+"""Losses of a policy and its critic, each in its own forward passes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker.models.language_model import LanguageModel
 from stoker.models.objective import Loss, Measures
 from stoker.train.rollouts.policy_objective import PolicyObjective
 
-RETURN = "return"  # what a pass of the critic is given, and one of the policy is not
+RETURN = "return"  # given to passes of the critic, not to those of the policy
 
 
 @dataclass
@@ -27,8 +27,8 @@ class ActorCritic:
 
     Attributes:
         value_clip: c; None for no clipping.
-        weight: of the critic's loss.
-        language: the model that has the critic.
+        weight: weight of the critic's loss.
+        language: the model with the critic.
     """
 
     policy: PolicyObjective
@@ -59,7 +59,7 @@ class ActorCritic:
 
 @dataclass(frozen=True)
 class ValueReading:
-    """A `stoker.models.objective.Reading`: the critic's value before each target, shape (1, N)."""
+    """A `stoker.models.objective.Reading` of the critic's value before each target, shape (1, N)."""
 
     language: LanguageModel
 

@@ -15,8 +15,8 @@ EPSILON = 1e-8
 def gae(rewards_A: np.ndarray, values_A: np.ndarray, *, gamma: float, lam: float) -> tuple[np.ndarray, np.ndarray]:
     """Generalised advantage estimation (Schulman et al., 2016, eq. 16): (advantages, returns), both of shape (A,).
 
-    The value after the last token is 0: an answer ends there, whatever ended it. Returns are advantages plus values,
-    before anything is whitened.
+    The value after the last token is 0: the answer ends there, for whatever reason. Returns are advantages plus values,
+    before whitening.
     """
     advantages_A = np.zeros_like(values_A)
     after, following = 0.0, 0.0
@@ -29,10 +29,10 @@ def gae(rewards_A: np.ndarray, values_A: np.ndarray, *, gamma: float, lam: float
 
 
 def whitened(values: Sequence[np.ndarray], *, shift: bool) -> list[np.ndarray]:
-    """Values of all answers of an iteration divided by their standard deviation (Bessel's correction).
+    """Divides the values of all answers of an iteration by their standard deviation (Bessel's correction).
 
     Args:
-        shift: whether their mean becomes 0; else it stays (for rewards).
+        shift: whether to subtract the mean; it stays for rewards.
     """
     everything = np.concatenate(values).astype(np.float64)
     mean = everything.mean()
@@ -43,10 +43,10 @@ def whitened(values: Sequence[np.ndarray], *, shift: bool) -> list[np.ndarray]:
 
 
 def of_group(scores_G: np.ndarray, *, scaled: bool) -> np.ndarray:
-    """Scores of the answers to a prompt less their mean, and divided by their standard deviation where ``scaled``.
+    """Subtracts the mean from the scores of the answers to a prompt; ``scaled`` divides by their standard deviation.
 
-    Shao et al., 2024 (GRPO) scale; Liu et al., 2025 (Dr. GRPO) do not: it gives prompts that are nearly always or
-    nearly never answered right more weight.
+    Shao et al., 2024 (GRPO) scale. Liu et al., 2025 (Dr. GRPO) do not, as it gives more weight to prompts that are
+    nearly always or nearly never answered right.
     """
     centred_G = scores_G - scores_G.mean()
     if not scaled or len(scores_G) < 2:
@@ -55,7 +55,7 @@ def of_group(scores_G: np.ndarray, *, scaled: bool) -> np.ndarray:
 
 
 def leave_one_out(scores_G: np.ndarray) -> np.ndarray:
-    """Each score less the mean of the others (RLOO; Ahmadian et al., 2024, eq. 8)."""
+    """Subtracts from each score the mean of the others (RLOO; Ahmadian et al., 2024, eq. 8)."""
     count = len(scores_G)
     if count < 2:
         return scores_G.astype(np.float64)
@@ -63,7 +63,7 @@ def leave_one_out(scores_G: np.ndarray) -> np.ndarray:
 
 
 def to_go(rewards_A: np.ndarray, gamma: float) -> np.ndarray:
-    """The discounted sum of the rewards from each token on, shape (A,)."""
+    """Returns the discounted sum of the rewards from each token on, shape (A,)."""
     sums_A, after = np.zeros_like(rewards_A), 0.0
     for t in reversed(range(len(rewards_A))):
         after = rewards_A[t] + gamma * after

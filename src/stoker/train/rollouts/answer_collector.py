@@ -1,4 +1,4 @@
-"""Collects the answers of an iteration: sampled, scored by rewards, and scored token by token."""
+"""Collection of an iteration's answers: sampling, rewards, and per-token scores."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class AnswerCollector:
-    """Has all processes answer prompts with the weights as they are, and says what is known of the answers."""
+    """Samples answers to prompts on all processes with the current weights, and scores them."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class AnswerCollector:
     ) -> None:
         """
         Args:
-            task: whose model answers the prompts of its corpus.
+            task: its model answers the prompts of its corpus.
             context: most tokens of a prompt with its answer.
-            micro_batch: answers of a forward pass.
-            environment: what follows a turn of the model, for answers of several turns.
+            micro_batch: answers per forward pass.
+            environment: replies to the model's turns, for answers of several turns.
         """
         self._environment = environment
         self._task, self._settings, self._rewards, self._codec = task, settings, rewards, codec
@@ -63,14 +63,14 @@ class AnswerCollector:
         self._reference: ReferenceWeights | None = None
 
     def begin(self) -> None:
-        """Keeps the first weights, where they are the reference."""
+        """Copies the initial weights, where they are the reference."""
         if self._settings.kl and not isinstance(self._task.model, PeftModel):
             self._reference = ReferenceWeights(self._task.model)
 
     def answers(
         self, asked: Sequence[tuple[int, Document]], engine: Engine, *, answers: int, temperature: float
     ) -> list[Rollout]:
-        """Scored answers to prompts, sampled by all processes together; the same list on each."""
+        """Samples and scores answers to prompts on all processes together; returns the same list on each."""
         decoder = engine.decoder(self._context)
         assert decoder is not None, "the layout has been checked"
         first, last = engine.share(0, len(asked), self._settings.plan.prompts)
@@ -91,7 +91,9 @@ class AnswerCollector:
         return engine.gather(lambda: self._scored(episodes, behind))
 
     def _going_on(self, rows: Sequence[AnswerRow], prompts: Sequence[Prompt], engine: Engine) -> Continue:
-        """Asks the environment what follows; what one process was told holds for all that work on the same row."""
+        """Returns a callback to the environment. One process' reply is used on all processes that work on the
+        same row.
+        """
         row_of = {prompt.number: row for prompt, row in zip(prompts, rows, strict=True)}
         environment, turn = self._environment, 1
         assert environment is not None
@@ -138,7 +140,7 @@ class AnswerCollector:
         return rollouts
 
     def score_tokens(self, rollouts: Sequence[Rollout], engine: Engine) -> None:
-        """Log-probabilities in the training forward pass, of the policy and of the reference; a collective."""
+        """Adds the log-probabilities of the policy and the reference, from the training forward pass; a collective."""
         first, last = engine.share(0, len(rollouts), self._settings.plan.rollouts)
         mine, size = rollouts[first:last], self._micro_batch
         chunks = [mine[i : i + size] for i in range(0, len(mine), size)]
@@ -178,14 +180,14 @@ class AnswerCollector:
             return engine.read(parts, reading, passes)
 
     def laid_out(self, rollouts: Sequence[Rollout], device: torch.device) -> list[Inputs]:
-        """Rollouts as rows; `Inputs.given` has their numbers in the list."""
+        """Lays rollouts out as rows; `Inputs.given` has their list indices."""
         rows = [_row(rollout) for rollout in rollouts]
         share = not has_dropout(self._task.language.model)
         return self._task.language.lay_out(rows, device, share=share, given={"number": np.arange(len(rows))})
 
 
 def _prompt_ids(document: Document) -> np.ndarray:
-    """What comes before the answer that the row has."""
+    """Returns the tokens before the row's own answer."""
     return np.asarray(document.row.ids[: int(document.row.trained.argmax())])
 
 

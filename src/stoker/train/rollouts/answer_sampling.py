@@ -1,4 +1,4 @@
-"""Answers to prompts, sampled from the weights as they are now."""
+"""Sampling of answers to prompts from the current weights."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Prompt:
     """A prompt of the run.
 
     Attributes:
-        number: in the order of the run.
-        source, row: where it comes from.
+        number: index in the order of the run.
+        source, row: origin of the prompt.
     """
 
     number: int
@@ -34,13 +34,13 @@ class Prompt:
 
 @dataclass
 class Episode:
-    """An answer in the making; of several turns where an environment says what follows one.
+    """An unfinished answer; of several turns where an environment replies to the model.
 
     Attributes:
-        ids: after the prompt.
-        own: which of them the model has drawn.
-        sampled: their log-probabilities.
-        turns: after the prompt, without the model's last one.
+        ids: tokens after the prompt.
+        own: whether each of them was sampled by the model.
+        sampled: log-probabilities of the sampled ones.
+        turns: turns after the prompt, without the model's last one.
     """
 
     prompt: Prompt
@@ -53,12 +53,12 @@ class Episode:
 
     @property
     def last_turn(self) -> list[int]:
-        """The tokens of the model's last turn."""
+        """Tokens of the model's last turn."""
         begin = next((i + 1 for i in reversed(range(len(self.own))) if not self.own[i]), 0)
         return self.ids[begin:]
 
     def rollout(self) -> Rollout:
-        """The answer, for training."""
+        """Converts the answer for training."""
         prompt = self.prompt
         return Rollout(
             prompt.number,
@@ -74,8 +74,9 @@ class Episode:
 
 
 Continue = Callable[[Sequence[Episode]], Sequence[tuple[int, ...] | None] | None]
-"""What follows episodes that may go on: tokens, or None for the end of one; None where all of them have ended, on every
-process. A collective."""
+"""Maps unfinished episodes to the tokens that follow, or None for an episode that has ended; returns None where all
+have ended on every process. A collective.
+"""
 
 
 def sampled(
@@ -89,19 +90,19 @@ def sampled(
     seed: int,
     go_on: Continue | None = None,
 ) -> list[Episode]:
-    """Answers to prompts, those to one prompt after another; a collective where the decoder's passes are.
+    """Samples answers to prompts, grouped by prompt; a collective where the decoder's passes are.
 
-    An answer is a function of the weights, the seed, the prompt's number and the answer's. It is sampled from the whole
-    distribution: nothing is cut off, so its log-probability is that of the policy.
+    An answer depends on the weights, the seed, the prompt's number and the answer's number alone. It is sampled from
+    the full distribution, without truncation, so its log-probability is the policy's.
 
     Args:
-        max_tokens: that the model draws for an answer, over all of its turns.
-        temperature: 0 for the likeliest tokens.
-        go_on: what follows a turn of the model.
+        max_tokens: most tokens that the model samples for an answer, over all of its turns.
+        temperature: sampling temperature; 0 for greedy decoding.
+        go_on: returns the tokens that follow a turn of the model.
     """
     if decoder.device.type == "cuda":
-        torch.cuda.empty_cache()  # what training has freed counts as free
-    memory = min(together(lambda: free_memory(decoder.device.torch)))  # alike, so that all take the same steps
+        torch.cuda.empty_cache()  # memory that training has freed counts as free
+    memory = min(together(lambda: free_memory(decoder.device.torch)))  # equal on all, so that all take the same steps
     engine = GenerationEngine(decoder, memory=memory)
     episodes = [Episode(prompt, number) for prompt in prompts for number in range(answers)]
     active, turn = episodes, 0

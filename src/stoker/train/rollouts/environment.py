@@ -1,4 +1,4 @@
-"""Answers of several turns: a function says what follows a turn of the model, such as the result of a tool."""
+"""Multi-turn answers: a user's function replies to each turn of the model, as a tool's result."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from stoker.data.tokenise import TextCodec
 from stoker.errors import UserError, reason_of
 from stoker.scoring.answer_rows import AnswerRow
 
-# A turn of the model, where a template is rendered to find what follows it.
+# Placeholder for the model's turn in a rendered template, after which the reply begins.
 SAID = "\N{WHITE SQUARE}said by the model\N{WHITE SQUARE}"
 Turns = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What follows a turn of the model.
+    """Reply to a turn of the model.
 
     Attributes:
-        turns: of the function.
-        ids: their tokens, up to where the model goes on, behind the stop token that its turn ended with.
+        turns: turns that the function returned.
+        ids: their tokens, from behind the stop token of the model's turn to the start of its next turn.
     """
 
     turns: Turns
@@ -35,13 +35,13 @@ class Reply:
 
 @dataclass(frozen=True)
 class Environment:
-    """A function of the user's, ``function(messages, row)``.
+    """A user's function, ``function(messages, row)``.
 
-    It gets the conversation with the model's turn at its end, and all columns of the prompt's row. It returns what
-    follows: a text, which the user says, a message, or a list of them; None where the answer is complete.
+    It receives the conversation, the model's turn last, and all columns of the prompt's row. It returns a text (a user
+    turn), a message, or a list of messages; None where the answer is complete.
 
     Attributes:
-        name: as the job has it.
+        name: name in the job.
         turns: most turns of the model.
     """
 
@@ -51,10 +51,10 @@ class Environment:
     turns: int
 
     def __call__(self, turns: Turns, row: AnswerRow) -> Reply | None:
-        """What follows a conversation; None where it is complete.
+        """Returns the reply to a conversation; None where it is complete.
 
         Raises:
-            UserError: the function raises, or returns no messages, with the row's place.
+            UserError: the function raises, or returns no messages; it names the row's place.
         """
         try:
             found = self.function([dict(turn) for turn in turns], dict(row.fields))
@@ -73,7 +73,9 @@ class Environment:
         return Reply(more, tuple(ids[1:] if self.codec.stop_ids.issuperset(ids[:1]) else ids))
 
     def _ids(self, before: Sequence[dict[str, Any]], more: Turns) -> list[int]:
-        """The tokens between the model's turn and its next one, special tokens in content as text."""
+        """Returns the tokens between the model's turn and its next one, with special tokens in content encoded
+        as text.
+        """
         template, special = self.codec.template, self.codec.special_text
         turns = [*before, {"role": "assistant", "content": SAID}, *more]
         text = template.render(turns, None, prompt=True)

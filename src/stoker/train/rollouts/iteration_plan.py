@@ -1,7 +1,7 @@
-"""Which answers a step learns from.
+"""Assignment of answers to training steps.
 
-The samples of a run of ``ppo`` or ``grpo`` are answers: those of iteration 0, once for each epoch over them, then those
-of iteration 1, and so on. Which prompt, epoch and answer a number stands for is arithmetic, as elsewhere.
+The samples of a run of ``ppo`` or ``grpo`` are answers: those of iteration 0, once per epoch over them, then those of
+iteration 1, and so on. The prompt, epoch and answer of a sample number are computed, not stored.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from stoker.data.order import permute, stream_key
 
 @dataclass(frozen=True)
 class IterationPlan:
-    """The numbers of an iteration.
+    """Sizes of an iteration.
 
     Attributes:
-        prompts: sampled from in an iteration.
-        answers: to each prompt.
+        prompts: prompts per iteration.
+        answers: answers per prompt.
         epochs: passes over the answers of an iteration.
-        batch: answers of an optimizer step.
-        seed: of the order within an epoch.
+        batch: answers per optimizer step.
+        seed: seed of the order within an epoch.
     """
 
     prompts: int
@@ -43,19 +43,19 @@ class IterationPlan:
         return self.rollouts * self.epochs
 
     def total(self, prompts: int) -> int:
-        """Samples that a number of prompts gives; the last iteration may have fewer."""
+        """Returns the samples that a number of prompts gives; the last iteration may have fewer."""
         whole, rest = divmod(prompts, self.prompts)
         return whole * self.samples + rest * self.answers * self.epochs
 
     def place(self, sample: int) -> tuple[int, int]:
-        """(iteration, place in it) of a sample."""
+        """Returns (iteration, index within it) of a sample."""
         return divmod(sample, self.samples)
 
     def order(self, iteration: int, epoch: int, rollouts: int) -> np.ndarray:
-        """The answers of an iteration in the order of an epoch, shape (rollouts,).
+        """Returns the answers of an iteration in the order of an epoch, shape (rollouts,).
 
         The answers to a prompt stay together where a step takes whole groups, as they share the prompt's forward pass.
-        A single step on all of them needs no other order.
+        A single step on all answers keeps their order.
         """
         if self.batch >= rollouts:
             return np.arange(rollouts)
@@ -65,10 +65,10 @@ class IterationPlan:
         return (shuffled.astype(np.int64)[:, None] * unit + np.arange(unit)).reshape(-1)
 
     def chosen(self, first: int, last: int, rollouts: int) -> list[int]:
-        """The answers, by number within their iteration, of samples first .. last-1, which lie in one iteration.
+        """Returns the indices within their iteration of samples first .. last-1, which lie in one iteration.
 
         Args:
-            rollouts: answers that the iteration has.
+            rollouts: answers of the iteration.
         """
         iteration, start = self.place(first)
         found: list[int] = []

@@ -1,4 +1,4 @@
-"""Opens a critic that is a model of its own: a run of task reward, or a model whose score head begins at random."""
+"""Opening of a separate critic: a run of task reward, or a model with a randomly initialised score head."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ SCORES = "reward"  # the task whose model has a score head
 
 
 def open_critic(named: str, loaded: LoadedJob, base: Path, device: Device, text: TextSide) -> Built:
-    """The critic of a job, on meta; see `build_meta`. A reward run's begins with its weights and its offset.
+    """Builds the critic of a job on meta; see `build_meta`. A reward run's critic starts with its weights and offset.
 
     Args:
-        named: a model or a run, as the job has it.
-        text: the policy's.
+        named: a model or a run, as written in the job.
+        text: the policy's text side.
 
     Raises:
-        UserError: at the key: there is no such model or run, its model gives no scores, it cannot be laid out as the
-            policy is, or its tokenizer is another one.
+        UserError: the model or run does not exist, its model gives no scores, it cannot be laid out as the policy is,
+            or its tokenizer differs; the error names the key.
     """
     try:
         job, first = _of_model(named, loaded) if locate(named, base, or_run=True) else _of_run(named, loaded, base)
@@ -59,7 +59,7 @@ def open_critic(named: str, loaded: LoadedJob, base: Path, device: Device, text:
 
 
 def _of_model(named: str, loaded: LoadedJob) -> tuple[ResolvedJob, dict[str, Callable[[], Tensor]]]:
-    """A job of task reward for a model, tuned as the policy is."""
+    """Returns a job of task reward for a model, tuned as the policy is."""
     job = loaded.job
     assert job.model is not None
     block = TASKS[SCORES].block
@@ -70,7 +70,7 @@ def _of_model(named: str, loaded: LoadedJob) -> tuple[ResolvedJob, dict[str, Cal
 
 
 def _of_run(named: str, loaded: LoadedJob, base: Path) -> tuple[ResolvedJob, dict[str, Callable[[], Tensor]]]:
-    """The job of a run, and its weights by name."""
+    """Returns the job of a run, and its weights by name."""
     folder = find_run(named, base)
     theirs = load_job(folder.job).job
     if task_of(theirs).head != "score":

@@ -1,4 +1,4 @@
-"""Makes the samples of a policy's job."""
+"""Construction of a policy task."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from stoker.train.rollouts.run_reward import RunReward, critic_from
 def policy_samples(
     loaded: LoadedJob, base: Path, text: TextSide, *, block: PolicyBlock, settings: PolicySettings
 ) -> Callable[..., LanguageTask]:
-    """What makes the task of a prepared job.
+    """Returns the constructor of a prepared job's task.
 
     Raises:
-        UserError: there is no such reward, or the answers do not fit into the model's context.
+        UserError: a reward does not exist, or the answers do not fit into the model's context.
     """
     job = loaded.job
     if text.context is not None and settings.max_tokens >= text.context:
@@ -64,15 +64,15 @@ def _environment(block: PolicyBlock, loaded: LoadedJob, base: Path, text: TextSi
 
 
 def critic_values(loaded: LoadedJob, base: Path, block: PolicyBlock) -> Drawn:
-    """First weights of the job's critic by name: the reward run's, where it has the same adapters."""
+    """Returns the initial weights of the job's critic by name: the reward run's, where it has the same adapters."""
     return critic_from(block.reward, loaded, base) if block.reward is not None else {}
 
 
 def rewards_of(block: PolicyBlock, loaded: LoadedJob, base: Path, text: TextSide) -> Rewards:
-    """The rewards of a job.
+    """Returns the rewards of a job.
 
     Raises:
-        UserError: there is no such reward, with the key's place.
+        UserError: a reward does not exist; the error names the key's place.
     """
     given = [block.rewards] if isinstance(block.rewards, str) else block.rewards
     weights = given if isinstance(given, dict) else dict.fromkeys(given, 1.0)

@@ -1,4 +1,4 @@
-"""The keys that `ppo:` and `grpo:` have in common, and what is wrong with them in a job."""
+"""The keys that `ppo:` and `grpo:` share, and their checks in a job."""
 
 from __future__ import annotations
 
@@ -111,12 +111,14 @@ EXAMPLES = {
 
 
 def roles_of(block: PolicyBlock) -> tuple[str, ...]:
-    """What is resident while a policy learns, by name."""
+    """Returns the names of the models that are resident during training."""
     return ("policy", *(["reference"] if block.kl != 0 else []), *(["reward"] if block.reward is not None else []))
 
 
 def names_of(name: str, block: PolicyBlock) -> tuple[Named, ...]:
-    """What the block of a task names beside model and data: the reward run, rewards, the environment, other data."""
+    """Returns the references of a task's block beside model and data: the reward run, rewards, environment,
+    other data.
+    """
     rewards = [block.rewards] if isinstance(block.rewards, str) else block.rewards
     return (
         *([Named(f"{name}.reward", block.reward, "run")] if block.reward is not None else []),
@@ -127,29 +129,31 @@ def names_of(name: str, block: PolicyBlock) -> tuple[Named, ...]:
 
 
 def toy_keys(answers: int) -> dict[str, object]:
-    """The keys of a small copy's block, without those that name something; see `TaskSpec`."""
+    """Returns the block of a small copy of the job, without keys that name other things; see `TaskSpec`."""
     without = dict.fromkeys(("reward", "environment", "ptx", "overlong", "dynamic"))
     return {**without, "turns": TURNS, "answers": answers, "max_tokens": TOY_TOKENS}
 
 
 def clip_high(written: float | None, low: float, high: float, why: str) -> tuple[float, str]:
-    """The upper clip and its reason: as far as the lower one where that is written and the two are usually alike."""
+    """Returns the upper clip and its reason: that of the lower clip where it is written and the two defaults
+    are equal.
+    """
     return (written, "as far as clip") if written is not None and low == high else (high, why)
 
 
 def copies_of(job: Job, block: PolicyBlock) -> int:
-    """Frozen models beside the policy: a reference where no adapter can be switched off, and the reward run's model.
+    """Counts frozen models beside the policy: a reference without adapters to switch off, and the reward run's model.
 
-    That one is counted as large as the policy; its run may not be there yet.
+    The latter is counted as large as the policy, as its run may not exist yet.
     """
     return int(job.tune.method == "full" and block.kl != 0) + int(block.reward is not None)
 
 
 def checks(view: View, name: str, usual_kl: float) -> Iterator[Problem]:
-    """What of a job of such a task cannot be.
+    """Yields the problems of a job with a policy task.
 
     Args:
-        usual_kl: factor of the KL where none is written.
+        usual_kl: default factor of the KL.
     """
     if not view.value(f"{name}.rewards") and view.value(f"{name}.reward") is None:
         message = f"`{name}` has no reward, so there is nothing to learn from"

@@ -1,12 +1,12 @@
-"""The loss of a policy on its answers: the clipped surrogate of PPO and what has been made of it.
+"""Policy loss on sampled answers: the clipped surrogate of PPO and its variants.
 
 Shapes: N answer tokens, R answers. With ratio = exp(log pi - log pi_old), advantage A and KL estimate k to the
 reference, a token's loss is
 
     -min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A) + kl * k - entropy * H
 
-(Schulman et al., 2017, eq. 7). What differs between the losses: the ratio may be one of the answer instead of a token
-(GSPO; Zheng et al., 2025, eq. 7), and the sum may weigh tokens or answers alike.
+(Schulman et al., 2017, eq. 7). The variants differ in the ratio, which may be per answer instead of per token (GSPO;
+Zheng et al., 2025, eq. 7), and in whether the sum weights tokens or answers equally.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from stoker.models.collate import Inputs
 from stoker.models.head import Head, LogitsHead
 from stoker.models.objective import Loss, Measures
 
-PTX = "ptx"  # what a pass over other data is given, and one over answers is not
+PTX = "ptx"  # given to passes over other data, not to those over answers
 LOG_RATIO = 20.0  # log-ratios are clamped to this, so that exp is finite
 KL = Literal["k1", "k2", "k3", "k3+"]
 
 
 def kl_estimate(log_p_N: Tensor, reference_N: Tensor, kind: KL) -> Tensor:
-    """An estimate of KL(policy, reference) at each token, shape (N,), as a term of a loss.
+    """Estimates KL(policy, reference) at each token, shape (N,), as a loss term.
 
     Values, with l = log p - log reference (Schulman, 2020): k1 = l, k2 = l^2 / 2, k3 = exp(-l) - 1 + l. As a loss only
     k2 has the gradient of the reverse KL; k1's is zero in expectation, and k3's is that of the forward KL. ``k3+`` has
@@ -48,17 +48,17 @@ class PolicyObjective:
     """The loss of a policy.
 
     Attributes:
-        clip_low, clip_high: how far the ratio counts below and above 1.
-        dual_clip: bound of the loss of a token with a negative advantage, as a multiple of it (Ye et al., 2020);
-            None for none.
+        clip_low, clip_high: clipping range of the ratio below and above 1.
+        dual_clip: bound of the loss of a token with a negative advantage, as a multiple of it (Ye et al., 2020); None
+            for no bound.
         kl: factor of the KL estimate.
-        estimator: of the KL.
+        estimator: estimator of the KL.
         entropy: factor of the entropy bonus.
-        temperature: that answers are sampled with.
-        sequence_ratio: whether there is one ratio for an answer.
-        critic: whether a critic's loss is measured beside this one.
-        ptx: factor of the cross entropy of other data, which has passes of its own; 0 without such data.
-        by_answer: whether the step's targets are answers, so that what is measured is a mean over them.
+        temperature: temperature that answers are sampled with.
+        sequence_ratio: whether the ratio is per answer.
+        critic: whether a critic's loss is measured as well.
+        ptx: factor of the cross entropy of other data, which has its own passes; 0 without such data.
+        by_answer: whether the step's targets are answers, so that measures are means over them.
     """
 
     clip_low: float
@@ -124,10 +124,10 @@ class PolicyObjective:
         return Loss((weight_N * loss_N).sum(), None)
 
     def _of_sequences(self, log_ratio_N: Tensor, inputs: Inputs) -> Tensor:
-        """The mean log-ratio of each answer at each of its tokens, shape (N,)."""
+        """Returns each answer's mean log-ratio at each of its tokens, shape (N,)."""
         return inputs.sum_by_document(log_ratio_N)[inputs.documents] / self._lengths(log_ratio_N, inputs)
 
     @staticmethod
     def _lengths(like_N: Tensor, inputs: Inputs) -> Tensor:
-        """The tokens of each token's answer, shape (N,)."""
+        """Returns the length of each token's answer, shape (N,)."""
         return inputs.sum_by_document(torch.ones_like(like_N))[inputs.documents]

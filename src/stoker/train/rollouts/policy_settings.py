@@ -1,4 +1,4 @@
-"""How a policy is trained from its answers: what `ppo` and every loss of `grpo` are made of."""
+"""Settings of policy training, shared by `ppo` and every loss of `grpo`."""
 
 from __future__ import annotations
 
@@ -13,30 +13,29 @@ Weight = Literal["token", "answer", "longest", "sum"]
 
 @dataclass(frozen=True)
 class PolicySettings:
-    """The settings of a run.
+    """Settings of policy training.
 
     Attributes:
         plan: prompts, answers and passes of an iteration.
         max_tokens: most tokens of an answer.
-        temperature: of the sampling; every log-probability is of logits divided by it.
+        temperature: sampling temperature; log-probabilities are of logits divided by it.
         advantage: see `stoker.train.rollouts.advantages`.
         whiten: whether advantages are whitened over all tokens of an iteration.
-        weight: what a token counts: 1 over the tokens of the step (``token``), of its answer (``answer``), or over
+        weight: weight of a token: 1 over the tokens of the step (``token``), of its answer (``answer``), or over
             ``max_tokens`` (``longest``), or 1 (``sum``); the last three over the answers of the step.
         kl: factor of the KL to the reference; 0 for no reference.
-        kl_in_reward: whether it is subtracted from each token's reward (estimator k1), and not a term of the loss.
-        missing_end: subtracted from the score of an answer without a stop token.
+        kl_in_reward: whether the KL is subtracted from each token's reward (estimator k1) instead of being a loss term.
+        missing_end: penalty of an answer without a stop token.
         overlong: tokens before ``max_tokens`` over which a penalty grows from 0 to 1 (DAPO, eq. 13).
-        score_clip: scores are clipped to this on both sides; None for not.
-        dynamic: most rounds of prompts that an iteration samples from to replace those whose answers all score alike
-            (DAPO, section 3.2); 1 for no replacing.
+        score_clip: scores are clipped to this range around 0; None for no clipping.
+        dynamic: most sampling rounds of an iteration, which replace prompts whose answers all have the same score
+            (DAPO, section 3.2); 1 for no replacement.
         gamma, lam: discount, and lambda of GAE.
         whiten_rewards: whether rewards are divided by their standard deviation first.
-        critic_warmup: iterations in which only the critic learns.
-        kl_target: the KL of an answer that ``kl`` is moved towards (Ziegler et al., 2019, section 2.2); None for a
-            fixed ``kl``.
-        kl_horizon: answers over which it moves by as much as it is off.
-        offload_idle: whether memory that idles while answers are sampled is given back.
+        critic_warmup: iterations that train the critic alone.
+        kl_target: KL per answer that ``kl`` is adapted to (Ziegler et al., 2019, section 2.2); None for a fixed ``kl``.
+        kl_horizon: answers over which the relative deviation from the target is applied once.
+        offload_idle: whether memory idle during sampling is released.
     """
 
     plan: IterationPlan
@@ -61,5 +60,5 @@ class PolicySettings:
 
     @property
     def critic(self) -> bool:
-        """Whether there is one."""
+        """Whether there is a critic."""
         return self.advantage == "gae"

@@ -1,4 +1,6 @@
-"""Samples of a policy: its own answers to the prompts of a corpus, sampled before the steps that learn from them."""
+"""Policy task: samples are the policy's own answers to a corpus' prompts, sampled before the steps that train
+on them.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +43,12 @@ from stoker.train.task import Part
 if TYPE_CHECKING:
     from stoker.train.engine import Engine
 
-RATIO, APPROX_KL = 0.01, 1e-3  # how far the ratio may be from 1 before the first step on answers
+RATIO, APPROX_KL = 0.01, 1e-3  # limits before the first step on new answers: of ratio - 1, and of the KL
 CRITIC_COLUMNS = ("value", RETURN, "weight")
 
 
 class PolicyTask(LanguageTask):
-    """Samples are answers; see `stoker.train.rollouts.iteration_plan`."""
+    """Task whose samples are answers; see `stoker.train.rollouts.iteration_plan`."""
 
     lays_out_ahead = False
 
@@ -65,11 +67,11 @@ class PolicyTask(LanguageTask):
     ) -> None:
         """
         Args:
-            arguments, more: those of `LanguageTask`.
-            mix: what else the policy is trained on.
+            arguments, more: arguments of `LanguageTask`.
+            mix: other data that the policy is trained on.
             context: most tokens of a prompt with its answer.
-            micro_batch: answers of a forward pass.
-            environment: what follows a turn of the model.
+            micro_batch: answers per forward pass.
+            environment: replies to the model's turns.
         """
         super().__init__(*arguments, **more)
         objective = more.get("objective")
@@ -84,15 +86,15 @@ class PolicyTask(LanguageTask):
         self._collector = AnswerCollector(
             self, settings, rewards, codec, context=context, seed=seed, micro_batch=micro_batch, environment=environment
         )
-        self._idle = IdleOffload(lambda: ())  # while answers are sampled
+        self._idle = IdleOffload(lambda: ())  # used while answers are sampled
         self._files: RolloutFiles | None = None
         self._iterations: dict[int, Iteration] = {}
-        self._prompts: int | None = None  # of the run, where it is as long as a number of epochs
+        self._prompts: int | None = None  # prompts of the run, where its length is a number of epochs
         self._alarmed: set[str] = set()
-        self._told = False  # that nothing is gained by moving
+        self._told = False  # whether the user was told that moving gains nothing
         self._step = 0
-        self._only_critic = False  # whether the policy waits for its critic
-        self._untouched = False  # whether no step has been taken on the answers at hand
+        self._only_critic = False  # whether this is the critic's warm-up
+        self._untouched = False  # whether no step has been taken on the current answers
         self._figures: Mapping[str, float] = {}
         self._first_figures: Mapping[str, float] | None = None
 
@@ -119,16 +121,16 @@ class PolicyTask(LanguageTask):
         return self._files
 
     def reach(self, first: int, last: int, step: int, engine: Engine) -> list[str]:
-        """Samples the answers of the iterations that a step takes part in, where they are not there yet.
+        """Samples the answers of the iterations that a step needs, where they do not exist yet.
 
-        Those of an iteration that the restored state is in the middle of are read from the run's folder.
+        After a restart in the middle of an iteration, its answers are read from the run's folder.
 
         Returns:
-            What looks wrong in them.
+            Alarms about the answers.
         """
         (begin, place), (end, _) = self.plan.place(first), self.plan.place(last - 1)
         self._only_critic = begin < self.settings.critic_warmup
-        if step < self._step:  # training went back: what later weights have answered does not count
+        if step < self._step:  # training went back: answers sampled later are dropped
             self._iterations = {}
         self._step = step
         before = self._iterations
@@ -156,7 +158,7 @@ class PolicyTask(LanguageTask):
         return ["`offload_idle` frees memory of a GPU; on a CPU it only takes time"]
 
     def _restored(self, number: int, place: int) -> Iteration:
-        """An iteration that a run goes on within."""
+        """Reads an iteration that a run resumes within."""
         iteration = self.files.read(number)
         if place >= len(iteration.rollouts) * self.plan.epochs:
             raise UserError(
@@ -168,7 +170,7 @@ class PolicyTask(LanguageTask):
         return iteration
 
     def judge(self, measures: Mapping[str, float]) -> list[str]:
-        """Whether the policy that learns is the one that answered, before the first step on its answers."""
+        """Checks, before the first step on new answers, that the trained policy equals the one that sampled them."""
         first, self._untouched = self._untouched, False
         apart = abs(measures["ratio"] - 1) > RATIO or measures["approx_kl"] > APPROX_KL
         if not first or self._only_critic or not apart:
@@ -179,7 +181,7 @@ class PolicyTask(LanguageTask):
         ]
 
     def _new_alarms(self, iteration: Iteration) -> list[str]:
-        """What looks wrong and did not in the iteration before."""
+        """Returns alarms that the iteration before did not raise."""
         now = alarms(iteration.figures, self._figures_at_first(), self.settings)
         new = [text for kind, text in now.items() if kind not in self._alarmed]
         self._alarmed = set(now)
@@ -192,11 +194,11 @@ class PolicyTask(LanguageTask):
 
     @property
     def figures(self) -> Mapping[str, float]:
-        """Means over the answers of the iteration at hand; seconds only in the step that waited for them."""
+        """Means over the answers of the current iteration; seconds only in the step that sampled them."""
         return self._figures
 
     def parts(self, first: int, last: int) -> list[Part]:
-        """The policy's passes over answers, those over other data, and the critic's."""
+        """Returns the policy's passes over answers, those over other data, and the critic's."""
         beside = self._mix.parts(self, first, last) if self._mix is not None else []
         found: list[Rollout] = []
         while first < last:
@@ -210,7 +212,9 @@ class PolicyTask(LanguageTask):
         return policy + beside + [self._critic_part(inputs, found) for inputs in laid_out if self.settings.critic]
 
     def complete(self, parts: Sequence[Part], engine: Engine, passes: int) -> Sequence[Part]:
-        """As many passes of each kind as the other processes have: where weights are sharded, these match."""
+        """Pads the passes of each kind to the number of the other processes, as sharded weights need matching
+        passes.
+        """
         kinds: dict[str, list[Part]] = {"": [], **({PTX: []} if self._mix else {})}
         kinds |= {RETURN: []} if self.settings.critic else {}
         if len(kinds) == 1:
@@ -250,7 +254,9 @@ class PolicyTask(LanguageTask):
         return Part(replace(inputs, given=by_target(inputs, columns)), targets=targets, tokens=inputs.tokens)
 
     def _critic_part(self, inputs: Inputs, rollouts: Sequence[Rollout]) -> Part:
-        """The same answers for the critic; its loss is over the policy's targets, so it has none of its own."""
+        """Returns the critic's pass over the same answers; its loss is over the policy's targets, so it has no own
+        ones.
+        """
         rows = [rollouts[i] for i in inputs.given["number"].tolist()]
         columns = {name: [r.tokens[name] for r in rows] for name in ("value", RETURN)}
         columns["weight"] = self._weights(rows)
@@ -258,7 +264,7 @@ class PolicyTask(LanguageTask):
         return Part(replace(inputs, given=given), targets=0, tokens=inputs.tokens, other_model=own)
 
     def _weights(self, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
-        """What each token of answers counts."""
+        """Returns the weight of each token of answers."""
         of = {"answer": lambda r: r.length, "longest": lambda _: self.settings.max_tokens}
         tokens = of.get(self.settings.weight, lambda _: 1)
         return [np.full_like(r.tokens["old"], 1.0 / tokens(r)) for r in rollouts]
@@ -269,7 +275,7 @@ class PolicyTask(LanguageTask):
         return list(dict.fromkeys(f"{r.source}:{r.row}" for r in kept))
 
     def _sample(self, number: int, step: int, engine: Engine) -> Iteration:
-        """The answers of an iteration, with all that the steps on them need; a collective."""
+        """Samples the answers of an iteration and computes everything that its steps need; a collective."""
         began, settings = time.perf_counter(), self.settings
         first = number * self.plan.prompts if settings.dynamic == 1 or not number else self._before(number).next_prompt
         kept: list[Rollout] = []
@@ -304,7 +310,7 @@ class PolicyTask(LanguageTask):
         return self._iterations.get(number - 1) or self.files.read(number - 1)
 
     def _kl_factor(self, number: int) -> float:
-        """The factor of the KL in an iteration: it follows from that of the iteration before and its KL."""
+        """Returns the KL factor of an iteration, adapted from the previous iteration's factor and KL."""
         settings = self.settings
         if settings.kl_target is None or not number:
             return settings.kl
@@ -313,7 +319,7 @@ class PolicyTask(LanguageTask):
         return before.figures["kl_factor"] * (1 + off * len(before.rollouts) / settings.kl_horizon)
 
     def evaluate(self, engine: Engine) -> Evaluation | None:
-        """The mean score of the likeliest answers to the held-out prompts; the loss is what is missing of it."""
+        """Evaluates the mean score of greedy answers to the held-out prompts; the loss is its negative."""
         documents = self.corpus.evaluation_documents()
         if not documents:
             return None
@@ -331,11 +337,11 @@ class PolicyTask(LanguageTask):
 
 
 def _states(optimizer: Optimizer) -> list[Tensor]:
-    """What an optimizer keeps of each parameter."""
+    """Returns the optimizer's state tensors."""
     return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
 
 
 def _kind_of(part: Part) -> str:
-    """Which passes a part belongs to, by what these alone are given; empty for the policy's over answers."""
+    """Returns the kind of a part's pass, by the inputs given to it alone; empty for the policy's over answers."""
     given = part.inputs.given if isinstance(part.inputs, Inputs) else ()
     return next((kind for kind in (PTX, RETURN) if kind in given), "")

@@ -1,4 +1,4 @@
-"""Sequences that a policy goes on being trained on beside its answers: InstructGPT's pretraining mix (PPO-ptx)."""
+"""Pretraining mix of a policy, trained beside its answers (PPO-ptx, from InstructGPT)."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PretrainingMix:
-    """The sequences that go with the answers of each step.
+    """Sequences that are trained beside the answers of each step.
 
     Attributes:
-        sequences: of a step.
-        batch: answers of a step.
+        sequences: sequences per step.
+        batch: answers per step.
     """
 
     corpus: Corpus
@@ -38,9 +38,9 @@ class PretrainingMix:
     batch: int
 
     def parts(self, task: LanguageTask, first: int, last: int) -> list[Part]:
-        """The forward passes that go with samples first .. last-1 of the run, on the host.
+        """Returns the forward passes that belong to samples first .. last-1 of the run, on the host.
 
-        Their loss is over the policy's targets, so they have none of their own.
+        Their loss is over the policy's targets, so they have no own ones.
         """
         begin, end = (self.sequences * sample // self.batch for sample in (first, last))
         documents = [document for number in range(begin, end) for document in self.corpus.sequences[number]]
@@ -53,10 +53,10 @@ class PretrainingMix:
 
     @staticmethod
     def scaled(parts: Sequence[Part], engine: Engine, targets: int) -> list[Part]:
-        """The same, so that their sum over the step, divided by the policy's targets, is the mean; a collective.
+        """Scales the parts so that their sum over the step, divided by the policy's targets, is a mean; a collective.
 
         Args:
-            targets: the policy's, in the whole step.
+            targets: the policy's targets in the whole step.
         """
         counted = [replace(part, targets=len(_inputs(part).targets)) for part in parts]
         scale = targets / max(1, engine.count(counted).targets)
@@ -65,10 +65,10 @@ class PretrainingMix:
 
 
 def open_mix(block: PtxBlock, loaded: LoadedJob, base: Path, text: TextSide) -> PretrainingMix:
-    """The sequences of a job's block.
+    """Opens the sequences of a job's block.
 
     Raises:
-        UserError: the source cannot be read, or has nothing to train on, with the key's place.
+        UserError: the source cannot be read, or has nothing to train on; the error names the key's place.
     """
     job = loaded.job
     key = f"{job.task}.ptx.data"

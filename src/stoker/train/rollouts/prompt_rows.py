@@ -1,4 +1,4 @@
-"""The rows behind a run's prompts: what a reward may compare an answer with."""
+"""The data rows behind a run's prompts, with which rewards compare answers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from stoker.scoring.answer_rows import EXPECTED, AnswerRow
 
 
 class PromptRows:
-    """The rows of a corpus by file and number.
+    """Rows of a corpus by file and number.
 
-    Sources are read once more, as tokens do not hold what a row says beside its prompt; rows stay as bytes until they
-    are asked for.
+    Sources are read again, as tokens hold only a row's prompt; rows stay encoded until they are requested.
     """
 
     def __init__(self, corpus: Corpus) -> None:
@@ -41,7 +40,7 @@ class PromptRows:
 
     @staticmethod
     def _found(rows: dict[tuple[str, int], Raw], file: str, number: int) -> Raw:
-        """A row by the file that it had when its tokens were made: equal content in another folder has the same."""
+        """Finds a row by its file at tokenisation; equal content in another folder matches by file name."""
         exact = rows.get((file, number))
         if exact is not None:
             return exact
@@ -52,7 +51,7 @@ class PromptRows:
 
 
 def _asked_and_expected(source: TokenisedSource, fields: dict[str, Any]) -> tuple[tuple[dict[str, Any], ...], Any]:
-    """The turns that ask, and the expected answer: a column's, else the row's last answer."""
+    """Returns the prompt's turns and the expected answer: from a column, else the row's last answer."""
     example = formats.parse(fields, source.format, source.block.columns)
     turns = example.messages if isinstance(example, Conversation) else ()
     asked = tuple({"role": turn.role, "content": turn.content} for turn in turns[:-1])

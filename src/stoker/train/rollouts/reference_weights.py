@@ -1,7 +1,7 @@
-"""The model as it was at the start, where all of it is trained: the first weights, kept in the host's memory.
+"""Reference of a fully trained model: a copy of its initial weights in host memory.
 
-They are exchanged with the trained ones for the reference's forward passes. So there is one model on the device, and
-each process keeps what it holds of the weights, under every layout.
+They are swapped with the trained weights for the reference's forward passes. So the device holds one model, and each
+process copies its own shard, under every layout.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stoker.parallel.shard import reshard
 
 
 class ReferenceWeights:
-    """A copy of the weights that a model has now."""
+    """A copy of a model's current weights."""
 
     def __init__(self, model: nn.Module) -> None:
         reshard(model)
@@ -29,7 +29,7 @@ class ReferenceWeights:
     @contextmanager
     @torch.no_grad()
     def in_place(self) -> Iterator[None]:
-        """The model has them within the block, and afterwards what it had before, to the bit."""
+        """Swaps the copy into the model within the block, and restores its weights bitwise afterwards."""
         reshard(self._model)
         own = {name: _own(p) for name, p in _policy(self._model).items()}
         trained = {name: tensor.clone() for name, tensor in own.items()}
@@ -44,11 +44,11 @@ class ReferenceWeights:
 
 
 def _policy(model: nn.Module) -> dict[str, nn.Parameter]:
-    """What is trained, without a critic of its own."""
+    """Returns the trained parameters, without a separate critic's."""
     return {name: p for name, p in trainable(model).items() if not name.startswith(f"{OWN_CRITIC}.")}
 
 
 def _own(parameter: nn.Parameter) -> Tensor:
-    """What this process holds of a parameter."""
+    """Returns this process' shard of a parameter."""
     data = parameter.detach()
     return data.to_local() if isinstance(data, DTensor) else data

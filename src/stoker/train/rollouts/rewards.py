@@ -1,4 +1,4 @@
-"""What answers are worth: the rewards of a job, each by itself and weighted together."""
+"""Rewards of a job: computed one by one, and combined as a weighted sum."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from stoker.errors import Problem, UserError
 from stoker.scoring.answer_rows import AnswerRow
 from stoker.scoring.scorer import Scorer
 
-AT_ONCE = 8  # answers that are with other processes or machines
+AT_ONCE = 8  # answers scored concurrently by other processes or machines
 
 
 @dataclass(frozen=True)
 class PolicyAnswer:
-    """An answer as rewards see it.
+    """An answer as rewards receive it.
 
     Attributes:
-        text: without special tokens.
-        row: of its prompt.
+        text: text without special tokens.
+        row: row of its prompt.
         prompt_ids, ids: token ids.
         stopped: whether it ended with a stop token.
     """
@@ -34,14 +34,14 @@ class PolicyAnswer:
 
 
 class Reward(Protocol):
-    """A reward by name."""
+    """A named reward."""
 
     @property
     def name(self) -> str:
-        """As the job has it."""
+        """Name in the job."""
 
     def __call__(self, answers: Sequence[PolicyAnswer]) -> list[float]:
-        """The reward of each answer."""
+        """Returns the reward of each answer."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class ScorerReward:
     scorer: Scorer
 
     def __call__(self, answers: Sequence[PolicyAnswer]) -> list[float]:
-        """See `Reward`.
+        """Scores answers; see `Reward`.
 
         Raises:
-            UserError: an answer cannot be scored, with the row's place.
+            UserError: an answer cannot be scored; the error names the row's place.
         """
         for answer in answers:
             if self.scorer.needs_expected and not answer.row.accepted:
@@ -76,7 +76,7 @@ class ScorerReward:
 class LengthReward:
     """1 for an answer of ``shortest`` to ``longest`` tokens.
 
-    One token less or more costs its share of the nearer bound; no answer has less than 0.
+    Each token outside the range costs its share of the nearer bound; the least reward is 0.
     """
 
     name: str
@@ -84,7 +84,7 @@ class LengthReward:
     longest: int
 
     def __call__(self, answers: Sequence[PolicyAnswer]) -> list[float]:
-        """See `Reward`."""
+        """Scores answers; see `Reward`."""
         return [self._of(len(answer.ids)) for answer in answers]
 
     def _of(self, tokens: int) -> float:
@@ -99,10 +99,10 @@ class Rewards:
     weighted: tuple[tuple[Reward, float], ...]
 
     def __call__(self, answers: Sequence[PolicyAnswer]) -> tuple[list[dict[str, float]], list[float]]:
-        """Each reward of each answer by name, and their weighted sum.
+        """Returns each answer's rewards by name, and their weighted sum.
 
         Raises:
-            UserError: a reward fails, or is not a finite number, with the row's place.
+            UserError: a reward fails or is not finite; the error names the row's place.
         """
         parts = {reward.name: reward(answers) for reward, _ in self.weighted}
         for name, values in parts.items():
@@ -116,7 +116,7 @@ class Rewards:
 
 
 def length_reward(argument: str) -> LengthReward:
-    """The reward ``length:TOKENS`` or ``length:MIN-MAX``.
+    """Parses the reward ``length:TOKENS`` or ``length:MIN-MAX``.
 
     Raises:
         UserError: these are no positive numbers in order.

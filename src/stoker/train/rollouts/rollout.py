@@ -1,4 +1,4 @@
-"""One answer of a policy, with what is known of each of its tokens."""
+"""One answer of a policy, with per-token values."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ class Rollout:
 
     Attributes:
         prompt: number of the prompt in the order of the run; in a later epoch the same row has another number.
-        sample: number of the answer among those to the prompt.
-        source, row: where the prompt comes from.
+        sample: index of the answer among those to the prompt.
+        source, row: origin of the prompt.
         prompt_ids, answer_ids: token ids; the answer's stop token is included.
         ended: why the answer ended.
-        rewards: by name, unweighted.
-        score: their weighted sum, with penalties: what the answer is worth.
-        own: which tokens of the answer the model has drawn; None for all. Others are an environment's, between turns.
+        rewards: unweighted rewards by name.
+        score: weighted sum of the rewards, with penalties.
+        own: whether the model sampled each token of the answer; None for all. Other tokens are the environment's.
         tokens: values of the answer's own tokens by name, shape (own tokens,):
 
-            - ``sampled``: log-probability as the engine gave it when the token was drawn;
+            - ``sampled``: log-probability that the generation engine gave at sampling;
             - ``old``: log-probability in the training forward pass, before the first step on this answer;
             - ``reference``: log-probability under the reference model;
-            - ``entropy``: of the distribution that the token was drawn from, nats;
-            - ``value``, ``return``: the critic's estimate, and what it should have been;
-            - ``reward``: what advantages are made of: the score at the last token, less the KL penalty where that is in
-              the reward; absent where only whole answers are rewarded;
-            - ``advantage``: what the policy's gradient is multiplied by.
+            - ``entropy``: entropy of the distribution that the token was sampled from, nats;
+            - ``value``, ``return``: the critic's estimate and its training target;
+            - ``reward``: input of the advantages: the score at the last token, minus the KL penalty where it is in the
+              reward; absent where only whole answers are rewarded;
+            - ``advantage``: factor of the policy gradient.
     """
 
     prompt: int
@@ -50,7 +50,7 @@ class Rollout:
 
     @property
     def length(self) -> int:
-        """Tokens that the model has drawn."""
+        """Number of tokens that the model sampled."""
         return len(self.answer_ids) if self.own is None else int(self.own.sum())
 
     @property
@@ -60,14 +60,14 @@ class Rollout:
 
     @property
     def kl(self) -> float | None:
-        """The log-ratio to the reference, summed over the tokens (estimator k1); None without a reference."""
+        """Log-ratio to the reference, summed over the tokens (estimator k1); None without a reference."""
         reference = self.tokens.get("reference")
         return None if reference is None else float((self.tokens["old"] - reference).sum())
 
     def token_values(self) -> dict[str, np.ndarray]:
-        """The values of all tokens by name, and ``kl``, the log-ratio to the reference, where there is one.
+        """Returns the values of all tokens by name, and ``kl``, the log-ratio to the reference, where there is one.
 
-        Tokens that are not the model's own have NaN.
+        Tokens that the model did not sample have NaN.
         """
         reference = self.tokens.get("reference")
         values = self.tokens if reference is None else {**self.tokens, "kl": self.tokens["old"] - reference}

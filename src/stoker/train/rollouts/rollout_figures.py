@@ -1,4 +1,4 @@
-"""Means over the answers of an iteration, and what in them looks wrong."""
+"""Means over the answers of an iteration, and alarms about them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from stoker.train.rollouts.policy_settings import PolicySettings
 from stoker.train.rollouts.rollout import Rollout
 
 APART = 0.02  # nats: mean difference between the engine's and the trainer's log-probabilities; float32 gives 1e-5
-NEGATIVE = -1.0  # nats an answer: less than what chance gives
-NEVER_ENDS = 0.05  # share of answers with a stop token below which they are said to have no end
+NEGATIVE = -1.0  # nats per answer: below what chance gives
+NEVER_ENDS = 0.05  # share of answers with a stop token below which the alarm is raised
 COLLAPSED, GROWN = 0.25, 4.0  # of the mean length of the first iteration
 
 
 def figures_of(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """What `metrics.jsonl` says of an iteration: see docs/alignment.md."""
+    """Returns the figures of an iteration for `metrics.jsonl`: see docs/alignment.md."""
     every = {name: np.concatenate([r.tokens[name] for r in rollouts]) for name in rollouts[0].tokens}
     figures = {
         "score": float(np.mean([r.score for r in rollouts])),
@@ -38,10 +38,10 @@ def figures_of(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def alarms(figures: Mapping[str, float], first: Mapping[str, float], settings: PolicySettings) -> dict[str, str]:
-    """What looks wrong in an iteration, each by its kind and with its likely cause.
+    """Returns alarms about an iteration, each by its kind and with its likely cause.
 
     Args:
-        first: the figures of the run's first iteration.
+        first: figures of the run's first iteration.
     """
     apart, kl, ended = figures["logprob_difference"], figures.get("kl", 0.0), figures["ended"]
     length = figures["response_tokens"] / max(1.0, first["response_tokens"])

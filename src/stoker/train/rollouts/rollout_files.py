@@ -1,4 +1,4 @@
-"""The rollouts of a run on disk: one compressed file an iteration, exact, and no pickle."""
+"""Rollouts on disk: one compressed file per iteration, lossless and without pickle."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stoker.train.rollouts.rollout import Rollout
 
 FORMAT = 1
 ROLLOUTS = "rollouts"  # the folder's name in a run
-LARGEST = 8 << 30  # bytes of an iteration in memory; a larger file is not one of these
+LARGEST = 8 << 30  # bytes of an unpacked iteration; a larger file is rejected
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Iteration:
 
     Attributes:
         number: counted from 0.
-        step: the first optimizer step that learns from them.
+        step: the first optimizer step that trains on them.
         next_prompt: number of the first prompt of the next iteration.
         figures: means over the rollouts, by name.
     """
@@ -46,7 +46,7 @@ class RolloutFiles:
     folder: Path
 
     def write(self, iteration: Iteration) -> None:
-        """Writes an iteration, in the place of an earlier one of its number."""
+        """Writes an iteration, replacing an earlier one with its number."""
         self.folder.mkdir(parents=True, exist_ok=True)
         rollouts = iteration.rollouts
         names = sorted({name for rollout in rollouts for name in rollout.tokens})
@@ -84,10 +84,10 @@ class RolloutFiles:
         replace_file(self._path(iteration.number), out.getvalue())
 
     def read(self, number: int) -> Iteration:
-        """The rollouts of an iteration, as they were written.
+        """Reads the rollouts of an iteration.
 
         Raises:
-            RunFailed: there are none, or the file is damaged.
+            RunFailed: the file is missing or damaged.
         """
         path = self._path(number)
         try:
@@ -102,20 +102,20 @@ class RolloutFiles:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"]))
             raise RunFailed(f"{path} cannot be read ({place}: {first['msg']})") from error
-        except Exception as error:  # a damaged archive raises of every kind
+        except Exception as error:  # a damaged archive may raise anything
             raise RunFailed(f"{path} cannot be read ({type(error).__name__}: {error})") from error
 
     def numbers(self) -> list[int]:
-        """The iterations that are there, in order."""
+        """Returns the numbers of the iterations on disk, in order."""
         return sorted(int(path.stem) for path in self.folder.glob("*.npz") if path.stem.isdigit())
 
     def at_step(self, step: int) -> Iteration | None:
-        """The rollouts that a step learnt from; None where there are none that early."""
+        """Returns the rollouts that a step trained on; None where there are none that early."""
         return self._newest(self.numbers(), step)
 
     def _newest(self, numbers: Sequence[int], step: int) -> Iteration | None:
         low, high = 0, len(numbers)
-        while low < high:  # iterations begin at ever later steps
+        while low < high:  # first steps of iterations increase
             middle = (low + high) // 2
             low, high = (middle + 1, high) if self.read(numbers[middle]).step <= step else (low, middle)
         return self.read(numbers[low - 1]) if low else None
@@ -125,7 +125,7 @@ class RolloutFiles:
 
 
 class _AboutRollout(BaseModel):
-    """What is kept of a rollout beside its arrays."""
+    """Fields of a rollout beside its arrays."""
 
     model_config = ConfigDict(strict=True)
 
@@ -139,7 +139,7 @@ class _AboutRollout(BaseModel):
 
 
 class _About(BaseModel):
-    """What is kept of an iteration beside its arrays."""
+    """Fields of an iteration beside its arrays."""
 
     model_config = ConfigDict(strict=True)
 
@@ -152,10 +152,10 @@ class _About(BaseModel):
 
 
 def _iteration(about: _About, arrays: dict[str, np.ndarray]) -> Iteration:
-    """The iteration of a file.
+    """Rebuilds an iteration from a file's content.
 
     Raises:
-        ValueError, KeyError: an array is missing, or has another type or length than the others say.
+        ValueError, KeyError: an array is missing, or its type or length does not match the others.
     """
     prompts = _split(arrays.pop("prompts"), lengths := arrays.pop("prompt_lengths"), np.unsignedinteger)
     ends = arrays.pop("answer_lengths")

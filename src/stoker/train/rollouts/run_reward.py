@@ -1,4 +1,4 @@
-"""The scores of a reward run as a reward, and its weights as a critic's first ones."""
+"""Rewards from a reward run, whose weights may also initialise the critic."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class RunReward:
     """Scores answers with the model of a reward run; demonstrations score 0. Each process has a copy.
 
     Args:
-        offload_idle: whether the model lies in the host's memory while it does not score.
+        offload_idle: whether the model is in host memory while it does not score.
 
     Raises:
-        UserError: there is no such run, it is of another task, or its tokenizer is not the policy's.
+        UserError: the run does not exist, is of another task, or its tokenizer is not the policy's.
     """
 
     name = NAME
@@ -50,7 +50,7 @@ class RunReward:
             raise UserError(loaded.problem(key, message, "train a reward model on the policy's model"))
 
     def __call__(self, answers: Sequence[PolicyAnswer]) -> list[float]:
-        """See `stoker.train.rollouts.rewards.Reward`: the score at the last token of each answer."""
+        """Returns the score at the last token of each answer; see `stoker.train.rollouts.rewards.Reward`."""
         with self._idle.here():
             return self._scores([(*answer.prompt_ids, *answer.ids) for answer in answers])
 
@@ -68,9 +68,9 @@ def _of_reward(run: str, loaded: LoadedJob, base: Path) -> TunedRun:
 
 
 def critic_from(run: str, loaded: LoadedJob, base: Path) -> Drawn:
-    """First weights of a critic from a reward run with the same adapters on the same model; nothing of another.
+    """Returns initial weights of a critic from a reward run with the same adapters on the same model; else none.
 
-    A critic begins as the reward model (Huang et al., 2024, "The N+ Details", 7), so its values begin as the scores.
+    A critic starts as the reward model (Huang et al., 2024, "The N+ Details", 7), so its first values are the scores.
     """
     folder = find_run(run, base)
     theirs = load_job(folder.job).job

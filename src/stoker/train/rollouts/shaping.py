@@ -1,4 +1,4 @@
-"""From rewards to advantages, over all answers of an iteration."""
+"""Reward shaping and advantages over all answers of an iteration."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from stoker.train.rollouts.rollout import Rollout
 
 
 def groups(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
-    """The answers by prompt; those to one prompt follow each other."""
+    """Groups the answers by prompt; those to one prompt are consecutive."""
     return [list(group) for _, group in groupby(rollouts, key=lambda rollout: rollout.prompt)]
 
 
 def penalised(rollout: Rollout, settings: PolicySettings) -> float:
-    """A score with the penalties for its length and its missing end, clipped."""
+    """Returns a score with the penalties for length and a missing end, clipped."""
     score = rollout.score
     if not rollout.stopped:
         score -= settings.missing_end
@@ -31,9 +31,10 @@ def penalised(rollout: Rollout, settings: PolicySettings) -> float:
 
 
 def add_advantages(rollouts: Sequence[Rollout], settings: PolicySettings, kl: float) -> None:
-    """Gives every token its ``advantage``, its ``reward`` where tokens have one, and its ``return`` with a critic.
+    """Adds to every token its ``advantage``, its ``reward`` where rewards are per token, and its ``return`` with a
+    critic.
 
-    The answers are those of the whole iteration, of all processes: means and deviations are over them.
+    ``rollouts`` are those of the whole iteration and all processes, as means and deviations are over them.
 
     Args:
         kl: factor of the KL in this iteration.
@@ -60,7 +61,7 @@ def add_advantages(rollouts: Sequence[Rollout], settings: PolicySettings, kl: fl
 
 
 def _of_group(group: Sequence[Rollout], settings: PolicySettings, kl: float) -> np.ndarray:
-    """The advantage of each answer to one prompt."""
+    """Returns the advantage of each answer to one prompt."""
     scores_G = np.array([rollout.score for rollout in group])
     if kl:
         scores_G = scores_G - kl * np.array([rollout.kl for rollout in group])
@@ -70,7 +71,7 @@ def _of_group(group: Sequence[Rollout], settings: PolicySettings, kl: float) -> 
 
 
 def _token_rewards(rollouts: Sequence[Rollout], settings: PolicySettings, kl: float) -> list[np.ndarray]:
-    """The reward of each token: minus the KL estimate k1, and the score at the last one."""
+    """Returns the reward of each token: minus the KL estimate k1, plus the score at the last token."""
     rewards = []
     for rollout in rollouts:
         rewards_A = np.zeros_like(rollout.tokens["old"])
@@ -82,5 +83,5 @@ def _token_rewards(rollouts: Sequence[Rollout], settings: PolicySettings, kl: fl
 
 
 def tells_apart(group: Sequence[Rollout]) -> bool:
-    """Whether the answers to a prompt differ in score, so that something can be learnt from them."""
+    """Returns whether the answers to a prompt differ in score, so that they give a gradient."""
     return len({rollout.score for rollout in group}) > 1

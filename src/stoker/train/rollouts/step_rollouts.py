@@ -1,4 +1,4 @@
-"""Which answers of a run's folder a step learnt from, found without its model."""
+"""Lookup of the answers that a step trained on, from a run's folder and without its model."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from stoker.train.rollouts.rollout_files import ROLLOUTS, Iteration, RolloutFile
 
 @dataclass(frozen=True)
 class StepRollouts:
-    """The answers that a step learnt from, in the order in which they were sampled.
+    """The answers that a step trained on, in sampling order.
 
     Attributes:
-        iterations: those that they are of, the first ones first.
+        iterations: their iterations, in order.
     """
 
     step: int
@@ -28,14 +28,14 @@ class StepRollouts:
 
 
 def rollouts_of_step(folder: RunFolder, job: ResolvedJob, step: int | None = None) -> StepRollouts:
-    """The answers of a step.
+    """Returns the answers of a step.
 
     Args:
         step: the last one by default.
 
     Raises:
-        UserError: the run is none of a policy, or has no such step.
-        RunFailed: the file of the answers is gone or damaged.
+        UserError: the run trains no policy, or has no such step.
+        RunFailed: the file of the answers is missing or damaged.
     """
     if not TASKS[job.task].prompts:
         policies = " and ".join(f"`task: {name}`" for name, task in TASKS.items() if task.prompts)
@@ -60,7 +60,7 @@ def rollouts_of_step(folder: RunFolder, job: ResolvedJob, step: int | None = Non
 
 
 def _consumed(folder: RunFolder) -> dict[int, int]:
-    """The samples that a run has consumed after each of its steps."""
+    """Returns the samples that a run has consumed after each of its steps."""
     lines = folder.read_metrics()
     return {line["step"]: line["samples"] for line in lines if _whole(line.get("step")) and _whole(line.get("samples"))}
 

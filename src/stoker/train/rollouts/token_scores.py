@@ -1,4 +1,4 @@
-"""What the training forward pass says of each token of answers."""
+"""Per-token scores of answers from the training forward pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker.models.head import Head, LogitsHead
 
 @dataclass(frozen=True)
 class TokenScoreReading:
-    """A `stoker.models.objective.Reading`: log-probability and entropy of each target, shape (2, N).
+    """A `stoker.models.objective.Reading` of the log-probability and entropy of each target, shape (2, N).
 
     Attributes:
         temperature: divides the logits.
@@ -30,14 +30,14 @@ class TokenScoreReading:
 
 
 def by_rollout(values_XN: Tensor, inputs: Inputs) -> dict[int, np.ndarray]:
-    """Splits values of targets by answer: (X, answer tokens) by the number that `Inputs.given` has for the row."""
+    """Splits target values by answer: maps the row's number in `Inputs.given` to an array (X, answer tokens)."""
     numbers, documents = inputs.given["number"].tolist(), inputs.documents
     values = values_XN.to("cpu")
     return {number: values[:, (documents == row).to("cpu")].numpy() for row, number in enumerate(numbers)}
 
 
 def by_target(inputs: Inputs, columns: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Tensor]:
-    """The reverse: values of answers, in the order in which `Inputs.targets` has their tokens.
+    """Concatenates values of answers in the order of their tokens in `Inputs.targets`; the inverse of `by_rollout`.
 
     Args:
         columns: by name, an array for each row of the inputs, shape (answer tokens,).

@@ -1,6 +1,6 @@
-"""Tasks, one file each: what a job of it may say, what is learnt from which samples, what is measured and exported.
+"""Tasks, one file each: the job's block, the samples and objective, evaluation and export.
 
-A file states ``TASK``, a `stoker.job.task_spec.TaskSpec`; being here is being registered.
+A file defines ``TASK``, a `stoker.job.task_spec.TaskSpec`; every file of this folder is registered.
 """
 
 import stoker.job  # noqa: F401  # which reads the files of this folder: whoever imports one of them first waits for all

@@ -1,4 +1,4 @@
-"""``dpo``: learns from pairs of answers, or from judged ones, without a reward model."""
+"""``dpo``: training on pairs of answers, or on judged ones, without a reward model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stoker.models.objective import Objective
     from stoker.train.batch_extras import BatchExtras
 
-KINDS = ("auto", "none", "adapter-off", "precomputed")  # of references; what else is written names a model
+KINDS = ("auto", "none", "adapter-off", "precomputed")  # kinds of reference; any other value names a model
 WITHOUT_REFERENCE = ("simpo", "orpo")
 SMOOTHED = ("sigmoid", "robust", "simpo")
 BETAS = {
@@ -165,7 +165,7 @@ def _extras(loaded: LoadedJob, base: Path) -> BatchExtras:
 
 
 def _reads(job: Job) -> int:
-    """The reference's pass; KTO reads mismatched answers too, with the policy and with the reference."""
+    """Counts the extra passes: the reference's, and for KTO those of mismatched answers on policy and reference."""
     block = _block(job)
     off = (block.reference if block.reference != "auto" else _reference(job, block).value) == "adapter-off"
     return off + (1 + off) * (block.loss == "kto")

@@ -1,4 +1,4 @@
-"""``grpo``: a policy learns from the rewards of groups of its own answers."""
+"""``grpo``: a policy trained on the rewards of groups of its own answers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Variant:
-    """A loss of ``grpo``: what it does with the scores of a group, and its usual numbers."""
+    """A loss of ``grpo``: its advantage, token weights and default numbers."""
 
     advantage: Advantage
     weight: Weight
@@ -117,7 +117,7 @@ def _checks(view: View) -> Iterator[Problem]:
 
 
 def settings_of(job: ResolvedJob) -> PolicySettings:
-    """How the policy of a job is trained."""
+    """Returns the policy settings of a job."""
     from stoker.train.rollouts.iteration_plan import IterationPlan
     from stoker.train.rollouts.policy_settings import PolicySettings
 

@@ -78,7 +78,7 @@ def _prepare(loaded: LoadedJob, device: Device, mesh: Mesh | None, _: Path) -> P
 
 
 def _toy(loaded: LoadedJob) -> tuple[dict[str, Any], int]:
-    """The module itself: it is as small as its author makes it."""
+    """Returns the module itself: its size is its author's choice."""
     from stoker.train.import_object import import_path
     from stoker.train.module_task import as_dataset
 

@@ -1,4 +1,4 @@
-"""``ppo``: a policy learns from rewards, with a critic that estimates what its answers will be worth."""
+"""``ppo``: a policy trained on rewards, with a critic that estimates the return of its answers."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _checks(view: View) -> Iterator[Problem]:
 
 
 def settings_of(job: ResolvedJob) -> PolicySettings:
-    """How the policy of a job is trained."""
+    """Returns the policy settings of a job."""
     from stoker.train.rollouts.iteration_plan import IterationPlan
     from stoker.train.rollouts.policy_settings import PolicySettings
 

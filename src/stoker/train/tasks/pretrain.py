@@ -1,4 +1,4 @@
-"""``pretrain``: every token of a document is learnt."""
+"""``pretrain``: training on every token of a document."""
 
 from __future__ import annotations
 

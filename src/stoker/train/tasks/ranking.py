@@ -1,4 +1,4 @@
-"""``ranking``: models of clicks and ratings, a dense tower over tables of embeddings that grow with the ids."""
+"""``ranking``: models of clicks and ratings, a dense tower over embedding tables that grow with the ids."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _export(
 
 
 def _toy(loaded: LoadedJob) -> tuple[dict[str, Any], int]:
-    """The model and the log themselves: towers are small, and rows are read from columns on the disk."""
+    """Returns the model and the log themselves: towers are small, and rows are read from columns on disk."""
     from stoker.errors import UserError
     from stoker.job.paths import absolute, exists
     from stoker.train.ranking.job_log import open_log_of

@@ -1,4 +1,4 @@
-"""``reward``: a model that scores answers, learnt from pairs of them."""
+"""``reward``: a model that scores answers, trained on pairs."""
 
 from __future__ import annotations
 

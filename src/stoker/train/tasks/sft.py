@@ -1,4 +1,4 @@
-"""``sft``: the answers of conversations are learnt."""
+"""``sft``: training on the answers of conversations."""
 
 from __future__ import annotations
 
