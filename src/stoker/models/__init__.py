@@ -1,1 +1,1 @@
-"""Models: where they come from, how they are loaded, adapters, the packed attention and the chunked loss."""
+"""Models: sources, loading, adapters, packed attention and the chunked loss."""

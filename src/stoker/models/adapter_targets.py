@@ -1,7 +1,7 @@
-"""Which layers of a model get an adapter, and which are trained whole beside it.
+"""Selects the layers of a model that get an adapter, and the modules that are trained in full.
 
-Users name layers as transformers does. The name of a layer that is split for training selects all of its parts, which
-have names of their own below it.
+Users name layers as transformers does. The name of a layer that is split for training selects all of its parts, whose
+names extend it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class AdaptableLayer:
     Attributes:
         name: in training.
         called: its name in transformers; for a part of a fused layer, that of the fused layer.
-        stacked: whether it is a parameter that holds the matrices of all experts, and not a module.
+        stacked: whether it is a parameter with the matrices of all experts, and not a module.
         inner: whether a pattern can select it: neither the embedding nor the head.
     """
 
@@ -122,7 +122,7 @@ def modules_trained_whole(model: PreTrainedModel, names: Iterable[str]) -> list[
 
 
 def means(written: str, name: str) -> bool:
-    """Whether a name or pattern matches a full name, or its end after a dot."""
+    """Returns whether a name or pattern matches a full name, or its end after a dot."""
     if WILD.intersection(written):
         return fnmatchcase(name, written) or fnmatchcase(name, f"*.{written}")
     return name == written or name.endswith(f".{written}")
@@ -187,7 +187,7 @@ def _adaptable(model: PreTrainedModel) -> Callable[[AdaptableLayer], bool]:
 
 
 def _is_within(name: str, modules: Collection[str]) -> bool:
-    """Whether a module is one of these, or inside one."""
+    """Returns whether a module is one of these, or inside one."""
     return any(name == module or name.startswith(f"{module}.") for module in modules)
 
 

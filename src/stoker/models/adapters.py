@@ -37,9 +37,9 @@ def lora_config(tune: ResolvedTune, layers: Sequence[AdaptableLayer]) -> LoraCon
 
 
 def add_adapter(model: PreTrainedModel, tune: ResolvedTune) -> PeftModel:
-    """Inserts LoRA matrices and freezes everything but them and the modules that are trained whole.
+    """Inserts LoRA matrices and freezes everything but them and the modules that are trained in full.
 
-    Those keep their places and names, so that every layout splits them as in full training; they are listed in peft's
+    These modules stay at their paths, so that every layout splits them as in full training; they are listed in peft's
     configuration.
 
     Raises:
@@ -57,7 +57,7 @@ def add_adapter(model: PreTrainedModel, tune: ResolvedTune) -> PeftModel:
 
 
 def trained_whole(model: nn.Module) -> list[str]:
-    """The modules that are trained whole beside an adapter, by their names in the model without it."""
+    """Returns the modules that are trained in full with an adapter, by their names in the model without it."""
     if not isinstance(model, PeftModel):
         return []
     return list(getattr(model.peft_config.get("default"), "modules_to_save", None) or [])
@@ -69,7 +69,7 @@ def _train(model: PreTrainedModel, whole: Sequence[str]) -> None:
     for name in whole:
         for path, module in model.get_submodule(name).named_modules(prefix=name):
             for parameter in module.parameters(recurse=False):
-                # torchao's tensors claim to be floating-point, but have a type of their own.
+                # torchao's tensors report a floating-point dtype, but are a tensor subclass.
                 if not parameter.is_floating_point() or type(parameter.data) is not torch.Tensor:
                     raise UserError(f"tune.modules_to_save: {path} is quantised, and such weights cannot be trained")
                 kept = torch.promote_types(parameter.dtype, torch.float32)

@@ -1,7 +1,7 @@
 """Attention through transformers' attention interface, for families whose code computes it directly.
 
 Such a family's file replaces the method that computes attention on a model. With the implementation ``eager`` the
-model's own method runs; with any other, such as packed attention, that one.
+model's own method runs; with any other, such as packed attention, the replacement.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How attention's scores become weights."""
+"""The options of attention between scores and weights: scaling, window, softcap, sinks, ALiBi."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class AttentionScores:
-    """How a layer's products of queries and keys become the weights of the values.
+    """How a layer computes attention weights from the products of queries and keys.
 
     Attributes:
         scaling: factor of the products; None for 1 / sqrt(head size).
-        window: how many keys a query sees, its own included; None for all.
+        window: number of keys that a query sees, its own included; None for all.
         softcap: bound of the scores (Gemma 2).
         sinks_H: logit of each head's attention sink (GPT-OSS).
         slopes: ALiBi slope of each head (BLOOM).
@@ -28,16 +28,16 @@ class AttentionScores:
 
     @property
     def are_fused(self) -> bool:
-        """Whether torch's scaled dot-product attention computes them, given a mask."""
+        """Whether torch's scaled dot-product attention supports them, given a mask."""
         return self.softcap is None and self.sinks_H is None
 
     @property
     def are_plain(self) -> bool:
-        """Whether flash attention computes them."""
+        """Whether flash attention supports them."""
         return self.are_fused and self.slopes is None and not self.dropout
 
     def of_heads(self, own: slice) -> AttentionScores:
-        """Those of some of the query heads."""
+        """Returns the options for a slice of the query heads."""
         return replace(
             self,
             slopes=self.slopes[own] if self.slopes is not None else None,

@@ -1,4 +1,4 @@
-"""The type that autocast gives to a product, for code that autocast does not reach: kernels and custom functions."""
+"""The dtype that autocast gives to a matrix product, for code outside its reach: kernels and custom functions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """The type in which autocast would multiply ``x``; None outside of it, and for float64, which it leaves alone."""
+    """Returns the dtype in which autocast would multiply ``x``; None outside of it, and for float64, which it keeps."""
     kind = x.device.type
     if x.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
         return None

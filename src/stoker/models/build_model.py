@@ -66,7 +66,7 @@ def build_meta(
             tokens would not be trained.
     """
     assert job.model is not None
-    # Trained weights are float32 (float64 if asked for); a frozen base is stored in the type of its products.
+    # Trained weights are float32 (float64 if asked for); a frozen base is stored in the dtype of its products.
     trained = torch.float64 if device.precision == "fp64" else torch.float32
     frozen = job.tune.method != "full"
     dtype = (device.autocast_dtype if frozen else None) or trained

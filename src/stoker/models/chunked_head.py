@@ -47,7 +47,7 @@ def transform(logits: Tensor, softcap: float | None) -> Tensor:
 
 @dataclass(frozen=True)
 class LogitForm:
-    """How products become logits, and the processes that share the vocabulary; see `Head`."""
+    """Scale and softcap of the logits, and the processes that share the vocabulary; see `Head`."""
 
     scale: float
     softcap: float | None
@@ -113,7 +113,7 @@ class _Chunk:
 
 
 class _Sums:
-    """The gradients of hidden states, weight and bias, added up chunk by chunk; None for those not wanted."""
+    """The gradients of hidden states, weight and bias, accumulated over chunks; None for those not needed."""
 
     def __init__(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, wanted: Sequence[bool]) -> None:
         wide = _accumulator(hidden_ND)

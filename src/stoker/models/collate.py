@@ -1,8 +1,8 @@
-"""Rows as the tensors of a forward pass: packed end to end with their common beginnings once, or padded.
+"""Collates rows to the tensors of a forward pass: packed end to end with common prefixes once, or padded.
 
-Instruction rows often share a prefix: the same system message, the same tools. A packed row holds such a prefix once,
-and every document that has it attends to it. In a causal model a token's hidden state does not depend on what follows,
-so losses and gradients are those of the separate documents, for less work.
+Instruction rows often share a prefix: the same system message, the same tools. A packed row contains such a prefix
+once, and every document that begins with it attends to it. In a causal model a token's hidden state does not depend on
+later tokens, so losses and gradients are those of the separate documents, for less computation.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class Inputs:
             prefix occurs once for each document that continues it.
         targets: those next tokens, shape (N,).
         tokens: of the documents, shared ones counted for each, without padding.
-        rows: documents.
+        rows: number of documents.
         documents: the document of each target, shape (N,).
         members: the segments of each document of a packed row.
-        own: which tokens of a packed row this process has; None for all.
-        across: the processes that share the row; None where this one has all of it. ``segments`` are always those of
+        own: the tokens of a packed row on this process; None for all.
+        across: the processes that share the row; None if this one has all of it. ``segments`` are always those of
             the whole row.
-        given: what a task knows of the documents, shape (rows,), or of the targets, shape (N,), by name.
+        given: a task's values of the documents, shape (rows,), or of the targets, shape (N,), by name.
     """
 
     ids: Tensor
@@ -77,7 +77,7 @@ class Inputs:
         return own_R if self.across is None else self.across.total(own_R)
 
     def counted_once(self, loss: Tensor) -> Tensor:
-        """A loss that all processes of the row computed: its value on one of them only, its gradient on each."""
+        """Returns a loss that all processes of the row computed: its value on one of them, its gradient on each."""
         return loss if self.across is None or self.across.is_first else loss - loss.detach()
 
 
@@ -98,7 +98,7 @@ def lengthen(inputs: Inputs, length: int) -> Inputs:
 
 
 def nothing(device: torch.device) -> Inputs:
-    """A row of one token without a target: its loss and its gradients are zero."""
+    """Returns a row of one token without a target: its loss and its gradients are zero."""
     none = torch.zeros(0, dtype=torch.int64, device=device)
     one = torch.zeros(1, 1, dtype=torch.int64, device=device)
     return Inputs(one, one, None, (Segment(0, 1),), none, none, 0, 0, none)
@@ -112,10 +112,10 @@ def trim(row: Row) -> Row:
 
 
 def pack(rows: Sequence[Row], device: torch.device, *, share: bool) -> Inputs:
-    """All rows in one, without padding.
+    """Packs all rows into one, without padding.
 
     Args:
-        share: whether the row holds common prefixes once; not where dropout must differ between documents.
+        share: whether the row contains common prefixes once; not where dropout must differ between documents.
     """
     trimmed = [trim(row) for row in rows]
     groups = common_prefixes([ids for ids, _ in trimmed]) if share else [([i], 0) for i in range(len(rows))]
@@ -136,7 +136,7 @@ def pack(rows: Sequence[Row], device: torch.device, *, share: bool) -> Inputs:
             at += shared
         for member in members:
             ids, trained = trimmed[member]
-            # The last token is a target only: as an input, nothing would follow it.
+            # The last token is only a target: as an input it would have no target.
             own = len(ids) - 1 - shared
             where = np.flatnonzero(trained[1:])  # positions that predict a trained token
             predict.append(np.where(where < shared, prefix_start + where, at + where - shared))
@@ -169,7 +169,7 @@ def common_prefixes(documents: Sequence[np.ndarray]) -> list[tuple[list[int], in
     """
     by_start: dict[bytes, list[int]] = {}
     for i, ids in enumerate(documents):
-        # A document that is too short to share gets a group of its own by its number.
+        # The key of a document that is too short to share is its number, so it forms a group alone.
         key = ids[:SHORTEST_PREFIX].tobytes() if len(ids) > SHORTEST_PREFIX else i.to_bytes(9, "big")
         by_start.setdefault(key, []).append(i)
     groups = []

@@ -1,4 +1,4 @@
-"""The longest sequence that a model was built for, and jobs that ask for more. No heavy import here."""
+"""The context length of a model, and jobs that exceed it. No heavy import here."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def stated_context(block: ModelBlock, base: Path) -> int | None:
 
 
 def context_problem(loaded: ReadJob, context: int) -> Problem | None:
-    """What is wrong where a job's written sequence length or its virtual tokens exceed the model's context."""
+    """Returns a problem if a job's explicit sequence length or its virtual tokens exceed the model's context."""
     job, front = loaded.job, virtual_tokens(loaded.job)
     assert job.model is not None
     room, name = context - front, job.model.name
@@ -52,6 +52,6 @@ def context_problem(loaded: ReadJob, context: int) -> Problem | None:
 
 
 def _is_written(loaded: ReadJob) -> bool:
-    """Whether the job gives the sequence length itself; a default is lowered to the model's context."""
+    """Returns whether the job sets the sequence length; a default is lowered to the model's context."""
     path = ("train", "seq_len")
     return bool(loaded.document.where(path)) and loaded.document.at(path) != "auto"

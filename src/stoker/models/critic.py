@@ -1,7 +1,7 @@
-"""A critic beside a policy: what an answer will be worth, estimated at each of its tokens.
+"""A critic for a policy: estimates the value of an answer at each of its tokens.
 
-It shares the policy's base: with LoRA it has an adapter of its own, else the policy's own body, and above its last
-hidden states a linear layer with one output. Or it is a model of its own with a score head, as a reward model is.
+It shares the policy's base: with LoRA it has a separate adapter, else it is the policy's own body, with a linear layer
+with one output above the last hidden states. Or it is a separate model with a score head, such as a reward model.
 Shapes: N positions, D width.
 """
 
@@ -39,7 +39,7 @@ def add_critic(model: nn.Module, seed: int) -> Drawn:
     """
     base = unwrap(model)
     if isinstance(model, PeftModel):
-        with torch.device(META):  # peft moves an adapter beside its base only where it is the first
+        with torch.device(META):  # peft moves an adapter to its base's device only if it is the first
             model.add_adapter(CRITIC, deepcopy(model.peft_config["default"]))
         for name, parameter in model.named_parameters():
             if f".{CRITIC}." in name or name.endswith(f".{CRITIC}"):
@@ -60,7 +60,7 @@ def remove_critic(model: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class WithCritic:
-    """Weights of a policy and of its own critic, by the names in the policy's model."""
+    """Weights of a policy and of its separate critic, by the names in the policy's model."""
 
     policy: WeightSource
     critic: WeightSource
@@ -87,9 +87,9 @@ def _draw(width: int, seed: int) -> Tensor:
 
 @contextmanager
 def as_critic(language: LanguageModel) -> Iterator[None]:
-    """The critic computes within the block: the model of its own, or the policy's with the critic's adapter.
+    """A context in which the critic computes: the separate model, or the policy's with the critic's adapter.
 
-    Which parameters are trained stays as it is.
+    It does not change which parameters are trained.
     """
     if language.critic is not None:
         language.critic.at_work = True
@@ -110,14 +110,14 @@ def as_critic(language: LanguageModel) -> Iterator[None]:
 
 
 def values(hidden_ND: Tensor, language: LanguageModel, head: Head | LogitsHead) -> Tensor:
-    """The value at each position, in float32 at least, shape (N,).
+    """Returns the value at each position, in float32 at least, shape (N,).
 
-    Where tensor processes share the vocabulary, the gradient of the hidden states is summed over them, so one of them
-    computes.
+    If tensor processes share the vocabulary, the gradient of the hidden states is summed over them, so only one of them
+    contributes.
 
     Args:
         language: the policy, which has the critic.
-        head: of the model at work.
+        head: of the model that is computing.
     """
     if language.critic is not None:
         score_head = score_head_of(language.critic.language.model)

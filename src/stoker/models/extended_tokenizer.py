@@ -1,4 +1,4 @@
-"""Tokenizers that are extended or learnt from a corpus, as folders that jobs and transformers load."""
+"""Extends tokenizers, or trains them on a corpus, and saves them as folders that jobs and transformers load."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Made:
         tokens: number of ids.
         new: number of added ids; 0 for a tokenizer trained from scratch.
         scripts: scripts of the letters in the new tokens.
-        measured: on each held-out text.
+        measured: compression of each held-out text.
     """
 
     folder: Path
@@ -57,10 +57,10 @@ class CorpusTexts:
 
 
 def read_texts(corpus: Sequence[str], held_out: Sequence[str], base: Path) -> CorpusTexts:
-    """The texts of sources; without a held-out source, a part of the corpus is held out.
+    """Reads the texts of sources; without a held-out source, a part of the corpus is held out.
 
     Raises:
-        UserError: a source cannot be read, or holds no text.
+        UserError: a source cannot be read, or contains no text.
     """
     named = {name: list(_read(name, base)) for name in held_out}
     texts = [text for name in corpus for text in _read(name, base)]

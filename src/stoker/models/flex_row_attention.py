@@ -1,7 +1,7 @@
-"""Attention of a whole packed row in one call, by FlexAttention: what flash attention's kernels do not compute.
+"""Attention of a whole packed row in one call, by FlexAttention, for variants that flash attention does not support.
 
-Bounded scores (Gemma 2), attention sinks (GPT-OSS), ALiBi (BLOOM), and float32. FlexAttention compiles a kernel for the
-scores' function and skips blocks that the mask leaves empty (Dong et al., 2024, "Flex Attention").
+These are bounded scores (Gemma 2), attention sinks (GPT-OSS), ALiBi (BLOOM), and float32. FlexAttention compiles a
+kernel for the score function and skips blocks that the mask leaves empty (Dong et al., 2024, "Flex Attention").
 
 Shapes: B batch (1), Q queries, T keys, H query heads, G key-value heads, K head size.
 """
@@ -31,7 +31,7 @@ Change = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def serves(query_BHQK: Tensor, value_BGTK: Tensor, scores: AttentionScores) -> bool:
-    """Whether FlexAttention has a kernel for these tensors here."""
+    """Returns whether FlexAttention has a kernel for these tensors on this machine."""
     sizes = query_BHQK.shape[-1], value_BGTK.shape[-1]
     narrow = query_BHQK.dtype == torch.float64 or min(sizes) < SMALLEST_HEAD
     return not scores.dropout and not narrow and find_spec("triton") is not None
@@ -69,13 +69,13 @@ def flex_row_attention(
 
 @dataclass(frozen=True)
 class _Places:
-    """Where each token of a row is.
+    """The segment and the position of each token of a row.
 
     Attributes:
         segment_T: the number of its segment.
         prefix_T: that of its segment's prefix; -1 without.
-        place_T: its place in its document, the prefix included.
-        queries_Q: which tokens are queries.
+        place_T: its position in its document, the prefix included.
+        queries_Q: indices of the tokens that are queries.
     """
 
     segment_T: Tensor
@@ -96,7 +96,7 @@ def _places(row: PackedRow, device: torch.device) -> _Places:
 
 
 def _block_mask(row: PackedRow, window: int | None, device: torch.device) -> Any:
-    """Which blocks of 128 x 128 scores have to be computed."""
+    """Returns the mask of the 128 x 128 blocks of scores that have to be computed."""
     at: _Places = row.masks[PLACES]
     segment_Q, prefix_Q, place_Q = (x[at.queries_Q] for x in (at.segment_T, at.prefix_T, at.place_T))
 
@@ -111,8 +111,9 @@ def _block_mask(row: PackedRow, window: int | None, device: torch.device) -> Any
 
 
 def _score(scores: AttentionScores, place_T: Tensor) -> Change | None:
-    """How scores change: bounded (Gemma 2), or with ALiBi's bias (Press et al., 2022), of which only differences within
-    a row of scores matter: so it is the key's place times the slope of the head."""
+    """Returns the change of the scores: a bound (Gemma 2), or ALiBi's bias (Press et al., 2022). Only differences
+    of the bias within a row of scores matter, so it is the key's position times the slope of the head.
+    """
     softcap, slopes = scores.softcap, scores.slopes
     if softcap is not None:
         return lambda score, b, h, q, k: softcap * torch.tanh(score / softcap)

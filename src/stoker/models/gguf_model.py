@@ -1,4 +1,4 @@
-"""GGUF models: read once by transformers, then kept in the cache as an ordinary folder.
+"""GGUF models: read once by transformers, then cached as an ordinary model folder.
 
 Reading de-quantises every tensor: half a minute for 135 M parameters, and a second from the cache.
 """
@@ -29,7 +29,7 @@ def _folder(path: Path, part: str) -> Path:
 
 @contextmanager
 def alone(path: Path) -> Iterator[Path]:
-    """A folder with only the GGUF file: transformers would read other files beside it."""
+    """Yields a folder with only the GGUF file, since transformers would also read other files in its folder."""
     with TemporaryDirectory() as folder:
         (Path(folder) / path.name).symlink_to(path.resolve())
         yield Path(folder)

@@ -1,6 +1,6 @@
-"""Products of experts in the type of autocast, which does not reach them (pytorch#174763).
+"""Products of experts in the dtype of autocast, which does not reach them (pytorch#174763).
 
-Without it weights in float32 are multiplied in float32, in one process and under DDP, where every other product is in
+Without it, weights in float32 are multiplied in float32, in one process and under DDP, while every other product is in
 16 bits. Under ``fully_shard`` weights are gathered in 16 bits.
 
 Shapes: S tokens of experts, I input width, O output width, E experts.

@@ -15,7 +15,7 @@ from stoker.models.autocast import autocast_dtype
 from stoker.models.chunked_head import CrossEntropy, LogitForm, Scores, VocabularySplit, transform
 
 VALUE_HEAD = "value_head"  # the module of a model that has a critic; see `stoker.models.critic`
-OWN_CRITIC = "critic_model"  # the module of a policy's model that is a critic with a base of its own
+OWN_CRITIC = "critic_model"  # the module of a policy's model that is a separate critic
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class TokenScores:
 
 @dataclass(frozen=True)
 class Head:
-    """How hidden states become logits: ``softcap * tanh(scale * (h W^T + b) / softcap)``.
+    """The map from hidden states to logits: ``softcap * tanh(scale * (h W^T + b) / softcap)``.
 
     Attributes:
         linear: the output embedding.
@@ -49,7 +49,7 @@ class Head:
     across: VocabularySplit | None = None
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
-        """All logits of a few positions, shape (N, V)."""
+        """Returns all logits of a few positions, shape (N, V)."""
         return transform(self.linear(hidden_ND) * self.scale, self.softcap)
 
     def likeliest(self, hidden_ND: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ class LogitsHead:
     temperature: float = 1.0
 
     def tempered(self, temperature: float) -> LogitsHead:
-        """As `Head.tempered`."""
+        """Same as `Head.tempered`."""
         return LogitsHead(self.temperature * temperature)
 
     def likeliest(self, logits_NV: Tensor) -> Tensor:

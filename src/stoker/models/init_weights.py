@@ -1,4 +1,4 @@
-"""Random first weights that are independent of the layout and of the order in which they are drawn.
+"""Random initial weights that are independent of the layout and of the order in which they are drawn.
 
 Each tensor is drawn whole, on the CPU and in float32, from a generator seeded by the job's seed and the tensor's name;
 a process then takes its part. So every layout starts from the same bits as one process.
@@ -45,7 +45,7 @@ class Initial:
         whole = nn.Parameter(torch.full(blank.shape, math.nan))
         modules[-1]._parameters[leaf] = whole
         # From the innermost module outwards, as in transformers: an outer one may redraw an inner one's weights, such
-        # as GPT-2's residual projections. Everything else is on the meta device, where nothing is drawn.
+        # as GPT-2's residual projections. All other tensors are on the meta device, where nothing is drawn.
         with drawn_for(self._seed, name), guard_torch_init_functions():
             for depth in range(len(modules), 0, -1):
                 rules = next(m for m in reversed(modules[:depth]) if isinstance(m, PreTrainedModel))

@@ -1,7 +1,7 @@
-"""How documents are laid out for a model: packed into one row where the model isolates them, else in padded rows.
+"""Lays documents out for a model: packed into one row if the model isolates them, else in padded rows.
 
-Isolation is tested once at the start of a run, on the model itself: a few short documents in one row must give the
-hidden states that each gives alone.
+Isolation is tested once at the start of a run, on the model itself: a few short documents in one row must have the
+same hidden states as each has alone.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ PROBE_WINDOW = 4  # tokens, of sliding windows during the probe
 
 @dataclass
 class OwnCritic:
-    """A critic that is a model of its own beside a policy; see `stoker.models.critic`.
+    """A separate critic model of a policy; see `stoker.models.critic`.
 
     Attributes:
         language: its model, whose head gives scores.
-        at_work: whether a forward pass is the critic's.
+        at_work: whether the current forward pass is the critic's.
     """
 
     language: LanguageModel
@@ -46,7 +46,7 @@ class OwnCritic:
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """A causal language model as training sees it: hidden states, head, and how rows are laid out.
+    """A causal language model as training uses it: hidden states, head, and the layout of rows.
 
     Attributes:
         model: the transformers model, with adapters inside where there are any.
@@ -54,7 +54,7 @@ class LanguageModel:
         packs: whether documents are packed into one row.
         virtual: ids of the virtual tokens before every document.
         balance: the auxiliary loss of its routers; None where it has none.
-        critic: a critic that is a model of its own; None without.
+        critic: a separate critic model; None without.
     """
 
     model: PreTrainedModel
@@ -65,7 +65,7 @@ class LanguageModel:
     critic: OwnCritic | None = None
 
     def hidden(self, inputs: Inputs) -> Tensor:
-        """The last hidden states, shape (B, T, D); the logits of a model without a body of its own."""
+        """Returns the last hidden states, shape (B, T, D); the logits of a model without a separate body."""
         if self.model.base_model is self.model:
             return self.model(**_arguments(inputs)).logits
         return self.model.base_model(**_arguments(inputs)).last_hidden_state
@@ -79,13 +79,13 @@ class LanguageModel:
             return loss._replace(total=in_loss(loss.total, at_work))
 
     def read(self, inputs: Inputs, reading: Reading) -> Tensor:
-        """What is read from a forward pass."""
+        """Runs a forward pass and returns the reading of it."""
         if self.critic is not None and self.critic.at_work:
             return self.critic.language.read(inputs, reading)
         return reading(self._predicting(inputs), inputs, self.head or LogitsHead())
 
     def _predicting(self, inputs: Inputs) -> Tensor:
-        """What the head takes at the predicting positions: hidden states, or logits where it has none."""
+        """Returns the head's input at the predicting positions: hidden states, or logits where it has no head."""
         states = self.hidden(inputs) if self.head is not None else self.model(**_arguments(inputs)).logits
         return states.flatten(0, 1)[inputs.predict]
 
@@ -105,11 +105,11 @@ class LanguageModel:
         share: bool | None = None,
         given: Mapping[str, np.ndarray] | None = None,
     ) -> list[Inputs]:
-        """The forward passes of a micro-batch: one when packed, one or more of similar lengths when padded.
+        """Lays out the forward passes of a micro-batch: one when packed, one or more of similar lengths when padded.
 
         Args:
-            together: how many consecutive documents stay in one forward pass.
-            share: whether a packed row holds common prefixes once; by default unless dropout is active.
+            together: number of consecutive documents that stay in one forward pass.
+            share: whether a packed row contains common prefixes once; by default unless dropout is active.
             given: values of the rows by name, shape (rows,), for `Inputs.given`.
         """
         rows = [self._behind(row) for row in rows]
@@ -138,12 +138,12 @@ class LanguageModel:
 
 
 def drops(model: nn.Module) -> bool:
-    """Whether dropout is active, so that equal prefixes differ."""
+    """Returns whether dropout is active, so that equal prefixes differ."""
     return model.training and has_dropout(model)
 
 
 def has_dropout(model: nn.Module) -> bool:
-    """Whether dropout is active while the model is trained."""
+    """Returns whether the model has dropout in training."""
     config = getattr(model, "config", None)
     in_attention = [v for k, v in (vars(config) if config else {}).items() if "drop" in k and isinstance(v, float)]
     return any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules()) or any(in_attention)
@@ -175,7 +175,7 @@ def lay_out_for(model: PreTrainedModel, balance: RouterBalance | None = None) ->
 
 
 def _probe_rows(model: PreTrainedModel) -> list[Row]:
-    """Three rows, two of which share a prefix."""
+    """Returns three rows, two of which share a prefix."""
     generator = np.random.default_rng(0)
     embedding = model.get_input_embeddings().weight
     assert isinstance(embedding, Tensor)
@@ -195,7 +195,7 @@ def _head_agrees(model: PreTrainedModel, head: Head) -> bool:
 
 
 def _isolates(model: PreTrainedModel) -> bool:
-    """Whether documents packed into one row get the hidden states that each gets alone."""
+    """Returns whether documents packed into one row have the same hidden states as each has alone."""
     if not _known_masks(model):
         return False
     before = model.config._attn_implementation
@@ -230,7 +230,7 @@ def _predicting(whole: LanguageModel, inputs: Inputs) -> Tensor:
 
 
 def _known_masks(model: PreTrainedModel) -> bool:
-    """Whether every layer is causal, full or with a sliding window. Others may differ in long rows only."""
+    """Returns whether every layer is causal, full or with a sliding window. Others may differ in long rows only."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ())
     return kinds <= KNOWN_LAYERS and not getattr(config, "attention_chunk_size", None)

@@ -1,4 +1,4 @@
-"""Models by name: from the hub, a folder, a GGUF file, or random; on the meta device, and where their weights are."""
+"""Loads models by name: from the hub, a folder, a GGUF file, or random; on the meta device, with a weight source."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _build(config: PreTrainedConfig, block: ModelBlock, where: str, dtype: torch
 
 
 def _keep_exact(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Casts the few weights that a family always keeps in float32."""
+    """Casts the few weights that a family always stores in float32."""
     for pattern, kept in model._get_dtype_plan(dtype).items():
         named = re.compile(pattern.replace("*", ".*"))
         for name, parameter in list(model.named_parameters()):

@@ -26,7 +26,7 @@ from stoker.models.quantise import unpacker
 class _FusedLora(torch.autograd.Function):
     """y = x W^T + b + scaling * (x A^T) B^T, with W and b frozen.
 
-    Where ``weight`` is a function that unpacks W, W is not kept, and unpacked again for the backward pass.
+    If ``weight`` is a function that unpacks W, W is not saved, and is unpacked again in the backward pass.
     """
 
     @staticmethod
@@ -61,7 +61,7 @@ class _FusedLora(torch.autograd.Function):
 def _forward(layer: Any, names: frozenset[str], x: Tensor, *arguments: Any, **options: Any) -> Tensor:
     base, active = layer.base_layer, layer.active_adapters
     unpack = unpacker(base)
-    # Custom functions are called as they are: what autocast converts has to be converted here.
+    # Autocast does not reach custom functions, so its conversion is done here.
     cast = autocast_dtype(x)
     plain = (
         "forward" not in vars(base)  # else a layout has replaced it
@@ -80,7 +80,7 @@ def _forward(layer: Any, names: frozenset[str], x: Tensor, *arguments: Any, **op
     name = active[0]
     weight: Tensor | Callable[[], Tensor] = base.weight if unpack is None else unpack
     if cast is not None and (unpack is not None or base.weight.dtype != cast):
-        # Again in the backward pass: a copy would be kept until then.
+        # The cast is repeated in the backward pass: a copy would be saved until then.
         weight = partial(_cast, unpack or base.weight.detach, cast)
     values = (x.reshape(-1, x.shape[-1]), base.bias, layer.lora_A[name].weight, layer.lora_B[name].weight)
     x_NI, bias_O, a_RI, b_OR = values if cast is None else (v if v is None else v.to(cast) for v in values)
@@ -93,10 +93,10 @@ def _cast(weight: Callable[[], Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def fuse_lora(model: nn.Module) -> int:
-    """Gives every plain LoRA layer of a model the fused pass; returns their number.
+    """Replaces the forward pass of every plain LoRA layer of a model by the fused one; returns their number.
 
     A plain layer has adapters without dropout and DoRA, one of them active at a time, and a floating-point linear layer
-    or a quantised one that computes in the adapter's type as its base. All others keep peft's own.
+    or a quantised one that computes in the adapter's dtype as its base. All others keep peft's own pass.
     """
     fused = 0
     for layer in model.modules():

@@ -1,4 +1,4 @@
-"""Models with their parameters on the meta device, until each process knows which part of them it holds."""
+"""Models with their parameters on the meta device, until each process knows its part of them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ META = torch.device("meta")
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Builds modules with their parameters on the meta device and real buffers, within the block.
+    """A context that builds modules with their parameters on the meta device and real buffers.
 
-    Buffers that no checkpoint holds (rotary frequencies, masks) are so computed by the modules' own code. The random
-    state afterwards is that of before.
+    So buffers that no checkpoint contains (rotary frequencies, masks) are computed by the modules' own code. The random
+    state is restored afterwards.
     """
     register = nn.Module.register_parameter
 
@@ -36,13 +36,13 @@ def parameters_on_meta() -> Iterator[None]:
 
 
 def allocate(model: nn.Module, device: torch.device, *, offload: bool = False) -> dict[str, nn.Parameter]:
-    """Gives the parameters on the meta device uninitialised memory on a device, and moves everything else there.
+    """Gives the parameters on the meta device uninitialised memory on a device, and moves all other tensors there.
 
     Shared parameters stay shared. Parameters are new objects afterwards, except those of ``fully_shard``. A model
     that has all its values, such as a quantised one, is not moved.
 
     Args:
-        offload: whether the parameters get host memory, and only everything else moves to the device.
+        offload: whether the parameters get host memory, and only the other tensors move to the device.
 
     Returns:
         The parameters without values, by name.

@@ -51,10 +51,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_settings(folder: Path) -> None:
-    """Checks the other JSON files beside the weights: the tokenizer, and the settings of tokenizer and generation.
+    """Checks the other JSON files of a model folder: the tokenizer, and the settings of tokenizer and generation.
 
     Raises:
-        UserError: a file is no JSON object, or stop tokens are no tokens.
+        UserError: a file is not a JSON object, or stop tokens are not tokens.
     """
     for name in SETTINGS:
         if (folder / name).is_file():
@@ -94,7 +94,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def check_index(index: Path) -> list[str]:
-    """The names of the files of an index.
+    """Returns the names of the files of an index.
 
     Raises:
         UserError: it cannot be read, or names a file outside of its own folder.
@@ -112,10 +112,10 @@ def check_header(file: Path, *, quantised: bool) -> None:
     """Checks a safetensors file against its own header.
 
     Args:
-        quantised: whether the configuration says how whole numbers become weights.
+        quantised: whether the configuration defines how integers become weights.
 
     Raises:
-        UserError: the header cannot be read, does not fit the file, or says that weights are whole numbers.
+        UserError: the header cannot be read, does not fit the file, or declares weights as integers.
     """
     try:
         with safe_open(file, "np") as opened:

@@ -1,4 +1,4 @@
-"""Where a model comes from: the catalogue, a GGUF file, a local folder, a URL, or the hub. No heavy import here."""
+"""Resolves a model's source: the catalogue, a GGUF file, a local folder, a URL, or the hub. No heavy import here."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ModelSource:
 
 
 def locate(name: str, base: Path, *, or_run: bool = False) -> ModelSource | None:
-    """Resolves a model's name; None where nothing has it. Local paths come first, then the catalogue, then the hub.
+    """Resolves a model's name; None if it is unknown. Local paths come first, then the catalogue, then the hub.
 
     Args:
         or_run: whether the name may also be a run's. Then ``A/B`` is no hub id where ``A`` is a folder without models.
@@ -67,10 +67,10 @@ def locate(name: str, base: Path, *, or_run: bool = False) -> ModelSource | None
 
 
 def path_of(name: str, base: Path) -> Path:
-    """The path that a name means; of a URL, that of its files in the cache, without weights as yet.
+    """Returns the path of a name; for a URL, that of its files in the cache, without weights as yet.
 
     Raises:
-        UserError: the URL cannot be opened, or there is nothing.
+        UserError: the URL cannot be opened, or has no files.
         RunFailed: its origin cannot be reached.
     """
     return local_path(name) if is_url(name) else absolute(name, base)
@@ -81,7 +81,7 @@ def _is_folder_without_models(path: Path) -> bool:
 
 
 def located(name: str, base: Path) -> ModelSource:
-    """Resolves a model's name; raises a `UserError` where nothing has it."""
+    """Resolves a model's name; raises a `UserError` if it is unknown."""
     source = locate(name, base)
     if source is None:
         raise UserError(f"there is no model {name!r}")
@@ -89,7 +89,7 @@ def located(name: str, base: Path) -> ModelSource:
 
 
 def model_problem(block: ModelBlock, base: Path) -> tuple[str, str] | None:
-    """(what is wrong, what to write) about a model, as far as the local files tell; else None."""
+    """Returns (problem, suggestion) about a model, as far as the local files show it; else None."""
     if is_url(block.name):
         try:
             path_of(block.name, base)
@@ -117,14 +117,14 @@ def _begins_as_gguf(path: Path) -> bool:
 
 
 def _neighbour(path: Path) -> str:
-    """A folder beside a path with nearly its name; one with other numbers is another model."""
+    """Returns a folder beside a path with a similar name; one with other numbers is another model."""
     siblings = {p.name for p in path.parent.iterdir()} if exists(path.parent) and path.parent.is_dir() else set()
     near = get_close_matches(path.name, sorted(siblings), 1, 0.7)
     return near[0] if near and re.findall(r"\d+", near[0]) == re.findall(r"\d+", path.name) else ""
 
 
 def tokenizer_problem(block: ModelBlock, base: Path) -> tuple[str, str] | None:
-    """(what is wrong, what to write) about a tokenizer that the job names, else None."""
+    """Returns (problem, suggestion) about the tokenizer that the job names, else None."""
     name = block.tokenizer
     try:
         if name is None or locate(name, base) or exists(path_of(name, base) / "tokenizer.json"):
@@ -204,7 +204,7 @@ def _no_tokenizer(folder: Path, block: ModelBlock) -> tuple[str, str] | None:
 
 
 def _is_built_in(model_type: object) -> bool:
-    """Whether transformers itself has this kind of model."""
+    """Returns whether transformers itself has this model type."""
     # A slow import, needed only for models with code.
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 

@@ -1,6 +1,6 @@
 """The training objective: a loss of the predicting hidden states, the targets and the head.
 
-Tasks pass in their objective; layouts call it where the head is.
+A task passes its objective in; layouts call it where the head is.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ class Objective(Protocol):
 
 
 class Reading(Protocol):
-    """What is read from a forward pass without gradients; called where the head is, as an `Objective` is."""
+    """A function of a forward pass without gradients; called where the head is, as an `Objective` is."""
 
     def __call__(self, hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Tensor:
         """See `Objective`."""
 
 
 class Measures:
-    """Sums over targets that an objective keeps beside its loss.
+    """Metrics that an objective sums over targets, in addition to its loss.
 
-    Each process adds up those of its own passes; `stoker.train.step` adds up those of the processes and divides by the
+    Each process sums over its own passes; `stoker.train.step` sums over the processes and divides by the
     step's targets.
     """
 
@@ -65,7 +65,7 @@ class Measures:
 
         Args:
             inputs: of the pass.
-            values: 0-d, by name, the same on all processes that share the row; of the others nothing is added.
+            values: 0-d, by name, the same on all processes that share the row; missing names add nothing.
         """
         none = next(iter(values.values())).detach() * 0
         now = torch.stack([inputs.counted_once(values.get(name, none).detach()) for name in self.names])
@@ -78,7 +78,7 @@ class Measures:
         return sums
 
     def means(self, sums: Sequence[float], targets: int) -> dict[str, float]:
-        """What is reported, from the sums of all processes; here each sum divided by the targets."""
+        """Returns the reported metrics, from the sums of all processes; by default each sum divided by the targets."""
         return {name: value / max(1, targets) for name, value in zip(self.names, sums, strict=True)}
 
 

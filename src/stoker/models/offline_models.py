@@ -16,8 +16,8 @@ from stoker.job.scratch_sizes import SCRATCH
 class Packaged:
     """Weights inside an installed package."""
 
-    package: str  # as it is imported
-    distribution: str  # as it is installed
+    package: str  # its import name
+    distribution: str  # its distribution name
     file: str
     licence: str
     about: str

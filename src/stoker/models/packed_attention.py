@@ -109,7 +109,7 @@ def _packed(
 def _by_segment(
     row: PackedRow, query_BHTK: Tensor, key_BGTK: Tensor, value_BGTK: Tensor, scores: AttentionScores
 ) -> Tensor:
-    """Attention of one segment after another, shape (B, H, T, K)."""
+    """Computes attention segment by segment, shape (B, H, T, K)."""
     grouped = query_BHTK.shape[1] != key_BGTK.shape[1]
     parts = []
     # Split once, not sliced segment by segment: the gradient of a split is one concatenation.
@@ -153,9 +153,9 @@ def _one_query(
     dropout: float,
     scaling: float | None,
 ) -> Tensor:
-    """Attention of one query a row, shape (B, 1, H, K): the heads of a group are queries of one head.
+    """Computes attention of one query per row, shape (B, 1, H, K): the heads of a group are queries of one head.
 
-    So keys and values need not be repeated for each head, which would be most of the time of a long row.
+    So keys and values need not be repeated for each head, which would dominate the time of a long row.
     """
     batch, heads, _, size = query_BH1K.shape
     grouped_BGNK = query_BH1K.view(batch, key_BGTK.shape[1], -1, size)
@@ -174,7 +174,7 @@ def _mask_of(row: PackedRow, s: Segment, window: int | None, slopes: tuple[float
 
 
 def visible(s: Segment, window: int | None, device: torch.device) -> Tensor:
-    """Which keys (prefix, then own) a query of a segment sees, shape (length, prefix_length + length)."""
+    """Returns the mask of keys (prefix, then own) that a query sees, shape (length, prefix_length + length)."""
     query = torch.arange(s.length, device=device)[:, None] + s.prefix_length
     distance = query - torch.arange(s.prefix_length + s.length, device=device)[None, :]
     return (distance >= 0) & (distance < window) if window is not None else distance >= 0
@@ -198,9 +198,9 @@ def biased(mask: Tensor, slopes: tuple[float, ...], dtype: torch.dtype) -> Tenso
 def scored_attention(
     q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, mask: Tensor | None, form: AttentionScores
 ) -> Tensor:
-    """Attention with explicit scores, for what the fused kernels do not compute; shape (B, H, T, K).
+    """Computes attention with explicit scores, for variants that the fused kernels do not support; shape (B, H, T, K).
 
-    The mask is true, or 0, where a query sees a key. A sink takes its share of the softmax and adds no value.
+    The mask is true, or 0, where a query sees a key. A sink takes its part of the softmax and adds no value.
     """
     heads = q_BHTK.shape[1]
     k_BHTK, v_BHTK = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k_BGTK, v_BGTK))
@@ -224,7 +224,7 @@ def _mask(*arguments: Any, **options: Any) -> Tensor | None:
 
 
 def _sequence_indices(position_ids: Tensor) -> Tensor | None:
-    """Which document each token of a row is of, for transformers' masks; a row at hand needs none.
+    """Returns the document of each token of a row, for transformers' masks; None for an active packed row.
 
     Finding it reads a number from the device, for which the host would wait in every forward pass.
     """

@@ -1,4 +1,4 @@
-"""The packed row at hand: which tokens are a segment, and which processes share the row.
+"""The active packed row: its segments, and the processes that share it.
 
 Shapes: B batch (1 when packed), T tokens, H query heads, G key-value heads, K head size.
 """
@@ -63,8 +63,8 @@ class PackedRow:
     masks: dict[tuple[object, ...], Any] = field(default_factory=dict)
 
 
-# The active rows, the innermost last. A list and no context variable: on a GPU the backward pass, in which recompute
-# attends again, runs in autograd's own threads, which see no context.
+# The active rows, the innermost last. A list and not a context variable: on a GPU the backward pass, in which recompute
+# repeats attention, runs in autograd's own threads, which do not see the context.
 _rows: list[PackedRow | None] = [None]
 
 
@@ -95,7 +95,7 @@ def row_of(inputs: Inputs) -> AbstractContextManager[None]:
 
 
 def takes_whole_rows(device: torch.device) -> bool:
-    """Whether attention over a whole row beats going segment by segment: where launching kernels is the limit."""
+    """Returns whether attention over a whole row is faster than per segment: where launching kernels is the limit."""
     return device.type == "cuda"
 
 

@@ -11,10 +11,10 @@ from tokenizers import Regex, pre_tokenizers
 from tokenizers.pre_tokenizers import PreTokenizer
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
-"""What ByteLevel(use_regex=True) splits by."""
+"""The pattern of ByteLevel(use_regex=True)."""
 
 DIGITS = r"\p{N}"
-"""What Digits(individual_digits=True) splits by."""
+"""The pattern of Digits(individual_digits=True)."""
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _NEWLINES_AND_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -1,4 +1,4 @@
-"""Converts a model between the form that is trained and the one that transformers saves.
+"""Converts a model between its form in training and the form that transformers saves.
 
 In training, in every layout, fused layers are split and attention goes through transformers' interface.
 """
@@ -15,11 +15,11 @@ from stoker.models.split_fused import ParameterSource, join_fused, split_fused
 def training_form(model: PreTrainedModel) -> dict[str, ParameterSource]:
     """Converts a model for training, in place, by the facts of its family.
 
-    Must come before adapters are inserted. Works on the meta device too. A quantised model keeps its layers, as their
-    packed weights have no rows.
+    Must come before adapters are inserted. Works on the meta device too. A quantised model keeps its fused layers, as
+    their packed weights have no rows.
 
     Returns:
-        The sources of the parameters that a checkpoint does not hold under their own name.
+        The sources of the parameters that a checkpoint does not store under their own name.
     """
     family = family_of(model.config)
     if family is None:

@@ -116,7 +116,7 @@ def quantisation(quantise: str, compute: torch.dtype, *, storage: torch.dtype = 
 
 
 def is_quantised(job: ResolvedJob) -> bool:
-    """Whether the job's base is quantised."""
+    """Returns whether the job's base is quantised."""
     return job.model is not None and job.model.quantise != "none"
 
 
@@ -129,12 +129,12 @@ def device_for(job: ResolvedJob, on: torch.device | None = None) -> Device:
 
 
 def cut_by(job: ResolvedJob) -> bool:
-    """Whether the job's layout shards the packed weights of its base: zero3 with bitsandbytes' 4 bits does."""
+    """Returns whether the layout shards the packed weights of the base: zero3 with bitsandbytes' 4 bits does."""
     return job.parallel.shard == "zero3" and job.model is not None and job.model.quantise == "4bit"
 
 
 def fact(job: ResolvedJob, device: Device, layout: Layout) -> str | None:
-    """One line about how the job's base is stored and computed; None where it is not quantised."""
+    """Describes in one line how the job's base is stored and computed; None where it is not quantised."""
     if not is_quantised(job):
         return None
     assert job.model is not None
@@ -149,7 +149,7 @@ def fact(job: ResolvedJob, device: Device, layout: Layout) -> str | None:
 
 
 def packed_parameters(model: nn.Module) -> set[nn.Parameter]:
-    """The quantised parameters, before anything is sharded."""
+    """Returns the quantised parameters, before sharding."""
     return {p for p in model.parameters() if _is_packed(p)}
 
 
@@ -183,7 +183,7 @@ def _unpack_8bit(layer: Any) -> Tensor:
 
 
 def can_be_cut(parameter: nn.Parameter) -> bool:
-    """Whether ``fully_shard`` can shard a packed parameter, see `quantisation`."""
+    """Returns whether ``fully_shard`` can shard a packed parameter, see `quantisation`."""
     return getattr(parameter, "quant_state", None) is not None and parameter.is_floating_point()
 
 
@@ -194,10 +194,10 @@ def elements(parameter: nn.Parameter) -> int:
 
 
 def quantised_copy(model: PreTrainedModel, quantise: str, dtype: torch.dtype) -> PreTrainedModel:
-    """A copy with quantised linear layers of a model that transformers can save.
+    """Returns a copy with quantised linear layers of a model that transformers can save.
 
     Args:
-        dtype: of the products, and of what is not quantised.
+        dtype: of the products, and of the parameters that are not quantised.
 
     Raises:
         UserError: the package is not installed, or it quantises no layer of this model.
@@ -211,7 +211,7 @@ def quantised_copy(model: PreTrainedModel, quantise: str, dtype: torch.dtype) ->
 
 
 def check_quantised(model: PreTrainedModel, quantise: str) -> None:
-    """Refuses a model in which nothing was quantised; makes others compute the same in every mode.
+    """Refuses a model without quantised parameters; makes others compute the same in every mode.
 
     Raises:
         UserError: no parameter is quantised.

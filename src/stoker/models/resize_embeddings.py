@@ -95,7 +95,7 @@ class Enlarged:
 
 
 def enlarge(blank: Blank, extension: Extension) -> tuple[Blank, NewRows]:
-    """The model with a row for every token of an extended tokenizer; what is on the meta device stays there.
+    """Returns the model with a row for every token of an extended tokenizer; tensors on the meta device stay there.
 
     Must come before fused layers are split and adapters inserted.
 
@@ -128,7 +128,7 @@ def enlarge(blank: Blank, extension: Extension) -> tuple[Blank, NewRows]:
 
 
 def untrained(new: NewRows, tune: TuneBlock) -> str | None:
-    """Why the rows of new tokens would never be trained; None where they are."""
+    """Returns why the rows of new tokens would never be trained; None if they are."""
     if tune.method == "full":
         return None
     layers = sorted({name.rpartition(".")[0] for name in new.names})

@@ -10,7 +10,7 @@ from stoker.models.model_source import locate
 
 
 def router_problem(loaded: ReadJob, base: Path) -> Problem | None:
-    """The problem of a job that balances the routers of a local model without any; None where that is not known yet."""
+    """Returns the problem of a job that balances routers of a local model without any; None if it is unknown yet."""
     assert loaded.job.model is not None
     source = locate(loaded.job.model.name, base)
     if loaded.job.train.router_aux_loss in ("auto", 0.0) or source is None or source.kind == "hub":
@@ -19,7 +19,7 @@ def router_problem(loaded: ReadJob, base: Path) -> Problem | None:
 
     try:
         shape = shape_of_name(source.where, base)
-    except UserError:  # of a family that only transformers can build
+    except UserError:  # its shape is unknown without transformers
         return None
     return no_routers(loaded) if shape.mixture is None else None
 

@@ -1,4 +1,4 @@
-"""Where the queries of a packed row find their keys, as tensors for kernels that take a whole row at once."""
+"""The keys of each query of a packed row, as index tensors for kernels that take a whole row at once."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Queries(Protocol):
 
 @dataclass(frozen=True)
 class RowIndex:
-    """For N runs of queries in their order, with Q queries and S keys in all.
+    """An index of N runs of queries in order, with Q queries and S keys in all.
 
     Attributes:
         query_bounds, key_bounds: cumulative lengths, int32, shape (N + 1,). A run's queries are its last keys.
         longest_queries, longest_keys: of one run.
-        keys: positions in the row of the runs' keys, shape (S,); None where they are the row as it is.
+        keys: positions in the row of the runs' keys, shape (S,); None if they are all positions of the row in order.
         flash: whether this device has flash attention.
     """
 
@@ -47,10 +47,10 @@ class RowIndex:
 
 
 def index_of(segments: Sequence[Segment], runs: Sequence[Queries], device: torch.device) -> RowIndex:
-    """The index of a row on a device.
+    """Builds the index of a row on a device.
 
     Args:
-        runs: the queries, in the order in which they are given to the kernel.
+        runs: the queries, in the order in which they are passed to the kernel.
     """
     keys = []
     for run in runs:

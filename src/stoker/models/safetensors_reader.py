@@ -1,6 +1,6 @@
-"""Weights in safetensors files, read in slices.
+"""Reads weights in safetensors files, in slices.
 
-transformers' own rules for loading say which tensors of a checkpoint make a parameter: base-model prefixes, renamed
+The mapping from stored tensors to parameters follows transformers' own loading rules: base-model prefixes, renamed
 layers, experts that are stored one by one and stacked in the model.
 """
 
@@ -54,7 +54,7 @@ class _Origin:
 
     @property
     def stacks(self) -> bool:
-        """Whether each stored tensor is one index of the first dimension."""
+        """Returns whether each stored tensor is one index of the first dimension."""
         if self.converter is None:
             return False
         first, *others = self.converter.operations
@@ -78,14 +78,14 @@ class Stored:
     def __init__(self, name: str, files: Sequence[Path], model: PreTrainedModel) -> None:
         """Finds every parameter and persistent buffer of a model in the files.
 
-        Buffers get their stored values, and weights that the configuration ties but the files hold apart are untied,
-        as in transformers.
+        Buffers get their stored values, and weights that the configuration ties but the files store separately are
+        untied, as in transformers.
 
         Args:
             name: of the model, for messages.
 
         Raises:
-            UserError: the files cannot be read, or lack a parameter, or hold it in another shape.
+            UserError: the files cannot be read, lack a parameter, or have it in another shape.
         """
         self._called, self._model = name, model
         self._parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -163,7 +163,7 @@ class Stored:
                 buffer.copy_(self.read(name, all_rows(buffer.shape)))
 
     def _equal(self, names: list[str]) -> bool:
-        """Whether the stored tensors of a tied parameter are equal, compared in parts."""
+        """Returns whether the stored tensors of a tied parameter are equal, compared in parts."""
         first, *others = names
         size = self._model.state_dict()[first].shape
         step = max(1, 2**24 // max(1, size[1:].numel()))

@@ -17,7 +17,7 @@ from stoker.models.init_weights import drawn_for
 from stoker.models.meta_model import META
 from stoker.models.virtual_tokens import Drawn
 
-OFFSET = "offset"  # buffer of the head: what is taken off its scores, so that demonstrations score 0
+OFFSET = "offset"  # buffer of the head, subtracted from its scores, so that demonstrations score 0
 
 
 def add_score_head(model: PreTrainedModel, *, dtype: torch.dtype) -> nn.Linear:
@@ -43,7 +43,7 @@ def _draw(width: int, seed: int) -> Tensor:
 
 
 def scores(hidden_ND: Tensor, head: Head | LogitsHead) -> Tensor:
-    """The score at each position, before the offset, shape (N,), on every tensor process.
+    """Returns the score at each position, before the offset, shape (N,), on every tensor process.
 
     One of them computes it, as the gradient of the hidden states is summed over them.
     """

@@ -1,4 +1,4 @@
-"""Sentencepiece's ``.model`` files (Kudo and Richardson, 2018): read as a tokenizer, extended by more pieces."""
+"""Sentencepiece's ``.model`` files (Kudo and Richardson, 2018): read as a tokenizer, and extended by more pieces."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def pieces_in(path: Path) -> int:
 
 
 def from_pieces(folder: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer of a folder that holds a ``.model`` file, as transformers converts it."""
+    """Returns the tokenizer of a folder with a ``.model`` file, as transformers converts it."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder)  # type: ignore[return-value]

@@ -22,7 +22,7 @@ from stoker.models.families.facts import Family, Fused, find
 
 @dataclass(frozen=True)
 class ParameterSource:
-    """Where a parameter of a split model is in the model's own checkpoint.
+    """The source of a split model's parameter in the model's own checkpoint.
 
     Attributes:
         name: of the tensor on disk (a name of the unsplit model).
@@ -44,9 +44,9 @@ class Parts(nn.Module):
 
 
 def split_fused(model: nn.Module, family: Family) -> dict[str, ParameterSource]:
-    """Splits the fused layers of a causal language model in place, and makes transposed ones ordinary.
+    """Splits the fused layers of a causal language model in place, and converts transposed layers to ordinary ones.
 
-    Must come before adapters are inserted and anything is sharded. Works on the meta device too.
+    Must come before adapters are inserted and before sharding. Works on the meta device too.
 
     Returns:
         The source of each new parameter on disk, by its name. Others are stored under their own names.
@@ -68,9 +68,9 @@ def split_fused(model: nn.Module, family: Family) -> dict[str, ParameterSource]:
 
 
 def join_fused(model: nn.Module, family: Family) -> None:
-    """The reverse of `split_fused`, in place: a model with the names and shapes that transformers saves.
+    """Reverses `split_fused`, in place: the model has the names and shapes that transformers saves.
 
-    Layers that are in that form already stay as they are.
+    Layers that are in that form already are unchanged.
     """
     for path, layer, _, transposed in _layers(model, family):
         if isinstance(layer, Conv1D):

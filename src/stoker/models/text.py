@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TextSide:
-    """What data preparation needs of a model.
+    """The parts of a model that data preparation needs.
 
     Attributes:
         tokenizer: transformers' tokenizer.
         codec: the same for data preparation.
-        seq_len: the job's, lowered to the model's context where the job leaves it open.
+        seq_len: the job's, lowered to the model's context if the job does not set it.
         own_template: whether the chat template is the tokenizer's own, and not the default.
         context: the model's longest sequence, less virtual tokens; None without a limit.
     """

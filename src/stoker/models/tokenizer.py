@@ -56,7 +56,7 @@ def _tokenizer_without(job: ResolvedJob, base: Path) -> PreTrainedTokenizerFast:
 
 
 def extension_of(job: ResolvedJob, base: Path) -> Extension | None:
-    """The tokens that a job's tokenizer adds to its model's; None where it adds nothing.
+    """Returns the tokens that a job's tokenizer adds to its model's; None if it adds none.
 
     Raises:
         UserError: it extends the tokenizer of another model.
@@ -69,7 +69,7 @@ def extension_of(job: ResolvedJob, base: Path) -> Extension | None:
 
 
 def _extension_of_folder(block: ModelBlock, base: Path) -> Extension | None:
-    """The tokens that ``model.tokenizer`` adds; None where the model has a row for each of them."""
+    """Returns the tokens that ``model.tokenizer`` adds; None where the model has a row for each of them."""
     if block.tokenizer is None:
         return None
     extension = read_extension(path_of(block.tokenizer, base))
@@ -108,10 +108,10 @@ def load_tokenizer_from(
 
 
 def stop_problems(block: ModelBlock, data: Sequence[SourceBlock], base: Path) -> list[Problem]:
-    """The stop tokens of a job that its tokenizer lacks, where the tokenizer is on this machine.
+    """Returns the problems of a job's stop tokens that its tokenizer lacks, if the tokenizer is on this machine.
 
-    The tokenizer of a GGUF file is converted for that, and a vocabulary that training would learn is learnt; both are
-    kept in the cache, where training finds them.
+    The tokenizer of a GGUF file is converted first, and a vocabulary that training would learn is learnt; both are
+    cached, where training finds them.
     """
     if set(stop_tokens(block)) <= {*special_tokens(block)}:
         return []

@@ -1,7 +1,7 @@
 """Attention of a whole packed row in one call, by torch's flash attention for rows of many lengths.
 
-Document by document a layer launches kernels for each document, and on a GPU the host is then the limit. Documents with
-a common prefix have its keys and values gathered before their own.
+Attention per document launches kernels for each document in each layer, and on a GPU the host is then the limit.
+Documents with a common prefix have its keys and values gathered before their own.
 
 Shapes: T tokens of the row, Q queries, S keys, H query heads, G key-value heads, K head size.
 """
@@ -21,13 +21,13 @@ from stoker.models.autocast import autocast_dtype
 from stoker.models.row_index import RowIndex
 
 LARGEST_HEAD, HEAD_STEP = 256, 8  # sizes of heads that flash attention has kernels for
-# Until 2.11 torch let its kernel take fewer key-value heads without being told.
+# Before 2.11, torch's kernel accepts fewer key-value heads without this flag.
 GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 kernel: Callable[..., Any] = varlen_attn
 
 
 def serves(index: RowIndex, query_BHTK: Tensor, value_BGTK: Tensor) -> bool:
-    """Whether the kernel computes attention of this form, under the autocast of the moment."""
+    """Returns whether the kernel supports these tensors, under the current autocast."""
     size = query_BHTK.shape[-1]
     return (
         index.flash

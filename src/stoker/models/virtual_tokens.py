@@ -31,8 +31,8 @@ from stoker.models.init_weights import drawn_for
 from stoker.models.meta_model import META
 
 Drawn = dict[str, Callable[[], Tensor]]
-"""First values of parameters, by name."""
-SPREAD = 0.02  # standard deviation of a deep prefix' first keys and values: small beside the model's own
+"""Initial values of parameters, by name."""
+SPREAD = 0.02  # standard deviation of a deep prefix' initial keys and values: small compared with the model's own
 
 
 class VirtualPrompt(nn.Module):
@@ -135,10 +135,10 @@ class FirstValues:
 
 
 def add_virtual_tokens(model: PreTrainedModel, tune: TuneBlock, reader: FirstValues, *, seed: int) -> Drawn:
-    """Puts a job's virtual tokens into a model, in place; everything else is frozen.
+    """Adds a job's virtual tokens to a model, in place; everything else is frozen.
 
     Returns:
-        The first values of the new parameters, which are on the meta device.
+        The initial values of the new parameters, which are on the meta device.
 
     Raises:
         UserError: the model takes no cache of keys and values.
@@ -233,7 +233,7 @@ def virtual_of(model: nn.Module) -> VirtualPrompt | Prefix | None:
 
 
 def has_prefix(model: nn.Module) -> bool:
-    """Whether a model has a `Prefix`."""
+    """Returns whether a model has a `Prefix`."""
     return isinstance(virtual_of(model), Prefix)
 
 

@@ -76,11 +76,11 @@ class Assembled:
 
     Attributes:
         base: the weights by transformers' names.
-        shapes: of the model's parameters before anything is split, by their names in training.
-        seed: of the first values of adapters.
+        shapes: of the model's parameters before sharding, by their names in training.
+        seed: of the initial values of adapters.
         parts: of fused layers, by their names in training without adapters.
         transposed: names of the matrices that are stored as (inputs, outputs).
-        drawn: first values of what tuning adds, by name.
+        drawn: initial values of parameters that tuning adds, by name.
     """
 
     base: WeightSource

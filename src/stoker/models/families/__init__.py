@@ -1,4 +1,4 @@
-"""One small file of layout facts per model family, and the table of them."""
+"""Layout facts of model families, one small file each, and their table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layout facts of a model family: where its blocks are, how its matrices are split, what is fused."""
+"""The layout facts of a model family: the path of its blocks, the split of its matrices, its fused layers."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Region:
         enter: module whose first argument (or ``hidden_states``) is the region's input.
         heads: whether it is attention, whose layers are split by whole heads, else by neurons.
         column: linear layers split by their outputs.
-        keys_values: the column layers of keys and values. Where there are fewer key-value heads than processes, a
+        keys_values: the column layers of keys and values. With fewer key-value heads than processes, a
             process computes the head that its queries need.
         row: linear layers split by their inputs; their outputs are summed over the processes.
         experts: module with ``num_experts`` experts as 3-D parameters, indexed by the first dimension; each process
-            holds some experts whole. The output of ``enter`` is then summed instead of those of the row layers.
-        shared: modules that every process holds whole but uses for its own part only, so that their gradients are
+            has some experts whole. The output of ``enter`` is then summed instead of those of the row layers.
+        shared: modules that every process replicates but uses for its own part only, so that their gradients are
             summed over the processes (norms of single heads, routers).
     """
 
@@ -58,7 +58,7 @@ class Fused:
 
 @dataclass(frozen=True)
 class Family:
-    """The layout facts of a family. Paths start at the causal language model unless said otherwise.
+    """The layout facts of a family. Paths start at the causal language model unless stated otherwise.
 
     A path may be missing in a model (OPT's projections, the routers of a dense block). Every parameter has to
     be named by one of them: see `placement_problem`.
@@ -71,7 +71,7 @@ class Family:
             called there), a module that returns zero, or the identity.
         last: modules after the blocks, of the last stage only (the identity on others).
         regions: of a block. A block without a region's row layers or experts does not have it.
-        whole: modules of a block (paths from it) that every process holds whole and applies to all of its tokens.
+        whole: modules of a block (paths from it) that every process replicates and applies to all of its tokens.
         positions: modules that return one vector per position of the row: with sequence parallelism a process
             keeps those of its tokens.
         counts: attributes (paths from the block) with numbers of heads or widths, which are divided by the number of
@@ -84,7 +84,7 @@ class Family:
             ordinary ones.
         attend: routes attention through transformers' attention interface, in families whose code computes it itself.
         refused: axes of a layout that the family's code does not allow, and why.
-        bound: largest difference from one process in float64.
+        bound: largest allowed difference from one process in float64.
     """
 
     name: str

@@ -9,10 +9,10 @@ from stoker.models.head import VALUE_HEAD
 
 
 def placement_problem(model: nn.Module, family: Family) -> str | None:
-    """Why a model cannot use tensor or pipeline parallelism by its family's facts; None where it can.
+    """Returns why a model cannot use tensor or pipeline parallelism by its family's facts; None if it can.
 
-    A matrix that no fact names would stay whole in a region where each process computes a part only, and get a part of
-    its gradient. So every parameter has to be named, also those that stay whole.
+    A matrix that no fact names would stay whole in a region where each process computes only a part, and so get only a
+    part of its gradient. So every parameter has to be named, including those that stay whole.
 
     Args:
         model: the causal language model itself, its fused layers split.

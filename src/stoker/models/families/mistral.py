@@ -7,7 +7,7 @@ from dataclasses import replace
 from stoker.models.families.facts import Region
 from stoker.models.families.llama import ATTENTION, LLAMA
 
-# The router chooses among all experts on every process; a process weighs the outputs of its own only.
+# The router chooses among all experts on every process; a process weights the outputs of its own only.
 EXPERTS = Region(enter="mlp", experts="mlp.experts", shared=("mlp.gate",))
 
 MISTRAL = replace(LLAMA, name="mistral")

@@ -1,1 +1,1 @@
-"""Models that rank: a dense tower over vectors of features. Each file is one architecture, with its paper."""
+"""Ranking models: a dense tower over vectors of features. Each file is one architecture, with its paper."""

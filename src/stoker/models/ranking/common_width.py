@@ -1,4 +1,4 @@
-"""Vectors of several widths brought to one (Ginart et al., 2021, "Mixed Dimension Embeddings", ISIT): a linear map,
+"""Projects vectors of several widths to one (Ginart et al., 2021, "Mixed Dimension Embeddings", ISIT): a linear map,
 without a bias, for each feature whose vectors have another width.
 """
 

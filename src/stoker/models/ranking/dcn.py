@@ -10,7 +10,7 @@ from stoker.models.ranking.model_inputs import RankingInputs, RankingShape, side
 
 
 class DCN(nn.Module):
-    """Cross layers ``x_{l+1} = x_0 * (W_l x_l + b_l) + x_l`` (equation 1) beside a deep tower."""
+    """Cross layers ``x_{l+1} = x_0 * (W_l x_l + b_l) + x_l`` (equation 1) in parallel with a deep tower."""
 
     first_order, unpooled = False, False
 

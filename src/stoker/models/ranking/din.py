@@ -12,9 +12,9 @@ UNIT = (36,)  # hidden width of an activation unit, as in the paper's figure 2
 
 
 class DIN(nn.Module):
-    """Sequences pooled by an activation unit, which weighs each id by how it goes with the row's item (equation 3).
+    """Pools sequences by an activation unit, which weights each id by its relevance to the row's item (equation 3).
 
-    The weights are not normalised by softmax, so that the intensity of an interest is kept (section 4.3).
+    The weights are not normalised by softmax, so that the intensity of an interest is preserved (section 4.3).
     """
 
     first_order, unpooled = False, True

@@ -1,4 +1,4 @@
-"""What a ranking model is built for, and what it is called with.
+"""The shape of a ranking model, and its inputs.
 
 Shapes: B rows, F vectors of features, D their width, L ids of a sequence, N numbers, T labels (tasks).
 """
@@ -16,13 +16,13 @@ FIRST_ORDER = " (first order)"  # behind the name of a feature: its table of sin
 
 @dataclass(frozen=True)
 class RankingShape:
-    """What a model is built for.
+    """The dimensions that a model is built with.
 
     Attributes:
-        features: those that come as one vector a row, [B, D], in order.
-        sequences: those that come as a vector an id, [B, L, D], by the feature whose table they share.
+        features: features with one vector per row, [B, D], in order.
+        sequences: features with one vector per id, [B, L, D], by the feature whose table they share.
         numbers: dense inputs.
-        width: of a vector, unless ``widths`` says otherwise.
+        width: of a vector, unless ``widths`` overrides it.
         labels: outputs.
         item: of the features, those of the item (for two-tower); the others are the user's.
         hidden: widths of the hidden layers of a tower.
@@ -69,14 +69,14 @@ class RankingInputs:
 
 
 class RankingModel(Protocol):
-    """A tower: called with `RankingInputs`, it gives logits [B, T]. What it needs of the tables, it says itself."""
+    """A tower from `RankingInputs` to logits [B, T]. Its attributes declare the tables that it needs."""
 
-    first_order: bool  # whether each feature has a table of single weights too
-    unpooled: bool  # whether sequences come as a vector an id
+    first_order: bool  # whether each feature also has a table of single weights
+    unpooled: bool  # whether sequences have one vector per id
 
     def __call__(self, inputs: RankingInputs) -> Tensor: ...
 
 
 def side_by_side(inputs: RankingInputs, shape: RankingShape) -> Tensor:
-    """All vectors and the numbers of each row, [B, F x D + N]."""
+    """Concatenates all vectors and the numbers of each row, [B, F x D + N]."""
     return cat([*(inputs.vectors[name] for name in shape.features), inputs.dense], dim=1)

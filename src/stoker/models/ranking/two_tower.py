@@ -35,12 +35,12 @@ class TwoTower(nn.Module):
         self.bias = nn.Parameter(torch.zeros(shape.labels))
 
     def user_vectors(self, inputs: RankingInputs) -> Tensor:
-        """Of length 1, [B, D]."""
+        """Returns the users' vectors of length 1, [B, D]."""
         parts = [*(inputs.vectors[name] for name in self.of_user), inputs.dense]
         return normalize(self.user(torch.cat(parts, dim=1)), dim=1)
 
     def item_vectors(self, inputs: RankingInputs) -> Tensor:
-        """Of length 1, [B, D]."""
+        """Returns the items' vectors of length 1, [B, D]."""
         return normalize(self.item(torch.cat([inputs.vectors[name] for name in self.shape.item], dim=1)), dim=1)
 
     def forward(self, inputs: RankingInputs) -> Tensor:
