@@ -1,1 +1,1 @@
-"""Memory and time of a layout before it runs: closed forms over plain numbers, without a model or a process."""
+"""Predicts memory and time of a layout: closed forms over plain numbers, without a model or a process."""

@@ -14,11 +14,11 @@ Axis = Literal["tensor", "experts", "context"]
 
 
 class Exchange(NamedTuple):
-    """What processes of one axis exchange within a block.
+    """The collectives of one axis within a block.
 
     Attributes:
         forward, backward: seconds of a pass.
-        hidden: share of them that other work hides.
+        hidden: fraction of them that overlaps with other work.
     """
 
     forward: float
@@ -27,7 +27,7 @@ class Exchange(NamedTuple):
 
 
 def block_exchanges(setting: Setting, layer: Layer, efficiency: Efficiency) -> dict[Axis, Exchange]:
-    """What is exchanged within a block and micro-batch, without recomputation; only what takes time."""
+    """Returns the collectives within a block and micro-batch, without recomputation; only those that take time."""
     shape, layout, software, cluster = setting.shape, setting.layout, setting.software, setting.cluster
     tensor, tokens = layout.tensor, setting.tokens
     kinds: tuple[Kind, ...] = ("all-gather", "reduce-scatter") if layout.sequence else ("all-reduce",)
@@ -44,7 +44,7 @@ def block_exchanges(setting: Setting, layer: Layer, efficiency: Efficiency) -> d
 
 
 def block_collectives(setting: Setting, layer: Layer, efficiency: Efficiency) -> tuple[float, float]:
-    """Seconds (forward, backward) of what is exchanged within a block and not hidden."""
+    """Returns seconds (forward, backward) of the exposed collectives within a block."""
     found = block_exchanges(setting, layer, efficiency).values()
     return (
         sum(each.forward * (1 - each.hidden) for each in found),
@@ -53,9 +53,10 @@ def block_collectives(setting: Setting, layer: Layer, efficiency: Efficiency) ->
 
 
 def _context(setting: Setting, efficiency: Efficiency) -> tuple[float, float]:
-    """Seconds (forward, backward) in which attention comes to see the whole of a row that is split: keys and values of
-    all tokens are gathered, their gradients scattered; or queries, keys, values and outputs change from tokens to
-    heads and back (Jacobs et al., 2023, section 3.2)."""
+    """Returns seconds (forward, backward) of attention over a split row. Either keys and values of all tokens are
+    gathered, and their gradients scattered; or queries, keys, values and outputs are exchanged from tokens to heads and
+    back (Jacobs et al., 2023, section 3.2).
+    """
     layout, shape = setting.layout, setting.shape
     group = CollectiveGroup(layout.context, layout.tensor)
     own = setting.tokens * HALF / layout.tensor

@@ -1,7 +1,7 @@
 """Seconds of passes of transformers' own code, from the calibration of the device.
 
-Every product is taken at its own sizes from the measured table; every other operator of eager code reads and writes its
-tensors in turn, at the bandwidth that was measured for tensors of that size; attention has its own curve. Nothing here
+Every product is looked up at its own sizes in the measured table; every other operator of eager code reads and writes
+its tensors in turn, at the bandwidth measured for tensors of that size; attention has its own curve. Nothing here
 is fitted to runs: the numbers below count the operators in the models' code.
 
 Units: seconds; "passes" are tensors read or written, of a width, once for every token.
@@ -24,21 +24,21 @@ from stoker.plan.setting import Setting
 from stoker.plan.shape import Shape
 from stoker.plan.trainable_params import matmul_elements
 
-# Passes over the hidden states, (forward, backward). What is written counts twice: a cache reads it first.
+# Passes over the hidden states, (forward, backward). A write counts twice: a cache reads the line first.
 # Square, mean, times the root, times the weight; backward each of these, and the sums over the row and over all tokens.
 RMS_NORM = (10, 29)
 # A fused kernel that is bound by arithmetic: the passes that take as long.
 LAYER_NORM = (10, 15)
 RESIDUAL = (4, 4)  # the sum; backward the sum of the two gradients that meet before it
-# Queries and keys: two products, the half turned round, their sum; backward the parts are put together again.
+# Queries and keys: two products, the rotated half, their sum; backward the parts are concatenated.
 ROTARY = (15, 22)
 # The result from segments to a row, from heads to a width; backward the gradients of queries, keys and values too.
 ARRANGED = (6, 18)
 GATE = (4, 8)  # the gate's product with the rest
 WRITTEN_GELU = (26, 44)  # GELU by the tanh formula, operator by operator
 NONLINEAR = (2, 3)  # in one kernel, at its own rate
-MANY_READERS = 4  # backward: the sum of one more gradient of what several products read
-# Attention that writes its scores out: scale, mask, softmax (or cap), and what is kept of each.
+MANY_READERS = 4  # backward: each further product that reads a tensor adds a gradient to the sum
+# Attention that materialises its scores: scale, mask, softmax (or cap), and the saved tensors of each.
 SCORES, SCORE_PRODUCTS = (12, 18), (2, 4)
 CAST = (6, 6)  # bytes: from float32 to 16 bits, and the gradient back
 # Operators of a block: with norms written out, rotary positions and a gate there are about this many.
@@ -50,9 +50,9 @@ CLIPPED = 12  # bytes of a gradient that is measured, then scaled
 
 
 def measured_passes(setting: Setting) -> MeasuredPasses | None:
-    """The times of passes by the cluster's calibration; None where that lacks their products and operators.
+    """Returns the times of passes by the cluster's calibration; None if it lacks their products and operators.
 
-    Only for Stoker: other programs have fused kernels, of which nothing was measured.
+    Only for Stoker: other programs have fused kernels, which were not measured.
     """
     found = setting.cluster.calibration
     if found is None or setting.software.name != "stoker" or setting.work.precision not in found.precisions:
@@ -72,7 +72,7 @@ class MeasuredPasses:
     calibration: Calibration
 
     def block_pass(self, setting: Setting, layer: Layer) -> StageTime:
-        """Passes of one block and micro-batch without collectives; recomputation included."""
+        """Returns the passes of one block and micro-batch without collectives; recomputation included."""
         shape, layout, work = setting.shape, setting.layout, setting.work
         types = types_of(setting)
         tokens = setting.tokens
@@ -166,7 +166,7 @@ class MeasuredPasses:
         return forward, backward
 
     def _scored(self, heads: float, seq_len: int, shape: Shape, precision: str) -> tuple[float, float]:
-        """Attention with its scores written out, all of them, masked ones too."""
+        """Returns the seconds of attention that materialises its scores, including masked ones."""
         flop = 2 * heads * seq_len**2 * shape.head_size
         product = flop / self.calibration.matmul_rate(seq_len, seq_len, shape.head_size, precision)
         found = [
@@ -233,7 +233,7 @@ class MeasuredPasses:
         return operators * self._traffic(passes / operators * tokens * width * size)
 
     def _traffic(self, size: float, *, kind: str = "multiply") -> float:
-        """Seconds of one operator that reads and writes this number of bytes."""
+        """Returns the seconds of one operator that reads and writes this number of bytes."""
         if size <= 0:
             return 0.0
         bandwidth = self.calibration.bandwidth(kind, size) or self.calibration.bandwidth("copy", size)

@@ -1,11 +1,11 @@
-"""Activations that a block of transformers' own code keeps for the backward pass under Stoker.
+"""Activations that a block of transformers' own code saves for the backward pass under Stoker.
 
-Eager code keeps more than fused kernels: a norm that is written out keeps
-its input in float32 and the normalised values beside its output, autocast keeps a 16-bit copy of the input for every
-product that reads it, GELU by the tanh formula keeps five tensors.
+Eager code saves more than fused kernels: an unfused norm saves its input in float32 and the normalised values in
+addition to its output, autocast saves a 16-bit copy of the input for every product that reads it, GELU by the tanh
+formula saves five tensors.
 
-Every term was read from the models' code in transformers 5 and is held by a test against the tensors that autograd
-really saves. Bytes are those of one token of a micro-batch; where attention keeps scores they grow with the row.
+Every term was read from the models' code in transformers 5; a test compares it with the tensors that autograd
+really saves. Bytes are those of one token of a micro-batch; where attention saves scores they grow with the row.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ DROPPED_SCORES = 3  # with dropout: the softmax, the mask, and their product
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """The types in which a block computes; sizes are bytes of a number.
+    """The dtypes in which a block computes; sizes are bytes of a number.
 
     Attributes:
         stream: of the hidden states between the products.
-        product: of what goes into and comes out of products.
-        casts: whether each product keeps a cast copy of its input.
-        norms_trained: whether norms keep the normalised values, which only their weights' gradients need.
+        product: of the inputs and outputs of products.
+        casts: whether each product saves a cast copy of its input.
+        norms_trained: whether norms save the normalised values, which only their weights' gradients need.
         rank: of the adapters on the products; 0 where there are none.
-        reads: whether products keep what they read, which only the gradients of their weights or adapters need.
+        reads: whether products save their inputs, which only the gradients of their weights or adapters need.
     """
 
     stream: int
@@ -45,14 +45,14 @@ class Arithmetic:
 
 
 def arithmetic(precision: str, *, held: Held = "fp32", rank: int = 0, frozen: bool | None = None) -> Arithmetic:
-    """The types under Stoker.
+    """Returns the dtypes under Stoker.
 
     Args:
         precision: of products.
         held: the weights that a block computes with: float32 under autocast (one process, DDP), or 16-bit copies
-            (FSDP2's mixed precision, and a frozen base), in which hidden states are 16-bit as well.
+            (FSDP2's mixed precision, and a frozen base), with 16-bit hidden states as well.
         rank: of adapters on a frozen base; 0 where there are none.
-        frozen: whether the base is; by default where there are adapters.
+        frozen: whether the base is frozen; by default if there are adapters.
     """
     frozen = rank > 0 if frozen is None else frozen
     if precision in ("fp32", "tf32"):
@@ -66,13 +66,13 @@ def arithmetic(precision: str, *, held: Held = "fp32", rank: int = 0, frozen: bo
 
 @dataclass(frozen=True)
 class Kept:
-    """Bytes of one token that a block keeps for the backward pass.
+    """Bytes of one token that a block saves for the backward pass.
 
     Attributes:
         norms: inputs of norms, normalised values, dropout's masks.
-        read: what the first products of attention read.
-        read_by_mlp: what those of the MLP read, where it is not the same.
-        attention: queries, keys, values, the result, and scores where they are kept.
+        read: inputs of attention's first products.
+        read_by_mlp: inputs of the MLP's first products, if they are other tensors.
+        attention: queries, keys, values, the result, and scores where they are saved.
         feed_forward: from the MLP's (or the experts') first products to its last.
     """
 
@@ -97,13 +97,13 @@ def eager_kept(
     sequence: bool = False,
     processor: bool = False,
 ) -> Kept:
-    """Activations of a block without recomputation, by operator.
+    """Returns the activations of a block without recomputation, by operator.
 
     Args:
         seq_len: tokens of a document; of a row where documents are not packed.
-        tensor, sequence: tensor parallelism, and whether it splits hidden states as well. What a split product reads
-            is gathered and kept whole.
-        processor: whether a CPU computes: its dropout masks are numbers, its attention with dropout keeps scores.
+        tensor, sequence: tensor parallelism, and whether it splits hidden states as well. The input of a split product
+            is gathered and saved whole.
+        processor: whether a CPU computes: its dropout masks are numbers, its attention with dropout saves scores.
     """
     code = code_of(shape)
     of_attention, of_mlp = _readers(shape, layer, code)
@@ -131,10 +131,10 @@ def eager_bytes(
     sequence: bool = False,
     processor: bool = False,
 ) -> tuple[float, float]:
-    """(bytes a token that each block keeps, bytes a token that the one block computed again has beside).
+    """Returns (bytes a token that each block saves, bytes a token that the recomputed block saves in addition).
 
-    ``none`` keeps all that `eager_kept` counts; ``full`` the block's input; ``selective`` computes the MLP again, and
-    keeps its input beside the attention.
+    ``none`` saves all that `eager_kept` counts; ``full`` the block's input; ``selective`` recomputes the MLP, and
+    saves its input in addition to the attention.
     """
     kept = eager_kept(shape, layer, seq_len=seq_len, types=types, tensor=tensor, sequence=sequence, processor=processor)
     if recompute == "none":
@@ -147,7 +147,7 @@ def eager_bytes(
 
 
 def cast_weights(shape: Shape, layer: Layer, *, types: Arithmetic, tensor: int = 1) -> float:
-    """Bytes of the 16-bit copies of a block's matrices that autocast keeps from its forward to its backward pass."""
+    """Returns bytes of the 16-bit copies of a block's matrices that autocast keeps from forward to backward pass."""
     if not types.casts:
         return 0.0
     parameters = sum(m.parameters for m in shape.matmuls(layer))
@@ -161,7 +161,7 @@ def row_bytes(shape: Shape, *, seq_len: int, types: Arithmetic, tensor: int = 1)
 
 
 def _readers(shape: Shape, layer: Layer, code: Code) -> tuple[int, int]:
-    """How many products read the input of attention, and that of the MLP."""
+    """Returns how many products read the input of attention, and that of the MLP."""
     attention = layer.attentions * (1 if code.one_qkv else 3) + layer.state_space
     up = 2 if shape.gated else 1
     if layer.feed_forward == "experts" and shape.mixture is not None:
@@ -179,7 +179,7 @@ def _norms(shape: Shape, layer: Layer, code: Code, types: Arithmetic, processor:
     elif shape.norm == "rms":  # the input in float32, the normalised values
         one = FLOAT + normalised * types.norms_trained
     else:
-        # One fused kernel, which keeps its input; norms side by side keep the same.
+        # One fused kernel, which saves its input; norms side by side save the same tensor.
         one = types.stream
         before = 1 if shape.parallel_residual else before
     kept = (before * one + behind * (FLOAT + normalised * types.norms_trained)) * shape.width
@@ -199,7 +199,7 @@ def _attention(shape: Shape, layer: Layer, code: Code, types: Arithmetic, seq_le
     query, key, value = shape.query_width, shape.key_value_width, shape.value_width
     whole = query + 2 * key  # where values are a part of what one product gave, all of it stays
     fused = shape.fused_qkv
-    kept = float(product * value) * types.reads  # what the output product reads
+    kept = float(product * value) * types.reads  # the output product's input
     if shape.latent is not None:
         latent = shape.latent
         content = shape.heads * (latent.content_size + latent.value_size)
@@ -230,7 +230,7 @@ def _feed_forward(shape: Shape, layer: Layer, code: Code, types: Arithmetic) -> 
     product = types.product
     tensors = 2 + code.nonlinearity if shape.gated else code.nonlinearity
     if layer.feed_forward == "dense":
-        tensors -= not types.reads and code.nonlinearity > 1  # what the last product reads
+        tensors -= not types.reads and code.nonlinearity > 1  # the last product's input
         narrow = types.rank * (3 if shape.gated and not shape.fused_gate else 2)
         return product * (tensors * shape.mlp_width + narrow)
     if layer.feed_forward != "experts" or shape.mixture is None:

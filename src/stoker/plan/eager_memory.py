@@ -1,4 +1,4 @@
-"""Memory of a device under Stoker: what is alive at each moment of a step.
+"""Memory of a device under Stoker: the live tensors at each moment of a step.
 
 On a CPU it is the largest resident size of a process, with the interpreter and its libraries, and with the memory that
 the C library's allocator does not return.
@@ -22,10 +22,11 @@ from stoker.plan.param_placement import (
 from stoker.plan.setting import CUT, PACKED_BYTES, Setting
 
 # Python, PyTorch for CPUs, transformers, peft, the tokenizer and the data's index: 0.47 to 0.56 GiB with PyTorch 2.13
-# and transformers 5.23, measured before a model is there.
+# and transformers 5.23, measured before a model is loaded.
 PROCESS = 0.52 * 2**30
-# glibc serves blocks of up to 32 MiB from its heap, which goes to pieces between what lives for a step and what lives
-# for a pass. Measured as the peak above that with MALLOC_MMAP_THRESHOLD_=131072, which equals what is alive (to 1 %).
+# glibc serves blocks of up to 32 MiB from its heap, which fragments between tensors that live for a step and tensors
+# that live for a pass. Measured as the peak above that with MALLOC_MMAP_THRESHOLD_=131072, which equals the live bytes
+# (to 1 %).
 SPLIT = 0.42  # of activations and gradients
 SPLIT_AGAIN = 2.5  # of the block computed again, which is allocated between gradients that stay
 
@@ -38,7 +39,7 @@ END = "the end of the backward pass"
 
 
 def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
-    """(bytes by what takes them, at which moment of the step) where a process of the pipeline holds most."""
+    """Returns (bytes by component, moment of the step) at the peak of a process of the pipeline."""
     work, layout, shape = setting.work, setting.layout, setting.shape
     held = held_parameters(setting, stage)
     trained = trained_parameters(setting, held)
@@ -88,12 +89,12 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
 
 
 def _beside(name: str, own: float, other: float) -> float:
-    """Bytes of two models that are trained one after another: what is held is added, what passes is not."""
+    """Combines the bytes of two models that are trained one after another: states add up, temporaries do not."""
     return own + other if name in HELD else max(own, other)
 
 
 def eager_stage(setting: Setting, stage: int, types: Arithmetic) -> tuple[float, float]:
-    """(bytes that a stage keeps of all micro-batches in flight, bytes of the one block that is computed again).
+    """Returns (bytes that a stage saves of all micro-batches in flight, bytes of the one block that is recomputed).
 
     For Stoker on any device; see `stoker.plan.eager`.
     """
@@ -134,7 +135,7 @@ def _head(setting: Setting, stage: int, types: Arithmetic) -> HeadBytes:
 
 
 def types_of(setting: Setting) -> Arithmetic:
-    """The types in which a setting's blocks compute."""
+    """Returns the dtypes in which a setting's blocks compute."""
     work = setting.work
     return arithmetic(
         work.precision,
@@ -154,7 +155,7 @@ def _unpacked(setting: Setting, stage: int, types: Arithmetic) -> float:
 
 
 def _gathered(setting: Setting, stage: int, types: Arithmetic) -> float:
-    """Whole weights beside their shards: all of them under ZeRO-1 and 2, two blocks and the outermost under ZeRO-3."""
+    """Returns the bytes of gathered weights: all under ZeRO-1 and 2, two blocks and the outermost under ZeRO-3."""
     layout, shape = setting.layout, setting.shape
     if not layout.zero:
         return 0.0

@@ -12,18 +12,18 @@ from stoker.plan.shape import Shape
 
 @dataclass(frozen=True)
 class Code:
-    """Traits in which a family's code differs from the most frequent.
+    """Traits in which a family's code differs from the most common.
 
     Attributes:
-        nonlinearity: tensors of the MLP's width that a plain MLP keeps. 2: into and out of a fused GELU.
-        norm: tensors that a norm keeps beside its output; 0 for what its kind does.
-        exact_norm: whether a norm multiplies with its weight in float32, and keeps the normalised values so.
+        nonlinearity: tensors of the MLP's width that a plain MLP saves. 2: the input and output of a fused GELU.
+        norm: tensors that a norm saves in addition to its output; 0 for the default of its kind.
+        exact_norm: whether a norm multiplies with its weight in float32, and saves the normalised values in it.
         one_qkv: whether one product makes queries, keys and values, in Stoker's form of the model too.
-        rotary: whether queries and keys are rotated: new tensors beside what the product gave.
-        softcap: whether scores are capped, which no fused kernel of PyTorch does.
-        alibi: whether a bias of each head is added to the scores, which a mask of the whole row holds.
-        packed: whether documents share a row; where they do not, attention gets a mask and all heads' keys.
-        drops_scores: whether dropout on hidden states goes with dropout on scores.
+        rotary: whether queries and keys are rotated, which creates new tensors in addition to the product's output.
+        softcap: whether scores are capped, which no fused kernel of PyTorch supports.
+        alibi: whether a bias of each head is added to the scores, in a mask of the whole row.
+        packed: whether documents share a row; if not, attention gets a mask and all heads' keys.
+        drops_scores: whether a model with dropout on hidden states also has dropout on scores.
     """
 
     nonlinearity: int = 2

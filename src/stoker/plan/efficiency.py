@@ -1,4 +1,4 @@
-"""Shares of the datasheet's rates that training reaches, by device generation."""
+"""Fractions of the datasheet's rates that training reaches, by device generation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stoker.hardware.devices import DeviceKind
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Shares of the datasheet's figures that training reaches.
+    """Fractions of the datasheet's figures that training reaches.
 
     Attributes:
         matmul: of the peak, by large products in 16 bits and wider.
@@ -17,10 +17,10 @@ class Efficiency:
         half_rows: tokens of a product at which it reaches half of that.
         half_width: inputs, or outputs, of a product at which it reaches half.
         attention: of the 16-bit peak, by fused attention.
-        bandwidth: of the memory's, by everything else.
+        bandwidth: of the memory's, by every other operator.
         link: of the link inside a node, by collectives.
         start: of a collective, and the ramp of its rate: as many steps of a ring inside a node.
-        network: of the network between nodes, by collectives, where its kind is not known to be otherwise.
+        network: of the network between nodes, by collectives, unless its kind has its own figures.
     """
 
     matmul: float = 0.7
@@ -39,7 +39,7 @@ class Efficiency:
         return {"fp8": self.low_matmul, "fp4": self.fp4_matmul}.get(precision, self.matmul)
 
 
-# Fitted to published runs; docs/planner.md says to which. Blackwell Ultra may draw a sixth more power.
+# Fitted to published runs, which docs/planner.md lists. Blackwell Ultra may draw a sixth more power.
 _AMPERE = Efficiency(0.75, half_rows=43, half_width=215, attention=0.319, link=1.0, start=16)
 _HOPPER = Efficiency(0.619, low_matmul=0.672, half_rows=278, half_width=87, attention=0.336, link=0.784, start=3)
 _VOLTA = Efficiency(0.705, half_rows=956, half_width=90, attention=0.363, link=0.36, start=4)
@@ -82,14 +82,14 @@ def efficiency_of(device: DeviceKind) -> Efficiency:
 
 
 def matmul_seconds(flop: float, *, rows: float, inputs: float, outputs: float, peak: float, of: Efficiency) -> float:
-    """Seconds of a matrix product: one that is small in any direction does not fill the device.
+    """Returns the seconds of a matrix product; a product that is small in any dimension does not fill the device.
 
-    The rate is peak / (1 + half_rows / rows + half_width / inputs + half_width / outputs), which tiles and waves of
-    tiles follow on average.
+    The rate is peak / (1 + half_rows / rows + half_width / inputs + half_width / outputs), an average over tiles and
+    waves of tiles.
 
     Args:
         rows: tokens.
-        inputs, outputs: of the matrix, as one process holds it.
+        inputs, outputs: of the matrix, as one process has it.
         peak: FLOP/s that large products reach.
     """
     return flop / peak * (1 + of.half_rows / rows + of.half_width * (1 / inputs + 1 / outputs))

@@ -1,7 +1,7 @@
 """FLOP of a token, as computed and as publications count them.
 
-One multiplication with one addition is two FLOP. A backward pass is twice a forward pass. No convention counts what is
-computed again (recompute): that is the hardware's FLOP, not the model's.
+One multiplication with one addition is two FLOP. A backward pass is twice a forward pass. No convention counts
+recomputation: that is the hardware's FLOP, not the model's.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from stoker.plan.shape import Layer, Shape
 
 
 def attended_tokens(seq_len: int, *, causal: bool, window: int = 0) -> float:
-    """How many tokens one token attends to, on average over a sequence.
+    """Returns the number of tokens that one token attends to, on average over a sequence.
 
     Args:
         causal: whether only itself and those before it; otherwise products with masked tokens count as well.
@@ -23,7 +23,7 @@ def attended_tokens(seq_len: int, *, causal: bool, window: int = 0) -> float:
 
 
 def attention_flop_per_token(shape: Shape, layer: Layer, *, seq_len: int, causal: bool = True) -> float:
-    """FLOP of one forward pass in a layer's queries with keys and weights with values, for one token."""
+    """Returns FLOP of one forward pass in a layer's queries with keys and weights with values, for one token."""
     tokens = attended_tokens(seq_len, causal=causal, window=layer.window)
     return layer.attentions * 2 * (shape.query_width + shape.value_width) * tokens
 

@@ -1,4 +1,4 @@
-"""Collectives of gradients and weights in an optimizer step: their seconds, and those that the passes do not hide."""
+"""Collectives of gradients and weights in an optimizer step: their seconds, total and exposed."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Collective:
 
     Attributes:
         seconds: of all of them.
-        beside: the passes that can hide them: forward or backward passes, those backward of the last micro-batch, or
-            none.
+        beside: the passes that can overlap with them: forward or backward passes, those backward of the last
+            micro-batch, or none.
     """
 
     kind: Kind
@@ -79,7 +79,7 @@ def _sent_share(setting: Setting) -> float:
 
 
 def _summed(setting: Setting, efficiency: Efficiency, *, compute: float, last: float) -> GradientTraffic:
-    """The same of one island."""
+    """Returns the collectives within one island."""
     layout, software, cluster = setting.layout, setting.software, setting.cluster
     data = layout.data * layout.context
     if data == 1:
@@ -132,7 +132,7 @@ def _summed(setting: Setting, efficiency: Efficiency, *, compute: float, last: f
 
 
 def _exposed(setting: Setting, moved: Sequence[Collective], *, beside: float) -> GradientTraffic:
-    """Collectives that passes of ``beside`` seconds can hide."""
+    """Returns the collectives with the seconds that passes of ``beside`` seconds cannot hide."""
     software = setting.software
     seconds = sum(each.seconds for each in moved)
     exposed = max(seconds - software.hidden * beside, seconds * (1 - software.hidden_most))

@@ -16,8 +16,8 @@ class HeadBytes:
     """Bytes by their lifetime.
 
     Attributes:
-        chunk: of the chunk at work: gone before the backward pass begins.
-        kept: from the forward to the end of the backward pass: the picked hidden states, their gradient, and the
+        chunk: of the current chunk: freed before the backward pass begins.
+        kept: from the forward to the end of the backward pass: the selected hidden states, their gradient, and the
             gradient of a trained head in float32.
         scaled: from the beginning of the backward pass on: the same gradients times that of the loss. For a tied head
             this becomes the gradient of the embedding.
@@ -29,12 +29,12 @@ class HeadBytes:
 
     @property
     def forward(self) -> float:
-        """When the last chunk is at work."""
+        """Bytes during the last chunk."""
         return self.chunk + self.kept
 
     @property
     def backward(self) -> float:
-        """When the backward pass enters the last block."""
+        """Bytes when the backward pass enters the last block."""
         return self.kept + self.scaled
 
 

@@ -1,4 +1,4 @@
-"""How many micro-batches a pipeline's process holds activations of (Narayanan et al., 2021)."""
+"""Micro-batches in flight: how many of them a pipeline's process saves activations of (Narayanan et al., 2021)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stoker.plan.setting import Setting
 
 
 def in_flight(setting: Setting, stage: int) -> float:
-    """Micro-batches whose activations the stage holds at most, counted as passes through all of its blocks."""
+    """Returns the most micro-batches whose activations the stage saves, counted as passes through all of its blocks."""
     layout = setting.layout
     if layout.pipeline == 1:
         return 1.0

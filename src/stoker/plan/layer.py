@@ -11,7 +11,7 @@ class Layer:
     """The parts of one layer.
 
     Attributes:
-        attentions: 1; 2 with cross-attention beside it, 0 for none.
+        attentions: 1; 2 with cross-attention, 0 for none.
         feed_forward: an MLP, a sparse mixture, or none.
         state_space: whether there is a Mamba-2 mixer.
         window: tokens that each token attends to, itself among them; 0 for all.

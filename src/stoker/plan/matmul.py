@@ -1,4 +1,4 @@
-"""The matrix products of a layer: what each token is multiplied with, and how tensor parallelism splits it.
+"""The matrix products of a layer: the matrices that each token is multiplied with, and their tensor-parallel split.
 
 Sources: Shoeybi et al., 2019 (Megatron-LM), section 3 (column- and row-parallel products); Shazeer, 2019 and Ainslie et
 al., 2023 (fewer key-value heads); Shazeer, 2020 (gated MLPs); DeepSeek-AI, 2024 (V2), section 2.1 (latent attention);
@@ -28,11 +28,11 @@ class Matmul:
     Attributes:
         name: the operator: ``qkv``, ``attention output``, ``up`` (with the gate), ``down``, ``router``, ``expert up``,
             ``expert down``, ``shared up``, ``shared down``, ``shared gate``, ...
-        inputs, outputs: sizes of the matrix, whole.
+        inputs, outputs: sizes of the whole matrix.
         split: by tensor parallelism: ``column`` splits the outputs, ``row`` the inputs.
         bias: whether a vector of the outputs is added.
-        copies: how many such matrices a layer holds: its experts.
-        uses: how many of them a token is multiplied with.
+        copies: number of such matrices in a layer: its experts.
+        uses: number of them that a token is multiplied with.
         parts: the outputs of each module where several make up the product (separate queries, keys and values).
     """
 
@@ -108,7 +108,7 @@ def _latent_matmuls(shape: Shape, latent: Latent) -> tuple[Matmul, ...]:
 def mlp_matmuls(
     shape: Shape, mlp_width: int, *, inputs: int, prefix: str = "", copies: int = 1, uses: int = 1
 ) -> tuple[Matmul, ...]:
-    """An MLP from ``inputs`` values to as many: a gated one has the gate beside the product upwards."""
+    """Returns an MLP with ``inputs`` inputs and outputs: a gated one has the gate with the product upwards."""
     up = (mlp_width,) * (2 if shape.gated else 1)
     parts = () if shape.fused_gate or len(up) == 1 else up
     products = (

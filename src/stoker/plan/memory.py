@@ -18,8 +18,8 @@ from stoker.plan.eager_memory import eager_parts
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Shape
 
-CONTEXT = 1.5 * 2**30  # bytes that a GPU's context and the communication library's buffers take from every process
-# What the upper bound adds: model states are known, activations and the allocator's gaps are not. These shares
+CONTEXT = 1.5 * 2**30  # bytes of a GPU's context and the communication library's buffers, for every process
+# Margins of the upper bound: model states are exact, activations and the allocator's gaps are not. These fractions
 # cover 88 % of the published runs; docs/planner.md has the table.
 STATES = ("weights", "frozen copies", "gradients", "optimizer", "process")
 STATES_BOUND, REST_BOUND = 0.03, 0.20
@@ -34,7 +34,7 @@ def verdict_of(peak: float, upper: float, capacity: float) -> Verdict:
 
 
 def context_bytes(cluster: Cluster) -> float:
-    """Bytes of a device's context, beside what the program allocates."""
+    """Returns bytes of a device's context, in addition to the program's allocations."""
     return 0.0 if cluster.device.is_cpu else CONTEXT
 
 
@@ -70,7 +70,7 @@ class Memory:
 
 
 def stage_memory(setting: Setting, stage: int) -> Memory:
-    """Peak memory of a device of one pipeline process, with all of its stages."""
+    """Returns the peak memory of a device of one pipeline process, with all of its stages."""
     layout, work = setting.layout, setting.work
     if setting.software.memory is None:
         parts, moment = eager_parts(setting, stage)
@@ -85,10 +85,10 @@ def stage_memory(setting: Setting, stage: int) -> Memory:
 
 
 def peak_memory(setting: Setting, *, too_much: float = inf) -> tuple[int, Memory]:
-    """(process of the pipeline, memory) of the fullest one.
+    """Returns (process of the pipeline, memory) of the fullest one.
 
-    Only the two ends, and the earliest of several processes with the same blocks, are computed: it holds most
-    micro-batches.
+    Only the two ends, and the earliest of several processes with the same blocks, are computed: the earliest has the
+    most micro-batches in flight.
 
     Args:
         too_much: bytes; the first process whose upper bound exceeds them is returned, the fullest or not.

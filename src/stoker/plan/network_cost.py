@@ -19,7 +19,7 @@ Kind = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all"]
 EFA = (
     (2, 0.905, 0.462), (4, 0.40, 0.298), (8, 0.25, 0.172), (16, 0.212, 0.138), (32, 0.162, 0.07), (64, 0.082, 0.028),
 )  # fmt: skip
-# Seconds that each step of a gather's or scatter's ring takes there at least: 0.5 ms for 16 processes on two nodes, 1.4
+# Minimum seconds of each step of a gather's or scatter's ring there: 0.5 ms for 16 processes on two nodes, 1.4
 # for 32 on four, derived from the playbook's runs with tensor parallelism across nodes, whatever the message's size.
 EFA_STEP = 4e-5
 
@@ -83,7 +83,7 @@ def collective_seconds(
 
 
 def send_seconds(size: float, *, stride: int, cluster: Cluster, efficiency: Efficiency) -> float:
-    """Seconds to send a message to the process ``stride`` further on; all of a node's processes send at once."""
+    """Returns seconds to send a message ``stride`` ranks ahead, while all of a node's processes send."""
     if stride < cluster.per_node and cluster.gpus <= cluster.per_node:
         return size / (cluster.device.link_gbs * 1e9 * efficiency.link) + cluster.link_latency_s
     crossing = min(stride, cluster.per_node)
@@ -92,7 +92,7 @@ def send_seconds(size: float, *, stride: int, cluster: Cluster, efficiency: Effi
 
 
 def network_share(cluster: Cluster, nodes: float, efficiency: Efficiency, *, whole: bool = True) -> float:
-    """Share of the network's rate that a collective over this number of nodes reaches.
+    """Returns the fraction of the network's rate that a collective over this number of nodes reaches.
 
     Args:
         whole: whether it is an all-reduce, not only a half of one.

@@ -1,4 +1,4 @@
-"""The parameters that a process of a pipeline has: split by tensor parallelism, its experts, its trained ones."""
+"""The parameters on a process of a pipeline: split by tensor parallelism, its experts, its trained ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ParamPlacement:
     """Parameters of one stage on one process, before data-parallel sharding.
 
     Attributes:
-        experts: those of routed experts: only processes that hold the same ones can shard them.
+        experts: those of routed experts: only processes with the same experts can shard them.
     """
 
     dense: float
@@ -26,7 +26,7 @@ class ParamPlacement:
         return self.dense + self.experts
 
     def share(self, over: int, *, expert: int) -> float:
-        """Parameters of one process, sharded over ``over`` processes that see different tokens."""
+        """Returns the parameters of one process, sharded over ``over`` processes that see different tokens."""
         return self.dense / over + self.experts / max(1, over // expert)
 
 
@@ -36,7 +36,7 @@ def held_parameters(setting: Setting, stage: int) -> ParamPlacement:
 
 
 def trained_parameters(setting: Setting, held: ParamPlacement) -> ParamPlacement:
-    """Trained ones of the parameters that a process holds; under adapters, its part of the adapters."""
+    """Returns the trained parameters among those on a process; under adapters, its part of the adapters."""
     if setting.work.tuning == "full":
         return held
     return ParamPlacement(setting.work.trained / setting.layout.tensor / setting.layout.pipeline)
@@ -50,7 +50,7 @@ def packed_parameters(setting: Setting, stage: int) -> float:
 
 
 def packed_of_block(setting: Setting, layer: Layer) -> float:
-    """Quantised parameters of one block on one process."""
+    """Returns the number of quantised parameters of one block on one process."""
     if setting.work.base == "none":
         return 0.0
     return sum(
@@ -61,7 +61,7 @@ def packed_of_block(setting: Setting, layer: Layer) -> float:
 
 
 def most_held(setting: Setting) -> ParamPlacement:
-    """Parameters of the stage with most of them."""
+    """Returns the parameters of the stage that has the most."""
     return max(_held_by_all(setting), key=lambda held: held.total)
 
 
@@ -89,7 +89,7 @@ def _held(
 
 @lru_cache(maxsize=4096)
 def block_parameters(shape: Shape, layer: Layer, *, tensor: int, expert: int) -> ParamPlacement:
-    """Parameters of one block on one process: matrices are split, experts are spread, vectors are whole."""
+    """Returns parameters of one block on one process: matrices are split, experts divided, vectors replicated."""
     dense, experts = float(shape.vectors(layer)), 0.0
     for matmul in shape.matmuls(layer):
         held = matmul.parameters / (1 if matmul.split == "replicated" else tensor)

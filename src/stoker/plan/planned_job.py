@@ -1,4 +1,4 @@
-"""Conversion of a job to the planner's input, and of a layout to a job's block."""
+"""Converts a job to the planner's input, and a layout to a job's block."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def work_of(loaded: LoadedJob, cluster: Cluster | None = None, *, base: Path | N
 
 
 def _critic_work(loaded: LoadedJob, base: Path, work: TrainingWork) -> TrainingWork | None:
-    """The work of a job's critic; None where it has no model of its own."""
+    """Returns the work of a job's critic; None if it is not a separate model."""
     named, task = task_of(loaded.job).critic(loaded.job), task_of(loaded.job)
     if not task.own_critic(loaded.job):
         return None
@@ -84,7 +84,7 @@ def _critic_work(loaded: LoadedJob, base: Path, work: TrainingWork) -> TrainingW
 
 
 def critic_work(work: TrainingWork, shape: Shape, tune: TuneBlock) -> TrainingWork:
-    """The work of a critic with a model of its own, beside that of its policy: the same rows, and one score for logits.
+    """Returns the work of a separate critic model of a policy: the same rows, and one score instead of logits.
 
     Args:
         shape: of its model, as a language model.
@@ -155,10 +155,10 @@ def adapters_of(tune: TuneBlock, layers: int) -> Adapters:
 
 
 def shape_of_name(name: str, base: Path) -> Shape:
-    """The shape of a model as a job names it: a folder or file before a name of the catalogue, and that before the hub.
+    """Returns the shape of a model by its name in a job: a folder or file first, then the catalogue, then the hub.
 
     Raises:
-        UserError: nothing of that name is found, or its configuration cannot be read.
+        UserError: the name is unknown, or its configuration cannot be read.
     """
     path = local_path(name) if is_url(name) else absolute(name, base).resolve()
     if path.is_file() and path.suffix == ".gguf":

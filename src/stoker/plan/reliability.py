@@ -56,9 +56,9 @@ class InterruptionCost:
 
     Attributes:
         stall: pause of training at each checkpoint.
-        write: from the end of the stall until the checkpoint is complete, beside training; 0 for none. The
+        write: from the end of the stall until the checkpoint is complete, during training; 0 for none. The
             next checkpoint starts no earlier.
-        recovery: from an interruption to the first step after it: noticing, starting, loading.
+        recovery: from an interruption to the first step after it: detection, start, loading.
         step: of one optimizer step; checkpoints are taken between steps.
     """
 
@@ -77,18 +77,18 @@ class InterruptionCost:
 
 @dataclass(frozen=True)
 class Forecast:
-    """How the time of a run is spent.
+    """Breakdown of the time of a run with interruptions.
 
     Attributes:
         mean_between: seconds between interruptions.
         interruptions: expected number of them until the run is done.
         chance: of at least one.
         interval: seconds of work between checkpoints.
-        recovery: seconds of recovery per interruption, the few that are interrupted themselves included.
-        recomputation: seconds of work per interruption that are lost and done again.
+        recovery: seconds of recovery per interruption, interrupted recoveries included.
+        recomputation: seconds of lost work per interruption, which are repeated.
         stalls: total seconds of pauses for checkpoints.
-        effective: share of all time that is training and not repeated.
-        seconds: in all, until the run is done.
+        effective: fraction of all time that is training and not repeated.
+        seconds: total, until the run is done.
     """
 
     mean_between: float
@@ -105,15 +105,15 @@ class Forecast:
 def forecast(
     rate: FailureRate, *, devices: int, work: float, saving: InterruptionCost, interval: float | None = None
 ) -> Forecast:
-    """Forecast of a run that takes ``work`` seconds without interruptions and checkpoints.
+    """Returns the forecast of a run that takes ``work`` seconds without interruptions and checkpoints.
 
     effective = 1 - (interruptions x (recovery + recomputation) + stalls) / seconds
 
-    where, a checkpoint's work and stall together taking s = interval + stall, an interruption loses s / 2 of them to
-    first order, and exactly the mean of an exponential time that is known to be shorter than s, M - s / (exp(s / M)
-    - 1); and what was being written, too, as long as ``write``. Interruptions may fall into a recovery, so that each
-    takes M (1 - exp(-recovery / M)) of it, and exp(-recovery / M) of them lose work. Without a write this is the
-    complete model of Daly, 2006: seconds = M exp(recovery / M) (exp(s / M) - 1) work / interval.
+    where a checkpoint's work and stall together take s = interval + stall. An interruption loses s / 2 of them to first
+    order, and exactly the mean of an exponential time that is conditioned to be shorter than s, M - s / (exp(s / M)
+    - 1); and also the checkpoint that was being written, ``write`` seconds. Interruptions may fall into a recovery, so
+    that each takes M (1 - exp(-recovery / M)) of it, and exp(-recovery / M) of them lose work. Without a write this is
+    the complete model of Daly, 2006: seconds = M exp(recovery / M) (exp(s / M) - 1) work / interval.
 
     Args:
         interval: seconds of work between checkpoints; by default the best.
@@ -124,7 +124,7 @@ def forecast(
         stalls = saving.stall * work / interval
         return Forecast(inf, 0.0, 0.0, interval, saving.recovery, 0.0, stalls, work / (work + stalls), work + stalls)
     segment = interval + saving.stall
-    working = exp(-saving.recovery / mean)  # share of interruptions that do not fall into a recovery
+    working = exp(-saving.recovery / mean)  # fraction of interruptions outside of a recovery
     recovery = mean * (1 - working)
     ratio = segment / mean
     reached = segment * exp(-ratio) / -expm1(-ratio)  # s / (exp(s / M) - 1), without overflow

@@ -33,7 +33,8 @@ class Lesson:
 
 
 def lesson_of(path: Path) -> Lesson:
-    """The correction that the run in a folder gives; it is not stored (see `stoker.hardware.planner_correction.keep`).
+    """Returns the correction that follows from a run; does not store it (see
+    `stoker.hardware.planner_correction.keep`).
 
     Raises:
         UserError: there is no run, or it has no prediction or no steps.

@@ -1,4 +1,4 @@
-"""Search for the fastest setting that fits, ordered by a lower bound so that most settings are skipped."""
+"""Searches for the fastest setting that fits, ordered by a lower bound so that most settings are skipped."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LayoutPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether the upper bound stays within the device, and what is offloaded within the host."""
+        """Returns whether the upper bound fits the device, and the offloaded states fit the host."""
         host = self.setting.cluster.host_memory_gib_per_gpu * 2**30
         return self.memory.upper <= self.capacity and self.memory.host <= host
 
@@ -83,16 +83,16 @@ def search(
     space: Space = EVERYTHING,
     kept: int = KEPT,
 ) -> SearchResult:
-    """The fastest settings that fit.
+    """Returns the fastest settings that fit.
 
-    Settings that differ only in what communicates share the time of their passes, which is the least that each takes.
-    They are looked at in that order, until the least of the next ones is more than the slowest plan kept takes: what
-    is left cannot win. Where nothing fits everything is looked at. Nothing is offloaded that fits, and nothing of a
-    processor that the space does not ask for.
+    Settings that differ only in communication share the time of their passes, which is a lower bound of each.
+    They are evaluated in order of this bound, until the next bound exceeds the slowest plan kept: no later setting
+    can win. If nothing fits, everything is evaluated. A setting that fits is not offloaded, and on a
+    processor only if the space asks for it.
 
     Args:
-        space: what is looked at, of all that there is.
-        kept: how many plans are given.
+        space: the settings to search.
+        kept: number of plans to return.
     """
     passes = PassTimes()
     if cluster.device.is_cpu and space.offload is None:
@@ -102,9 +102,9 @@ def search(
     plans: list[LayoutPlan] = []
     nearest: LayoutPlan | None = None
     looked_at = 0
-    simplest: dict[int, LayoutPlan] = {}  # the fastest, by how much a layout is made of
+    simplest: dict[int, LayoutPlan] = {}  # the fastest plan, by complexity of the layout
     limit = inf  # seconds; slower plans are discarded
-    settled = False  # whether to offload would only be slower: it fits without, or is too slow already
+    settled = False  # offloading would only be slower: it fits without, or is too slow already
     for least, root in sorted(roots, key=lambda pair: pair[0]):
         if least >= limit:
             break
@@ -148,11 +148,11 @@ def _parts(layout: Layout) -> int:
 
 
 def settings(work: TrainingWork, cluster: Cluster, *, software: Software) -> Iterator[Setting]:
-    """Every setting that Stoker can train with and that could be sensible.
+    """Yields every setting that Stoker can train with and that could be sensible.
 
-    Tensor parallelism stays inside a node. Pipelines have at least as many micro-batches as processes. Recomputation
-    of attention alone gains nothing where attention keeps no scores. A pipeline's stages have equally many blocks, or
-    as many as make them equally slow, the head counted.
+    Tensor parallelism stays inside a node. Pipelines have at least as many micro-batches as processes. Recomputing
+    attention alone gains nothing where attention saves no scores. A pipeline's stages have equally many blocks, or
+    numbers of blocks that balance the head's time.
     """
     passes = PassTimes()
     for root in _roots(work, cluster, software):
@@ -160,7 +160,7 @@ def settings(work: TrainingWork, cluster: Cluster, *, software: Software) -> Ite
 
 
 def _roots(work: TrainingWork, cluster: Cluster, software: Software) -> Iterator[Setting]:
-    """Products of axes, with micro-batch and recomputation: what the passes depend on."""
+    """Yields products of axes, with micro-batch and recomputation, which determine the time of the passes."""
     gpus, shape = cluster.gpus, work.shape
     for tensor in divisors(cluster.per_node):
         if tensor > shape.kv_heads:
@@ -182,7 +182,7 @@ def _roots(work: TrainingWork, cluster: Cluster, software: Software) -> Iterator
 
 
 def _attention(context: int, tensor: int, shape: Shape) -> tuple[ContextBy, ...]:
-    """Ways in which attention sees a whole row that is split: by heads where every process gets some."""
+    """Returns ways to compute attention over a split row: by heads only if every process gets some."""
     return ("gather", "ulysses") if context > 1 and shape.kv_heads % (tensor * context) == 0 else ("gather",)
 
 
@@ -228,8 +228,9 @@ def _shards(root: Setting) -> Iterator[tuple[Shard, int]]:
 
 
 def _equally_slow(setting: Setting, passes: PassTimes) -> tuple[int, ...] | None:
-    """Blocks of each stage where the last one has as many fewer as the head takes the time of; None where that changes
-    nothing, or blocks differ."""
+    """Returns numbers of blocks that make the stages equally slow: the last stage has fewer, by the time of the head;
+    None if that changes nothing, or blocks differ.
+    """
     count, layers = len(setting.stages), setting.shape.layers
     kinds, head = passes.of(setting)
     if count == 1 or len(kinds) > 1:

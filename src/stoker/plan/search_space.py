@@ -1,4 +1,4 @@
-"""Which settings are looked at: those that Stoker can train with, and of these as many as are asked for."""
+"""The settings that a search covers: those that Stoker can train with, restricted to the requested values."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from stoker.job.layout import SPLIT_BACKWARD, Offload, Recompute, ScheduleName, Shard
 from stoker.plan.setting import Setting
 
-# Which families Stoker can split, and over which axes it cannot: as `stoker.models.families` knows them (a test holds
-# the two together; planning must not wait for PyTorch).
+# The families that Stoker can split, and the axes that it cannot split them over: as in `stoker.models.families` (a
+# test compares the two; planning must not wait for PyTorch).
 SPLIT = (
     "bloom", "cohere", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "gpt2", "gpt_neo", "gpt_neox", "gptj",
     "granite", "llama", "mistral", "mixtral", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
@@ -18,15 +18,16 @@ WHOLE = {"phi3": ("tensor",), "granite": ("pipeline",)}
 
 
 def splits(family: str, axis: str) -> bool:
-    """Whether a family's models can be split over ``tensor``, ``pipeline`` or ``context``; yes for an unnamed one."""
+    """Returns whether a family splits over ``tensor``, ``pipeline`` or ``context``; true for an unnamed one."""
     return not family or (family in SPLIT and axis not in WHOLE.get(family, ()))
 
 
 def trainable(setting: Setting) -> bool:
-    """Whether Stoker trains so, as `stoker.job.layout_conflicts` judges a job that says it.
+    """Returns whether Stoker can train with the setting, as `stoker.job.layout_conflicts` judges a job that states it.
 
-    Split backward passes recompute nothing; fp16 scales the loss, which stages cannot do one by one; virtual tokens
-    are made for whole rows and models; a quantised base is held in blocks that cannot be cut; islands are copies.
+    Schedules with split backward passes do not recompute; fp16 scales the loss, which stages cannot do one by one;
+    virtual tokens are made for whole rows and models; a quantised base is stored in blocks that cannot be split;
+    islands are replicas.
     """
     layout, work = setting.layout, setting.work
     axes = (("tensor", layout.tensor), ("pipeline", layout.pipeline), ("context", layout.context))
@@ -64,7 +65,7 @@ class Space:
     offload: Collection[Offload] | None = None
 
     def reaches(self, setting: Setting) -> bool:
-        """Whether its axes, micro-batch and recomputation are looked at."""
+        """Returns whether the space includes its axes, micro-batch and recomputation."""
         layout = setting.layout
         return (
             _in(layout.tensor, self.tensor)
@@ -75,7 +76,7 @@ class Space:
         )
 
     def has(self, setting: Setting) -> bool:
-        """Whether all of it is looked at, and can be trained with."""
+        """Returns whether the space includes all of it, and Stoker can train with it."""
         layout = setting.layout
         return (
             self.reaches(setting)

@@ -17,7 +17,7 @@ from stoker.plan.trainable_params import PLAIN, Adapters, Tuning, trained_elemen
 
 Blocks = Mapping[Layer, int]
 
-# Bytes of a weight that a library holds in fewer bits, with its share of the scales: nf4 with one of 8 bits for 64
+# Bytes of a weight that a library stores in fewer bits, with its part of the scales: nf4 with one of 8 bits for 64
 # weights, and one in float32 for 256 of those; a scale for an output of a thousand inputs and more; in torchao's 4 bits
 # a byte, a scale in float32 and a zero point for 32.
 PACKED_BYTES = {"4bit": 0.5 + 1 / 64 + 4 / 64 / 256, "8bit": 1.0, "int8": 1.0, "int4": 1 + 5 / 32}
@@ -33,18 +33,18 @@ class TrainingWork:
         seq_len: tokens of a row.
         global_batch: rows of an optimizer step.
         precision: of matrix products: ``fp32``, ``bf16``, ``fp16``, ``fp8``, ``fp4``.
-        tuning: which weights are trained.
+        tuning: the tuning method.
         rank: of low-rank matrices.
-        adapters: what is trained beside frozen weights, in so far as `rank` does not say it.
-        quantise: how a frozen base is held, as ``model.quantise`` of a job says it.
-        computed: positions of a row that blocks compute, where data says so: a beginning that rows of a micro-batch
-            share is computed once, and nothing behind the last trained token; None for all of a full row.
-        resident: frozen copies of the model that are held beside the trained one.
-        reads: forward passes without gradients beside each that is trained on, such as a reference's.
+        adapters: the parameters trained with frozen weights, in addition to `rank`.
+        quantise: storage of a frozen base, by the values of a job's ``model.quantise``.
+        computed: positions of a row that blocks compute, if the data determines it: a prefix that rows of a micro-batch
+            share is computed once, and nothing after the last trained token; None for all of a full row.
+        resident: frozen copies of the model in memory with the trained one.
+        reads: forward passes without gradients for each that is trained on, such as a reference's.
         samples: whether answers are sampled between steps, which no figure here counts.
-        predicted: positions of a row from which the next token is predicted, where data says so; None for all.
+        predicted: positions of a row from which the next token is predicted, if the data determines it; None for all.
         sync_every: optimizer steps from one synchronisation of islands to the next; 1 without islands.
-        islands: how many there are; None for one a node.
+        islands: number of islands; None for one a node.
         critic: another model that is trained on the same rows in each step, after this one; None without.
     """
 
@@ -67,12 +67,12 @@ class TrainingWork:
 
     @property
     def base(self) -> str:
-        """How the base is held: QLoRA's in 4 bits."""
+        """Storage of the base: QLoRA's in 4 bits."""
         return "4bit" if self.tuning == "qlora" and self.quantise == "none" else self.quantise
 
     @property
     def low_rank(self) -> int:
-        """Rank of the matrices beside the products; 0 where there are none."""
+        """Rank of the low-rank matrices; 0 where there are none."""
         return self.rank if self.tuning in ADAPTERS else 0
 
     @property
@@ -96,13 +96,13 @@ class Setting:
     """Work on a cluster under a layout.
 
     Attributes:
-        work: what is computed.
-        cluster: where.
-        layout: over which axes it is spread.
+        work: the computation.
+        cluster: the cluster.
+        layout: the size of each axis.
         micro_batch: rows of a forward pass.
         chunks: pipeline stages of a process.
-        expert: processes that a layer's experts are spread over, out of those that see different tokens.
-        software: what trains.
+        expert: processes that a layer's experts are divided over, out of those that see different tokens.
+        software: the training program.
     """
 
     work: TrainingWork
@@ -124,18 +124,18 @@ class Setting:
 
     @property
     def tokens(self) -> float:
-        """Tokens of a micro-batch that one process holds between the matrices, tensor parallelism aside."""
+        """Tokens of a micro-batch in the hidden states of one process, not counting tensor parallelism."""
         return self.micro_batch * self.work.positions / self.layout.context
 
     @property
     def predicting(self) -> float:
-        """Those of them from which the next token is predicted: virtual ones are not."""
+        """Tokens of a micro-batch from which the next token is predicted, without virtual ones."""
         work = self.work
         return self.micro_batch * (work.seq_len if work.predicted is None else work.predicted) / self.layout.context
 
     @cached_property
     def stages(self) -> tuple[range, ...]:
-        """The blocks of each stage of the pipeline, in the order in which a micro-batch goes through them."""
+        """The blocks of each stage of the pipeline, in the order of a micro-batch's passes."""
         count = self.layout.pipeline * self.chunks
         if self.layout.stages and len(self.layout.stages) == count:
             return _ranges(self.layout.stages)
@@ -153,12 +153,12 @@ class Setting:
 
     @property
     def stage_blocks(self) -> tuple[Blocks, ...]:
-        """How many blocks of each kind the stages have."""
+        """The number of blocks of each kind, by stage."""
         return _blocks(self.shape, self.stages)
 
     @property
     def blocks(self) -> tuple[Blocks, ...]:
-        """How many blocks of each kind the processes have."""
+        """The number of blocks of each kind, by process."""
         return _merged(self.shape, self.stages, self.homes)
 
 

@@ -1,4 +1,4 @@
-"""The shape of a decoder: all that a plan must know of a model's architecture, counted without weights.
+"""The shape of a decoder: the architecture of a model as a plan needs it, counted without weights.
 
 Numbers of parameters are exact: they are those of the models' own code for every family that
 `stoker.plan.shapes` reads.
@@ -35,20 +35,20 @@ class Shape:
         tied: whether the head is the embedding.
         scored: whether the head gives one score instead of the logits.
         positions: rows of a learnt table of positions; 0 for none.
-        embedding_width: of the embedding where it is projected to ``width``; 0 where it is that.
-        qkv_bias, output_bias, mlp_bias, head_bias: which products add a bias.
-        norm, norm_bias: kind of the norms, and whether they have a bias beside the weight.
-        norms: in a layer, over the hidden states.
+        embedding_width: of the embedding if it is projected to ``width``; 0 if it has that width.
+        qkv_bias, output_bias, mlp_bias, head_bias: whether these products add a bias.
+        norm, norm_bias: kind of the norms, and whether they have a bias as well as a weight.
+        norms: number of norms over the hidden states in a layer.
         query_key_norm: norms of queries and keys: of each head, or of the width of all heads.
-        embedding_norm, final_norms: norms behind the embedding, and behind the last layer.
+        embedding_norm, final_norms: norms after the embedding, and after the last layer.
         fused_qkv, fused_gate: whether these products are one module each, see `Matmul.parts`.
         parallel_residual: whether attention and MLP read the same input.
-        dropout: whether hidden states are dropped out, so that their masks are kept for the backward pass.
+        dropout: whether hidden states have dropout, so that their masks are saved for the backward pass.
         mixture, latent, state_space: a sparse mixture, latent attention, a Mamba-2 mixer.
-        pattern: what each layer consists of, for as many as there are; empty where all are alike.
+        pattern: the parts of each layer; empty where all are alike.
         layer_vectors: further elements of each layer that has attention.
         outside_vectors: further elements outside the layers.
-        family: transformers' ``model_type``, whose code computes it; empty where none is known.
+        family: transformers' ``model_type``, whose code computes it; empty if it is unknown.
     """
 
     name: str
@@ -158,7 +158,7 @@ class Shape:
 
     @cached_property
     def _counts(self) -> dict[Layer, tuple[int, int]]:
-        """All and active elements of each kind of layer."""
+        """Returns all and active elements of each kind of layer."""
         return {
             layer: (
                 sum(matmul.parameters for matmul in matmuls) + self.vectors(layer),
@@ -168,7 +168,7 @@ class Shape:
         }
 
     def vectors(self, layer: Layer) -> int:
-        """Elements of a layer that are in no matrix and no bias of one."""
+        """Returns the elements of a layer that belong to no matrix and no matrix's bias."""
         crossing = max(layer.attentions - 1, 0)
         vectors = (self.norms + crossing) * self.norm_parameters(self.width)
         if layer.attentions:
@@ -217,18 +217,18 @@ class Shape:
 
     @cached_property
     def parameters(self) -> int:
-        """All elements, a shared one counted once."""
+        """The number of all elements, a shared one counted once."""
         return self.outside_parameters + sum(map(self.layer_parameters, range(self.layers)))
 
     @cached_property
     def active_parameters(self) -> int:
-        """All elements but those of experts that a token does not go to."""
+        """The number of elements without those of experts that a token is not routed to."""
         return self.outside_parameters + sum(map(self.active_layer_parameters, range(self.layers)))
 
     def with_layers(self, layers: int) -> Shape:
-        """The model with another number of layers.
+        """Returns the model with another number of layers.
 
-        It keeps the share of dense layers before those with experts, and at least one of them.
+        It keeps the fraction of dense layers before those with experts, and at least one of them.
         """
         if not self.pattern or layers == self.layers:
             return replace(self, layers=layers)

@@ -1,4 +1,4 @@
-"""Properties of a training program: the types of its states, its overlap, its launch times."""
+"""Properties of a training program: the dtypes of its states, its overlap, its launch times."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ class Software:
 
     Attributes:
         name: of the program.
-        weights: the copy that computes.
-        states: what the optimizer keeps beside the weights and their gradients.
+        weights: the weights that compute.
+        states: optimizer states, in addition to these weights and their gradients.
         memory: bytes by component of a pipeline's process; None for a program that runs transformers' own code,
             operator by operator (`stoker.plan.eager_memory`).
-        flash: whether the attention's scores are never kept (Dao et al., 2022).
-        traffic: bytes that norms, residuals and nonlinearities move, to those that fused kernels do.
+        flash: whether the attention's scores are never saved (Dao et al., 2022).
+        traffic: bytes that norms, residuals and nonlinearities move, relative to fused kernels.
         logit_traffic: bytes read and written per logit.
-        sent_gradients: bytes of a gradient on its way.
-        by_block: whether gradients and weights travel block by block, not in few large buckets.
-        hidden: share of the passes beside which gradients and weights can travel.
-        hidden_most: of their time, the share that can be hidden at most.
-        hidden_tensor: share of tensor parallelism's collectives that matrix products hide.
-        hidden_experts: share of the exchanges with experts that other work hides.
-        repeated_sums: share of a pipeline's micro-batches after which unsharded gradients are summed across nodes,
-            where once a step would do.
-        exposed_sends: share of the sends between stages that nothing hides.
-        launch: host seconds to launch a block's forward pass: less than that it never takes.
-        launch_tensor: more of it under tensor parallelism.
-        launch_across: the least of it, and more for each tensor-parallel process, in a pipeline across nodes.
+        sent_gradients: bytes of a gradient in a collective.
+        by_block: whether gradients and weights are communicated block by block, not in few large buckets.
+        hidden: fraction of the passes that can overlap with collectives of gradients and weights.
+        hidden_most: maximum fraction of these collectives that can be hidden.
+        hidden_tensor: fraction of tensor parallelism's collectives that matrix products hide.
+        hidden_experts: fraction of the exchanges with experts that other work hides.
+        repeated_sums: fraction of a pipeline's micro-batches after which unsharded gradients are summed across nodes,
+            where once a step would suffice.
+        exposed_sends: fraction of the sends between stages that nothing hides.
+        launch: host seconds to launch a block's forward pass, a lower bound of its time.
+        launch_tensor: additional ones under tensor parallelism.
+        launch_across: its minimum, and additional ones for each tensor-parallel process, in a pipeline across nodes.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Throughput of a layout: tokens per second, and the share of the devices' peak."""
+"""Throughput of a layout: tokens per second, and the fraction of the devices' peak."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Speed:
     """Throughput of a plan.
 
     Attributes:
-        tokens_per_s: of all devices; every row is taken to be full.
+        tokens_per_s: of all devices; every row counts as full.
         tokens_per_s_per_gpu: of one of them.
-        mfu: model FLOP utilisation, as `mfu_formula` says: FLOP by the PaLM convention (N parameters, L layers of H
-            heads of size Q, rows of T tokens; all attention, nothing that is computed again) over the devices' peak
+        mfu: model FLOP utilisation, as `mfu_formula` defines it: FLOP by the PaLM convention (N parameters, L layers of
+            H heads of size Q, rows of T tokens; all attention, no recomputation) over the devices' peak
             (Chowdhery et al., 2022, appendix B). Under adapters no gradients of the N weights are counted.
     """
 

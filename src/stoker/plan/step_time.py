@@ -24,12 +24,12 @@ SCORE_BYTES = 8  # read and written per score in a forward pass by fused scale, 
 HOST_GBS = 20  # GB/s of the host's memory that one process of several gets
 ADAM_BYTES = 28  # read and written per parameter: weight, gradient, moments, master copy
 BACKWARD_LAUNCH = 1.5  # of the forward pass' launch time
-RECOMPUTED_PRODUCTS = 0.5  # of a block's, where every other result is kept
+RECOMPUTED_PRODUCTS = 0.5  # of a block's products, with selective recomputation
 # Bytes moved for a weight in 4 bits: bitsandbytes' kernels reach half of the bandwidth.
 DEQUANTISED = 2 * (PACKED_BYTES["4bit"] + 2)
 ATTENTION = ("qkv", "attention output")  # products that are split by heads
 BACKWARD_SHARE = 0.66  # of the passes of a micro-batch
-SMOOTH = 4.0  # exponent of the maximum of what the host and the device need
+SMOOTH = 4.0  # exponent of the smooth maximum of host time and device time
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class StepTime:
 
 
 def block_pass(setting: Setting, layer: Layer, efficiency: Efficiency) -> StageTime:
-    """Passes of one block and micro-batch, measured where the device was, and the block's collectives."""
+    """Returns the passes of one block and micro-batch, measured if possible, with the block's collectives."""
     said = block_collectives(setting, layer, efficiency)
     measured = measured_passes(setting)
     if not measured:
@@ -62,7 +62,8 @@ def block_pass(setting: Setting, layer: Layer, efficiency: Efficiency) -> StageT
 def _computed(
     setting: Setting, layer: Layer, efficiency: Efficiency, said: float = 0.0, said_back: float = 0.0
 ) -> StageTime:
-    """Passes of a device, with its exposed collectives: the host launches the next work beside them, too.
+    """Returns a device's computed passes, with its exposed collectives: the host also launches the next work during
+    them.
 
     Args:
         said, said_back: seconds of collectives within the block, forward and backward.
@@ -169,14 +170,14 @@ class PassTimes:
         return self._blocks[key]
 
     def least(self, setting: Setting) -> float:
-        """Seconds of a step if nothing but passes took time, and all stages were equal."""
+        """Returns a lower bound of a step's seconds: only passes take time, and all stages are equal."""
         correction = setting.cluster.correction(setting.work.precision, setting.work.tuning)
         factor = correction.compute if correction is not None else 1.0
         total = sum(time.total for time in self.stages(setting))
         return factor * total * setting.micro_batches / setting.layout.pipeline
 
     def stages(self, setting: Setting) -> tuple[StageTime, ...]:
-        """One micro-batch in each stage of the pipeline, the head in the last."""
+        """Returns the time of one micro-batch in each stage of the pipeline, the head in the last."""
         kinds, head = self.of(setting)
         parts = [[(kinds[layer], count) for layer, count in blocks.items()] for blocks in setting.stage_blocks]
         parts[-1].append((head, 1))
@@ -191,10 +192,10 @@ class PassTimes:
 
 
 def step_time(setting: Setting, efficiency: Efficiency | None = None, *, passes: PassTimes | None = None) -> StepTime:
-    """Seconds of one optimizer step, by what they are spent on.
+    """Returns the seconds of one optimizer step, by cause.
 
     Args:
-        passes: kept over several settings of the same work on the same devices.
+        passes: a cache shared by several settings of the same work on the same devices.
     """
     efficiency = efficiency or efficiency_of(setting.cluster.device)
     layout = setting.layout
@@ -218,13 +219,13 @@ def slowest_pass(setting: Setting, stages: Sequence[StageTime]) -> float:
 
 
 def data_parallel(setting: Setting, stages: Sequence[StageTime], efficiency: Efficiency) -> GradientTraffic:
-    """Collectives of gradients and weights, beside the passes of the pipeline's slowest process."""
+    """Returns collectives of gradients and weights, overlapped with the passes of the pipeline's slowest process."""
     slowest = slowest_pass(setting, stages)
     return gradient_traffic(setting, efficiency, compute=slowest * setting.micro_batches, last=slowest * BACKWARD_SHARE)
 
 
 def _pipeline(setting: Setting, stages: Sequence[StageTime], efficiency: Efficiency, work: float) -> dict[str, float]:
-    """Bubble and exposed sends of a pipeline, beside the work of its slowest process."""
+    """Returns the bubble and exposed sends of a pipeline, in addition to the work of its slowest process."""
     layout = setting.layout
     waits, sends = (
         step_seconds(layout.schedule, stages, processes=layout.pipeline, micro_batches=setting.micro_batches, send=way)
@@ -234,7 +235,7 @@ def _pipeline(setting: Setting, stages: Sequence[StageTime], efficiency: Efficie
 
 
 def exposed_send(setting: Setting, efficiency: Efficiency) -> float:
-    """Seconds of a send between two stages that nothing hides."""
+    """Returns the exposed seconds of a send between two stages."""
     layout = setting.layout
     message = setting.tokens * setting.shape.width * HALF / (layout.tensor if layout.sequence else 1)
     stride = layout.tensor * layout.context * layout.data
@@ -248,7 +249,7 @@ def _optimizer(setting: Setting, efficiency: Efficiency) -> float:
     device = setting.cluster.device
     if layout.offload != "none":  # gradients down, weights up, and the host's own memory
         fetched = 0.0
-        if layout.offload == "params":  # what is gathered is fetched first, forward and backward
+        if layout.offload == "params":  # gathered weights are fetched first, forward and backward
             weight = FLOAT if setting.work.tuning == "full" else HALF
             held = most_held(setting).share(layout.sharers, expert=setting.expert)
             fetched = 2 * weight * held * setting.micro_batches

@@ -46,10 +46,10 @@ class Adapters:
     Attributes:
         targets: names or patterns of modules that get low-rank matrices; None for all linear layers.
         blocks: that get them; None for all.
-        modules: names of layers that are trained whole.
+        modules: names of layers that are trained in full.
         tokens: virtual ones before every row.
-        encoder: what makes them: nothing, a network of three layers, an LSTM before one of two, or (of a prefix) a
-            network of two.
+        encoder: the network that makes them: none, three linear layers, an LSTM before two, or (of a prefix) two
+            linear layers.
         width: of its hidden layer; 0 for the model's own.
         deep: whether there are virtual keys and values in every block, and no virtual tokens in the row.
     """
@@ -64,7 +64,7 @@ class Adapters:
 
     @property
     def positions(self) -> int:
-        """Positions that every block computes beside the row's own tokens."""
+        """Positions that every block computes in addition to the row's own tokens."""
         return 0 if self.deep else self.tokens
 
     @property
@@ -127,10 +127,10 @@ def _products(shape: Shape, target: str) -> tuple[tuple[str, int | None], ...]:
 
 
 def whole_elements(shape: Shape, name: str) -> int:
-    """Elements of a layer that is trained whole, each time that the model has it; 0 where its name is not known.
+    """Returns the elements of a layer that is trained in full, over all its occurrences; 0 if its name is unknown.
 
-    peft trains a copy, so that a tied head counts as well, and takes every layer whose name ends so: ``norm`` means the
-    norms of LLaMA's blocks, too.
+    peft trains a copy, so a tied head counts as well, and matches every layer whose name ends with it: ``norm``
+    includes the norms of LLaMA's blocks.
     """
     leaf = name.rsplit(".", 1)[-1]
     if leaf in HEADS:

@@ -1,1 +1,1 @@
-"""Report of a plan: cost, bottlenecks, improvements, alternatives; as text, JSON and pictures."""
+"""Reports a plan: cost, bottlenecks, improvements, alternatives; as text, JSON and pictures."""

@@ -1,4 +1,4 @@
-"""Other plans: the best of each kind, and the main reason why it was not chosen."""
+"""Alternative plans: the best of each kind, and the main reason why it was not chosen."""
 
 from __future__ import annotations
 
@@ -42,10 +42,11 @@ def kind_of(plan: LayoutPlan) -> Kind:
 
 
 def alternatives(found: SearchResult, *, asked: LayoutPlan | None = None) -> list[Alternative]:
-    """Plans of other kinds than the best: those that fit, fastest first, then those that do not, nearest first.
+    """Returns plans of other kinds than the best: those that fit, fastest first, then the others, nearest to fitting
+    first.
 
     Args:
-        asked: the plan that the job's own words make.
+        asked: the plan of the layout that the job states.
     """
     best, *others = found.plans
     kinds: dict[Kind, tuple[str, LayoutPlan]] = {kind_of(best): ("", best)}
@@ -71,7 +72,7 @@ def alternatives(found: SearchResult, *, asked: LayoutPlan | None = None) -> lis
 
 
 def _asked_about(best: LayoutPlan) -> Iterable[tuple[str, Space]]:
-    """Names of kinds and where to look for them: what is asked for by name, then one thing otherwise at a time."""
+    """Yields named kinds with their search spaces: well-known layouts, then the best plan with one axis changed."""
     setting = best.setting
     layout, cluster = setting.layout, setting.cluster
     one, around = {1}, near(setting)

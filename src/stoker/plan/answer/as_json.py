@@ -74,7 +74,7 @@ def answer_json(found: PlanAnswer | NothingFits) -> dict[str, Any]:
 
 
 def timeline_json(plan: LayoutPlan) -> dict[str, Any]:
-    """One step of each process of the pipeline, of as many micro-batches as are drawn; times from its start.
+    """Returns one step of each process of the pipeline, of as many micro-batches as are drawn; times from its start.
 
     A communication takes ``seconds`` between ``start`` and ``end``; ``exposed`` of them overlap with no pass.
     """

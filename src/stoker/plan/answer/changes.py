@@ -14,7 +14,7 @@ from stoker.plan.search_space import Space
 from stoker.plan.setting import TrainingWork, Tuning
 from stoker.plan.software import STOKER, Software
 
-MOST_NODES = 4096  # beyond that nobody is helped
+MOST_NODES = 4096  # more nodes than this are not suggested
 ALL_COUNTS = 64  # nodes up to which every number is tried: those that do not divide the batch may not fit
 MORE = 1.02  # times the memory, from which on a device has more
 SEQ_STEP = 256  # tokens: rows are shortened to multiples of it, which context parallelism can split
@@ -29,9 +29,8 @@ class FittingChange:
 
     Attributes:
         what: described for people.
-        words: what to write for it.
-        factor: how much of it is needed: times the nodes, the memory, or shorter rows; infinite for another sort of
-            training.
+        words: how to write it in the job or on the command line.
+        factor: its size: the factor of nodes or of memory, or of shorter rows; infinite for another tuning method.
         plan: the best one with it.
     """
 
@@ -42,10 +41,10 @@ class FittingChange:
 
 
 def changes(work: TrainingWork, cluster: Cluster, *, on: str, software: Software = STOKER) -> list[FittingChange]:
-    """Every single change that was found to make the job fit, the smallest first.
+    """Returns every single change that was found to make the job fit, the smallest first.
 
     Args:
-        on: how the cluster was asked for.
+        on: the value of ``--on`` that selects the cluster.
     """
     found: list[FittingChange] = []
     for sort in (_batch, _nodes, _device, _shorter, _tuning):
@@ -70,7 +69,7 @@ class _Asked:
     software: Software
 
     def fits(self, *, work: TrainingWork | None = None, cluster: Cluster | None = None) -> bool:
-        """Whether it does with other work or on another cluster: the settings that take least memory are looked at."""
+        """Returns whether other work or another cluster fits, by a search of the settings with the least memory."""
         work, cluster = work or self.work, cluster or self.cluster
         return bool(search(work, cluster, software=self.software, space=SPARING, kept=1).plans)
 
@@ -105,10 +104,10 @@ def _nodes(asked: _Asked) -> Iterator[Candidate]:
 
 
 def least_number(suits: Callable[[int], bool], *, above: int, most: int) -> int | None:
-    """The least number above one that suits; None where none is found up to ``most``.
+    """Returns the least number above ``above`` that suits; None if none is found up to ``most``.
 
-    Doubled until it suits; then every number below is tried where they are few, and halves of what is left where they
-    are many, as if all larger ones suited.
+    The number is doubled until it suits; then every number below is tried if there are few, and a bisection is used if
+    there are many, which assumes that all larger ones suit.
     """
     high = 2 * above
     while not suits(high):

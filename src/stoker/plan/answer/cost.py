@@ -12,7 +12,7 @@ from stoker.plan.search import LayoutPlan
 from stoker.plan.setting import Setting
 from stoker.plan.speed import tokens_per_step
 
-SAMPLE_STEPS = 1000  # what the cost is given for where the number of steps is not known
+SAMPLE_STEPS = 1000  # steps of the cost estimate if the job's number is unknown
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Length:
 
     Attributes:
         steps: optimizer steps; None where it depends on the data.
-        epochs: passes over the data, where the job says those.
-        save_every: steps between checkpoints; None where the job leaves it open.
+        epochs: passes over the data, if the job sets them.
+        save_every: steps between checkpoints; None if the job leaves it open.
     """
 
     steps: int | None
@@ -41,14 +41,14 @@ class Cost:
     """Cost of a run of a plan.
 
     Attributes:
-        steps: of the estimate; `SAMPLE_STEPS` where the job's number is not known.
+        steps: of the estimate; `SAMPLE_STEPS` if the job's number is unknown.
         known: whether they are the job's.
-        tokens: of all of them.
+        tokens: of all steps.
         training: seconds of the steps alone.
         forecast: interruptions and checkpoints at the best interval.
-        as_written: the same at the interval that the job says; None where it says none.
+        as_written: the same at the job's interval; None if it has none.
         saving: seconds of a checkpoint and a recovery.
-        checkpoint: bytes of one.
+        checkpoint: size of a checkpoint in bytes.
         price: of all time, interruptions included; None where the cluster has none.
         currency: of the price.
     """

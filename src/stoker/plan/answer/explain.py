@@ -34,7 +34,7 @@ RESOURCES = {
     BUBBLE: "bubble", UNEVEN: "bubble", LAUNCH: "launch", TRAFFIC: "memory bandwidth", RECOMPUTE: "recomputation",
 }  # fmt: skip
 TWICE_MEMORY = "twice the memory of a device"
-WORTH = 0.005  # gain in tokens/s below which a change helps nobody
+WORTH = 0.005  # gain in tokens/s below which a change is not reported
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Bind:
     """One of the resources that limit a plan's speed.
 
     Attributes:
-        resource: compute, link, bubble, launch, memory bandwidth, recomputation, optimizer; or memory: there is too
-            little of it for a faster plan.
-        seconds: of the step, spent on it; of memory, what twice as much would save.
-        causes: what it consists of, the largest first.
+        resource: compute, link, bubble, launch, memory bandwidth, recomputation, optimizer; or memory, if it is
+            too small for a faster plan.
+        seconds: of the step, spent on it; for memory, the saving with twice as much.
+        causes: its parts, the largest first.
     """
 
     resource: str
@@ -59,10 +59,10 @@ class Help:
 
     Attributes:
         change: described for people.
-        words: what to write for it; empty for what cannot be written.
+        words: how to write it; empty if it cannot be written.
         plan: the best one with it.
-        gain: of tokens/s, 0.1 for 10 % more.
-        gain_per_device: of tokens/s of a device, which is that of tokens for a price.
+        gain: in tokens/s, 0.1 for 10 % more.
+        gain_per_device: in tokens/s per device, which equals that in tokens per price.
     """
 
     change: str
@@ -95,12 +95,12 @@ def _around(size: int) -> Collection[int]:
 
 
 def helps(plan: LayoutPlan, *, on: str) -> list[Help]:
-    """Changes that would train more tokens a second, the greatest gain first.
+    """Returns changes that would train more tokens per second, the greatest gain first.
 
-    Each is a search of its own, near the plan.
+    Each is a separate search, near the plan.
 
     Args:
-        on: how the cluster was asked for.
+        on: the value of ``--on`` that selects the cluster.
     """
     tried = [_tried(plan, change) for change in _changes(plan)]
     found = [help_ for help_ in tried if help_ is not None]
@@ -127,7 +127,7 @@ class _Change:
 
 
 def _tried(plan: LayoutPlan, change: _Change) -> Help | None:
-    """The best plan with a change; None where nothing fits."""
+    """Returns the best plan with a change; None if nothing fits."""
     best = search(change.work, change.cluster, software=plan.setting.software, space=change.space, kept=1).plans
     return _help(plan, best[0], change.called, change.words) if best else None
 

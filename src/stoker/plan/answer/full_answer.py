@@ -28,11 +28,11 @@ class PlanQuestion:
 
     Attributes:
         work: of the job.
-        cluster: where it is to run.
-        on: how the cluster was asked for.
+        cluster: to run on.
+        on: the value of ``--on`` that selects the cluster.
         length: of the run.
-        software: that trains.
-        asked: the layout that the job states; None where it leaves it open or is for another number of devices.
+        software: the training program.
+        asked: the layout that the job states; None if it leaves it open or is for another number of devices.
     """
 
     work: TrainingWork
@@ -44,7 +44,7 @@ class PlanQuestion:
 
     @property
     def notes(self) -> list[str]:
-        """What the figures leave out, or rest on."""
+        """Notes on the assumptions of the figures, and on costs that they omit."""
         return [*self.cluster.notes, *([WITHOUT_SAMPLING] if self.work.samples else [])]
 
 
@@ -74,12 +74,12 @@ class PlanAnswer:
 
 @dataclass(frozen=True)
 class NothingFits:
-    """No plan.
+    """The answer when no plan fits.
 
     Attributes:
-        nearest: the plan that comes nearest to fitting; None where no layout divides the batch over the devices.
-        changes: what would make one fit, the smallest first.
-        looked_at: settings of the search.
+        nearest: the plan that is nearest to fitting; None if no layout divides the batch over the devices.
+        changes: changes that would make one fit, the smallest first.
+        looked_at: number of settings in the search.
     """
 
     question: PlanQuestion
@@ -121,7 +121,7 @@ def stages_of_plan(plan: LayoutPlan) -> tuple[Memory, ...]:
 
 
 def verdict(memory: Memory, plan: LayoutPlan) -> Verdict:
-    """Whether a stage's memory fits a device of the plan."""
+    """Returns whether a stage's memory fits a device of the plan."""
     return verdict_of(memory.peak, memory.upper, plan.capacity)
 
 

@@ -1,7 +1,7 @@
-"""Pictures of a plan as SVG: the memory of every pipeline stage, and one step in time.
+"""Draws a plan as SVG: the memory of every pipeline stage, and the timeline of one step.
 
-One file each, without scripts, fonts or images from elsewhere, in the reader's light or dark colours. Labels are of
-one width a letter, so that what does not fit is known, and is shortened or left out.
+One file each, without external scripts, fonts or images, in the reader's light or dark colours. Labels use a
+monospaced font, so that labels that do not fit can be shortened or omitted.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class StageMemory:
     Attributes:
         name: of the stage, or process.
         components: bytes of each component, in the order in which they are stacked.
-        bound: bytes that it will not exceed.
+        bound: upper bound in bytes.
     """
 
     name: str
@@ -60,7 +60,7 @@ class StageMemory:
 
 
 def components_of(stages: Sequence[StageMemory]) -> dict[str, int]:
-    """Every component that occurs, numbered in order of appearance."""
+    """Numbers every component that occurs, in order of appearance."""
     names = dict.fromkeys(name for stage in stages for name in stage.components)
     return {name: number for number, name in enumerate(names)}
 
@@ -116,10 +116,10 @@ def _draw_memory(page: _Page, stages: Sequence[StageMemory], capacity: float) ->
 
 
 def timeline_svg(timeline: Timeline, *, after: Mapping[str, float] | None = None, title: str = "One step") -> str:
-    """Every process' actions over time, by kind; a process' stages after its first are paler.
+    """Draws every process' actions over time, by kind; a process' stages after its first are paler.
 
     Args:
-        after: seconds that follow the passes on all processes, by what they are spent on.
+        after: seconds that follow the passes on all processes, by cause.
     """
     page = _Page(title)
     _draw_timeline(page, timeline, after or {})
@@ -176,7 +176,7 @@ def mostly(spans: Iterable[Span], seconds: float, cells: int) -> list[Kind | Non
 
 
 def _merged(spans: Sequence[Span], seconds: float, cells: int) -> list[Span]:
-    """Longer spans of one kind, for steps of more actions than can be seen."""
+    """Merges spans of one kind, for steps of more actions than can be seen."""
     merged: list[Span] = []
     size = seconds / cells
     for cell, kind in enumerate(mostly(spans, seconds, cells)):
@@ -201,7 +201,7 @@ def shortened(words: str, pixels: float) -> str:
 
 
 def ticks(most: float) -> list[float]:
-    """Round numbers from 0 to at most ``most``, five to ten of them."""
+    """Returns round numbers from 0 to at most ``most``, five to ten of them."""
     power = 10.0 ** floor(log10(most))
     step = next(power * part for part in (0.1, 0.2, 0.5, 1.0) if most / (power * part) < 10 or part == 1.0)
     return [step * count for count in range(int(most / step) + 1)]

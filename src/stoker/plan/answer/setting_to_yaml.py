@@ -38,7 +38,7 @@ def job_yaml(setting: Setting) -> str:
 
 
 def is_file(like: str) -> bool:
-    """Whether ``--on like`` names a cluster's file."""
+    """Returns whether ``--on like`` names a cluster's file."""
     return Path(like).suffix.lower() in (".yaml", ".yml")
 
 
@@ -56,7 +56,7 @@ def cluster_words(cluster: Cluster, *, like: str, was: Cluster) -> str:
 
 
 def fuller_nodes(cluster: Cluster, *, like: str) -> Iterator[Cluster]:
-    """Nodes with more of the cluster's devices, up to the usual number, where the cluster is a part of one node."""
+    """Yields nodes with more of the cluster's devices, up to the usual number, if the cluster is a part of one node."""
     if cluster.nodes > 1 or is_file(like):
         return
     for count in divisors(reference_node(cluster.device).per_node):
@@ -65,7 +65,7 @@ def fuller_nodes(cluster: Cluster, *, like: str) -> Iterator[Cluster]:
 
 
 def time_words(seconds: float) -> str:
-    """A duration in the largest unit of which it has more than two."""
+    """Formats a duration in the largest unit of which it has more than two."""
     for unit, name in UNITS:
         if seconds > 2 * unit:
             return f"{seconds / unit:,.1f} {name}"

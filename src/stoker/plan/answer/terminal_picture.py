@@ -1,6 +1,6 @@
-"""Pictures of a plan in a terminal: those of `stoker.plan.answer.picture` in block letters, no wider than asked for.
+"""Draws a plan in a terminal: the pictures of `stoker.plan.answer.picture` in block characters, of limited width.
 
-Colours tell parts apart where the terminal has them, the blocks' patterns where it has not.
+Parts are distinguished by colours where the terminal has them, else by the blocks' patterns.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def memory_text(stages: Sequence[StageMemory], *, capacity: float, width: int = 
 
 
 def timeline_text(timeline: Timeline, *, width: int = 80) -> Text:
-    """A row for each process; a letter is what takes most of its part of the step's passes."""
+    """Draws a row for each process; each character shows the action that takes most of its part of the step."""
     count, seconds = len(timeline.processes), timeline.seconds
     shown = sorted({round(row * (count - 1) / max(1, min(ROWS, count) - 1)) for row in range(min(ROWS, count))})
     left = len(str(count))

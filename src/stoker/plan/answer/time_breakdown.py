@@ -19,7 +19,7 @@ ARITHMETIC, SMALL, TRAFFIC, LAUNCH = "arithmetic", "small matrix products", "mem
 RECOMPUTE, UNEVEN, BUBBLE = "recomputation", "uneven stages", "bubble"
 TENSOR, CONTEXT, EXPERT = "tensor-parallel collectives", "context-parallel collectives", "exchange of experts"
 DATA, SENDS = "data-parallel collectives", "sends between stages"
-PARTS = {"data parallel": DATA, "pipeline sends": SENDS}  # other names of what a step time states by itself
+PARTS = {"data parallel": DATA, "pipeline sends": SENDS}  # parts of a step time under other names
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Cause:
     Attributes:
         name: of the cause.
         seconds: of the step.
-        link: what collectives cross; empty for what is no collective.
+        link: the link of a collective; empty for other causes.
     """
 
     name: str
@@ -73,7 +73,7 @@ def _taken_away(setting: Setting) -> tuple[tuple[str, Callable[[Setting], Settin
 
 
 def _links(setting: Setting) -> dict[str, str]:
-    """Link that the collectives of each axis cross: that of the node where a group of them is on one."""
+    """Returns the link that the collectives of each axis use: the node's if each of their groups is on one node."""
     layout, cluster = setting.layout, setting.cluster
     inside, across = layout.tensor * layout.context, layout.tensor * layout.context * layout.data
     groups = {

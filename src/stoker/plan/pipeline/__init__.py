@@ -1,1 +1,1 @@
-"""Pipelines in time: orders of schedules, when each action runs, what is waited for."""
+"""Pipelines in time: the order of each schedule, the time of each action, and the idle time."""

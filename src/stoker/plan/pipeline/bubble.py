@@ -70,21 +70,21 @@ def step_seconds(
 
 
 def _gpipe_seconds(times: Sequence[StageTime], micro_batches: int) -> float:
-    """All stages once, and the slowest for the other micro-batches, forward and then backward."""
+    """Returns the seconds of GPipe: all stages once, and the slowest for the other micro-batches."""
     slowest = max(time.forward for time in times) + max(time.backward for time in times)
     return sum(time.total for time in times) + (micro_batches - 1) * slowest
 
 
 def _1f1b_seconds(times: Sequence[StageTime], micro_batches: int, send: float) -> float:
-    """The longest chain of actions, each of which waits for the one before.
+    """Returns the seconds of 1F1B: the longest chain of actions, each of which waits for the one before.
 
-    It comes down to a stage i, takes its micro-batches in turn there, and leaves again. Before the first gradient is
-    back, n = p - i forward passes have been run: either these are what takes longest, or the way of the first
-    micro-batch through all later stages and back; likewise at the end, backward. The largest over all i leaves out
-    only chains that turn elsewhere than there or at the last stage.
+    The chain comes down to a stage i, takes its micro-batches in turn there, and leaves again. Before the first
+    gradient is back, n = p - i forward passes have been run: the longest part is either these, or the way of the first
+    micro-batch through all later stages and back; likewise at the end, backward. The largest over all i leaves out only
+    chains that turn elsewhere than there or at the last stage.
 
-    With sends, a steady state goes round between stages i and j with j - i + 1 micro-batches: the slowest such
-    round gives the time of a micro-batch.
+    With sends, a steady state cycles between stages i and j with j - i + 1 micro-batches: the slowest such
+    cycle gives the time of a micro-batch.
     """
     count, m = len(times), micro_batches
     totals = np.array([time.total for time in times])

@@ -1,8 +1,8 @@
-"""A step's communication in time, process by process of the pipeline: which of it overlaps with passes.
+"""A step's communication in time, for each process of the pipeline: its overlap with the passes.
 
-The seconds are those that the step's time is made of. A send begins as its pass ends, less what of it is hidden.
+The seconds are those that the step's time consists of. A send begins as its pass ends, less its hidden part.
 Exchanges within blocks are spread over their pass. Collectives of gradients and weights overlap with the passes that
-hide them, by the passes' lengths; what no pass hides comes after the last one.
+hide them, in proportion to the passes' lengths; the exposed rest comes after the last one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Message:
     """Communication of one process; times in seconds from the start of the step.
 
     Attributes:
-        stage, micro_batch: of the pass that it belongs to; None for what belongs to all.
+        stage, micro_batch: of its pass; None if it belongs to all passes.
         start, end: between which it happens.
         seconds: that it takes of them.
         exposed: of these, the seconds in which the process computes nothing else.
@@ -45,7 +45,7 @@ class Message:
 def communication_of(
     setting: Setting, timeline: Timeline, *, after: float, of: int | None = None
 ) -> tuple[tuple[Message, ...], ...]:
-    """What each process of a pipeline says in a step, in the order of its beginning.
+    """Returns the communication of each process of a pipeline in a step, ordered by start.
 
     Args:
         after: exposed seconds of the collectives of gradients and weights, as the step's time has them.
@@ -86,7 +86,7 @@ def _sends(setting: Setting, spans: tuple[Span, ...], home: Mapping[int, int], e
 
 
 def _exchanges(setting: Setting, spans: tuple[Span, ...], efficiency: Efficiency) -> list[Message]:
-    """What tensor, expert and context parallelism exchange within the blocks of a pass."""
+    """Returns the exchanges of tensor, expert and context parallelism within the blocks of a pass."""
     layers = {layer: block_exchanges(setting, layer, efficiency) for own in setting.stage_blocks for layer in own}
     again = setting.layout.recompute == "full"
     found = []
@@ -108,7 +108,7 @@ def _exchanges(setting: Setting, spans: tuple[Span, ...], efficiency: Efficiency
 def _gradients(
     traffic: GradientTraffic, spans: tuple[Span, ...], *, share: float, end: float, after: float
 ) -> list[Message]:
-    """Collectives of data parallelism: what passes hide beside them, the rest from ``end`` on for ``after`` seconds."""
+    """Returns data-parallel collectives: a hidden part during passes, the rest from ``end`` for ``after`` seconds."""
     found = []
     for collective, hidden in zip(traffic.collectives, traffic.hidden, strict=True):
         passes = _passes(spans, collective.beside)

@@ -16,8 +16,8 @@ from typing import Literal, NamedTuple
 from stoker.job.layout import LOOPED, ScheduleName
 
 Kind = Literal["forward", "backward", "input", "weight"]
-Part = tuple[Kind, int]  # what is run on which of a process' chunks
-DOWN: Part = ("forward", 0)  # the only chunk, or that which leads down a V
+Part = tuple[Kind, int]  # the kind of pass, and the index of the process' chunk
+DOWN: Part = ("forward", 0)  # the only chunk, or the one of the downward branch of a V
 DOWN_BACKWARD: Part = ("backward", 0)
 DOWN_SPLIT: tuple[Part, ...] = (("input", 0), ("weight", 0))
 UP: Part = ("forward", 1)
@@ -29,7 +29,7 @@ class Action(NamedTuple):
 
     Attributes:
         kind: ``forward``; ``backward`` for all gradients at once; ``input`` for those of the stage's input, which the
-            stage before waits for; ``weight`` for those of the weights, which nobody waits for.
+            stage before waits for; ``weight`` for those of the weights, which no other stage waits for.
         stage: counted from 0 over the whole pipeline.
         micro_batch: counted from 0.
     """
@@ -104,7 +104,7 @@ def _gpipe(micro_batches: int) -> Iterable[Part]:
 
 
 def _one_forward_one_backward(later: int, micro_batches: int) -> Iterable[Part]:
-    """Each of the ``later`` stages after this one takes a micro-batch before the first gradient comes back."""
+    """Yields 1F1B's order: the ``later`` stages each take a micro-batch before the first gradient arrives."""
     ahead = min(later, micro_batches)
     yield from [DOWN] * ahead
     yield from [DOWN, DOWN_BACKWARD] * (micro_batches - ahead)
@@ -161,12 +161,12 @@ def _v(process: int, processes: int, micro_batches: int) -> Iterable[Part]:
 def in_flight(
     schedule: ScheduleName, *, processes: int, micro_batches: int, chunks: int | None = None
 ) -> tuple[tuple[int, ...], ...]:
-    """Micro-batches whose activations each process keeps when it keeps most, for each of its chunks.
+    """Returns the peak number of micro-batches whose activations each process saves, for each of its chunks.
 
     From the forward pass to the end of the backward pass, that of the weights where it is split. The sums over the
     chunks are: all micro-batches m for GPipe; min(m, p - i) at stage i for 1F1B (Narayanan et al., 2021, section
-    2.2.1); for interleaved 1F1B p v + p - 1 chunks on the first process, 1 + (p - 1) / (p v) times what 1F1B
-    keeps; p v on every process for zero bubble, the same as 1F1B's first; 2 p for ZB-V.
+    2.2.1); for interleaved 1F1B p v + p - 1 chunks on the first process, 1 + (p - 1) / (p v) times that of
+    1F1B; p v on every process for zero bubble, the same as 1F1B's first; 2 p for ZB-V.
     """
     chunks, p, m = chunks or chunks_of(schedule), processes, micro_batches
     if schedule == "gpipe":
@@ -179,7 +179,7 @@ def in_flight(
     kept = []
     for at in range(p):
         ahead = ahead_of(at, processes=p, micro_batches=m, chunks=chunks, split=split)
-        passes = min(ahead + 1 + (at if split else 0), chunks * m)  # forward, before a first one is let go
+        passes = min(ahead + 1 + (at if split else 0), chunks * m)  # forward passes before the first is freed
         rounds, rest = divmod(passes, size * chunks)
         kept.append(tuple(rounds * size + min(max(rest - chunk * size, 0), size) for chunk in range(chunks)))
     return tuple(kept)

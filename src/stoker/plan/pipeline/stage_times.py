@@ -19,7 +19,7 @@ def drawn_micro_batches(setting: Setting) -> int:
 
 
 def timeline_of(setting: Setting, *, micro_batches: int | None = None) -> Timeline:
-    """The passes of one step; what data parallelism and the optimizer add comes after them.
+    """Returns the passes of one step; data parallelism and the optimizer come after them.
 
     Args:
         micro_batches: by default all of the step's.

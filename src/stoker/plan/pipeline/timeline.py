@@ -1,7 +1,6 @@
-"""A pipeline's step in time: when every action starts and ends, and which processes wait.
+"""A pipeline's step in time: start and end of every action, and the idle time of each process.
 
-An action starts when its process is free and its input has arrived. Sends run beside the
-computation.
+An action starts when its process is free and its input has arrived. Sends overlap with computation.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class Timeline:
 
     @cached_property
     def idle(self) -> tuple[float, ...]:
-        """Each process' share of the step in which it waits."""
+        """Returns the fraction of the step in which each process is idle."""
         work = [sum(span.end - span.start for span in spans) for spans in self.processes]
         return tuple(1 - busy / self.seconds for busy in work)
 

@@ -1,4 +1,4 @@
-"""Shapes from a name, a folder or a configuration: what a model is, without its weights."""
+"""Shapes of models from a name, a folder or a configuration, without weights."""
 
 from stoker.plan.shapes.find_shape import shape_of_model
 from stoker.plan.shapes.model_names import known_shape, shape_named

@@ -1,4 +1,4 @@
-"""The sizes that the configurations of all families state by the same keys."""
+"""The sizes that the configurations of all families give by the same keys."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def decoder(c: Settings, **facts: Any) -> Shape:
 
 
 def _windows(c: Settings, layers: int) -> list[int]:
-    """Each layer's window, 0 where it attends to all; empty where all do."""
+    """Returns each layer's window, 0 for full attention; empty if all layers have full attention."""
     if c.family == "gpt_neo":
         kinds = c.words("attention_types")
         return [c.integer("window_size") if kinds[i % len(kinds)] == "local" else 0 for i in range(layers)]

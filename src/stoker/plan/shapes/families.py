@@ -79,7 +79,7 @@ def qwen2(c: Settings) -> Shape:
 
 
 def qwen2_moe(c: Settings) -> Shape:
-    """Qwen2-MoE: a gated shared expert beside the routed ones."""
+    """Returns the shape of Qwen2-MoE: a gated shared expert in addition to the routed ones."""
     experts = ExpertMixture(
         *(c.integer("num_experts"), c.integer("num_experts_per_tok"), c.integer("moe_intermediate_size")),
         shared_width=c.integer("shared_expert_intermediate_size"),
@@ -214,7 +214,7 @@ def starcoder2(c: Settings) -> Shape:
     return decoder(c, norm_bias=True, qkv_bias=bias, output_bias=bias, mlp_bias=bias)
 
 
-# The signs and the names of what a layer of a hybrid can be.
+# The signs and the names of the kinds of layers in a hybrid.
 HYBRID = {
     **dict.fromkeys(("M", "mamba", "linear_attention"), Layer(0, "none", state_space=True)),
     **dict.fromkeys(("*", "attention", "full_attention"), Layer(1, "none")),

@@ -1,4 +1,4 @@
-"""The shape of a model as a job names it: a folder, a name of the catalogue, or a hub id."""
+"""Finds the shape of a model by its name in a job: a folder, a name of the catalogue, or a hub id."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from stoker.plan.shapes.shape_of_config import shape_of_config
 
 
 def shape_of_model(model: str) -> Shape:
-    """The shape of a local folder or ``config.json``, of a well-known name, or of a model of the hub.
+    """Returns the shape of a local folder or ``config.json``, of a well-known name, or of a model of the hub.
 
-    Only a hub id that the catalogue does not know needs a network: its ``config.json`` is fetched, not its weights.
+    Only a hub id that the catalogue does not have needs a network: its ``config.json`` is fetched, not its weights.
 
     Raises:
-        UserError: nothing of that name is found, or its configuration cannot be read.
+        UserError: the name is unknown, or its configuration cannot be read.
     """
     path = Path(model).expanduser()
     if path.is_dir() or path.suffix == ".json":

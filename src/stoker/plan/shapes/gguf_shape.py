@@ -1,4 +1,4 @@
-"""The shape that the header of a GGUF file tells."""
+"""Reads the shape of a model from the header of a GGUF file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def shape_of_gguf(path: Path) -> Shape:
             for key, name in KEYS.items()
             if f"{architecture}.{key}" in reader.fields
         }
-    except Exception as error:  # of a damaged file the reader raises whatever it meets
+    except Exception as error:  # for a damaged file the reader may raise any exception
         raise UserError(Problem(f"the header cannot be read: {error}", file=str(path))) from error
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     config["model_type"] = FAMILIES.get(architecture, architecture)

@@ -1,4 +1,4 @@
-"""Well-known models by name, each as the few keys of its configuration that its family's defaults do not hold.
+"""Well-known models by name, each as the keys of its configuration that differ from its family's defaults.
 
 Sources: the models' published configurations; for GPT-3 and its kind Brown et al., 2020, table 2.1, Smith et al., 2022
 (MT-NLG), section 2.1, Narayanan et al., 2021, table 1, and Korthikanti et al., 2022, table 3.

@@ -1,4 +1,4 @@
-"""Models by the names that people and tables give them."""
+"""Finds models by the informal names that people and tables use."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ALIASES = {
     "zero-example-7.5b": "gpt-7.5b",
 }
 
-# What a name says about training or a file, not about the shape.
+# Parts of a name that describe training or a file, not the shape.
 NOT_THE_SHAPE = re.compile(
     r"[-_ ](hf|chat|instruct|it|base|pt|v0\.\d|(4|8|32|64|128)k|deduped|lora|qlora|full|sft|fp8|bf16)(?=$|[-_ ])", re.I
 )

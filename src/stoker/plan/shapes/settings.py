@@ -24,8 +24,8 @@ def _keys(**values: Any) -> dict[str, Any]:
     return values
 
 
-# What each family's code takes where the configuration says nothing. Where it computes the value from others, it is
-# left out here, and so is what is false or zero. Source: the configuration classes of transformers 5; a test compares.
+# The defaults of each family's code. Values that it computes from others are left out, and so are false and zero.
+# Source: the configuration classes of transformers 5; a test compares.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "gpt2": _keys(vocab_size=50257, max_position_embeddings=1024, hidden_size=768, num_hidden_layers=12,
         num_attention_heads=12, tie_word_embeddings=True, resid_pdrop=0.1),
@@ -149,16 +149,16 @@ class Settings:
         return value
 
     def flag(self, key: str) -> bool:
-        """Whether a key says yes; no where it is missing."""
+        """Returns whether a key is true; False if it is missing."""
         return bool(self.value(key))
 
     def words(self, key: str) -> list[str]:
-        """A list of words, such as a kind for each layer, as transformers reads it; empty where it is missing.
+        """Returns a list of strings, such as a kind for each layer, as transformers reads it; empty if it is missing.
 
-        A single word gives its letters; ``[[words, times], ...]`` repeats the words.
+        A single string gives its letters; ``[[words, times], ...]`` repeats the strings.
 
         Raises:
-            UserError: it is something else.
+            UserError: it has another type.
         """
         value = self.value(key)
         words: list[str] = []

@@ -1,4 +1,4 @@
-"""The shape of the model that a configuration describes, as ``config.json`` holds it."""
+"""Derives the shape of a model from its configuration, the content of ``config.json``."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ SAME_AS = {
 
 
 def shape_of_config(config: Mapping[str, Any], *, name: str = "", place: str = "") -> Shape:
-    """The shape that a configuration describes, with its family's defaults where it says nothing.
+    """Returns the shape that a configuration describes, with its family's defaults for missing keys.
 
-    The language model inside a configuration for several modalities is read alone. A family that is not known here is
-    counted by transformers, without allocating weights, where that is installed.
+    For a multimodal configuration, only its language model is read. A family that is not known here is
+    counted by transformers, without allocating weights, if that is installed.
 
     Args:
         config: the keys of a ``config.json``.
@@ -59,9 +59,9 @@ def _known(family: str) -> str:
 
 
 def _counted_by_transformers(config: Mapping[str, Any], *, name: str, place: str) -> Shape:
-    """A family that only transformers knows: its total is exact, its division over operators that of a Llama.
+    """Counts a family that only transformers has: the total is exact, its division over operators that of a Llama.
 
-    What is left over or missing is spread evenly over the layers.
+    The difference between the two is spread evenly over the layers.
     """
     family = str(config["model_type"])
     unknown = UserError(Problem(f"unknown family of models `{family}`", _known(family), file=place))
