@@ -124,6 +124,7 @@ class WarmServer:
         with theirs:
             command = [sys.executable, str(SERVER), str(theirs.fileno())]
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # as most tests ask for; torch reads it once
+            environment.pop("PYTHONSAFEPATH", None)  # the server finds this file beside its own
             self._process = _plain_process(command, pass_fds=[theirs.fileno()], env=environment)
 
     def ask(self, request: dict[str, Any], files: list[int]) -> None:

@@ -143,6 +143,8 @@ def become(request: dict[str, Any], files: Sequence[int], requests: socket.socke
         sys.argv = [program, *words]
         runpy.run_module(program, run_name="__main__", alter_sys=True)
     else:
+        if "PYTHONSAFEPATH" in os.environ:
+            del sys.path[0]
         sys.argv = ["-c", *words]
         main = sys.modules["__main__"] = ModuleType("__main__")
         exec(compile(program, "<string>", "exec"), main.__dict__)

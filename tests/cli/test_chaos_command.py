@@ -9,6 +9,8 @@ import pytest
 
 from stoker.cli.main import main
 
+pytestmark = pytest.mark.usefixtures("warm_processes")
+
 CODE = """
 import torch
 from torch import nn

@@ -161,3 +161,11 @@ def test_no_home_folder_names_the_variable(monkeypatch: pytest.MonkeyPatch, caps
 def test_a_stream_passes_on_what_else_it_has() -> None:
     stream = Output(os.fdopen(os.dup(2), "w"))
     assert stream.fileno() > 2 and stream.isatty() in (True, False) and stream.unescaped.unescaped is stream.unescaped
+
+
+def test_libraries_are_quiet_and_those_that_nobody_needs_are_not_waited_for() -> None:
+    quiet = "import sys; from stoker.cli.report import quiet_libraries; quiet_libraries(); "
+    quiet += "assert 'transformers' not in sys.modules; from transformers.utils import logging; "
+    code = quiet + "sys.exit(logging.get_verbosity() != logging.ERROR or logging.is_progress_bar_enabled())"
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("TRANSFORMERS_", "HF_"))}
+    assert subprocess.run([sys.executable, "-c", code], env=own, check=False).returncode == 0

@@ -15,6 +15,8 @@ from stoker.cli.main import main
 from stoker.sparse import Feature, JaggedIds, SparseEmbeddings, TableSettings
 from stoker.sparse.servers import RowServers
 
+pytestmark = pytest.mark.usefixtures("warm_processes")
+
 
 @pytest.fixture
 def secret(tmp_path: Path) -> Path:

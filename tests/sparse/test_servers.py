@@ -29,6 +29,8 @@ from stoker.sparse.servers.row_server import RowServer, dict_of, settings_of
 from stoker.sparse.servers.server_connection import LOST, ServerConnection
 from stoker.sparse.sparse_state import SparseState
 
+pytestmark = pytest.mark.usefixtures("warm_processes")
+
 SECRET, STEPS, BATCH = bytes(range(32)), 8, 12
 ADMISSION = Admission(count=2, probability=0.9, cells=2**14)
 USERS = TableSettings("users", 4, optimizer="adam", dtype="float64", init_scale=1.0, eviction=Eviction(age=2, every=3))

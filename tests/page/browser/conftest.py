@@ -13,6 +13,8 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 from served_page import ARGUMENTS, CHROMIUM, ServedPage, View
 
+from warm_process import warm_processes
+
 JOB = """\
 # A job for the tests of the page.
 task: sft
@@ -49,12 +51,13 @@ def browser() -> Iterator[Browser]:
 def served(tmp_path_factory: pytest.TempPathFactory, stoker_cache: None) -> Iterator[ServedPage]:
     """A page with the runs ``first`` and ``second``, which differ in their learning rate."""
     base = tmp_path_factory.mktemp("page")
-    page = ServedPage(base)
-    rows(base / "data/sums.jsonl")
-    (base / "job.yaml").write_text(JOB)
-    for name, rate in (("first", "1e-3"), ("second", "2e-3")):
-        command = [sys.executable, "-m", "stoker", "train", "job.yaml", f"output=runs/{name}", f"train.lr={rate}"]
-        subprocess.run(command, cwd=base, check=True, capture_output=True)
+    with warm_processes():
+        page = ServedPage(base)
+        rows(base / "data/sums.jsonl")
+        (base / "job.yaml").write_text(JOB)
+        for name, rate in (("first", "1e-3"), ("second", "2e-3")):
+            command = [sys.executable, "-m", "stoker", "train", "job.yaml", f"output=runs/{name}", f"train.lr={rate}"]
+            subprocess.run(command, cwd=base, check=True, capture_output=True)
     yield page
     page.stop()
 

@@ -38,7 +38,8 @@ OF_RUN = (
     "use/{}/deploy",
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a browser, in 60 views
+# A browser, in 60 views.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("warm_processes")]
 
 
 def violations(page: Page) -> list[str]:

@@ -16,7 +16,8 @@ from served_page import TRAINING, ServedPage, View
 from conftest import run_id
 from stoker.page.detached import Detached
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # a browser, and servers of models
+# A browser, and servers of models.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("warm_processes")]
 
 
 @pytest.fixture

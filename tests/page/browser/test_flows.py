@@ -26,7 +26,8 @@ grpo: {rewards: numeric, prompts: 2, answers: 4, max_tokens: 6, kl: 0.01}
 steps: 2
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # a browser, and verbs in processes of their own
+# A browser, and verbs in processes of their own.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("warm_processes")]
 
 
 def write_job(view: View, yaml: str = JOB, name: str = "third") -> Page:

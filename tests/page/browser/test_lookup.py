@@ -14,7 +14,8 @@ from test_accessibility import violations
 
 from conftest import run_id
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # a browser, training and a server of the model
+# A browser, training and a server of the model.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("warm_processes")]
 JOB = """\
 task: ranking
 data: data/shop.jsonl
