@@ -1,1 +1,1 @@
-"""Checkpoints: saved and restored whole, and what is exported from them."""
+"""Checkpoints and the exports made from them."""

@@ -1,4 +1,4 @@
-"""Saves an adapter as peft loads it on transformers' model.
+"""Export of an adapter in peft's format for transformers' model.
 
 In training, each part of a fused layer has its own LoRA. The file has one LoRA on the fused layer, which computes the
 same: the first matrices are concatenated, the second ones form a block diagonal.
@@ -62,7 +62,7 @@ def save_adapter(model: nn.Module, folder: Path, base_name: str) -> None:
 
 
 def keep_rows(base: PreTrainedModel, folder: Path, rows: int) -> None:
-    """Cuts the embedding and the head in an adapter's file to a number of rows."""
+    """Truncates the embedding and the head in an adapter's file to a number of rows."""
     state = load_file(folder / WEIGHTS)
     for name in rows_by_token(base):
         if (held := state.get(f"{PREFIX}{name}")) is not None:
@@ -92,7 +92,7 @@ def _join(state: dict[str, Tensor], name: str, layer: Parts) -> int:
         firsts += [] if first is None else [first]
         seconds.append(torch.zeros(linear.out_features, 0) if second is None else second)
         magnitude = state.pop(f"{inside}.lora_magnitude_vector", None)
-        # Without DoRA of its own, a part has the magnitudes of its weight.
+        # A part without DoRA has the magnitudes of its weight.
         magnitudes.append(magnitude if magnitude is not None else linear.weight.detach().norm(dim=1).cpu())
         dora = dora or magnitude is not None
     if firsts:

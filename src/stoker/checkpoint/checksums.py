@@ -1,4 +1,4 @@
-"""Whether the files of a checkpoint are as they were written: sizes first, then contents, shared over the processes."""
+"""Integrity checks of a checkpoint's files: sizes first, then contents, split over the processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Files = Mapping[str, Mapping[str, Any]]  # by name: ``bytes`` and ``sha256``, as
 
 
 def check_sizes(storage: Storage, step: int, files: Files) -> None:
-    """Raises ValueError where a file is missing, too short or too long, or one too many."""
+    """Raises ValueError where a file is missing, has a different size, or does not belong to the checkpoint."""
     expected = {name: file["bytes"] for name, file in files.items()}
     if (found := storage.sizes(step)) != expected:
         odd = next(name for name in sorted({*expected, *found}) if found.get(name) != expected.get(name))
@@ -23,10 +23,10 @@ def check_sizes(storage: Storage, step: int, files: Files) -> None:
 
 
 def check_contents(storage: Storage, step: int, files: Files) -> None:
-    """Reads every file once, each by one process. A collective.
+    """Reads every file once, each on one process. A collective.
 
     Raises:
-        ValueError: on every process, where a file's contents have changed.
+        ValueError: a file's contents have changed; raised on every process.
     """
     world = dist.get_world_size() if dist.is_initialized() else 1
 

@@ -1,4 +1,4 @@
-"""What a process holds of the tensors of a run: boxes of whole tensors, wherever a layout has put them."""
+"""Chunks: the boxes of whole tensors that a process holds, for any layout."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Chunk:
     """A box of a whole tensor.
 
     Attributes:
-        tensor: the box itself, possibly empty; written into when a checkpoint is restored.
-        offsets: where the box begins in the whole tensor, one number a dimension.
-        shape: of the whole tensor.
+        tensor: the box, possibly empty; a restore writes into it.
+        offsets: start of the box in the whole tensor, one number per dimension.
+        shape: shape of the whole tensor.
     """
 
     tensor: Tensor
@@ -28,34 +28,34 @@ class Chunk:
 
     @classmethod
     def whole(cls, tensor: Tensor) -> Chunk:
-        """A tensor that this process holds all of."""
+        """Returns the chunk of a tensor that this process holds completely."""
         return cls(tensor.detach(), (0,) * tensor.dim(), tuple(tensor.shape))
 
     def data(self) -> Tensor:
-        """The box itself, to be saved."""
+        """Returns the box, to be saved."""
         return self.tensor.detach()
 
     def place(self) -> Tensor:
-        """Where the box goes when it is restored."""
+        """Returns the destination of the box for a restore."""
         return self.tensor
 
     def filled(self) -> None:
-        """Says that a part of the box has been restored."""
+        """Called when a part of the box has been restored."""
 
 
 @dataclass(frozen=True, eq=False)
 class DeferredChunk(Chunk):
-    """A whole tensor that is made when its turn to be saved has come: ``tensor`` has its shape and type alone.
+    """A whole tensor that is created only when it is saved; ``tensor`` has just its shape and dtype.
 
     Attributes:
-        read: makes it.
+        read: creates it.
     """
 
     read: Callable[[], Tensor]
 
     @classmethod
     def of(cls, shape: tuple[int, ...], dtype: torch.dtype, read: Callable[[], Tensor]) -> DeferredChunk:
-        """One of this shape and type."""
+        """Returns a chunk of this shape and dtype."""
         return cls(torch.empty(shape, dtype=dtype, device="meta"), (0,) * len(shape), shape, read)
 
     def data(self) -> Tensor:
@@ -64,10 +64,10 @@ class DeferredChunk(Chunk):
 
 @dataclass(frozen=True, eq=False)
 class ArrivingChunk(Chunk):
-    """A whole tensor, saved as one box, that gets its memory when it is restored: ``tensor`` has its shape and type.
+    """A whole tensor, saved as one box, that is allocated when it is restored; ``tensor`` has just its shape and dtype.
 
     Attributes:
-        take: takes it over then.
+        take: receives the restored tensor.
     """
 
     take: Callable[[Tensor], None]
@@ -75,7 +75,7 @@ class ArrivingChunk(Chunk):
 
     @classmethod
     def of(cls, shape: tuple[int, ...], dtype: torch.dtype, take: Callable[[Tensor], None]) -> ArrivingChunk:
-        """One of this shape and type."""
+        """Returns a chunk of this shape and dtype."""
         return cls(torch.empty(shape, dtype=dtype, device="meta"), (0,) * len(shape), shape, take)
 
     def place(self) -> Tensor:
@@ -86,17 +86,17 @@ class ArrivingChunk(Chunk):
         self.take(self._arriving.pop())
 
 
-# By the tensor's name in the whole model. Several chunks are copies of each other: a tied head beside its embedding.
+# Keyed by the tensor's name in the whole model. Several chunks are copies: a tied head beside its embedding.
 Held = Mapping[str, Sequence[Chunk]]
 
 
 @torch.no_grad()
 def chunk_of(tensor: Tensor, piece: Piece | None = None) -> Chunk:
-    """Which box of the whole a parameter, its gradient or its moment is.
+    """Returns the chunk of a parameter, its gradient or its moment.
 
     Args:
-        tensor: this process' part after tensor parallelism; FSDP may have cut that part further.
-        piece: which part it was before FSDP cut it; None for all of it.
+        tensor: this process' shard after tensor parallelism; FSDP may have sharded it further.
+        piece: the tensor-parallel shard; None for the whole parameter.
     """
     shape = tuple(tensor.shape) if piece is None else piece.shape
     offsets = [0] * tensor.dim()

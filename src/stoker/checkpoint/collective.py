@@ -1,4 +1,4 @@
-"""Steps that all processes of a run take together: an error of one becomes the error of all."""
+"""Collective steps of a run's processes: an error of one is raised on all."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class _Outcome:
 
 
 def rank() -> int:
-    """This process' rank; 0 where there is one process only."""
+    """Returns this process' rank; 0 in a single process."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def together(work: Callable[[], T]) -> list[T]:
-    """Every process does its part; returns what each gave, by rank, once all are done. A collective.
+    """Runs ``work`` on every process and returns all results, by rank. A collective.
 
     Raises:
-        Exception: on every process, what ``work`` raised on the first process that it failed on.
+        Exception: the error of the first process on which ``work`` failed, on every process.
     """
     if not dist.is_initialized():
         return [work()]
@@ -46,13 +46,13 @@ def together(work: Callable[[], T]) -> list[T]:
 
 
 def by_first(work: Callable[[], T]) -> T:
-    """Rank 0 does it for all; every process gets what it gave, or raised. A collective."""
+    """Runs ``work`` on rank 0 and returns its result, or raises its error, on every process. A collective."""
     value: T = together(lambda: work() if rank() == 0 else None)[0]  # type: ignore[assignment]
     return value
 
 
 def _sendable(error: Exception | None) -> Exception | None:
-    """The error, or its words where other processes could not read it."""
+    """Returns the error, or its message as `RunFailed` where it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

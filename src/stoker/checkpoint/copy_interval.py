@@ -1,4 +1,4 @@
-"""How often copies are made in memory: as often as they are asked for, or as they cost little."""
+"""Interval of in-memory copies: as the job says, or as often as they cost little."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-SHARE = 0.02  # of the time, what copies may take
-STEPS = 16  # over which a step's time is taken
+SHARE = 0.02  # share of the time that copies may take
+STEPS = 16  # recent steps that the step time is measured over
 
 
 @dataclass
 class Cadence:
-    """When the next copy is due.
+    """Schedule of the next copy.
 
     Attributes:
-        asked: steps between copies; 0 for none, None for as many as keep them within `SHARE` of the time.
-        every: steps between copies, as they are made now.
+        asked: steps between copies; 0 for none, None for the interval that keeps them within `SHARE` of the time.
+        every: current steps between copies.
     """
 
     asked: int | None
@@ -32,7 +32,7 @@ class Cadence:
             self.every = self.asked
 
     def due(self, step: int) -> bool:
-        """Whether a copy is to be made after this step; to be asked after each, before anything else is done."""
+        """Returns whether a copy is due after this step; must be called right after each step."""
         now = time.perf_counter()
         if self._began is not None:
             self._steps.append(now - self._began)
@@ -43,11 +43,11 @@ class Cadence:
         return self._last is None or step >= self._last + self.every
 
     def stop(self) -> None:
-        """No copies are made from now on."""
+        """Disables copies from now on."""
         self.asked = 0
 
     def begin_step(self) -> None:
-        """The next step begins: what was done since `due` is no part of it."""
+        """Starts the timing of the next step; time since `due` is excluded."""
         self._began = time.perf_counter()
 
     @property
@@ -56,18 +56,17 @@ class Cadence:
         return median(self._steps) if self._steps else None
 
     def made(self, step: int, costs: list[tuple[float | None, float | None]]) -> bool:
-        """A copy was made; says whether ``every`` has changed.
+        """Records a copy; returns whether ``every`` has changed.
 
         Args:
-            costs: of every process, the same list on all of them: seconds that a copy takes and seconds that a step
-                takes, None where that is not known yet.
+            costs: for every process, the same list on all: seconds per copy and per step, None where not yet known.
         """
         before, self._last = self.every, step
         copies = [copy for copy, _ in costs if copy is not None]
         steps = [seconds for _, seconds in costs if seconds]
         if self.asked is None and costs and len(copies) == len(steps) == len(costs):
             wanted = math.ceil(max(copies) / (SHARE * max(steps)))
-            # A little more or less is noise.
+            # Ignores small changes as noise.
             if not 0.5 * self.every <= wanted <= self.every:
                 self.every = max(1, wanted)
         return self.every != before

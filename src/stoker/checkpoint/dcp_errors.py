@@ -1,4 +1,4 @@
-"""What torch.distributed.checkpoint wraps its own error around: the error of a process, of the disk."""
+"""Unwraps torch.distributed.checkpoint's errors to the original error of a process or of the disk."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def innermost(error: BaseException) -> BaseException:
-    """The error of the first process that failed; the error itself where nothing is wrapped."""
+    """Returns the error of the first process that failed; the error itself where nothing is wrapped."""
     failures = list(getattr(error, "failures", {}).values())
     return innermost(failures[0][0]) if failures else error
 
 
 def os_error(error: BaseException) -> OSError | None:
-    """The operating system's error inside what torch.distributed.checkpoint wraps around it."""
+    """Returns the operating system's error that torch.distributed.checkpoint wraps; None without one."""
     if isinstance(error, OSError):
         return error
     inner = [*getattr(error, "failures", {}).values(), error.__cause__, error.__context__]
@@ -22,5 +22,5 @@ def os_error(error: BaseException) -> OSError | None:
         candidate = item[0] if isinstance(item, tuple) else item
         if isinstance(candidate, BaseException) and (found := os_error(candidate)) is not None:
             return found
-    full = "No space left" in str(error) or "file write failed" in str(error)  # all that torch's own writer says
+    full = "No space left" in str(error) or "file write failed" in str(error)  # torch's own writer gives no code
     return OSError(errno.ENOSPC, "No space left on device") if full else None

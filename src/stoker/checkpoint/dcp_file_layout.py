@@ -1,7 +1,7 @@
-"""The bytes around the tensors in a file of a checkpoint, so that a process without torch can write it.
+"""Byte layout of a checkpoint file around the tensors, so that a process without torch can write it.
 
-A file of torch.distributed.checkpoint is one small archive a tensor: a head, the tensor's bytes, a tail. Heads
-and tails depend on names, shapes and types only, so they are made once and used for every checkpoint of a run.
+A file of torch.distributed.checkpoint is a sequence of archives, one per tensor: a head, the tensor's bytes, a tail.
+Heads and tails depend on names, shapes and dtypes only, so they are computed once for all checkpoints of a run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
-BLOCK = 8 << 20  # bytes written and summed at a time: what fits into a processor's cache
+BLOCK = 8 << 20  # bytes written and hashed at a time: fits into a processor's cache
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class DcpFilePart:
 
     Attributes:
         head: length of the head, in bytes.
-        at: where the tensor's bytes begin in the staged data.
-        length: of the tensor, in bytes.
+        at: start of the tensor's bytes in the staged data.
+        length: length of the tensor, in bytes.
     """
 
     head: int
@@ -33,12 +33,12 @@ class DcpFilePart:
 
 @dataclass(frozen=True)
 class DcpFileLayout:
-    """One file of a checkpoint without its tensors' bytes.
+    """A checkpoint file without its tensors' bytes.
 
     Attributes:
-        name: of the file.
-        parts: what it consists of, in order.
-        frame: the bytes of all the heads, and at the end the last tail.
+        name: name of the file.
+        parts: its parts, in order.
+        frame: the bytes of all heads, followed by the last tail.
     """
 
     name: str
@@ -47,14 +47,14 @@ class DcpFileLayout:
 
     @property
     def size(self) -> int:
-        """The size of the file in bytes."""
+        """Size of the file in bytes."""
         return len(self.frame) + sum(part.length for part in self.parts)
 
     def write(self, file: IO[bytes], data: Callable[[DcpFilePart], memoryview]) -> str:
-        """Writes the file; gives its SHA-256.
+        """Writes the file; returns its SHA-256.
 
         Args:
-            data: the bytes of a part's tensor.
+            data: returns the bytes of a part's tensor.
         """
         summed = hashlib.sha256()
         at = 0
@@ -67,7 +67,7 @@ class DcpFileLayout:
 
     @staticmethod
     def files(path: Path) -> tuple[Path, Path]:
-        """The files that `keep` writes: the parts, and the frame."""
+        """Returns the paths that `keep` writes: the parts, and the frame."""
         return path, path.with_suffix(".frame")
 
     def keep(self, path: Path) -> None:
@@ -78,19 +78,19 @@ class DcpFileLayout:
 
     @classmethod
     def read(cls, path: Path) -> DcpFileLayout:
-        """What `keep` wrote."""
+        """Reads a layout written by `keep`."""
         parts, frame = cls.files(path)
         kept = json.loads(parts.read_text())
         return cls(kept["name"], tuple(DcpFilePart(**part) for part in kept["parts"]), frame.read_bytes())
 
 
 def _write(file: IO[bytes], data: memoryview, summed: hashlib._Hash) -> None:
-    while data:  # a disk that is filling up takes a part of it; the next write then says so
+    while data:  # a nearly full disk accepts a part; the next write raises the error
         done = file.write(data[:BLOCK])
         summed.update(data[:done])
         data = data[done:]
 
 
 def sum_of(file: IO[bytes]) -> str:
-    """The SHA-256 of an open file."""
+    """Returns the SHA-256 of an open file."""
     return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""The index of a checkpoint, ``.metadata``: which tensors there are and where they lie.
+"""The index of a checkpoint, ``.metadata``: its tensors and their places in the files.
 
-It is a pickle, as torch.distributed.checkpoint writes it, and is read without that a name in it can be anything but
-the few classes that such an index is made of: a checkpoint of somebody else runs no code.
+It is a pickle, as torch.distributed.checkpoint writes it. The reader accepts only the few classes that an index
+consists of, so a checkpoint from a stranger runs no code.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_index(data: bytes, files: Collection[str]) -> Metadata:
-    """The index in a file's bytes.
+    """Parses the index from a file's bytes.
 
     Args:
-        files: of the checkpoint; the index may name no other.
+        files: files of the checkpoint; the index may name no others.
 
     Raises:
-        pickle.UnpicklingError: it is no index, or names anything else.
+        pickle.UnpicklingError: the data is no index, or names anything else.
     """
     index = _Unpickler(BytesIO(data)).load()
     if not isinstance(index, Metadata):
@@ -64,11 +64,11 @@ def read_index(data: bytes, files: Collection[str]) -> Metadata:
 
 
 class RestrictedReader(dcp.FileSystemReader):
-    """Reads a checkpoint's files by such an index.
+    """Reads a checkpoint's files with the restricted index.
 
     Args:
         place: the checkpoint's folder, or its URL.
-        files: of the checkpoint.
+        files: files of the checkpoint.
     """
 
     def __init__(self, place: Path | str, files: Collection[str]) -> None:
@@ -82,7 +82,7 @@ class RestrictedReader(dcp.FileSystemReader):
             self.path = self.fs.init_path(place)
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """The checkpoint's index."""
+        """Reads the checkpoint's index."""
         with self.fs.create_stream(self.fs.concat_path(self.path, METADATA), "rb") as file:
             index = read_index(file.read(), self._files)
         index.storage_meta = index.storage_meta or StorageMeta()

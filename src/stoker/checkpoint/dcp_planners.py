@@ -1,6 +1,6 @@
-"""How torch.distributed.checkpoint writes and reads chunks: each by its own offsets in the whole tensor.
+"""Planners for torch.distributed.checkpoint: each chunk is written and read by its own offsets in the whole tensor.
 
-DCP would take the offsets of sharded parameters from their DTensors, which know nothing of the tensor processes.
+DCP would take the offsets of sharded parameters from their DTensors, which do not know of tensor parallelism.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stoker.checkpoint.chunks import Chunk
 
 
 class ChunkSaver(DefaultSavePlanner):
-    """Writes ``Held`` chunks. What several processes hold is written by the one that has least to write."""
+    """Writes ``Held`` chunks. A chunk on several processes is written by the one with the least to write."""
 
     def set_up_planner(
         self, state_dict: STATE_DICT_TYPE, storage_meta: StorageMeta | None = None, is_coordinator: bool = False
@@ -36,7 +36,7 @@ class ChunkSaver(DefaultSavePlanner):
         return self.plan
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Takes the buffers of the first process, as DDP does: they need not be equal on data-parallel processes."""
+        """Saves the first process' buffers, as DDP does: they may differ between data-parallel processes."""
         written: set[str] = set()
         plans = []
         for plan in all_plans:
@@ -50,7 +50,7 @@ class ChunkSaver(DefaultSavePlanner):
 
 
 class ChunkLoader(DefaultLoadPlanner):
-    """Fills ``Held`` chunks, reading no tensor that they have no part of."""
+    """Fills ``Held`` chunks; tensors that they have no part of are not read."""
 
     def set_up_planner(
         self, state_dict: STATE_DICT_TYPE, metadata: Metadata | None = None, is_coordinator: bool = False

@@ -1,4 +1,4 @@
-"""Room on the disk for one more checkpoint: which of the older ones give way to it."""
+"""Disk space for a new checkpoint: selects older ones to delete."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.storage import Storage, base_of
 
-SPARE = 1 << 20  # bytes that are left free for metrics and events while a checkpoint is written
+SPARE = 1 << 20  # bytes kept free for metrics and events while a checkpoint is written
 
 
 def make_room(
@@ -22,18 +22,18 @@ def make_room(
     was_full: bool = False,
     base: int | None = None,
 ) -> tuple[int, ...]:
-    """Deletes as few checkpoints as it takes, the oldest first; gives their steps.
+    """Deletes as few checkpoints as needed, the oldest first; returns their steps.
 
-    Those that are kept for another reason than being new stay, and the bases of those that stay.
+    Checkpoints kept for another reason than being new stay, and so do the bases of those that stay.
 
     Args:
         size: bytes of the checkpoint of ``step``.
-        replaces: whether the newest one may go, too: the state that follows it lies elsewhere.
-        was_full: whether the one before did not fit, whatever room the disk says that it has: there may be a quota.
+        replaces: whether the newest one may be deleted too, because the following state is stored elsewhere.
+        was_full: whether the checkpoint before did not fit, whatever free space the disk reports: there may be a quota.
         base: the checkpoint that the one of ``step`` adds to.
 
     Raises:
-        OSError: there is too little room, and would be after deleting; nothing has been deleted.
+        OSError: there is too little space even after deleting; nothing has been deleted.
     """
     room, steps = storage.room(), storage.steps()
     missing = size if was_full else 0 if room is None else size + SPARE - room
@@ -44,7 +44,7 @@ def make_room(
     doomed: list[int] = []
     while (older := next((one for one in may_go if one not in bases.values()), None)) is not None:
         may_go.remove(older)
-        del bases[older]  # what it adds to may be free now
+        del bases[older]  # its base may be deletable now
         doomed.append(older)
         missing -= sum(storage.sizes(older).values())
         if missing <= 0:

@@ -1,4 +1,4 @@
-"""Exports for peft, transformers and llama.cpp, with the chat template and the stop tokens inside.
+"""Exports for peft, transformers and llama.cpp, including the chat template and the stop tokens.
 
 An export is written under a temporary name, read back, replayed in a fresh process by the program that will serve it,
 and renamed when its weights and answers are those of the training; see `stoker.checkpoint.export_check`.
@@ -53,8 +53,8 @@ class Export:
     Attributes:
         format: ``adapter`` (peft), ``merged`` (transformers) or ``gguf`` (llama.cpp).
         to: the folder to write.
-        dtype: of the weights; None for the format's default.
-        quantise: of the linear layers of ``merged``, as in ``model.quantise``; None for unquantised.
+        dtype: dtype of the weights; None for the format's default.
+        quantise: quantisation of the linear layers of ``merged``, as in ``model.quantise``; None for unquantised.
     """
 
     format: Format
@@ -64,12 +64,12 @@ class Export:
 
     @property
     def weights(self) -> str:
-        """The type of the written weights."""
+        """Dtype of the written weights."""
         return self.dtype or ("fp16" if self.format == "gguf" else "fp32")
 
 
 def check_export(tuned: TunedRun, export: Export) -> None:
-    """Refuses impossible exports before anything is written.
+    """Rejects impossible exports before anything is written.
 
     Raises:
         UserError: the target exists, or the format does not fit the run.
@@ -115,7 +115,7 @@ def write_export(tuned: TunedRun, export: Export, base: Path, verify: Callable[[
     """Writes the export beside its target, verifies it, and renames it.
 
     Args:
-        verify: raises where the written files do not answer as the run does.
+        verify: raises where the written files do not give the run's answers.
 
     Returns:
         The folder, or the GGUF file in it.
@@ -161,7 +161,7 @@ def _adapter(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
 
 
 def rows_of(base_name: str, job: ResolvedJob) -> int:
-    """Rows of the embedding of a model that transformers loads."""
+    """Returns the rows of the embedding of a model that transformers loads."""
     assert job.model is not None
     config = AutoConfig.from_pretrained(base_name, trust_remote_code=job.model.trust_remote_code)
     rows: int = config.get_text_config().vocab_size
@@ -169,14 +169,14 @@ def rows_of(base_name: str, job: ResolvedJob) -> int:
 
 
 def _stops(tuned: TunedRun) -> int | list[int]:
-    """The stop tokens as transformers' configurations hold them, the end token first."""
+    """Returns the stop tokens in the form of transformers' configurations, the end token first."""
     end = tuned.tokenizer.eos_token_id
     stops = sorted(codec_of_run(tuned).stop_ids, key=lambda stop: (stop != end, stop))
     return stops[0] if len(stops) == 1 else stops
 
 
 def base_of(tuned: TunedRun, base: Path) -> str:
-    """The base of an adapter for transformers on this machine: the hub id, or a folder."""
+    """Returns the base of an adapter for transformers on this machine: the hub id, or a folder."""
     assert tuned.job.model is not None
     source = locate(tuned.job.model.name, base)
     assert source is not None
@@ -233,7 +233,7 @@ def check_quantisable(tuned: TunedRun, quantise: str) -> None:
 
 
 def quantised_run(tuned: TunedRun, quantise: str) -> TunedRun:
-    """The run with its adapters merged and its linear layers quantised; consumes the run's own model.
+    """Returns the run with its adapters merged and its linear layers quantised; consumes the run's own model.
 
     Raises:
         UserError: see `check_quantisable`.
@@ -243,7 +243,7 @@ def quantised_run(tuned: TunedRun, quantise: str) -> TunedRun:
 
 
 def merged_model(model: nn.Module):  # type: ignore[no-untyped-def]
-    """The model as transformers saves it, with its adapters merged in float32, so that the sum is rounded once."""
+    """Returns the model in transformers' form, with its adapters merged in float32, so that the sum is rounded once."""
     merged: Any = model.float().merge_and_unload() if isinstance(model, PeftModel) else model
     saved_form(merged)
     return merged
@@ -260,12 +260,12 @@ def _gguf(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
 
 
 def codec_of_run(tuned: TunedRun) -> TextCodec:
-    """The codec with the template that the run was trained with."""
+    """Returns the codec with the template that the run was trained with."""
     return tuned.text.codec.for_source(tuned.job.data[0], Path.cwd())
 
 
 def served_tokenizer(tuned: TunedRun) -> PreTrainedTokenizerFast:
-    """The tokenizer with the chat template of the training."""
+    """Returns the tokenizer with the chat template of the training."""
     tokenizer = tuned.tokenizer
     if task_of(tuned.job).chat:
         tokenizer.chat_template = codec_of_run(tuned).template.source

@@ -51,11 +51,11 @@ class Verified:
 
     Attributes:
         line: a summary.
-        rows, tokens: number of them that were scored.
+        rows, tokens: number of scored rows and tokens.
         held_out: whether the rows were held out of training.
         before, after: mean loss of the tokens by the trained model and by the served export.
         cost: root mean square of the change of the tokens' log-probabilities by the stored weights.
-        difference: the same, by the program that serves them.
+        difference: the same change in the program that serves the export.
         allowed: upper bound of ``difference``.
     """
 
@@ -70,7 +70,7 @@ class Verified:
     allowed: float
 
     def as_json(self) -> dict[str, Any]:
-        """Everything but the summary."""
+        """Returns everything but the summary."""
         return {name: value for name, value in asdict(self).items() if name != "line"}
 
 
@@ -82,7 +82,7 @@ class Exported:
         written: the folder, or the GGUF file.
         drift: a sentence on the change of the answers by quantisation; empty without it.
         base: the name of the base in the export.
-        warning: what users of the export have to know about the base.
+        warning: what users of the export must know about the base.
     """
 
     written: Path
@@ -127,7 +127,7 @@ def export_run(tuned: TunedRun, export: Export, base: Path) -> Exported:
 
 
 def _export_scores(tuned: TunedRun, export: Export, base: Path) -> Exported:
-    """Writes a reward model, and compares its scores in a fresh process with those of the run."""
+    """Exports a reward model, and compares its scores in a fresh process with those of the run."""
     tuned.model.float()
     rows = replayed_rows(tuned, base)
     before, after = scores_alone(unwrap(tuned.model), rows), list[float]()
@@ -157,7 +157,7 @@ def verify(reference: ReferenceAnswers, model: nn.Module, export: Export, writte
     """Reads an export back, replays it, and compares.
 
     Args:
-        model: the run's own; merged, unless the export is an adapter. It gets the stored weights.
+        model: the run's own model; merged, unless the export is an adapter. It receives the stored weights.
 
     Raises:
         RunFailed: the export cannot be loaded, or its weights, answers, stop tokens or tokenizer differ.
@@ -185,14 +185,14 @@ def _check_merged(reference: ReferenceAnswers, model: nn.Module) -> None:
 
 
 def distance(ours: Sequence[ReplayAnswer], theirs: Sequence[ReplayAnswer]) -> float:
-    """The largest difference of logits, relative to their standard deviation."""
+    """Returns the largest difference of logits, relative to their standard deviation."""
     pairs = zip(_same_width(ours, theirs), _same_width(theirs, ours), strict=True)
     apart = [float((a.logits - b.logits).abs().max() / a.logits.std()) for a, b in pairs]
     return max(apart, key=lambda value: math.inf if math.isnan(value) else value)
 
 
 def _same_width(answers: Sequence[ReplayAnswer], others: Sequence[ReplayAnswer]) -> list[ReplayAnswer]:
-    """Answers without the logits that the others lack: the trained model may have rows after its last token."""
+    """Truncates logits to the width of the others: the trained model may have rows after its last token."""
     width = min(answer.logits.shape[1] for answer in others)
     return [replace(answer, logits=answer.logits[:, :width]) for answer in answers]
 
@@ -224,7 +224,7 @@ def _verify_folder(
 def _verify_gguf(
     reference: ReferenceAnswers, expected: Sequence[ReplayAnswer], model: nn.Module, written: Path
 ) -> Verified:
-    """Through llama.cpp where it is installed."""
+    """Verifies a GGUF file through llama.cpp where it is installed."""
     request = replace(reference.request, base=None, dtype="float32", quantisation=None)
     if find_spec("xllamacpp") is not None:
         got, program = ask_llamacpp(written, request), "llama.cpp"
@@ -283,7 +283,7 @@ def _root_mean_square(values: Tensor) -> float:
 
 
 def _drift(trained: Sequence[ReplayAnswer], quantised: Sequence[ReplayAnswer]) -> str:
-    """A sentence on the difference between the quantised and the trained model's answers."""
+    """Describes the difference between the quantised and the trained model's answers."""
     apart = [
         _root_mean_square(ours.logits - theirs.logits) / float(ours.logits.std())
         for ours, theirs in zip(trained, quantised, strict=True)
@@ -296,7 +296,7 @@ def _drift(trained: Sequence[ReplayAnswer], quantised: Sequence[ReplayAnswer]) -
 
 
 def _until_stop(reference: ReferenceAnswers, tokens: Sequence[int]) -> tuple[int, ...]:
-    """An answer up to its first stop token of the training; llama.cpp may go on after it."""
+    """Cuts an answer after its first stop token; llama.cpp may continue after it."""
     stops = [i for i, token in enumerate(tokens) if token in reference.stop_ids]
     return tuple(tokens[: stops[0] + 1 if stops else None])
 

@@ -1,4 +1,4 @@
-"""Whole tensors out of the chunks that the processes hold."""
+"""Assembly of whole tensors from the chunks of all processes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from stoker.checkpoint.collective import rank, together
 
 
 def gather_whole(held: Held) -> dict[str, Tensor]:
-    """The whole tensors by name, on the CPU of rank 0; nothing on the others. A collective.
+    """Returns the whole tensors by name, on the CPU of rank 0; nothing on other ranks. A collective.
 
-    Each process may hold other names, any chunks of them, or the same as another.
+    Processes may hold different names, different chunks of a tensor, or copies of the same chunk.
     """
     mine = {name: chunks[0] for name, chunks in sorted(held.items())}
     boxes = together(lambda: {n: (c.shape, c.offsets, tuple(c.tensor.shape), c.tensor.dtype) for n, c in mine.items()})

@@ -1,4 +1,4 @@
-"""The models that GGUF can express, and the layout of their tensors."""
+"""The architectures that GGUF can express, and the layout of their tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class GgufFamily:
 
     Attributes:
         name: ``general.architecture``.
-        permute: whether rows of q and k heads are reordered, as llama.cpp rotates neighbouring ones.
+        permute: whether rows of q and k heads are reordered, as llama.cpp rotates adjacent rows.
         extra: a block's tensors besides the weights of all families.
     """
 
@@ -34,17 +34,17 @@ FAMILIES = {
 
 
 def gguf_problem(config: dict[str, Any]) -> str | None:
-    """Why a model of this ``config.json`` cannot be written as GGUF; None when it can."""
+    """Returns why a model of this ``config.json`` cannot be written as GGUF; None when it can."""
     return next(_problems(config), None)
 
 
 def head_size(config: Any) -> int:
-    """Rows of one attention head (K)."""
+    """Returns the rows of one attention head (K)."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def expected_tensors(config: Any, family: GgufFamily) -> list[str]:
-    """The GGUF names of a model's tensors, in the order of writing."""
+    """Returns the GGUF names of a model's tensors, in the order of writing."""
     head = [] if config.tie_word_embeddings else ["output.weight"]
     block = [f"{name}.weight" for name in _BLOCK] + list(family.extra)
     blocks = [f"blk.{i}.{name}" for i in range(config.num_hidden_layers) for name in block]
@@ -52,7 +52,7 @@ def expected_tensors(config: Any, family: GgufFamily) -> list[str]:
 
 
 def tensor_name(config: Any, family: GgufFamily) -> Callable[[str], str | None]:
-    """Maps transformers' name of a tensor to that in a GGUF; None for an unknown one."""
+    """Returns a function from transformers' name of a tensor to its GGUF name; None for an unknown one."""
     from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
 
     arch = next(arch for arch in MODEL_ARCH if MODEL_ARCH_NAMES[arch] == family.name)
@@ -61,7 +61,7 @@ def tensor_name(config: Any, family: GgufFamily) -> Callable[[str], str | None]:
 
 
 def rotated_heads(name: str, config: Any, family: GgufFamily) -> int | None:
-    """The number of heads whose rows are reordered in a tensor of a GGUF; None where none are."""
+    """Returns the number of heads whose rows are reordered in a GGUF tensor; None for other tensors."""
     heads = {"attn_q.weight": config.num_attention_heads, "attn_k.weight": config.num_key_value_heads}
     return heads.get(name.split(".", 2)[-1]) if family.permute else None
 
@@ -84,7 +84,7 @@ def _problems(config: dict[str, Any]) -> Iterator[str]:
 
 
 def _rope(config: dict[str, Any]) -> dict[str, Any]:
-    """The rope settings; their key was renamed in transformers 5."""
+    """Returns the rope settings; their key was renamed in transformers 5."""
     return config.get("rope_parameters") or config.get("rope_scaling") or {}
 
 

@@ -1,10 +1,10 @@
-"""Asks a GGUF file through llama.cpp, in a fresh process that shares nothing with the training process.
+"""Replays questions through llama.cpp, in a fresh process that shares nothing with the training process.
 
-Run as ``python -m stoker.checkpoint.gguf_replay FILE`` it is that process: the request comes as JSON on stdin, the
-answers go to stdout as JSON.
+Run as ``python -m stoker.checkpoint.gguf_replay FILE``, this file is that process: it reads the request as JSON from
+stdin and writes the answers as JSON to stdout.
 
-llama.cpp comes as ``xllamacpp``. Its server listens on the loopback address, on a port the system picks,
-behind a key made for this one process, and ends with it.
+llama.cpp is installed as ``xllamacpp``. Its server listens on the loopback address, on a port that the system picks,
+protected by a key generated for this one process, and ends with it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TIMEOUT = 600  # seconds
 
 @dataclass(frozen=True)
 class GgufAnswers:
-    """What a program makes of a GGUF file; each list has the order of the request.
+    """Results of a program for a GGUF file; each list is in the order of the request.
 
     Attributes:
         tokens: the greedy continuation of each prompt.
@@ -45,7 +45,7 @@ class GgufAnswers:
 
 
 def ask_llamacpp(gguf: Path, request: ReplayRequest) -> GgufAnswers:
-    """Asks llama.cpp on the CPU, in a fresh process.
+    """Replays a request through llama.cpp on the CPU, in a fresh process.
 
     Raises:
         RunFailed: llama.cpp cannot load or run the file, or takes more than `TIMEOUT`.
@@ -66,13 +66,13 @@ def ask_llamacpp(gguf: Path, request: ReplayRequest) -> GgufAnswers:
 
 def _main(gguf: str) -> None:
     asked = json.load(sys.stdin)
-    # Libraries that print must not spoil the reply: while they work, the standard output is the error output.
+    # Printing libraries must not corrupt the reply: meanwhile standard output is redirected to standard error.
     reply_to = os.dup(1)
     os.dup2(2, 1)
     answers = _answer(gguf, asked)
     with os.fdopen(reply_to, "w") as stream:
         json.dump(asdict(answers), stream)
-    # llama.cpp's server can wait forever for its own threads when the interpreter takes it down.
+    # llama.cpp's server may wait forever for its own threads at interpreter exit.
     sys.stderr.flush()
     os._exit(0)
 
@@ -88,13 +88,13 @@ def _answer(gguf: str, asked: dict[str, Any]) -> GgufAnswers:
     params.n_parallel = 1
     params.n_gpu_layers = 0
     params.warmup = False
-    params.fit_params = False  # take the context length as it is, instead of one that fills the memory
+    params.fit_params = False  # use the given context length instead of one that fills the memory
     params.ctx_shift = False
     params.ui = False
     params.verbosity = 1  # errors only
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = _cores()
-    params.cpuparams.poll = params.cpuparams_batch.poll = 0  # threads that wait by spinning stall on a busy machine
-    # By default keys and values are kept in float16, which would blur the comparison with float32.
+    params.cpuparams.poll = params.cpuparams_batch.poll = 0  # spinning threads stall on a busy machine
+    # The default float16 cache of keys and values would blur the comparison with float32.
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     params.hostnames = ["127.0.0.1"]
@@ -112,9 +112,9 @@ def _answer(gguf: str, asked: dict[str, Any]) -> GgufAnswers:
 
 
 def _score(ask: _Asker, row: list[int], position: int) -> float | None:
-    """The log-probability of a row's token after a position.
+    """Returns the log-probability of a row's token after a position.
 
-    The bias makes the sampler take that token; the log-probability that is reported is of the logits before it.
+    The bias makes the sampler choose that token; the reported log-probability is of the logits before the bias.
     """
     token = row[position + 1]
     asked = {"prompt": row[: position + 1], "n_predict": 1, "temperature": 0, "n_probs": 1, "cache_prompt": True}
@@ -135,7 +135,7 @@ class _Asker:
 
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.key}"}
         request = Request(self.address + path, json.dumps(body).encode(), headers)
-        # A proxy in the environment is not for the loopback address.
+        # A proxy in the environment does not apply to the loopback address.
         with build_opener(ProxyHandler({})).open(request) as response:
             return json.load(response)
 

@@ -1,7 +1,7 @@
-"""A tokenizer in a GGUF file: tokens, types, merges, special ids, the name of its splitting rules.
+"""Tokenizer of a GGUF file: tokens, types, merges, special ids, and the name of its splitting rules.
 
-llama.cpp knows the splitting rules (the pre-tokenizer) by name only. A tokenizer whose rules equal none of
-`stoker.models.pre_tokenizers` is refused: a wrong name would load without an error and split text differently.
+llama.cpp identifies the splitting rules (the pre-tokenizer) by name only. A tokenizer whose rules equal none of
+`stoker.models.pre_tokenizers` is rejected: a wrong name would load without an error and split text differently.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class GgufTokenizer:
         tokens: by id, for the model's whole vocabulary; ids without a token get ``[PADn]``.
         types: by id, as ``gguf.TokenType``.
         merges: in order of rank, each ``left right``.
-        add_bos, add_eos: whether encoding adds them.
+        add_bos, add_eos: whether encoding adds these tokens.
         chat_templates: by name.
     """
 
@@ -129,7 +129,7 @@ def _express(tokenizer: Any, *, vocab_size: int, stops: list[int]) -> GgufTokeni
 
 
 def pre_tokenizer_name(description: dict[str, Any]) -> str:
-    """The ``tokenizer.ggml.pre`` whose rules equal those of a ``tokenizer.json``.
+    """Returns the ``tokenizer.ggml.pre`` whose rules equal those of a ``tokenizer.json``.
 
     Raises:
         Unsupported: no known pre-tokenizer has these rules.
@@ -144,7 +144,7 @@ def pre_tokenizer_name(description: dict[str, Any]) -> str:
 
 
 def _splitting_rules(pre_tokenizer: dict[str, Any] | None) -> list[str]:
-    """The regular expressions by which a pre-tokenizer splits, in order."""
+    """Returns the regular expressions by which a pre-tokenizer splits, in order."""
     if pre_tokenizer is None:
         raise Unsupported("the tokenizer is not byte-level")
     steps = pre_tokenizer["pretokenizers"] if pre_tokenizer["type"] == "Sequence" else [pre_tokenizer]
@@ -184,7 +184,7 @@ def _merge(merge: str | list[str]) -> str:
 
 
 def _token_list(vocabulary: dict[int, str], added: dict[int, Any], vocab_size: int) -> tuple[Any, Any]:
-    """Tokens and their types by id, padded to the model's vocabulary."""
+    """Returns tokens and their types by id, padded to the model's vocabulary."""
     from gguf import TokenType
 
     tokens, types = [], []
@@ -205,7 +205,7 @@ def _token_list(vocabulary: dict[int, str], added: dict[int, Any], vocab_size: i
 
 
 def _special_ids(tokenizer: Any, stops: list[int]) -> _SpecialIds:
-    """The special ids; the stop tokens besides eos come from the generation settings."""
+    """Returns the special ids; the stop tokens besides eos come from the generation settings."""
     special = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
     # The default ids of a configuration class (Llama: eos 2) often remain with another tokenizer, where they are
     # ordinary tokens. A real stop token is a special token.
@@ -230,7 +230,7 @@ def _configured_stops(folder: Path) -> list[int]:
 
 
 def _added_around(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """The ids that encoding adds before and after a text."""
+    """Returns the ids that encoding adds before and after a text."""
     bare = tokenizer("a", add_special_tokens=False)["input_ids"]
     dressed = tokenizer("a")["input_ids"]
     starts = [i for i in range(len(dressed) - len(bare) + 1) if dressed[i : i + len(bare)] == bare]

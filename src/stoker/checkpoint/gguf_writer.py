@@ -49,7 +49,7 @@ def write_gguf(folder: Path, target: Path, *, dtype: Dtype = "f16", name: str | 
     A sliding window becomes the context length, up to which it makes no difference.
 
     Args:
-        name: of the model; by default the folder's.
+        name: name of the model; by default the folder's.
 
     Raises:
         UserError: the folder is not such a model, or GGUF cannot express it; nothing is written.
@@ -119,7 +119,7 @@ def _write_config(writer: GGUFWriter, config: Any, dtype: Dtype, *, name: str) -
 
 
 def _sources(folder: Path, config: Any, family: GgufFamily, dtype: Dtype, files: ExitStack) -> dict[str, _Source]:
-    """The tensors of the GGUF by name, in file order.
+    """Returns the tensors of the GGUF by name, in file order.
 
     Raises:
         UserError: the folder lacks a tensor, or has one that is not in this architecture.
@@ -216,7 +216,7 @@ def _neighbours(weight_OD: torch.Tensor, n_heads: int) -> torch.Tensor:
 
 
 def _llama3_rope_factors(config: Any) -> np.ndarray | None:
-    """The divisors of the frequencies in Llama 3's rope scaling, shape (K / 2,); None for other kinds."""
+    """Returns the divisors of the frequencies in Llama 3's rope scaling, shape (K / 2,); None for other kinds."""
     if config.rope_parameters["rope_type"] != "llama3":
         return None
     import torch

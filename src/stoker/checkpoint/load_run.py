@@ -36,11 +36,11 @@ class TunedRun:
     """A trained language model.
 
     Attributes:
-        folder: the run it comes from.
-        step: of the checkpoint.
-        model: with its adapters around it, in evaluation mode.
+        folder: folder of the run.
+        step: step of the checkpoint.
+        model: the model with its adapters, in evaluation mode.
         text: tokenizer, codec and sequence length.
-        base: the folder that the job's relative paths start from.
+        base: the folder that the job's relative paths refer to.
     """
 
     folder: RunFolder
@@ -61,7 +61,7 @@ class TunedRun:
 
 
 def checkpoint_step(folder: RunFolder, job: ResolvedJob, at: str, base: Path) -> tuple[Store, int]:
-    """The store and step of a checkpoint: ``last``, ``best``, or a step; of ``average`` the last one.
+    """Returns the store and step of a checkpoint: ``last``, ``best``, or a step; ``average`` uses the last one.
 
     Raises:
         UserError: the run has no such checkpoint.
@@ -85,10 +85,10 @@ def checkpoint_step(folder: RunFolder, job: ResolvedJob, at: str, base: Path) ->
 
 
 def state_at(folder: RunFolder, job: ResolvedJob, at: str, base: Path, elsewhere: Places = lambda _saved: {}) -> State:
-    """A checkpoint, read whole; see `checkpoint_step`. Of ``average`` its weights are the averages.
+    """Reads a whole checkpoint; see `checkpoint_step`. With ``average`` its weights are the averages.
 
     Args:
-        elsewhere: where tensors go that are not to be part of the result.
+        elsewhere: destinations of tensors that are not part of the result.
 
     Raises:
         UserError: the run has no such checkpoint, or kept no averages.
@@ -106,10 +106,10 @@ def open_run(path: str, base: Path, *, at: str = "last", trusted: Sequence[str] 
     """Loads a run's model with the weights of a checkpoint.
 
     Args:
-        trusted: the keys of the run that may run code and that the user trusts, as ``key=value``.
+        trusted: keys of the run that may run code and that the user trusts, as ``key=value``.
 
     Raises:
-        UserError: there is no such run or checkpoint, or the run asks to run code that the user does not trust.
+        UserError: the run or checkpoint does not exist, or the run needs code that the user does not trust.
     """
     folder = find_run(path, base)
     loaded = load_job(folder.job, trusted)
@@ -125,7 +125,7 @@ def open_run(path: str, base: Path, *, at: str = "last", trusted: Sequence[str] 
     if problems := code_problems(loaded, _as_option):
         raise UserError(*problems)
     state = state_at(folder, job, at, base)
-    # A model that was trained in mixed precision is used in it, too.
+    # A model trained in mixed precision is also used in it.
     device = device_for(job)
     text = open_text_side(loaded, base)
     with arithmetic_of(device):

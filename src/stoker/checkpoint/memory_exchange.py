@@ -1,4 +1,4 @@
-"""Copies in the memory of other machines, sent to the machines that lack them while a run is restored."""
+"""Exchange of in-memory copies between machines, for those that lack copies when a run is restored."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from stoker.checkpoint.memory_restore import MemoryCopies, intersection
 from stoker.checkpoint.save_plan import Item
 from stoker.checkpoint.shm_buffers import Copy, allocate
 
-PIECE = 64 * 2**20  # bytes that are sent at once
+PIECE = 64 * 2**20  # bytes sent at once
 
 
 @dataclass(frozen=True)
 class _Transfer:
-    """A copy that one process sends to another, which keeps it for all processes of its machine."""
+    """A copy that one process sends to another, which stores it for all processes of its machine."""
 
     copied: int
     sender: int
@@ -32,11 +32,11 @@ class _Transfer:
 
 @contextmanager
 def fetched(copy: MemoryCopies, folder: Path, held: Held) -> Iterator[MemoryCopies]:
-    """Within it this machine also has the copies of other machines that its processes need. A collective.
+    """Fetches copies from other machines that this machine's processes need, for the length of the block. A collective.
 
     Args:
-        folder: the run's in shared memory.
-        held: what this process needs.
+        folder: the run's folder in shared memory.
+        held: chunks that this process needs.
 
     Raises:
         OSError: a machine has no memory for them.
@@ -70,27 +70,27 @@ def fetched(copy: MemoryCopies, folder: Path, held: Held) -> Iterator[MemoryCopi
 
 @dataclass(frozen=True)
 class _Known:
-    """What a copy holds, and the size of its file in bytes."""
+    """The items of a copy, and the size of its file in bytes."""
 
     items: tuple[Item, ...]
     length: int
 
 
 def _told(copy: MemoryCopies) -> dict[int, _Known]:
-    """The copies that this process is the first to have."""
+    """Returns the copies that this process, by rank, is the first to have."""
     mine = [each for each in copy.copies if min(copy.holders[each.rank]) == rank()]
     return {each.rank: _Known(each.items, each.data.stat().st_size) for each in mine}
 
 
 def _machine(folder: Path) -> tuple[str, int, int]:
-    """Which memory a folder lies in: the same for processes that share it, and for no others."""
+    """Identifies the memory that a folder is in: equal for processes that share it, and for no others."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     found = folder.stat()
     return boot.read_text().strip() if boot.is_file() else "", found.st_dev, found.st_ino
 
 
 def _is_needed(items: tuple[Item, ...], held: Held) -> bool:
-    """Whether any box of a copy overlaps what is needed."""
+    """Returns whether any box of a copy overlaps a needed chunk."""
     return any(
         intersection(item.offsets, item.sizes, chunk.offsets, tuple(chunk.tensor.shape)) is not None
         for item in items
@@ -101,7 +101,7 @@ def _is_needed(items: tuple[Item, ...], held: Held) -> bool:
 def _transfers(
     holders: Mapping[int, object], said: list[tuple[tuple[str, int, int], frozenset[int]]]
 ) -> list[_Transfer]:
-    """Who sends which copy to whom: each machine gets a copy once, from holders in turn."""
+    """Assigns senders and receivers: each machine receives a copy once, and holders take turns."""
     wanted: dict[tuple[str, int, int], set[int]] = {}
     receivers: dict[tuple[str, int, int], list[int]] = {}
     for process, (machine, needs) in enumerate(said):

@@ -1,4 +1,4 @@
-"""Restores from copies in the machine's memory: boxes of whole tensors, cut again for the layout that reads them."""
+"""Restore from in-memory copies: boxes of whole tensors, resharded for the layout that reads them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from stoker.checkpoint.save_plan import Item
 from stoker.checkpoint.shm_buffers import Copy, copies_in, forget_copies
 from stoker.checkpoint.storage import BASE
 
-Key = tuple[int, str]  # the step of copies, and the group that made them
+Key = tuple[int, str]  # (step of the copies, group that made them)
 
 
 @dataclass(frozen=True)
 class MemoryCopies:
-    """The copies of one step that this machine has, made by one group of processes.
+    """In-memory copies of one step on this machine, made by one group of processes.
 
     Attributes:
-        group: of the agreement that they were made under.
-        copies: those of this machine.
-        numbers: as `stoker.checkpoint.store.State` has them.
-        holders: ranks of today's processes whose machine has the copy of a rank of that group.
+        group: group of the agreement that they were made under.
+        copies: the copies on this machine.
+        numbers: as in `stoker.checkpoint.store.State`.
+        holders: by rank in that group, the current ranks whose machine has its copy.
     """
 
     step: int
@@ -37,18 +37,18 @@ class MemoryCopies:
     holders: Mapping[int, Sequence[int]]
 
     def saved(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and type of the whole tensors that there are boxes of."""
+        """Returns shape and dtype of the whole tensors that the copies have boxes of."""
         return {item.name: (item.shape, item.dtype) for copy in self.copies for item in copy.items}
 
     def covers(self, held: Held) -> bool:
-        """Whether all that ``held`` asks for is there."""
+        """Returns whether the copies contain all of ``held``."""
         items: dict[str, list[Item]] = {}
         for copy in self.copies:
             for item in copy.items:
                 items.setdefault(item.name, []).append(item)
 
         def covered(name: str, chunk: Chunk) -> bool:
-            """Boxes that are written do not overlap, so their volumes add up."""
+            """Written boxes do not overlap, so their volumes add up."""
             sizes = tuple(chunk.tensor.shape)
             same = [item for item in items.get(name, []) if item.shape == chunk.shape]
             boxes = (intersection(item.offsets, item.sizes, chunk.offsets, sizes) for item in same)
@@ -59,7 +59,7 @@ class MemoryCopies:
 
     @torch.no_grad()
     def fill(self, held: Held) -> None:
-        """Copies the boxes that ``held`` asks for."""
+        """Copies the overlapping boxes into ``held``."""
         for copy in self.copies:
             for item, tensor in copy.tensors():
                 for chunk in held.get(item.name, ()):
@@ -71,12 +71,10 @@ class MemoryCopies:
 
 
 def remembered(folder: Path | None, before: int | None) -> list[MemoryCopies]:
-    """The steps of which the processes' machines together have the copies of all that made them, newest first.
-
-    A collective.
+    """Returns the steps whose copies are complete across the processes' machines, newest first. A collective.
 
     Args:
-        folder: of the run, in shared memory; None where there is none.
+        folder: the run's folder in shared memory; None where there is none.
         before: only steps before this one.
     """
     mine: dict[Key, dict[int, Copy]] = {}
@@ -102,12 +100,12 @@ def remembered(folder: Path | None, before: int | None) -> list[MemoryCopies]:
         return {key: next(iter(mine[key].values())).numbers for key in steps if first[key] == rank()}
 
     numbers = {key: values for found in together(numbers_of) for key, values in found.items()}
-    whole = [key for key in steps if BASE not in numbers[key]]  # what others add to is on the disk alone
+    whole = [key for key in steps if BASE not in numbers[key]]  # the base that a checkpoint adds to is on disk only
     return [MemoryCopies(*key, tuple(mine.get(key, {}).values()), numbers[key], holders[key]) for key in whole]
 
 
 def forget_after(folder: Path | None, step: int) -> None:
-    """Forgets the copies of later steps, which the run is going to take another time. A collective."""
+    """Deletes the copies of later steps, which the run will repeat. A collective."""
     if folder is not None:
         together(lambda: forget_copies([copy for copy in copies_in(folder) if copy.step > step]))
 
@@ -115,7 +113,7 @@ def forget_after(folder: Path | None, step: int) -> None:
 def intersection(
     offsets: Sequence[int], sizes: Sequence[int], other_offsets: Sequence[int], other_sizes: Sequence[int]
 ) -> list[tuple[int, int]] | None:
-    """Where two boxes of a tensor overlap, from and to in each dimension; None where they do not."""
+    """Returns the overlap of two boxes of a tensor, (start, stop) per dimension; None where they do not overlap."""
     common = []
     for a, n, b, m in zip(offsets, sizes, other_offsets, other_sizes, strict=True):
         low, high = max(a, b), min(a + n, b + m)

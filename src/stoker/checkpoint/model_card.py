@@ -31,8 +31,8 @@ class BaseName:
 
     Attributes:
         name: a hub id, or the local name without its folders.
-        local: whether the name is known to this machine only.
-        remark: how the base differs from the model of that name.
+        local: whether the name exists on this machine only.
+        remark: differences of the base from the model of that name.
     """
 
     name: str
@@ -52,7 +52,7 @@ class BaseName:
 
 
 def public_name(job: ResolvedJob, base: Path) -> BaseName:
-    """The hub id of a job's base where it has one."""
+    """Returns the hub id of a job's base where it has one."""
     assert job.model is not None
     name = job.model.name
     if name in offline_models.PACKAGED and (source := locate(name, base)) is not None and source.kind == "gguf":
@@ -72,7 +72,7 @@ def public_name(job: ResolvedJob, base: Path) -> BaseName:
         return BaseName(f"{cached[1]}/{cached[2]}")
     given = Path(name)
     inside = not given.is_absolute() and not {"..", "~"} & set(given.parts)
-    # The dot makes it a path to every loader, and never somebody else's model of that name on the hub.
+    # The dot makes it a path for every loader, and never another model of that name on the hub.
     return BaseName(f"./{given if inside else Path(source.where).name}", local=True)
 
 
@@ -83,7 +83,7 @@ def write_card(tuned: TunedRun, form: str, base: Path, folder: Path) -> None:
 
 
 def _head(tuned: TunedRun, form: str, base: BaseName) -> Iterator[str]:
-    """The YAML header for the hub."""
+    """Yields the YAML header for the hub."""
     yield "---"
     if not base.local:
         yield f"base_model: {base.name}"
@@ -136,7 +136,7 @@ def _settings(tuned: TunedRun) -> Iterator[tuple[str, Any]]:
 
 
 def _losses(tuned: TunedRun, events: list[dict[str, Any]]) -> Iterator[tuple[str, float, float]]:
-    """(rows, first loss, last loss) of the training rows and the held-out ones, up to the exported step."""
+    """Yields (rows, first loss, last loss) of the training rows and the held-out ones, up to the exported step."""
     steps = [line["loss"] for line in tuned.folder.read_metrics() if line["step"] <= tuned.step]
     if steps:
         yield "training rows, first and last step", steps[0], steps[-1]

@@ -15,12 +15,12 @@ class Pending:
 
     Attributes:
         place: folder or URL of the checkpoints.
-        attempt: as `Storage.begin` gave it.
+        attempt: name from `Storage.begin`.
         slot: the copy that it is written from.
-        begun: when its saving began, seconds since 1970.
+        begun: start of the save, seconds since 1970.
         stall: seconds that training waited for it.
-        deleted: checkpoints that were deleted before, to make room for it.
-        answers: what the writer has said about it.
+        deleted: checkpoints deleted to make room for it.
+        answers: the writer's replies about it.
         reported: whether its outcome has been reported.
     """
 

@@ -27,8 +27,8 @@ from stoker.models.adapters import unwrap
 from stoker.models.quantise import quantisation
 
 ROWS = 6
-LONGEST = 1024  # tokens of a row; the start of its prompt is cut
-SCORED = 64  # trained tokens of a row: the logits of a large vocabulary fill memory
+LONGEST = 1024  # tokens of a row; its prompt is cut at the start
+SCORED = 64  # trained tokens per row: logits of a large vocabulary use much memory
 CONVERSATIONS: tuple[Conversation, ...] = (
     [{"role": "user", "content": "Name 3 colours, please.\nThen  stop."}],
     [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who are you?"}],
@@ -46,9 +46,9 @@ class ReferenceAnswers:
     """The trained model's answers.
 
     Attributes:
-        request: for the fresh process.
-        answers: of the trained model to the questions.
-        texts: results of the training's tokenizer and template.
+        request: request to the fresh process.
+        answers: the trained model's answers to the questions.
+        texts: results of the trained run's tokenizer and template.
         start: the text of the start token; empty without one.
         held_out: whether the rows were held out of training.
     """
@@ -111,7 +111,7 @@ def _questions(tuned: TunedRun, base: Path) -> tuple[tuple[ReplayRow, ...], bool
 
 
 def _question(ids: list[int], trained: list[bool]) -> ReplayRow:
-    """The replay row with the first and the last trained tokens of a row."""
+    """Returns the replay row with the first and the last trained tokens of a row."""
     targets = [place for place in range(1, len(ids)) if trained[place]]
     if len(targets) > SCORED:
         targets = [*targets[: SCORED // 2], *targets[-SCORED // 2 :]]
@@ -124,7 +124,7 @@ def _question(ids: list[int], trained: list[bool]) -> ReplayRow:
 def _texts(
     tuned: TunedRun, codec: TextCodec, questions: Sequence[ReplayRow]
 ) -> tuple[list[str], list[Conversation], TextAnswers]:
-    """Texts, the conversations that the template accepts, and what the training makes of them."""
+    """Returns texts, the conversations that the template accepts, and the run's results for them."""
     backend: Tokenizer = codec.tokenizer
     rows = [backend.decode(list(q.ids), skip_special_tokens=False) for q in questions]
     asked = [*TEXTS, *rows]

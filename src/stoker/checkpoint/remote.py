@@ -1,7 +1,7 @@
-"""Checkpoints at a URL, in any store that fsspec knows.
+"""Checkpoints at a URL, in any store that fsspec supports.
 
-Files cannot be renamed there. So each attempt at a checkpoint is a folder of its own, ``step-00000060-<who>``, and
-it is a checkpoint once ``state.json`` is in it, which is written last.
+Files cannot be renamed there. So each attempt at a checkpoint has its own folder, ``step-00000060-<who>``, and becomes
+a checkpoint when ``state.json``, the last file, is written.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from stoker.node_cache.urls import LOCAL, scheme_of, url_problem
 
 
 def open_remote(url: str) -> IO[bytes]:
-    """A file of a checkpoint, through the node cache: however many processes read it, it comes once.
+    """Opens a checkpoint file through the node cache: it is downloaded once for all processes.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: the file does not exist.
         RunFailed: it cannot be downloaded.
     """
     from fsspec.core import url_to_fs
@@ -38,13 +38,13 @@ def open_remote(url: str) -> IO[bytes]:
         if isinstance(error.__cause__, FileNotFoundError):
             raise FileNotFoundError(url) from error
         raise
-    with pin:  # what is open stays readable
+    with pin:  # an open file stays readable
         return path.open("rb")
 
 
 @dataclass(frozen=True)
 class RemoteStorage:
-    """A URL: each attempt is a folder of its own, and a checkpoint once ``state.json`` is in it."""
+    """Storage at a URL: each attempt has its own folder, and is a checkpoint once ``state.json`` is in it."""
 
     url: str
 
@@ -60,7 +60,7 @@ class RemoteStorage:
         return system, path.rstrip("/")
 
     def _whole(self) -> dict[int, str]:
-        """The newest whole attempt of each step."""
+        """Returns the newest complete attempt of each step."""
         system, root = self._root
         whole = {}
         for name in sorted(self._attempts()):
@@ -69,7 +69,7 @@ class RemoteStorage:
         return whole
 
     def _attempt(self, step: int) -> str:
-        """The newest whole attempt of a step.
+        """Returns the newest complete attempt of a step.
 
         Raises:
             FileNotFoundError: there is none.
@@ -98,7 +98,7 @@ class RemoteStorage:
             return None
         attempt = attempt_name(step, maker)
         system, root = self._root
-        system.makedirs(f"{root}/{attempt}", exist_ok=True)  # nothing where folders are only names
+        system.makedirs(f"{root}/{attempt}", exist_ok=True)  # no effect where folders are only name prefixes
         return attempt
 
     @contextmanager
@@ -167,7 +167,7 @@ class RemoteStorage:
         return [int(name.split("-")[1]) for name in self._unfinished() if is_alive(name)]
 
     def _unfinished(self) -> list[str]:
-        """The attempts that are neither checkpoints nor put aside."""
+        """Returns the attempts that are neither checkpoints nor set aside."""
         system, root = self._root
         whole = set(self._whole().values())
         names = [name for name in self._attempts() if name not in whole]

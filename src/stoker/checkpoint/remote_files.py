@@ -1,4 +1,4 @@
-"""Files of a checkpoint at a URL, as torch.distributed.checkpoint reads them: through the node cache."""
+"""File system of a checkpoint at a URL for torch.distributed.checkpoint, reading through the node cache."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from stoker.checkpoint.remote import open_remote
 
 
 class RemoteFiles(FileSystem):
-    """torch's own file system of fsspec, which would have each process read from the store."""
+    """torch's fsspec file system, changed so that not every process downloads from the store."""
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase, None, None]:
-        """An open file; for reading only."""
+        """Opens a file for reading."""
         assert mode == "rb"
         with open_remote(str(path)) as file:
             yield file  # type: ignore[misc]  # what is open has the methods of it

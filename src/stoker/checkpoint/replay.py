@@ -1,7 +1,7 @@
 """Replays rows through an export in a fresh process with transformers and peft.
 
-Run as ``python -m stoker.checkpoint.replay FOLDER`` it is that process, which uses nothing of Stoker's loading. The
-request comes as JSON on stdin, the answer goes into a safetensors file.
+Run as ``python -m stoker.checkpoint.replay FOLDER``, this file is that process, which uses none of Stoker's loading. It
+reads the request as JSON from stdin and writes the answer to a safetensors file.
 
 Shapes: N scored positions, V vocabulary.
 """
@@ -27,10 +27,8 @@ from stoker.models.quantise import compute_exactly
 from stoker.models.virtual_tokens import virtual_ids
 
 NEW_TOKENS = 24
-STARTING = 900.0  # seconds that a replay may take, whatever the model's size
-BYTES_PER_SECOND = (
-    4e6  # of the weights: some twenty times slower than a disk gives them and a processor scores the rows
-)
+STARTING = 900.0  # timeout in seconds, whatever the model's size
+BYTES_PER_SECOND = 4e6  # of weights: about twenty times slower than reading from disk and scoring the rows
 Conversation = list[dict[str, str]]
 
 
@@ -41,7 +39,7 @@ class ReplayRow:
     Attributes:
         ids: tokens of prompt and answer.
         prompt: number of tokens of the prompt.
-        positions: those whose next token is trained.
+        positions: positions whose next token is trained.
     """
 
     ids: tuple[int, ...]
@@ -50,7 +48,7 @@ class ReplayRow:
 
     @property
     def targets(self) -> Tensor:
-        """The tokens after the positions, shape (N,)."""
+        """Tokens after the positions, shape (N,)."""
         return torch.tensor([self.ids[p + 1] for p in self.positions])
 
 
@@ -59,7 +57,7 @@ class ReplayAnswer:
     """A model's answer for a row.
 
     Attributes:
-        logits: at the row's positions, shape (N, V).
+        logits: logits at the row's positions, shape (N, V).
         tokens: the greedy continuation of the prompt, with its stop token.
     """
 
@@ -67,7 +65,7 @@ class ReplayAnswer:
     tokens: tuple[int, ...]
 
     def scores(self, question: ReplayRow) -> Tensor:
-        """Log-probabilities of the row's targets, shape (N,)."""
+        """Returns the log-probabilities of the row's targets, shape (N,)."""
         return self.logits.log_softmax(-1).gather(1, question.targets[:, None]).squeeze(1)
 
 
@@ -96,8 +94,8 @@ class ReplayRequest:
         texts, conversations: for `TextAnswers`.
         trust_remote_code: whether the model's own code may run.
         quantisation: transformers' settings of an adapter's quantised base.
-        base: path of an adapter's base on this machine; None for the one it names.
-        dtype: type to load the weights in, before they are cast to float32; None for the stored one.
+        base: path of an adapter's base on this machine; None for the base it names.
+        dtype: dtype to load the weights in, before they are cast to float32; None for the stored one.
     """
 
     questions: Sequence[ReplayRow]
@@ -135,13 +133,13 @@ def answer(model: nn.Module, questions: Sequence[ReplayRow], stop_ids: Sequence[
 
 @torch.inference_mode()
 def next_logits(model: nn.Module, ids: Sequence[int]) -> Tensor:
-    """The logits of the next token after a row, shape (V,)."""
+    """Returns the logits of the next token after a row, shape (V,)."""
     row = torch.tensor([[*virtual_ids(model), *ids]], device=next(model.parameters()).device)
     return model(input_ids=row).logits[0, -1].float().cpu()
 
 
 def vocabulary_of(tokens: Mapping[str, int]) -> str:
-    """The tokens of a vocabulary by id, as JSON."""
+    """Returns the tokens of a vocabulary by id, as JSON."""
     return json.dumps(sorted(tokens, key=lambda token: tokens[token]), ensure_ascii=False)
 
 
@@ -151,7 +149,7 @@ def answer_afresh(
     """Replays rows through the export in a folder, or a GGUF file, in a fresh process.
 
     Args:
-        limit: seconds that the process may take; by default `STARTING`, and more for large weights.
+        limit: timeout of the process in seconds; by default `STARTING`, and more for large weights.
 
     Raises:
         RunFailed: the artifact cannot be loaded by transformers and peft, or the process takes longer than the limit.
@@ -184,7 +182,8 @@ def answer_afresh(
 
 
 def time_limit(artifact: Path, base: str | None) -> float:
-    """Seconds that a replay may take: `STARTING`, and the time that the weights need at `BYTES_PER_SECOND`.
+    """Returns the timeout of a replay in seconds: `STARTING`, plus the time that the weights need at
+    `BYTES_PER_SECOND`.
 
     Args:
         base: path of an adapter's base.
@@ -195,7 +194,7 @@ def time_limit(artifact: Path, base: str | None) -> float:
 
 
 def _with_base(folder: Path, base: str | None, temporary: Path) -> Path:
-    """A copy of an adapter that names its base by its path on this machine."""
+    """Returns a copy of an adapter that names its base by its path on this machine."""
     config = folder / "adapter_config.json"
     if base is None or not config.is_file():
         return folder

@@ -1,4 +1,4 @@
-"""Restores the newest state that can be read: from copies in memory, or else from the disk."""
+"""Restore of the newest readable state: from in-memory copies, or else from disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.checkpoint.state import Damaged, DamagedError, Places, Restored, Sav
 from stoker.checkpoint.store import Store
 from stoker.errors import RunFailed
 
-SETTLE = 30.0  # seconds that writers of processes that are gone get to finish, where there is nothing newer
+SETTLE = 30.0  # seconds that writers of ended processes get to finish, where there is nothing newer
 POLL = 0.05  # seconds
 
 
@@ -23,7 +23,7 @@ def restore_newest(
     """Restores the newest state; see `stoker.checkpoint.saver.Saver.restore_newest`. A collective.
 
     Args:
-        memory: the folder of the copies in memory; None where there is none.
+        memory: folder of the in-memory copies; None where there is none.
     """
     copies = remembered(memory, before)
     newest = max((copy.step for copy in copies), default=-1)
@@ -60,13 +60,13 @@ def restore_newest(
         if torn is not None:
             raise RunFailed(f"the copies in memory are gone ({torn}), and there is no checkpoint yet") from torn
         return None
-    for step, found in damaged.items():  # not before: where none can be restored, the user may repair one
+    for step, found in damaged.items():  # not earlier: where none can be restored, the user may repair one
         on_damage(Damaged(step, found, store.put_aside(step)))
     return restored
 
 
 def _settle(store: Store, newest: int) -> None:
-    """Lets the writers of processes that are gone finish a checkpoint that is newer than what there is."""
+    """Waits for writers of ended processes to finish a checkpoint newer than the existing ones."""
     deadline = time.monotonic() + SETTLE
     while time.monotonic() < deadline:
         there = max([newest, *store.steps()])
@@ -76,7 +76,7 @@ def _settle(store: Store, newest: int) -> None:
 
 
 def _recall(copy: MemoryCopies, memory: Path | None, places: Places) -> bool:
-    """Restores from copies in memory; says whether every process found what it needs."""
+    """Restores from in-memory copies; returns whether every process found what it needs."""
     known = {name: entry for found in together(copy.saved) for name, entry in found.items()}
     held = places({name: Saved(*entry) for name, entry in known.items()})
     if all(together(lambda: copy.covers(held))):
@@ -92,5 +92,5 @@ def _recall(copy: MemoryCopies, memory: Path | None, places: Places) -> bool:
 
 
 def _newness(candidate: MemoryCopies | int) -> tuple[int, bool]:
-    """Sort key: by step, and at the same step the copy in memory first, because it is read faster."""
+    """Sort key: by step, and at equal steps the in-memory copy first, as it is faster to read."""
     return (candidate, False) if isinstance(candidate, int) else (candidate.step, True)

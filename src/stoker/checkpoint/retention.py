@@ -1,4 +1,4 @@
-"""Which checkpoints are kept, and the deletion of the others. No torch here: the background writers use it."""
+"""Retention of checkpoints, and the deletion of the others. Imports no torch, as the background writers use it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from stoker.checkpoint.storage import Storage, base_of
 
 @dataclass(frozen=True)
 class Keep:
-    """Which checkpoints are kept.
+    """Retention rule of checkpoints.
 
     Attributes:
-        newest: how many of the newest are kept.
-        every: also those of steps that this number divides.
-        best: also the one of this step.
+        newest: number of newest checkpoints that are kept.
+        every: also keeps those at multiples of this step.
+        best: also keeps the one of this step.
     """
 
     newest: int
@@ -22,15 +22,15 @@ class Keep:
     best: int | None = None
 
     def doomed(self, steps: list[int]) -> list[int]:
-        """Those of ``steps``, ascending, that are not kept."""
+        """Returns those of ``steps``, ascending, that are not kept."""
         older = steps[: len(steps) - self.newest] if self.newest < len(steps) else []
         return [s for s in older if s != self.best and not (self.every and s % self.every == 0)]
 
 
 def retain(storage: Storage, keep: Keep) -> None:
-    """Deletes the checkpoints that are neither kept nor the base of one that is.
+    """Deletes the checkpoints that are neither kept nor the base of a kept one.
 
-    The newest first, so that none is there without its base, whenever this ends.
+    The newest is deleted first, so that an interruption leaves none without its base.
     """
     steps = storage.steps()
     if doomed := set(keep.doomed(steps)):

@@ -1,4 +1,4 @@
-"""Bounds of the rounding of stored weights by type, and whether a stored tensor is within them.
+"""Rounding bounds of stored weights by type, and the check of stored tensors against them.
 
 Shapes: O outputs, I inputs of a matrix.
 """
@@ -13,8 +13,8 @@ from stoker.errors import RunFailed
 FP16_LEAST = 2.0**-25  # half of float16's smallest positive number
 FP16, BF16 = 2.0**-11, 2.0**-8  # half a unit in the last place, relative to the number
 NF4_GAP = 0.152  # half of nf4's widest gap, between -1 and -0.6962 (Dettmers et al., 2023, appendix E)
-NF4_SCALE = 0.9 / 64  # a step of the 8 bits between 0.1 and 1, of scales less their mean
-SLACK = 1.1  # the scales of a group are rounded as well
+NF4_SCALE = 0.9 / 64  # a step of the 8-bit scales, which lie between 0.1 and 1 minus their mean
+SLACK = 1.1  # the scales of a group are rounded too
 GROUPS: dict[str, tuple[int | None, float]] = {
     # Weights that share a scale (None: a row), and the largest rounding relative to the largest of them.
     "q8_0": (32, 0.5 / 127 + FP16),
@@ -24,11 +24,11 @@ GROUPS: dict[str, tuple[int | None, float]] = {
     "4bit": (64, NF4_GAP),
 }
 SCALE = 0.03  # relative change of a tensor's scale in 4 bits; rounding to nf4 shrinks it by 0.01
-ENOUGH = 1024  # weights, from which on the scale is estimated
+ENOUGH = 1024  # weights needed to estimate the scale
 
 
 def largest_rounding(weight: Tensor, form: str) -> Tensor:
-    """The largest change of each number of a tensor by storing it, in the tensor's shape.
+    """Returns the largest change of each number of a tensor when it is stored, in the tensor's shape.
 
     Args:
         weight: float32.
@@ -53,7 +53,7 @@ def _grouped(size: Tensor, group: int) -> Tensor:
 
 
 def _largest_of(groups: Tensor, like: Tensor) -> Tensor:
-    """The largest number in the group of each element, in the shape of a tensor."""
+    """Returns the largest number in the group of each element, in the shape of a tensor."""
     return groups.amax(-1, keepdim=True).expand_as(groups).flatten()[: like.numel()].view_as(like)
 
 
@@ -61,7 +61,7 @@ def check_stored(name: str, trained: Tensor, stored: Tensor, form: str) -> None:
     """Compares a stored tensor with the trained one.
 
     Raises:
-        RunFailed: it differs by more than the rounding of its form.
+        RunFailed: the difference exceeds the rounding of its form.
     """
     trained, stored = trained.float(), stored.to(trained.device).float()
     if trained.shape != stored.shape:

@@ -1,4 +1,4 @@
-"""Rows of embedding tables in a checkpoint that was read whole, by id: parts and increments joined."""
+"""Rows of embedding tables by id, joined from the parts and increments of a checkpoint that was read whole."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ BY_ROW = ("ids", "values", "optimizer", "seen", "last")
 
 
 def rows_by_id(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """``TABLE/COLUMN`` of every table, in the order of ids; the same, whoever saved the rows, and in how many parts.
+    """Returns ``TABLE/COLUMN`` of every table, sorted by id; independent of the saving processes and their parts.
 
-    Counters of ids without a row are in the order of their buckets. What was evicted is the same for all processes.
+    Counters of ids without a row are sorted by bucket. The number of evicted ids is the same for all processes.
     """
     found: dict[str, Tensor] = {}
     before, own = _columns(tensors, BASE_ROWS), _columns(tensors, ROWS)
@@ -40,7 +40,7 @@ def rows_by_id(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _columns(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, dict[str, Tensor]]:
-    """By table and column, the parts of all processes one after another."""
+    """Concatenates the parts of all processes, by table and column."""
     parts: dict[str, dict[str, list[Tensor]]] = {}
     for name, tensor in sorted(tensors.items()):
         if name.startswith(prefix):

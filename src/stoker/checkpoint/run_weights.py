@@ -1,4 +1,4 @@
-"""The weights of a model that a checkpoint holds: what training changes, and how it is put back."""
+"""The weights of a model in checkpoints: all that training changes, and how it is restored."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from stoker.parallel.shard import reshard
 from stoker.parallel.shard_spec import Piece
 
 NONE: Mapping[str, Any] = MappingProxyType({})
-AVERAGE = "average"  # of a parameter, among the optimizer's moments
-# What is no weight of the model: an own critic is needed in training only.
+AVERAGE = "average"  # name of a parameter's average among the optimizer's moments
+# Names that are no weights of the model; a separate critic is needed in training only.
 FURTHER = ("optimizer/", OUTER, ISLAND, f"model/{OWN_CRITIC}.", f"buffer/{OWN_CRITIC}.")
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that are trained, by name; a shared one once."""
+    """Returns the trained parameters by name; a shared one once."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Buffers that training may change (batch norm's averages, also beside frozen weights), by name."""
+    """Returns the buffers that training may change (batch norm's averages, even with frozen weights), by name."""
     persistent = model.state_dict().keys()
     return {name: b for name, b in model.named_buffers() if name in persistent}
 
@@ -38,12 +38,12 @@ def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
 def stepped(
     model: nn.Module, pieces: Mapping[str, Piece] = NONE, aliases: Mapping[str, str] = NONE
 ) -> Iterator[tuple[str, nn.Parameter, Piece | None]]:
-    """The parameters that the optimizer steps: name in the whole model, parameter, its tensor-parallel piece.
+    """Yields the parameters that the optimizer steps: name in the whole model, parameter, tensor-parallel piece.
 
     Args:
-        pieces: by name in ``model``, of the parameters that are split over the tensor processes.
-        aliases: name in the whole model by name in ``model``, where they differ: on a pipeline's stages, and for the
-            copy of a tied embedding that the last of them has as its head.
+        pieces: pieces of the parameters that are split by tensor parallelism, by name in ``model``.
+        aliases: name in the whole model by name in ``model``, where they differ: on pipeline stages, and for the last
+            stage's copy of a tied embedding, its head.
     """
     reshard(model)
     for name, parameter in trainable(model).items():
@@ -53,7 +53,7 @@ def stepped(
 def held_weights(
     model: nn.Module, pieces: Mapping[str, Piece] = NONE, aliases: Mapping[str, str] = NONE
 ) -> dict[str, list[Chunk]]:
-    """What this process holds of the trained weights and the buffers, as checkpoints name them."""
+    """Returns this process' chunks of the trained weights and the buffers, by checkpoint name."""
     held: dict[str, list[Chunk]] = defaultdict(list)
     for name, parameter, piece in stepped(model, pieces, aliases):
         held[f"model/{name}"].append(chunk_of(parameter, piece))
@@ -63,7 +63,7 @@ def held_weights(
 
 
 def held_gradients(model: nn.Module, pieces: Mapping[str, Piece] = NONE, aliases: Mapping[str, str] = NONE) -> Held:
-    """What this process holds of the gradients, by parameter; none of parameters that have none."""
+    """Returns this process' chunks of the gradients, by parameter; parameters without a gradient are left out."""
     held: dict[str, list[Chunk]] = defaultdict(list)
     for name, parameter, piece in stepped(model, pieces, aliases):
         if parameter.grad is not None:
@@ -72,10 +72,10 @@ def held_gradients(model: nn.Module, pieces: Mapping[str, Piece] = NONE, aliases
 
 
 def averaged(state: State) -> State:
-    """A checkpoint whose weights are the averages over its steps.
+    """Returns a checkpoint with its weights replaced by their averages over the steps.
 
     Raises:
-        UserError: none were kept.
+        UserError: the run kept no averages.
     """
     ends = f"/{AVERAGE}"
     averages = {
@@ -92,7 +92,7 @@ def averaged(state: State) -> State:
 
 @torch.no_grad()
 def restore_weights(model: nn.Module, state: State) -> None:
-    """Copies the weights of a checkpoint, read whole, into a model that lies in one process."""
+    """Copies the weights of a checkpoint, read whole, into a model in a single process."""
     saved = {key for key in state.tensors if not key.startswith(FURTHER)}
     places = held_weights(model)
     if saved != set(places):

@@ -1,8 +1,9 @@
-"""What the processes agree on before they save: who writes which box of which tensor, and where in which file.
+"""Agreement of the processes before saving: which process writes which box, and where in which file.
 
-It depends on names, shapes and layout only, so it is made once and used for every checkpoint and copy of a run.
-The planning, the files' format and the metadata are those of torch.distributed.checkpoint: one archive of
-`torch.save` a tensor, which is made without the tensor's bytes and kept as a `DcpFileLayout`.
+It depends on names, shapes and layout only, so it is made once for all checkpoints and copies of a run.
+
+The planning, the file format and the metadata are those of torch.distributed.checkpoint: one archive of `torch.save`
+per tensor, which is made without the tensor's bytes and stored as a `DcpFileLayout`.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from stoker.checkpoint.collective import by_first, rank, together
 from stoker.checkpoint.dcp_file_layout import DcpFileLayout, DcpFilePart
 from stoker.checkpoint.dcp_planners import ChunkSaver
 
-ALIGNED = 64  # bytes: every tensor of the staged data begins at a multiple, as vector instructions like it
-SPARE = 0.8  # of the memory that is free, what copies may take
-# What a process holds: names, boxes, types. The same means that an agreement still holds.
+ALIGNED = 64  # bytes: alignment of every tensor in the staged data, for vector instructions
+SPARE = 0.8  # share of the free memory that copies may take
+# Names, boxes and dtypes that a process holds. While they are equal, an agreement stays valid.
 Signature = tuple[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], torch.dtype], ...]
 
 
@@ -42,9 +43,9 @@ class Item:
     """A box of a tensor that this process writes.
 
     Attributes:
-        name, shape: of the whole tensor.
-        offsets, sizes: of the box in it.
-        at: where its bytes begin in the staged data.
+        name, shape: name and shape of the whole tensor.
+        offsets, sizes: offsets and sizes of the box in it.
+        at: start of its bytes in the staged data.
     """
 
     name: str
@@ -56,24 +57,24 @@ class Item:
 
     @property
     def length(self) -> int:
-        """The size of the box in bytes."""
+        """Size of the box in bytes."""
         return torch.Size(self.sizes).numel() * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Who writes what.
+    """Assignment of boxes to processes and files.
 
     Attributes:
-        group: a word for this agreement of these processes, as no other has.
-        signature: of what this process held.
-        world: processes.
-        items: what this process writes, by where it lies in the staged data.
-        length: of the staged data, in bytes.
-        file_layout: of this process' file.
-        metadata: of the whole checkpoint, a file's bytes; empty but on rank 0.
+        group: unique name of this agreement of these processes.
+        signature: signature of what this process held.
+        world: number of processes.
+        items: boxes that this process writes, in the order of the staged data.
+        length: bytes of the staged data.
+        file_layout: layout of this process' file.
+        metadata: metadata file of the whole checkpoint; empty but on rank 0.
         size: bytes of the whole checkpoint, without its metadata.
-        slots: copies of the staged data that the machine's memory has room for, at most two.
+        slots: copies of the staged data that fit into the machine's memory, at most two.
     """
 
     group: str
@@ -88,7 +89,7 @@ class Agreement:
 
 
 def signature_of(held: Held) -> Signature:
-    """What a process holds, without the numbers in it."""
+    """Returns the names, boxes and dtypes that a process holds."""
     return tuple(
         (name, chunk.shape, chunk.offsets, tuple(chunk.tensor.shape), chunk.tensor.dtype)
         for name, (chunk, *_) in held.items()
@@ -96,14 +97,14 @@ def signature_of(held: Held) -> Signature:
 
 
 def agree(held: Held, place: Path | None) -> Agreement:
-    """Agrees on who writes what. A collective.
+    """Assigns boxes to processes and files. A collective.
 
     Args:
-        place: the folder in this machine's memory that the copies go below; what earlier processes of the run left
-            there will be overwritten. None where no copies are made.
+        place: parent folder of the copies in this machine's memory, where files of earlier processes of the run will be
+            overwritten. None where no copies are made.
 
     Raises:
-        ValueError: the boxes that the processes hold overlap, or leave something out: a bug of a layout.
+        ValueError: the boxes of the processes overlap or leave a gap: a bug of a layout.
     """
     signature = signature_of(held)
     planner = ChunkSaver()
@@ -132,7 +133,7 @@ def agree(held: Held, place: Path | None) -> Agreement:
 
 @dataclass(frozen=True)
 class _Told:
-    """What a process tells the others: its machine, the bytes that it writes, copies, has free and has taken."""
+    """Message of a process to the others: machine, bytes that it writes and copies, free bytes, used bytes."""
 
     machine: str
     size: int
@@ -156,7 +157,7 @@ def _items(written: Sequence[WriteItem], held: Held) -> tuple[Item, ...]:
 
 
 def _room(place: Path | None) -> tuple[int, int]:
-    """Bytes that copies may take, and bytes that they take already."""
+    """Returns the bytes that copies may take, and the bytes that they take already."""
     if place is None:
         return 0, 0
     system = os.statvfs(place)
@@ -165,7 +166,7 @@ def _room(place: Path | None) -> tuple[int, int]:
 
 
 def _slots(machine: str, told: Sequence[_Told]) -> int:
-    """Copies that the memory of one machine has room for."""
+    """Returns the number of copies that fit into the memory of one machine."""
     here = [other for other in told if other.machine == machine]
     wanted = sum(other.length for other in here)
     room = min(other.free for other in here) + max(other.kept for other in here)
@@ -176,7 +177,7 @@ def _slots(machine: str, told: Sequence[_Told]) -> int:
 
 
 class _Record(io.RawIOBase):
-    """A file that keeps what is written to it, but for the bytes of a tensor."""
+    """A file that records what is written to it, except the bytes of a tensor."""
 
     def __init__(self) -> None:
         self.written = bytearray()
@@ -198,16 +199,16 @@ class _Record(io.RawIOBase):
 
 @lru_cache(maxsize=4096)
 def _archive(sizes: tuple[int, ...], dtype: torch.dtype) -> tuple[bytes, bytes]:
-    """What `torch.save` writes before and after the bytes of a tensor."""
+    """Returns the bytes that `torch.save` writes before and after a tensor's data."""
     record = _Record()
     with skip_data():
-        torch.save(torch.empty(sizes, dtype=dtype), cast(IO[bytes], record))  # of memory that is never touched
+        torch.save(torch.empty(sizes, dtype=dtype), cast(IO[bytes], record))  # memory that is never touched
     gap = len(record.written) if record.gap is None else record.gap
     return bytes(record.written[:gap]), bytes(record.written[gap:])
 
 
 def _file_layout(name: str, items: Sequence[Item]) -> tuple[DcpFileLayout, dict[MetadataIndex, _StorageInfo]]:
-    """A file of one archive a tensor, and where in it each of them lies."""
+    """Returns the layout of a file with one archive per tensor, and the place of each tensor in it."""
     parts, places = [], {}
     words = bytearray()
     since, offset = 0, 0
@@ -232,10 +233,10 @@ def _metadata_file(metadata: Metadata, places: Iterable[Mapping[MetadataIndex, _
 
 
 def unchanged(agreement: Agreement | None, held: Held, *, intact: bool) -> bool:
-    """Whether an agreement still holds, on all processes. A collective.
+    """Returns whether an agreement is still valid, on all processes. A collective.
 
     Args:
-        intact: whether this process has all the files that were made for it.
+        intact: whether this process still has all the files that were made for it.
     """
     same = intact and agreement is not None and agreement.signature == signature_of(held)
     if not dist.is_initialized():

@@ -1,4 +1,4 @@
-"""When a run is saved and where it goes on: checkpoints in the background, copies in memory, and their events."""
+"""Saving and restoring of a run: background checkpoints, in-memory copies, and their events."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from stoker.checkpoint.store import Store
 from stoker.errors import DiskFailed, RunFailed
 from stoker.runs.shm_folder import this_node
 
-AGAIN, TRIES = 0.05, 600  # seconds between two looks at whether the next node has a copy, and their number
+AGAIN, TRIES = 0.05, 600  # seconds between polls whether the next node has a copy, and their number
 
 
 class Saver:
-    """Saves a run and restores it. All methods but `finished`, `due` and `close` are collective.
+    """Saves and restores a run. All methods but `finished`, `due` and `close` are collectives.
 
     Attributes:
-        stall: seconds that training has waited for checkpoints and copies; the loop sets it back to 0.
+        stall: seconds that training has waited for checkpoints and copies; the loop resets it to 0.
 
     Args:
-        snapshots: makes copies in memory; None for none.
-        background: whether checkpoints are written while training goes on.
-        memory: steps between copies in memory; 0 for none, None for as many as cost little.
+        snapshots: makes the in-memory copies; None for none.
+        background: whether checkpoints are written during training.
+        memory: steps between in-memory copies; 0 for none, None for an interval at which they cost little.
         event: records an event, with its name and its values.
         note: prints a line for the user.
     """
@@ -56,13 +56,15 @@ class Saver:
         self._outlives = snapshots is not None and snapshots.outlives
         self.cadence = Cadence(memory if self._outlives else 0)
         self.stall = 0.0
-        self._saved: int | None = None  # newest step whose checkpoint is there, or is being written
+        self._saved: int | None = None  # newest step whose checkpoint exists or is being written
         self._outcomes: list[SaveOutcome] = []
         self._was_full = False  # whether the last checkpoint did not fit
         self._cost: float | None = None  # seconds of the last copy in memory
 
     def attempt(self, state: State, keep: Keep) -> None:
-        """Saves in the background. An error is an event and does not end the run: the next checkpoint may succeed."""
+        """Saves in the background. An error becomes an event and does not end the run: the next checkpoint may
+        succeed.
+        """
         with self._stalled():
             try:
                 self.save_in_background(state, keep)
@@ -71,7 +73,7 @@ class Saver:
                 self._report_failure(state.step, error)
 
     def finish(self, state: State, keep: Keep) -> None:
-        """Saves the state that the run ends with, unless that has been done.
+        """Saves the final state, unless it is saved already.
 
         Raises:
             DiskFailed: it could not be written; it is in memory that outlives this process, if there was room.
@@ -89,10 +91,10 @@ class Saver:
                 self.report()
 
     def save(self, state: State, keep: Keep) -> None:
-        """Writes a checkpoint, after the one that is being written, and deletes what is not kept.
+        """Writes a checkpoint after the pending one, and deletes those that are not kept.
 
         Raises:
-            DiskFailed: it could not be written; earlier checkpoints are untouched, but for those that gave way to it.
+            DiskFailed: it could not be written; earlier checkpoints are untouched, except those deleted to make room.
         """
         self.wait()
         begin = time.perf_counter()
@@ -113,13 +115,13 @@ class Saver:
             self._outcomes.append(replace(outcome, seconds=seconds, stall=seconds, deleted=deleted))
 
     def is_whole(self, step: int) -> bool:
-        """Whether a checkpoint is on the disk that others may add to; one that is being written is waited for."""
+        """Returns whether the disk has a full checkpoint of this step to add to; waits for a pending one."""
         with self._stalled():
             self.wait()
             return by_first(lambda: step in self.store.steps() and self.store.is_whole(step))
 
     def pause(self, state: State, keep: Keep) -> None:
-        """Leaves the state that training goes on from, in other processes, in memory; on the disk if there is no room.
+        """Leaves the state for other processes to resume from in memory, or on disk if memory has no room.
 
         Raises:
             DiskFailed: it could not be written.
@@ -132,17 +134,17 @@ class Saver:
         self.finish(state, keep)
 
     def keep_in_memory(self, state: State) -> bool:
-        """Copies the state to where it outlives this process; returns whether there was room for it."""
+        """Copies the state into memory that outlives this process; returns whether there was room."""
         fits = not state.streams and BASE not in state.numbers
         return self.snapshots is not None and self._outlives and fits and self.snapshots.take(state)
 
     def _room_for(self, state: State, agreed: Agreement, keep: Keep, *, was_full: bool = False) -> tuple[int, ...]:
-        """Deletes older checkpoints where the disk has no room for another; returns their steps. A collective.
+        """Deletes older checkpoints where the disk has no room for a new one; returns their steps. A collective.
 
-        The newest one goes only once a copy of the state is where it outlives this process.
+        The newest one is deleted only after the state has been copied into memory that outlives this process.
 
         Raises:
-            DiskFailed: there is too little room all the same.
+            DiskFailed: there is too little room even so.
         """
 
         def make(*, replaces: bool) -> tuple[int, ...]:
@@ -161,14 +163,14 @@ class Saver:
             raise self.store.explain(error, state.step) from error
 
     def save_in_background(self, state: State, keep: Keep) -> None:
-        """Copies the state and has the copy written while training goes on, if the job has it so.
+        """Copies the state and has the copy written during training, if the job says so.
 
-        It waits for the checkpoint before, if that is still being written: so a job is saved as often as it says, and
-        no more than two copies are ever held. Where memory has no room for a copy, or the disk had none for the
-        checkpoint before, it saves as `save` does.
+        It waits for a pending checkpoint first: so the job is saved as often as it says, and there are never more than
+        two copies. Where memory has no room for a copy, or the disk had none for the previous checkpoint, it works as
+        `save`.
 
         Raises:
-            DiskFailed: the place for the checkpoint cannot be written at all. `finished` tells of later errors.
+            DiskFailed: nothing can be written to the checkpoints' place. `finished` reports later errors.
         """
         begun = time.time()
         self.wait()
@@ -189,7 +191,7 @@ class Saver:
         return None
 
     def wait(self) -> None:
-        """Waits until the checkpoint that is being written is there, or has failed."""
+        """Waits until the pending checkpoint is committed or has failed."""
         if self.snapshots is not None and self.snapshots.pending is not None:
             answer = self.snapshots.outcome()
             self._was_full = answer.get("errno") in FULL
@@ -197,7 +199,7 @@ class Saver:
             self.snapshots.pending = None
 
     def finished(self) -> list[SaveOutcome]:
-        """The checkpoints that were saved or failed since the last call; rank 0 knows of each at once."""
+        """Returns the checkpoints that were saved or failed since the last call; rank 0 learns of each immediately."""
         snapshots = self.snapshots
         if snapshots is not None and snapshots.pending is not None and rank() == 0:
             answer = snapshots.answer("committed", timeout=0.0)
@@ -207,7 +209,7 @@ class Saver:
         return outcomes
 
     def _settle(self, answer: Mapping[str, Any]) -> None:
-        """Takes over what the writer said about the pending checkpoint, once."""
+        """Records the writer's reply about the pending checkpoint, once."""
         assert self.snapshots is not None and self.snapshots.pending is not None
         pending = self.snapshots.pending
         if pending.reported:
@@ -218,19 +220,19 @@ class Saver:
             words, code = answer["error"], answer["errno"]
             explained = self.store.explain(OSError(code, words) if code else RunFailed(words), pending.step)
             error = explained if isinstance(explained, RunFailed) else RunFailed(words)
-        seconds = max(answer["at"] - pending.begun, pending.stall)  # it may be written before asking has returned
+        seconds = max(answer["at"] - pending.begun, pending.stall)  # it may be written before the request has returned
         size = answer.get("committed", 0)
         outcome = SaveOutcome(pending.step, "disk", seconds, pending.stall, size, deleted=pending.deleted, error=error)
         self._outcomes.append(outcome)
 
     def due(self, step: int) -> bool:
-        """Whether a copy in memory is to be made after this step; called right after every step."""
+        """Returns whether an in-memory copy is due after this step; must be called right after every step."""
         return self.cadence.due(step)
 
     def remember(self, state: State) -> None:
-        """Copies the state into memory that outlives this process, unless all of it is being written.
+        """Copies the state into memory that outlives this process, unless all copies are being written.
 
-        Of several nodes each copy is kept by the next node, too; until that has the last one there is no other.
+        With several nodes the next node stores each copy too; no further copy is made until it has the last one.
         """
         snapshots = self.snapshots
         assert snapshots is not None
@@ -258,10 +260,10 @@ class Saver:
             self._cost = seconds if known else None
 
     def _is_safe(self, *, tries: int = 1) -> bool:
-        """Whether the next nodes have the newest copies of all processes. A collective.
+        """Returns whether the next nodes have the newest copies of all processes. A collective.
 
         Args:
-            tries: looks, `AGAIN` seconds apart, before the answer is no.
+            tries: polls, `AGAIN` seconds apart, before it returns False.
         """
         snapshots = self.snapshots
         if snapshots is None or not this_node():
@@ -273,7 +275,7 @@ class Saver:
         return False
 
     def has_state(self) -> bool:
-        """Whether there is any state to go back to."""
+        """Returns whether there is any state to restore."""
         self.wait()
         return bool(remembered(self._memory, None)) or by_first(lambda: bool(self.store.steps()))
 
@@ -282,10 +284,10 @@ class Saver:
         return self.snapshots.folder if self.snapshots is not None and self._outlives else None
 
     def restore_newest(self, places: Places, *, before: int | None = None) -> Restored | None:
-        """Restores the newest state, from memory if its copies are there, or else from the disk.
+        """Restores the newest state, from memory if its copies are complete, or else from disk.
 
-        A damaged checkpoint is put aside, and the one before it is taken. What is newer than the state that is
-        restored is deleted, as the run will take those steps again.
+        A damaged checkpoint is set aside, and the one before it is restored. States newer than the restored one are
+        deleted, as the run will repeat those steps.
 
         Args:
             before: only states of steps before this one.
@@ -294,7 +296,7 @@ class Saver:
             None where there is none.
 
         Raises:
-            RunFailed: there are checkpoints, and none of them can be read; or they are of another model.
+            RunFailed: checkpoints exist, but none can be read; or they are of another model.
         """
         self.wait()
         restored = restore_newest(self.store, self._memory, places, before=before, on_damage=self._report_damage)
@@ -307,7 +309,7 @@ class Saver:
         return restored
 
     def report(self) -> None:
-        """Records what `finished` gives as events."""
+        """Records the results of `finished` as events."""
         for done in self.finished():
             if done.error is not None:
                 self._report_failure(done.step, done.error)
@@ -338,13 +340,13 @@ class Saver:
             self.stall += time.perf_counter() - begin
 
     def close(self) -> None:
-        """Ends the background writer, once it is done."""
+        """Ends the background writer after its work is done."""
         self.__exit__(None)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """After an error the writer is left to finish by itself."""
+        """Closes the saver; after an error the writer finishes on its own."""
         if self.snapshots is not None:
             self.snapshots.close(wait=kind is None)

@@ -1,6 +1,7 @@
-"""Exports a reward model as transformers' sequence classification, and replays it in a fresh process.
+"""Export of a reward model as transformers' sequence classification, and its replay in a fresh process.
 
-Run as ``python -m stoker.checkpoint.score_export FOLDER`` it is that process, which uses nothing of Stoker's loading.
+Run as ``python -m stoker.checkpoint.score_export FOLDER``, this file is that process, which uses none of Stoker's
+loading.
 
 Shapes: R rows.
 """
@@ -30,7 +31,7 @@ from stoker.models.score_head import OFFSET
 ROWS = 6
 LONGEST = 1024  # tokens of a replayed row
 TOLERANCE = {"fp32": 1e-3, "fp16": 2e-2, "bf16": 1e-1}  # largest difference of scores, relative to their size
-SCORE_OFFSET = "score_offset"  # of config.json: what is to be taken off the scores, so that demonstrations score 0
+SCORE_OFFSET = "score_offset"  # key of config.json: offset to subtract from the scores, so that demonstrations score 0
 
 
 def check_classifier(model: PreTrainedModel) -> None:
@@ -42,11 +43,11 @@ def check_classifier(model: PreTrainedModel) -> None:
 
 
 def as_classifier(merged: PreTrainedModel, *, pad_id: int) -> PreTrainedModel:
-    """The same weights as a model for sequence classification with one label; consumes the model.
+    """Converts the model to sequence classification with one label; consumes the model.
 
     Args:
-        merged: as transformers saves it, with a score head.
-        pad_id: token after the rows of a batch; the score is that of the last token which is not it.
+        merged: the model in transformers' form, with a score head.
+        pad_id: padding token after the rows of a batch; the score is that of the last other token.
     """
     head: Any = merged.get_output_embeddings()
     config = copy.deepcopy(merged.config)
@@ -64,7 +65,9 @@ def as_classifier(merged: PreTrainedModel, *, pad_id: int) -> PreTrainedModel:
 
 
 def padding_of(tuned: TunedRun) -> int:
-    """A token for padding that ends no answer: the tokenizer's own, else another special token, else the first one."""
+    """Returns a padding token that ends no answer: the tokenizer's own, else another special token, else the
+    first one.
+    """
     codec, tokenizer = tuned.text.codec, tuned.tokenizer
     stops = {*codec.stop_ids, tokenizer.eos_token_id}
     special = [token for token, t in sorted(codec.tokenizer.get_added_tokens_decoder().items()) if t.special]
@@ -73,7 +76,7 @@ def padding_of(tuned: TunedRun) -> int:
 
 
 def replayed_rows(tuned: TunedRun, base: Path) -> list[list[int]]:
-    """Held-out answers with their prompts, or those of the first sequence, up to their last trained token."""
+    """Returns held-out answers with their prompts, or those of the first sequence, up to their last trained token."""
     corpus = open_corpus(tuned.job, tuned.text.codec, seq_len=tuned.text.seq_len, base=base)
     documents = (corpus.evaluation_documents() or corpus.sequences[0])[:ROWS]
     rows = [trim((d.row.ids, d.row.trained))[0][-LONGEST:].astype(np.int64).tolist() for d in documents]
@@ -83,7 +86,7 @@ def replayed_rows(tuned: TunedRun, base: Path) -> list[list[int]]:
 
 @torch.inference_mode()
 def scores_alone(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> list[float]:
-    """The score of each row by a model with a score head in this process, before the offset."""
+    """Returns the score of each row by a model with a score head in this process, before the offset."""
     head: Any = model.get_output_embeddings()
     hidden = [
         model.base_model(input_ids=torch.tensor([list(row)], device=head.weight.device)).last_hidden_state
@@ -93,7 +96,7 @@ def scores_alone(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> list[
 
 
 def replay_scores(folder: Path, rows: Sequence[Sequence[int]]) -> list[float]:
-    """The scores of rows in one padded batch, by the export in a fresh process.
+    """Returns the scores of rows in one padded batch, by the export in a fresh process.
 
     Raises:
         RunFailed: transformers cannot load it.
@@ -111,7 +114,7 @@ def replay_scores(folder: Path, rows: Sequence[Sequence[int]]) -> list[float]:
 
 
 def furthest(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The largest difference of scores, relative to their size."""
+    """Returns the largest difference of scores, relative to their size."""
     size = max(1.0, *(abs(score) for score in ours))
     return max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) / size
 

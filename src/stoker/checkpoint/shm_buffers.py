@@ -1,7 +1,7 @@
-"""A process' copies of its part of the training state, in files of the machine's memory that outlive it.
+"""In-memory copies of a process' part of the training state, in shared-memory files that outlive the process.
 
-``rank-<rank>/slot-<number>`` holds the bytes, and ``slot-<number>.json`` beside it what they are. That is removed
-before the bytes change and appears, whole, after them: a copy with such a file is whole.
+``rank-<rank>/slot-<number>`` holds the bytes, and ``slot-<number>.json`` beside it their description. The latter is
+removed before the bytes change and reappears, atomically, after them: a copy with such a file is complete.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from stoker.checkpoint.save_plan import Agreement, Item
 
 @dataclass(frozen=True)
 class Copy:
-    """A process' part of the training state after a step, whole, in memory.
+    """A complete in-memory copy of a process' part of the training state after a step.
 
     Attributes:
-        data: the file of its bytes.
-        group: of the `Agreement` that it was made under.
-        numbers: as `stoker.checkpoint.store.State` has them.
+        data: file of its bytes.
+        group: group of the `Agreement` that it was made under.
+        numbers: as in `stoker.checkpoint.store.State`.
     """
 
     data: Path
@@ -42,7 +42,7 @@ class Copy:
     numbers: Mapping[str, Any]
 
     def tensors(self) -> Iterator[tuple[Item, Tensor]]:
-        """The boxes, as they lie in the file: to be read only."""
+        """Yields the boxes, mapped from the file read-only."""
         if not any(item.length for item in self.items):
             data = torch.empty(0, dtype=torch.uint8)
         else:
@@ -52,7 +52,7 @@ class Copy:
 
 
 class Slot:
-    """Room for one copy, mapped into this process."""
+    """Memory for one copy, mapped into this process."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self.path = folder / f"slot-{number}"
@@ -67,25 +67,25 @@ class Slot:
 
     @property
     def step(self) -> int:
-        """The step of the copy in it; -1 where there is none."""
+        """Step of the copy in it; -1 where there is none."""
         if self._step is None:
             copy = read_copy(self.header)
             self._step = copy.step if copy else -1
         return self._step
 
     def is_there(self) -> bool:
-        """Whether other processes find the copy that was made last; so, too, where none was made yet."""
+        """Returns whether other processes can find the last copy; also True where none was made yet."""
         return not self.group or _identity(self.path) == self._file
 
     def forget_step(self) -> None:
-        """Another process may have removed the copy."""
+        """Invalidates the cached step, as another process may have removed the copy."""
         self._step = None
 
     def fill(self, step: int, held: Held, numbers: Mapping[str, Any], agreement: Agreement, *, rank: int) -> float:
-        """Copies what this process is to write, of all that it holds.
+        """Copies the boxes that this process writes.
 
         Returns:
-            The seconds that it took, once there was room.
+            Seconds that the copy took, after the allocation.
 
         Raises:
             OSError: the memory is full.
@@ -111,10 +111,12 @@ class Slot:
         return time.perf_counter() - begin
 
     def _make_room(self, agreement: Agreement) -> None:
-        """Maps a file as large as is needed, all of it there: what could fail fails here, and not in a copy."""
+        """Maps a fully allocated file of the needed size, so that a lack of memory is an error here and not during a
+        copy.
+        """
         self.close()
         if agreement.length and (not self.path.exists() or self.path.stat().st_size != agreement.length):
-            self.path.unlink(missing_ok=True)  # who still reads the old one has it mapped
+            self.path.unlink(missing_ok=True)  # readers of the old file have it mapped
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         data = torch.empty(0, dtype=torch.uint8)
         try:
@@ -132,20 +134,20 @@ class Slot:
         self.group = agreement.group
 
     def _pin(self, data: Tensor) -> None:
-        """Page-locks the memory where there are GPUs, which then copy to it several times as fast."""
+        """Page-locks the memory where there are GPUs, whose copies are then several times as fast."""
         if data.numel() and torch.cuda.is_available() and torch.cuda.is_initialized():
             done = torch.cuda.cudart().cudaHostRegister(data.data_ptr(), data.numel(), 0)
-            if int(done) == 0:  # where it may not be locked, copies are slower
+            if int(done) == 0:  # without page-locking, copies are slower
                 self._pinned = data
 
     def empty(self) -> None:
-        """Gives the memory back."""
+        """Frees the memory and deletes the copy."""
         self.header.unlink(missing_ok=True)
         self.path.unlink(missing_ok=True)
         self.close()
 
     def close(self) -> None:
-        """Lets the memory go; the copy stays."""
+        """Unmaps the memory; the copy stays."""
         if self._pinned is not None:
             torch.cuda.cudart().cudaHostUnregister(self._pinned.data_ptr())
             self._pinned = None
@@ -155,7 +157,7 @@ class Slot:
 
 
 def read_copy(header: Path) -> Copy | None:
-    """The copy that a header tells of; None where there is none, or its bytes are gone."""
+    """Reads the copy described by a header; None where there is none, or its bytes are missing."""
     try:
         kept = json.loads(header.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -171,19 +173,19 @@ def read_copy(header: Path) -> Copy | None:
 
 
 def copies_in(folder: Path) -> list[Copy]:
-    """All whole copies of the processes of a run that lie in this machine's memory."""
+    """Returns all complete copies of a run's processes in this machine's memory."""
     found = [read_copy(header) for header in sorted(folder.glob("rank-*/slot-?.json"))]
     return [copy for copy in found if copy is not None]
 
 
 def forget_copies(copies: Sequence[Copy]) -> None:
-    """Deletes the headers of copies, without which they do not count."""
+    """Deletes the headers of copies, which makes them invalid."""
     for copy in copies:
         copy.data.with_suffix(".json").unlink(missing_ok=True)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Which file is at a path; None where there is none."""
+    """Identifies the file at a path; None where there is none."""
     with suppress(FileNotFoundError):
         found = path.stat()
         return found.st_dev, found.st_ino
@@ -199,7 +201,7 @@ def _box(data: Tensor, item: Item) -> Tensor:
 
 
 def allocate(descriptor: int, length: int) -> None:
-    """Makes a file of the machine's memory as large as is needed, all of it there.
+    """Allocates a shared-memory file of the needed size completely.
 
     Raises:
         OSError: there is no room.

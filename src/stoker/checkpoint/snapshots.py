@@ -1,4 +1,4 @@
-"""Copies of the training state in shared memory, and the process that writes them while training goes on."""
+"""Copies of the training state in shared memory, and the process that writes them during training."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from stoker.checkpoint.storage import storage_of
 from stoker.checkpoint.writer import GIVE_UP, WriteRequest
 from stoker.runs.shm_folder import NEIGHBOUR, PREFIX, SENT, SharedFolder, has_folder, shared_folder
 
-VISIBLE = 120.0  # seconds in which a file that another machine has written is seen on this one
+VISIBLE = 120.0  # seconds until a file written by another machine must be visible on this one
 ENDS = 600.0  # seconds that the writer gets to finish when this process ends
 
 
@@ -36,8 +36,8 @@ class Snapshots:
     """The copies of a process and its background writer.
 
     Args:
-        run: the run's folder. If the process that started this one made a folder in shared memory for it, copies
-            outlive this process; else they end with it.
+        run: the run's folder. If the process that started this one made a shared-memory folder for it, copies outlive
+            this process; else they end with it.
     """
 
     def __init__(self, run: Path | None = None) -> None:
@@ -46,7 +46,7 @@ class Snapshots:
         self.agreement: Agreement | None = None
         self.pending: Pending | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._rest = b""  # the beginning of a line that the writer has not finished
+        self._rest = b""  # the start of a line that the writer has not completed
         self._slots: list[Slot] = []
         self._newest: Slot | None = None
         self._own: SharedFolder | None = None
@@ -54,7 +54,7 @@ class Snapshots:
 
     @property
     def folder(self) -> Path:
-        """The folder in shared memory: the run's, or one of this process' own, made when it is first needed."""
+        """The folder in shared memory: the run's, or a private one that is created on first use."""
         if self._folder is None:
             own = SharedFolder(Path(tempfile.mkdtemp(prefix=PREFIX, dir=shared_folder(Path()).parent)))
             own.hold()
@@ -65,23 +65,23 @@ class Snapshots:
     # -- copies ----------------------------------------------------------------------------------------------
 
     def take(self, state: State) -> bool:
-        """Copies the state; returns whether there was room for it. A collective."""
+        """Copies the state; returns whether there was room. A collective."""
         held = state.held
         agreement = self.agreed(held)
         if not agreement.slots:
             return False
         try:
             together(lambda: self.copy(state.step, held, state.numbers))
-        except OSError:  # others have taken the memory since
+        except OSError:  # other processes have taken the memory since
             self._do_without()
             return False
-        for folder in self.folder.glob("rank-*"):  # of ranks of a larger world
+        for folder in self.folder.glob("rank-*"):  # ranks of a larger world
             if int(folder.name.removeprefix("rank-")) >= agreement.world:
                 shutil.rmtree(folder, ignore_errors=True)
         return True
 
     def is_safe(self) -> bool:
-        """Whether the newest copy of this process is on the next node, too, or no other node keeps copies."""
+        """Returns whether the newest copy of this process is also on the next node, or no other node stores copies."""
         if self._folder is None or not (self._folder / NEIGHBOUR).exists():
             return True
         made = [slot.header.stat().st_mtime_ns for slot in self._slots if slot.header.exists()]
@@ -91,7 +91,7 @@ class Snapshots:
             return False
 
     def agreed(self, held: Held) -> Agreement:
-        """Who writes what; agreed on again if what is held has changed, or files are gone. A collective."""
+        """Returns the agreement; it is renewed if the held chunks have changed or files are missing. A collective."""
         if not unchanged(self.agreement, held, intact=self._is_intact()):
             together(self._make_folder)
             self.agreement = agree(held, self.folder)
@@ -103,7 +103,7 @@ class Snapshots:
         return self.agreement
 
     def _is_intact(self) -> bool:
-        """Whether all files are where they were left: something may clean up the machine's memory."""
+        """Returns whether all files still exist: something may clean up the machine's memory."""
         files = (*DcpFileLayout.files(self._file_layout), self._metadata) if self.agreement else ()
         return all(path.exists() for path in files) and all(slot.is_there() for slot in self._slots)
 
@@ -114,7 +114,7 @@ class Snapshots:
             self._own.keep()
 
     def _prepare(self) -> None:
-        """Leaves what the writer needs, and makes as many slots as there is room for."""
+        """Writes the files that the writer needs, and makes as many slots as there is room for."""
         agreement = self.agreement
         assert agreement is not None
         here = self.folder / f"rank-{rank()}"
@@ -142,7 +142,7 @@ class Snapshots:
         return self._file_layout.with_name(self._file_layout.name.replace("file_layout", "metadata"))
 
     def free(self) -> Slot | None:
-        """The slot for the next copy: of those that are not being written, the one whose copy is older."""
+        """Returns the slot for the next copy: of those that are not being written, the one with the older copy."""
         pending = self.pending
         writing = pending.slot if pending is not None and self.answer("written", timeout=0.0) is None else None
         slots = [slot for slot in self._slots if slot is not writing]
@@ -152,7 +152,7 @@ class Snapshots:
         """Copies this process' part of the state.
 
         Raises:
-            OSError: memory that there was room in has been taken.
+            OSError: free memory has been taken by another process.
         """
         slot = self.free()
         assert self.agreement is not None and slot is not None
@@ -160,12 +160,12 @@ class Snapshots:
         self._newest = slot
 
     def is_settled(self) -> bool:
-        """Whether the next copy needs no new room."""
+        """Returns whether the next copy needs no new memory."""
         slot = self.free()
         return slot is not None and self.agreement is not None and slot.group == self.agreement.group
 
     def _do_without(self) -> None:
-        """Makes no copies until the processes agree again."""
+        """Disables copies until the processes agree again."""
         assert self.agreement is not None
         self.agreement = replace(self.agreement, slots=0)
         for slot in self._slots:
@@ -173,7 +173,7 @@ class Snapshots:
         self._slots = []
 
     def forget_steps(self) -> None:
-        """Another process has changed the copies: which is older is looked up again."""
+        """Invalidates the cached steps of the slots, as another process has changed the copies."""
         for slot in self._slots:
             slot.forget_step()
 
@@ -181,10 +181,10 @@ class Snapshots:
 
     @property
     def writer(self) -> subprocess.Popen[bytes]:
-        """The background process, started when it is first needed.
+        """The background process, started on first use.
 
-        It has a session of its own, so that signals of a terminal do not reach it, and removes a folder of this
-        process' own when it ends.
+        It has its own session, so that signals of a terminal do not reach it, and removes this process' private folder
+        when it ends.
         """
         if self._process is None or self._process.poll() is not None:
             own = self._own
@@ -202,7 +202,7 @@ class Snapshots:
     def write(
         self, attempt: str, state: State, *, place: Path | str, keep: Keep, begun: float, deleted: tuple[int, ...]
     ) -> None:
-        """Has the newest copy, which is of ``state``, written as an attempt of `Storage.begin`."""
+        """Requests that the newest copy, which is of ``state``, is written as an attempt of `Storage.begin`."""
         assert self.agreement is not None and self._newest is not None
         request = WriteRequest(
             str(place),
@@ -225,14 +225,14 @@ class Snapshots:
         assert writer.stdin is not None
         try:
             writer.stdin.write(line + b"\n")
-        except BrokenPipeError:  # `answer` reports that it has died
+        except BrokenPipeError:  # `answer` reports its end
             writer.wait()
 
     def answer(self, kind: str, *, timeout: float | None = None) -> dict[str, Any] | None:
-        """What the writer says about the pending checkpoint: an answer of a kind, or an error.
+        """Returns the writer's reply about the pending checkpoint: one of this kind, or an error.
 
         Args:
-            timeout: seconds to wait for it, after which the result is None; by default as long as it takes.
+            timeout: seconds to wait for it, after which the result is None; by default no limit.
         """
         pending, process = self.pending, self._process
         assert pending is not None and process is not None and process.stdout is not None
@@ -251,7 +251,7 @@ class Snapshots:
                 pending.answers.append({"error": words, "errno": 0, "at": time.time()})
 
     def outcome(self) -> dict[str, Any]:
-        """What became of the pending checkpoint, once it is committed or has failed. A collective."""
+        """Returns the outcome of the pending checkpoint once it is committed or has failed. A collective."""
         pending = self.pending
         assert pending is not None
         said = together(lambda: self.answer("written"))
@@ -275,7 +275,7 @@ class Snapshots:
         return by_first(end)
 
     def close(self, *, wait: bool) -> None:
-        """Ends the writer, once it has finished, and frees the memory; copies that outlive this process stay."""
+        """Ends the writer after its work is done, and frees the memory; copies that outlive this process stay."""
         process, self._process = self._process, None
         if process is not None:
             assert process.stdin is not None and process.stdout is not None

@@ -1,7 +1,7 @@
-"""The weights of a finished stage as a model's folder, which a later stage begins with.
+"""Weights of a finished stage as a model folder, from which a later stage starts.
 
-An adapter is merged into its base in float32, so that the reference of the next stage is the model after this one.
-The folder's name changes with the weights: a run that began with others does not find these in their place.
+An adapter is merged into its base in float32, so that the reference of the next stage is the model after this one. The
+folder's name depends on the weights: a run that started from other weights does not find these in their place.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from stoker.job.stage import weights_folder
 
 
 def stage_weights(run: str, digest: str, job: ResolvedJob, base: Path) -> str:
-    """Writes the weights of a run's last checkpoint into its folder, unless they are there; verified as any export.
+    """Writes the weights of a run's last checkpoint into its folder, unless they exist; verified as any export.
 
     Args:
-        digest: of the checkpoint; see `stoker.train.lineage.weights_digest`.
-        job: the stage's, of the user's own file: what it trusts may run.
+        digest: digest of the checkpoint; see `stoker.train.lineage.weights_digest`.
+        job: the stage's job from the user's file; only code that it trusts may run.
 
     Returns:
-        How the folder was verified; empty where it was there.
+        The result of the verification; empty where the folder existed.
 
     Raises:
         UserError: the run cannot be merged.
-        RunFailed: the disk is full, or the folder does not answer as the run does.
+        RunFailed: the disk is full, or the folder does not give the run's answers.
     """
     folder = base / weights_folder(run, digest)
     if folder.is_dir():

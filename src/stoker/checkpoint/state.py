@@ -16,19 +16,19 @@ Where = Literal["disk", "memory"]
 
 
 class DamagedError(RunFailed):
-    """A checkpoint cannot be read back: files of it are missing, cut or altered."""
+    """A checkpoint that cannot be read back: files are missing, truncated or altered."""
 
 
 @dataclass(frozen=True)
 class State:
-    """What a run needs to go on.
+    """State that a run resumes from.
 
     Attributes:
         step: optimizer steps done.
-        tensors: ``model/<parameter>``, ``optimizer/<parameter>/<moment>`` and ``buffer/<name>``: whole, or what this
-            process holds of them.
+        tensors: ``model/<parameter>``, ``optimizer/<parameter>/<moment>`` and ``buffer/<name>``: whole, or this
+            process' chunks.
         numbers: everything else, as JSON: samples consumed, loss scale, best held-out loss ...
-        streams: whether it is written to the disk part by part, as there is no memory for a copy of it.
+        streams: whether it is written to disk part by part, because memory has no room for a copy.
     """
 
     step: int
@@ -44,28 +44,28 @@ class State:
 
 @dataclass(frozen=True)
 class Saved:
-    """A tensor in a checkpoint."""
+    """Shape and dtype of a tensor in a checkpoint."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
-# Gives the chunks that the tensors of a checkpoint are read into, by name, from their shapes and types.
+# Returns the destination chunks of a checkpoint's tensors, by name, from their shapes and dtypes.
 Places = Callable[[Mapping[str, Saved]], Held]
 
 
 @dataclass(frozen=True)
 class SaveOutcome:
-    """How the saving of a state ended.
+    """Outcome of saving a state.
 
     Attributes:
-        where: on the disk, or in memory.
-        seconds: from its beginning until it was whole.
-        stall: seconds that training stood still for it.
-        bytes: of all that was written; 0 where it was not.
-        every: steps between copies in memory from now on; None for a checkpoint.
-        deleted: checkpoints that were deleted before, to make room for it.
-        error: why it was not written.
+        where: on disk, or in memory.
+        seconds: time from the start of the save until it was complete.
+        stall: seconds that training was stopped for it.
+        bytes: total bytes written; 0 where nothing was.
+        every: new interval of in-memory copies in steps; None for a checkpoint.
+        deleted: checkpoints deleted to make room for it.
+        error: error that prevented it.
     """
 
     step: int
@@ -84,7 +84,7 @@ class Damaged:
 
     Attributes:
         error: what is wrong with it.
-        aside: where it is now.
+        aside: its new path.
     """
 
     step: int
@@ -94,7 +94,7 @@ class Damaged:
 
 @dataclass(frozen=True)
 class Restored:
-    """A state that a run goes on from."""
+    """A restored state."""
 
     step: int
     numbers: dict[str, Any]

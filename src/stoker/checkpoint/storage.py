@@ -1,7 +1,7 @@
-"""Places for checkpoints: a folder of the file system, or a URL of any store that fsspec knows.
+"""Storage of checkpoints: a folder of the file system, or a URL of any store that fsspec supports.
 
-Both make a checkpoint visible in one act, once all of it is there: in a folder, by renaming; where there is no
-renaming, by writing ``state.json`` last. This file needs no torch: the background writers use it, too.
+Both make a checkpoint visible atomically, once it is complete: a folder by renaming; a store without renaming by
+writing ``state.json`` last. This file imports no torch, as the background writers use it.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from typing import IO, Any, Protocol
 from stoker.files import regular
 
 STATE = "state.json"
-METADATA = ".metadata"  # what tensors there are and where they lie, as torch.distributed.checkpoint reads it
+METADATA = ".metadata"  # index of the tensors and their places in the files, as torch.distributed.checkpoint reads it
 NAME = re.compile(r"step-(\d{8})")
 ATTEMPT = re.compile(r"step-(\d{8})-([a-zA-Z0-9]+)\.(\d+)\.\d+")  # step, machine, process, when
 POLL = 0.1  # seconds
 BASE = "base"  # the key of the step that a checkpoint adds to, in ``state.json``
 SUM = "sha256"  # the key of the checksum of ``state.json``
-WITHOUT_SUM = {"step", "progress", "scaler", "files"}  # the keys of one that was written before it had a checksum
+WITHOUT_SUM = {"step", "progress", "scaler", "files"}  # keys of a file from before checksums
 
 
 class Storage(Protocol):
-    """A place for checkpoints. An `attempt` is a checkpoint that is not whole yet."""
+    """Storage of checkpoints. An `attempt` is an incomplete checkpoint."""
 
     def steps(self) -> list[int]:
-        """Steps with a whole checkpoint, ascending."""
+        """Returns the steps with a complete checkpoint, ascending."""
 
     def path(self, step: int) -> Path | str:
-        """The path of a whole checkpoint, as torch.distributed.checkpoint reads it."""
+        """Returns the path of a complete checkpoint, for torch.distributed.checkpoint."""
 
     def begin(self, step: int, maker: int) -> str | None:
         """Begins an attempt that the process ``maker`` of this machine will finish; None where the step is saved."""
 
     @contextmanager
     def create(self, attempt: str, name: str) -> Iterator[IO[bytes]]:
-        """A new file of an attempt, on the disk when it is left."""
+        """Opens a new file of an attempt, which is synced to disk on exit."""
 
     def names(self, attempt: str) -> set[str]:
-        """The files of an attempt so far, as all machines see them."""
+        """Returns the names of an attempt's files so far, as all machines see them."""
 
     def read(self, attempt: str, name: str) -> bytes:
-        """A file of an attempt."""
+        """Reads a file of an attempt."""
 
     def remove(self, attempt: str, name: str) -> None:
         """Deletes a file of an attempt."""
@@ -63,32 +63,32 @@ class Storage(Protocol):
         """Deletes an attempt."""
 
     def sizes(self, step: int) -> dict[str, int]:
-        """Bytes of each file of a checkpoint but ``state.json``."""
+        """Returns the bytes of each file of a checkpoint but ``state.json``."""
 
     def open(self, step: int, name: str) -> IO[bytes]:
-        """A file of a checkpoint."""
+        """Opens a file of a checkpoint."""
 
     def room(self) -> int | None:
-        """Bytes that may still be written; None where that cannot be known."""
+        """Returns the free bytes; None where they are unknown."""
 
     def put_aside(self, step: int) -> str:
         """Renames a checkpoint, so that it is not listed; returns the path of its files."""
 
     def delete(self, step: int) -> None:
-        """Deletes a checkpoint; one that is half deleted is never visible."""
+        """Deletes a checkpoint; a half-deleted one is never visible."""
 
     def clean(self) -> None:
-        """Deletes what processes left behind that are gone."""
+        """Deletes the leftovers of ended processes."""
 
     def pending(self) -> list[int]:
-        """Steps that another process of this machine is still writing."""
+        """Returns the steps that another process of this machine is still writing."""
 
     def attempts_after(self, step: int) -> list[str]:
-        """The attempts at later steps, by any process."""
+        """Returns the attempts at later steps, by any process."""
 
 
 def storage_of(place: Path | str) -> Storage:
-    """The storage at a folder or a URL.
+    """Returns the storage at a folder or a URL.
 
     Raises:
         UserError: no library for such a URL is installed.
@@ -101,12 +101,12 @@ def storage_of(place: Path | str) -> Storage:
 
 
 def name_of(step: int) -> str:
-    """The name of a whole checkpoint."""
+    """Returns the name of a complete checkpoint."""
     return f"step-{step:08d}"
 
 
 def attempt_name(step: int, maker: int) -> str:
-    """A unique name for an attempt that the process ``maker`` of this machine will finish."""
+    """Returns a unique name for an attempt that the process ``maker`` of this machine will finish."""
     return f"{name_of(step)}-{_machine()}.{maker}.{time.time_ns()}"
 
 
@@ -115,8 +115,8 @@ def _machine() -> str:
 
 
 def is_alive(attempt: str) -> bool:
-    """Whether another process of this machine, which an attempt is named after, is still at it."""
-    import psutil  # not needed by the writers, which are to start in an instant
+    """Returns whether another process of this machine, named in the attempt, is still writing it."""
+    import psutil  # imported here, as the writers do not need it and must start fast
 
     match = ATTEMPT.fullmatch(attempt)
     if match is None or match[2] != _machine() or int(match[3]) == os.getpid():
@@ -129,7 +129,7 @@ def is_alive(attempt: str) -> bool:
 
 @dataclass(frozen=True)
 class LocalStorage:
-    """A folder: attempts are hidden folders that are renamed."""
+    """Storage in a folder: attempts are hidden folders, which are renamed."""
 
     folder: Path
 
@@ -218,16 +218,16 @@ class LocalStorage:
 
 
 def write_state(values: Mapping[str, Any]) -> bytes:
-    """The contents of ``state.json``, with a checksum of their own."""
+    """Returns the contents of ``state.json``, including a checksum."""
     plain = json.loads(json.dumps(values))
     return json.dumps({**plain, SUM: _sum(plain)}).encode()
 
 
 def read_state(storage: Storage, step: int) -> dict[str, Any]:
-    """What ``state.json`` of a checkpoint holds, without its checksum.
+    """Reads ``state.json`` of a checkpoint, without its checksum.
 
     Raises:
-        ValueError: it is not as it was written, or it was written for another step.
+        ValueError: it has changed since it was written, or it is of another step.
     """
     with storage.open(step, STATE) as file:
         values: dict[str, Any] = json.loads(file.read())
@@ -240,7 +240,7 @@ def read_state(storage: Storage, step: int) -> dict[str, Any]:
 
 
 def base_of(storage: Storage, step: int) -> int | None:
-    """The step of the checkpoint that this one adds to; None where it is whole, or damaged."""
+    """Returns the step of the checkpoint that this one adds to; None where it is full, or damaged."""
     try:
         base: int | None = read_state(storage, step).get(BASE)
     except (FileNotFoundError, ValueError, KeyError):

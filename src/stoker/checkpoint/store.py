@@ -1,14 +1,14 @@
-"""Saving and restoring training states in the format of PyTorch's distributed checkpoint.
+"""Saving and restoring of training states in the format of PyTorch's distributed checkpoint.
 
-A checkpoint is a folder ``step-00000060``: the tensors as torch.distributed.checkpoint writes them, and
-``state.json`` with the numbers and with the size and SHA-256 of every file. It becomes visible in one act once all
-of it is on the disk, so a checkpoint that can be seen is whole. One that is damaged later is found when it is loaded.
+A checkpoint is a folder ``step-00000060``: the tensors as torch.distributed.checkpoint writes them, and ``state.json``
+with the numbers and with the size and SHA-256 of every file. It becomes visible atomically once all of it is on disk,
+so a visible checkpoint is complete. One that is damaged later is detected when it is loaded.
 
-A checkpoint may have only the rows of embedding tables that have changed since another one, its base, which
-``state.json`` names then; the base's rows are read before its own.
+An incremental checkpoint has only the rows of embedding tables that have changed since another one, its base, which
+``state.json`` names; the base's rows are read before its own.
 
-Tensors have the names and shapes of the whole model, whatever the layout: each process writes and reads its own
-chunks of them, so that a run goes on under any other layout, and one process can read everything.
+Tensors have the names and shapes of the whole model, whatever the layout: each process writes and reads its own chunks,
+so that a run can resume under any other layout, and a single process can read everything.
 """
 
 from __future__ import annotations
@@ -42,13 +42,15 @@ from stoker.checkpoint.storage import BASE, Storage, base_of, name_of, read_stat
 from stoker.checkpoint.writer import commit, write_part
 from stoker.errors import DiskFailed, RunFailed
 
-TABLES = "sparse/"  # names of what is of embedding tables begin so
+TABLES = "sparse/"  # name prefix of everything of embedding tables
 ROWS, BASE_ROWS = f"{TABLES}rows/", f"{TABLES}base/"  # rows, and those of the base that a checkpoint adds to
-ISLAND, OUTER = "island-", "outer/"  # names of what islands but the first hold, and of what all keep, begin so
+ISLAND, OUTER = "island-", "outer/"  # name prefixes of the state of all islands but the first, and of the outer step
 
 
 def place_of(to: str | None, *, base: Path, otherwise: Path) -> Path | str:
-    """Where a job's checkpoints lie: ``checkpoint.to``, a URL or a folder below ``base``, or else a given folder."""
+    """Returns the place of a job's checkpoints: ``checkpoint.to``, a URL or a folder below ``base``, or a default
+    folder.
+    """
     if to is None:
         return otherwise
     return to if "://" in to else base / to
@@ -58,8 +60,8 @@ def place_of(to: str | None, *, base: Path, otherwise: Path) -> Path | str:
 class Store:
     """The checkpoints of a run.
 
-    Where torch.distributed is initialised all methods but `path`, `steps` and `numbers` are collective: every
-    process calls them with the same step, and an error of one is raised on all.
+    Where torch.distributed is initialised, all methods but `path`, `steps` and `numbers` are collectives: every process
+    calls them with the same step, and an error of one is raised on all.
 
     Attributes:
         folder: a folder, or a URL.
@@ -72,31 +74,31 @@ class Store:
         return storage_of(self.folder)
 
     def path(self, step: int) -> Path:
-        """The folder of a checkpoint."""
+        """Returns the folder of a checkpoint."""
         return Path(self.storage.path(step))
 
     def _name(self, step: int) -> str:
-        """A checkpoint's name in messages, which is known without looking whether it is there."""
+        """Returns a checkpoint's name for messages, without checking that it exists."""
         return f"{self.folder}/{name_of(step)}"
 
     def steps(self) -> list[int]:
-        """Steps with a whole checkpoint, ascending."""
+        """Returns the steps with a complete checkpoint, ascending."""
         return self.storage.steps()
 
     def numbers(self, step: int) -> dict[str, Any]:
-        """What a checkpoint holds beside its tensors.
+        """Reads a checkpoint's data beside its tensors.
 
         Raises:
-            DamagedError: it is not as it was written.
+            DamagedError: it has changed since it was written.
         """
         with _damage(self._name(step)):
             return _split(read_state(self.storage, step))[0]
 
     def save(self, state: State, agreement: Agreement | None = None) -> SaveOutcome:
-        """Writes a checkpoint; training waits meanwhile.
+        """Writes a checkpoint; training waits.
 
         Args:
-            agreement: who writes what, where the processes have agreed already.
+            agreement: the processes' agreement, where it exists already.
 
         Raises:
             RunFailed: the disk is full or cannot be written; earlier checkpoints are untouched.
@@ -134,7 +136,7 @@ class Store:
             self.storage.give_up(attempt)
 
     def explain(self, error: Exception, step: int) -> Exception:
-        """The `DiskFailed` for an error of the disk; any other error as it is."""
+        """Converts an error of the disk to `DiskFailed`; returns any other error unchanged."""
         cause = os_error(error)
         if cause is None:
             return error
@@ -147,13 +149,13 @@ class Store:
         )
 
     def load(self, step: int, elsewhere: Places = lambda _saved: {}) -> State:
-        """Reads a checkpoint back, every tensor whole.
+        """Reads a checkpoint, every tensor whole.
 
         Args:
-            elsewhere: where tensors go that are not to be part of the result.
+            elsewhere: destinations of tensors that are not part of the result.
 
         Raises:
-            DamagedError: it is not as it was written.
+            DamagedError: it has changed since it was written.
         """
         tensors: dict[str, Tensor] = {}
 
@@ -167,13 +169,13 @@ class Store:
         return State(step, tensors, numbers)
 
     def restore(self, step: int, places: Places) -> dict[str, Any]:
-        """Reads a checkpoint into the chunks that ``places`` gives for its tensors; returns the numbers.
+        """Reads a checkpoint into the chunks that ``places`` returns for its tensors; returns the numbers.
 
-        Each process reads no tensor that it holds nothing of, beside the files whose contents it checks.
+        Each process reads only tensors that it holds a part of, beside the files whose contents it checks.
 
         Raises:
-            DamagedError: it is not as it was written.
-            RunFailed: it is of another model: names or shapes differ. What is of islands may be left.
+            DamagedError: it has changed since it was written.
+            RunFailed: it is of another model: names or shapes differ. State of islands may be left out.
         """
         where = self._name(step)
         with _damage(where):
@@ -203,7 +205,7 @@ class Store:
         return numbers
 
     def _open_with_base(self, step: int) -> tuple[dict[str, Any], list[tuple[int, Files]], dict[str, Saved]]:
-        """The same as `_open`, with the rows of the checkpoint that this one adds to, whose files come first."""
+        """Opens a checkpoint as `_open` does, with the rows of its base, whose files come first."""
         numbers, files, saved = self._open(step)
         base = numbers.get(BASE)
         if base is None:
@@ -215,14 +217,14 @@ class Store:
         return numbers, [(base, base_files), (step, files)], saved | before
 
     def is_whole(self, step: int) -> bool:
-        """Whether a checkpoint adds to no other."""
+        """Returns whether a checkpoint is full, so that it adds to no other."""
         return base_of(self.storage, step) is None
 
     def _mismatch(self, step: int, how: str) -> NoReturn:
         raise RunFailed(f"the checkpoint of step {step} is of another model: {how}")
 
     def _open(self, step: int) -> tuple[dict[str, Any], Files, dict[str, Saved]]:
-        """The numbers, files and tensors of a checkpoint; fails where files are not as large as they were written."""
+        """Returns the numbers, files and tensors of a checkpoint; raises where the sizes of files have changed."""
         numbers, files = _split(read_state(self.storage, step))
         check_sizes(self.storage, step, files)
         entries = RestrictedReader(self.storage.path(step), files).read_metadata().state_dict_metadata
@@ -242,25 +244,25 @@ class Store:
         by_first(lambda: retain(self.storage, keep))
 
     def forget_after(self, step: int) -> None:
-        """Deletes the checkpoints of later steps, which the run is going to take another time."""
+        """Deletes the checkpoints of later steps, which the run will repeat."""
 
         def delete() -> None:
-            for later in reversed(self.steps()):  # none is there without its base
+            for later in reversed(self.steps()):  # in this order, none is left without its base
                 if later > step:
                     self.storage.delete(later)
-            for attempt in self.storage.attempts_after(step):  # of a writer whose process is gone
+            for attempt in self.storage.attempts_after(step):  # of a writer whose process has ended
                 self.storage.give_up(attempt)
 
         by_first(delete)
 
     def clean(self) -> None:
-        """Removes what killed processes left behind."""
+        """Removes the leftovers of killed processes."""
         by_first(self.storage.clean)
 
 
 @contextmanager
 def _damage(where: str) -> Iterator[None]:
-    """What goes wrong within is damage to the checkpoint at ``where``; memory that runs out is not."""
+    """Converts errors within the block to damage of the checkpoint at ``where``, except a lack of memory."""
     try:
         yield
     except (Exception, CheckpointException) as error:  # the latter is no Exception
@@ -272,12 +274,12 @@ def _damage(where: str) -> Iterator[None]:
 
 
 def _split(state: dict[str, Any]) -> tuple[dict[str, Any], Files]:
-    """The numbers in ``state.json``, and the files."""
+    """Splits ``state.json`` into the numbers and the files."""
     return {key: value for key, value in state.items() if key not in ("step", "files")}, state["files"]
 
 
 def _bytes_of(held: Held, agreement: Agreement) -> Callable[[DcpFilePart], memoryview]:
-    """The bytes of the tensors themselves, copied from their devices one after the other."""
+    """Returns a function that copies the bytes of tensors from their devices one by one."""
     names = {item.at: item.name for item in agreement.items if item.length}
 
     def data(part: DcpFilePart) -> memoryview:

@@ -15,7 +15,7 @@ from stoker.errors import RunFailed
 def check_texts(reference: ReferenceAnswers, got: TextAnswers, program: str, added: Sequence[int]) -> None:
     """
     Args:
-        added: numbers of characters that a program may leave out before a conversation, as encoding adds them.
+        added: numbers of characters that a program may omit before a conversation, as encoding adds them.
     """
     wanted = reference.texts
     ours, theirs = json.loads(wanted.vocabulary), json.loads(got.vocabulary)
@@ -46,7 +46,7 @@ def check_stops(stop_ids: Sequence[int], folder: Path) -> None:
 
 
 def texts_of_gguf(file: Path, texts: list[list[int]], rendered: list[str]) -> TextAnswers:
-    """The file's own tokens and template, and what a program made of the texts and conversations with them."""
+    """Returns the file's own tokens and template, and a program's results for the texts and conversations."""
     fields = _fields(file)
     template = fields.get("tokenizer.chat_template")
     tokens = json.dumps(fields["tokenizer.ggml.tokens"].contents(), ensure_ascii=False)
@@ -54,7 +54,9 @@ def texts_of_gguf(file: Path, texts: list[list[int]], rendered: list[str]) -> Te
 
 
 def left_out(file: Path, start: int) -> Sequence[int]:
-    """How many characters a program may leave out at the start of a conversation: encoding adds the start token."""
+    """Returns how many characters a program may omit at the start of a conversation, as encoding adds the start
+    token.
+    """
     adds = _fields(file).get("tokenizer.ggml.add_bos_token")
     return (0, start) if adds is not None and adds.contents() else (0,)
 

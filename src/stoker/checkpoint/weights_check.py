@@ -23,7 +23,7 @@ def take_stored(model: nn.Module, stored: Stored) -> None:
     """Checks every stored weight against a model's own, and copies it into the model.
 
     Args:
-        model: the trained one, as transformers saves it.
+        model: the trained model in transformers' form.
         stored: name, value and form of each weight.
 
     Raises:
@@ -41,7 +41,7 @@ def take_stored(model: nn.Module, stored: Stored) -> None:
 
 
 def stored_in_folder(model: Any, folder: Path, dtype: str) -> Stored:
-    """The weights that transformers reads from a folder, written in ``dtype``, for a model's class."""
+    """Yields the weights that transformers reads from a folder, written in ``dtype``, for a model's class."""
     held = type(model).from_pretrained(folder, dtype="auto", local_files_only=True)
     for name, parameter in held.named_parameters():
         yield name, parameter.detach(), dtype
@@ -64,7 +64,7 @@ def check_quantised_weights(trained: nn.Module, held: nn.Module, form: str, dtyp
 
 
 def stored_in_gguf(model: Any, file: Path) -> Stored:
-    """The weights of a GGUF file, by transformers' names."""
+    """Yields the weights of a GGUF file, by transformers' names."""
     from gguf import GGUFReader
     from gguf.quants import dequantize
 
@@ -72,7 +72,7 @@ def stored_in_gguf(model: Any, file: Path) -> Stored:
     name_of = tensor_name(model.config, family)
     ours = {str(name_of(name)): name for name, _ in model.named_parameters()}
     for tensor in GGUFReader(file).tensors:
-        if tensor.name == "rope_freqs.weight":  # of the configuration
+        if tensor.name == "rope_freqs.weight":  # part of the configuration
             continue
         value = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
         if count := rotated_heads(tensor.name, model.config, family):

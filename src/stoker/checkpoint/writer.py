@@ -1,9 +1,8 @@
-"""Writes a process' part of a checkpoint, and commits the whole when all parts are there.
+"""Writing of a process' part of a checkpoint, and the commit once all parts are written.
 
-``python -m stoker.checkpoint.writer`` is the process that does so in the background: it reads requests, a line of
-JSON each, from its standard input and answers likewise. It needs no torch, so it starts in an instant and takes
-little memory. When its standard input ends, so does it, but not before it has finished what it is writing; it then
-removes the folders that it was given as arguments.
+``python -m stoker.checkpoint.writer`` is the background process for it: it reads requests from standard input, a line
+of JSON each, and answers in the same way. It imports no torch, so it starts fast and takes little memory. At the end of
+its standard input it finishes the current write, removes the folders given as arguments, and exits.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from stoker.checkpoint.retention import Keep, retain
 from stoker.checkpoint.storage import METADATA, POLL, Storage, storage_of, write_state
 from stoker.errors import RunFailed
 
-ORPHANED = 30.0  # seconds that the parts of other processes get to arrive when this one's process is gone
-GIVE_UP = b"give up"  # a line that asks for the pending checkpoint not to be committed
-NICE = 5  # training comes first where there are not enough cores for both
+ORPHANED = 30.0  # seconds that other processes' parts get to arrive after this one's process has ended
+GIVE_UP = b"give up"  # a line that cancels the pending checkpoint
+NICE = 5  # lets training run first where cores are scarce
 
 
 @dataclass(frozen=True)
 class Written:
-    """A file of a checkpoint, as it was written."""
+    """Name, size and checksum of a written checkpoint file."""
 
     name: str
     bytes: int
@@ -45,14 +44,14 @@ class Written:
 
 @dataclass(frozen=True)
 class WriteRequest:
-    """A part of a checkpoint, to be written from shared memory.
+    """Request to write a part of a checkpoint from shared memory.
 
     Attributes:
-        place: folder or URL of the checkpoints; ``remote`` says which of the two.
-        attempt: as `Storage.begin` gave it.
+        place: folder or URL of the checkpoints; ``remote`` is True for a URL.
+        attempt: name from `Storage.begin`.
         data, file_layout: files with the tensors' bytes, and with the bytes around them (`DcpFileLayout`).
-        metadata: the file with the whole checkpoint's; empty but on rank 0, which commits.
-        numbers: what ``state.json`` holds beside the files.
+        metadata: the file with the whole checkpoint's metadata; empty but on rank 0, which commits.
+        numbers: contents of ``state.json`` beside the files.
     """
 
     place: str
@@ -80,7 +79,7 @@ class WriteRequest:
 def write_part(
     storage: Storage, attempt: str, file_layout: DcpFileLayout, data: Callable[[Span], memoryview]
 ) -> Written:
-    """Writes a process' file of an attempt, onto the disk."""
+    """Writes a process' file of an attempt to disk."""
     with storage.create(attempt, file_layout.name) as file:
         sha256 = file_layout.write(file, data)
     return Written(file_layout.name, file_layout.size, sha256)
@@ -89,10 +88,11 @@ def write_part(
 def commit(
     storage: Storage, attempt: str, *, step: int, parts: Sequence[Written], metadata: bytes, numbers: Mapping[str, Any]
 ) -> int:
-    """Makes a checkpoint visible whose parts have been written; gives its bytes, 0 where another attempt was faster.
+    """Makes a checkpoint visible after its parts have been written; returns its bytes, 0 where another attempt was
+    faster.
 
     Raises:
-        RunFailed: a part cannot be seen from here.
+        RunFailed: a part is not visible from here.
     """
     state = {"step": step, **numbers}
     if lost := {part.name for part in parts} - storage.names(attempt):
@@ -160,7 +160,7 @@ class Writer:
         since = time.monotonic()
         while True:
             for name in missing & storage.names(request.attempt):
-                with suppress(ValueError):  # it is there, but not yet what it says
+                with suppress(ValueError):  # it exists, but its contents are not visible yet
                     parts.append(Written(**json.loads(storage.read(request.attempt, name))))
                     missing.discard(name)
                     storage.remove(request.attempt, name)
@@ -175,7 +175,7 @@ class Writer:
             storage, request.attempt, step=request.step, parts=parts, metadata=metadata, numbers=request.numbers
         )
         at = time.time()
-        with suppress(OSError):  # what could not be deleted is, after the next checkpoint
+        with suppress(OSError):  # files that could not be deleted are deleted after the next checkpoint
             retain(storage, request.keep)
         self._say(step=request.step, committed=size, at=at)
 
@@ -203,12 +203,12 @@ class Writer:
 
     @staticmethod
     def _say(**values: Any) -> None:
-        with suppress(BrokenPipeError):  # the process that asked has ended
+        with suppress(BrokenPipeError):  # the requesting process has ended
             os.write(1, json.dumps({"at": time.time(), **values}).encode() + b"\n")
 
 
 class _Staged:
-    """The bytes of tensors in shared memory; of a copy that does not change while it is written."""
+    """The bytes of tensors in shared memory, from a copy that does not change while it is written."""
 
     def __init__(self, path: Path) -> None:
         self._map: mmap.mmap | None = None
