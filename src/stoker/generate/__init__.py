@@ -1,1 +1,1 @@
-"""Generates text from a model in memory: one engine for chat, samples, evaluation, rollouts and serving."""
+"""Text generation from a model in memory: one engine for chat, samples, evaluation, rollouts and serving."""

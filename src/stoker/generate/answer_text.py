@@ -1,4 +1,4 @@
-"""The text of an answer, piece by piece as its tokens come; it ends at a stop string."""
+"""Incremental decoding of an answer's tokens, up to a stop string."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from stoker.generate.request import Generation, Request, answer_ids
 
 
 class AnswerText:
-    """Decodes tokens as they come, and holds back what may be the beginning of a stop string.
+    """Decodes tokens incrementally, and holds back a possible start of a stop string.
 
     Attributes:
-        text: what was given so far.
-        stopped: whether a stop string was found; neither it nor what follows is part of the text.
+        text: text returned so far.
+        stopped: whether a stop string was found; the text excludes it and everything after it.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, skip_special_tokens: bool = True) -> None:
@@ -32,23 +32,23 @@ class AnswerText:
 
     @property
     def tokens(self) -> int:
-        """Tokens that were pushed."""
+        """Number of pushed tokens."""
         return len(self._ids)
 
     @property
     def decoded(self) -> int:
-        """Characters that the tokens have given, held back ones included."""
+        """Number of decoded characters, including held back ones."""
         return self._decoded
 
     def push(self, token: int) -> str:
-        """The text that a token adds; empty where it completes no character, or a stop string may have begun."""
+        """Returns the text that a token adds; empty where a character is incomplete or a stop string may have begun."""
         self._ids.append(token)
         piece = self._stream.step(self._tokenizer, token) or ""
         self._decoded += len(piece)
         return self._give(piece)
 
     def finish(self) -> str:
-        """The remaining text, after the last token; an incomplete character is a replacement character."""
+        """Returns the remaining text after the last token; an incomplete character becomes a replacement character."""
         whole = self._tokenizer.decode(self._ids, skip_special_tokens=self._skip)
         given = self._give(whole[self._decoded :])
         if self.stopped:
@@ -72,7 +72,7 @@ class AnswerText:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of a text that is the beginning of a stop string, but not all of it."""
+    """Returns the length of the longest suffix of a text that is a proper prefix of a stop string."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 
@@ -93,7 +93,7 @@ class FinishedAnswer:
 def answer_all(
     engine: GenerationEngine, tokenizer: Tokenizer, requests: Sequence[Request], stop: Sequence[str] = ()
 ) -> list[FinishedAnswer]:
-    """Answers requests, all together."""
+    """Answers requests in one batch."""
     texts = [AnswerText(tokenizer, stop) for _ in requests]
     generations = engine.run(requests, [partial(_listen, text) for text in texts])
     return [
@@ -103,7 +103,7 @@ def answer_all(
 
 
 def _listen(text: AnswerText, generation: Generation) -> None:
-    """Adds the newest token of an answer to its text."""
+    """Adds the new tokens of an answer to its text."""
     for token in answer_ids(generation)[text.tokens :]:
         text.push(token)
     if text.stopped:
@@ -115,7 +115,7 @@ def _listen(text: AnswerText, generation: Generation) -> None:
 def stream_answer(
     engine: GenerationEngine, tokenizer: Tokenizer, request: Request, stop: Sequence[str] = ()
 ) -> Iterator[str]:
-    """The text of one answer, piece by piece; closing the iterator cancels it."""
+    """Yields the text of one answer in pieces; closing the iterator cancels it."""
     text = AnswerText(tokenizer, stop)
     for token in engine.stream(request):
         if token.id not in request.stop_ids and (piece := text.push(token.id)):

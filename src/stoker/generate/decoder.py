@@ -38,14 +38,14 @@ class Decoder:
     """A model that continues rows.
 
     Attributes:
-        model: with its adapters around it.
-        language: the model inside, and its head.
-        context: longest sequence, prompt and answer together; None without a limit.
-        within: runs a pass where the model's weights are gathered.
-        others: for processes whose passes need each other: says whether this one has a pass to run, and gives whether
-            any has. None where passes are independent.
+        model: the model with its adapters.
+        language: the inner model, and its head.
+        context: most tokens of a sequence, prompt and answer together; None without a limit.
+        within: runs a pass while the model's weights are gathered.
+        others: for processes whose passes depend on each other: takes whether this process has a pass to run, and
+            returns whether any has. None where passes are independent.
         release: frees the weights that stay gathered after a pass.
-        blocked: copies of weights that do not change while the decoder is used, in a faster layout.
+        blocked: copies of weights in a faster layout, valid while the decoder is used.
     """
 
     model: nn.Module
@@ -59,7 +59,7 @@ class Decoder:
 
     @property
     def layers(self) -> int:
-        """Layers that keep keys and values."""
+        """Number of layers with keys and values."""
         return int(self.language.model.config.get_text_config().num_hidden_layers)
 
     @property
@@ -77,7 +77,7 @@ class Decoder:
 
     @cached_property
     def _body(self) -> nn.Module:
-        """What gives the last hidden states, or without a head of its own the logits."""
+        """The module that returns the last hidden states, or the logits where the model has no separate head."""
         model = self.language.model
         body = model if self.language.head is None or model.base_model is model else model.base_model
         assert isinstance(body, nn.Module)
@@ -89,12 +89,12 @@ class Decoder:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Encloses passes: evaluation mode, no gradients, the precision of the device."""
+        """Context of forward passes: evaluation mode, no gradients, the device's precision."""
         training = self.model.training
         with ExitStack() as stack:
-            # Sharded weights are gathered into tensors that training uses afterwards.
+            # Sharded weights are gathered into tensors that training uses later.
             stack.enter_context(torch.no_grad() if self.others is not None else torch.inference_mode())
-            # Every step has other lengths, and a compiled block would be compiled for each.
+            # Every step has other lengths, for each of which a compiled block would be recompiled.
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(arithmetic_of(self.device))
             stack.enter_context(self.device.autocast())
@@ -110,17 +110,17 @@ class Decoder:
                     self.release()
 
     def check_adapter(self, adapter: str | None) -> None:
-        """Refuses what `using` cannot use.
+        """Rejects adapters that `using` cannot use.
 
         Raises:
-            UserError: there is no adapter of this name.
+            UserError: the adapter does not exist.
         """
         if adapter and adapter not in self.adapters:
             raise UserError(f"there is no adapter {adapter!r}; there are: {', '.join(self.adapters) or 'none'}")
 
     @contextmanager
     def using(self, adapter: str | None) -> Iterator[None]:
-        """Makes the model compute with an adapter within the block; see `check_adapter`."""
+        """Activates an adapter within the block; see `check_adapter`."""
         if adapter is None:
             yield
         elif adapter == BASE:
@@ -137,14 +137,14 @@ class Decoder:
                 model.set_adapter(before)
 
     def virtual_ids(self, adapter: str | None) -> list[int]:
-        """Ids of the virtual tokens before every row; negative where they are keys and values only."""
+        """Returns the ids of the virtual tokens before every row; negative where they are keys and values only."""
         found = self._virtual
         if adapter == BASE or found is None:
             return []
         return list(range(-found.config.num_virtual_tokens, 0)) if isinstance(found, Prefix) else found.ids
 
     def virtual_keys_values(self, adapter: str | None) -> Kept | None:
-        """Keys and values before every row; None without a prefix. To be called within `at_work`."""
+        """Returns the keys and values before every row; None without a prefix. Must be called within `at_work`."""
         found = self._virtual
         if not isinstance(found, Prefix) or adapter == BASE:
             return None
@@ -154,8 +154,8 @@ class Decoder:
         """Runs a pass over the next columns of a cache.
 
         Args:
-            read: maps the last hidden states, shape (B, T, D), to what is wanted of them. It may call `logits`, as the
-                weights of a sharded model are there until it returns.
+            read: maps the last hidden states, shape (B, T, D), to the result. It may call `logits`, as a sharded
+                model's weights stay gathered until it returns.
         """
         if self.others is not None:
             self.others(True)
@@ -165,7 +165,7 @@ class Decoder:
         return found
 
     def wait_for_others(self) -> None:
-        """Takes part in the passes of other processes until none of them has any left."""
+        """Joins the passes of other processes until none of them has any left."""
         while self.others is not None and self.others(False):
             cache = RowCache(self.layers)
             cache.open([1], [None])
@@ -177,7 +177,7 @@ class Decoder:
             self.within(lambda: self.logits(self._hidden(ids_BT, cache)[:, -1]))
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
-        """The logits of a few positions, shape (N, V)."""
+        """Returns the logits of some positions, shape (N, V)."""
         head = self.language.head
         if head is None:
             return hidden_ND
@@ -185,7 +185,9 @@ class Decoder:
         return logits_NV if head.across is None else head.across.gather(logits_NV)
 
     def _hidden(self, ids_BT: Tensor, cache: RowCache) -> Tensor:
-        """The last hidden states, shape (B, T, D); without a head of its own the model's logits, shape (B, T, V)."""
+        """Returns the last hidden states, shape (B, T, D); without a separate head the model's logits, shape
+        (B, T, V).
+        """
         mask, positions = cache.begin(ids_BT.shape[1], ids_BT.device)
         arguments: dict[str, Any] = {"input_ids": ids_BT, "past_key_values": cache, "use_cache": True}
         if mask is not None:
@@ -201,12 +203,12 @@ class Decoder:
 
 
 def blocked_weights(model: nn.Module, device: Device) -> BlockedWeights | None:
-    """Room for copies of a model's weights in a faster layout, good as long as they do not change; None on a GPU."""
+    """Returns storage for a model's weights in a faster layout, valid until they change; None on a GPU."""
     return BlockedWeights(plain_linears(model)) if device.type == "cpu" else None
 
 
 def decoder_of(model: nn.Module, device: Device, *, context: int | None = None, frozen: bool = False) -> Decoder:
-    """The decoder of a model that is in memory.
+    """Returns the decoder of a model in memory.
 
     Args:
         frozen: whether its weights never change.
@@ -218,7 +220,7 @@ def decoder_of(model: nn.Module, device: Device, *, context: int | None = None, 
 
 @contextmanager
 def _prefix_given(found: VirtualPrompt | Prefix | None) -> Iterator[None]:
-    """Keeps a prefix from filling the cache, which holds it already."""
+    """Stops a prefix from filling the cache, which contains it already."""
     if not isinstance(found, Prefix) or not found.enabled:
         yield
         return

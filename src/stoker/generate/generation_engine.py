@@ -1,8 +1,7 @@
 """Continuous batching: sequences join and leave between steps; a step adds a token to each.
 
-New prompts run through the model in a cache of their own, in pieces, so that answers being written wait for one piece
-at most. Then their keys and values are copied beside those of the others. Requests with different adapters
-are different batches.
+New prompts are prefilled in a separate cache, in pieces, so that running answers wait for one piece at most. Then their
+keys and values are copied into the cache of the others. Requests with different adapters form different batches.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from stoker.generate.sampling import next_tokens
 from stoker.generate.step_threads import StepThreads
 from stoker.generate.waiting import Waiting
 
-PIECE = 512  # tokens of prompts in a pass, padding included, while answers are being written
-AHEAD = 256  # tokens of an answer for which memory is set aside before it begins
-SHARE_OF_MEMORY = 0.25  # of what is free, for keys and values, on the CPU; most of a GPU's
-REMEMBERED = 0.25  # of this memory, for keys and values of earlier prompts
+PIECE = 512  # tokens of prompts per pass, including padding, while answers are running
+AHEAD = 256  # tokens of an answer for which memory is reserved at its start
+SHARE_OF_MEMORY = 0.25  # share of free memory for keys and values, on the CPU; most of it on a GPU
+REMEMBERED = 0.25  # share of this memory for keys and values of earlier prompts
 
 
 @dataclass
 class _Batch:
-    """Answers that are being written with one adapter, by row of the cache."""
+    """Running answers with one adapter, by row of the cache."""
 
     adapter: str | None
     cache: RowCache
@@ -39,7 +38,7 @@ class _Batch:
 
 
 class GenerationEngine:
-    """Answers requests with a model in memory. `submit` and `Generation.cancel` may be called from any thread."""
+    """Generates answers with a model in memory. `submit` and `Generation.cancel` may be called from any thread."""
 
     def __init__(
         self,
@@ -53,8 +52,8 @@ class GenerationEngine:
         Args:
             rows: most sequences in a step; by default 64 on the CPU and 256 on a GPU.
             memory: bytes for keys and values; by default a share of what is free.
-            tries_threads: whether steps on the CPU take all threads or one, whichever is faster at the moment, for
-                results that differ in their last bits. By default they take all.
+            tries_threads: whether steps on the CPU use all threads or one, whichever is faster at the time; results may
+                then differ in their last bits. By default they use all.
         """
         self.decoder = decoder
         on_gpu = decoder.device.type == "cuda"
@@ -74,33 +73,33 @@ class GenerationEngine:
 
     @property
     def waiting(self) -> int:
-        """Requests that have not begun."""
+        """Number of requests in the queue."""
         return len(self._waiting)
 
     @property
     def running(self) -> int:
-        """Requests that have begun."""
+        """Number of requests that have begun."""
         return (len(self._prefill.rows) if self._prefill else 0) + sum(
             len(batch.generations) for batch in self._batches.values()
         )
 
     @property
     def busy(self) -> bool:
-        """Whether `step` would do anything."""
+        """Whether `step` has any work."""
         return bool(self._waiting or self._prefill or self._batches)
 
     def submit(self, request: Request, listener: Listener | None = None) -> Generation:
         """Queues a request.
 
         Raises:
-            UserError: the prompt is empty, too long for the model, or names an adapter that is not there.
+            UserError: the prompt is empty or too long for the model, or the adapter does not exist.
         """
         self.decoder.check_adapter(request.adapter)
         if not request.prompt:
             raise UserError("the prompt is empty: the model needs a token to begin with")
         if self.context is not None:
             room = self.context - len(request.prompt)
-            # The last token of a prompt that is only scored is not computed.
+            # The last token of a prompt that is only scored needs no pass.
             if room < (1 if request.max_tokens else -1):
                 raise UserError(prompt_too_long(len(request.prompt), self.context))
             if request.max_tokens > max(0, room):
@@ -110,7 +109,7 @@ class GenerationEngine:
         return generation
 
     def run(self, requests: Sequence[Request], listeners: Sequence[Listener] | None = None) -> list[Generation]:
-        """Answers requests, all together."""
+        """Answers requests in one batch."""
         heard_by: Sequence[Listener | None] = listeners or [None for _ in requests]
         generations = [self.submit(*asked) for asked in zip(requests, heard_by, strict=True)]
         try:
@@ -139,20 +138,20 @@ class GenerationEngine:
             generation.cancel()
 
     def forget(self) -> None:
-        """Drops the keys and values of earlier prompts: the weights have changed."""
+        """Drops the keys and values of earlier prompts, because the weights have changed."""
         self._waiting.forget()
 
     def step(self) -> None:
-        """A piece of a prompt, then a token of every answer that has begun. To be called within `Decoder.at_work`.
+        """Runs a piece of a prompt, then adds a token to every running answer. Must be called within `Decoder.at_work`.
 
         Raises:
-            Exception: what a pass raised; the generations in it have ended with it.
+            Exception: the error of a pass; the generations in it have ended with it.
         """
         failures = self._failures
         try:
             self._step()
         except Exception as error:
-            if self._failures == failures:  # not in a pass: nothing says what it concerns
+            if self._failures == failures:  # not in a pass, so the affected generations are unknown
                 self.fail(error)
             raise
 
@@ -169,7 +168,7 @@ class GenerationEngine:
                 del self._batches[adapter]
 
     def fail(self, error: BaseException) -> None:
-        """Ends everything with an error."""
+        """Ends all generations with an error."""
         generations = self._waiting.take_all()
         generations += [generation for _, generation in (self._prefill.rows if self._prefill else ())]
         generations += [g for batch in self._batches.values() for g in batch.generations]
@@ -184,7 +183,7 @@ class GenerationEngine:
             _end(generation, "failed")
 
     def _leave(self) -> None:
-        """Lets go of what was cancelled."""
+        """Removes cancelled generations."""
         for generation in self._waiting.take_cancelled():
             _end(generation, "cancelled")
         for batch in self._batches.values():
@@ -193,7 +192,7 @@ class GenerationEngine:
                     self._finish(batch, row, "cancelled")
 
     def _compute(self, prefill: Prefill) -> None:
-        """The next piece; after the last one the first tokens are drawn, and the prompts join their batch."""
+        """Runs the next piece; after the last one, samples the first tokens and moves the prompts into their batch."""
         try:
             with self.decoder.using(prefill.adapter):
                 drawn = prefill.run(self.decoder, PIECE if self._batches else PASS)
@@ -220,7 +219,7 @@ class GenerationEngine:
                 _end(generation, ending)
 
     def _continue(self, batch: _Batch) -> None:
-        """A token of each answer of a batch."""
+        """Adds a token to each answer of a batch."""
         self._make_room(batch)
         last = [[generation.tokens[-1].id] for generation in batch.generations]
         try:
@@ -257,7 +256,7 @@ class GenerationEngine:
         return generation
 
     def _fits(self, generation: Generation, rows: int) -> bool:
-        """Whether there is memory for one more row; the first one always begins."""
+        """Returns whether memory suffices for one more row; the first row always fits."""
         if not rows or not self._token_bytes:
             return True
         length = len(generation.so_far) + min(AHEAD, generation.request.max_tokens)
@@ -265,7 +264,7 @@ class GenerationEngine:
         return (rows + 1) * longest * self._token_bytes <= self._memory
 
     def _make_room(self, batch: _Batch) -> None:
-        """Puts answers back into the queue while their keys and values need more memory than there is."""
+        """Preempts answers, back into the queue, while their keys and values exceed the memory."""
         while len(batch.generations) > 1:
             needed = len(batch.generations) * (batch.cache.longest + 1) * self._token_bytes
             if needed <= self._memory:
@@ -275,13 +274,13 @@ class GenerationEngine:
 
 
 def prompt_too_long(tokens: int, context: int) -> Problem:
-    """The message for a prompt that leaves no room for an answer."""
+    """Returns the error for a prompt that leaves no room for an answer."""
     message = f"the prompt is {tokens:,} tokens, and the model was built for {context:,} with the answer"
     return Problem(message, "shorten the prompt")
 
 
 def _take(generation: Generation, token: Token) -> Ending | None:
-    """Adds a token; gives why it ends the answer, if it does."""
+    """Adds a token; returns the reason if it ends the answer."""
     generation.tokens.append(token)
     request = generation.request
     if request.constraint is not None:

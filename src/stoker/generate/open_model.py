@@ -1,4 +1,4 @@
-"""Opens a model to generate with: a run, an exported folder, a GGUF file, or a hub id."""
+"""Opening of a model for generation: a run, an exported folder, a GGUF file, or a hub id."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class OpenModel:
     """A model in memory with its tokenizer.
 
     Attributes:
-        name: the run's or the folder's.
+        name: name of the run or the folder.
         codec: tokenizer, chat template and stop tokens.
-        chats: whether prompts are conversations; else they are plain text that the model continues.
+        chats: whether prompts are conversations; else they are plain text to continue.
         special_tokens: how special tokens in messages are encoded.
-        untuned: whether the model without its tuning is in memory, too, as the adapter `BASE`.
-        run: the run that it comes from; None for a model by itself.
+        untuned: whether the model without its tuning is also in memory, as the adapter `BASE`.
+        run: the run of the model; None for a model without one.
     """
 
     name: str
@@ -61,11 +61,11 @@ class OpenModel:
         return self.codec.tokenizer
 
     def engine(self, **settings: Any) -> GenerationEngine:
-        """An engine with this model; see `GenerationEngine`."""
+        """Returns an engine with this model; see `GenerationEngine`."""
         return GenerationEngine(self.decoder, tries_threads=True, **settings)
 
     def prompt_ids(self, turns: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None) -> list[int]:
-        """The token ids of a conversation that ends before an answer.
+        """Returns the token ids of a conversation that ends before an answer.
 
         Args:
             tools: JSON schemas of the functions that the model may call.
@@ -79,7 +79,7 @@ class OpenModel:
             raise UserError(f"the chat template refuses this conversation: {error}") from error
 
     def text_ids(self, text: str) -> list[int]:
-        """The token ids of plain text to continue, behind what the tokenizer puts before a document (``<s>``)."""
+        """Returns the token ids of plain text to continue, after the tokenizer's start token (``<s>``)."""
         return self.codec.encoder.encode_beginning(text)
 
 
@@ -88,10 +88,10 @@ def open_model(name: str, base: Path, *, at: str = "last", trusted: Sequence[str
 
     Args:
         at: the checkpoint of a run: ``last``, ``best`` or a step.
-        trusted: what may run code, as ``key=value``; see `open_run`.
+        trusted: keys that may run code, as ``key=value``; see `open_run`.
 
     Raises:
-        UserError: there is no such model, or it cannot be loaded.
+        UserError: the model does not exist, or cannot be loaded.
     """
     if locate(name, base, or_run=True) is None:
         return _of_run(name, base, at, trusted)
@@ -106,7 +106,7 @@ def _of_run(name: str, base: Path, at: str, trusted: Sequence[str]) -> OpenModel
 
 
 def of_tuned(tuned: TunedRun, base: Path) -> OpenModel:
-    """A run that is in memory, with the chat template of its first source."""
+    """Wraps a run in memory, with the chat template of its first source."""
     source = tuned.job.data[0]
     return OpenModel(
         name=tuned.folder.path.name,

@@ -1,4 +1,4 @@
-"""Prompts on their way through the model, in pieces, in a cache of their own.
+"""Prefill of prompts, in pieces, in a separate cache.
 
 Shapes: B prompts, C columns, T tokens of a piece, N positions, D width, V vocabulary.
 """
@@ -16,20 +16,20 @@ from stoker.generate.request import Generation, Token
 from stoker.generate.row_cache import Kept, RowCache
 from stoker.generate.sampling import alternatives, next_tokens
 
-PASS = 2048  # most tokens in a pass, padding included
-SCORED = 128  # positions of a prompt whose logits are in memory at once
+PASS = 2048  # most tokens per pass, including padding
+SCORED = 128  # prompt positions whose logits are in memory at once
 
 
 @dataclass
 class PendingPrompt:
-    """A prompt, and all generations that begin with it; without any, a common beginning of others.
+    """A prompt with all generations that start with it; without any, a common prefix of others.
 
     Attributes:
-        ids: virtual tokens, prompt, and the answer so far. Ids of virtual tokens that exist as keys and values only are
-            negative.
+        ids: virtual tokens, prompt, and the answer so far. Virtual tokens that exist as keys and values only have
+            negative ids.
         known: keys and values of its first tokens.
-        known_tokens: number of these.
-        virtual: number of the virtual tokens.
+        known_tokens: number of these tokens.
+        virtual: number of virtual tokens.
     """
 
     ids: np.ndarray
@@ -40,7 +40,7 @@ class PendingPrompt:
 
     @property
     def new(self) -> int:
-        """Tokens to compute."""
+        """Number of tokens to compute."""
         return len(self.ids) - self.known_tokens
 
     @property
@@ -50,7 +50,7 @@ class PendingPrompt:
 
 
 class Prefill:
-    """Some prompts, padded on the left to the longest."""
+    """Prompts in one prefill, padded on the left to the longest."""
 
     def __init__(self, adapter: str | None, prompts: list[PendingPrompt], layers: int) -> None:
         self.adapter, self.prompts = adapter, prompts
@@ -62,12 +62,12 @@ class Prefill:
 
     @property
     def left(self) -> int:
-        """Columns to compute."""
+        """Columns left to compute."""
         return self._ids_BC.shape[1] - self.cache.end
 
     @property
     def drawing(self) -> list[tuple[int, Generation]]:
-        """Those of `rows` that want a token."""
+        """The `rows` that need a first token."""
         return [(row, generation) for row, generation in self.rows if generation.request.max_tokens]
 
     @property
@@ -77,11 +77,11 @@ class Prefill:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of the keys and values of a token."""
+        """Bytes of the keys and values of one token."""
         return max(1, self.cache.nbytes // self._ids_BC.size)
 
     def run(self, decoder: Decoder, tokens: int) -> list[Token]:
-        """Computes a piece of about this many tokens; after the last piece the first tokens of `drawing`."""
+        """Computes a piece of about this many tokens; after the last piece, returns the first tokens of `drawing`."""
         first = self.cache.end
         width = min(self.left, max(1, tokens // len(self.prompts)))
         ids_BT = torch.from_numpy(self._ids_BC[:, first : first + width]).to(decoder.device.torch)
@@ -99,12 +99,12 @@ class Prefill:
         return decoder.run(ids_BT, self.cache, read)
 
     def kept(self, row: int) -> Kept:
-        """The keys and values of a prompt."""
+        """Returns the keys and values of a prompt."""
         return self.cache.kept(row)
 
 
 def _score(decoder: Decoder, prompt: PendingPrompt, start: int, first: int, hidden_TD: Tensor) -> None:
-    """Adds the log-probabilities of a prompt's tokens that a piece predicts.
+    """Adds the log-probabilities of the prompt's tokens that this piece predicts.
 
     Args:
         start: column of the prompt's first token.

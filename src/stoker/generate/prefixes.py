@@ -1,4 +1,4 @@
-"""Keys and values of earlier prompts, so that a request that begins alike computes only what is new."""
+"""Prefix cache: keys and values of earlier prompts, so that requests with a common prefix compute only the rest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.generate.row_cache import Kept
 
 @dataclass(frozen=True)
 class KeptSequence:
-    """A sequence whose keys and values are kept."""
+    """A sequence with its keys and values."""
 
     ids: np.ndarray
     kept: Kept
@@ -25,14 +25,14 @@ class KeptSequence:
 
 
 class Prefixes:
-    """The sequences used last, by adapter, up to a number of bytes."""
+    """LRU cache of sequences by adapter, up to a number of bytes."""
 
     def __init__(self, budget: int) -> None:
         self.budget: Final = budget
         self._held: OrderedDict[tuple[str | None, bytes], KeptSequence] = OrderedDict()
 
     def longest(self, adapter: str | None, ids: np.ndarray) -> tuple[Kept, int] | None:
-        """The keys and values of the longest common beginning, and its length; None without any."""
+        """Returns the keys and values of the longest common prefix, and its length; None without any."""
         best, length = None, 0
         for key, remembered in self._held.items():
             if key[0] == adapter and (common := common_length(remembered.ids, ids)) > length:
@@ -43,11 +43,11 @@ class Prefixes:
         return tuple((k[:, :length], v[:, :length]) for k, v in self._held[best].kept), length
 
     def remember(self, adapter: str | None, ids: np.ndarray, kept: Kept) -> None:
-        """Copies a sequence's keys and values, and forgets those used longest ago."""
+        """Copies a sequence's keys and values into the cache, and evicts the least recently used ones."""
         size = sum(k.nbytes + v.nbytes for k, v in kept)
         if size > self.budget:
             return
-        for key, held in list(self._held.items()):  # what the new one continues is part of it
+        for key, held in list(self._held.items()):  # the new sequence contains those that it continues
             if key[0] == adapter and common_length(held.ids, ids) == len(held.ids):
                 del self._held[key]
         self._held[adapter, ids.tobytes()] = KeptSequence(ids, tuple((k.clone(), v.clone()) for k, v in kept))
@@ -55,12 +55,12 @@ class Prefixes:
             self._held.popitem(last=False)
 
     def forget(self) -> None:
-        """Drops everything: the weights have changed."""
+        """Clears the cache, because the weights have changed."""
         self._held.clear()
 
 
 def common_length(a: np.ndarray, b: np.ndarray) -> int:
-    """Length of the common beginning of two sequences."""
+    """Returns the length of the common prefix of two sequences."""
     size = min(len(a), len(b))
     differ = np.flatnonzero(a[:size] != b[:size])
     return int(differ[0]) if len(differ) else size

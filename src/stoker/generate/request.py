@@ -1,4 +1,4 @@
-"""What is asked of the engine, and what it gives: requests, tokens and generations."""
+"""Input and output of the engine: requests, tokens and generations."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from torch import Tensor
 from stoker.errors import UserError
 
 BASE = ""
-"""The adapter of a request that asks for the model without its tuning."""
+"""The adapter name for the model without its tuning."""
 
 Ending = Literal["stop", "length", "cancelled", "failed"]
-"""Why a generation ended: a stop token, the most tokens, its caller, or an error."""
+"""Reason why a generation ended: a stop token, the token limit, its caller, or an error."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn. Log-probabilities are those after penalties and temperature, before any truncation.
+    """Sampling settings. Log-probabilities are those after penalties and temperature, before any truncation.
 
     Attributes:
-        temperature: divides the logits; 0 takes the likeliest token, and leaves log-probabilities undivided.
-        top_k: number of likeliest tokens to draw from; 0 for all.
-        top_p: only the smallest set of likeliest tokens with this probability is drawn from (Holtzman et al., 2020).
-        min_p: tokens less likely than this share of the likeliest one are not drawn (Nguyen et al., 2024).
+        temperature: divides the logits; 0 for greedy decoding, with undivided log-probabilities.
+        top_k: number of likeliest tokens to sample from; 0 for all.
+        top_p: samples only from the smallest set of likeliest tokens with this probability (Holtzman et al., 2020).
+        min_p: excludes tokens less likely than this share of the likeliest one (Nguyen et al., 2024).
         repetition_penalty: divides positive and multiplies negative logits of tokens of the prompt and the answer
             (Keskar et al., 2019).
         presence_penalty: subtracted from the logits of tokens of the answer.
-        frequency_penalty: subtracted once for each time that a token is in the answer.
+        frequency_penalty: subtracted once for each occurrence of a token in the answer.
         bias: added to the logits of tokens.
-        seed: the draws are a function of it and of the token's number in the answer only.
+        seed: samples depend only on it and on the token's index in the answer.
 
     Raises:
         UserError: a number is outside of its range.
@@ -67,25 +67,25 @@ class Sampling:
 
     @property
     def truncates(self) -> bool:
-        """Whether some tokens cannot be drawn."""
+        """Whether some tokens are excluded from sampling."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0)
 
     @property
     def changes_logits(self) -> bool:
-        """Whether logits depend on tokens seen before, or are biased."""
+        """Whether logits depend on earlier tokens, or are biased."""
         return bool(
             self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty or self.bias
         )  # fmt: skip
 
 
 class Constraint(Protocol):
-    """What an answer must look like, such as a JSON schema."""
+    """Constraint on an answer, such as a JSON schema."""
 
     def mask(self, logits_V: Tensor) -> None:
-        """Sets the logits of tokens that may not come next to -inf, in place."""
+        """Sets the logits of forbidden next tokens to -inf, in place."""
 
     def accept(self, token: int) -> None:
-        """Moves on by a token."""
+        """Advances the constraint by a token."""
 
 
 @dataclass(frozen=True)
@@ -94,15 +94,15 @@ class Request:
 
     Attributes:
         prompt: token ids.
-        max_tokens: most tokens of the answer, its stop token included; 0 to score the prompt only.
+        max_tokens: most tokens of the answer, including its stop token; 0 to score the prompt only.
         stop_ids: tokens that end the answer.
-        min_tokens: stop tokens are not drawn before this many others.
-        alternatives: likeliest tokens that are given with each token of the answer.
-        adapter: name of the adapter to use; None for the model as it is, `BASE` for it without its tuning.
-        score_prompt: whether the prompt's own tokens are given with their log-probabilities.
-        score_from: place of the first token that is; keys and values before it may come from other requests.
-        remember: whether the keys and values are kept for later requests that begin alike.
-        constraint: what the answer must look like.
+        min_tokens: number of tokens before which stop tokens are excluded.
+        alternatives: number of likeliest tokens returned with each token of the answer.
+        adapter: name of the adapter; None for the model as it is, `BASE` for it without its tuning.
+        score_prompt: whether to return the prompt's tokens with their log-probabilities.
+        score_from: index of the first scored token; keys and values before it may come from other requests.
+        remember: whether to cache the keys and values for later requests with a common prefix.
+        constraint: constraint on the answer.
     """
 
     prompt: tuple[int, ...]
@@ -123,7 +123,7 @@ class Token:
     """A token with its log-probability.
 
     Attributes:
-        alternatives: the likeliest tokens at its place and their log-probabilities, the likeliest first.
+        alternatives: the likeliest tokens at its place with their log-probabilities, in descending order.
     """
 
     id: int
@@ -133,13 +133,13 @@ class Token:
 
 @dataclass(eq=False)
 class Generation:
-    """The answer to a request as it grows.
+    """The growing answer to a request.
 
     Attributes:
         listener: called in the engine's thread after every token, and once more at the end.
-        scored: the prompt's tokens from `Request.score_from` on, where `Request.score_prompt` asked for them.
-        ended: None while it is not.
-        shared: tokens of the prompt whose keys and values came from an earlier request.
+        scored: the prompt's tokens from `Request.score_from` on, with `Request.score_prompt`.
+        ended: reason of the end; None before.
+        shared: tokens of the prompt whose keys and values came from the prefix cache.
     """
 
     request: Request
@@ -152,12 +152,12 @@ class Generation:
     cancelled: bool = False
 
     def cancel(self) -> None:
-        """Ends the answer before its next token; nothing where it has ended."""
+        """Ends the answer before its next token; no effect after its end."""
         self.cancelled = True
 
     @property
     def ids(self) -> list[int]:
-        """Token ids of the answer, its stop token included."""
+        """Token ids of the answer, including its stop token."""
         return [token.id for token in self.tokens]
 
     @property
@@ -167,7 +167,7 @@ class Generation:
 
     @property
     def unscored(self) -> bool:
-        """Whether the prompt's log-probabilities are still to be computed."""
+        """Whether the prompt's log-probabilities have yet to be computed."""
         return self.request.score_prompt and not self.tokens
 
     def notify(self) -> None:
@@ -180,6 +180,6 @@ Listener = Callable[[Generation], Any]
 
 
 def answer_ids(generation: Generation) -> Sequence[int]:
-    """Token ids of the answer without its stop token."""
+    """Returns the token ids of the answer without its stop token."""
     ids = generation.ids
     return ids[:-1] if generation.ended == "stop" and ids and ids[-1] in generation.request.stop_ids else ids

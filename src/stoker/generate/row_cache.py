@@ -1,7 +1,7 @@
 """Keys and values of sequences that are generated together, aligned at their ends.
 
-Every sequence is a row, and begins at a column of its own. A pass writes the same columns in every row, as for a batch
-that is padded on the left, so the causal and sliding-window masks of transformers hold as they are.
+Every sequence is a row with its own first column. A pass writes the same columns in every row, as in a left-padded
+batch, so the causal and sliding-window masks of transformers apply unchanged.
 
 Shapes: S rows, B rows of a pass, G key-value heads, C columns, T tokens, K head size.
 """
@@ -24,13 +24,13 @@ Kept = tuple[tuple[Tensor, Tensor], ...]
 
 @dataclass
 class _Pass:
-    """The columns of a pass.
+    """Columns of a pass.
 
     Attributes:
-        rows, columns: that are allocated.
-        start: first column that a row uses.
+        rows, columns: allocated size.
+        start: first column used by any row.
         first, end: columns of the pass' tokens.
-        fresh_BT: true where a token is written, shape (B, T); None where all of them are.
+        fresh_BT: True where a token is written, shape (B, T); None where all are.
     """
 
     rows: int
@@ -81,7 +81,7 @@ class _Layer(CacheLayerMixin):
         return -1
 
     def lay_out_again(self, used: slice, to: int) -> None:
-        """Allocates what `_Pass` says, and copies the used columns of all rows to begin at ``to``."""
+        """Reallocates to the size in `_Pass`, and copies the used columns of all rows to start at ``to``."""
         for name in ("keys", "values"):
             held = getattr(self, name)
             if held is not None:
@@ -104,16 +104,16 @@ class RowCache(Cache):
         super().__init__(layers=list(self._layers))
         self.starts: list[int] = []
         self.end = 0
-        self._written: list[int] = []  # the column after each row's tokens that are there before the pass
+        self._written: list[int] = []  # per row, the column after the tokens written before the pass
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest row."""
+        """Length of the longest row in tokens."""
         return self.end - min(self.starts, default=self.end)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are allocated."""
+        """Allocated bytes."""
         return sum(keys.nbytes + values.nbytes for keys, values in self._held())
 
     def _held(self) -> list[tuple[Tensor, Tensor]]:
@@ -145,9 +145,9 @@ class RowCache(Cache):
         self.end += tokens
 
     def open(self, lengths: Sequence[int], known: Sequence[Kept | None]) -> None:
-        """Lays out rows of these lengths, with the keys and values of their first tokens, in an empty cache.
+        """Lays out rows of these lengths in an empty cache, with the keys and values of their first tokens.
 
-        The next pass begins at the first token of any row that is not known.
+        The next pass starts at the first column that is not known in some row.
         """
         width = max(lengths)
         self._reserve(len(lengths), width)
@@ -156,7 +156,7 @@ class RowCache(Cache):
         self.end = min(self._written)
 
     def add(self, kept: Kept) -> None:
-        """Appends a row that ends where all end."""
+        """Adds a row, aligned at its end."""
         length, row = kept[0][0].shape[1], len(self.starts)
         if not self.starts:
             self.end = 0
@@ -167,12 +167,12 @@ class RowCache(Cache):
         self._written.append(self._fill(row, self.end - length, kept))
 
     def kept(self, row: int) -> Kept:
-        """The keys and values of a row; they change with the cache."""
+        """Returns views of a row's keys and values; they change with the cache."""
         columns = slice(self.starts[row], self.end)
         return tuple((keys[row, :, columns], values[row, :, columns]) for keys, values in self._held())
 
     def drop(self, row: int) -> None:
-        """Removes a row; the last one takes its number."""
+        """Removes a row; the last row takes its index."""
         last = len(self.starts) - 1
         if row != last:
             columns = slice(self.starts[last], self.end)
@@ -184,7 +184,7 @@ class RowCache(Cache):
         self._written.pop()
 
     def _fill(self, row: int, column: int, kept: Kept | None) -> int:
-        """Writes keys and values into a row from a column on; gives the column after them."""
+        """Writes keys and values into a row from a column on; returns the column after them."""
         if kept is None:
             return column
         end = column + kept[0][0].shape[1]
@@ -197,7 +197,7 @@ class RowCache(Cache):
         return end
 
     def _reserve(self, rows: int, end: int, *, by: int = 0) -> None:
-        """Makes room for rows and for columns before ``end``; moves what there is by ``by`` columns."""
+        """Makes room for rows and for columns before ``end``; shifts the content by ``by`` columns."""
         at, used = self._at, slice(min(self.starts, default=0), self.end)
         enough = rows <= at.rows and end <= at.columns
         if enough and not by:

@@ -1,7 +1,7 @@
-"""Draws the next token of each row from its logits.
+"""Sampling of the next token of each row from its logits.
 
-A draw is one uniform number, a function of the request's seed and of the token's number in its answer, looked up in the
-cumulative distribution by token id. So an answer depends on nothing else in the batch.
+A sample is one uniform number, a function of the request's seed and the token's index in its answer, looked up in the
+cumulative distribution by token id. So an answer is independent of the rest of the batch.
 
 Shapes: B rows, V vocabulary, C candidates.
 """
@@ -17,20 +17,20 @@ from torch import Tensor
 
 from stoker.generate.request import Generation, Sampling, Token
 
-CANDIDATES = 256  # tokens that are sorted first; all are, where these do not hold the share that top-p asks for
+CANDIDATES = 256  # tokens that are sorted first; all are, where these have less probability than top-p requires
 
 
 def uniform(seed: int, number: int) -> float:
-    """The uniform number in [0, 1) of a token's number in an answer (Philox; Salmon et al., 2011)."""
+    """Returns the uniform number in [0, 1) for a token's index in an answer (Philox; Salmon et al., 2011)."""
     bits = np.random.Philox(key=seed % 2**64, counter=number).random_raw()
     return float(bits >> 11) * 2.0**-53
 
 
 def next_tokens(logits_BV: Tensor, generations: Sequence[Generation]) -> list[Token]:
-    """The next token of each generation, with its log-probability.
+    """Samples the next token of each generation, with its log-probability.
 
     Args:
-        logits_BV: of any precision; not changed.
+        logits_BV: logits of any precision; not changed.
     """
     logits_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
     requests = [generation.request for generation in generations]
@@ -48,7 +48,7 @@ def next_tokens(logits_BV: Tensor, generations: Sequence[Generation]) -> list[To
 
 
 def alternatives(log_p_NV: Tensor, count: int) -> list[tuple[tuple[int, float], ...]]:
-    """The likeliest tokens of each row and their log-probabilities, the likeliest first."""
+    """Returns the likeliest tokens of each row and their log-probabilities, in descending order."""
     if not count:
         return [()] * len(log_p_NV)
     best = log_p_NV.topk(min(count, log_p_NV.shape[1]))
@@ -57,7 +57,7 @@ def alternatives(log_p_NV: Tensor, count: int) -> list[tuple[tuple[int, float], 
 
 
 def _adjusted(logits_BV: Tensor, generations: Sequence[Generation]) -> Tensor:
-    """The logits after constraints, penalties and temperature."""
+    """Returns the logits after constraints, penalties and temperature."""
     plain = True
     for row, generation in enumerate(generations):
         request = generation.request
@@ -111,7 +111,7 @@ def _draw(scaled_BV: Tensor, totals_B1: Tensor, generations: Sequence[Generation
 
 
 def candidates(scaled_V: Tensor, total: float, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """The tokens that may be drawn after top-k, top-p and min-p, in this order, by id.
+    """Returns the tokens that may be sampled after top-k, top-p and min-p, applied in this order.
 
     Args:
         total: logarithm of the sum of the exponentials of the logits.
@@ -130,7 +130,7 @@ def candidates(scaled_V: Tensor, total: float, sampling: Sampling) -> tuple[Tens
         count = min(vocabulary, 16 * count)
     kept = sampling.min_p * probabilities_C[0] <= probabilities_C
     if sampling.top_p < 1:
-        # The share is one of what top-k left.
+        # The share refers to the tokens left by top-k.
         whole = probabilities_C.sum() if sampling.top_k else probabilities_C.new_ones(())
         before_C = probabilities_C.cumsum(0) - probabilities_C
         kept &= before_C < sampling.top_p * whole
@@ -140,10 +140,10 @@ def candidates(scaled_V: Tensor, total: float, sampling: Sampling) -> tuple[Tens
 
 
 def _look_up(probabilities_BC: Tensor, u_B1: Tensor) -> Tensor:
-    """The first candidate whose cumulative probability is above the share ``u`` of the whole, shape (B,)."""
+    """Returns the first candidate whose cumulative probability exceeds the share ``u`` of the total, shape (B,)."""
     cumulative_BC = probabilities_BC.to(u_B1.dtype).cumsum(-1)
     found_B1 = torch.searchsorted(cumulative_BC, u_B1 * cumulative_BC[:, -1:], right=True)
-    # Rounding can put the share at the very end: then the last token that has a probability.
+    # Rounding can put the share at the very end; then the last token with a probability is taken.
     last_B1 = torch.searchsorted(cumulative_BC, cumulative_BC[:, -1:].contiguous())
     return torch.minimum(found_B1, last_B1).squeeze(1)
 

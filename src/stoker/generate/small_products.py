@@ -1,8 +1,8 @@
-"""Linear layers of a few tokens on the CPU, at the speed at which memory gives their weights.
+"""Linear layers for a few tokens on the CPU, at the memory bandwidth of their weights.
 
-For one or two rows torch's ``x W^T`` reads W at a third of that speed (float32, MKL, AVX-512); ``(W x^T)^T`` with the
-rows filled up to a power of two reads it in full. For more rows a copy of W in oneDNN's blocked layout is twice as fast
-as either: docs/log.md, 2026-11-22. The sums are the same up to rounding.
+For one or two rows torch's ``x W^T`` reads W at a third of that bandwidth (float32, MKL, AVX-512); ``(W x^T)^T`` with
+the rows padded to a power of two reads it in full. For more rows a copy of W in oneDNN's blocked layout is twice as
+fast as either: docs/log.md, 2026-11-22. The sums are equal up to rounding.
 
 Shapes: N tokens, I input width, O output width.
 """
@@ -19,12 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 MOST = 16  # tokens; with more, torch's own order is as fast
-PACKED = 3  # tokens from which a blocked weight is faster
-SHARE_OF_MEMORY = 0.25  # of what is free, for blocked weights
+PACKED = 3  # tokens from which on a blocked weight is faster
+SHARE_OF_MEMORY = 0.25  # share of free memory for blocked weights
 
 
 class BlockedWeights:
-    """Copies of a frozen model's weights in oneDNN's blocked layout, made when a layer first has a few tokens."""
+    """Copies of a frozen model's weights in oneDNN's blocked layout, each made when its layer first gets a few
+    tokens.
+    """
 
     def __init__(self, layers: Iterable[nn.Linear]) -> None:
         needed = sum(layer.weight.nbytes for layer in layers)
@@ -33,7 +35,7 @@ class BlockedWeights:
         self._held: dict[nn.Linear, Tensor] = {}
 
     def product(self, layer: nn.Linear, x_NI: Tensor) -> Tensor | None:
-        """``x W^T + b``, shape (N, O); None where this layer has no copy."""
+        """Returns ``x W^T + b``, shape (N, O); None where this layer has no copy."""
         held = self._held.get(layer)
         if held is None:
             if not self._enough or x_NI.shape[0] > MOST:
@@ -44,7 +46,7 @@ class BlockedWeights:
 
 
 def product(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """``x W^T + b`` of up to `MOST` tokens, shape (N, O)."""
+    """Returns ``x W^T + b`` for up to `MOST` tokens, shape (N, O)."""
     rows = x_NI.shape[0]
     filled = max(2, 1 << (rows - 1).bit_length())
     if filled != rows:
@@ -55,7 +57,7 @@ def product(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Te
 
 def _forward(layer: nn.Linear, blocked: BlockedWeights | None, x: Tensor) -> Tensor:
     rows, weight = x.numel() // x.shape[-1], layer.weight
-    plain = type(weight) in (Tensor, nn.Parameter)  # a quantised one has a type of its own
+    plain = type(weight) in (Tensor, nn.Parameter)  # quantised weights have their own type
     if plain and rows and x.dtype == weight.dtype == torch.float32:
         x_NI = x.reshape(rows, -1)
         found = blocked.product(layer, x_NI) if blocked is not None and rows >= PACKED else None
@@ -67,16 +69,16 @@ def _forward(layer: nn.Linear, blocked: BlockedWeights | None, x: Tensor) -> Ten
 
 
 def plain_linears(model: nn.Module) -> list[nn.Linear]:
-    """The linear layers of a model that are neither quantised nor anything else of their own."""
+    """Returns a model's plain linear layers, neither quantised nor of a subclass."""
     return [layer for layer in model.modules() if type(layer) is nn.Linear]
 
 
 @contextmanager
 def small_products(layers: Iterable[nn.Linear], blocked: BlockedWeights | None = None) -> Iterator[None]:
-    """Gives those of the layers that are on the CPU this product within the block.
+    """Replaces the product of those layers that are on the CPU within the block.
 
     Args:
-        blocked: where the layers' weights do not change.
+        blocked: blocked copies, where the layers' weights do not change.
     """
     plain = [layer for layer in layers if "forward" not in vars(layer) and layer.weight.device.type == "cpu"]
     for layer in plain:

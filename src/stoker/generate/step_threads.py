@@ -1,8 +1,8 @@
-"""How many threads the products of a step take: all, or one while other work has the cores.
+"""Number of threads for the products of a step: all, or one while other work uses the cores.
 
-A step of generation is hundreds of small products. Threads that share them spin between two of them, as sleeping costs
-more than a product takes. Where other work holds a core, they spin until it is their turn again, and a step takes many
-times as long; one thread waits for nobody. Which is faster depends on the moment, so it is measured now and then.
+A step of generation has hundreds of small products. Its threads spin between products, as sleeping costs more than a
+product takes. Where other work holds a core, they spin until they are scheduled again, and a step takes many times as
+long; a single thread waits for none. The faster choice changes over time, so it is measured from time to time.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from contextlib import contextmanager
 
 import torch
 
-TRIED = 3  # steps of a trial; the fastest one counts
-SHARE = 0.05  # of the time at most, for trials
-FASTER = 0.95  # a change must be worth it
+TRIED = 3  # steps per trial; the fastest one counts
+SHARE = 0.05  # largest share of the time for trials
+FASTER = 0.95  # relative time below which a change is worth it
 
 
 class StepThreads:
-    """Measures steps with all threads and with one, and keeps to the faster.
+    """Measures steps with all threads and with one, and uses the faster number.
 
     Results depend on the number of threads in their last bits.
     """
@@ -33,23 +33,23 @@ class StepThreads:
     ) -> None:
         """
         Args:
-            most: threads; by default those that torch has.
-            clock: seconds.
-            use: sets the number of threads of what this thread calls.
+            most: number of threads; by default torch's.
+            clock: returns seconds.
+            use: sets the number of threads for this thread's calls.
         """
         self._most, self._clock, self._use = most or torch.get_num_threads(), clock, use
-        self._chosen = self._now = self._most  # threads: the faster so far, and of the coming step
-        self._size = 0  # of the steps below: the power of two that their rows reach
+        self._chosen = self._now = self._most  # threads: the faster number so far, and that of the next step
+        self._size = 0  # bit length of the rows of the measured steps
         self._times: dict[int, list[float]] = {}
-        self._since = self._cost = 0.0  # seconds of steps since the last trial, and of its own
+        self._since = self._cost = 0.0  # seconds of steps since the last trial, and of the trial
 
     @contextmanager
     def step(self, rows: int) -> Iterator[None]:
-        """Encloses a step of so many rows."""
+        """Context of a step with this number of rows."""
         if self._most == 1:
             yield
             return
-        if rows.bit_length() != self._size:  # what other steps took says nothing about these
+        if rows.bit_length() != self._size:  # times of steps with other sizes are not comparable
             self._size, self._now, self._times = rows.bit_length(), self._chosen, {}
         self._use(self._now)
         begin = self._clock()
@@ -60,7 +60,7 @@ class StepThreads:
         self._note(self._clock() - begin)
 
     def _note(self, seconds: float) -> None:
-        """Begins a trial of the other number when one is due, and ends it with the faster one."""
+        """Starts a trial of the other number when one is due, and ends it with the faster one."""
         self._since += seconds
         times = self._times.setdefault(self._now, [])
         times.append(seconds)

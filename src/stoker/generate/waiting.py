@@ -1,4 +1,4 @@
-"""Requests that wait, and what is known of their prompts: which of them run through the model next, and from where."""
+"""Queue of requests: selects the prompts to prefill next, and reuses known keys and values."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from stoker.generate.prefixes import Prefixes, common_length
 from stoker.generate.request import Generation
 from stoker.generate.row_cache import Kept
 
-PADDING = 0.4  # most padding among them
-WORTH_SHARING = 32  # tokens of a common beginning that is computed first
+PADDING = 0.4  # largest share of padding among them
+WORTH_SHARING = 32  # tokens that a common prefix must have to be computed first
 
 
 Fits = Callable[[Generation, int], bool]
-"""Whether there is memory for a generation together with a number of others."""
+"""Returns whether memory suffices for a generation beside a number of others."""
 
 
 @dataclass
 class _Waiting:
-    """A generation whose prompt was not computed yet.
+    """A queued generation.
 
     Attributes:
         ids: see `PendingPrompt`.
-        looked_for_others: whether a common beginning with others was looked for.
+        looked_for_others: whether a common prefix with others was looked for.
     """
 
     generation: Generation
@@ -52,7 +52,7 @@ class Waiting:
         return len(self._queue)
 
     def add(self, generation: Generation, *, first: bool = False) -> None:
-        """Queues a generation; with ``first`` before all others. May be called from any thread."""
+        """Queues a generation; with ``first`` at the head. May be called from any thread."""
         waiting = _Waiting(generation, self._ids(generation))
         if first:
             self._queue.appendleft(waiting)
@@ -60,30 +60,30 @@ class Waiting:
             self._queue.append(waiting)
 
     def take_cancelled(self) -> list[Generation]:
-        """Removes what was cancelled."""
+        """Removes cancelled generations."""
         cancelled = [waiting for waiting in self._queue if waiting.generation.cancelled]
         for waiting in cancelled:
             self._queue.remove(waiting)
         return [waiting.generation for waiting in cancelled]
 
     def take_all(self) -> list[Generation]:
-        """Removes everything."""
+        """Removes all generations."""
         generations = [waiting.generation for waiting in self._queue]
         self._queue.clear()
         return generations
 
     def remember(self, adapter: str | None, ids: np.ndarray, kept: Kept) -> None:
-        """Keeps the keys and values of a sequence."""
+        """Caches the keys and values of a sequence."""
         self._prefixes.remember(adapter, ids, kept)
 
     def remember_row(self, generation: Generation, kept: Kept) -> None:
-        """Keeps those of a generation, where it asks for that. Its last token never went through the model."""
+        """Caches those of a generation, if requested. Its last token was not passed through the model."""
         if generation.request.remember and not generation.cancelled:
             tokens = kept[0][0].shape[1]
             self._prefixes.remember(generation.request.adapter, self._ids(generation)[:tokens], kept)
 
     def forget(self) -> None:
-        """Drops all keys and values: the weights have changed."""
+        """Clears the cache, because the weights have changed."""
         self._prefixes.forget()
         self._virtual.clear()
 
@@ -94,8 +94,8 @@ class Waiting:
 
         Args:
             running: requests that have begun.
-            rows: most of these.
-            token_bytes: bytes of a token's keys and values; 0 where they are not known yet.
+            rows: most of these requests.
+            token_bytes: bytes of a token's keys and values; 0 while unknown.
         """
         if not self._queue:
             return None
@@ -111,7 +111,7 @@ class Waiting:
             if running + number >= rows or generation.request.adapter != adapter:
                 break
             if generation.unscored:
-                key += bytes(1 + len(prompts))  # no other shares it
+                key += bytes(1 + len(prompts))  # not shared with others
             if key in prompts:
                 prompts[key].generations.append(generation)
             else:
@@ -134,14 +134,14 @@ class Waiting:
         return PendingPrompt(waiting.ids, known, tokens, virtual, [waiting.generation])
 
     def _reusable(self, waiting: _Waiting) -> int:
-        """Tokens that need not be computed where their keys and values are known: one has to be, and what is scored."""
+        """Returns how many tokens may come from the cache: not the last one, nor the scored ones."""
         request, most = waiting.generation.request, len(waiting.ids) - 1
         if not waiting.generation.unscored:
             return most
         return min(most, len(self._decoder.virtual_ids(request.adapter)) + request.score_from - 1)
 
     def _known(self, adapter: str | None, ids: np.ndarray) -> tuple[Kept | None, int]:
-        """Keys and values of the first of these tokens, and their number."""
+        """Returns the keys and values of the longest known prefix of these tokens, and its length."""
         if adapter not in self._virtual:
             self._virtual[adapter] = self._decoder.virtual_keys_values(adapter)
         known = self._virtual[adapter]
@@ -150,7 +150,7 @@ class Waiting:
         return found if found is not None and found[1] > tokens else (known, tokens)
 
     def _common_beginning(self, adapter: str | None, token_bytes: int) -> PendingPrompt | None:
-        """What the first prompt in the queue has in common with others there, where it is worth computing alone."""
+        """Returns the common prefix of the first prompt and others in the queue, where computing it once pays."""
         first, *others = self._queue
         if first.looked_for_others:
             return None
@@ -161,7 +161,7 @@ class Waiting:
             common_length(ids, other.ids[: self._reusable(other)])
             for other in others
             if other.generation.request.adapter == adapter
-            and (first.generation.unscored or not np.array_equal(first.ids, other.ids))  # such ones are one prompt
+            and (first.generation.unscored or not np.array_equal(first.ids, other.ids))  # equal ones are one prompt
         ]
         length = min((n for n in shared if n - tokens >= WORTH_SHARING), default=0)
         if length - tokens < WORTH_SHARING or length * token_bytes > self._prefixes.budget // 2:
@@ -169,9 +169,9 @@ class Waiting:
         return PendingPrompt(first.ids[:length], known, tokens, len(self._decoder.virtual_ids(adapter)), [])
 
     def _ids(self, generation: Generation) -> np.ndarray:
-        """See `PendingPrompt.ids`."""
+        """Returns the ids of a generation; see `PendingPrompt.ids`."""
         virtual = self._decoder.virtual_ids(generation.request.adapter)
         ids = generation.so_far
         if not generation.request.max_tokens:
-            ids = ids[:-1] or ids  # nothing is drawn after the last one
+            ids = ids[:-1] or ids  # no token follows the last one
         return np.asarray([*virtual, *ids], dtype=np.int64)

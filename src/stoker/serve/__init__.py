@@ -1,1 +1,1 @@
-"""Serves models over HTTP: OpenAI's API over the engine that generates, or in front of llama.cpp's or vLLM's server."""
+"""Model serving over HTTP: OpenAI's API on Stoker's own engine, or in front of llama.cpp's or vLLM's server."""

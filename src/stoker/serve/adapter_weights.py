@@ -1,7 +1,7 @@
-"""LoRA weights of a run or an exported folder, and how they are put beside others over one base.
+"""LoRA weights of a run or an exported folder, loaded beside other adapters over one base.
 
-A folder is data: of its configuration only numbers and flags are used, and its weights are safetensors. Which layers
-are adapted, and with which ranks, is read from the weights.
+A folder is data only: its configuration contributes just numbers and flags, and its weights are safetensors. The
+adapted layers and their ranks are read from the weights.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class AdapterWeights:
     """A LoRA adapter.
 
     Attributes:
-        tensors: by name, as peft's files have them.
+        tensors: LoRA matrices by name, as in peft's files.
         alpha: numerator of the scaling.
-        alphas: the same by the end of a layer's name, where it differs.
-        base: the model that its configuration names.
-        of_run: whether its layers are those of training, where fused ones are split.
+        alphas: numerators that differ, by the end of a layer's name.
+        base: the base model that its configuration names.
+        of_run: whether its layers are named as in training, where fused layers are split.
     """
 
     origin: str
@@ -57,7 +57,7 @@ class AdapterWeights:
 
     @property
     def ranks(self) -> dict[str, int]:
-        """Rank by adapted layer."""
+        """Rank of each adapted layer."""
         end = ".lora_A.weight"
         return {
             name[len(PREFIX) : -len(end)]: int(tensor.shape[0])
@@ -67,7 +67,7 @@ class AdapterWeights:
 
 
 def is_adapter_folder(path: Path) -> bool:
-    """Whether a folder holds an adapter and no model."""
+    """Returns whether a folder holds an adapter and no model."""
     return (path / CONFIG).is_file() and not (path / "config.json").is_file()
 
 
@@ -75,7 +75,7 @@ def of_folder(path: Path) -> AdapterWeights:
     """Reads an exported folder.
 
     Raises:
-        UserError: it holds no LoRA adapter in safetensors, or one of another kind than is served over a base.
+        UserError: it holds no LoRA adapter in safetensors, or one of a kind that cannot share a base.
     """
     for file in (path / CONFIG, path / WEIGHTS):
         if kind := irregular(file):
@@ -116,12 +116,12 @@ def of_folder(path: Path) -> AdapterWeights:
 
 
 def is_plain_lora(tune: TuneBlock) -> bool:
-    """Whether what a run trains is LoRA matrices alone, so that other adapters share its base."""
+    """Returns whether a run trains LoRA matrices only, so that other adapters can share its base."""
     return tune.method in ("lora", "qlora") and not tune.dora and not tune.modules_to_save
 
 
 def of_run(folder: RunFolder, loaded: LoadedJob, at: str, base: Path) -> AdapterWeights | None:
-    """Reads the adapter from a run's checkpoint; None where it trained more than plain LoRA, or something else."""
+    """Reads the adapter from a run's checkpoint; None where it trained anything but plain LoRA."""
     tune = loaded.job.tune
     if not is_plain_lora(tune):
         return None
@@ -135,7 +135,7 @@ def of_run(folder: RunFolder, loaded: LoadedJob, at: str, base: Path) -> Adapter
 
 
 def insert(opened: OpenModel, name: str, weights: AdapterWeights) -> OpenModel:
-    """The open model with an adapter beside those that it has. To be called in the engine's thread.
+    """Returns the open model with a further adapter. Must be called in the engine's thread.
 
     Raises:
         UserError: the weights do not fit the base.
@@ -169,7 +169,7 @@ def insert(opened: OpenModel, name: str, weights: AdapterWeights) -> OpenModel:
 
 
 def _check(base: nn.Module, weights: AdapterWeights, ranks: Mapping[str, int]) -> None:
-    """Refuses weights that are not two matrices for each of some linear layers of the base."""
+    """Rejects weights that are not exactly two matrices for each of some linear layers of the base."""
     expected = {f"{PREFIX}{layer}.lora_{matrix}.weight" for layer in ranks for matrix in "AB"}
     if not ranks or expected != set(weights.tensors):
         odd = sorted(expected ^ set(weights.tensors))

@@ -1,4 +1,4 @@
-"""The answers of one request as they grow: from the engine's thread to the event loop."""
+"""Streaming of a request's answers from the engine's thread to the event loop."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from stoker.serve.served import Served
 
 @dataclass(frozen=True)
 class Delta:
-    """What an answer grew by.
+    """Increment of an answer.
 
     Attributes:
-        index: of the answer.
-        tokens: those of the text, without a stop token and what a stop string cut off.
-        finish: ``stop`` or ``length`` with the last one, else None.
-        generation: with its counts; the engine may still add to one that has not finished.
+        index: index of the answer.
+        tokens: tokens of the text, without a stop token and tokens cut off by a stop string.
+        finish: ``stop`` or ``length`` in the last increment, else None.
+        generation: the generation with its counts; the engine may still add to it before it finishes.
     """
 
     index: int
@@ -35,7 +35,7 @@ class Delta:
 
 
 class _Answer:
-    """Listens to a generation in the engine's thread."""
+    """Listener of a generation, called in the engine's thread."""
 
     def __init__(self, index: int, request: Request, text: AnswerText, sink: asyncio.Queue[Delta]) -> None:
         self.index, self.request, self.text = index, request, text
@@ -43,7 +43,7 @@ class _Answer:
         self.generation: Generation | None = None
         self._sink, self._loop = sink, asyncio.get_running_loop()
         self._seen = 0
-        self._held: list[tuple[int, Token]] = []  # with the characters before it
+        self._held: list[tuple[int, Token]] = []  # with the number of characters before it
         self._over = False
 
     def cancel(self) -> None:
@@ -52,7 +52,7 @@ class _Answer:
             self.generation.cancel()
 
     def hear(self, generation: Generation) -> None:
-        """Called after every token, and at the end."""
+        """Handles the generation after every token, and at the end."""
         self.generation = generation
         if self._over:
             return
@@ -95,12 +95,12 @@ class _Answer:
     def _give(self, generation: Generation, piece: str, finish: str | None, error: BaseException | None = None) -> None:
         tokens, self._held = tuple(token for _, token in self._held), []
         delta = Delta(self.index, piece, tokens, finish, generation, error)
-        with suppress(RuntimeError):  # the loop has closed
+        with suppress(RuntimeError):  # the event loop has closed
             self._loop.call_soon_threadsafe(self._sink.put_nowait, delta)
 
 
 class AnswerStream:
-    """Answers several engine requests of one HTTP request. To be closed, which cancels what is left."""
+    """Runs several engine requests of one HTTP request. Closing it cancels unfinished ones."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class AnswerStream:
         """Submits the requests.
 
         Raises:
-            UserError: the engine refuses one.
+            UserError: the engine rejects one.
         """
         await asyncio.wrap_future(self._worker.call(self._submit))
 
@@ -134,7 +134,7 @@ class AnswerStream:
                 answer.generation = self._served.host.engine.submit(answer.request, answer.hear)
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
-        """What the answers grow by, until all have finished.
+        """Yields the answers' increments until all have finished.
 
         Raises:
             ApiError: a pass through the model failed.
@@ -148,10 +148,10 @@ class AnswerStream:
             yield delta
 
     def cancel(self, index: int) -> None:
-        """Ends one answer, which gives nothing more."""
+        """Cancels one answer, which then yields nothing more."""
         self._answers[index].cancel()
 
     def close(self) -> None:
-        """Cancels what has not finished."""
+        """Cancels unfinished answers."""
         for answer in self._answers:
             answer.cancel()

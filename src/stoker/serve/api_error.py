@@ -1,4 +1,4 @@
-"""Errors in the shape of OpenAI's API."""
+"""Errors in the format of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ KINDS = {
 
 
 class ApiError(Exception):
-    """A request that is not answered.
+    """Error response to a request.
 
     Attributes:
-        status: of HTTP.
-        param: the field of the request that is wrong.
-        code: a word for programs.
-        retry_after: seconds after which the client may try again; None where trying again does not help.
+        status: HTTP status.
+        param: the wrong field of the request.
+        code: error code for programs.
+        retry_after: seconds after which the client may retry; None where a retry does not help.
     """
 
     def __init__(
@@ -41,32 +41,32 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Headers of the answer. OpenAI's clients repeat a request after any status from 500 unless told otherwise."""
+        """Headers of the response. OpenAI's clients retry after any status from 500 unless told otherwise."""
         found = {"www-authenticate": "Bearer"} if self.status == 401 else {}
         if self.retry_after is not None:
             return found | {"retry-after": str(self.retry_after)}
         return found | {"x-should-retry": "false"}
 
     def as_json(self) -> dict[str, Any]:
-        """The body of the answer."""
+        """Returns the body of the response."""
         kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 def wrong(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
-    """The error of a request that cannot be answered as it is."""
+    """Returns the error for an invalid request."""
     return ApiError(400, message, param=param, code=code)
 
 
 def of_user_error(error: UserError, *, param: str | None = None) -> ApiError:
-    """The response for an error that the rooms below raise."""
+    """Converts a `UserError` to an error response."""
     message = "; ".join(str(problem) for problem in error.problems)
     code = "context_length_exceeded" if "was built for" in message else None
     return wrong(message, param=param, code=code)
 
 
 def failed(error: BaseException | None) -> ApiError:
-    """The error of a request whose pass through the model failed."""
+    """Returns the error for a request whose forward pass failed."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return ApiError(503, "the model ran out of memory over this request", code="out_of_memory", retry_after=5)
     return ApiError(500, f"the model failed: {type(error).__name__}", code="engine_failed")

@@ -1,4 +1,4 @@
-"""The paths of the server."""
+"""Routes of the server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Answer = Callable[[Service, Served, Any], Coroutine[Any, Any, Any]]
 
 
 def app_of(service: Service) -> ASGIApp:
-    """The ASGI application of a server."""
+    """Returns the ASGI application of a server."""
     routes = [
         Route("/health", health(service), methods=["GET"]),
         Route("/metrics", metrics(service), methods=["GET"]),
@@ -57,10 +57,10 @@ def app_of(service: Service) -> ASGIApp:
 
 
 class Running(Protocol):
-    """The state of a server, as far as every server has it.
+    """Server state that every server has.
 
     Attributes:
-        draining: whether it ends after the requests that it has.
+        draining: whether it shuts down after the current requests.
     """
 
     options: ServerOptions
@@ -69,11 +69,11 @@ class Running(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether what computes still runs."""
+        """Whether the computing thread or process still runs."""
 
 
 def guarded(service: Running, routes: list[Route]) -> ASGIApp:
-    """Routes whose errors are OpenAI's, behind the guard."""
+    """Returns an application with these routes, OpenAI's error format, and the request guard."""
 
     async def of_http(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -98,7 +98,7 @@ def guarded(service: Running, routes: list[Route]) -> ASGIApp:
 
 
 def health(service: Running) -> Endpoint:
-    """Whether the server answers."""
+    """Returns the health endpoint."""
 
     async def state(_: Request) -> Response:
         if service.draining or not service.alive:
@@ -109,7 +109,7 @@ def health(service: Running) -> Endpoint:
 
 
 def metrics(service: Running) -> Endpoint:
-    """Counters for Prometheus."""
+    """Returns the endpoint of Prometheus counters."""
 
     async def page(_: Request) -> Response:
         return Response(service.metrics.text(), media_type=CONTENT_TYPE)
@@ -155,7 +155,7 @@ def _completions(service: Service) -> Endpoint:
 
 
 class _Answering:
-    """The response to a request for answers; holds its model and its place in the queue until it has been sent."""
+    """Response to a generation request; holds its model and its queue places until it has been sent."""
 
     def __init__(
         self, service: Service, request: Request, body: Any, ignored: list[str], kind: Any, answers: int
@@ -177,7 +177,7 @@ class _Answering:
 
 
 def _at_once(service: Service, kind: Any, answer: Answer) -> Endpoint:
-    """A path whose answer is one computation."""
+    """Returns an endpoint whose response is a single computation."""
 
     async def endpoint(request: Request) -> Any:
         body, ignored = parse(kind, await _read(service, request))

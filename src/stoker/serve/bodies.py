@@ -1,7 +1,7 @@
-"""The bodies of requests: OpenAI's fields, and those that vLLM and llama.cpp added to them for sampling.
+"""Request bodies: OpenAI's fields, and the sampling fields that vLLM and llama.cpp added.
 
-A field that is not here is refused; one that changes nothing about the answer is ignored, and named in the header
-``x-stoker-ignored`` of the response.
+Unknown fields are rejected. Fields without effect on the answer are ignored, and named in the response header
+``x-stoker-ignored``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stoker.serve.api_error import wrong
 
 MOST_ALTERNATIVES = 20
 MOST_STOPS = 16
-SHORTEST = 1e-4  # a temperature below this is 0: logits divided by less overflow
+SHORTEST = 1e-4  # temperatures below this count as 0: the divided logits would overflow
 
 IGNORED = frozenset(
     {
@@ -41,7 +41,7 @@ IGNORED = frozenset(
         "moderation",
     }
 )
-"""Fields of OpenAI's API that change nothing here."""
+"""Fields of OpenAI's API without effect here."""
 
 REFUSED = {
     "functions": "write `tools`",
@@ -50,25 +50,25 @@ REFUSED = {
     "web_search_options": "nothing here searches the web",
     "suffix": "models here continue a prompt at its end only",
 }
-"""Fields of OpenAI's API that cannot be answered, and what to do instead."""
+"""Unsupported fields of OpenAI's API, with what to do instead."""
 
 
 class Body(BaseModel):
-    """A body, or a part of one: no unknown fields, no conversions between types."""
+    """Base of bodies and their parts: no unknown fields, no type conversions."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
     def _without_null(cls, given: Any) -> Any:
-        """OpenAI's clients write null for what is not given."""
+        """Drops null values, which OpenAI's clients write for missing fields."""
         if isinstance(given, dict):
             return {key: value for key, value in given.items() if value is not None or key not in cls.model_fields}
         return given
 
 
 class StreamOptions(Body):
-    """What a stream holds beside the answer; ``include_obfuscation`` has no effect."""
+    """Options of a stream; ``include_obfuscation`` has no effect."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
@@ -115,7 +115,7 @@ MOST_PROMPTS = 2048
 
 
 def _prompts(given: Any) -> list[Prompt]:
-    """A text, texts, token ids, or lists of token ids, as a list of prompts."""
+    """Converts a text, texts, token ids, or lists of token ids to a list of prompts."""
     if isinstance(given, str) or (isinstance(given, list) and given and all(_is_id(part) for part in given)):
         given = [given]
     if not isinstance(given, list) or not given:
@@ -195,7 +195,7 @@ class Turn(Body):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
-    annotations: list[Any] | None = None  # of answers that a client sends back as it got them
+    annotations: list[Any] | None = None  # part of answers that a client sends back unchanged
 
     @field_validator("content", mode="before")
     @classmethod
@@ -235,7 +235,7 @@ class ChosenFunction(Body):
 
 
 class ChosenTool(Body):
-    """The one tool that the answer has to call."""
+    """The one tool that the answer must call."""
 
     type: Literal["function"]
     function: ChosenFunction
@@ -251,7 +251,7 @@ class NamedSchema(Body):
 
 
 class ResponseFormat(Body):
-    """What the answer looks like."""
+    """Format of the answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
@@ -303,7 +303,7 @@ class ChatBody(SamplingFields):
 
 
 class ScoreBody(Body):
-    """The body of ``/v1/score``: one conversation, or several, each with the answer that is scored at its end."""
+    """The body of ``/v1/score``: one conversation or several, each ending with the answer to score."""
 
     model: str
     messages: list[Turn] | list[list[Turn]] = Field(min_length=1, max_length=MOST_PROMPTS)
@@ -316,7 +316,7 @@ class ScoreBody(Body):
 
     @property
     def conversations(self) -> list[list[Turn]]:
-        """The conversations, also where one was given by itself."""
+        """The conversations as a list, also where a single one was given."""
         given: Any = self.messages
         return given if isinstance(given[0], list) else [given]
 
@@ -348,7 +348,7 @@ B = TypeVar("B", bound=Body)
 
 
 def parse(kind: type[B], given: Any) -> tuple[B, list[str]]:
-    """A body, and the names of the fields that were ignored.
+    """Parses a body; returns it with the names of ignored fields.
 
     Raises:
         ApiError: a field is unknown, missing or wrong; the message names it.
@@ -368,10 +368,10 @@ def parse(kind: type[B], given: Any) -> tuple[B, list[str]]:
 
 
 def _of_pydantic(kind: type[Body], error: ValidationError) -> Exception:
-    """The first thing that is wrong, as one sentence."""
+    """Converts the first validation error to one sentence."""
     found = error.errors(include_url=False, include_context=False)
     first = next((e for e in found if e["type"] == "extra_forbidden"), found[0])
-    # Places inside unions name the alternatives, too, which are no keys of the body.
+    # Locations inside unions include the alternatives' names, which are no keys of the body.
     place = [part for part in first["loc"] if isinstance(part, int) or str(part).isidentifier()]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
     if first["type"] == "extra_forbidden":
@@ -386,7 +386,7 @@ def _of_pydantic(kind: type[Body], error: ValidationError) -> Exception:
 
 
 def _names_beside(kind: type[Body], place: list[Any]) -> list[str]:
-    """The fields of the part of a body in which a place lies."""
+    """Returns the fields of the part of a body that contains a location."""
     if len(place) == 1:
         part: type[Body] | None = kind
     else:

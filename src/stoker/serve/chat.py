@@ -23,13 +23,13 @@ from stoker.serve.served import Served
 from stoker.serve.sse import DONE, event
 from stoker.serve.tool_calls import CallFinder, ForcedCall, ToolCall, forced_schema
 
-DEFAULT_TOKENS = 1024  # of an answer, where the request does not say; fewer where the context is shorter
-LEAST = -9999.0  # log-probability of what cannot come, as OpenAI writes it
+DEFAULT_TOKENS = 1024  # default length of an answer; less where the context is shorter
+LEAST = -9999.0  # log-probability of an impossible token, as in OpenAI's API
 
 
 @dataclass
 class _Choice:
-    """An answer so far."""
+    """State of an answer."""
 
     finder: CallFinder | ForcedCall | None
     text: str = ""
@@ -39,7 +39,7 @@ class _Choice:
 
 
 class ChatAnswer:
-    """Answers one request."""
+    """Response to one chat request."""
 
     def __init__(self, service: Service, served: Served, body: ChatBody) -> None:
         self.service, self.served, self.body = service, served, body
@@ -65,7 +65,7 @@ class ChatAnswer:
         return None
 
     def _prompt(self) -> tuple[list[int], SchemaConstraint | None]:
-        """The prompt, and what the answer must look like."""
+        """Returns the prompt, and the constraint of the answer."""
         opened, body = self.served.opened, self.body
         if not opened.chats:
             raise wrong("this model has no chat template; ask /v1/completions", param="model")
@@ -107,7 +107,7 @@ class ChatAnswer:
         return answers
 
     async def _deltas(self) -> AsyncIterator[tuple[int, str, list[ToolCall], tuple[Token, ...], str | None]]:
-        """What each answer grows by: (answer, text, calls, tokens, why it ended)."""
+        """Yields the answers' increments: (index, text, calls, tokens, finish reason)."""
         answers = await self._answers()
         try:
             async for delta in answers:
@@ -132,7 +132,7 @@ class ChatAnswer:
             answers.close()
 
     def _divided(self, choice: _Choice, delta: Delta) -> tuple[str, list[ToolCall]]:
-        """The text of a delta, and the calls that end in it."""
+        """Splits a delta into its text and the calls that end in it."""
         if choice.finder is None:
             return delta.text, []
         text, calls = choice.finder.push(delta.text)
@@ -142,7 +142,7 @@ class ChatAnswer:
         return text, calls
 
     async def whole(self) -> dict[str, Any]:
-        """The response."""
+        """Returns the whole response."""
         async for index, text, calls, tokens, finish in self._deltas():
             choice = self._choices[index]
             choice.text += text
@@ -165,7 +165,7 @@ class ChatAnswer:
         }
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The response as events."""
+        """Yields the response as events."""
         options = self.body.stream_options
         with_usage = options is not None and options.include_usage
         head = self._head("chat.completion.chunk") | ({"usage": None} if with_usage else {})
@@ -199,7 +199,7 @@ class ChatAnswer:
         }
 
     def _scores(self, tokens: list[Token]) -> dict[str, Any] | None:
-        """The log-probabilities of tokens, where they were asked for."""
+        """Returns the log-probabilities of tokens, where they were requested."""
         if not self.body.logprobs:
             return None
         content = []
@@ -214,7 +214,7 @@ class ChatAnswer:
 
 
 def bounded(log_probability: float) -> float:
-    """A log-probability that JSON can hold."""
+    """Clamps a log-probability to a value that JSON can hold."""
     return LEAST if math.isnan(log_probability) else max(LEAST, log_probability)
 
 
@@ -223,7 +223,7 @@ def _part(index: int, delta: dict[str, Any], scores: Any = None, finish: str | N
 
 
 def template_message(turn: Turn) -> dict[str, Any]:
-    """A turn as chat templates read it."""
+    """Converts a turn for chat templates."""
     extra: dict[str, Any] = {}
     if turn.tool_calls:
         extra["tool_calls"] = [call.model_dump(exclude={"index"}) for call in turn.tool_calls]
@@ -237,10 +237,10 @@ def template_message(turn: Turn) -> dict[str, Any]:
 
 
 def check_calls(body: ChatBody) -> None:
-    """Refuses tool calls in earlier turns whose arguments are no JSON object.
+    """Rejects tool calls in earlier turns whose arguments are no JSON object.
 
     Raises:
-        ApiError: the arguments are none.
+        ApiError: the arguments are no JSON object.
     """
     for place, turn in enumerate(body.messages):
         for number, call in enumerate(turn.tool_calls):

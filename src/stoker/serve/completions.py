@@ -22,7 +22,7 @@ from stoker.serve.sse import DONE, event
 
 @dataclass
 class _Choice:
-    """An answer so far, with its prompt where that is echoed."""
+    """State of an answer, with its prompt where it is echoed."""
 
     prompt: tuple[int, ...]
     prompt_text: str
@@ -30,11 +30,11 @@ class _Choice:
     text: str = ""
     tokens: list[Token] = field(default_factory=list)
     finish: str | None = None
-    offset: int = 0  # characters of the text before the next token
+    offset: int = 0  # characters of text before the next token
 
 
 class CompletionAnswer:
-    """Answers one request."""
+    """Response to one completion request."""
 
     def __init__(self, service: Service, served: Served, body: CompletionBody) -> None:
         self.service, self.served, self.body = service, served, body
@@ -43,7 +43,7 @@ class CompletionAnswer:
         self._choices: list[_Choice] = []
 
     def _prompts(self) -> list[tuple[list[int], str]]:
-        """Ids and text of each prompt."""
+        """Returns ids and text of each prompt."""
         tokenizer = self.served.opened.tokenizer
         found = []
         for number, prompt in enumerate(self.body.prompt):
@@ -74,7 +74,7 @@ class CompletionAnswer:
         return answers
 
     async def _deltas(self) -> AsyncIterator[tuple[int, str, list[Token], str | None]]:
-        """What each choice grows by: (choice, text, tokens, why it ended). The prompt comes first if it is echoed."""
+        """Yields the choices' increments: (choice, text, tokens, finish reason). An echoed prompt comes first."""
         body = self.body
         answers = await self._answers()
         try:
@@ -94,7 +94,7 @@ class CompletionAnswer:
             answers.close()
 
     async def whole(self) -> dict[str, Any]:
-        """The response."""
+        """Returns the whole response."""
         async for index, text, tokens, finish in self._deltas():
             choice = self._choices[index]
             choice.text += text
@@ -106,7 +106,7 @@ class CompletionAnswer:
         return self._head() | {"choices": found, "usage": self.usage.as_json()}
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The response as events."""
+        """Yields the response as events."""
         options = self.body.stream_options
         with_usage = options is not None and options.include_usage
         head = self._head() | ({"usage": None} if with_usage else {})
@@ -131,7 +131,7 @@ class CompletionAnswer:
         return {"index": index, "text": text, "logprobs": scores, "finish_reason": finish}
 
     def _scores(self, choice: _Choice, tokens: Sequence[Token]) -> dict[str, Any]:
-        """The log-probabilities of tokens; the first one of a prompt has none."""
+        """Returns the log-probabilities of tokens; a prompt's first token has none."""
         texts, names = self.served.texts, [self.served.texts.text(token.id) for token in tokens]
         values = [None if math.isnan(token.log_probability) else token for token in tokens]
         decoder, offsets = codecs.getincrementaldecoder("utf-8")("replace"), []

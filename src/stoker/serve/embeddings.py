@@ -1,4 +1,4 @@
-"""``/v1/embeddings``: the mean of the last hidden states over a text's tokens, at length 1.
+"""``/v1/embeddings``: the mean of the last hidden states over a text's tokens, normalised to length 1.
 
 Shapes: B rows, T columns of a pass, D width.
 """
@@ -23,8 +23,8 @@ from stoker.serve.bodies import EmbeddingBody
 from stoker.serve.endpoint_state import Service, Usage
 from stoker.serve.served import Served
 
-COLUMNS = 512  # of a pass
-POSITIONS = 2048  # of the rows that are computed together, padding included
+COLUMNS = 512  # columns per pass
+POSITIONS = 2048  # positions of rows computed together, including padding
 
 
 async def embeddings(service: Service, served: Served, body: EmbeddingBody) -> dict[str, Any]:
@@ -64,7 +64,7 @@ async def embeddings(service: Service, served: Served, body: EmbeddingBody) -> d
 
 
 def _groups(rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """The rows by length, as many together as `POSITIONS` holds."""
+    """Groups the rows by length, up to `POSITIONS` together."""
     group: list[int] = []
     for number in sorted(range(len(rows)), key=lambda n: len(rows[n])):
         if group and (len(group) + 1) * len(rows[number]) > POSITIONS:
@@ -82,7 +82,7 @@ def _written(vector: list[float], body: EmbeddingBody) -> list[float] | str:
 
 
 def mean_states(served: Served, rows: Sequence[Sequence[int]]) -> Tensor:
-    """The embedding of each row, shape (B, D), in float32. To be called in the engine's thread."""
+    """Returns the embedding of each row, shape (B, D), in float32. Must be called in the engine's thread."""
     decoder, adapter = served.host.engine.decoder, served.adapter
     with decoder.at_work(), decoder.using(adapter):
         known = decoder.virtual_keys_values(adapter)
@@ -107,5 +107,5 @@ def mean_states(served: Served, rows: Sequence[Sequence[int]]) -> Tensor:
 
 
 def _sum(used_BT1: Tensor, hidden_BTD: Tensor) -> Tensor:
-    """The sum of the states of some columns."""
+    """Sums the states of the used columns."""
     return torch.where(used_BT1, hidden_BTD.float(), 0.0).sum(1)

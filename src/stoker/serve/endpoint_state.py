@@ -1,4 +1,4 @@
-"""What the endpoints share: models, the engines' thread, limits and counters."""
+"""State that the endpoints share: models, the engines' thread, limits and counters."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from stoker.serve.served import Models, Served
 from stoker.serve.server_options import ServerOptions
 
 T = TypeVar("T")
-ANSWER_STEP = 0x9E3779B97F4A7C15  # between the seeds of a request's answers
+ANSWER_STEP = 0x9E3779B97F4A7C15  # difference between the seeds of a request's answers
 
 
 @dataclass
 class Service:
-    """A server's state.
+    """State of a server.
 
     Attributes:
-        draining: whether it ends after the requests that it has.
+        draining: whether it shuts down after the current requests.
     """
 
     models: Models
@@ -51,19 +51,19 @@ class Service:
         return self.worker.alive
 
     async def in_texts_thread(self, function: Callable[[], T]) -> T:
-        """Runs what renders, tokenises or compiles outside of the event loop, one at a time."""
+        """Runs rendering, tokenising or compiling outside of the event loop, one call at a time."""
         return await asyncio.get_running_loop().run_in_executor(self._texts, function)
 
     async def in_loading_thread(self, function: Callable[[], T]) -> T:
-        """Runs what loads weights outside of the event loop, one at a time with the texts."""
+        """Loads weights outside of the event loop, one call at a time and not together with texts."""
         return await self.in_texts_thread(lambda: in_temporary_thread(function))
 
     @contextmanager
     def using(self, name: str) -> Iterator[Served]:
-        """A model by its name, which stays in memory within the block.
+        """Finds a model by its name, and keeps it in memory within the block.
 
         Raises:
-            ApiError: there is none.
+            ApiError: there is no such model.
         """
         served = self.models.find(name)
         served.users += 1
@@ -75,7 +75,7 @@ class Service:
             self.metrics.answers.labels(name, CALLER.get()).observe(time.monotonic() - begun)
 
     def ignored_headers(self, ignored: Sequence[str]) -> dict[str, str]:
-        """The header that names ignored fields; the first time each is logged as well."""
+        """Returns the header that names ignored fields; each is also logged once."""
         new = [name for name in ignored if name not in self._named]
         if new:
             self._named.update(new)
@@ -84,7 +84,7 @@ class Service:
 
 
 class Usage:
-    """Counts the tokens of a request, for its response and for the metrics."""
+    """Token counts of a request, for its response and the metrics."""
 
     def __init__(self, service: Service, served: Served) -> None:
         self._metrics, self._of = service.metrics, (served.name, CALLER.get())
@@ -93,25 +93,25 @@ class Usage:
         self.prompt = self.shared = self.answer = 0
 
     def prompt_of(self, tokens: int) -> None:
-        """A prompt that is answered; once, however many answers it has."""
+        """Counts a prompt, once for all of its answers."""
         self.prompt += tokens
         self._metrics.prompt_tokens.labels(*self._of).inc(tokens)
 
     def token_came(self) -> None:
-        """Called with every part of an answer."""
+        """Called with every increment of an answer."""
         if self._first:
             self._first = False
             self._metrics.first_token.labels(*self._of).observe(time.monotonic() - self._begun)
 
     def answer_of(self, tokens: int, shared: int) -> None:
-        """An answer that has ended."""
+        """Counts a finished answer."""
         self.answer += tokens
         self.shared += shared
         self._metrics.answer_tokens.labels(*self._of).inc(tokens)
         self._metrics.shared_tokens.labels(*self._of).inc(shared)
 
     def as_json(self) -> dict[str, Any]:
-        """The ``usage`` of a response."""
+        """Returns the ``usage`` of a response."""
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.answer,
@@ -131,7 +131,7 @@ def engine_requests(
     remember: bool = False,
     constraint: SchemaConstraint | None = None,
 ) -> list[Request]:
-    """The engine's requests for the n answers to a prompt.
+    """Returns the engine's requests for the n answers to a prompt.
 
     Raises:
         ApiError: it names tokens that the model does not have.
@@ -172,7 +172,7 @@ def engine_requests(
 
 
 async def begun(answers: AnswerStream) -> AnswerStream:
-    """Answers whose requests the engine has taken; cancelled where it refuses one."""
+    """Submits the answers' requests; cancels them where the engine rejects one."""
     try:
         await answers.begin()
     except BaseException:

@@ -1,4 +1,4 @@
-"""The thread in which every engine computes. Other threads give it work, and are answered through futures."""
+"""The thread that runs all engines. Other threads submit functions and receive futures."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Task:
-    """Work for the thread.
+    """Function to run in the thread.
 
     Attributes:
-        between: whether it changes a model, so that no engine may be at work.
+        between: whether it changes a model, so that no engine may be in a step.
     """
 
     function: Callable[[], Any]
@@ -38,12 +38,12 @@ class _Task:
 
 
 class EngineThread:
-    """Steps engines in turn while they have anything to do."""
+    """Steps busy engines in turn."""
 
     def __init__(self) -> None:
         self.engines: list[GenerationEngine] = []
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
-        self._held: _Task | None = None  # waits for the engines to pause
+        self._held: _Task | None = None  # waits until the engines pause
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -65,7 +65,7 @@ class EngineThread:
         """Runs a function in the thread, between two steps.
 
         Args:
-            between: the function changes a model, or runs passes of its own.
+            between: whether the function changes a model, or runs forward passes.
         """
         task = _Task(function, between)
         self._tasks.put(task)
@@ -83,7 +83,7 @@ class EngineThread:
                     self._work(engine)
 
     def _work(self, engine: GenerationEngine) -> None:
-        """Steps an engine until it is done, others are busy too, or a task wants the model for itself."""
+        """Steps an engine until it is idle, other engines are busy too, or a task needs the model alone."""
         try:
             with ExitStack() as stack:
                 stack.enter_context(engine.decoder.at_work())
@@ -95,7 +95,7 @@ class EngineThread:
                     if any(other.busy for other in self.engines if other is not engine):
                         return
         except Exception:
-            traceback.print_exc()  # the engine has ended what it concerns
+            traceback.print_exc()  # the engine has ended the generations concerned
 
     def _take_all(self) -> None:
         while self._held is None:

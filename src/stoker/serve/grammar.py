@@ -1,4 +1,4 @@
-"""Answers that follow a JSON schema, through the library llguidance."""
+"""Answers constrained by a JSON schema, through the library llguidance."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 ANY_OBJECT = {"type": "object"}
 COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON as Python's `json.dumps` writes it. With free white space some models write nothing else until they are cut."""
+"""JSON in the format of Python's `json.dumps`. With free white space some models write only that until they are cut."""
 
 
 class Grammars:
-    """Makes constraints for one tokenizer."""
+    """Constraints for one tokenizer."""
 
     def __init__(self, codec: TextCodec, *, vocabulary: int) -> None:
         """
@@ -32,10 +32,10 @@ class Grammars:
         self._tokenizer: Any = None
 
     def of_schema(self, schema: dict[str, Any], *, param: str, stop_ids: Collection[int]) -> SchemaConstraint:
-        """The constraint of a JSON schema. Takes up to a second for complicated ones.
+        """Returns the constraint of a JSON schema. Takes up to a second for a complicated schema.
 
         Raises:
-            ApiError: the schema is wrong, or uses what the library does not have.
+            ApiError: the schema is invalid, or uses features that the library lacks.
         """
         try:
             from llguidance import LLMatcher, LLTokenizer
@@ -56,11 +56,11 @@ class Grammars:
 
 
 class SchemaConstraint:
-    """Lets an answer continue only to what a schema allows; a `stoker.generate.request.Constraint`.
+    """Restricts an answer to continuations that a schema allows; a `stoker.generate.request.Constraint`.
 
     Attributes:
-        done: whether the answer is whole, so that nothing can follow.
-        failed: why the answer cannot go on; empty while it can.
+        done: whether the answer is complete.
+        failed: why the answer cannot continue; empty while it can.
     """
 
     def __init__(self, matcher: LLMatcher, vocabulary: int, stop_ids: frozenset[int]) -> None:
@@ -72,15 +72,15 @@ class SchemaConstraint:
         self.done, self.failed = False, ""
 
     def copy(self) -> SchemaConstraint:
-        """The constraint at its beginning, for another answer."""
+        """Returns the constraint in its initial state, for another answer."""
         return SchemaConstraint(self._matcher.deep_copy(), self._vocabulary, frozenset(self._stop_ids))
 
     def mask(self, logits_V: Tensor) -> None:
-        """Sets the logits of tokens that may not come next to -inf, in place."""
+        """Sets the logits of forbidden next tokens to -inf, in place."""
         from llguidance.torch import fill_next_token_bitmask
 
         fill_next_token_bitmask(self._matcher, self._mask)
-        if self._matcher.is_error():  # over a limit of the library: the listener ends the answer
+        if self._matcher.is_error():  # a limit of the library is exceeded: the listener ends the answer
             self.failed = self._matcher.get_error()[:300]
             return
         bits_32 = torch.arange(32, dtype=torch.int32)
@@ -92,7 +92,7 @@ class SchemaConstraint:
         logits_V.masked_fill_(forbidden_V.to(logits_V.device), -torch.inf)
 
     def accept(self, token: int) -> None:
-        """Moves on by a token."""
+        """Advances the constraint by a token."""
         if token in self._stop_ids:
             self.done = True
             return

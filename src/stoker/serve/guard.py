@@ -1,4 +1,4 @@
-"""What stands before every request: who may ask, how much at once, how large a body, how long an answer."""
+"""Guard of all requests: authorisation, concurrency, size of the body, timeouts."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from stoker.serve.named_keys import ADMIN
 from stoker.serve.server_options import ServerOptions, is_loopback
 
 T = TypeVar("T")
-OPEN = ("/health",)  # answered without a token
-ADMINS = ("/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")  # for the token and for keys of admins
-BODY_SECONDS = 60.0  # longest time for a body to arrive
+OPEN = ("/health",)  # served without a token
+ADMINS = ("/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")  # for the token and admin keys
+BODY_SECONDS = 60.0  # timeout for receiving a body
 
 
 class ClientLeft(Exception):
@@ -58,7 +58,7 @@ class RequestGuard:
                 else:
                     await self._app(scope, receive, counted)
             except ClientLeft:
-                status = 499  # as nginx counts them
+                status = 499  # the status that nginx records
                 self._metrics.cancelled.inc()
             finally:
                 self._metrics.requests.labels(path, str(status)).inc()
@@ -67,7 +67,7 @@ class RequestGuard:
     def _refused(self, scope: Scope) -> ApiError | None:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         if self._options.open and not is_loopback(_host_of(headers.get(b"host", ""))):
-            # A page in a browser can reach loopback through a name of its own that points there.
+            # A web page can reach loopback through its own host name that resolves there.
             return ApiError(403, "without a token only requests to a loopback address are answered")
         if scope["path"] not in OPEN:
             try:
@@ -82,36 +82,36 @@ class RequestGuard:
             CALLER.set(caller.name)
         kind = headers.get(b"content-type", "").partition(";")[0].strip().lower()
         if scope["method"] == "POST" and kind != "application/json":
-            # Browsers send other types to any address without asking it first.
+            # Browsers send other content types cross-origin without a preflight request.
             return ApiError(415, "the body has to be JSON: Content-Type: application/json")
         return None
 
 
 def _host_of(header: str) -> str:
-    """The host of a header ``Host``, without its port."""
+    """Returns the host of a ``Host`` header, without its port."""
     if header.startswith("["):
         return header.partition("]")[0] + "]"
     return header.partition(":")[0]
 
 
 def error_response(error: ApiError) -> JSONResponse:
-    """An error as a response."""
+    """Converts an error to a response."""
     return JSONResponse(error.as_json(), error.status, headers=dict(error.headers))
 
 
 class Queue:
-    """Counts the answers that wait or are being written."""
+    """Counts the answers that are queued or running."""
 
     def __init__(self, most: int) -> None:
         self.most, self.now = most, 0
-        self._seconds = 1.0  # of a request, averaged
+        self._seconds = 1.0  # mean duration of a request
 
     @contextmanager
     def holding(self, answers: int) -> Iterator[None]:
-        """Takes places within the block.
+        """Reserves places within the block.
 
         Raises:
-            ApiError: there are not enough, with the time after which to try again.
+            ApiError: too few places are free; it gives the time until a retry.
         """
         if answers > self.most:
             raise wrong(f"the request asks for {answers:,} answers, and the server's queue takes {self.most:,}")
@@ -130,11 +130,11 @@ class Queue:
 
 
 async def read_json(request: Request, options: ServerOptions) -> Any:
-    """The body of a request.
+    """Reads the body of a request.
 
     Raises:
-        ApiError: it is too large, comes too slowly, or is not JSON.
-        ClientLeft: it does not come.
+        ApiError: it is too large, arrives too slowly, or is not JSON.
+        ClientLeft: the client disconnected.
     """
     too_large = ApiError(413, f"the body has more than {options.body:,} bytes", code="body_too_large")
     announced = request.headers.get("content-length", "")
@@ -168,11 +168,11 @@ def _no_constant(name: str) -> Any:
 
 
 async def unless_left(receive: Receive, work: Coroutine[Any, Any, T], seconds: float) -> T:
-    """The result of work, which is cancelled when the client leaves or the time is over.
+    """Awaits work; cancels it when the client disconnects or at the timeout.
 
     Raises:
-        ClientLeft: the client left.
-        ApiError: the time is over.
+        ClientLeft: the client disconnected.
+        ApiError: the timeout has passed.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_left(receive))
@@ -188,7 +188,7 @@ async def unless_left(receive: Receive, work: Coroutine[Any, Any, T], seconds: f
 
 
 def too_slow(seconds: float) -> ApiError:
-    """The error of a request that takes too long."""
+    """Returns the error for a timeout."""
     return ApiError(504, f"the answer took more than {seconds:g} s", code="timeout")
 
 

@@ -1,4 +1,4 @@
-"""Loads and unloads adapters while the server runs."""
+"""Loading and unloading of adapters while the server runs."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from stoker.serve.api_error import wrong
 from stoker.serve.endpoint_state import Service
 from stoker.serve.served import Models, Served, ServedBase
 
-TRAINED = "default"  # peft's name of the adapter that a run has trained
+TRAINED = "default"  # peft's name of a run's adapter
 
 
 async def load_adapter(service: Service, name: str, path: str, base: str | None) -> Served:
     """Serves an exported adapter folder, or the newest adapter of a run, under a name.
 
     Raises:
-        ApiError: the name is taken, or the folder holds no adapter of a base here.
+        ApiError: the name is taken, or the folder holds no adapter for a base on this server.
     """
     if name in service.models:
         raise wrong(f"{name!r} is served already; unload it first", param="lora_name")
@@ -57,10 +57,10 @@ async def load_adapter(service: Service, name: str, path: str, base: str | None)
 
 
 async def unload_adapter(service: Service, name: str) -> None:
-    """Serves an adapter no longer; returns when the requests that use it have ended and its memory is free.
+    """Unloads an adapter; returns when its requests have ended and its memory is free.
 
     Raises:
-        ApiError: there is no such model, or it is more than an adapter over a base that stays.
+        ApiError: the model does not exist, or it is not an adapter whose base stays loaded.
     """
     served = service.models.find(name)
     if not served.removable:
@@ -85,11 +85,11 @@ def _of_run(service: Service, folder: Path) -> tuple[ServedBase, AdapterWeights,
 def adapter_of_run(
     run: RunFolder, loaded: LoadedJob, at: str, folder: Path, models: Models
 ) -> tuple[ServedBase, AdapterWeights, OpenModel] | None:
-    """The adapter that a run trained, with the host and the texts that it is served over; None where no base fits.
+    """Returns a run's adapter, its host and the open model; None where no base fits.
 
     Args:
         at: the checkpoint.
-        folder: where relative paths start.
+        folder: start of relative paths.
     """
     job = loaded.job
     host = next((host for host in models.hosts if host.run is not None and _same_base(host.run, loaded)), None)
@@ -112,13 +112,13 @@ def adapter_of_run(
 
 
 def _same_base(one: LoadedJob, other: LoadedJob) -> bool:
-    """Whether two runs trained adapters over the same weights in the same arithmetic."""
+    """Returns whether two runs trained adapters over the same weights in the same arithmetic."""
     a, b = one.job, other.job
     return a.model == b.model and a.seed == b.seed and a.train.precision == b.train.precision
 
 
 def _host_for(service: Service, base: str | None) -> ServedBase:
-    """The base that an adapter is for."""
+    """Returns the base that an adapter is for."""
     if base is not None:
         return service.models.find(base).host
     hosts = service.models.hosts
@@ -129,12 +129,12 @@ def _host_for(service: Service, base: str | None) -> ServedBase:
 
 
 def host_model(service: Service, host: ServedBase) -> OpenModel:
-    """An open model of a host."""
+    """Returns an open model of a host."""
     return next(served.opened for served in service.models if served.host is host)
 
 
 def with_own_text(opened: OpenModel, folder: Path) -> OpenModel:
-    """The open model with the tokenizer, chat template and stop tokens that lie in an adapter's folder, if any do.
+    """Returns the open model with the tokenizer, chat template and stop tokens of an adapter's folder, if it has any.
 
     Raises:
         UserError: the tokenizer has other tokens than the base.
@@ -151,10 +151,10 @@ def with_own_text(opened: OpenModel, folder: Path) -> OpenModel:
 
 
 def beside(host: ServedBase, opened: OpenModel, weights: AdapterWeights) -> tuple[str, OpenModel]:
-    """Puts an adapter beside the others of a host, in the engine's thread: (its name in memory, the open model).
+    """Adds an adapter to a host, in the engine's thread; returns (its name in memory, the open model).
 
     Raises:
-        UserError: it does not fit.
+        UserError: the adapter does not fit.
     """
     model = host.engine.decoder.model
     if virtual_of(model) is not None:
@@ -186,5 +186,5 @@ def take_out(host: ServedBase, adapter: str) -> None:
 
 
 def usable_name(name: str) -> bool:
-    """Whether a model can be served under a name."""
+    """Returns whether a model can be served under a name."""
     return re.fullmatch(r"[\w.:/@+-]{1,200}", name) is not None

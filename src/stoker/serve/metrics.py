@@ -1,4 +1,4 @@
-"""What ``/metrics`` shows, for Prometheus."""
+"""Prometheus metrics of ``/metrics``."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from prometheus_client.registry import Collector
 from stoker.serve.served import Models
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-CALLER: ContextVar[str] = ContextVar("caller", default="")  # name of the key that a request came with
+CALLER: ContextVar[str] = ContextVar("caller", default="")  # name of the request's key
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class _Engines(Collector):
-    """Reads the engines when it is asked."""
+    """Collects the engines' metrics on request."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
 
     def collect(self) -> list[GaugeMetricFamily]:
-        """Answers that wait and that run."""
+        """Returns the numbers of waiting and running answers."""
         waiting = GaugeMetricFamily("stoker_answers_waiting", "Answers whose prompt has not begun", labels=["base"])
         running = GaugeMetricFamily("stoker_answers_running", "Answers that are being written", labels=["base"])
         for host in self._models.hosts:
@@ -33,7 +33,9 @@ class _Engines(Collector):
 
 
 class Metrics:
-    """Counters of a server. ``model`` is a served model's name, ``key`` the name of the caller's key, or empty."""
+    """Counters of a server, with the labels ``model`` (served name) and ``key`` (name of the caller's key, or
+    empty).
+    """
 
     def __init__(self, models: Models | None = None) -> None:
         self.registry = CollectorRegistry()
@@ -69,5 +71,5 @@ class Metrics:
         self.cancelled = Counter("stoker_requests_cancelled", "Requests whose client left", **own)
 
     def text(self) -> bytes:
-        """The page."""
+        """Returns the text of the page."""
         return generate_latest(self.registry)

@@ -1,6 +1,6 @@
-"""A file of named keys: a line each with a name, a role and the SHA-256 of the key; ``#`` begins a comment.
+"""File of named keys: each line has a name, a role and the SHA-256 of the key; ``#`` starts a comment.
 
-Servers of models and the page know their callers by such files. The key itself is shown once, when it is made.
+Model servers and the page authenticate callers by such files. The key itself is shown once, when it is created.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from stoker.errors import Problem, UserError, reason_of
 from stoker.files import read_file, replace_file
 
 ASK, ADMIN = "ask", "admin"
-SERVER_ROLES = (ASK, ADMIN)  # of callers of `stoker serve`; an admin also loads adapters and reads /metrics
+SERVER_ROLES = (ASK, ADMIN)  # roles of callers of `stoker serve`; an admin may also load adapters and read /metrics
 NAME = re.compile(r"[A-Za-z0-9][\w.@-]{0,63}")
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class NamedKey:
-    """A key that is known by its SHA-256 in hexadecimal."""
+    """A key, identified by its SHA-256 in hexadecimal."""
 
     name: str
     role: str
@@ -34,16 +34,16 @@ class NamedKey:
 
 
 def hash_of(key: str) -> str:
-    """SHA-256 of a key, as the file has it."""
+    """Returns the SHA-256 of a key, as stored in the file."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def read_keys(path: Path, roles: Sequence[str], *, option: str, reserved: Sequence[str] = ()) -> tuple[NamedKey, ...]:
-    """The keys of a file.
+    """Reads the keys of a file.
 
     Args:
-        option: of the command line, for messages.
-        reserved: names that nobody may have.
+        option: command-line option, for messages.
+        reserved: names that are not allowed.
 
     Raises:
         UserError: the file cannot be read, or a line is wrong.
@@ -76,10 +76,10 @@ def read_keys(path: Path, roles: Sequence[str], *, option: str, reserved: Sequen
 
 
 def add_key(path: Path, name: str, role: str, roles: Sequence[str]) -> str:
-    """Makes a key and adds its hash to a file, which is made where it is missing; returns the key.
+    """Creates a key and adds its hash to a file, which is created if missing; returns the key.
 
     Raises:
-        UserError: the name is taken or cannot be one, or the file is wrong.
+        UserError: the name is taken or invalid, or the file is wrong.
     """
     if not NAME.fullmatch(name):
         raise UserError(Problem(f"{name[:80]!r} cannot be the name of a key", "use letters, digits and . _ @ -"))
@@ -95,19 +95,19 @@ def add_key(path: Path, name: str, role: str, roles: Sequence[str]) -> str:
 
 
 def change_role(path: Path, name: str, role: str, roles: Sequence[str]) -> None:
-    """Gives a key another role.
+    """Changes the role of a key.
 
     Raises:
-        UserError: there is no such key, or the file is wrong.
+        UserError: the key does not exist, or the file is wrong.
     """
     _rewrite(path, name, roles, role)
 
 
 def remove_key(path: Path, name: str, roles: Sequence[str]) -> None:
-    """Takes a key out of a file; whoever has it is refused from the next request on.
+    """Removes a key from a file; its next request is rejected.
 
     Raises:
-        UserError: there is no such key, or the file is wrong.
+        UserError: the key does not exist, or the file is wrong.
     """
     _rewrite(path, name, roles, None)
 
@@ -132,7 +132,7 @@ def _locked(path: Path) -> FileLock:
 
 
 def _write(path: Path, text: str) -> None:
-    """Writes the file for its owner alone; where it is a link, what it leads to."""
+    """Writes the file, readable by its owner only when new; follows a link."""
     real = path.resolve()
     try:
         mode = real.stat().st_mode & 0o777 if real.exists() else 0o600
@@ -143,14 +143,14 @@ def _write(path: Path, text: str) -> None:
 
 
 class KeyFile:
-    """The keys of a file as they are now: a change counts from the next request on."""
+    """The current keys of a file: a change applies from the next request on."""
 
     def __init__(self, path: Path, roles: Sequence[str] = SERVER_ROLES, *, option: str = "--keys") -> None:
         self.path, self._roles, self._option = path, tuple(roles), option
         self._read: tuple[tuple[int, int, int], tuple[NamedKey, ...]] | None = None
 
     def all(self) -> tuple[NamedKey, ...]:
-        """The keys.
+        """Returns the keys.
 
         Raises:
             UserError: the file is wrong.
@@ -165,7 +165,7 @@ class KeyFile:
         return self._read[1]
 
     def find(self, key: str) -> NamedKey | None:
-        """The entry of a key; takes as long for any key."""
+        """Returns the entry of a key, in constant time."""
         given, found = hash_of(key), None
         for entry in self.all():
             if hmac.compare_digest(given, entry.hash):

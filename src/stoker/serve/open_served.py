@@ -1,4 +1,4 @@
-"""Opens what is named on the command line, bases that several name once."""
+"""Opening of the models named on the command line; shared bases are loaded once."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def open_served(
     """Loads models by ``NAME=RUN`` or ``RUN``.
 
     Args:
-        folder: where relative paths start.
+        folder: start of relative paths.
         at: the checkpoint of runs.
-        trusted: what may run code; see `stoker.checkpoint.load_run.open_run`.
-        base: the base of adapter folders, in place of the one that they name.
+        trusted: keys that may run code; see `stoker.checkpoint.load_run.open_run`.
+        base: the base of adapter folders, instead of the one that they name.
         rows: most answers in a pass.
 
     Raises:
-        UserError: one cannot be loaded, or two have the same name.
+        UserError: a model cannot be loaded, or two have the same name.
     """
     opener = _Opener(folder, at, trusted, base, rows)
     for written in names:
@@ -53,7 +53,7 @@ def open_served(
 
 
 def name_and_place(written: str, folder: Path) -> tuple[str, str]:
-    """(name or nothing, place) of ``NAME=RUN``."""
+    """Splits ``NAME=RUN`` into (name or empty, place)."""
     name, equals, place = written.partition("=")
     if not equals or "://" in name or absolute(written, folder).exists():
         return "", written
@@ -63,16 +63,16 @@ def name_and_place(written: str, folder: Path) -> tuple[str, str]:
 
 
 class _Opener:
-    """Loads one after another, and keeps what the next may share."""
+    """Loads models one by one, and keeps the bases that later ones may share."""
 
     def __init__(self, folder: Path, at: str, trusted: Sequence[str], base: str | None, rows: int | None) -> None:
         self.models = Models(folder)
         self._rows = rows
         self._folder, self._at, self._trusted, self._base = folder, at, trusted, base
-        self._bases: dict[str, tuple[ServedBase, OpenModel]] = {}  # by where they were loaded from
+        self._bases: dict[str, tuple[ServedBase, OpenModel]] = {}  # by source
 
     def open(self, name: str, place: str) -> None:
-        """Loads one."""
+        """Loads one model."""
         path = absolute(place, self._folder)
         if is_adapter_folder(path):
             self._adapter_folder(name or path.name, path)
@@ -84,7 +84,7 @@ class _Opener:
             self._run(name, place)
 
     def _base_of(self, place: str) -> tuple[ServedBase, OpenModel]:
-        """A model's files in memory; loaded once."""
+        """Loads a model from files, once."""
         source = locate(place, self._folder)
         key = place if source is None else source.where
         if key not in self._bases:
@@ -103,14 +103,14 @@ class _Opener:
             self.models.add(Served(host.base, host, BASE, opened, root=place))
 
     def _named_base(self, weights: AdapterWeights, path: Path) -> str:
-        # A URL that somebody else's file names is not asked.
+        # A URL in a foreign file is never requested.
         if not weights.base or is_url(weights.base) or locate(weights.base, self._folder) is None:
             what = f"{path} was trained over {weights.base!r}, which is not here"
             raise UserError(Problem(what, "name the base with --base MODEL"))
         return weights.base
 
     def _scorer(self, name: str, place: str) -> bool:
-        """Loads a reward run; False where this is a run of another task."""
+        """Loads a reward run; returns False for a run of another task."""
         run = find_run(place, self._folder)
         if task_of(load_job(run.job, self._trusted).job).head != "score":
             return False
@@ -127,7 +127,7 @@ class _Opener:
         assert block is not None
         tuned = opened.untuned
         host = ServedBase(opened.engine(rows=self._rows), Path(block.name).name if tuned else opened.name)
-        # A model without adapters is the same with and without them; so adapters can be put over it later.
+        # A model without adapters is its own base, so adapters can be added to it later.
         adapter = None if tuned or virtual_of(opened.decoder.model) is not None else BASE
         parent = host.base if tuned else None
         removable = is_plain_lora(opened.run.job.tune) and extension_of(opened.run.job, self._folder) is None
@@ -142,7 +142,7 @@ class _Opener:
             self.models.add(Served(host.base, host, BASE, opened, root=place))
 
     def _shared_run(self, name: str, place: str) -> bool:
-        """Loads the adapter of a run over the base of an earlier one, where it has the same."""
+        """Loads the adapter of a run over the base of an earlier run, where both have the same base."""
         if not any(host.run for host in self.models.hosts):
             return False
         run = find_run(place, self._folder)

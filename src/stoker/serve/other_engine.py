@@ -1,4 +1,4 @@
-"""Servers of other programs, which do the work behind this one: how they are started, and what they can answer."""
+"""Servers of other programs behind this one: their start, and their abilities."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from typing import Any
 
 from stoker.errors import Problem, RunFailed, UserError
 
-ROWS = 16  # answers at once in llama.cpp
+ROWS = 16  # concurrent answers of llama.cpp
 START_SECONDS = 900.0
-POLL = 0.2  # seconds between two looks at a server that starts
+POLL = 0.2  # seconds between polls of a starting server
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class OtherServer:
     """A server of another program.
 
     Attributes:
-        command: its command line, where it listens on a free loopback port.
-        names: of the models that it serves.
-        environment: beside this process' own; it holds the key, which a command line would show to everybody.
-        package: whether it is llama.cpp as a Python package, which takes ``settings`` from its standard input.
+        command: its command line, listening on a free loopback port.
+        names: names of the models that it serves.
+        environment: additions to this process' environment; it holds the key, which a command line would reveal.
+        package: whether it is llama.cpp as a Python package, which reads ``settings`` from standard input.
     """
 
     program: str
@@ -46,7 +46,7 @@ class OtherServer:
 
 
 def public_command(arguments: argparse.Namespace) -> str:
-    """The command line that serves the same without Stoker, for a shell."""
+    """Returns the shell command that serves the same models without Stoker."""
     where = ["--host", arguments.host, "--port", str(arguments.port)]
     if arguments.tls_key is not None:
         names = (
@@ -69,13 +69,13 @@ def public_command(arguments: argparse.Namespace) -> str:
 
 
 def _named(written: str) -> tuple[str, str]:
-    """(name or nothing, place) of ``NAME=RUN``."""
+    """Splits ``NAME=RUN`` into (name or empty, place)."""
     name, equals, place = written.partition("=")
     return (name, place) if equals and not Path(written).exists() else ("", written)
 
 
 def _gguf(arguments: argparse.Namespace) -> tuple[str, str]:
-    """(name, file) of the one model that llama.cpp is to serve."""
+    """Returns (name, file) of the one model for llama.cpp."""
     from stoker.models.model_source import locate
 
     if len(arguments.runs) != 1:
@@ -106,7 +106,7 @@ def _llamacpp_words(arguments: argparse.Namespace) -> list[str]:
 
 
 def _vllm_words(arguments: argparse.Namespace) -> list[str]:
-    """One model, and adapters over it."""
+    """Returns the command line for one model and adapters over it."""
     from stoker.models.model_source import HUB_ID, locate
     from stoker.runs.find_run import find_run
 
@@ -158,10 +158,10 @@ def _base_of(adapter: Path) -> str:
 
 
 def planned(arguments: argparse.Namespace) -> OtherServer:
-    """The server that is to be started.
+    """Returns the server to start.
 
     Raises:
-        UserError: the program is not installed, or cannot serve what is asked for.
+        UserError: the program is not installed, or cannot serve what was requested.
     """
     key = secrets.token_urlsafe(24)
     if arguments.engine == "vllm":
@@ -198,7 +198,7 @@ def _free_port() -> int:
 
 
 class RunningServer:
-    """A server of another program that has been started; it ends with this process.
+    """A started server of another program; it ends with this process.
 
     Attributes:
         address: its URL.
@@ -213,7 +213,7 @@ class RunningServer:
             stdout=subprocess.PIPE if server.package else sys.stderr,
             env=environment,
             text=True,
-            start_new_session=True,  # Ctrl-C at the terminal drains this server before it ends that one
+            start_new_session=True,  # Ctrl-C at the terminal must drain this server before the other one ends
         )
         try:
             self.address = self._address()
@@ -227,7 +227,7 @@ class RunningServer:
         return self._process.poll() is None
 
     def end(self) -> None:
-        """Ends it."""
+        """Ends the server."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._process.terminate()
@@ -238,10 +238,10 @@ class RunningServer:
             self._process.wait()
 
     def _address(self) -> str:
-        """Waits until it listens.
+        """Waits until the server listens, and returns its address.
 
         Raises:
-            RunFailed: it ends instead, or takes too long.
+            RunFailed: it exits instead, or the timeout passes.
         """
         if self.server.package:
             assert self._process.stdin is not None and self._process.stdout is not None
@@ -268,7 +268,7 @@ class RunningServer:
 
 
 def serve_other(arguments: argparse.Namespace, token: str | None, prepare: Callable[[], None]) -> int:
-    """Starts the other program's server and serves it until SIGTERM; or prints its command line.
+    """Starts the other program's server and serves it until SIGTERM, or prints its command line.
 
     Args:
         prepare: called before libraries are loaded.

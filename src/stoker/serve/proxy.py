@@ -1,4 +1,4 @@
-"""Stands before the server of another program: the same names, checks and limits as before Stoker's engine."""
+"""Proxy before another program's server, with the names, checks and limits of Stoker's own server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from stoker.serve.sse import EventStream
 from stoker.serve.torch_server import options_of, tls_of
 
 LACKS = {"llama.cpp": ("echo", "min_tokens", "stop_token_ids"), "vLLM": ()}
-"""Request fields that each program ignores without an error."""
+"""Request fields that each program silently ignores."""
 
 
 class Proxy:
@@ -41,7 +41,7 @@ class Proxy:
         self._client: httpx2.AsyncClient | None = None
 
     def app(self) -> ASGIApp:
-        """The ASGI application."""
+        """Returns the ASGI application."""
         routes = [
             Route("/health", self.health, methods=["GET"]),
             Route("/metrics", self.metrics, methods=["GET"]),
@@ -52,17 +52,17 @@ class Proxy:
         return guarded(self.service, routes)
 
     async def health(self, _: Request) -> Response:
-        """``/health``."""
+        """Handles ``/health``."""
         if self.service.draining or not self.running.alive:
             return JSONResponse({"status": "draining" if self.service.draining else "failed"}, 503)
         return JSONResponse({"status": "ok"})
 
     async def metrics(self, _: Request) -> Response:
-        """``/metrics``; the tokens are in the other program's own."""
+        """Handles ``/metrics``; token counts are in the other program's own metrics."""
         return Response(self.service.metrics.text(), media_type=CONTENT_TYPE)
 
     async def models(self, _: Request) -> Response:
-        """``/v1/models``."""
+        """Handles ``/v1/models``."""
         data = [
             {"id": name, "object": "model", "created": 0, "owned_by": self.running.server.program}
             for name in self.running.server.names
@@ -70,7 +70,7 @@ class Proxy:
         return JSONResponse({"object": "list", "data": data})
 
     async def chat(self, request: Request) -> Any:
-        """``/v1/chat/completions``."""
+        """Handles ``/v1/chat/completions``."""
         given = await self._read(request)
         body, ignored = parse(ChatBody, given)
         check_calls(body)
@@ -78,10 +78,10 @@ class Proxy:
         return _Forwarded(self, "/v1/chat/completions", fields, body, body.n, self.service.ignored_headers(ignored))
 
     async def completions(self, request: Request) -> Any:
-        """``/v1/completions``."""
+        """Handles ``/v1/completions``."""
         given = await self._read(request)
         body, ignored = parse(CompletionBody, given)
-        if body.logprobs is not None and self.running.server.program == "llama.cpp":  # its form is that of chats
+        if body.logprobs is not None and self.running.server.program == "llama.cpp":  # its format is that of chats
             raise wrong("`logprobs` of completions are not there with llama.cpp; chats have them", param="logprobs")
         fields = self._fields(given, body, body.max_tokens)
         answers = body.n * len(body.prompt)
@@ -93,7 +93,7 @@ class Proxy:
         return await read_json(request, self.service.options)
 
     def _fields(self, given: dict[str, Any], body: SamplingFields, max_tokens: int) -> dict[str, Any]:
-        """The fields as the other program takes them; its own defaults of sampling are not OpenAI's."""
+        """Converts the fields for the other program, whose sampling defaults differ from OpenAI's."""
         program, names = self.running.server.program, self.running.server.names
         if body.model not in names:
             listed = ", ".join(names)
@@ -115,14 +115,14 @@ class Proxy:
             penalty: body.repetition_penalty,
         }
         if body.seed is not None and program == "llama.cpp":
-            fields["seed"] = body.seed % (2**32 - 1)  # 2**32 - 1 stands for a random one
+            fields["seed"] = body.seed % (2**32 - 1)  # 2**32 - 1 requests a random seed
         return fields
 
     async def send(self, path: str, fields: dict[str, Any]) -> httpx2.Response:
-        """The head of the other server's answer, once it is known to be good.
+        """Sends a request and returns the response head after a status check.
 
         Raises:
-            ApiError: it is an error, or there is none.
+            ApiError: the response is an error, or there is none.
         """
         if self._client is None:
             limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
@@ -145,7 +145,7 @@ class Proxy:
 
 
 def _message(content: bytes) -> str:
-    """What an error of another server says."""
+    """Returns the message of another server's error."""
     try:
         found = json.loads(content)
         return str(found["error"]["message"] if "error" in found else found["message"])
@@ -154,7 +154,7 @@ def _message(content: bytes) -> str:
 
 
 class _Forwarded:
-    """The response to a forwarded request; holds its place in the queue until it has been sent."""
+    """Response to a forwarded request; holds its queue places until it has been sent."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class _Forwarded:
             async for part in reply.aiter_raw():
                 yield part
         finally:
-            await reply.aclose()  # the other server cancels what it does for a closed connection
+            await reply.aclose()  # the other server cancels the work of a closed connection
 
     async def _whole(self) -> bytes:
         reply = await self._proxy.send(self._path, self._fields)
@@ -201,7 +201,7 @@ class _Forwarded:
 
 
 def serve_behind(running: RunningServer, arguments: argparse.Namespace, token: str | None) -> int:
-    """Serves the other program's server until SIGTERM."""
+    """Serves another program's server until SIGTERM."""
     bound = listening_socket(arguments.host, arguments.port)
     proxy = Proxy(running, options_of(arguments, token))
 

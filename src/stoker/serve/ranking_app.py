@@ -1,4 +1,4 @@
-"""The paths of a server of ranking models: rows in, scores out."""
+"""Routes of a server for ranking models: rows in, scores out."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from stoker.serve.score_batcher import ScoreBatcher
 from stoker.serve.server_options import ServerOptions
 from stoker.train.ranking.ranking_scorer import RowScores, probabilities_of
 
-MOST_ROWS = 10_000  # of a request
-STORES = ("redis", "lmdb", "stoker.online_store")  # modules whose errors are the store's
+MOST_ROWS = 10_000  # rows per request
+STORES = ("redis", "lmdb", "stoker.online_store")  # modules whose errors are errors of the store
 Endpoint = Callable[[Request], Awaitable[Any]]
 
 
@@ -42,11 +42,11 @@ class RowsBody(Body):
 
 @dataclass
 class RankingService:
-    """A server's state.
+    """State of a server.
 
     Attributes:
-        models: by name.
-        draining: whether it ends after the requests that it has.
+        models: batchers by model name.
+        draining: whether it shuts down after the current requests.
     """
 
     models: dict[str, ScoreBatcher]
@@ -58,14 +58,14 @@ class RankingService:
 
     @property
     def alive(self) -> bool:
-        """Whether every model can still be asked."""
+        """Whether the threads of all models run."""
         return all(batcher.alive for batcher in self.models.values())
 
     def find(self, name: str) -> ScoreBatcher:
-        """A model by its name.
+        """Finds a model by its name.
 
         Raises:
-            ApiError: there is none.
+            ApiError: there is no such model.
         """
         if name in self.models:
             return self.models[name]
@@ -74,7 +74,7 @@ class RankingService:
         raise ApiError(404, f"there is no model {name[:100]!r}; {hint}", param="model", code="model_not_found")
 
     def ignored_headers(self, unknown: list[str]) -> dict[str, str]:
-        """The header that names fields that are no columns; the first time each is logged as well."""
+        """Returns the header that names fields that are no columns; each is also logged once."""
         shown = [name.encode("ascii", "backslashreplace").decode()[:100] for name in sorted(unknown)[:20]]
         new = [name for name in shown if name.isprintable() and name not in self._named]
         if new and len(self._named) < 1000:
@@ -84,7 +84,7 @@ class RankingService:
 
 
 def ranking_app(service: RankingService) -> ASGIApp:
-    """The ASGI application."""
+    """Returns the ASGI application."""
     routes = [
         Route("/health", health(service), methods=["GET"]),
         Route("/metrics", metrics(service), methods=["GET"]),
@@ -157,7 +157,7 @@ async def _lookups(batcher: ScoreBatcher, body: RowsBody) -> list[dict[str, tupl
 
 
 def _reason(error: Exception) -> ApiError:
-    """What the caller is told of an error: a store that cannot be read may be there again soon."""
+    """Converts an error to a response; an unreadable store gets 503, so that the client retries."""
     if type(error).__module__.startswith(STORES):
         reason = f"the store of its rows cannot be read: {type(error).__name__}"
         print(f"{reason}: {error}", file=sys.stderr, flush=True)

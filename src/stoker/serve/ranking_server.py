@@ -1,4 +1,4 @@
-"""Serves ranking models: runs, exported folders, and stores that change while they are served."""
+"""Serving of ranking models: runs, exported folders, and stores that change while they are served."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from stoker.train.ranking.ranking_scorer import StoredScorer, module_scorer
 
 
 def ranks(written: str, folder: Path) -> bool:
-    """Whether what was named is a ranking model: a store, an export of one, or a run of the task."""
+    """Returns whether a name is a ranking model: a store, an export, or a run of the task."""
     _, place = name_and_place(written, folder)
     if place.partition("://")[0] in SCHEMES:
         return True
@@ -46,7 +46,7 @@ def ranks(written: str, folder: Path) -> bool:
 def open_scorers(
     written: Sequence[str], folder: Path, *, at: str, trusted: Sequence[str], cache_rows: int, cache_seconds: float
 ) -> dict[str, Scorer]:
-    """The models of a command line by name.
+    """Opens the models of a command line, by name.
 
     Raises:
         UserError: one is no ranking model, cannot be read, or two have the same name.
@@ -78,7 +78,7 @@ def _scorer_of_run(place: str, folder: Path, at: str, trusted: Sequence[str]) ->
     run, loaded = open_job(place, trusted, folder)
     features, device = features_of_run(run), device_for(loaded.job)
     precision = "fp64" if device.precision == "fp64" else "fp32"
-    host = replace(device, type="cpu", index=None, precision=precision)  # tables are on the host, and towers small
+    host = replace(device, type="cpu", index=None, precision=precision)  # tables are on the host, and towers are small
     tower, tables, shape, step = restored_model(run, loaded, features, host, at, folder)
     ignored = settings_of(_block(loaded.job)).ignore
     return module_scorer(tower, tables, shape, features, step=step, ignored=ignored)
@@ -91,7 +91,7 @@ def _block(job: object) -> RankingBlock:
 
 
 def ranking_service(scorers: dict[str, Scorer], options: ServerOptions, *, rows: int | None = None) -> RankingService:
-    """The state of a server; its threads have been started."""
+    """Returns the state of a server, with its threads started."""
     models = {name: ScoreBatcher(scorer, most=rows or MOST_ROWS) for name, scorer in scorers.items()}
     for batcher in models.values():
         batcher.start()

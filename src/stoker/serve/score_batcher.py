@@ -1,4 +1,4 @@
-"""The thread that scores rows: requests that wait are scored together, in one pass."""
+"""Thread that scores rows: waiting requests are batched into one pass."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any, Protocol
 from stoker.data.ranking.features import Features
 from stoker.train.ranking.ranking_scorer import Answer
 
-MOST_ROWS = 4096  # of a pass, unless a single request has more
+MOST_ROWS = 4096  # rows per pass, unless a single request has more
 Rows = Sequence[Mapping[str, Any]]
 _Waiting = tuple[Rows, "Future[Answer]"]
 
 
 class Scorer(Protocol):
-    """What scores rows; see `stoker.train.ranking.ranking_scorer`."""
+    """Interface of a row scorer; see `stoker.train.ranking.ranking_scorer`."""
 
     @property
     def features(self) -> Features: ...
@@ -31,10 +31,10 @@ class Scorer(Protocol):
 
 
 class ScoreBatcher:
-    """Scores requests of one model.
+    """Batches the requests of one model.
 
     Args:
-        most: rows of a pass.
+        most: most rows of a pass.
     """
 
     def __init__(self, scorer: Scorer, *, most: int = MOST_ROWS) -> None:
@@ -52,12 +52,12 @@ class ScoreBatcher:
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Ends the thread after what it is at."""
+        """Ends the thread after its current work."""
         self._waiting.put(None)
         self._thread.join(timeout=10)
 
     def score(self, rows: Rows) -> Future[Answer]:
-        """Gives rows to the thread. The future raises what scoring them raised."""
+        """Queues rows. The future raises the error of their scoring."""
         future: Future[Answer] = Future()
         self._waiting.put((rows, future))
         return future

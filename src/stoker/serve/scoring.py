@@ -1,4 +1,4 @@
-"""``/v1/score``: what answers are worth to a reward model."""
+"""``/v1/score``: scores of answers by a reward model."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ async def answer_scores(service: Service, served: Served, body: ScoreBody) -> di
 
 
 def _as_in_training(served: Served, conversations: Sequence[Sequence[dict[str, Any]]]) -> list[list[int]]:
-    """The token ids of conversations with their last answers, as a reward run was trained on them.
+    """Tokenises conversations with their last answers, as in the reward run's training.
 
     Raises:
-        ApiError: one has no answer at its end, is refused by the chat template, or is too long.
+        ApiError: one does not end with an answer, is rejected by the chat template, or is too long.
     """
     opened = served.opened
     limit = served.host.engine.context or 1 << 30

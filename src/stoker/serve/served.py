@@ -1,4 +1,4 @@
-"""The models that are served, by name."""
+"""The served models, by name."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from stoker.train.answer_scores import AnswerScores
 
 @dataclass(eq=False)
 class ServedBase:
-    """A base in memory with the engine that runs it; several served models share it.
+    """A base in memory with its engine; several served models share it.
 
     Attributes:
         base: name of the base.
-        run: the job of the run that it was opened by, over whose base adapters of other runs fit; None without one.
+        run: the job of the run that opened it, whose base fits adapters of other runs; None without a run.
     """
 
     engine: GenerationEngine
@@ -35,13 +35,13 @@ class ServedBase:
     _loaded: int = 0
 
     def next_number(self) -> int:
-        """A number that no adapter of this host had before."""
+        """Returns a number that no adapter of this host had before."""
         self._loaded += 1
         return self._loaded
 
     @property
     def vocabulary(self) -> int:
-        """Token ids that the model knows, both as inputs and as outputs."""
+        """Token ids that are valid both as inputs and as outputs."""
         model: Any = self.engine.decoder.language.model
         rows = int(model.get_input_embeddings().weight.shape[0])
         return min(rows, int(getattr(model.config.get_text_config(), "vocab_size", rows)))
@@ -49,15 +49,15 @@ class ServedBase:
 
 @dataclass(eq=False)
 class Served:
-    """A model under its name.
+    """A served model.
 
     Attributes:
-        adapter: what the engine is asked for: the name of an adapter in memory, ``BASE``, or None.
+        adapter: adapter of its engine requests: a name in memory, ``BASE``, or None.
         opened: its tokenizer, chat template and stop tokens.
-        parent: name of the base, where this is an adapter over it.
-        removable: whether it is an adapter that can be unloaded, while its base stays.
-        scores: of a reward run, which scores answers and writes none.
-        users: requests that use it.
+        parent: name of the base, for an adapter.
+        removable: whether it is an adapter that can be unloaded while its base stays.
+        scores: scorer of a reward run, which generates no answers.
+        users: number of current requests.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Served:
 
     @cached_property
     def texts(self) -> TokenTexts:
-        """The text of its tokens."""
+        """Texts of its tokens."""
         return TokenTexts(self.opened.codec)
 
     @cached_property
@@ -83,33 +83,33 @@ class Served:
 
     @cached_property
     def tool_format(self) -> ToolFormat | None:
-        """How it writes tool calls; None where its chat template has none that is known."""
+        """Its format of tool calls; None where its chat template has no known one."""
         return tool_format_of(self.opened.codec.template.source)
 
     @cached_property
     def special_tokens(self) -> frozenset[str]:
-        """Special tokens, which are left out of answers."""
+        """Special tokens, which are omitted from answers."""
         added = self.opened.tokenizer.get_added_tokens_decoder().values()
         return frozenset(token.content for token in added if token.special)
 
     def check_ids(self, ids: Sequence[int], *, param: str) -> None:
-        """Refuses ids that the model does not have, which would end every answer of the pass."""
+        """Rejects ids outside of the vocabulary, which would fail the whole pass."""
         beyond = next((number for number in ids if number >= self.host.vocabulary), None)
         if beyond is not None:
             raise wrong(f"there is no token {beyond}: the vocabulary has {self.host.vocabulary:,}", param=param)
 
     def as_json(self) -> dict[str, Any]:
-        """The model as ``/v1/models`` lists it."""
+        """Returns the model's entry in ``/v1/models``."""
         listed = {"id": self.name, "object": "model", "created": self.created, "owned_by": "stoker"}
         limit = self.host.engine.context
         return listed | {"root": self.root or self.name, "parent": self.parent, "max_model_len": limit}
 
 
 class Models:
-    """The served models, in the order in which they were given.
+    """The served models, in the given order.
 
     Attributes:
-        folder: where relative paths of their jobs start.
+        folder: start of relative paths in their jobs.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -128,24 +128,24 @@ class Models:
         return name in self._by_name
 
     def add(self, served: Served) -> None:
-        """Serves a model from now on.
+        """Adds a model.
 
         Raises:
-            UserError: there is one of this name.
+            UserError: the name is taken.
         """
         if served.name in self._by_name:
             raise UserError(f"two models would be served as {served.name!r}; write NAME={served.root} for one of them")
         self._by_name[served.name] = served
 
     def remove(self, name: str) -> Served:
-        """Serves it no longer."""
+        """Removes a model."""
         return self._by_name.pop(name)
 
     def find(self, name: str) -> Served:
-        """A model by its name.
+        """Finds a model by its name.
 
         Raises:
-            ApiError: there is none.
+            ApiError: there is no such model.
         """
         if name not in self._by_name:
             names = ", ".join(self._by_name)

@@ -1,4 +1,4 @@
-"""The server's process: the socket, the signals, and the end."""
+"""Process of a server: socket, signals and shutdown."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ BACKLOG = 512
 
 @dataclass(frozen=True)
 class Tls:
-    """Files in PEM."""
+    """PEM files of TLS."""
 
     key: Path
     certificate: Path
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """A socket that is bound to an address.
+    """Opens a socket that listens on an address.
 
     Raises:
-        UserError: there is no such address, or the port is taken.
+        UserError: the address does not exist, or the port is taken.
     """
     try:
         kind, _, _, _, address = socket.getaddrinfo(
@@ -46,30 +46,30 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def address_of(bound: socket.socket, tls: Tls | None) -> str:
-    """The URL of a socket."""
+    """Returns the URL of a socket."""
     host, port = bound.getsockname()[:2]
     return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 class _Server(uvicorn.Server):
-    """Says when it listens, and ends by itself after SIGTERM or SIGINT, with what it has answered."""
+    """Uvicorn server that prints its address, and shuts down gracefully after SIGTERM or SIGINT."""
 
     def __init__(self, config: uvicorn.Config, address: str, drain: Callable[[], None]) -> None:
         super().__init__(config)
         self._address, self._drain = address, drain
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """See uvicorn."""
+        """Prints the address after uvicorn's startup."""
         await super().startup(sockets)
         print(f"listening on {self._address}", flush=True)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """See uvicorn, which raises the signal again at the end; this ends with the exit code of a job done."""
+        """Replaces uvicorn's handlers, which raise the signal again at the end; this server exits with success."""
 
         def end(number: int, _: object) -> None:
             if self.should_exit:
-                self.force_exit = True  # a second time
+                self.force_exit = True  # a second signal
             self.should_exit = True
             self._drain()
 
@@ -82,11 +82,11 @@ class _Server(uvicorn.Server):
 
 
 def serve(app: ASGIApp, bound: socket.socket, *, tls: Tls | None, seconds: float, drain: Callable[[], None]) -> None:
-    """Answers until SIGTERM or SIGINT, and then what has been asked already.
+    """Serves until SIGTERM or SIGINT, then finishes the current requests.
 
     Args:
-        seconds: longest time for that.
-        drain: called with the signal.
+        seconds: timeout of these requests.
+        drain: called at the signal.
     """
     try:
         config = uvicorn.Config(

@@ -1,4 +1,4 @@
-"""What a server allows."""
+"""Limits and access of a server."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Limits of a server, and who may ask it.
+    """Limits of a server, and its access control.
 
     Attributes:
-        host: the address that is listened on.
-        token: what clients have to send; None for everyone who reaches the address, unless there are keys.
-        keys: the named keys that are admitted beside the token.
-        body: most bytes of a request.
-        seconds: longest time for a request.
-        queue: most answers that wait or are being written.
+        host: listening address.
+        token: token that clients must send; None allows everyone, unless there are keys.
+        keys: named keys that are accepted beside the token.
+        body: most bytes of a request body.
+        seconds: timeout of a request.
+        queue: most answers that are queued or running.
     """
 
     host: str = "127.0.0.1"
@@ -33,16 +33,16 @@ class ServerOptions:
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine reaches the address."""
+        """Whether the address is reachable from this machine only."""
         return is_loopback(self.host)
 
     @property
     def open(self) -> bool:
-        """Whether everyone who reaches the address may ask."""
+        """Whether requests need no token."""
         return self.token is None and self.keys is None
 
     def caller(self, authorization: str) -> NamedKey | None:
-        """Whose key a header ``Authorization`` holds; None for nobody's. The token's owner has no name.
+        """Returns the key of an ``Authorization`` header; None for an unknown one. The token's owner has no name.
 
         Raises:
             UserError: the file of keys is wrong.
@@ -61,7 +61,7 @@ OWNER = NamedKey("", ADMIN, "")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is of the loopback interface, by its name or address."""
+    """Returns whether a host name or address belongs to the loopback interface."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

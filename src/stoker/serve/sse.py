@@ -16,14 +16,14 @@ DONE = b"data: [DONE]\n\n"
 
 
 def event(value: Any) -> bytes:
-    """A JSON value as an event."""
+    """Formats a JSON value as an event."""
     return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 class EventStream:
-    """A response of events, as an ASGI application; the work behind them is cancelled when the client leaves.
+    """ASGI response of events; the work behind it is cancelled when the client disconnects.
 
-    Errors before the first event are raised. Later ones are an event of their own, after which the stream ends.
+    Errors before the first event are raised. A later error is sent as an event, after which the stream ends.
     """
 
     def __init__(self, events: AsyncIterator[bytes], seconds: float, headers: Mapping[str, str]) -> None:

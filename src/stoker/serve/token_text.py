@@ -1,4 +1,4 @@
-"""The text and the bytes of single tokens, for log-probabilities."""
+"""Text and bytes of single tokens, for log-probabilities."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stoker.data.tokenise import TextCodec
 
 
 class TokenTexts:
-    """The bytes that each token of a vocabulary writes."""
+    """The bytes of each token of a vocabulary."""
 
     def __init__(self, codec: TextCodec) -> None:
         definition = json.loads(codec.definition)
@@ -23,14 +23,14 @@ class TokenTexts:
         if token in self._added:
             return str(self._added[token]).encode()
         written = self._tokenizer.id_to_token(token)
-        if written is None:  # the model has more rows than the tokenizer tokens
+        if written is None:  # the model has more rows than the tokenizer has tokens
             return b""
         if self._kind is None:
             return self._tokenizer.decode([token], skip_special_tokens=False).encode()
         return bytes_of(written, self._kind)
 
     def text(self, token: int) -> str:
-        """A token as text; one that is a part of a character as ``bytes:\\xe2\\x80``."""
+        """Returns a token as text; part of a character is written as ``bytes:\\xe2\\x80``."""
         held = self.bytes(token)
         try:
             return held.decode()

@@ -1,6 +1,6 @@
-"""Finds tool calls in the text of an answer as it comes. How a family writes them is seen in its chat template.
+"""Parsing of tool calls in a streamed answer. The chat template determines a family's format.
 
-What looks like a call but cannot be read stays part of the text: nothing that the model wrote is lost.
+Text that looks like a call but cannot be parsed stays part of the text, so no output of the model is lost.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ALPHANUMERIC = string.ascii_letters + string.digits
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that an answer makes.
+    """A tool call in an answer.
 
     Attributes:
         arguments: a JSON object, as text.
@@ -26,11 +26,11 @@ class ToolCall:
 
     name: str
     arguments: str
-    # Mistral's templates take ids of nine letters and digits only; every other takes any.
+    # Mistral's templates accept only ids of nine letters and digits; all others accept any.
     id: str = field(default_factory=lambda: "".join(secrets.choice(ALPHANUMERIC) for _ in range(9)))
 
     def as_json(self, index: int | None = None) -> dict[str, Any]:
-        """The call as the API gives it; with its number in a stream."""
+        """Returns the call in the API's format; in a stream with its number."""
         called = {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
         return called if index is None else {"index": index} | called
 
@@ -40,14 +40,14 @@ Read = Callable[[str, Mapping[str, Any]], list[ToolCall]]
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """How a family writes calls.
+    """A family's format of tool calls.
 
     Attributes:
-        name: of the format.
-        begin: the marks before calls.
-        end: the mark behind a call; empty where calls last until the end of the answer.
-        read: the calls in the text behind the mark, given the schemas of the tools by name.
-        at_start: whether an answer that begins with ``{`` is a call as well.
+        name: name of the format.
+        begin: marks before calls.
+        end: mark after a call; empty where calls last until the end of the answer.
+        read: parses the calls in the text after the mark, given the tools' schemas by name.
+        at_start: whether an answer that starts with ``{`` is a call too.
     """
 
     name: str
@@ -62,7 +62,7 @@ def _dumped(value: Any) -> str:
 
 
 def _call_of(value: Any) -> ToolCall:
-    """A call written as an object with its name and its arguments."""
+    """Parses a call written as an object with its name and arguments."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError("no call")
     arguments = value.get("arguments", value.get("parameters", {}))
@@ -74,13 +74,13 @@ def _call_of(value: Any) -> ToolCall:
 
 
 def _read_json(text: str, _: Mapping[str, Any]) -> list[ToolCall]:
-    """``{"name": ..., "arguments": {...}}``, one or a list."""
+    """Parses ``{"name": ..., "arguments": {...}}``, one or a list."""
     value = json.loads(text)
     return [_call_of(one) for one in (value if isinstance(value, list) else [value])]
 
 
 def _read_several(text: str, _: Mapping[str, Any]) -> list[ToolCall]:
-    """Objects one after another, with white space, commas or semicolons between them."""
+    """Parses consecutive objects, separated by white space, commas or semicolons."""
     calls, place, decoder = [], 0, json.JSONDecoder()
     while rest := text[place:].lstrip(" \t\r\n;,"):
         place = len(text) - len(rest)
@@ -93,7 +93,7 @@ def _read_several(text: str, _: Mapping[str, Any]) -> list[ToolCall]:
 
 
 def _read_mistral(text: str, schemas: Mapping[str, Any]) -> list[ToolCall]:
-    """A list of objects; or, from 2025 on, ``name[ARGS]{...}`` behind a mark for each."""
+    """Parses a list of objects; or, from 2025 on, ``name[ARGS]{...}`` after a mark for each."""
     if text.lstrip().startswith("["):
         return _read_json(text, schemas)
     calls = []
@@ -108,7 +108,7 @@ def _read_mistral(text: str, schemas: Mapping[str, Any]) -> list[ToolCall]:
 
 
 def _read_xml(text: str, schemas: Mapping[str, Any]) -> list[ToolCall]:
-    """``<function=name><parameter=key>value</parameter></function>`` (Qwen3-Coder)."""
+    """Parses ``<function=name><parameter=key>value</parameter></function>`` (Qwen3-Coder)."""
     found = re.fullmatch(r"\s*<function=([^>\s]+)>(.*)</function>\s*", text, re.DOTALL)
     if found is None:
         raise ValueError("no call")
@@ -117,7 +117,7 @@ def _read_xml(text: str, schemas: Mapping[str, Any]) -> list[ToolCall]:
 
 
 def _read_glm(text: str, schemas: Mapping[str, Any]) -> list[ToolCall]:
-    """``name<arg_key>key</arg_key><arg_value>value</arg_value>`` (GLM 4.5 and later)."""
+    """Parses ``name<arg_key>key</arg_key><arg_value>value</arg_value>`` (GLM 4.5 and later)."""
     name = text.split("<arg_key>", maxsplit=1)[0].strip()
     if not re.fullmatch(r"[\w.:-]+", name):
         raise ValueError("no call")
@@ -128,7 +128,7 @@ def _read_glm(text: str, schemas: Mapping[str, Any]) -> list[ToolCall]:
 
 
 def _value(text: str, key: str, schema: Any) -> Any:
-    """A parameter written as text: a string where the schema says so, else the JSON that it is."""
+    """Parses a parameter given as text: a string where the schema says so, else JSON."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     about = properties.get(key) if isinstance(properties, dict) else None
     if isinstance(about, dict) and about.get("type") == "string":
@@ -147,7 +147,7 @@ LLAMA = ToolFormat("llama", ("<|python_tag|>",), "", _read_several, at_start=Tru
 
 
 def tool_format_of(template: str) -> ToolFormat | None:
-    """How the family of a chat template writes calls; None where it is none of those known here."""
+    """Returns the format of a chat template's family; None for an unknown one."""
     if "<tool_call>" in template:
         if "<arg_key>" in template:
             return GLM
@@ -160,7 +160,7 @@ def tool_format_of(template: str) -> ToolFormat | None:
 
 
 class CallFinder:
-    """Divides the text of an answer into what is said and what is called."""
+    """Splits the text of an answer into plain text and tool calls."""
 
     def __init__(self, format: ToolFormat, schemas: Mapping[str, Any]) -> None:
         """
@@ -168,12 +168,12 @@ class CallFinder:
             schemas: JSON schemas of the tools' parameters, by name.
         """
         self._format, self._schemas = format, schemas
-        self._text = ""  # not given yet
-        self._inside = ""  # the mark behind which the text is
-        self._said = False  # whether anything but white space came before
+        self._text = ""  # not returned yet
+        self._inside = ""  # the mark that precedes the text
+        self._said = False  # whether plain text other than white space came before
 
     def push(self, text: str) -> tuple[str, list[ToolCall]]:
-        """Text and calls that can be given now."""
+        """Adds text; returns the plain text and calls that are complete."""
         self._text += text
         said = ""
         calls: list[ToolCall] = []
@@ -193,16 +193,16 @@ class CallFinder:
                 said += mark + body + self._format.end
 
     def finish(self) -> tuple[str, list[ToolCall]]:
-        """The remaining text and calls, after the last token."""
+        """Returns the remaining text and calls after the last token."""
         mark, self._inside = self._inside, ""
         text, self._text = self._text, ""
         calls = self._read(text) if mark else []
         if calls:
             return "", calls
-        return (text if mark == "{" else mark + text), []  # the brace is no mark, and still part of the text
+        return (text if mark == "{" else mark + text), []  # the brace is no mark but text
 
     def _before_a_mark(self) -> str:
-        """What comes before the next mark, which is taken off."""
+        """Returns the text before the next mark, and removes both."""
         stripped = self._text.lstrip()
         if self._format.at_start and not self._said:
             if not stripped:
@@ -228,18 +228,18 @@ class CallFinder:
 
 
 class ForcedCall:
-    """Parses an answer that a grammar restricts to one call in JSON."""
+    """Parser of an answer that a grammar restricts to one call in JSON."""
 
     def __init__(self) -> None:
         self._text = ""
 
     def push(self, text: str) -> tuple[str, list[ToolCall]]:
-        """Nothing before the end."""
+        """Returns nothing before the end."""
         self._text += text
         return "", []
 
     def finish(self) -> tuple[str, list[ToolCall]]:
-        """The call; the text where it was cut."""
+        """Returns the call; or the text, where it was truncated."""
         try:
             return "", _read_json(self._text, {})
         except ValueError:
@@ -247,7 +247,7 @@ class ForcedCall:
 
 
 def forced_schema(tools: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """The JSON schema of a call of one of the named tools."""
+    """Returns the JSON schema of a call of one of the named tools."""
     calls = [
         {
             "type": "object",
@@ -261,6 +261,6 @@ def forced_schema(tools: Mapping[str, Any], names: Collection[str]) -> dict[str,
 
 
 def _overlap(text: str, mark: str) -> int:
-    """Length of the longest end of a text that is the beginning of a mark."""
+    """Returns the length of the longest suffix of a text that is a prefix of a mark."""
     longest = min(len(text), len(mark) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(mark[:n])), 0)

@@ -1,4 +1,4 @@
-"""Serves models with Stoker's own engine."""
+"""Serving with Stoker's own engine."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from stoker.serve.server_options import MIB, ServerOptions
 
 
 def service_of(models: Models, options: ServerOptions) -> Service:
-    """The state of a server over models; its worker is to be started."""
+    """Returns the state of a server; its worker has yet to be started."""
     worker = EngineThread()
     worker.engines += [host.engine for host in models.hosts]
     return Service(models, worker, options, Metrics(models), Queue(options.queue))
 
 
 def options_of(arguments: argparse.Namespace, token: str | None) -> ServerOptions:
-    """The options that a command line gives."""
+    """Returns the options of a command line."""
     return ServerOptions(
         arguments.host,
         token,
@@ -40,7 +40,7 @@ def options_of(arguments: argparse.Namespace, token: str | None) -> ServerOption
 
 
 def tls_of(arguments: argparse.Namespace) -> Tls | None:
-    """The key and the certificate that a command line names."""
+    """Returns the key and the certificate of a command line."""
     return None if arguments.tls_key is None else Tls(arguments.tls_key, arguments.tls_certificate)
 
 
@@ -48,7 +48,7 @@ def serve_torch(arguments: argparse.Namespace, token: str | None, trusted: Seque
     """Loads the models and serves them until SIGTERM."""
     if any(ranks(written, Path.cwd()) for written in arguments.runs):
         return serve_ranking(arguments, options_of(arguments, token), tls_of(arguments), trusted)
-    bound = listening_socket(arguments.host, arguments.port)  # before what takes minutes
+    bound = listening_socket(arguments.host, arguments.port)  # checked before loading, which takes minutes
     here, at, rows = Path.cwd(), arguments.at, arguments.rows
     models = in_temporary_thread(
         lambda: open_served(arguments.runs, here, at=at, trusted=trusted, base=arguments.base, rows=rows)
