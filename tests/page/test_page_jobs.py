@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from browsing import Browser, make_run
 from filelock import FileLock
@@ -223,6 +224,20 @@ def test_a_job_asks_for_a_gpu_a_process(parallel: dict[str, int], plan: str, wan
     one = {"job": {"parallel": parallel}, "plan": plan}
     assert devices_wanted(one) == wanted
     assert devices_wanted({"stages": [one, {"job": {"parallel": dict.fromkeys(parallel, 1)}}]}) == wanted
+
+
+def test_a_process_whose_end_is_being_written_is_not_lost(tmp_path: Path) -> None:
+    process, me = Detached(tmp_path), psutil.Process()
+    here, gone = {"pid": me.pid, "created": me.create_time()}, {"pid": me.pid, "created": 0.0}
+    (tmp_path / "begun.json").write_text(json.dumps({"time": 0.0}))
+    (tmp_path / "watcher.json").write_text(json.dumps(here))
+    assert process.state == "starting"  # however long ago it was begun
+    (tmp_path / "pid.json").write_text(json.dumps(gone))
+    assert process.state == "running" and process.process is None
+    (tmp_path / "watcher.json").write_text(json.dumps(gone))
+    assert process.state == "lost"
+    (tmp_path / "ended.json").write_text(json.dumps({"code": 0}))
+    assert process.state == "ended"
 
 
 def test_a_process_is_not_mistaken_for_another_of_its_number(tmp_path: Path) -> None:

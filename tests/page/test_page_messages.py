@@ -1,4 +1,4 @@
-"""What the page itself refuses is said in Chinese too: every template of an error has its own in `errors.zh.json`."""
+"""What the page itself refuses is said in Chinese too: every template of an error has its own in `texts.zh.json`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHINESE = re.compile(r"[\u4e00-\u9fff]")
 
 
 def zh() -> dict[str, str]:
-    found: dict[str, str] = json.loads((STATIC / "errors.zh.json").read_text(encoding="utf-8"))
+    found: dict[str, str] = json.loads((STATIC / "texts.zh.json").read_text(encoding="utf-8"))
     return found
 
 
@@ -80,12 +80,12 @@ def test_errors_are_templates_with_their_values() -> None:
 def test_every_error_is_said_in_chinese() -> None:
     table, used = zh(), templates()
     missing = {text: place for text, place in used.items() if text not in table}
-    assert not missing, f"without Chinese in errors.zh.json: {json.dumps(missing, indent=1)}"
-    assert not set(table) - set(used) - {"the request is wrong"}, "Chinese of errors that are not there"
-    for english, chinese in table.items():
+    assert not missing, f"without Chinese in texts.zh.json: {json.dumps(missing, indent=1)}"
+    for english in used:
+        chinese = table[english]
         assert named(english) == named(chinese), english
         assert CHINESE.search(chinese) or english == chinese, english
-    same = {english for english, chinese in table.items() if english == chinese}
+    same = {english for english in used if english == table[english]}
     assert same == {"Content-Type: application/json", '[{"user_id": 7, ...}]', "[{role: user, content: ...}]"}
 
 
@@ -117,21 +117,16 @@ def test_the_tests_above_find_what_they_look_for(tmp_path: Path) -> None:
     assert len(templates()) > 100
 
 
-def test_an_error_has_its_text_and_its_parts(page: Browser) -> None:
-    error = page.get("/api/runs/0123456789abcdef").json()["error"]
-    assert error["said"] == {"message": error["message"], "hint": error["hint"], "values": {}}
-    assert error["message"] in zh()
+def test_an_error_has_its_text(page: Browser) -> None:
+    assert page.get("/api/runs/0123456789abcdef").json()["error"]["message"] in zh()
     error = page.post("/api/uploads", {"name": "x" * 2000, "size": 1}).json()["error"]
     assert error["message"] == "`name` has more than 1,000 characters"
-    assert error["said"]["values"] == {"key": "name", "most": 1000}
-    assert error["said"]["message"] == "`{key}` has more than {most} characters"
 
 
-def test_a_job_that_reaches_outside_has_its_place_and_its_parts(page: Browser) -> None:
+def test_a_job_that_reaches_outside_has_its_place(page: Browser) -> None:
     found = page.post("/api/check", {"yaml": "task: sft\nmodel: llama-3m\ndata: /etc/passwd\n"}).json()
-    (problem,) = (each for each in found["problems"] if each["said"])
-    assert (problem["line"], problem["key"]) == (3, "data")
-    assert problem["said"]["values"] == {"text": "/etc/passwd"} and problem["said"]["hint"] in zh()
+    (problem,) = (each for each in found["problems"] if "/etc/passwd" in each["message"])
+    assert (problem["line"], problem["key"]) == (3, "data") and problem["hint"] in zh()
 
 
 @pytest.mark.parametrize(("value", "shown"), [(1234567, "1,234,567"), (0.5, "0.5"), (600.0, "600"), ("1234", "1234")])
@@ -141,6 +136,5 @@ def test_numbers_are_written_for_people(value: str | int | float, shown: str) ->
 
 
 def test_what_others_say_is_passed_on_as_it_is() -> None:
-    found = problem_json(page_error.passed_on(400, "{n} is wrong").problem)
-    assert found["message"] == "{n} is wrong" and found["said"] is None
+    assert problem_json(page_error.passed_on(400, "{n} is wrong").problem)["message"] == "{n} is wrong"
     assert isinstance(page_error.passed_on(502, "x"), PageError)

@@ -149,8 +149,10 @@ def _offload(view: View) -> Iterator[Problem]:
 def _expert(view: View) -> Iterator[Problem]:
     parts = _parts(view)
     if parts.expert not in ("auto", parts.tensor):
-        message = f"`expert: {parts.expert}` cannot be: experts are spread over the processes of `tensor`"
-        message += f", and `tensor` is {parts.tensor}"
+        message = (
+            f"`expert: {parts.expert}` cannot be: experts are spread over the processes of `tensor`, and `tensor` is "
+            f"{parts.tensor}"
+        )
         hint = f"remove it, or write `tensor: {parts.expert}` as well"
         yield from view.at_each(["parallel.expert", "parallel.tensor"], message, hint)
 
@@ -178,8 +180,10 @@ def _number_of_devices(view: View) -> Iterator[Problem]:
             yield from view.at_each(keys, message, f"name {counts} devices")
     elif named != parts.data * others:
         product = f"{parts.data} x {parts.tensor} x {parts.pipeline} x {parts.context}"
-        message = f"`devices` names {named}, and data x tensor x pipeline x context = {product}"
-        message += f" is {parts.data * others} processes"
+        message = (
+            f"`devices` names {named}, and data x tensor x pipeline x context = {product} is {parts.data * others} "
+            "processes"
+        )
         hint = f"name {parts.data * others} devices" + (f", or write `data: {named // others}`" * (named % others == 0))
         yield from view.at_each(keys, message, hint)
 

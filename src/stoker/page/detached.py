@@ -2,6 +2,7 @@
 
 process.json   its command line, folder and environment
 pid.json       its number and when it was created, so that another process of that number is not taken for it
+watcher.json   the same of its parent, which writes down its end
 out, err       what it printed
 ended.json     its exit code, and when it ended
 
@@ -30,6 +31,7 @@ from stoker.files import read_file, regular, replace_file
 State = Literal["waiting", "starting", "running", "ended", "lost"]
 STARTING = 30.0  # seconds within which a process has a number
 FILE = "process.json"
+WATCHER = "watcher.json"
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,10 @@ class Detached:
             return "waiting"
         if self.process is not None:
             return "running"
-        if not (self.folder / "pid.json").exists() and time.time() - float(begun.get("time", 0)) < STARTING:
+        is_begun = (self.folder / "pid.json").exists()
+        if _process_of(self.folder / WATCHER) is not None:  # it writes down the end, or is about to start the process
+            return "running" if is_begun else "starting"
+        if not is_begun and time.time() - float(begun.get("time", 0)) < STARTING:
             return "starting"
         return "ended" if self.code is not None else "lost"
 
@@ -76,13 +81,7 @@ class Detached:
     @property
     def process(self) -> psutil.Process | None:
         """The process, while it lives."""
-        found = _read(self.folder / "pid.json")
-        try:
-            process = psutil.Process(int(found["pid"]))
-            is_it = abs(process.create_time() - float(found["created"])) < 1.0
-            return process if is_it and process.status() != psutil.STATUS_ZOMBIE else None
-        except (psutil.Error, KeyError, ValueError, TypeError):
-            return None
+        return _process_of(self.folder / "pid.json")
 
     def times(self) -> tuple[float | None, float | None]:
         """When it began and when it ended, seconds since 1970."""
@@ -122,6 +121,22 @@ def spawn(arguments: Sequence[str], env: Mapping[str, str] | None = None) -> Non
     threading.Thread(target=process.wait, daemon=True).start()
 
 
+def _write_process(path: Path, process: psutil.Process) -> None:
+    """Writes down a process, so that another one of its number is not taken for it."""
+    replace_file(path, json.dumps({"pid": process.pid, "created": process.create_time()}))
+
+
+def _process_of(path: Path) -> psutil.Process | None:
+    """The process that was written down, while it lives."""
+    found = _read(path)
+    try:
+        process = psutil.Process(int(found["pid"]))
+        is_it = abs(process.create_time() - float(found["created"])) < 1.0
+        return process if is_it and process.status() != psutil.STATUS_ZOMBIE else None
+    except (psutil.Error, KeyError, ValueError, TypeError):
+        return None
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(read_file(path))
@@ -134,6 +149,7 @@ def _parent(folder: Path) -> int:
     """Starts the process of a folder and waits for it."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # a handler, unlike SIG_IGN, is not handed on to the process
+    _write_process(folder / WATCHER, psutil.Process())
     values = _read(folder / FILE)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
     out, err = (os.open(folder / name, flags, 0o600) for name in ("out", "err"))
@@ -147,8 +163,7 @@ def _parent(folder: Path) -> int:
             stderr=err,
             start_new_session=True,
         )
-        created = psutil.Process(process.pid).create_time()
-        replace_file(folder / "pid.json", json.dumps({"pid": process.pid, "created": created}))
+        _write_process(folder / "pid.json", psutil.Process(process.pid))
         code = process.wait()
     except (OSError, psutil.Error) as error:
         os.write(err, f"error: it cannot be started: {error}\n".encode())

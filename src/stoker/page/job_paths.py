@@ -15,7 +15,7 @@ from stoker.job.yaml_document import JobDocument, parse_mapping
 from stoker.node_cache.urls import URL, WRAPPERS, scheme_of, shown
 from stoker.page.accounts import Account
 from stoker.page.listed_urls import STORES, is_listed, is_remote
-from stoker.page.page_error import PageError, PageProblem, said
+from stoker.page.page_error import PageError, said
 from stoker.page.settings import PageSettings
 
 CODE = re.compile(r"\.py\b|^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")  # a file of Python, or an import path
@@ -85,13 +85,13 @@ def path_problems(document: JobDocument, settings: PageSettings, account: Accoun
     return found
 
 
-def _at(document: JobDocument, path: KeyPath, problem: PageProblem) -> PageProblem:
+def _at(document: JobDocument, path: KeyPath, problem: Problem) -> Problem:
     """A problem with the place of a key."""
     place = document.problem(path, problem.message)
     return replace(problem, key=place.key, file=place.file, line=place.line, column=place.column)
 
 
-def _needs_trust(text: str, words: list[str], *, listed: bool) -> PageProblem | None:
+def _needs_trust(text: str, words: list[str], *, listed: bool) -> Problem | None:
     """Why only an admin may write a text at the keys ``words``; None where others may."""
     if FUNCTION.match(text):
         return said("`{text}` runs code or asks an address, which needs the role admin", text=text[:60])

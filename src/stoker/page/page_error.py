@@ -1,34 +1,18 @@
 """Errors of the page's API: one shape for all, with the place of what is wrong where there is one.
 
-What the page itself refuses is a template with values: the answer has the English text, and both parts beside it, so
-that the browser says it in its own language by `static/errors.zh.json`. What verbs, servers and the rooms below say is
-passed on as English text.
+Texts are English; the browser says them in its own language by `static/texts.zh.json`, which has a form for each.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.errors import Problem, UserError
 
 Value = str | int | float
 _NAMED = re.compile(r"\{(\w+)\}")
-
-
-@dataclass(frozen=True)
-class PageProblem(Problem):
-    """A problem in the page's own words.
-
-    Attributes:
-        templates: of the message and the suggestion, with ``{name}`` where a value stands.
-        values: by name.
-    """
-
-    templates: tuple[str, str] = ("", "")
-    values: Mapping[str, Value] = field(default_factory=dict)
 
 
 class PageError(Exception):
@@ -55,13 +39,13 @@ class PageError(Exception):
         return {"error": problem_json(self.problem)}
 
 
-def said(message: str, hint: str = "", **values: Value) -> PageProblem:
-    """A problem in the page's own words; each needs its Chinese in `static/errors.zh.json`.
+def said(message: str, hint: str = "", **values: Value) -> Problem:
+    """A problem in the page's own words.
 
     Args:
         message, hint: literal texts, with ``{name}`` where a value stands.
     """
-    return PageProblem(_filled(message, values), _filled(hint, values), templates=(message, hint), values=values)
+    return Problem(_filled(message, values), _filled(hint, values))
 
 
 def refused(status: int, message: str, hint: str = "", *, retry_after: int | None = None, **values: Value) -> PageError:
@@ -90,13 +74,9 @@ def of_user_error(error: UserError) -> PageError:
 
 
 def problem_json(problem: Problem) -> dict[str, Any]:
-    """A problem as the API has it; ``said`` is how another language says it, None where only the text is known."""
+    """A problem as the API has it."""
     place = {"file": problem.file, "line": problem.line, "column": problem.column, "key": problem.key}
-    parts = None
-    if isinstance(problem, PageProblem):
-        message, hint = problem.templates
-        parts = {"message": message, "hint": hint, "values": dict(problem.values)}
-    return {"message": problem.message, "hint": problem.suggestion, **place, "said": parts}
+    return {"message": problem.message, "hint": problem.suggestion, **place}
 
 
 def _filled(template: str, values: Mapping[str, Value]) -> str:

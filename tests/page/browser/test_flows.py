@@ -142,7 +142,7 @@ def test_losses_colour_the_tokens_of_a_run(view: View, served: ServedPage) -> No
     expect(page.get_by_role("button", name="逐词元损失", exact=True)).to_be_visible(timeout=TRAINING)
 
 
-def test_errors_of_the_server_are_in_chinese_on_a_chinese_page(view: View) -> None:
+def test_errors_are_in_chinese_on_a_chinese_page(view: View) -> None:
     page = view.open("#/train/0123456789abcdef?lang=zh")
     problem = page.locator("main .problem").first
     expect(problem).to_contain_text("没有此编号的训练运行")
@@ -150,8 +150,9 @@ def test_errors_of_the_server_are_in_chinese_on_a_chinese_page(view: View) -> No
     write_job(view, JOB.replace("batch: 4", "batchh: 4"))
     page = view.open("#/start/job?lang=zh")
     problem = page.locator("#yaml-problems .problem")
-    expect(problem).to_contain_text("以下内容只有英文", timeout=TRAINING)
-    expect(problem.locator("strong[lang=en]")).to_contain_text("batchh")
+    expect(problem).to_contain_text("未知的键 `train.batchh`", timeout=TRAINING)
+    expect(problem).to_contain_text("请写 `batch`")
+    expect(page.locator("main [lang=en]")).to_have_count(0)
 
 
 def test_a_click_log_is_audited(view: View, served: ServedPage) -> None:

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { ApiError } from "../../../src/stoker/page/static/api.js";
-import { bytes, duration, has, number, percent, preferred, spoken, t, useErrors, useTable } from "../../../src/stoker/page/static/i18n.js";
+import { bytes, duration, has, number, percent, preferred, said, spoken, t, useTable, useTexts } from "../../../src/stoker/page/static/i18n.js";
 
 const EN = { hello: "Hello {name}, {n} times", "rows.one": "{n} row", "rows.other": "{n} rows" };
 const ZH = { hello: "{name}，{n} 次", "rows.one": "{n} 行", "rows.other": "{n} 行" };
@@ -19,18 +19,19 @@ test("arguments and plurals", () => {
   assert.equal(t("rows", { n: 1 }), "1 行");
 });
 
-test("errors of the server are said in the page's language, what verbs say is marked as English", () => {
-  const said = { message: "{name} has no row {row}", hint: "see {name}", values: { name: "a.csv", row: 1234 } };
-  const error = { message: "a.csv has no row 1,234", hint: "see a.csv", said };
-  useErrors("zh", { "{name} has no row {row}": "{name} 没有第 {row} 行", "see {name}": "参见 {name}" });
+test("texts of the program are said in the page's language, others are marked as English", () => {
+  const error = { message: "a.csv has no row 1,234", hint: "see a.csv" };
+  useTexts("zh", { "{name} has no row {row}": "{name} 没有第 {row} 行", "see {name}": "参见 {name}", "a list": "列表", "it must be {1}, not {2}": "必须是 {1~}，而不是 {2}", text: "文本", "{1} or {2}": "{1} 或 {2}" });
   useTable("zh", ZH);
   assert.deepEqual(spoken(error), { message: "a.csv 没有第 1,234 行", hint: "参见 a.csv", isEnglish: false });
-  assert.deepEqual(spoken({ ...error, said: { ...said, hint: "" }, hint: "" }), { message: "a.csv 没有第 1,234 行", hint: "", isEnglish: false });
-  assert.deepEqual(spoken({ ...error, said: { ...said, hint: "unknown" } }), { message: error.message, hint: error.hint, isEnglish: true });
-  assert.deepEqual(spoken({ message: "no such key", suggestion: "write `lr`" }), { message: "no such key", hint: "write `lr`", isEnglish: true });
-  assert.equal(spoken(new ApiError(400, { message: "no such key", said: null })).isEnglish, true);
+  assert.deepEqual(spoken({ message: error.message, suggestion: "" }), { message: "a.csv 没有第 1,234 行", hint: "", isEnglish: false });
+  assert.deepEqual(spoken({ ...error, hint: "unknown to it" }), { message: "a.csv 没有第 1,234 行", hint: "unknown to it", isEnglish: true });
+  assert.equal(spoken(new ApiError(400, { message: "no such key" })).isEnglish, true);
   assert.deepEqual(spoken(new ApiError(404, error)), spoken(error));
   assert.equal(spoken(new Error("没有这一行")).isEnglish, false);
+  assert.equal(said("it must be text, not a list").text, "必须是文本，而不是列表");
+  assert.equal(said("it must be 'a or b', not text").text, "必须是 'a or b'，而不是 text");
+  assert.deepEqual(said("128"), { text: "128", isEnglish: false });
   useTable("en", EN);
   assert.deepEqual(spoken(error), { message: error.message, hint: error.hint, isEnglish: false });
 });

@@ -2,7 +2,7 @@
 import { get, post, useToken } from "./api.js";
 import { loadGlossary } from "./glossary.js";
 import { html, render, useEffect, useState } from "./html.js";
-import { preferred, setLanguage, t } from "./i18n.js";
+import { onTexts, preferred, setLanguage, t } from "./i18n.js";
 import { Rail, TopBar } from "./rail.js";
 import { here, useRoute } from "./router.js";
 import { applyTheme, remember, session } from "./session.js";
@@ -76,6 +76,7 @@ function App() {
     setMe(found);
   };
   useEffect(() => void first.then((found) => (found instanceof Error ? setError(found) : met(found))), []);
+  useEffect(() => void onTexts(() => setWords((n) => n + 1)), []);
   useEffect(() => void setLanguage(language || preferred()).then(() => setWords((n) => n + 1)), [language]);
   useEffect(() => {
     document.title = `${t(`place.${route.place}`)}${route.run ? ` · ${route.run}` : ""} · ${t("app.name")}`;

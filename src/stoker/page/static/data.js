@@ -8,7 +8,7 @@ import { LogAudit } from "./log_audit.js";
 import { link } from "./router.js";
 import { Order, Packed, RowList } from "./rows.js";
 import { remember, rememberJob, useSession } from "./session.js";
-import { Action, Command, Empty, Loaded, Problem, Table, Tabs, Waiting } from "./ui.js";
+import { Action, Command, Empty, Loaded, Problem, Said, Table, Tabs, Waiting } from "./ui.js";
 import { Drop } from "./upload.js";
 
 const PAGE = { rows: 50, packed: 10 }; // sequences asked for at once
@@ -117,8 +117,8 @@ function Audit({ yaml }) {
       <section>
         ${Object.keys(data.reasons ?? {}).length > 0 &&
         html`<h2>${t("data.reasons")}</h2>
-          <${Table} name=${t("data.reasons")} head=${[t("data.reason"), t("data.rows")]} rows=${Object.entries(data.reasons).map(([reason, n]) => [html`<span lang="en">${reason}</span>`, number(n)])} />
-          <${Table} name=${t("data.dropped_rows")} head=${[t("data.source"), t("data.row"), t("data.reason")]} rows=${(data.dropped ?? []).slice(0, 50).map((row) => [row.source.split("/").pop(), number(row.row), html`<span lang="en">${row.reason}</span>`])} />`}
+          <${Table} name=${t("data.reasons")} head=${[t("data.reason"), t("data.rows")]} rows=${Object.entries(data.reasons).map(([reason, n]) => [html`<${Said} text=${reason} />`, number(n)])} />
+          <${Table} name=${t("data.dropped_rows")} head=${[t("data.source"), t("data.row"), t("data.reason")]} rows=${(data.dropped ?? []).slice(0, 50).map((row) => [row.source.split("/").pop(), number(row.row), html`<${Said} text=${row.reason} />`])} />`}
         ${(data.fields_ignored ?? []).length > 0 &&
         html`<h2>${t("data.ignored")}</h2>
           <${Table} name=${t("data.ignored")} head=${[t("data.field"), t("data.source"), t("data.rows")]} rows=${data.fields_ignored.map((one) => [html`<code>${one.field}</code>`, one.source, number(one.rows)])} />`}

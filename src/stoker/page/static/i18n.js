@@ -1,9 +1,11 @@
 // The words of the page: one table of messages a language, and numbers, sizes, times and plurals by locale.
+import { inTable, prepared } from "./texts.js";
 
 export const LANGUAGES = ["en", "zh"];
 const LOCALES = { en: "en-GB", zh: "zh-CN" };
 const tables = {};
-const errors = { en: {} }; // what the server's errors are in a language, by their English templates
+const texts = {}; // what the program writes in English, by language
+let arrived = () => {};
 let language = "en";
 
 /** The language that the browser asks for, or English. */
@@ -15,16 +17,21 @@ export function preferred(wanted = navigator.languages || [navigator.language]) 
   return "en";
 }
 
-/** Fetches a language's table once and makes it the page's. */
+/** Fetches a language's table once and makes it the page's; that of the program's texts follows by itself. */
 export async function setLanguage(name) {
   if (!LANGUAGES.includes(name)) name = "en";
   const load = async (file) => (await fetch(new URL(`${file}.${name}.json`, import.meta.url))).json();
-  [tables[name], errors[name]] = await Promise.all([tables[name] ?? load("messages"), errors[name] ?? load("errors")]);
+  const isFirst = !(name in tables);
+  tables[name] ??= await load("messages");
   useTable(name, tables[name]);
+  if (isFirst && name !== "en") load("texts").then((table) => (useTexts(name, table), arrived()), () => {});
 }
 
-/** Makes a table that of a language's errors; the tests hand theirs in. */
-export const useErrors = (name, table) => (errors[name] = table);
+/** What is done once the program's texts of a language are there. */
+export const onTexts = (act) => (arrived = act);
+
+/** Makes a table that of the program's texts in a language; the tests hand theirs in. */
+export const useTexts = (name, table) => (texts[name] = prepared(table));
 
 /** Makes a table the page's; a report and the tests hand theirs in. */
 export function useTable(name, table) {
@@ -61,19 +68,19 @@ const filled = (text, args) =>
     return typeof value === "number" ? number(value) : String(value);
   });
 
-/**
- * An error in the page's language: {message, hint, isEnglish}. What the server says itself has its parts in `said`; what
- * a verb says is English text only. Errors of the page's own modules are in its language already.
- */
+/** A text of the program in the page's language: {text, isEnglish}, as it is where the language does not have it. */
+export function said(text) {
+  const found = texts[language] && text ? inTable(texts[language], text) : undefined;
+  return { text: found ?? text, isEnglish: language !== "en" && found === undefined && /[a-z]/i.test(text) };
+}
+
+/** An error in the page's language: {message, hint, isEnglish}. Errors of the page's own modules are in its language already. */
 export function spoken(error) {
-  const { message, said } = error;
+  const { message } = error;
   const hint = error.hint ?? error.suggestion ?? "";
-  const isOwn = error instanceof Error && error.status === undefined;
-  if (language === "en" || isOwn) return { message, hint, isEnglish: false };
-  const inLanguage = (template) => (template ? errors[language]?.[template] : "");
-  const found = said ? [said.message, said.hint].map(inLanguage) : [];
-  if (!said || found.includes(undefined)) return { message, hint, isEnglish: true };
-  return { message: filled(found[0], said.values), hint: filled(found[1], said.values), isEnglish: false };
+  if (error instanceof Error && error.status === undefined) return { message, hint, isEnglish: false };
+  const [one, other] = [said(message), said(hint)];
+  return { message: one.text, hint: other.text, isEnglish: one.isEnglish || other.isEnglish };
 }
 
 /** A number with about `digits` significant digits; small and large ones with an exponent. */

@@ -1,7 +1,7 @@
 // The form of a job, made from the schema: each key with its meaning, its default and the reason of it.
 import { html, useState } from "./html.js";
-import { has, t } from "./i18n.js";
-import { Field, Loaded, Spoken } from "./ui.js";
+import { has, said, t } from "./i18n.js";
+import { Field, Loaded, Said, Spoken } from "./ui.js";
 
 export const BASIC = ["task", "model.name", "data.path", "tune.method", "steps", "train.lr", "train.batch", "train.seq_len", "evaluate.every"];
 const OWN = ["reward", "dpo", "ppo", "grpo", "ranking", "module"]; // a task's own block
@@ -70,8 +70,8 @@ function Key({ item, resolved, problems, onChange }) {
     ${control}
     ${wrong && html`<div class="message" role="alert"><${Spoken} error=${wrong} /></div>`}
     <p class="hint" id=${`${id}-about`}>
-      ${has(`about.${item.path}`) ? t(`about.${item.path}`) : html`<span lang="en">${item.meaning}</span>`}
-      ${now?.why && html`${" "}<span lang="en">${t("job.because", { reason: now.why })}</span>`}
+      ${has(`about.${item.path}`) ? t(`about.${item.path}`) : html`<${Said} text=${item.meaning} />`}
+      ${now?.why && html`${" "}${t("job.because", { reason: said(now.why).text })}`}
     </p>
   </div>`;
 }

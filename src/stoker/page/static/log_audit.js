@@ -2,7 +2,7 @@
 import { Figure } from "./glossary.js";
 import { html } from "./html.js";
 import { number, percent, t } from "./i18n.js";
-import { Table } from "./ui.js";
+import { Said, Table } from "./ui.js";
 
 export function LogAudit({ data }) {
   const ids = Object.entries(data.ids ?? {});
@@ -14,9 +14,9 @@ export function LogAudit({ data }) {
       <${Figure} id="rows_held_out" value=${number(data.held_out)} />
       ${Object.entries(data.labels ?? {}).map(([name, rate]) => html`<${Figure} key=${name} id="positive_rate" label=${t("log.positive", { name })} value=${percent(rate, 2)} />`)}
     </div>
-    ${(data.leaks ?? []).map((leak) => html`<p class="problem" role="alert" key=${leak}><strong>${t("log.leak")}</strong> <span lang="en">${leak}</span></p>`)}
+    ${(data.leaks ?? []).map((leak) => html`<p class="problem" role="alert" key=${leak}><strong>${t("log.leak")}</strong> <${Said} text=${leak} /></p>`)}
     <h2>${t("log.features")}</h2>
-    <${Table} name=${t("log.features")} head=${[t("data.field"), t("log.kind"), t("data.reason"), t("run.details")]} rows=${data.columns.map((column) => [html`<code>${column.name}</code>`, column.kind, html`<span lang="en">${column.why}</span>`, html`<span lang="en">${column.details}</span>`])} />
+    <${Table} name=${t("log.features")} head=${[t("data.field"), t("log.kind"), t("data.reason"), t("run.details")]} rows=${data.columns.map((column) => [html`<code>${column.name}</code>`, column.kind, html`<${Said} text=${column.why} />`, html`<${Said} text=${column.details} />`])} />
     ${ids.length > 0 &&
     html`<h2>${t("log.ids")}</h2>
       <${Table} name=${t("log.ids")} head=${[t("data.field"), t("log.distinct"), t("log.lookups"), t("log.once"), t("log.unseen")]} rows=${ids.map(([name, one]) => [html`<code>${name}</code>`, number(one.ids), number(one.lookups), percent(one.once), percent(one.unseen)])} />`}

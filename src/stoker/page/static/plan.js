@@ -8,7 +8,7 @@ import { duration, gib, number, percent, t } from "./i18n.js";
 import { go, link } from "./router.js";
 import { remember, rememberJob, useSession } from "./session.js";
 import { Timeline } from "./timeline.js";
-import { Action, Command, Empty, Field, Problem, Table, Waiting, useLater } from "./ui.js";
+import { Action, Command, Empty, Field, Problem, Said, Table, Waiting, useLater } from "./ui.js";
 
 const COLOURS = 8;
 const word = (group, name) => {
@@ -48,7 +48,7 @@ function Memory({ plan }) {
       (stage) => html`<div key=${stage.stage}>
         <h3>${t("plan.stage", { n: stage.stage, peak: gib(stage.memory_gib), capacity: gib(plan.capacity_gib) })}</h3>
         <${Stack} parts=${stage.memory} most=${plan.capacity_gib} label=${t("plan.memory")} unit=${gib} />
-        <p class="hint">${t("plan.moment")} <span lang="en">${stage.moment}</span></p>
+        <p class="hint">${t("plan.moment")} <${Said} text=${stage.moment} /></p>
       </div>`,
     )}
   </section>`;
@@ -86,17 +86,17 @@ function Answer({ answer, yaml }) {
     <${Table}
       name=${t("plan.alternatives")}
       head=${[t("plan.layout"), t("plan.lost_because"), html`<${Term} id="step_time_s" />`, html`<${Term} id="memory_peak" />`, html`<${Term} id="price" />`, ""]}
-      rows=${(answer.alternatives ?? []).map((other) => [html`<code>${other.description}</code>`, html`<span lang="en">${other.reason}</span>`, `${step(other)} s`, gib(other.memory_gib), money(other.price, run.currency), html`<${Action} label=${t("plan.take")} onPress=${() => take(other)} />`])}
+      rows=${(answer.alternatives ?? []).map((other) => [html`<code>${other.description}</code>`, html`<${Said} text=${other.reason} />`, `${step(other)} s`, gib(other.memory_gib), money(other.price, run.currency), html`<${Action} label=${t("plan.take")} onPress=${() => take(other)} />`])}
     />
     <h2>${t("plan.helps")}</h2>
-    <${Table} name=${t("plan.helps")} head=${[t("plan.change"), t("plan.gain"), t("plan.memory"), ""]} rows=${(answer.helps ?? []).map((help) => [html`<span lang="en">${help.change}</span>`, percent(help.gain), gib(help.memory_gib), html`<${Action} label=${t("plan.take")} onPress=${() => take(help)} />`])} />`;
+    <${Table} name=${t("plan.helps")} head=${[t("plan.change"), t("plan.gain"), t("plan.memory"), ""]} rows=${(answer.helps ?? []).map((help) => [html`<${Said} text=${help.change} />`, percent(help.gain), gib(help.memory_gib), html`<${Action} label=${t("plan.take")} onPress=${() => take(help)} />`])} />`;
 }
 
 /** Nothing fits: what comes nearest, and what would make it fit. */
 const Nothing = ({ answer, yaml }) =>
   html`<p class="problem" role="alert">${t("plan.nothing_fits")}</p>
     ${answer.nearest && html`<${Memory} plan=${answer.nearest} />`}
-    <${Table} name=${t("plan.helps")} head=${[t("plan.change"), t("plan.memory"), ""]} rows=${(answer.changes ?? []).map((change) => [html`<span lang="en">${change.what} ${change.words}</span>`, gib(change.memory_gib), html`<${Action} label=${t("plan.take")} onPress=${() => takeLayout(yaml, change)} />`])} />`;
+    <${Table} name=${t("plan.helps")} head=${[t("plan.change"), t("plan.memory"), ""]} rows=${(answer.changes ?? []).map((change) => [html`<${Said} text=${change.what} /> <code>${change.words}</code>`, gib(change.memory_gib), html`<${Action} label=${t("plan.take")} onPress=${() => takeLayout(yaml, change)} />`])} />`;
 
 const isFile = (device) => /\.ya?ml$/.test(device);
 
@@ -130,7 +130,7 @@ export function Measured({ run }) {
   return html`<${Table} name=${t("plan.predicted")} head=${["", t("plan.predicted"), t("plan.measured"), t("plan.difference")]} rows=${both} />
     <h2 class="small">${t("plan.predicted")}</h2><${Stack} parts=${parts} most=${most} label=${t("plan.predicted")} unit=${gib} />
     <h2 class="small">${t("plan.measured")}</h2><${Stack} parts=${{ process: measured.memory / of }} most=${most} label=${t("plan.measured")} unit=${gib} />
-    ${line && html`<p class="hint" lang="en">${line}</p>`}`;
+    ${line && html`<p class="hint"><${Said} text=${line} /></p>`}`;
 }
 
 function Planned({ yaml, on }) {

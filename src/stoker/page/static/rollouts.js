@@ -2,10 +2,10 @@
 import { useGet } from "./api.js";
 import { Term } from "./glossary.js";
 import { html } from "./html.js";
-import { number, t } from "./i18n.js";
+import { number, said, t } from "./i18n.js";
 import { go } from "./router.js";
 import { HeatScale, Tokens, spanOf } from "./tokens.js";
-import { Loaded } from "./ui.js";
+import { Loaded, Said } from "./ui.js";
 
 const BY = ["advantage", "kl", "reward", "value", "return", "old", "entropy"]; // as `stoker rollouts --by`
 
@@ -27,13 +27,13 @@ export function Rollouts({ path, route }) {
           <label for="rollout-by">${t("rollouts.colour")}</label>
           <select id="rollout-by" value=${chosen} onChange=${(event) => set({ by: event.target.value })}>${known.map((name) => html`<option key=${name} value=${name}>${t(`g.${name}.name`)}</option>`)}</select>
           <label for="rollout-end">${t("rollouts.ended")}</label>
-          <select id="rollout-end" value=${ended} onChange=${(event) => set({ ended: event.target.value })}><option value="">${t("rollouts.any")}</option>${endings.map((end) => html`<option key=${end} value=${end}>${end}</option>`)}</select>
+          <select id="rollout-end" value=${ended} onChange=${(event) => set({ ended: event.target.value })}><option value="">${t("rollouts.any")}</option>${endings.map((end) => html`<option key=${end} value=${end}>${said(end).text}</option>`)}</select>
           <label><input type="checkbox" checked=${worst === "1"} onChange=${(event) => set({ worst: event.target.checked ? "1" : "0" })} /> ${t("rollouts.worst")}</label>
         </div>
         <${HeatScale} id=${chosen} span=${span} />
         ${shown.map(
           (one, i) => html`<div class="panel" key=${i}>
-            <p><strong>${one.prompt}</strong> · <${Term} id="score" /> ${number(one.score)} · <span lang="en">${one.end}</span></p>
+            <p><strong>${one.prompt}</strong> · <${Term} id="score" /> ${number(one.score)} · <${Said} text=${one.end} /></p>
             <${Tokens} tokens=${one.tokens} of=${chosen} scale=${Math.max(-span[0], span[1])} label=${t("rollouts.answer", { n: i + 1 })} />
           </div>`,
         )}`;

@@ -5,7 +5,7 @@ import { has, percent, t } from "./i18n.js";
 import { Job } from "./job.js";
 import { go, link } from "./router.js";
 import { rememberJob, useSession } from "./session.js";
-import { Action, Loaded, Problem, Progress, Status, Table } from "./ui.js";
+import { Action, Loaded, Problem, Progress, Said, Status, Table } from "./ui.js";
 import { Drop } from "./upload.js";
 import { Users } from "./users.js";
 
@@ -40,7 +40,7 @@ function Recipes({ file }) {
         ${[...recipes].sort((a, b) => order(a) - order(b)).map(
           (recipe) => html`<button type="button" key=${recipe.name} class="card" data-recipe=${recipe.name} onClick=${() => begin(recipe, file).catch(setError)}>
             <strong>${has(`recipe.${recipe.name}`) ? t(`recipe.${recipe.name}`) : recipe.name}</strong>
-            <span class="kind">${has(`recipe.${recipe.name}.about`) ? t(`recipe.${recipe.name}.about`) : html`<span lang="en">${recipe.description}</span>`}</span>
+            <span class="kind">${has(`recipe.${recipe.name}.about`) ? t(`recipe.${recipe.name}.about`) : html`<${Said} text=${recipe.description} />`}</span>
           </button>`,
         )}
       </div>`}
@@ -81,7 +81,7 @@ function Import() {
     ${found &&
     html`<div class="panel">
       <pre class="log" tabindex="0" aria-label=${t("job.yaml")}>${found.yaml}</pre>
-      ${LOST.flatMap((kind) => (found[kind] ?? []).map((one, i) => html`<p class="note" key=${kind + i}><strong>${t(`import.${kind}`)}</strong> <span lang="en">${inWords(one)}</span></p>`))}
+      ${LOST.flatMap((kind) => (found[kind] ?? []).map((one, i) => html`<p class="note" key=${kind + i}><strong>${t(`import.${kind}`)}</strong> <${Said} text=${inWords(one)} /></p>`))}
       <${Action} label=${t("start.use_import")} kind="primary" line=${found.command ?? `stoker import ${found.name}`} onPress=${use} />
     </div>`}
   </section>`;

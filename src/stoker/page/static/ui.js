@@ -1,6 +1,6 @@
 // Small parts that every place is made of.
 import { html, useEffect, useRef, useState } from "./html.js";
-import { spoken, t } from "./i18n.js";
+import { said, spoken, t } from "./i18n.js";
 import { link } from "./router.js";
 
 /** Copies a text; says so for two seconds. */
@@ -83,6 +83,12 @@ export function Spoken({ error, place = "" }) {
   const { message, hint, isEnglish } = spoken(error);
   const lang = isEnglish ? "en" : undefined;
   return html`${isEnglish && html`<span class="hint">${t("ui.in_english")} </span>`}<strong lang=${lang}>${message}</strong> ${place} ${hint && html`<p lang=${lang}>${hint}</p>`}`;
+}
+
+/** A text of the program in the page's language, or marked as English. */
+export function Said({ text }) {
+  const { text: found, isEnglish } = said(text ?? "");
+  return isEnglish ? html`<span lang="en">${found}</span>` : found;
 }
 
 /** An empty state teaches the next step with a button. */

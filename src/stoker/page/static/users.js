@@ -3,7 +3,7 @@ import { patch, post, remove, useGet } from "./api.js";
 import { addUserLine, changeUserLine, removeKeyLine } from "./commands.js";
 import { html, useState } from "./html.js";
 import { t, time } from "./i18n.js";
-import { Action, Command, Field, Loaded, Table } from "./ui.js";
+import { Action, Command, Field, Loaded, Said, Table } from "./ui.js";
 
 const ROLES = ["see", "run", "admin"];
 
@@ -38,7 +38,7 @@ function Add({ file, onDone }) {
 function Log() {
   const found = useGet("/api/audit-log", {}, { every: 5000 });
   return html`<h2>${t("users.log")}</h2>
-    <${Loaded} of=${found}>${({ lines }) => html`<${Table} name=${t("users.log")} head=${[t("run.when"), t("users.name"), t("users.action"), t("ui.command")]} empty=${t("use.no_actions")} rows=${lines.slice(0, 100).map((line) => [time(line.time), line.user, html`<span lang="en">${line.action}</span>`, line.command && html`<code>${line.command}</code>`])} />`}<//>`;
+    <${Loaded} of=${found}>${({ lines }) => html`<${Table} name=${t("users.log")} head=${[t("run.when"), t("users.name"), t("users.action"), t("ui.command")]} empty=${t("use.no_actions")} rows=${lines.slice(0, 100).map((line) => [time(line.time), line.user, html`<${Said} text=${line.action} />`, line.command && html`<code>${line.command}</code>`])} />`}<//>`;
 }
 
 export function Users() {
