@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ TOKENS = {
 }
 ROLES = {"viewer": "see", "runner": "run", "boss": "admin"}
 PORT = 7860
+PATIENCE = 300.0  # seconds within which what a test waits for comes, on a machine with much else to do
 HOST = f"127.0.0.1:{PORT}"
 
 
@@ -49,6 +52,15 @@ class Browser:
     def login(self, name: str) -> Browser:
         self.csrf = self.post("/api/login", {"token": TOKENS[name]}).json()["csrf"]
         return self
+
+
+def eventually(found: Callable[[], Any], what: str = "") -> Any:
+    """The first value that is true."""
+    end = time.monotonic() + PATIENCE
+    while not (value := found()):
+        assert time.monotonic() < end, f"it took too long: {what}"
+        time.sleep(0.02)
+    return value
 
 
 def make_run(folder: Path, steps: int = 5, **started: Any) -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import Browser, make_run
+from browsing import PATIENCE, Browser, make_run
 from moto.server import ThreadedMotoServer
 
 from stoker.cli.main import main
@@ -205,7 +205,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
 def trained(page: Browser, text: str, name: str) -> str:
     """The id of a run that was started through the page and has ended."""
     begun = page.post("/api/jobs", {"yaml": text, "name": name}).json()
-    until = time.monotonic() + 200
+    until = time.monotonic() + PATIENCE
     while (run := page.get(f"/api/runs/{begun['id']}").json())["status"] != "done":
         assert run["status"] in ("queued", "starting", "running") and time.monotonic() < until, run
         time.sleep(0.5)

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from browsing import Browser, make_run
+from browsing import Browser, eventually, make_run
 
 from stoker.page import model_servers
 from stoker.page.detached import Detached
@@ -72,11 +72,11 @@ def id_of_run(page: Browser, name: str) -> str:
 
 
 def wait(page: Browser, server: str, status: str) -> dict[str, Any]:
-    end = time.monotonic() + 30
-    while (found := page.get(f"/api/servers/{server}").json())["status"] != status:
-        assert time.monotonic() < end, found
-        time.sleep(0.02)
-    return dict(found)
+    def found() -> dict[str, Any] | None:
+        one: dict[str, Any] = page.get(f"/api/servers/{server}").json()
+        return one if one["status"] == status else None
+
+    return dict(eventually(found, status))
 
 
 def begun(page: Browser, tmp_path: Path, name: str = "one", **more: Any) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import Browser, make_run
+from browsing import Browser, eventually, make_run
 
 from stoker.page.job_queue import JobQueue
 
@@ -24,13 +23,14 @@ def with_run(make_page: Callable[..., Browser], tmp_path: Path) -> tuple[Browser
     return page, page.get("/api/runs").json()["runs"][0]["id"]
 
 
-def ended(page: Browser, key: str, seconds: float = 60.0) -> dict[str, Any]:
+def ended(page: Browser, key: str) -> dict[str, Any]:
     """The action of an id once it has ended."""
-    until = time.monotonic() + seconds
-    while (found := page.get(f"/api/actions/{key}").json())["status"] in ("starting", "running"):
-        assert time.monotonic() < until, found
-        time.sleep(0.1)
-    return dict(found)
+
+    def found() -> dict[str, Any] | None:
+        one: dict[str, Any] = page.get(f"/api/actions/{key}").json()
+        return None if one["status"] in ("starting", "running") else one
+
+    return dict(eventually(found, key))
 
 
 def test_an_action_runs_beside_the_page_and_is_found_again(with_run: tuple[Browser, str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
-from browsing import HOST, Browser, make_run
+from browsing import HOST, PATIENCE, Browser, make_run
 
 from stoker.page.app import application
 
@@ -192,7 +192,7 @@ async def sent(app: Any, method: str, path: str, headers: dict[str, str], body: 
         status = message.get("status", status)
         parts.append(message.get("body", b""))
 
-    await asyncio.wait_for(app(scope, receive, send), 60)
+    await asyncio.wait_for(app(scope, receive, send), PATIENCE)
     return status, b"".join(parts).decode("utf-8", "replace")
 
 

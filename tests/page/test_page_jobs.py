@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from browsing import Browser, make_run
+from browsing import PATIENCE, Browser, eventually, make_run
 from filelock import FileLock
 
 from stoker.cli.main import main
@@ -91,15 +91,13 @@ def test_a_job_that_waits_is_stopped_by_its_run(unstarted: Browser, tmp_path: Pa
 
 
 def test_a_job_that_is_starting_is_stopped(unstarted: Browser, tmp_path: Path) -> None:
-    words = [sys.executable, "-c", "import time; time.sleep(60)"]
+    words = [sys.executable, "-c", "import time; time.sleep(600)"]
     queue, run = unstarted.page.queue, tmp_path / "runs" / "one"
     queue.add(words, cwd=tmp_path, run=run, job=tmp_path / "x", command="", user="local", name="one")
     ((_, process),) = queue.entries()
     process.start()
     assert unstarted.post(f"/api/runs/{id_of(run)}/stop").status_code == 200
-    until = time.monotonic() + 10
-    while process.state != "ended" and time.monotonic() < until:
-        time.sleep(0.02)
+    eventually(lambda: process.state == "ended")
     assert process.code == -signal.SIGTERM
 
 
@@ -193,7 +191,7 @@ def test_jobs_share_the_gpus_and_none_overtakes(tmp_path: Path) -> None:
     queue = JobQueue(tmp_path)
     queue.start_starter = lambda: None  # type: ignore[method-assign]
     write = "import os, time; open('began', 'a').write('%s:' + os.environ['CUDA_VISIBLE_DEVICES'] + ' ')"
-    wait = "; [time.sleep(0.01) for _ in range(3000) if not os.path.exists('go')]"
+    wait = "; [time.sleep(0.01) for _ in range(30_000) if not os.path.exists('go')]"
     common: dict[str, Any] = {"cwd": tmp_path, "job": tmp_path, "command": "", "user": "me"}
     for name, devices in (("one", 1), ("two", 2), ("all", 0), ("last", 1)):
         words = [sys.executable, "-c", write % name + (wait if name in ("one", "two") else "")]
@@ -201,13 +199,11 @@ def test_jobs_share_the_gpus_and_none_overtakes(tmp_path: Path) -> None:
     starter = threading.Thread(target=queue.run_starter, args=(["0", "1", "2", "3"],))
     starter.start()
     began = tmp_path / "began"
-    until = time.monotonic() + 30
-    while not (began.is_file() and len(began.read_text().split()) == 2) and time.monotonic() < until:
-        time.sleep(0.02)
+    eventually(lambda: began.is_file() and len(began.read_text().split()) == 2)
     time.sleep(0.6)  # `last` would have a GPU, and waits for `all`
     assert sorted(began.read_text().split()) == ["one:0", "two:1,2"]
     (tmp_path / "go").touch()
-    starter.join(60)
+    starter.join(PATIENCE)
     assert began.read_text().split()[2:] == ["all:0,1,2,3", "last:0"]
 
 

@@ -6,8 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import httpx2
 import psutil
 import pytest
+from browsing import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow  # trains twice while the page starts eleven times
 STEPS = 120
@@ -39,7 +39,7 @@ class Page:
         )
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().removeprefix("listening on ").strip()
-        self.client = httpx2.Client(base_url=self.url, timeout=30)
+        self.client = httpx2.Client(base_url=self.url, timeout=PATIENCE)
         self.headers = {"origin": self.url, "x-stoker-csrf": self.get("/api/me")["csrf"]}
 
     def get(self, path: str) -> Any:
@@ -75,14 +75,6 @@ def home(tmp_path: Path) -> Iterator[Path]:
             process.kill()
 
 
-def wait(until: Callable[[], Any], seconds: float = 120.0) -> Any:
-    end = time.monotonic() + seconds
-    while not (found := until()):
-        assert time.monotonic() < end, "it took too long"
-        time.sleep(0.1)
-    return found
-
-
 def steps_of(run: Path) -> list[int]:
     path = run / "metrics.jsonl"
     return [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.is_file() else []
@@ -98,7 +90,7 @@ def test_a_page_killed_ten_times_costs_a_run_no_step_and_the_queue_goes_on(home:
     with page_in(home) as page:
         begun = page.post("/api/jobs", {"yaml": JOB.format(steps=STEPS), "name": "first"})
         page.post("/api/jobs", {"yaml": JOB.format(steps=20), "name": "second"})
-        wait(lambda: len(steps_of(first)) >= 2)
+        eventually(lambda: len(steps_of(first)) >= 2)
         states = [job["state"] for job in page.get("/api/queue")["jobs"]]
         assert states == ["running", "waiting"]
     seen = []
@@ -106,7 +98,7 @@ def test_a_page_killed_ten_times_costs_a_run_no_step_and_the_queue_goes_on(home:
         with page_in(home) as page:
             seen.append(page.get(f"/api/runs/{begun['id']}")["status"])
     assert "running" in seen and set(seen) <= {"running", "done"}
-    wait(lambda: "done" in events_of(second))  # nobody watches
+    eventually(lambda: "done" in events_of(second))  # nobody watches
     assert steps_of(first) == list(range(1, STEPS + 1))
     assert steps_of(second) == list(range(1, 21))
     for run in (first, second):
@@ -114,7 +106,7 @@ def test_a_page_killed_ten_times_costs_a_run_no_step_and_the_queue_goes_on(home:
         assert names.count("started") == 1 and not {"resumed", "stopped", "failed", "interrupted"} & set(names)
     assert not (first / "repeated.jsonl").exists()
     with page_in(home) as page:
-        found = wait(lambda: [job for job in page.get("/api/queue")["jobs"] if job["code"] == 0][1:])
+        found = eventually(lambda: [job for job in page.get("/api/queue")["jobs"] if job["code"] == 0][1:])
         assert [job["name"] for job in found] == ["second"]
 
 
@@ -122,14 +114,14 @@ def test_a_run_that_was_stopped_goes_on_with_every_step(home: Path) -> None:
     run = home / "runs" / "mine"
     with page_in(home) as page:
         key = page.post("/api/jobs", {"yaml": JOB.format(steps=STEPS), "name": "mine"})["id"]
-        wait(lambda: len(steps_of(run)) >= 3)
+        eventually(lambda: len(steps_of(run)) >= 3)
         assert page.post(f"/api/runs/{key}/stop")["command"] == "stoker stop runs/mine"
-        wait(lambda: page.get(f"/api/runs/{key}")["status"] == "stopped")
+        eventually(lambda: page.get(f"/api/runs/{key}")["status"] == "stopped")
         before = len(steps_of(run))
         assert before < STEPS
         again = page.post(f"/api/runs/{key}/resume")
         assert again["command"].startswith("stoker train state/jobs/mine-1.yaml")
-    wait(lambda: "done" in events_of(run))
+    eventually(lambda: "done" in events_of(run))
     assert steps_of(run) == list(range(1, STEPS + 1))
     assert events_of(run).count("resumed") == 1
 
@@ -138,14 +130,14 @@ def test_a_run_is_talked_to_until_the_page_ends(home: Path) -> None:
     with page_in(home) as page:
         body = {"yaml": JOB.format(steps=2) + "tune: {method: lora, rank: 2}\n", "name": "talks"}
         key = page.post("/api/jobs", body)["id"]
-        wait(lambda: page.get(f"/api/runs/{key}")["status"] == "done")
+        eventually(lambda: page.get(f"/api/runs/{key}")["status"] == "done")
         for adapter in (True, False):
             asked = {"run": key, "adapter": adapter, "max_tokens": 4, "messages": [{"role": "user", "content": "Hi"}]}
-            with page.client.stream("POST", "/api/chat", json=asked, headers=page.headers, timeout=120) as answer:
+            with page.client.stream("POST", "/api/chat", json=asked, headers=page.headers, timeout=PATIENCE) as answer:
                 found = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: ")]
             assert found[-1].get("done"), found
         children = psutil.Process(page.process.pid).children(recursive=True)
         assert not [child for child in children if child.status() == psutil.STATUS_ZOMBIE]
         assert any("serve" in child.cmdline() for child in children)
-    _, alive = psutil.wait_procs(children, timeout=20)
+    _, alive = psutil.wait_procs(children, timeout=PATIENCE)
     assert not alive  # a killed page leaves no model in memory

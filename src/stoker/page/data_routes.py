@@ -158,7 +158,7 @@ class _DataRoutes:
 
     async def run_plan(self, request: Request) -> Any:
         """The plan of a run's job, and what was predicted and measured when it ran."""
-        folder = await run_in_threadpool(self.page.runs.find, request.path_params["id"])
+        folder = await run_in_threadpool(self.page.run_of, request)
         text = await self.jobs.of_run(request)
         comparison = await run_in_threadpool(read_comparison, folder)
         found = await self._plan(text, request.query_params.get("on", "")[:200])

@@ -204,7 +204,7 @@ class _JobRoutes:
     async def resume(self, request: Request) -> Any:
         """Goes on with a run from its newest checkpoint, with the command that began it."""
         account = account_of(request, "run")
-        folder = await run_in_threadpool(self.page.runs.find, request.path_params["id"])
+        folder = await run_in_threadpool(self.page.run_of, request)
         return await run_in_threadpool(self._resume, folder, account)
 
     def _is_ending(self, folder: RunFolder) -> bool:

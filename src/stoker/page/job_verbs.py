@@ -36,7 +36,7 @@ class JobVerbs:
 
     async def of_run(self, request: Request) -> str:
         """The job of a run; code that it names is not run for being looked at."""
-        folder = await run_in_threadpool(self.page.runs.find, request.path_params["id"])
+        folder = await run_in_threadpool(self.page.run_of, request)
         text = await run_in_threadpool(job_text, folder)
         document = await run_in_threadpool(document_of, text)
         refuse(await run_in_threadpool(path_problems, document, self.page.settings, None))

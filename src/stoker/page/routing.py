@@ -25,6 +25,7 @@ from stoker.page.run_index import RunIndex
 from stoker.page.run_view import RunViews
 from stoker.page.settings import PageSettings
 from stoker.page.verb import Verbs
+from stoker.runs.run_folder import RunFolder
 
 Answer = Callable[[Request], Awaitable[Any]]
 PING = 15.0  # seconds between signs of life of a stream
@@ -41,6 +42,10 @@ class Page:
     views: RunViews
     queue: JobQueue
     verbs: Verbs
+
+    def run_of(self, request: Request) -> RunFolder:
+        """The run whose id is in a request's path."""
+        return self.runs.find(request.path_params["id"])
 
 
 def route(path: str, answer: Answer, *, method: str = "GET", role: str = "see") -> Route:

@@ -50,7 +50,7 @@ class _RowRoutes:
     async def run_rows(self, request: Request) -> Any:
         """Sequences that a run trains on, and the checkpoints that their losses can be measured at."""
         found = await self._rows(await self.jobs.of_run(request), request.query_params)
-        folder = await run_in_threadpool(self.page.runs.find, request.path_params["id"])
+        folder = await run_in_threadpool(self.page.run_of, request)
         return found | {"checkpoints": await run_in_threadpool(_checkpoints, folder, self.page.settings.base)}
 
     async def losses(self, request: Request) -> Any:
@@ -59,7 +59,7 @@ class _RowRoutes:
         begin, count, packed = _window(body, MOST_MEASURED)
         at = as_word("at", text_of(body, "at", default="last", most=40))
         await self.jobs.of_run(request)
-        folder = await run_in_threadpool(self.page.runs.find, request.path_params["id"])
+        folder = await run_in_threadpool(self.page.run_of, request)
         words = ["eval", shown(folder.path, self.page.settings.base), "--by-token", str(count)]
         words += ["--offset", str(begin)] if begin else []
         words += ["--packed"] if packed else []

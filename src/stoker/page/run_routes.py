@@ -60,9 +60,6 @@ def run_routes(page: Page) -> list[Route]:
 class _RunRoutes:
     page: Page
 
-    def _run(self, request: Request) -> RunFolder:
-        return self.page.runs.find(request.path_params["id"])
-
     def list(self, _: Request) -> Any:
         """All runs, and jobs that have no run yet, the newest first."""
         runs = {key: self.page.views.summary(folder) for key, folder in self.page.runs.all().items()}
@@ -78,7 +75,7 @@ class _RunRoutes:
     def detail(self, request: Request) -> Any:
         """A run, or a job that has none yet."""
         try:
-            return self._with_status(self.page.views.detail(self._run(request)))
+            return self._with_status(self.page.views.detail(self.page.run_of(request)))
         except PageError as error:
             for entry, process in reversed(self.page.queue.entries()):
                 if id_of(Path(entry.run)) == request.path_params["id"]:
@@ -99,7 +96,7 @@ class _RunRoutes:
         if axis not in AXES:
             raise wrong("`{key}` has to be one of {known}", key="axis", known=", ".join(AXES))
         points = number_of(query, "points", default=POINTS, least=1, most=MOST_POINTS)
-        folder = self._run(request)
+        folder = self.page.run_of(request)
         series = self.page.views.series.of(folder.metrics)
         keys = [key for key in query.get("keys", "").split(",") if key] or series.keys()[:MOST_KEYS]
         if len(keys) > MOST_KEYS:
@@ -111,11 +108,11 @@ class _RunRoutes:
 
     def events(self, request: Request) -> Any:
         """The events of a run, without long tables; those have addresses of their own."""
-        return {"events": self.page.views.short_events(self._run(request))}
+        return {"events": self.page.views.short_events(self.page.run_of(request))}
 
     def samples(self, request: Request) -> Any:
         """The answers to held-out prompts, at each step at which there are some."""
-        return {"samples": self.page.views.samples(self._run(request))}
+        return {"samples": self.page.views.samples(self.page.run_of(request))}
 
     def log(self, request: Request) -> Any:
         """A part of a rank's log; without a rank, what the command that started the run has printed."""
@@ -128,7 +125,7 @@ class _RunRoutes:
                 text, end = _part(queued[-1][1].folder / "err", offset)
                 return {"text": text, "offset": end, "ranks": _ranks(Path(queued[-1][0].run))}
         rank = number_of(query, "rank", default=0, most=1 << 20)
-        folder = self._run(request)
+        folder = self.page.run_of(request)
         path = folder.path / "logs" / f"rank-{rank}.log"
         if not is_run_file(path) or path.parent.is_symlink():
             raise missing("there is no log of rank {rank}", "ranks begin at 0", rank=rank)
@@ -137,7 +134,7 @@ class _RunRoutes:
 
     async def stream(self, request: Request) -> Response:
         """What is new in a run, as server-sent events."""
-        folder = await run_in_threadpool(self._run, request)
+        folder = await run_in_threadpool(self.page.run_of, request)
         last = request.headers.get("last-event-id") or request.query_params.get("last", "")
         known = _RESUME.fullmatch(last)
         position = (int(known[1]), int(known[2])) if known else _sizes(folder)

@@ -59,18 +59,15 @@ def run_tools_routes(page: Page) -> list[Route]:
 class _RunTools:
     page: Page
 
-    def _run(self, request: Request) -> RunFolder:
-        return self.page.runs.find(request.path_params["id"])
-
     def evaluations(self, request: Request) -> Any:
         """The evaluations that the run's folder keeps, oldest first."""
-        kept = read_evaluations(self._run(request).path)
+        kept = read_evaluations(self.page.run_of(request).path)
         return {"evaluations": list(figures(kept)), "kept": [each.as_json() for each in kept]}
 
     async def rollouts(self, request: Request) -> Any:
         """The answers of a step of ppo or grpo, token by token."""
         query = request.query_params
-        folder = await run_in_threadpool(self._run, request)
+        folder = await run_in_threadpool(self.page.run_of, request)
         document = await run_in_threadpool(lambda: document_of(job_text(folder)))
         refuse(await run_in_threadpool(path_problems, document, self.page.settings, None))
         words = ["rollouts", shown(folder.path, self.page.settings.base)]
@@ -88,7 +85,7 @@ class _RunTools:
 
     def files(self, request: Request) -> Any:
         """Names and sizes of the run's files, and what was exported from it."""
-        folder = self._run(request)
+        folder = self.page.run_of(request)
         found: list[dict[str, Any]] = []
         for place, folders, names in os.walk(folder.path):
             folders[:] = sorted(name for name in folders if not Path(place, name).is_symlink())
@@ -104,7 +101,7 @@ class _RunTools:
 
     def stacks(self, request: Request) -> Any:
         """The stacks that the processes of a hung run wrote, by rank."""
-        logs = self._run(request).path / "logs"
+        logs = self.page.run_of(request).path / "logs"
         found = []
         for path in sorted(logs.iterdir()) if logs.is_dir() and not logs.is_symlink() else ():
             rank = _STACK.fullmatch(path.name)
@@ -117,7 +114,7 @@ class _RunTools:
     async def fork(self, request: Request) -> Any:
         """A new run like an earlier one: its job to be edited, or a copy that goes on from the newest checkpoint."""
         body = await read_object(request)
-        folder = await run_in_threadpool(self._run, request)
+        folder = await run_in_threadpool(self.page.run_of, request)
         start = text_of(body, "from", default="job", most=20)
         if start not in ("job", "newest"):
             raise wrong("`from` has to be `job` or `newest`")
@@ -160,7 +157,7 @@ class _RunTools:
 
     def remove(self, request: Request) -> Any:
         """Moves a run aside, from where it can be moved back."""
-        folder = self._run(request)
+        folder = self.page.run_of(request)
         root = next(root for root in self.page.settings.runs if folder.path.is_relative_to(root))
         if folder.path == root:
             raise refused(409, "this run is a folder of runs itself", "remove it on the command line")

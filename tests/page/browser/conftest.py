@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
-from served_page import ARGUMENTS, CHROMIUM, ServedPage, View
+from playwright.sync_api import Browser, expect, sync_playwright
+from served_page import ARGUMENTS, CHROMIUM, PATIENCE, ServedPage, View
 
 from warm_process import warm_processes
 
@@ -41,6 +41,7 @@ def rows(path: Path, count: int = 60) -> Path:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
+    expect.set_options(timeout=PATIENCE)
     with sync_playwright() as playwright:
         found = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         yield found

@@ -17,8 +17,8 @@ CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = ["--no-sandbox"]  # tests run as root in containers
 IMAGES = Path(__file__).parents[3] / "docs/images"
 SCREENSHOTS = "STOKER_SCREENSHOTS"  # set to 1 in the environment, the tests write docs/images
-PATIENCE = 30_000  # ms for what the server computes in a process of its own
-TRAINING = 240_000  # ms for a small run on a busy machine
+PATIENCE = 120_000  # ms for what the server computes in a process of its own
+TRAINING = 480_000  # ms for a small run on a busy machine
 
 
 @dataclass
@@ -45,7 +45,7 @@ class ServedPage:
         log = (self.base / "ui.log").open("w")
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(command, cwd=self.base, stdout=log, stderr=log, env=environment)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE / 1000
         while (found := re.search(r"http://127\.0\.0\.1:(\d+)", self.log())) is None:
             assert self.process.poll() is None and time.monotonic() < deadline, self.log()
             time.sleep(0.1)

@@ -14,7 +14,7 @@ import { cell, rowOf } from "../../../src/stoker/page/static/lookup.js";
 import { clusterOf } from "../../../src/stoker/page/static/plan.js";
 import { standing } from "../../../src/stoker/page/static/rail.js";
 import { imported, nameFrom } from "../../../src/stoker/page/static/start.js";
-import { answerTo, filling, joined, meanLoss, measuredWords, paired, tokensOf } from "../../../src/stoker/page/static/rows.js";
+import { answerTo, filling, joined, meanLoss, measuredWords, paired, shownWords, tokensOf } from "../../../src/stoker/page/static/rows.js";
 import { bars, place, totals } from "../../../src/stoker/page/static/communication.js";
 import { heat, measured, spanOf, visible } from "../../../src/stoker/page/static/tokens.js";
 import { matching } from "../../../src/stoker/page/static/train.js";
@@ -65,6 +65,15 @@ test("a packed sequence knows where documents begin, how they end and how much i
   assert.equal(filling({ ...packed, rows: packed.rows.slice(0, 1) }), "Sequence 3: 1 document fills 5 of 8 tokens (62.5%)");
   assert.deepEqual([1, 2].map((n) => t("tokens.cut", { n })), ["1 token is cut off here", "2 tokens are cut off here"]);
   assert.equal(t("tokens.document", { at: 1, place: "x", n: 1 }), "Document 1: x, 1 token");
+});
+
+test("it is said which sequences are shown, one alone and none behind the last", () => {
+  useTable("en", JSON.parse(readFileSync(new URL("../../../src/stoker/page/static/messages.en.json", import.meta.url))));
+  assert.equal(shownWords(20, 20, 60), "Sequences 21 to 40 of 60.");
+  assert.equal(shownWords(0, 1, 1), "Sequence 1 of 1.");
+  assert.equal(shownWords(60, 1, null), "Sequence 61 of 61.");
+  assert.equal(shownWords(100, 0, 60), "There are 60 sequences, and none from here on.");
+  assert.equal(shownWords(100, 0, 1), "There is 1 sequence, and none from here on.");
 });
 
 test("a measured loss stands only under the question that it answers, and no trained token is said in words", () => {

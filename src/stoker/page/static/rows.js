@@ -78,6 +78,13 @@ export const answerTo = (question, measured) => (measured && JSON.stringify(meas
 /** What was measured of the rows that are shown, in words. */
 export const measuredWords = ({ step, loss, tokens }) => (Number.isFinite(loss) ? t("tokens.measured", { step, loss, n: tokens }) : t("tokens.none_trained", { step }));
 
+/** Which sequences are shown; none where `begin` lies behind the last one. */
+export function shownWords(begin, shown, total) {
+  const n = total ?? begin + shown;
+  if (!shown) return t("tokens.beyond", { n });
+  return shown === 1 ? t("tokens.one_of", { at: begin + 1, n }) : t("tokens.from_to", { first: begin + 1, last: begin + shown, n });
+}
+
 /** The rows of a run's data, a part at a time, and on demand the loss of each trained token at a checkpoint. */
 export function RunRows({ path, run, route }) {
   const { packed = "", from = "0", at = "last" } = route.query;
@@ -109,11 +116,11 @@ export function RunRows({ path, run, route }) {
       return html`${controls}
         <${Command} line=${measured?.command ?? command} />
         ${measured && html`<p role="status">${measuredWords(measured)}</p>`}${measured?.tokens > 0 && html`<${HeatScale} id=${LOSS} span=${span} />`}
-        <p class="hint">${!measured && t("tokens.legend")} ${t("tokens.from_to", { first: shown ? begin + 1 : 0, last: begin + shown, n: total ?? begin + shown })}</p>
+        <p class="hint">${!measured && t("tokens.legend")} ${shownWords(begin, shown, total)}</p>
         <${RowList} rows=${rows} of=${of} scale=${measured ? span[1] : undefined} />
         <${Packed} sequences=${sequences} of=${of} scale=${measured ? span[1] : undefined} />
         <div class="row">
-          <button type="button" disabled=${begin === 0} onClick=${() => move(Math.max(0, begin - limit))}>${t("tokens.before")}</button>
+          <button type="button" disabled=${begin === 0} onClick=${() => move(Math.max(0, (shown ? begin : (total ?? begin)) - limit))}>${t("tokens.before")}</button>
           <button type="button" disabled=${total !== null && begin + shown >= total} onClick=${() => move(begin + shown)}>${t("tokens.after")}</button>
         </div>`;
     }}
