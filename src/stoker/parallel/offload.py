@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from stoker.parallel.copy_stream import Copies, copies_of
+
 Groups = list[dict[str, Any]]
+BUCKET_BYTES = 1 << 27  # of weights that are stepped at a time, while others are copied
 
 
 class HostOptimizer(Optimizer):
     """An optimizer over copies of the parameters on the host, where its states are.
 
-    A step copies weights and gradients to the host, steps there, and copies the weights back.
+    A step copies weights and gradients to the host, steps there, and copies the weights back, bucket by bucket: while
+    the host steps one, the next ones come and the last one goes back.
 
     Args:
         groups: of the parameters on the device.
         make: makes the optimizer on the host for the groups of the copies.
+        copies: makes the copies from a device, and those to it; by default on streams of their own on a GPU.
     """
 
-    def __init__(self, groups: Groups, make: Callable[[Groups], Optimizer]) -> None:
+    def __init__(
+        self,
+        groups: Groups,
+        make: Callable[[Groups], Optimizer],
+        copies: Callable[[torch.device], Copies] = copies_of,
+    ) -> None:
         super().__init__(groups, {})
-        self._copies = {p: Parameter(torch.empty_like(p, device="cpu")) for g in self.param_groups for p in g["params"]}
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        self._copies = {p: Parameter(_on_host(p)) for p in parameters}
+        self._gradients: dict[Tensor, Tensor] = {}
+        device = parameters[0].device if parameters else torch.device("cpu")
+        self._down, self._up = copies(device), copies(device)
         copied = [{**group, "params": [self._copies[p] for p in group["params"]]} for group in self.param_groups]
         self._inner = make(copied)
         self.defaults = self._inner.defaults
@@ -36,15 +51,27 @@ class HostOptimizer(Optimizer):
         """One step. Parameters without a gradient do not change."""
         for outer, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
             inner["lr"], inner["weight_decay"] = outer["lr"], outer["weight_decay"]
-        for parameter, copy in self._copies.items():
-            if parameter.grad is not None:
-                copy.copy_(parameter)
-                copy.grad = parameter.grad.to("cpu")
-        self._inner.step()
-        for parameter, copy in self._copies.items():
-            if parameter.grad is not None:
-                parameter.copy_(copy)
-                copy.grad = None
+        self._down.follow_device()
+        self._up.follow_device()  # whose passes read the weights
+        buckets = list(_buckets(p for p in self._copies if p.grad is not None))
+        arrived = [self._down.begin(self._to_host(bucket)) for bucket in buckets]
+        for bucket, wait in zip(buckets, arrived, strict=True):
+            wait()
+            for parameter in bucket:
+                self._copies[parameter].grad = self._gradients[parameter]
+            self._inner.step()
+            for parameter in bucket:
+                self._copies[parameter].grad = None
+            self._up.begin([(_local(parameter), _local(self._copies[parameter])) for parameter in bucket])
+        self._up.precede_device()
+
+    def _to_host(self, bucket: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        for parameter in bucket:
+            if parameter not in self._gradients:
+                self._gradients[parameter] = _on_host(parameter)
+            assert parameter.grad is not None
+            yield _local(self._copies[parameter]), _local(parameter)
+            yield _local(self._gradients[parameter]), _local(parameter.grad)
 
 
 class _States(MutableMapping[Tensor, dict[str, Any]]):
@@ -71,3 +98,26 @@ class _States(MutableMapping[Tensor, dict[str, Any]]):
 
     def __len__(self) -> int:
         return len(self._inner.state)
+
+
+def _on_host(parameter: Tensor) -> Tensor:
+    """Memory for a copy, which a GPU reads and writes by itself."""
+    return torch.empty_like(parameter, device="cpu", pin_memory=parameter.is_cuda, requires_grad=False)
+
+
+def _buckets(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Parameters in their order, some at a time."""
+    bucket: list[Tensor] = []
+    size = 0
+    for parameter in parameters:
+        bucket.append(parameter)
+        size += _local(parameter).nbytes
+        if size >= BUCKET_BYTES:
+            yield bucket
+            bucket, size = [], 0
+    if bucket:
+        yield bucket
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
