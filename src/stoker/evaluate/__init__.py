@@ -1,1 +1,1 @@
-"""Measures what a model answers: the user's own rows, prompt templates, two runs, and tasks of lm-eval."""
+"""Evaluation of a model's answers: the user's own rows, prompt templates, two runs, and tasks of lm-eval."""

@@ -1,4 +1,4 @@
-"""Two models on the same rows: differences with paired intervals, and the rows that differ most."""
+"""Comparison of two models on the same rows: differences with paired intervals, and the rows that differ most."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ MOST_DIFFERENT = 5  # rows that are shown
 
 @dataclass(frozen=True)
 class Compared:
-    """Two models by one measure.
+    """Comparison of two models by one measure.
 
     Attributes:
         name: the scorer, or ``loss``.
-        difference: of the first less the second.
-        rows: indices of the rows on which they differ most, the largest difference first.
+        difference: the first minus the second.
+        rows: indices of the rows with the largest differences, in descending order.
     """
 
     name: str
@@ -31,12 +31,12 @@ class Compared:
     rows: tuple[int, ...]
 
     def figure(self, of: str) -> Figure:
-        """The difference as it is kept."""
+        """Returns the difference as a stored figure."""
         found = self.difference
         return Figure(of, self.name, found.value, None, found.rows, found.low, found.high)
 
     def as_json(self) -> dict[str, Any]:
-        """Wins, losses and ties of the first model."""
+        """Returns wins, losses and ties of the first model."""
         found = self.difference
         return {"wins": found.wins, "losses": found.losses, "ties": found.ties, "most_different": list(self.rows)}
 
@@ -44,7 +44,7 @@ class Compared:
 def judge_between(
     first: Sequence[ScoredAnswer], second: Sequence[ScoredAnswer], questions: Questions
 ) -> tuple[list[ScoredAnswer], list[ScoredAnswer]]:
-    """Both models' answers with what the judges say of each pair: 1 and 0 for a win, 0.5 for a tie."""
+    """Adds the judges' verdicts to both models' answers: 1 and 0 for a win, 0.5 for a tie."""
     judged = [_judged(a, b, questions) for a, b in zip(first, second, strict=True)]
     return [a for a, _ in judged], [b for _, b in judged]
 
@@ -61,7 +61,7 @@ def _judged(a: ScoredAnswer, b: ScoredAnswer, questions: Questions) -> tuple[Sco
 def compare_answers(
     first: Sequence[ScoredAnswer], second: Sequence[ScoredAnswer], names: Sequence[str], *, seed: int
 ) -> list[Compared]:
-    """Two models' scores on the same rows; a scorer that scored no row is left out."""
+    """Compares two models' scores on the same rows; a scorer without scored rows is left out."""
     found = []
     for name in names:
         rows = [number for number, answer in enumerate(first) if name in answer.scores]
@@ -79,11 +79,11 @@ def _most_different(a: Sequence[float], b: Sequence[float], rows: Sequence[int])
 
 
 def compare_losses(first: Sequence[float], second: Sequence[float], units: Sequence[float], *, seed: int) -> Compared:
-    """Two models' losses on the same rows; wins are rows on which the first has the lower one.
+    """Compares two models' losses on the same rows; a win is a row on which the first has the lower loss.
 
     Args:
-        first, second: the sum of each row's losses.
-        units: what each row's loss is a sum over: its targets, or bytes.
+        first, second: summed loss of each row.
+        units: number of targets, or bytes, that each row's loss is summed over.
     """
     found = paired_difference(first, second, seed=seed, first_units=units, second_units=units)
     a, b = ([value / size for value, size in zip(values, units, strict=True)] for values in (first, second))

@@ -1,4 +1,4 @@
-"""Asks a model the prompts of rows, all together."""
+"""Batched generation of answers to the prompts of rows."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from stoker.scoring.answer_rows import AnswerRow
 
 @dataclass(frozen=True)
 class AskSettings:
-    """How answers are drawn.
+    """Sampling settings of the answers.
 
     Attributes:
-        seed: the answer to row i is drawn with ``seed + i``.
+        seed: the answer to row i is sampled with ``seed + i``.
     """
 
     temperature: float = 0.0
@@ -33,10 +33,10 @@ class AskSettings:
 def prompts_of(
     model: OpenModel, rows: Sequence[AnswerRow], conversations: Sequence[Sequence[dict[str, Any]]]
 ) -> list[list[int]]:
-    """The token ids of each row's conversation.
+    """Returns the token ids of each row's conversation.
 
     Raises:
-        UserError: with the row's place, where a conversation is empty, too long, or refused by the chat template.
+        UserError: a conversation is empty, too long, or rejected by the chat template; the error has the row's place.
     """
     return [_ids(model, row, turns) for row, turns in zip(rows, conversations, strict=True)]
 
@@ -62,7 +62,7 @@ def _ids(model: OpenModel, row: AnswerRow, turns: Sequence[dict[str, Any]]) -> l
 
 
 def ask(model: OpenModel, prompts: Sequence[Sequence[int]], settings: AskSettings) -> list[FinishedAnswer]:
-    """The answers to prompts."""
+    """Returns the answers to prompts."""
     requests = [
         Request(
             tuple(ids),

@@ -1,4 +1,4 @@
-"""Prompt templates on the same rows: which one scores best, where the data can tell."""
+"""Comparison of prompt templates on the same rows: the best one, where the data are significant."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from itertools import combinations
 from stoker.evaluate.intervals import CONFIDENCE, PairedDifference, paired_difference
 from stoker.evaluate.scored_answers import ScoredAnswer, means
 
-FEWEST = 10  # rows from which a best template is named; a resample of fewer tells little
+FEWEST = 10  # rows needed to name a best template; resamples of fewer are unreliable
 
 
 @dataclass(frozen=True)
 class TemplateRanking:
-    """Templates by one scorer.
+    """Templates ranked by one scorer.
 
     Attributes:
-        order: names, the highest mean first.
-        behind: of each other template, by how much the first one is ahead.
-        best: the first where it is ahead of every other beyond its interval; else None.
+        order: names, in descending order of the mean.
+        behind: lead of the first template over each other one.
+        best: the first template if it leads every other significantly; else None.
     """
 
     scorer: str
@@ -31,7 +31,7 @@ class TemplateRanking:
 def rank(answers: Mapping[str, Sequence[ScoredAnswer]], scorer: str, *, seed: int) -> TemplateRanking | None:
     """Ranks templates by a scorer; None where it scored no row.
 
-    The intervals hold together for all pairs of templates (Bonferroni), as the first one is chosen by the same rows.
+    The intervals hold simultaneously for all pairs of templates (Bonferroni), as the same rows select the first one.
     """
     found = {name: means(scored, [scorer]).get(scorer) for name, scored in answers.items()}
     known = {name: mean.value for name, mean in found.items() if mean is not None}

@@ -23,11 +23,11 @@ PER_BYTE = ("bits_per_byte", "byte_perplexity", "word_perplexity")
 
 @dataclass(frozen=True)
 class TaskResults:
-    """What tasks gave.
+    """Results of tasks.
 
     Attributes:
         rows: each question with its answers and metrics, as the harness logs them.
-        versions: of each task.
+        versions: version of each task.
     """
 
     figures: tuple[Figure, ...]
@@ -44,12 +44,12 @@ class TaskResults:
 
 
 def task_specs(asked: Sequence[str], base: Path) -> tuple[list[Any], list[str]]:
-    """What the harness loads for names on the command line, and notes on those left out.
+    """Returns the harness' specs for names on the command line, and notes on names left out.
 
     ``offline`` is the whole pack; a path that ends in .yaml is a task of the user's, whose code is run.
 
     Raises:
-        UserError: lm-eval is not installed, or there is no such task.
+        UserError: lm-eval is not installed, or a task does not exist.
     """
     if find_spec("lm_eval") is None:
         raise UserError(Problem("--tasks needs lm-evaluation-harness, which is not installed", INSTALL))
@@ -88,9 +88,9 @@ def run_tasks(
     """Runs tasks with the engine.
 
     Args:
-        manager: knows the tasks; see `load_tasks`.
-        limit: questions of each task.
-        chat: prompts are conversations, through the model's chat template.
+        manager: the task manager; see `load_tasks`.
+        limit: most questions of each task.
+        chat: whether prompts are conversations through the model's chat template.
     """
     from lm_eval.evaluator import simple_evaluate
 
@@ -118,10 +118,10 @@ def run_tasks(
 
 
 def load_tasks(specs: Sequence[Any]) -> Any:
-    """A manager of tasks that knows these, after loading each once.
+    """Returns a task manager for these tasks, after loading each once.
 
     Raises:
-        UserError: one is not known, needs data that is not at hand, or runs code that a model writes.
+        UserError: a task is unknown, needs data that are not available, or runs code that a model writes.
     """
     from lm_eval.tasks import TaskManager
 
@@ -161,7 +161,7 @@ def _figures(task: str, results: dict[str, Any], samples: Sequence[dict[str, Any
 
 
 def _ratio_error(metric: str, samples: Sequence[dict[str, Any]]) -> float | None:
-    """The standard error of a log-likelihood a byte or word over texts: that of a ratio of sums (delta method)."""
+    """Returns the standard error of a log-likelihood per byte or word: that of a ratio of sums (delta method)."""
     if metric not in PER_BYTE or len(samples) < 2:
         return None
     pairs = [(-float(total), float(units)) for total, units in (sample[metric] for sample in samples)]
@@ -173,7 +173,7 @@ def _ratio_error(metric: str, samples: Sequence[dict[str, Any]]) -> float | None
 
 
 def _row(task: str, sample: dict[str, Any]) -> dict[str, Any]:
-    """A question as it is kept."""
+    """Returns a question in its stored form."""
     kept = {
         "task": task,
         "number": sample["doc_id"],

@@ -19,8 +19,8 @@ from stoker.generate.generation_engine import GenerationEngine
 from stoker.generate.open_model import OpenModel
 from stoker.generate.request import Request, Sampling
 
-AT_ONCE = 256  # requests whose tokens are in memory at once
-UNLIMITED = 2048  # tokens of a window where the model states no longest context, as in HFLM
+AT_ONCE = 256  # requests whose tokens are in memory at a time
+UNLIMITED = 2048  # tokens of a window where the model states no context length, as in HFLM
 
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -39,7 +39,7 @@ class HarnessModel(TemplateLM):
 
     @property
     def max_length(self) -> int:
-        """Tokens of a text that go into the model to score those after the first."""
+        """Most tokens of a text that the model scores after the first one."""
         context = self._model.decoder.context
         return UNLIMITED if context is None else context
 
@@ -78,7 +78,7 @@ class HarnessModel(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **unused: Any
     ) -> list[tuple[float, bool]]:
-        """The log-probability of each continuation after its context, and whether it is what would be drawn."""
+        """Returns the log-probability of each continuation after its context, and whether greedy decoding gives it."""
         found: list[tuple[float, bool]] = []
         for first in range(0, len(requests), AT_ONCE):
             part = [(context, after) for _, context, after in requests[first : first + AT_ONCE]]
@@ -114,7 +114,7 @@ class HarnessModel(TemplateLM):
         return [answers[number] for number in range(len(requests))]
 
     def _grouped(self, requests: Sequence[Instance]) -> Iterator[tuple[list[str], list[tuple[int, Request]]]]:
-        """Requests by their stop strings, each with its number."""
+        """Groups requests by their stop strings, each with its number."""
         groups: dict[tuple[str, ...], list[tuple[int, Request]]] = {}
         for number, instance in enumerate(requests):
             context, options = instance.args

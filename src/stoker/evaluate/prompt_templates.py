@@ -22,7 +22,7 @@ from stoker.generate.open_model import OpenModel
 from stoker.scoring.answer_rows import AnswerRow, as_text
 
 PARTS = ("system", "user")
-PROMPT = "prompt"  # the variable that is the row's own prompt where there is no such column
+PROMPT = "prompt"  # the variable for the row's own prompt, where there is no such column
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class PromptTemplate:
     """A prompt with variables.
 
     Attributes:
-        system, user: texts in which ``{name}`` stands for a column, ``{{`` and ``}}`` for braces; system may be empty.
+        system, user: texts in which ``{name}`` is replaced by a column, ``{{`` and ``}}`` by braces; system may be
+            empty.
     """
 
     name: str
@@ -39,12 +40,12 @@ class PromptTemplate:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """The columns that it reads, in the order of their first use."""
+        """The columns that it uses, in the order of their first use."""
         named = (name for text in (self.system, self.user) for _, name in pieces_of(text) if name)
         return tuple(dict.fromkeys(named))
 
     def fill(self, row: AnswerRow) -> tuple[dict[str, Any], ...]:
-        """The conversation that it makes of a row.
+        """Returns the conversation for a row.
 
         Raises:
             UserError: the row lacks a variable.
@@ -63,7 +64,7 @@ class PromptTemplate:
 
 
 def pieces_of(text: str) -> list[tuple[str, str]]:
-    """A text as (literal, variable behind it); the last variable may be empty.
+    """Splits a text into (literal, variable after it); the last variable may be empty.
 
     Raises:
         ValueError: braces do not match, or a variable is no plain name.
@@ -81,10 +82,10 @@ def _filled(text: str, values: dict[str, str]) -> str:
 
 
 def read_templates(path: str, base: Path) -> list[PromptTemplate]:
-    """The templates of a YAML or JSON file.
+    """Reads the templates of a YAML or JSON file.
 
     Raises:
-        UserError: it cannot be read, holds fewer than two templates, or one is not as described.
+        UserError: it cannot be read, has fewer than two templates, or a template is malformed.
     """
     from ruamel.yaml import YAML
 
@@ -114,10 +115,10 @@ def read_templates(path: str, base: Path) -> list[PromptTemplate]:
 
 
 def as_chat_template(template: PromptTemplate, model: OpenModel) -> str:
-    """The template as a chat template around the model's own.
+    """Writes the template as a chat template around the model's own.
 
-    A user's turn is what the one variable stands for. With several, the turn's content is the row's ``prompt``, and the
-    others are read from fields of the turn.
+    The content of a user's turn is the value of the one variable. With several variables, it is the row's ``prompt``,
+    and the others are read from fields of the turn.
     """
     own = model.codec.template.source if model.chats else NONE
     content = template.variables[0] if len(template.variables) == 1 else PROMPT

@@ -1,4 +1,4 @@
-"""The loss of each row of data under a run."""
+"""Loss of each row of data under a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from stoker.train.prepare_language import objective_of
 
 @dataclass(frozen=True)
 class PlacedRow:
-    """A row as tokens, with its file and its number there."""
+    """A tokenised row, with its file and its row number there."""
 
     document: Document
     source: str
@@ -37,10 +37,10 @@ class RowLoss:
     """The loss of a row.
 
     Attributes:
-        source, row: its file, and its number there.
-        part: numbers the pieces of a row that was split.
-        loss: the sum over its targets, nats.
-        text_bytes: of the text that the targets stand for; 0 where a tokenizer does not say.
+        source, row: its file, and its row number there.
+        part: number of the piece of a split row.
+        loss: sum over its targets, nats.
+        text_bytes: bytes of text that the targets encode; 0 where the tokenizer does not define them.
     """
 
     source: str
@@ -56,7 +56,7 @@ class RowLoss:
 
 
 def rows_of(tuned: TunedRun, data: str | None, form: str, base: Path, report: Report | None = None) -> list[PlacedRow]:
-    """The rows of a source, or those that the run held out, as the run's own tokenizer and template write them.
+    """Returns the rows of a source, or those that the run held out, in the run's own tokenizer and template.
 
     Raises:
         UserError: the run held nothing out, or every row of the source is dropped.
@@ -71,7 +71,7 @@ def rows_of(tuned: TunedRun, data: str | None, form: str, base: Path, report: Re
 
 
 def read_like(tuned: TunedRun, data: str, form: str, base: Path, report: Report | None = None) -> TokenisedSource:
-    """A source as the run's own tokenizer and template write it.
+    """Reads a source with the run's own tokenizer and template.
 
     Raises:
         UserError: every row is dropped.
@@ -84,10 +84,10 @@ def read_like(tuned: TunedRun, data: str, form: str, base: Path, report: Report 
 
 
 def row_losses(tuned: TunedRun, rows: list[PlacedRow]) -> list[RowLoss]:
-    """The loss of each row.
+    """Returns the loss of each row.
 
     Raises:
-        UserError: the run's task has no loss for a row.
+        UserError: the run's task has no loss per row.
     """
     spec = task_of(tuned.job)
     if spec.target != "token":
@@ -114,7 +114,7 @@ def row_losses(tuned: TunedRun, rows: list[PlacedRow]) -> list[RowLoss]:
 
 
 def paired(first: list[RowLoss], second: list[RowLoss]) -> tuple[list[RowLoss], list[RowLoss], int]:
-    """The rows that both have, in one order, and how many only one of them has."""
+    """Returns the rows that both have, in one order, and the number of rows that only one of them has."""
     ours, theirs = ({row.place: row for row in rows} for rows in (first, second))
     places = [place for place in ours if place in theirs]
     alone = len(ours.keys() ^ theirs.keys())
@@ -122,10 +122,10 @@ def paired(first: list[RowLoss], second: list[RowLoss]) -> tuple[list[RowLoss], 
 
 
 def units_of(first: list[RowLoss], second: list[RowLoss]) -> tuple[str, list[float]]:
-    """What the losses of both can be divided by: their targets where these are equal, else bytes of text.
+    """Returns the unit that both losses can be divided by: targets where these are equal, else bytes of text.
 
     Raises:
-        UserError: they have different tokens, and a tokenizer does not say how much text a token is.
+        UserError: the tokens differ, and a tokenizer does not define the text of a token.
     """
     if all(a.targets == b.targets for a, b in zip(first, second, strict=True)):
         return "target", [float(row.targets) for row in first]

@@ -1,4 +1,4 @@
-"""Answers to the user's rows, scored."""
+"""Scored answers to the user's rows."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from stoker.scoring.scorers import UNTRIED, scorers_of
 
 @dataclass(frozen=True)
 class ScoredAnswer:
-    """An answer beside its scores.
+    """An answer with its scores.
 
     Attributes:
         finish: ``stop`` or ``length``.
-        scores: by the name of the scorer; those that need an expected answer are missing where the row has none.
+        scores: scores by scorer; those that need an expected answer are missing where the row has none.
     """
 
     row: AnswerRow
@@ -33,7 +33,7 @@ class ScoredAnswer:
     scores: Mapping[str, Score]
 
     def as_json(self) -> dict[str, Any]:
-        """The row that is written to the results."""
+        """Returns the row for the results file."""
         why = {name: score.why for name, score in self.scores.items() if score.why}
         return {
             "source": self.row.source,
@@ -48,12 +48,12 @@ class ScoredAnswer:
 
 @dataclass(frozen=True)
 class Questions:
-    """Rows with the scorers that each of them needs.
+    """Rows with their scorers.
 
     Attributes:
-        scorers: by name; those of the command line first.
-        chosen: names of those of the command line, for rows that name none.
-        between: names of the judges that compare two models' answers, and score none by itself.
+        scorers: scorers by name; those of the command line first.
+        chosen: names of the command line's scorers, for rows that name none.
+        between: names of the judges that compare two models' answers instead of scoring single ones.
     """
 
     rows: AnswerRows
@@ -62,26 +62,26 @@ class Questions:
     between: frozenset[str] = frozenset()
 
     def names_for(self, row: AnswerRow) -> tuple[str, ...]:
-        """The scorers of a row, those left out that need an expected answer which it lacks."""
+        """Returns the scorers of a row, except those that need an expected answer which it lacks."""
         names = [name for name in row.scorers or self.chosen if name not in self.between]
         return tuple(name for name in names if row.expected is not None or not self.scorers[name].needs_expected)
 
     def judges_for(self, row: AnswerRow) -> dict[str, Judge]:
-        """The judges that compare two answers to a row."""
+        """Returns the judges that compare two answers to a row."""
         found = {name: self.scorers[name].judge for name in row.scorers or self.chosen if name in self.between}
         return {name: judge for name, judge in found.items() if judge is not None}
 
     def of_two_models(self) -> Questions:
-        """The same questions, with judges that compare the answers of two models."""
+        """Returns the same questions, with judges that compare the answers of two models."""
         return replace(self, between=frozenset(name for name, scorer in self.scorers.items() if scorer.judge))
 
     @property
     def without_expected(self) -> int:
-        """Rows that have no expected answer."""
+        """Number of rows without an expected answer."""
         return sum(row.expected is None for row in self.rows.rows)
 
     def as_json(self) -> dict[str, Any]:
-        """The data, as evaluations keep it."""
+        """Returns the description of the data for stored evaluations."""
         return {
             "path": self.rows.path,
             "fingerprint": self.rows.fingerprint,
@@ -91,7 +91,8 @@ class Questions:
 
 
 def open_questions(rows: AnswerRows, chosen: Sequence[str], base: Path) -> Questions:
-    """Rows and their scorers, each tried on an empty answer, so that what is wrong is said before anything is asked.
+    """Combines rows and their scorers. Each scorer is tried on an empty answer, so that errors appear before
+    generation.
 
     Raises:
         UserError: a scorer does not exist, or an expected answer is not what it needs.
@@ -110,13 +111,13 @@ def answer(
     settings: AskSettings,
     conversations: Sequence[tuple[dict[str, Any], ...]] | None = None,
 ) -> list[ScoredAnswer]:
-    """Asks a model all rows, and scores what it answers.
+    """Generates and scores a model's answers to all rows.
 
     Args:
-        conversations: what is asked for each row, where it is not the row's own prompt.
+        conversations: prompt of each row, where it is not the row's own.
 
     Raises:
-        UserError: a row cannot be asked; nothing was.
+        UserError: a row has no usable prompt; nothing was generated.
     """
     rows = questions.rows.rows
     turns = conversations or [row.turns for row in rows]
@@ -134,20 +135,20 @@ def answer(
 
 
 def means(answers: Sequence[ScoredAnswer], names: Sequence[str]) -> dict[str, Mean]:
-    """The mean of each scorer over the rows that it scored; without those that scored none."""
+    """Returns the mean of each scorer over its scored rows; scorers without any are left out."""
     found = {name: mean_of([a.scores[name].value for a in answers if name in a.scores]) for name in names}
     return {name: mean for name, mean in found.items() if mean is not None}
 
 
 def figures(answers: Sequence[ScoredAnswer], names: Sequence[str], of: str = "") -> list[Figure]:
-    """The means as they are kept."""
+    """Returns the means as stored figures."""
     return [
         Figure(of, name, mean.value, mean.standard_error, mean.count) for name, mean in means(answers, names).items()
     ]
 
 
 def details(answers: Sequence[ScoredAnswer], questions: Questions) -> dict[str, Any]:
-    """Counts beside the figures."""
+    """Returns counts beside the figures."""
     judged = [
         score.why
         for a in answers

@@ -1,4 +1,4 @@
-"""The loss of each trained token of data under a run."""
+"""Loss of each trained token of data under a run."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from stoker.train.prepare_language import objective_of
 
 
 def check_token_losses(job: ResolvedJob, folder: RunFolder) -> None:
-    """Refuses a run whose loss is no mean over tokens; its model need not be open.
+    """Rejects a run whose loss is no mean over tokens; its model need not be open.
 
     Raises:
-        UserError: the run is of such a task.
+        UserError: the run's task has such a loss.
     """
     if task_of(job).target != "token" or objective_of(job) is not next_token:
         message = f"the loss of {folder.path} (task {job.task}) is not one of single tokens"
@@ -37,7 +37,8 @@ def check_token_losses(job: ResolvedJob, folder: RunFolder) -> None:
 
 
 def token_losses(tuned: TunedRun, rows: Sequence[Row]) -> list[np.ndarray]:
-    """The cross entropy in nats of each token of each row, shape (length,), float64; NaN where it is not trained.
+    """Returns the cross entropy in nats of each token of each row, shape (length,), float64; NaN where it is not
+    trained.
 
     Their sum over rows divided by the number of trained tokens is the loss that `stoker eval` measures.
 
@@ -51,7 +52,7 @@ def token_losses(tuned: TunedRun, rows: Sequence[Row]) -> list[np.ndarray]:
         language = lay_out_for(unwrap(tuned.model))
         task = LanguageTask(tuned.model, language, None, tuned.device.torch, spec=spec, objective=objective)
         engine = SingleProcess(task, tuned.device, ())
-        # Several passes of padded rows would number theirs from 0 each: one row a pass tells them apart.
+        # Each pass numbers its padded rows from 0, so with padding every pass has one row.
         for group in _groups(rows, EVALUATION_TOKENS if language.packs else 0):
             (part,) = task.lay_out([Document(row, 0, i) for i, row in enumerate(group)])
             (losses_N,) = engine.read([part], _cross_entropy, 1)
@@ -66,7 +67,7 @@ def _cross_entropy(hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -
 
 
 def _groups(rows: Sequence[Row], most: int) -> Iterator[list[Row]]:
-    """Consecutive rows of at most ``most`` tokens together; a longer row is a group by itself."""
+    """Groups consecutive rows of at most ``most`` tokens; a longer row is alone."""
     group: list[Row] = []
     for row in rows:
         if group and sum(len(each.ids) for each in (*group, row)) > most:
@@ -78,7 +79,7 @@ def _groups(rows: Sequence[Row], most: int) -> Iterator[list[Row]]:
 
 
 def _at_its_tokens(row: Row, losses: np.ndarray) -> np.ndarray:
-    """Losses of the trained tokens of a row, in their order, at the places of those tokens."""
+    """Returns the losses of a row's trained tokens at the places of those tokens."""
     values = np.full(len(row.ids), np.nan)
     values[1:][row.trained[1:]] = losses
     return values

@@ -53,7 +53,7 @@ class OpenModel:
 
     @property
     def step(self) -> int | None:
-        """The step of the run's checkpoint; None without a run."""
+        """Step of the run's checkpoint; None without a run."""
         return self.run.step if self.run is not None else None
 
     @property

@@ -1,1 +1,1 @@
-"""Faults injected into a run on purpose, and a comparison of its end with an undisturbed run."""
+"""Fault rehearsal: a run with injected faults, compared with an undisturbed one."""

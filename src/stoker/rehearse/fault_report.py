@@ -1,4 +1,4 @@
-"""Effects of injected faults, from what the run recorded."""
+"""Effects of injected faults, from the run's records."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from stoker.resilience.fault_injection import Fault, Kind
 from stoker.runs.run_folder import RunFolder, read_lines
 
-# The event by which each kind is noticed.
+# The events that show that a kind was noticed.
 NOTICED: Mapping[Kind, tuple[str, ...]] = {
     "kill": ("fault", "failed"),
     "hang": ("hung",),
@@ -31,15 +31,15 @@ RESTARTED: tuple[Kind, ...] = (
 
 @dataclass(frozen=True)
 class Account:
-    """The effect of one fault.
+    """Effect of one fault.
 
     Attributes:
-        happened: whether it did; the run may have ended before.
-        noticed: the event by which it was; None where it was not, as nothing depended on it.
-        after: seconds until then.
-        lost: steps that had to be done again.
-        recovery: seconds until the next step was done, where the processes had to be started again.
-        rank: that was named, where one was.
+        happened: whether it occurred; the run may have ended before.
+        noticed: the event that shows it was noticed; None where nothing depended on it.
+        after: seconds until it was noticed.
+        lost: steps that were repeated.
+        recovery: seconds until the next step was done, where the processes were restarted.
+        rank: rank that the event names, if any.
     """
 
     fault: Fault
@@ -51,7 +51,7 @@ class Account:
     rank: int | None = None
 
     def describe(self) -> str:
-        """``kill 1@7: noticed after 0.3 s (fault), no step lost, training again after 4.1 s``."""
+        """Formats the effect: ``kill 1@7: noticed after 0.3 s (fault), no step lost, training again after 4.1 s``."""
         if not self.happened:
             return f"{self.fault}: did not happen"
         words = ["not noticed: nothing depended on it"]
@@ -66,7 +66,7 @@ class Account:
 
 
 def accounts(folder: RunFolder, faults: Sequence[Fault]) -> list[Account]:
-    """The effect of each fault."""
+    """Returns the effect of each fault."""
     events = folder.read_events()
     lines = sorted(
         [*folder.read_metrics(), *read_lines(folder.repeated)], key=lambda line: float(line.get("time", 0.0))
@@ -81,7 +81,7 @@ def _account(
     if mine is None:
         return Account(fault, happened=False)
     begin, since = events[mine]["time"], events[mine + 1 :]
-    # What tells of the next fault of this kind does not tell of this one.
+    # An event after the next fault of this kind is not evidence for this one.
     found = next((e for e in since if _tells_of(e, fault) or _is_chaos(e, fault.kind)), None)
     found = None if found is None or _is_chaos(found, fault.kind) else found
     account = Account(

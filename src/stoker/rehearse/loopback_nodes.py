@@ -1,4 +1,4 @@
-"""Several nodes on this machine: a supervisor on each of the addresses 127.0.0.2, 127.0.0.3 and so on."""
+"""Several nodes on one machine: a supervisor on each of the addresses 127.0.0.2, 127.0.0.3 and so on."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tempfile import TemporaryDirectory
 
 from stoker.errors import CannotRun, Problem
 
-AWAY = 1.0  # seconds after which a node that was killed is started again, as a cluster would
+AWAY = 1.0  # seconds until a killed node is restarted, as a cluster would do
 POLL = 0.05  # seconds
 
 
 def address_of(number: int) -> str:
-    """The address of a node, counted from 0."""
+    """Returns the address of a node, counted from 0."""
     return f"127.0.0.{2 + number}"
 
 
@@ -33,14 +33,14 @@ class _Node:
 
 
 def train_on_loopback(words: Sequence[str], *, count: int, base: Path) -> tuple[int, str]:
-    """Trains a job on ``count`` nodes; a node that is killed is started again.
+    """Trains a job on ``count`` nodes; a killed node is restarted.
 
     Args:
         words: the job and its overrides, as on the command line.
-        base: the folder in which the nodes run.
+        base: working folder of the nodes.
 
     Returns:
-        The largest exit code, and the last line of what a node with it said.
+        The exit code of largest magnitude, and the last error line of a node with it.
 
     Raises:
         CannotRun: this system has no such addresses.

@@ -1,4 +1,4 @@
-"""Faults drawn at random, the same for the same seed."""
+"""Random faults, reproducible by seed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from stoker.resilience.fault_injection import KINDS, OF_NODES, SLOW_STEPS, Fault, Kind
 
-FIRST = 3  # step before which nothing happens: what a run cannot survive at its start is another matter
-CUTS = (2.0, 4.0, 8.0)  # seconds that a link is cut
-APART = 2  # steps between two faults: one is over before the next
+FIRST = 3  # no fault before this step: surviving the start of a run is another matter
+CUTS = (2.0, 4.0, 8.0)  # durations of a cut link, seconds
+APART = 2  # steps between two faults, so that one is over before the next
 ON_ONE_NODE = tuple(kind for kind in KINDS if kind not in OF_NODES)
 
 
@@ -23,17 +23,17 @@ def draw(
     kinds: Sequence[Kind] = ON_ONE_NODE,
     nodes: int = 1,
 ) -> list[Fault]:
-    """``count`` random faults in the order of their steps; every kind once before any kind twice.
+    """Draws ``count`` random faults, sorted by step; every kind occurs once before any kind occurs twice.
 
-    A full disk comes when something is about to be written, a damaged checkpoint when there are two, a slow process
-    where others can be compared with.
+    A full disk is placed before a write, a damaged checkpoint where two exist, and a slow process only where others can
+    be compared with it.
 
     Args:
-        steps: of the run.
-        world: its processes.
-        save_every: steps between two checkpoints.
-        kinds: that may come.
-        nodes: that may be lost or cut off.
+        steps: steps of the run.
+        world: number of processes.
+        save_every: steps between checkpoints.
+        kinds: allowed kinds.
+        nodes: nodes that may be lost or cut off.
 
     Raises:
         ValueError: the run has too few steps for them.
@@ -61,12 +61,12 @@ def draw(
 
 
 def _taken(kind: Kind, step: int) -> set[int]:
-    """The steps around a fault without another: a slow process is compared over some of them."""
+    """Returns the steps around a fault that must be free of others: a slow process is compared over several steps."""
     return set(range(step, step + (SLOW_STEPS if kind == "slow" else 0) + 1, APART))
 
 
 def _fitting(kind: Kind, free: set[int], *, world: int, save_every: int) -> list[int]:
-    """The steps at which a fault may come."""
+    """Returns the possible steps of a fault."""
     if kind == "slow" and world == 1:
         return []
     fitting = [step for step in sorted(free) if _taken(kind, step) <= free]

@@ -1,4 +1,6 @@
-"""Runs a job twice, in real processes: undisturbed, and with faults; then compares the ends."""
+"""Fault rehearsal of a job: an undisturbed run and one with faults, in real processes, and a comparison of
+their ends.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +28,17 @@ from stoker.runs.goodput import Goodput, goodput
 from stoker.runs.listing import summarise
 from stoker.runs.run_folder import RunFolder
 
-HANG = 10.0  # seconds of silence from which a process counts as hung here, unless the job says so: tests cannot wait
+HANG = 10.0  # seconds of silence after which a process counts as hung, unless the job says so
 
 
 @dataclass(frozen=True)
 class Trial:
-    """How it went.
+    """Result of a rehearsal.
 
     Attributes:
-        exit_code: of the run with faults.
-        message: what that run said at its end, where it did not reach it.
-        goodput: of the run with faults.
+        exit_code: exit code of the run with faults.
+        message: last error line of that run, where it did not reach its end.
+        goodput: goodput of the run with faults.
     """
 
     calm: RunFolder
@@ -49,18 +51,18 @@ class Trial:
 
     @property
     def survived(self) -> bool:
-        """Whether the end is that of the undisturbed run."""
+        """Whether the end equals that of the undisturbed run."""
         return self.exit_code == 0 and self.equality.holds
 
 
 class Rehearsal:
-    """A job and the folder in which it is run with faults and without.
+    """A job and the folder in which it is rehearsed.
 
     Args:
-        path: of the job file.
+        path: path of the job file.
         overrides: as given on the command line.
-        say: tells the user what is being done.
-        nodes: that the run with faults is spread over, all of them on this machine.
+        say: prints progress for the user.
+        nodes: number of nodes of the run with faults, all on this machine.
     """
 
     def __init__(
@@ -81,13 +83,13 @@ class Rehearsal:
 
     @property
     def kinds(self) -> list[Kind]:
-        """Kinds of faults that the job's policy survives."""
+        """Kinds of faults that the job's fault policy survives."""
         job, rank = self._loaded.job, self.world - 1
         kinds = KINDS if self.nodes > 1 else tuple(kind for kind in KINDS if kind not in OF_NODES)
         return [kind for kind in kinds if _problem(job, Fault(kind, 1, rank), self.world, self.nodes) is None]
 
     def undisturbed(self) -> RunFolder:
-        """The run without faults; an earlier one is reused where job and data are the same.
+        """Returns the run without faults; an earlier one is reused where job and data are the same.
 
         Raises:
             RunFailed: it does not reach its end.
@@ -103,10 +105,10 @@ class Rehearsal:
         return folder
 
     def disturbed(self, calm: RunFolder, faults: Sequence[Fault]) -> Trial:
-        """Runs it with faults and compares.
+        """Runs the job with faults and compares.
 
         Raises:
-            UserError: the run has no such step, or somebody rehearses in the same folder.
+            UserError: the run has no such step, or another rehearsal uses the folder.
         """
         job, steps = self._loaded.job, len(calm.read_metrics())
         if late := [fault for fault in faults if not 1 <= fault.step <= steps]:
@@ -134,18 +136,18 @@ class Rehearsal:
         )
 
     def check(self, faults: Sequence[Fault]) -> None:
-        """Whether the job can meet these faults, as far as can be known before it is run.
+        """Checks that the job can meet these faults, as far as this is known before a run.
 
         Raises:
-            UserError: there is no such process, or the job's policy is not to survive it.
+            UserError: a process does not exist, or the job's fault policy does not survive a fault.
         """
         found = {_problem(self._loaded.job, fault, self.world, self.nodes) for fault in faults}
         if problems := [self._loaded.problem(*words) if words[0] else Problem(*words[1:]) for words in found if words]:
             raise UserError(*problems)
 
     def _train(self, output: Path, changes: Sequence[str], nodes: int = 1) -> tuple[int, str]:
-        """``stoker train`` in processes of its own; the last line of what it says where it fails."""
-        own = [f"output={output}", "checkpoint.to=null"]  # nothing that other runs rely on is touched
+        """Runs ``stoker train`` in separate processes; returns the exit code and the last error line."""
+        own = [f"output={output}", "checkpoint.to=null"]  # leaves files of other runs alone
         if nodes > 1:
             words = [self._path, *self._overrides, *changes, *own]
             return train_on_loopback([*words, *self._nodes_option()], count=nodes, base=self._base)
@@ -169,7 +171,7 @@ class Rehearsal:
         return [] if self._loaded.job.faults.nodes is not None else ["--nodes", str(self.nodes)]
 
     def _fingerprint(self) -> str:
-        """Digest of all that decides the end: the job without its fault policy, its data and its model."""
+        """Returns a digest of all that determines the end: the job without its fault policy, its data and its model."""
         job, base = self._loaded.job, self._base
         left_out = {
             "output": True,
@@ -181,14 +183,14 @@ class Rehearsal:
         if job.model is not None and (weights := base / job.model.name).is_dir():
             found = ((path.name, path.stat()) for path in sorted(weights.iterdir()))
             seen += [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in found]
-        if task_of(job).runs_code(job):  # which may have changed: never the same
+        if task_of(job).runs_code(job):  # the code may have changed, so it never matches
             seen.append(str(time.time_ns()))
         text = json.dumps([job.model_dump(mode="json", exclude=left_out), seen])  # type: ignore[arg-type]
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _problem(job: ResolvedJob, fault: Fault, world: int, nodes: int) -> tuple[str, str, str] | None:
-    """Why the job's own policy does not survive a fault: the key, the message, what to write instead."""
+    """Returns why the job's policy does not survive a fault: (key, message, suggestion)."""
     if fault.node and (not fault.node.isdecimal() or int(fault.node) >= nodes):
         return "", f"{fault}: there is no node {fault.node}", f"there are {nodes} nodes, counted from 0"
     if fault.rank >= world:

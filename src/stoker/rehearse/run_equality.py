@@ -1,4 +1,4 @@
-"""Whether a run that met faults ended as one that met none: losses of every step, final weights, samples seen."""
+"""Comparison of a run with faults and one without: losses of every step, final weights, samples seen."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from stoker.checkpoint.rows_by_id import rows_by_id
 from stoker.checkpoint.store import TABLES, Store
 from stoker.runs.run_folder import RunFolder
 
-# Largest relative difference of losses and weights under another layout, by the arithmetic of the passes.
+# Largest relative difference of losses and weights under another layout, by precision of the passes.
 TOLERANCES = {"fp64": 1e-10, "fp32": 1e-4, "fp16": 3e-2, "bf16": 3e-2}
 
 
 @dataclass(frozen=True)
 class Equality:
-    """How the ends of two runs compare.
+    """Comparison of the ends of two runs.
 
     Attributes:
-        steps: of the run without faults; ``reached`` of the other.
-        first_difference: the first step whose losses differ; None where all are equal to the bit.
-        loss, weight: the largest relative difference; infinite where one of them is missing.
+        steps: steps of the run without faults; ``reached`` those of the other.
+        first_difference: the first step with different losses; None where all are bitwise equal.
+        loss, weight: the largest relative difference; infinite where a value is missing.
         samples: whether both saw every sample at the same step, and so exactly once.
-        tolerance: what ``loss`` and ``weight`` may be; 0 under the same layout.
+        tolerance: bound of ``loss`` and ``weight``; 0 under the same layout.
     """
 
     steps: int
@@ -39,15 +39,15 @@ class Equality:
 
     @property
     def holds(self) -> bool:
-        """Whether the runs ended alike."""
+        """Whether the runs ended equally."""
         return self.reached == self.steps and self.samples and max(self.loss, self.weight) <= self.tolerance
 
 
 def compare(calm: RunFolder, other: RunFolder, *, precision: str, same_layout: bool) -> Equality:
-    """Compares two runs that are over, one of which met faults.
+    """Compares two finished runs, one of which met faults.
 
     Args:
-        precision: of the passes, which says how far another layout may be.
+        precision: precision of the passes, which determines the tolerance under another layout.
     """
     expected, found = calm.read_metrics(), other.read_metrics()
     steps, reached = (lines[-1]["step"] if lines else 0 for lines in (expected, found))
@@ -64,7 +64,7 @@ def compare(calm: RunFolder, other: RunFolder, *, precision: str, same_layout: b
 
 
 def _seen(lines: list[dict[str, Any]]) -> list[tuple[int, int]]:
-    """Each step, and the samples consumed by its end."""
+    """Returns each step with the samples consumed by its end."""
     return [(line["step"], line["samples"]) for line in lines]
 
 
@@ -75,7 +75,7 @@ def _relative(a: float | None, b: float | None) -> float:
 
 
 def _weights_apart(calm: Store, other: Store, step: int) -> float:
-    """The largest difference of a tensor of the last checkpoint, relative to the tensor's largest value."""
+    """Returns the largest difference of a tensor in the last checkpoint, relative to the tensor's largest value."""
     if step not in calm.steps() or step not in other.steps():
         return math.inf
     expected, found = _tensors(calm, step), _tensors(other, step)
@@ -85,7 +85,7 @@ def _weights_apart(calm: Store, other: Store, step: int) -> float:
 
 
 def _tensors(store: Store, step: int) -> dict[str, Tensor]:
-    """A checkpoint, with the rows of tables by id."""
+    """Loads a checkpoint, with the rows of tables sorted by id."""
     tensors = {name: tensor for name, tensor in store.load(step).tensors.items() if isinstance(tensor, Tensor)}
     others = {name: tensor for name, tensor in tensors.items() if not name.startswith(TABLES)}
     return others | {TABLES + name: tensor for name, tensor in rows_by_id(tensors).items()}

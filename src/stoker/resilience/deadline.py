@@ -1,4 +1,4 @@
-"""The deadline between SIGTERM and the end of a run; what is not saved by then is lost."""
+"""The deadline between SIGTERM and the end of a run; unsaved work is lost."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import threading
 
 from stoker.job.schema import FaultsBlock
 
-SPARE = 1.0  # seconds before the deadline in which processes are ended, and have ended
-SIGNAL_EXIT = 128  # a shell's convention: 128 + the signal that ended the command
+SPARE = 1.0  # seconds reserved before the deadline for ending the processes
+SIGNAL_EXIT = 128  # shell convention: 128 + the signal that ended the command
 
 
 def exit_code(number: int, faults: FaultsBlock) -> int:
-    """Exit code of a run that signal ``number`` ended; after SIGTERM the code on which the scheduler requeues it."""
+    """Returns the exit code of a run ended by a signal; after SIGTERM the one on which the scheduler requeues it."""
     asked_for = faults.requeue if number == signal.SIGTERM else None
     return SIGNAL_EXIT + number if asked_for is None else asked_for
 
 
 def seconds_left(faults: FaultsBlock) -> float:
-    """Seconds left since SIGTERM."""
+    """Returns the seconds that a run has after SIGTERM."""
     return max(0.0, faults.deadline - SPARE)
 
 

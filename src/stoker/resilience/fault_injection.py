@@ -1,7 +1,7 @@
-"""Fault injection: each fault happens once, at a stated step, in the run's real processes.
+"""Fault injection: each fault occurs once, at a given step, in the run's real processes.
 
-The run's folder says which (``chaos/faults.json``) and keeps which of them have happened (``chaos/happened-3``),
-so that a process that is started again does not meet a fault twice. Without that file nothing is looked for.
+The run's folder lists the faults (``chaos/faults.json``) and records those that have occurred (``chaos/happened-3``),
+so that a restarted process does not meet a fault again. Without that file nothing is injected.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ Kind = Literal["kill", "hang", "slow", "nan", "corrupt", "fill-disk", "kill-node
 OF_NODES: tuple[Kind, ...] = ("kill-node", "cut-link")
 KINDS: tuple[Kind, ...] = get_args(Kind)
 FOR_EVER = 1e6  # seconds
-SLOW_STEPS = 2 * WINDOW  # that a slow process stays so: long enough to have a whole window in them
-FLIPPED = 64  # bytes in the middle of a file that a damaged disk gives back otherwise
-FULL_AT = 4096  # bytes that a file may have on a disk that is "full": the least that no tensor file stays below
-SETTLE = 2.0  # seconds that a checkpoint gets that is being written
-POLL = 0.02  # seconds; a writer takes longer than that to start
+SLOW_STEPS = 2 * WINDOW  # duration of a slow fault: covers at least one whole window
+FLIPPED = 64  # bytes in the middle of a file that a damaged disk corrupts
+FULL_AT = 4096  # most bytes of a file on a "full" disk: smaller than every tensor file
+SETTLE = 2.0  # seconds for a pending checkpoint to finish
+POLL = 0.02  # seconds; starting a writer takes longer
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong.
+    """An injected fault.
 
     Attributes:
-        kind: ``kill`` the process dies at once; ``hang`` it stops; ``slow`` it takes ``factor`` times as
-            long for some steps; ``nan`` its loss and gradient are not finite; ``corrupt`` the newest checkpoint's
-            bytes change on the disk, what is in memory is lost, and the process dies; ``fill-disk`` what the
-            process writes next of a checkpoint does not fit; ``kill-node`` the supervisor of ``node`` is killed, and
-            all of its processes with it; ``cut-link`` its connections to other nodes end, those of its processes too,
-            and for ``seconds`` its supervisor takes and makes none.
-        step: before whose passes it happens; after them, for ``nan``.
-        rank: of the process.
-        factor: of ``slow``.
+        kind: ``kill``: the process dies at once. ``hang``: it stops. ``slow``: it takes ``factor`` times as long for
+            some steps. ``nan``: its loss and gradient are not finite. ``corrupt``: bytes of the newest checkpoint
+            change on disk, in-memory copies are lost, and the process dies. ``fill-disk``: the process' next write of a
+            checkpoint does not fit. ``kill-node``: the supervisor of ``node`` is killed with all of its processes.
+            ``cut-link``: connections of the node's supervisor and processes to other nodes end, and for ``seconds`` its
+            supervisor makes and accepts none.
+        step: the fault occurs before its passes; after them for ``nan``.
+        rank: rank of the process.
+        factor: slowdown of ``slow``.
         node: name of the node.
-        seconds: of ``cut-link``.
+        seconds: duration of ``cut-link``.
     """
 
     kind: Kind
@@ -83,7 +83,7 @@ def write_faults(folder: RunFolder, faults: Sequence[Fault]) -> None:
 
 
 def read_faults(folder: RunFolder) -> list[Fault]:
-    """The faults registered for a run."""
+    """Reads the faults registered for a run."""
     path = folder.chaos / "faults.json"
     try:
         return [Fault(**values) for values in json.loads(path.read_text(encoding="utf-8"))] if path.is_file() else []
@@ -95,8 +95,8 @@ class Chaos:
     """The faults of this process, as a hook of the loop (`stoker.train.hooks.Hook`).
 
     Args:
-        checkpoints: the folder of the run's checkpoints.
-        parameters: those that the optimizer steps.
+        checkpoints: folder of the run's checkpoints.
+        parameters: parameters that the optimizer steps.
     """
 
     def __init__(
@@ -109,9 +109,9 @@ class Chaos:
             for n, fault in enumerate(read_faults(folder))
             if (fault.node == node if fault.kind in OF_NODES else fault.rank == rank)
         ]
-        self._of_node = os.environ.get("LOCAL_RANK", "0")  # each process of a node meets what befalls the node
+        self._of_node = os.environ.get("LOCAL_RANK", "0")  # each process of a node meets the node's faults
         self._began: float | None = None
-        self._seconds: list[float] = []  # of the steps so far
+        self._seconds: list[float] = []  # durations of the steps so far
         self._slow: tuple[int, float] | None = None  # last step, seconds
         self._acts: dict[Kind, Callable[[Fault], None]] = {
             "kill": self._kill,
@@ -124,7 +124,7 @@ class Chaos:
         }
 
     def before_passes(self, step: int) -> None:
-        """Applies the step's faults, except those of its numbers."""
+        """Applies the step's faults, except ``nan``."""
         if not self._mine:
             return
         for number, fault in self._due(step):
@@ -166,7 +166,7 @@ class Chaos:
     def _kill_node(self, _: Fault) -> None:
         if self._of_node == "0":
             os.kill(int((shared_folder(self._folder.path) / SUPERVISOR).read_text()), signal.SIGKILL)
-        time.sleep(FOR_EVER)  # this process ends with its supervisor
+        time.sleep(FOR_EVER)  # the supervisor's end also ends this process
 
     def _cut_link(self, fault: Fault) -> None:
         if self._of_node == "0":
@@ -174,7 +174,7 @@ class Chaos:
         shut_down_connections()
 
     def _begin_slow(self, fault: Fault) -> None:
-        usual = median(self._seconds[1:] or [0.1])  # the first step has work of its own
+        usual = median(self._seconds[1:] or [0.1])  # the first step has extra work
         self._slow = fault.step + SLOW_STEPS, usual * (fault.factor - 1)
 
     def _pause(self, step: int) -> None:
@@ -186,10 +186,10 @@ class Chaos:
         self._began = time.monotonic()
 
     def _corrupt(self, fault: Fault) -> None:
-        """What is left after a node has gone with its memory, and its disk gives back other bytes."""
+        """Simulates the loss of a node's memory together with a corrupted checkpoint on disk."""
         storage = LocalStorage(self._checkpoints)
         deadline = time.monotonic() + SETTLE
-        # What is being written would be the newest in a moment.
+        # A pending checkpoint would soon be the newest.
         while time.monotonic() < deadline and max(storage.pending(), default=0) > max(storage.steps(), default=0):
             time.sleep(POLL)
         *others, newest = [0, *storage.steps()]
@@ -199,13 +199,13 @@ class Chaos:
         self._kill(fault)
 
     def _fill(self, _: Fault) -> None:
-        """Limits the size of files for the processes that write for this one: the error is the system's own."""
+        """Limits the file size of this process' writers, so that the error is a real one of the system."""
         events = len(self._folder.read_events())
-        _limit(psutil.Process().children(recursive=True), FULL_AT)  # before the next step, which may take an instant
+        _limit(psutil.Process().children(recursive=True), FULL_AT)  # before the next step, which may be very short
         threading.Thread(target=self._be_full, args=(events,), daemon=True, name="full-disk").start()
 
     def _be_full(self, events: int) -> None:
-        """Lasts until the full disk has been noticed; then it has room again."""
+        """Keeps the limit until the full disk has been noticed, then removes it."""
         this = psutil.Process()
         while not any(event["event"] == "save_failed" for event in self._folder.read_events()[events:]):
             _limit(this.children(recursive=True), FULL_AT)  # a writer may be started at any time
@@ -214,7 +214,7 @@ class Chaos:
 
 
 def shut_down_connections() -> None:
-    """Ends all TCP connections of this process, at both ends."""
+    """Shuts down all TCP connections of this process, at both ends."""
     for name in Path("/proc/self/fd").iterdir():
         with suppress(OSError), socket.socket(fileno=os.dup(int(name.name))) as connection:
             if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
@@ -222,7 +222,7 @@ def shut_down_connections() -> None:
 
 
 def flip(path: Path) -> None:
-    """Changes some bytes in the middle of a file; its size stays."""
+    """Flips some bytes in the middle of a file; its size stays."""
     with open(path, "r+b", opener=no_link) as file:
         file.seek(path.stat().st_size // 2)
         old = file.read(FLIPPED)
@@ -231,7 +231,7 @@ def flip(path: Path) -> None:
 
 
 def _limit(processes: Sequence[psutil.Process], size: int) -> None:
-    """Bytes that a file of these processes may have."""
+    """Limits the file size of processes, in bytes."""
     for process in processes:
         with suppress(ProcessLookupError):
             _, most = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)

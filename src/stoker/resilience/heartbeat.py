@@ -1,6 +1,6 @@
 """Heartbeats: each process writes its phase and step into shared memory, where the supervisor reads them.
 
-Eight bytes are written at once, so a reader sees the old number or the new one; no lock, no message, no system call.
+Eight bytes are written atomically, so a reader sees the old number or the new one; no lock, no message, no system call.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-# In the order in which a process goes through them; those of a step are `STEP`.
+# In the order of a process' life; those of a step are in `STEP`.
 PHASES = ("start", "prepare", "restore", "rollouts", "data", "train", "optimizer", "evaluate", "save", "end")
 STEP = ("data", "train", "optimizer")
 FIELDS = ("beat", "began", "phase", "step", "done", "steps", "own", "slowest", "rollouts", "evaluate", "save")
-LONG = ("rollouts", "evaluate", "save")  # phases between steps, whose longest is remembered
+LONG = ("rollouts", "evaluate", "save")  # phases between steps, of which the longest duration is recorded
 SIZE = 8 * len(FIELDS)
-RUN_DELAY = Path("/proc/thread-self/schedstat")  # nanoseconds: on a processor, waiting for one; and the turns
+RUN_DELAY = Path("/proc/thread-self/schedstat")  # nanoseconds on a processor and waiting for one, and time slices
 
 Clock = Callable[[], float]
 
@@ -30,16 +30,16 @@ Clock = Callable[[], float]
 class Pulse:
     """A process' phase and step at its last heartbeat.
 
-    Attributes:
-        beat: of the last sign, seconds of the machine's monotonic clock.
+    beat: time of the last heartbeat, seconds of the machine's monotonic clock.
+        phase: phase that began then; see `PHASES`.
         phase: that began then; see `PHASES`.
-        step: it belongs to; during `evaluate` and `save` the last one done.
-        done: the last step that was finished; -1 before the process has restored its state.
-        steps: steps that this process has finished itself.
-        own: seconds of its own work in them, without waiting for others.
-        slowest: the longest of them, seconds.
-        evaluate, save, rollouts: the longest evaluation, the longest save and the longest sampling of answers, seconds;
-            0 before the first.
+        step: step of the phase; during `evaluate` and `save` the last finished one.
+        done: the last finished step; -1 before the process has restored its state.
+        steps: number of steps that this process has finished.
+        own: seconds of its own work in them, without waiting for other processes.
+        slowest: duration of the slowest step, seconds.
+        evaluate, save, rollouts: duration of the longest evaluation, save and sampling of answers, seconds; 0 before
+            the first.
     """
 
     beat: float
@@ -55,15 +55,15 @@ class Pulse:
 
 
 def heart_file(folder: Path, rank: int) -> Path:
-    """A process' heartbeat file, in the run's folder in shared memory."""
+    """Returns a process' heartbeat file, in the run's shared-memory folder."""
     return folder / f"heart-{rank}"
 
 
 class Listener:
-    """Reads the heartbeats of one start of the processes; also after their files have been removed.
+    """Reads the heartbeats of one start of the processes; works after their files have been removed.
 
     Args:
-        folder: the run's in shared memory.
+        folder: the run's folder in shared memory.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -71,7 +71,7 @@ class Listener:
         self._files: dict[int, IO[bytes]] = {}
 
     def pulse(self, rank: int) -> Pulse | None:
-        """The newest heartbeat; None before the first."""
+        """Returns the newest heartbeat; None before the first."""
         with suppress(OSError, struct.error):
             if rank not in self._files:
                 self._files[rank] = heart_file(self._folder, rank).open("rb", buffering=0)
@@ -88,9 +88,9 @@ class Heart:
     """Writes this process' heartbeat.
 
     Args:
-        folder: the run's in shared memory; None for a process that nobody watches.
-        device_seconds: what a device was busy with this process' own work since it was last asked, where the time on
-            the processor does not tell.
+        folder: the run's folder in shared memory; None for an unwatched process.
+        device_seconds: returns the seconds that the device spent on this process' work since the last call, for devices
+            whose work does not show in processor time.
 
     Attributes:
         watched: whether a supervisor reads the heartbeat and reports to the user.
@@ -102,7 +102,7 @@ class Heart:
         self._cells = _cells(heart_file(folder, rank)) if folder is not None else memoryview(bytearray(SIZE)).cast("d")
         self._phase, self._step = "start", 0
         self._wall = self._busy = self._step_began = 0.0
-        self._own = 0.0  # in the step that is being done
+        self._own = 0.0  # in the current step
         self._set("done", -1)
         self.beat("start")
 
@@ -112,9 +112,9 @@ class Heart:
         return _pulse(self._cells.tobytes())
 
     def beat(self, phase: str, step: int = 0) -> None:
-        """Records that a phase of step ``step`` begins."""
+        """Records the start of a phase of step ``step``."""
         now, busy = time.monotonic(), _busy()
-        if self._phase == "data":  # no other process is waited for while samples are read
+        if self._phase == "data":  # reading samples does not wait for other processes
             self._own += now - self._wall
         elif self._phase in STEP:
             self._own += self._device_seconds() if self._device_seconds else busy - self._busy
@@ -125,11 +125,11 @@ class Heart:
         self._set("beat", now)
 
     def goes_on_after(self, step: int) -> None:
-        """The state of this step was restored; 0 at the start of a run."""
+        """Records that the state of this step was restored; 0 at the start of a run."""
         self._set("done", step)
 
     def _ended(self, now: float, phase: str) -> None:
-        """Accounts for the phase that ends now."""
+        """Records the phase that ends now."""
         if self._phase in LONG:
             self._set(self._phase, max(self._get(self._phase), now - self._wall))
         if self._phase == "optimizer":
@@ -164,7 +164,7 @@ def _cells(path: Path) -> memoryview[float]:
 
 
 def _busy() -> float:
-    """Seconds that this thread has computed, or wanted to: what it waits for others is not in it."""
+    """Returns the seconds that this thread computed or was runnable; time spent waiting for others is excluded."""
     try:
         on, waiting, _ = RUN_DELAY.read_bytes().split()
     except (OSError, ValueError):  # no Linux

@@ -1,6 +1,6 @@
-"""Checks the links between nodes, in pairs and then in other pairs: a node that is slow with two others is at fault.
+"""Test of the links between nodes, in two rounds of pairs: a node that is slow with two partners is at fault.
 
-The scheme is that of DLRover's node check. Results go through the processes' store and not over the links.
+The scheme is that of DLRover's node check. Results are exchanged through the processes' store, not over the links.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from stoker.resilience.node_check import NodeFinding
 
 NUMBERS = 2**20  # float32, in each direction
 TIMES = 3  # the fastest exchange of a pair counts
-SLOW = 3.0  # times slower than usual, in both rounds
-NOTICEABLE = 0.02  # seconds by which a slow exchange is longer than a usual one
-PATIENCE = timedelta(seconds=30)  # for an exchange
-FEWEST = 3  # nodes: of two, nobody knows which is slow
+SLOW = 3.0  # slowdown in both rounds that counts as a fault
+NOTICEABLE = 0.02  # seconds by which a slow exchange must exceed a usual one
+PATIENCE = timedelta(seconds=30)  # timeout of an exchange
+FEWEST = 3  # nodes: of two, the slow one cannot be identified
 
 Exchange = Callable[[int], float]
-"""Exchanges numbers with a rank, as that one does with this; gives the seconds, infinite where it does not work."""
+"""Exchanges numbers with a rank, which must do the same; returns the seconds, infinite on failure."""
 
 
 @dataclass(frozen=True)
 class Links:
-    """What the exchanges of each node took.
+    """Durations of each node's exchanges.
 
     Attributes:
-        ranks: those of each node.
-        names: of the nodes.
-        seconds: of the fastest exchange of each node, by round.
+        ranks: ranks of each node.
+        names: names of the nodes.
+        seconds: duration of each node's fastest exchange, by round.
     """
 
     ranks: Sequence[tuple[int, ...]]
@@ -45,18 +45,18 @@ class Links:
 
     @property
     def rates(self) -> dict[str, float]:
-        """Bytes/s of each node's best exchange."""
+        """Rate of each node's best exchange, bytes/s."""
         return {name: bytes_a_second(min(times)) for name, *times in zip(self.names, *self.seconds, strict=True)}
 
     @property
     def usual(self) -> float:
-        """Seconds of an exchange between two good nodes."""
+        """Usual duration of an exchange, seconds."""
         return median_low([seconds for times in self.seconds for seconds in times])
 
     def findings(self, *, on_cpu: bool) -> list[NodeFinding]:
-        """Nodes that are at fault.
+        """Returns the faulty nodes.
 
-        A slow one is left out where it has GPUs: what processors reach depends on what else runs on them.
+        A slow one is excluded from training only if it has GPUs: a CPU's rate depends on other load.
         """
         found, usual = [], self.usual
         for ranks, name, *seconds in zip(self.ranks, self.names, *self.seconds, strict=True):
@@ -102,7 +102,7 @@ def check_links(node: str, exchange: Exchange) -> Links | None:
 
 
 def _both_are_there(store: dist.Store, pair: str, rank: int, other: int) -> bool:
-    """Waits for the other node, which may still wait for a third one: that time is not this link's."""
+    """Waits for the other node, so that its delay by a third node does not count for this link."""
     store.set(f"{pair}/{rank}", "")
     try:
         store.wait([f"{pair}/{other}"], 3 * PATIENCE)
@@ -112,7 +112,7 @@ def _both_are_there(store: dist.Store, pair: str, rank: int, other: int) -> bool
 
 
 def pairs(order: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Pairs of neighbours; the last three of an odd number are paired with each other."""
+    """Yields pairs of neighbours; of an odd number, the last three are paired with each other."""
     even = len(order) - 3 if len(order) % 2 else len(order)
     yield from zip(order[:even:2], order[1:even:2], strict=True)
     if even < len(order):
@@ -121,13 +121,13 @@ def pairs(order: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def exchange_with(device: torch.device) -> Exchange:
-    """Exchanges numbers by messages between two processes, and looks at what arrives."""
+    """Returns a function that exchanges messages between two processes and checks the received data."""
     sent = torch.arange(NUMBERS, dtype=torch.float32, device=device)
 
     def exchange(other: int) -> float:
-        first = dist.get_rank() < other  # NCCL has a communicator for a pair, and takes its messages in one order
+        first = dist.get_rank() < other  # NCCL has one communicator per pair, and processes its messages in order
         best = math.inf
-        for _ in range(1 + TIMES):  # the first one connects
+        for _ in range(1 + TIMES):  # the first exchange connects
             got = torch.empty_like(sent)
             begin = time.perf_counter()
             try:
@@ -138,7 +138,7 @@ def exchange_with(device: torch.device) -> Exchange:
                     work.wait(PATIENCE)
             except RuntimeError:
                 return math.inf
-            if not torch.equal(got, sent):  # the device is waited for
+            if not torch.equal(got, sent):  # waits for the device
                 return math.inf
             best = min(best, time.perf_counter() - begin)
         return best
@@ -147,5 +147,5 @@ def exchange_with(device: torch.device) -> Exchange:
 
 
 def bytes_a_second(seconds: float) -> float:
-    """The rate of an exchange, both directions together."""
+    """Returns the rate of an exchange, both directions together."""
     return 2 * 4 * NUMBERS / seconds

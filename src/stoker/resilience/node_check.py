@@ -1,8 +1,8 @@
-"""Checks that a device computes correctly and at its usual rate, in about a second before training.
+"""Tests that a device computes correctly and at its usual rate, in about a second before training.
 
-Products of whole numbers small enough to be exact in float32 (and in TF32) are compared with the same products in
-another order in float64 (Freivalds' check, 1977): a wrong bit anywhere shows. In bfloat16, which other units of a GPU
-multiply, each number of the product is the exact one rounded once.
+Products of integers, small enough to be exact in float32 (and in TF32), are compared with the same products in another
+order in float64 (Freivalds' check, 1977), which detects any wrong bit. In bfloat16, which other units of a GPU
+multiply, each number of the product must be the exact one, rounded once.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from stoker.files import no_link
 from stoker.hardware.calibration import kept_calibration
 from stoker.hardware.process import processor_name
 
-WHOLE = 8  # numbers of -8 to 8: a product of 4096 of them stays below 2^24, where float32 is exact
+WHOLE = 8  # integers from -8 to 8: a product of 4096 of them stays below 2^24, where float32 is exact
 WIDTH = {"cpu": 384, "cuda": 4096}  # of the matrices
 MEMORY = {"cpu": 32 * 2**20, "cuda": 2**30}  # bytes that are written and read back
 ROUNDS = 3
-SLOW = 2.0  # times slower than it should be: such a GPU is left out
+SLOW = 2.0  # slowdown at which a GPU is excluded
 REDUCED = 2**20  # float32 numbers
-CLOCK = 5.0  # seconds that the nodes' clocks may differ: logs and events would tell a false order
+CLOCK = 5.0  # tolerated difference of the nodes' clocks, seconds: more would falsify the order of logs and events
 DISK_TEST = 8 * 2**20  # bytes
 
 Multiply = Callable[[Tensor, Tensor], Tensor]
@@ -45,13 +45,13 @@ class Report:
     """Result of the tests of one process' device and machine.
 
     Attributes:
-        wrong: what the device does wrong; empty where it works.
+        wrong: description of its errors; empty where it works.
         rate: FLOP/s of its matrix products.
-        expected: the rate that was measured for such a device before; None where none was.
-        reduce: bytes/s of an all-reduce; 0 for one process.
-        clock: seconds since 1970, at a moment that all processes shared.
-        code: fingerprint of the code that runs.
-        seconds: that the tests took.
+        expected: rate measured earlier for such a device; None without one.
+        reduce: bytes/s of an all-reduce; 0 for a single process.
+        clock: seconds since 1970, at a moment shared by all processes.
+        code: fingerprint of the running code.
+        seconds: duration of the tests.
     """
 
     rank: int
@@ -77,8 +77,8 @@ class NodeFinding:
     """A fault of a device or a machine.
 
     Attributes:
-        ranks: of the processes on it.
-        out: whether training without it is better.
+        ranks: ranks of the processes on it.
+        out: whether to exclude it from training.
     """
 
     ranks: tuple[int, ...]
@@ -87,7 +87,7 @@ class NodeFinding:
 
 
 def check_device(device: torch.device, rank: int) -> Report:
-    """Tests this process' device, and the way to the others where there are any; a collective then."""
+    """Tests this process' device, and with several processes an all-reduce; then it is a collective."""
     begin = time.perf_counter()
     wrong = _memory_problem(device) or product_problem(device, torch.matmul)
     if has_tensor_cores(device):
@@ -117,7 +117,7 @@ def check_device(device: torch.device, rank: int) -> Report:
 
 
 def shared(mine: Report) -> list[Report]:
-    """The reports of all processes, by rank; a collective where there are several."""
+    """Returns the reports of all processes, by rank; a collective where there are several."""
     if not dist.is_initialized():
         return [mine]
     reports: list[Report | None] = [None] * dist.get_world_size()
@@ -126,10 +126,10 @@ def shared(mine: Report) -> list[Report]:
 
 
 def findings(reports: Sequence[Report]) -> list[NodeFinding]:
-    """Faults found in the reports.
+    """Returns the faults in the reports.
 
-    A GPU that computes wrong, or at less than half of the rate that was measured for it before or that the others
-    reach, is left out. A CPU's rate depends on what else runs on it, and is only reported.
+    A GPU is excluded if it computes wrongly, or at less than half of the rate measured for it earlier or of the others'
+    median. A CPU's rate depends on other load and is only reported.
     """
     found = [NodeFinding((r.rank,), f"{r.where} {r.wrong}", True) for r in reports if r.wrong]
     usual = median_low(r.rate for r in reports)
@@ -146,12 +146,12 @@ def findings(reports: Sequence[Report]) -> list[NodeFinding]:
 
 
 def code_differs(reports: Sequence[Report]) -> Report | None:
-    """The first process that runs other code than rank 0."""
+    """Returns the report of the first process that runs other code than rank 0."""
     return next((r for r in reports if r.code != reports[0].code), None)
 
 
 def data_differs(mine: Mapping[str, str]) -> tuple[int, str] | None:
-    """The first rank whose data is not that of rank 0, and the name of its source; a collective.
+    """Returns the first rank whose data differ from rank 0's, and the name of the source; a collective.
 
     Args:
         mine: fingerprint by source.
@@ -168,7 +168,7 @@ def data_differs(mine: Mapping[str, str]) -> tuple[int, str] | None:
 
 
 def disk(folder: Path) -> tuple[int, float]:
-    """Bytes that are free where a folder is or will be, and the bytes per second that can be written to it.
+    """Returns the free bytes where a folder is or will be, and its write rate in bytes per second.
 
     Raises:
         OSError: nothing can be written there.
@@ -190,7 +190,7 @@ def disk(folder: Path) -> tuple[int, float]:
 
 @cache
 def code_fingerprint() -> str:
-    """Digest of Stoker's source and of the libraries that compute."""
+    """Returns a digest of Stoker's source and of the versions of Python and torch."""
     digest = hashlib.sha256(f"{platform.python_version()} {torch.__version__}".encode())
     package = Path(__file__).parents[1]
     for path in sorted(package.rglob("*.py")):
@@ -199,7 +199,7 @@ def code_fingerprint() -> str:
 
 
 def _memory_problem(device: torch.device) -> str:
-    """Writes a pattern and its opposite into a part of the memory and reads them back."""
+    """Writes a pattern and its complement into a part of the memory and reads them back."""
     size = MEMORY.get(device.type, MEMORY["cpu"])
     if device.type == "cuda":
         size = min(size, torch.cuda.mem_get_info(device)[0] // 4)
@@ -213,7 +213,7 @@ def _memory_problem(device: torch.device) -> str:
 
 
 def product_problem(device: torch.device, multiply: Multiply) -> str:
-    """What is wrong with a device's matrix products; empty where they are exact."""
+    """Returns what is wrong with a device's matrix products; empty where they are exact."""
     a, b = _factors(device)
     v = torch.arange(a.shape[1], device=device, dtype=torch.float64).remainder(2 * WHOLE + 1)[:, None] - WHOLE
     if not torch.equal(multiply(a, b).double() @ v, a.double() @ (b.double() @ v)):
@@ -222,11 +222,11 @@ def product_problem(device: torch.device, multiply: Multiply) -> str:
 
 
 def bfloat16_problem(device: torch.device, multiply: Multiply) -> str:
-    """What is wrong with a device's matrix products in bfloat16, where those in float32 are exact."""
+    """Returns what is wrong with a device's bfloat16 matrix products, where those in float32 are exact."""
     a, b = _factors(device)
     backend = torch.backends.cuda.matmul
     before = backend.allow_bf16_reduced_precision_reduction
-    backend.allow_bf16_reduced_precision_reduction = False  # partial sums would be rounded, too
+    backend.allow_bf16_reduced_precision_reduction = False  # else partial sums are rounded too
     try:
         found = multiply(a.bfloat16(), b.bfloat16())
     finally:
@@ -235,7 +235,7 @@ def bfloat16_problem(device: torch.device, multiply: Multiply) -> str:
 
 
 def has_tensor_cores(device: torch.device) -> bool:
-    """Whether training uses units of their own for bfloat16."""
+    """Returns whether training uses separate units for bfloat16."""
     return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
@@ -248,16 +248,16 @@ def _factors(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _product_rate(device: torch.device) -> float:
-    """FLOP/s."""
+    """Measures the rate of matrix products, FLOP/s."""
     a, b = _factors(device)
     if has_tensor_cores(device):
         a, b = a.bfloat16(), b.bfloat16()
-    product = a @ b  # the first one loads what multiplies
+    product = a @ b  # the first one loads the kernels
     return 2 * a.shape[0] ** 3 / min(_timed(device, lambda: torch.matmul(a, b, out=product)) for _ in range(ROUNDS))
 
 
 def _reduced(device: torch.device) -> tuple[str, float]:
-    """What is wrong with an all-reduce over all processes, and its rate, bytes/s."""
+    """Returns what is wrong with an all-reduce over all processes, and its rate, bytes/s."""
     world = dist.get_world_size()
     mine = torch.full((REDUCED,), float(dist.get_rank() + 1), device=device)
     dist.all_reduce(mine.clone())  # the first one connects
@@ -282,11 +282,11 @@ def _wait(device: torch.device) -> None:
 
 
 def _expected(device: torch.device, name: str) -> float | None:
-    """FLOP/s that `stoker plan --calibrate` measured for such a device."""
+    """Returns the FLOP/s that `stoker plan --calibrate` measured for such a device."""
     width = WIDTH.get(device.type, WIDTH["cpu"])
     try:
         kept = kept_calibration(name, 0 if device.type == "cuda" else torch.get_num_threads())
         precision = "bf16" if has_tensor_cores(device) else "fp32"
         return kept.matmul_rate(width, width, width, precision) if kept else None
-    except UserError:  # stale, or of another device
+    except UserError:  # stale, or for another device
         return None

@@ -1,6 +1,6 @@
-"""Stack dumps of hung processes, requested with a signal and written even while Python waits in C code.
+"""Stack dumps of hung processes, requested by a signal and written even while Python waits in C code.
 
-A process on a GPU also has the flight recorder of NCCL: the collectives that it began, and which of them ended.
+A process on a GPU also dumps NCCL's flight recorder: the collectives that it started, and which of them ended.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ from pathlib import Path
 
 from stoker.files import no_link, replace_file
 
-SIGNAL = signal.SIGUSR2  # Slurm's users often have SIGUSR1 sent before the end
-RECORDED = 2000  # collectives that the flight recorder keeps
-PATIENCE = 2.0  # seconds that a process gets to write its stack
+SIGNAL = signal.SIGUSR2  # Slurm's users often request SIGUSR1 before the end
+RECORDED = 2000  # capacity of the flight recorder
+PATIENCE = 2.0  # seconds for a process to write its stack
 LOOK_EVERY = 0.5  # seconds
-# Where a process waits for others: in a collective, in the backward pass whose hooks call them.
+# Code in which a process waits for others: collectives, and the backward pass whose hooks call them.
 WAITS = ("torch/distributed/", "torch/autograd/graph.py", "torch/nn/parallel/")
 THREAD = re.compile(r"^(Current thread|Thread) 0x", re.MULTILINE)
 FRAME = re.compile(r'^  File "(?P<file>.+)", line \d+ in ', re.MULTILINE)
 
 
 def stack_file(logs: Path, rank: int) -> Path:
-    """Where a process' stacks are written, in the folder of the run's logs."""
+    """Returns the file of a process' stacks, in the run's log folder."""
     return logs / f"stack-{rank}.txt"
 
 
 def collectives_file(logs: Path, rank: int) -> Path:
-    """Where a process' last collectives on a GPU are written: a pickle, as PyTorch's flight recorder makes it."""
+    """Returns the file of a GPU process' last collectives: a pickle of PyTorch's flight recorder."""
     return logs / f"collectives-{rank}.pickle"
 
 
 def write_stacks_when_asked(logs: Path, rank: int) -> None:
-    """Makes this process append its stacks to a file when it gets `SIGNAL`."""
+    """Installs a handler of `SIGNAL` that appends this process' stacks to a file."""
     file = open(stack_file(logs, rank), "a", opener=no_link)  # noqa: SIM115 -- stays open
     faulthandler.register(SIGNAL, file=file, all_threads=True)  # keeps the file open
 
 
 def record_collectives() -> None:
-    """Has NCCL record its collectives; before the first group is made."""
+    """Enables NCCL's recording of collectives; must be called before the first group is created."""
     os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", str(RECORDED))
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(RECORDED))  # its newer name
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(RECORDED))  # name in newer versions
 
 
 def write_collectives_when_asked(folder: Path, logs: Path, rank: int) -> None:
-    """Starts a thread that writes the flight recorder's contents when `ask_for_stacks` asks.
+    """Starts a thread that writes the flight recorder's contents at a request of `ask_for_stacks`.
 
     Args:
-        folder: the run's in shared memory.
+        folder: the run's folder in shared memory.
     """
     threading.Thread(target=_record, args=(folder, logs, rank), daemon=True, name="flight-recorder").start()
 
@@ -65,8 +65,8 @@ class Stacks:
     """Stacks of the processes.
 
     Attributes:
-        texts: what each of them wrote, by rank.
-        files: that were written.
+        texts: stacks by rank.
+        files: written files.
     """
 
     texts: dict[int, str]
@@ -74,12 +74,12 @@ class Stacks:
 
 
 def ask_for_stacks(pids: Mapping[int, int], *, folder: Path, logs: Path, collectives: bool) -> Stacks:
-    """Has the processes write their stacks.
+    """Requests the processes' stacks.
 
     Args:
         pids: process id by rank.
-        folder: the run's in shared memory.
-        collectives: whether they keep a flight recorder.
+        folder: the run's folder in shared memory.
+        collectives: whether they have a flight recorder.
     """
     before = {rank: _size(stack_file(logs, rank)) for rank in pids}
     recorders = [collectives_file(logs, rank) for rank in pids] if collectives else []
@@ -103,7 +103,7 @@ def ask_for_stacks(pids: Mapping[int, int], *, folder: Path, logs: Path, collect
 
 
 def waits_for_others(stack: str) -> bool:
-    """Whether the main thread, which faulthandler writes last, is in a collective."""
+    """Returns whether the main thread, which faulthandler writes last, is in a collective."""
     main = THREAD.split(stack)[-1]
     innermost = FRAME.search(main)
     return innermost is not None and any(place in innermost["file"] for place in WAITS)
@@ -122,7 +122,7 @@ def _after(path: Path, size: int) -> str:
 
 
 def _record(folder: Path, logs: Path, rank: int) -> None:
-    recorder = importlib.import_module("torch._C._distributed_c10d")  # only PyTorch with NCCL has one
+    recorder = importlib.import_module("torch._C._distributed_c10d")  # exists only in PyTorch with NCCL
     while True:
         time.sleep(LOOK_EVERY)
         if _request(folder).exists():

@@ -1,4 +1,4 @@
-"""The signals that end a run, and who gets them."""
+"""The signals that end a run, and their handlers."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from contextlib import contextmanager
 from typing import Any
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
-PAUSE = signal.SIGUSR1  # from the supervisor alone: stop after this step, and leave the state in memory
+PAUSE = signal.SIGUSR1  # sent by the supervisor only: stop after this step, and leave the state in memory
 SAME = 5.0  # seconds
 STOPPING = "stopping after this step ... (once more to stop at once, without a checkpoint)"
 
 
 @contextmanager
 def handled_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Context in which the signals go to a handler; outside the main thread it changes nothing.
+    """Context in which the signals call a handler; it has no effect outside of the main thread.
 
-    Schedulers send SIGTERM to every process of a job, and the supervisor hands it on: what comes within `SAME` seconds
-    is one request.
+    Schedulers send SIGTERM to every process of a job, and the supervisor forwards it: signals within `SAME` seconds are
+    one request.
     """
     last = -math.inf
 

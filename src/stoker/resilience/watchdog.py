@@ -1,4 +1,4 @@
-"""Finds hung processes and stragglers from heartbeats."""
+"""Detection of hung processes and stragglers from heartbeats."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Literal
 
 from stoker.resilience.heartbeat import PHASES, Pulse
 
-TIMES = 10  # as long as the slowest step, before a process counts as hung
-LEAST = 120.0  # seconds; steps differ, and a file system may pause
+TIMES = 10  # multiple of the slowest step after which a process counts as hung
+LEAST = 120.0  # seconds; steps vary, and a file system may pause
 FIRST = 600.0  # seconds before the first step: weights are read, kernels compiled
-WAITED_FOR = {"rollouts": 1800.0, "evaluate": 1800.0, "save": 600.0}  # the first of them; later `TIMES` the longest
+WAITED_FOR = {"rollouts": 1800.0, "evaluate": 1800.0, "save": 600.0}  # for the first one; later `TIMES` the longest
 WINDOW = 20  # steps over which the processes' own times are compared
-EXCESS = 0.005  # seconds a step below which a difference is of no account
+EXCESS = 0.005  # differences per step below this are ignored, seconds
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Hung:
     """A hung process.
 
     Attributes:
-        phase, step: of its last heartbeat.
+        phase, step: phase and step of its last heartbeat.
         silent: seconds since then.
     """
 
@@ -34,11 +34,11 @@ class Hung:
 
 @dataclass(frozen=True)
 class Slow:
-    """A straggler: its own work takes longer than that of others with the same part.
+    """A straggler: its own work takes longer than that of processes with the same part of the model.
 
     Attributes:
-        own: its seconds a step, without waiting; ``median`` those of the processes with the same part.
-        first, last: the steps that were compared.
+        own: its seconds per step, without waiting; ``median`` is that of the processes with the same part.
+        first, last: range of the compared steps.
     """
 
     rank: int
@@ -49,12 +49,12 @@ class Slow:
 
 
 def limit(pulse: Pulse, hang: float | Literal["auto"], longest: Mapping[str, float]) -> float:
-    """Seconds of silence from which a process counts as hung.
+    """Returns the seconds of silence after which a process counts as hung.
 
     Args:
-        hang: the job's `faults.hang`. It is about steps: what comes before the first one, evaluations and saves have
-            at least the limits that they have without it.
-        longest: seconds of the longest so far of each phase in `WAITED_FOR`.
+        hang: the job's `faults.hang`. It applies to steps: setup, evaluations and saves have at least their default
+            limits.
+        longest: duration of the longest of each phase in `WAITED_FOR` so far, seconds.
     """
     rule = max(LEAST, TIMES * pulse.slowest) if hang == "auto" else hang
     if pulse.phase in WAITED_FOR:
@@ -66,13 +66,9 @@ def limit(pulse: Pulse, hang: float | Literal["auto"], longest: Mapping[str, flo
 def hung(
     pulses: Mapping[int, Pulse], *, now: float, hang: float | Literal["auto"], longest: Mapping[str, float]
 ) -> list[Hung]:
-    """The processes silent for too long, the probable cause first.
+    """Returns the processes that are silent for too long, the probable cause first.
 
-    That is the one that is furthest behind, and among those at the same phase the one that began it first.
-
-    Args:
-        now: seconds of the machine's monotonic clock.
-        hang, longest: see `limit`.
+    The probable cause is the process that is furthest behind; at equal progress, the one whose phase began first.
     """
     silent = [(rank, p) for rank, p in pulses.items() if p.phase != "end" and now - p.beat > limit(p, hang, longest)]
     order = sorted(silent, key=lambda pair: (pair[1].done, pair[1].step, PHASES.index(pair[1].phase), pair[1].beat))
@@ -80,11 +76,11 @@ def hung(
 
 
 class Stragglers:
-    """Compares the processes' own time, window by window.
+    """Compares the processes' own times, window by window.
 
     Args:
-        parts: groups of ranks that have the same part of the model, and so the same work.
-        slow: how many times the median is slow.
+        parts: groups of ranks with the same part of the model, and so the same work.
+        slow: multiple of the median that counts as slow.
     """
 
     def __init__(self, parts: Sequence[Sequence[int]], slow: float) -> None:
@@ -92,11 +88,11 @@ class Stragglers:
         self._began: dict[int, Pulse] = {}
 
     def look(self, pulses: Mapping[int, Pulse]) -> list[Slow]:
-        """The stragglers of a window that has just ended; call it repeatedly."""
+        """Returns the stragglers of a window that has just ended; to be called repeatedly."""
         if any(rank not in pulses for part in self._parts for rank in part):
             return []
         if not self._began:
-            if all(pulse.steps for pulse in pulses.values()):  # the first step has work of its own
+            if all(pulse.steps for pulse in pulses.values()):  # the first step has extra work
                 self._began = dict(pulses)
             return []
         if any(pulses[rank].steps - began.steps < WINDOW for rank, began in self._began.items()):

@@ -1,1 +1,1 @@
-"""What an answer is worth, for evaluation and rewards alike: expected answers, scorers, a sandbox for code."""
+"""Scores of answers, for evaluation and rewards: expected answers, scorers, a sandbox for code."""

@@ -1,8 +1,8 @@
-"""Reads the user's rows of prompt and expected answer.
+"""Reading of the user's rows of prompt and expected answer.
 
-A row is an object or a record with a prompt (text, or messages) and, where there is one, an expected answer (text, a
-number, several that are all right, or a JSON schema). Rows of messages whose last turn is the assistant's expect that
-turn. ``scorer`` names the scorers of a row. The other columns are variables of prompt templates.
+A row is an object or a record with a prompt (text, or messages) and optionally an expected answer (text, a number,
+several correct ones, or a JSON schema). Rows of messages whose last turn is the assistant's expect that turn.
+``scorer`` names the scorers of a row. The other columns are variables of prompt templates.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ EXPECTED = (
     "response",
 )
 SCORER = "scorer"
-MOST_PROBLEMS = 10  # that are listed of one file
+MOST_PROBLEMS = 10  # listed per file
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class AnswerRow:
     """A prompt and what is expected of its answer.
 
     Attributes:
-        source, row: its file, and its number there.
-        turns: the conversation that asks; empty where the row has no prompt column.
+        source, row: its file, and its row number there.
+        turns: the conversation up to the prompt; empty where the row has no prompt column.
         expected: the row's value for the expected answer, unchanged; None where the row has none.
         scorers: names of the row's own scorers.
         fields: all columns.
@@ -60,20 +60,20 @@ class AnswerRow:
 
     @property
     def accepted(self) -> tuple[str, ...]:
-        """The texts that are all right."""
+        """The correct texts."""
         if self.expected is None:
             return ()
         values = self.expected if isinstance(self.expected, list) else [self.expected]
         return tuple(as_text(value) for value in values)
 
     def problem(self, message: str, suggestion: str = "") -> Problem:
-        """A problem at the row's place."""
+        """Returns a problem at the row's place."""
         return Problem(message, suggestion, file=self.source, line=self.row)
 
 
 @dataclass(frozen=True)
 class AnswerRows:
-    """The rows of a file, and what identifies its content."""
+    """The rows of a file, with a fingerprint of its content."""
 
     path: str
     fingerprint: str
@@ -81,18 +81,18 @@ class AnswerRows:
 
 
 def as_text(value: Any) -> str:
-    """A column's value as text; what is not text as JSON."""
+    """Converts a column's value to text; other types as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def read_answer_rows(path: str, base: Path, *, limit: int | None = None) -> AnswerRows:
-    """The rows of a file, folder, glob or hub data set.
+    """Reads the rows of a file, folder, glob or hub data set.
 
     Args:
-        limit: only as many rows are read.
+        limit: most rows to read.
 
     Raises:
-        UserError: it cannot be read, has no rows, or holds rows that cannot be used, each with its place.
+        UserError: it cannot be read, has no rows, or has unusable rows, each with its place.
     """
     source = open_source(SourceBlock(path=path), base)
     rows, problems = [], []

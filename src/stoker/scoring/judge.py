@@ -1,7 +1,7 @@
-"""A model behind an OpenAI-compatible address that says which of two answers is better.
+"""Judge: a model behind an OpenAI-compatible address that compares two answers.
 
-It is asked twice, with the answers in either order, as models prefer the first or the second place (Zheng et al.,
-2023). It is contacted only where the command line names it; redirects are not followed.
+It is asked twice, with the answers in both orders, as models prefer the first or the second place (Zheng et al., 2023).
+It is contacted only if the command line names it; redirects are not followed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TOKEN = "STOKER_JUDGE_TOKEN"
 TRIES = 3
 WAIT = 2.0  # seconds before the second try, twice as long before the third
 TIMEOUT = 120.0  # seconds
-LARGEST = 1 << 22  # bytes of an answer
+LARGEST = 1 << 22  # bytes of a response
 LONGEST_VERDICT = 1024  # tokens: some models think first
 
 PROMPT = """Compare two answers to a question. Judge how right and how helpful they are, not their length or order.
@@ -43,11 +43,11 @@ _OTHER = {"A": "B", "B": "A", "TIE": "TIE"}
 
 @dataclass(frozen=True)
 class Judgement:
-    """What both orders together say of the first answer.
+    """Combined verdict of both orders about the first answer.
 
     Attributes:
-        name: ``win``, ``loss``, ``tie`` (both orders say so, or they contradict each other), ``unclear`` (an order
-            gave no verdict; counted as a tie).
+        name: ``win``, ``loss``, ``tie`` (both orders say so, or they contradict each other), ``unclear`` (an order gave
+            no verdict; counted as a tie).
     """
 
     name: str
@@ -58,22 +58,22 @@ class Judgement:
 
     @property
     def turned(self) -> str:
-        """What it says of the second answer."""
+        """The verdict about the second answer."""
         return {"win": "loss", "loss": "win"}.get(self.name, self.name)
 
 
 @dataclass(frozen=True)
 class Judge:
-    """An address and the model that is asked there."""
+    """Address and model of a judge."""
 
     url: str
     model: str
 
     def compare(self, question: str, first: str, second: str) -> Judgement:
-        """Which of two answers is better.
+        """Judges which of two answers is better.
 
         Raises:
-            RunFailed: the address gives no answer.
+            RunFailed: the address does not respond.
         """
         said = self._ask(question, first, second)
         swapped = self._ask(question, second, first)
@@ -101,10 +101,10 @@ class Judge:
 
 
 def open_judge(argument: str) -> Judge:
-    """The judge of ``URL[,MODEL]``; without MODEL the first that the address lists.
+    """Opens the judge of ``URL[,MODEL]``; MODEL defaults to the first one that the address lists.
 
     Raises:
-        UserError: it is no address of HTTP.
+        UserError: it is no HTTP address.
         RunFailed: it cannot be reached, or lists no model.
     """
     url, _, model = argument.partition(",")
@@ -121,7 +121,7 @@ def open_judge(argument: str) -> Judge:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect would take the token to another host."""
+    """Refuses redirects, which would send the token to another host."""
 
     def redirect_request(self, *_: Any) -> None:
         return None

@@ -1,4 +1,4 @@
-"""How much of a text is written in a language, by py3langid (Lui and Baldwin, 2012), which needs no network."""
+"""Share of a text in a language, by py3langid (Lui and Baldwin, 2012), which needs no network."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _LETTERS = regex.compile(r"\p{L}")
 
 
 def language_scorer(name: str, argument: str, base: Path) -> Scorer:
-    """The scorer ``language:CODE``.
+    """Returns the scorer ``language:CODE``.
 
     Raises:
-        UserError: the package is missing, or there is no such language.
+        UserError: the package is missing, or it does not know the language.
     """
     need("py3langid", name)
     known = languages()
@@ -40,12 +40,12 @@ def _identifier() -> Any:
 
 
 def languages() -> tuple[str, ...]:
-    """The codes of the languages that are told apart, of ISO 639-1 where there is one."""
+    """Returns the codes of the known languages, from ISO 639-1 where there is one."""
     return tuple(sorted(map(str, _identifier().labels)))
 
 
 def language_share(text: str, code: str) -> float:
-    """The share of a text's letters that are in sentences of a language; 0 for a text without letters."""
+    """Returns the share of a text's letters that are in sentences of a language; 0 for a text without letters."""
     letters = {True: 0, False: 0}
     for sentence, count in _sentences(text):
         letters[str(_identifier().classify(sentence)[0]) == code] += count
@@ -53,7 +53,7 @@ def language_share(text: str, code: str) -> float:
 
 
 def _sentences(text: str) -> Iterator[tuple[str, int]]:
-    """The sentences with letters, and how many."""
+    """Yields the sentences that have letters, with their number."""
     for sentence in _SENTENCES.findall(text):
         if count := len(_LETTERS.findall(sentence)):
             yield sentence.strip(), count

@@ -1,7 +1,7 @@
-"""Whether a program in an answer passes a row's unit tests, in the sandbox.
+"""Score of a program in an answer by a row's unit tests, in the sandbox.
 
 The tests are in the row's column ``tests``, ``test`` or ``test_list``: Python that raises where the program is wrong,
-or a list of such. With a column ``entry_point`` they are those of HumanEval (Chen et al., 2021): the prompt begins the
+or a list of such. With a column ``entry_point`` they have HumanEval's format (Chen et al., 2021): the prompt starts the
 function, and ``test`` defines ``check``, which is called with it.
 """
 
@@ -26,11 +26,11 @@ _FENCE = re.compile(r"```[ \t]*[\w+-]*[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTAL
 
 
 def code_scorer(name: str, argument: str, base: Path) -> Scorer:
-    """The scorer ``code``, or ``code:SECONDS``.
+    """Returns the scorer ``code``, or ``code:SECONDS``.
 
     Raises:
         UserError: SECONDS is no time limit.
-        CannotRun: there is no sandbox on this system.
+        CannotRun: this system has no sandbox.
     """
     if problem := sandbox_problem():
         raise CannotRun(Problem(f"the scorer {name} runs programs of the model, and {problem}"))
@@ -50,7 +50,7 @@ def _tested(seconds: float, answer: str, row: AnswerRow) -> Score:
 
 
 def problem_of_tests(row: AnswerRow) -> Problem | None:
-    """Why a row has no tests that can be run; None where it has."""
+    """Returns why a row has no usable tests; None where it has."""
     name = _column(row.fields)
     if name is None:
         return row.problem("the scorer code runs unit tests, and this row has none", "give it a column `tests`")
@@ -63,10 +63,10 @@ def problem_of_tests(row: AnswerRow) -> Problem | None:
 
 
 def program_of(answer: str, fields: Mapping[str, Any]) -> str:
-    """The answer's program followed by the row's tests.
+    """Returns the answer's program followed by the row's tests.
 
-    The program is what the answer's first fence holds, or all of it. It continues HumanEval's prompt, or stands behind
-    it, for its imports and helpers, where it defines the function itself.
+    The program is the content of the answer's first code fence, or the whole answer. It continues HumanEval's prompt;
+    if it defines the function itself, it follows the prompt, for its imports and helpers.
     """
     name = _column(fields)
     assert name is not None, "problem_of_tests was asked"

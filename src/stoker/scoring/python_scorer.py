@@ -1,10 +1,10 @@
-"""The scorer ``python:MODULE:FUNCTION``: a function of the user's gives the score.
+"""The scorer ``python:MODULE:FUNCTION``: a user's function computes the score.
 
-``function(answer, expected, row)`` gives a number for an answer; ``row`` has all columns of its row. A function with a
-parameter ``answers`` gets lists instead, by those of the names ``answers``, ``expected`` and ``rows`` that it takes,
-and gives a list of numbers; one with a parameter ``completions`` is called as TRL calls its reward functions, with
-``prompts``, ``completions`` and every column by its name, each a list. As a reward they are called for all answers that
-one process scores together, the answers to a prompt behind each other; in ``stoker eval`` for one answer at a time.
+``function(answer, expected, row)`` returns a number for one answer; ``row`` has all columns of its row. A function with
+a parameter ``answers`` receives lists, for those of the parameters ``answers``, ``expected`` and ``rows`` that it has,
+and returns a list of numbers. One with a parameter ``completions`` is called as TRL calls its reward functions: with
+lists for ``prompts``, ``completions`` and every column by name. As a reward, list functions are called for all answers
+that one process scores together, the answers to a prompt consecutively; in ``stoker eval`` for one answer at a time.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ LISTS = ("answers", "expected", "rows")
 
 
 def python_scorer(name: str, argument: str, base: Path) -> Scorer:
-    """The scorer of a function in a module of ``base`` or of an installed package.
+    """Returns the scorer of a function in a module of ``base`` or of an installed package.
 
     Raises:
-        UserError: there is no such function.
+        UserError: the function does not exist.
     """
     function = python_function(name, argument, base)
     taken = _lists_taken(function)
@@ -40,10 +40,10 @@ def python_scorer(name: str, argument: str, base: Path) -> Scorer:
 
 
 def python_function(name: str, argument: str, base: Path) -> Callable[..., Any]:
-    """The function MODULE:FUNCTION in a module of ``base`` or of an installed package.
+    """Imports the function MODULE:FUNCTION from a module of ``base`` or of an installed package.
 
     Raises:
-        UserError: there is none.
+        UserError: it does not exist.
     """
     module_name, _, path = argument.partition(":")
     if not module_name or not path:
@@ -64,10 +64,10 @@ def python_function(name: str, argument: str, base: Path) -> Callable[..., Any]:
 
 
 def _lists_taken(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Which lists a function takes; none where it scores one answer."""
+    """Returns the lists that a function takes; none where it scores one answer."""
     try:
         parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # some functions in C have none that can be read
+    except (TypeError, ValueError):  # some C functions have no readable signature
         return ()
     if "completions" in parameters:
         return ("completions",)
@@ -109,7 +109,7 @@ def _lists(answers: Sequence[str], rows: Sequence[AnswerRow]) -> dict[str, list[
 
 
 def _as_trl(function: Callable[..., Any], answers: Sequence[str], rows: Sequence[AnswerRow]) -> dict[str, list[Any]]:
-    """The arguments of TRL's reward functions: answers to prompts of messages are messages, too."""
+    """Returns the arguments of TRL's reward functions; answers to prompts given as messages are messages too."""
     names = sorted({name for row in rows for name in row.fields} - {"prompt"})
     chats = [isinstance(row.fields.get("prompt"), list) for row in rows]
     found = {name: [row.fields.get(name) for row in rows] for name in names} | {

@@ -1,6 +1,7 @@
-"""How good scores rank: AUC, over all rows and within groups, log loss, calibration, NDCG and recall at k.
+"""Ranking metrics of scores: AUC, over all rows and within groups, log loss, calibration, NDCG and recall at k.
 
-Labels are 0 and 1, scores are logits; higher means more likely. Rows count alike, whatever their weight in training.
+Labels are 0 and 1, scores are logits; higher means more likely. All rows have equal weight, whatever their weight in
+training.
 """
 
 from __future__ import annotations
@@ -13,25 +14,25 @@ import numpy as np
 
 @dataclass(frozen=True)
 class GroupValues:
-    """A metric of each group that has one.
+    """A metric of each group for which it is defined.
 
     Attributes:
         values: shape (groups,).
-        weights: rows of each.
+        weights: number of rows of each group.
     """
 
     values: np.ndarray
     weights: np.ndarray
 
     def mean(self, *, by_rows: bool) -> float | None:
-        """The mean over groups, each weighing as much as its rows, or alike; None without any."""
+        """Returns the mean over groups, weighted by rows or equally; None without any."""
         if not len(self.values):
             return None
         return float(np.average(self.values, weights=self.weights if by_rows else None))
 
 
 def auc(labels: np.ndarray, scores: np.ndarray) -> float | None:
-    """The share of (positive, negative) pairs that are in order, a tie counting half; None with one class only."""
+    """Returns the share of ordered (positive, negative) pairs, a tie counting half; None with one class only."""
     positive = labels > 0
     many, few = int(positive.sum()), int((~positive).sum())
     if not many or not few:
@@ -40,7 +41,8 @@ def auc(labels: np.ndarray, scores: np.ndarray) -> float | None:
 
 
 def auc_parts(labels: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each positive row the share of negative ones below it, and for each negative the share of positives above.
+    """Returns, for each positive row, the share of negatives below it, and for each negative the share of positives
+    above.
 
     The mean of either is the AUC, and the variance of the AUC is that of the two means (DeLong et al., 1988; with
     midranks by Sun and Xu, 2014).
@@ -54,13 +56,15 @@ def auc_parts(labels: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def midranks(scores: np.ndarray) -> np.ndarray:
-    """Ranks from 1 on, the mean one for equal scores."""
+    """Returns ranks from 1 on; equal scores get their mean rank."""
     _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
 
 
 def grouped_auc(labels: np.ndarray, scores: np.ndarray, groups: np.ndarray) -> GroupValues:
-    """The AUC within each group that has both classes, with its rows (GAUC: Zhou et al., 2018, equation 4 of DIN)."""
+    """Returns the AUC within each group with both classes, and its rows (GAUC: Zhou et al., 2018, equation 4 of
+    DIN).
+    """
     _, numbers = np.unique(groups, return_inverse=True)
     order = np.lexsort((scores, numbers))
     group, score, positive = numbers[order], scores[order], labels[order] > 0
@@ -80,20 +84,22 @@ def grouped_auc(labels: np.ndarray, scores: np.ndarray, groups: np.ndarray) -> G
 
 
 def log_losses(labels: np.ndarray, logits: np.ndarray) -> np.ndarray:
-    """The cross entropy of each row, in nats."""
+    """Returns the cross entropy of each row, in nats."""
     wide = logits.astype(np.float64)
     return np.maximum(wide, 0) - wide * (labels > 0) + np.log1p(np.exp(-np.abs(wide)))
 
 
 def probabilities(logits: np.ndarray) -> np.ndarray:
-    """The logistic function."""
+    """Applies the logistic function."""
     wide = logits.astype(np.float64)
     small = np.exp(-np.abs(wide))
     return np.where(wide >= 0, 1 / (1 + small), small / (1 + small))
 
 
 def normalised_entropy(labels: np.ndarray, logits: np.ndarray) -> float | None:
-    """The log loss over that of the rows' own positive rate (He et al., 2014, section 3); None with one class only."""
+    """Returns the log loss over the entropy of the rows' positive rate (He et al., 2014, section 3); None with one
+    class only.
+    """
     rate = float((labels > 0).mean()) if len(labels) else 0.0
     if rate in (0.0, 1.0):
         return None
@@ -102,15 +108,15 @@ def normalised_entropy(labels: np.ndarray, logits: np.ndarray) -> float | None:
 
 
 def calibration(labels: np.ndarray, logits: np.ndarray) -> float | None:
-    """Predicted positives over those there are: 1 is right, above 1 too many; None without positives."""
+    """Returns predicted over actual positives: 1 is calibrated, above 1 too many; None without positives."""
     there = int((labels > 0).sum())
     return float(probabilities(logits).sum()) / there if there else None
 
 
 def ndcg(labels: np.ndarray, scores: np.ndarray, groups: np.ndarray, k: int) -> GroupValues:
-    """NDCG of the first k rows of each group that has a positive one (Jarvelin and Kekalainen, 2002), gains 0 and 1.
+    """Returns NDCG at k of each group with a positive row (Jarvelin and Kekalainen, 2002), with gains 0 and 1.
 
-    Rows of equal score are in the order given.
+    Rows of equal score keep the given order.
     """
     group, rank, positive = _ranked(labels, scores, groups)
     gains = np.where(rank < k, positive / np.log2(rank + 2), 0.0)
@@ -122,7 +128,7 @@ def ndcg(labels: np.ndarray, scores: np.ndarray, groups: np.ndarray, k: int) -> 
 
 
 def recall(labels: np.ndarray, scores: np.ndarray, groups: np.ndarray, k: int) -> GroupValues:
-    """The share of each group's positive rows that are among its first k."""
+    """Returns the share of each group's positive rows among its first k."""
     group, rank, positive = _ranked(labels, scores, groups)
     there = np.bincount(group, weights=positive)
     some = there > 0
@@ -131,7 +137,7 @@ def recall(labels: np.ndarray, scores: np.ndarray, groups: np.ndarray, k: int) -
 
 
 def _ranked(labels: np.ndarray, scores: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Group, rank within it (from 0) and whether it is positive, of each row."""
+    """Returns each row's group, its rank within it (from 0), and whether it is positive."""
     _, numbers = np.unique(groups, return_inverse=True)
     order = np.lexsort((-scores, numbers))
     group = numbers[order]

@@ -1,6 +1,6 @@
-"""Runs Python programs that a model wrote, cut off from the machine.
+"""Sandbox for Python programs that a model wrote.
 
-Each is a process of its own that sees an empty temporary folder and no environment. What holds, and by what:
+Each program runs as a separate process with an empty temporary folder and no environment. Its limits:
 
 | limit | Linux on x86-64 and ARM64 |
 | --- | --- |
@@ -10,8 +10,8 @@ Each is a process of its own that sees an empty temporary folder and no environm
 | memory, processor time | limits of the process |
 | time | the process is killed |
 
-Files that you may read can be read, but there is nowhere to send them. On other systems there is no such filter, and
-programs are not run.
+A program can read files that the user may read, but cannot send them anywhere. Other systems have no such filter, so
+programs are not run there.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ FILE = 1 << 20  # bytes
 
 @dataclass(frozen=True)
 class ProgramOutcome:
-    """How a program ended.
+    """Outcome of a program.
 
     Attributes:
-        passed: whether it came to its end.
-        why: ``passed``, ``time``, or what it raised or was ended by.
+        passed: whether it ran to its end.
+        why: ``passed``, ``time``, or the exception or signal that ended it.
     """
 
     passed: bool
@@ -47,7 +47,7 @@ class ProgramOutcome:
 
 
 def sandbox_problem() -> str:
-    """Why programs cannot be run here; empty where they can."""
+    """Returns why programs cannot be run on this system; empty where they can."""
     if platform.system() != "Linux" or platform.machine() not in sandbox_child.SYSCALLS:
         return f"there is no sandbox for {platform.system()} on {platform.machine()}"
     return ""
@@ -57,7 +57,7 @@ def run_program(program: str, *, seconds: float = SECONDS, memory: int = MEMORY)
     """Runs a program in the sandbox.
 
     Raises:
-        CannotRun: there is no sandbox on this system.
+        CannotRun: this system has no sandbox.
     """
     if problem := sandbox_problem():
         raise CannotRun(problem)

@@ -1,6 +1,6 @@
-"""The process of a sandboxed program: limits itself, then runs what it reads from its standard input.
+"""Process of a sandboxed program: restricts itself, then runs the program from its standard input.
 
-It imports nothing but the standard library, and nothing of Stoker: it is run as a file.
+It imports the standard library only, and nothing of Stoker: it is run as a file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ utimes 235 -, utimensat 280 88, futimesat 261 -, open_tree 428 428, move_mount 4
 fsmount 432 432, name_to_handle_at 303 264, open_by_handle_at 304 265, memfd_create 319 279, setpriority 141 140,
 prlimit64 302 261, shmget 29 194, msgget 68 186, semget 64 190, mq_open 240 180
 """
-# Refused in part: see `filter_of`.
+# Refused partly: see `filter_of`.
 LIMITED = "open 2 -, openat 257 56, clone 56 220, clone3 435 435"
 
 _ROWS = [entry.split() for entry in REFUSED.replace("\n", " ").split(",")]
@@ -45,12 +45,12 @@ SYSCALLS = {
     "x86_64": {name: number for name, number, _ in _ALL},
     "aarch64": {name: number for name, _, number in _ALL},
 }
-X32 = 0x40000000  # bit of system calls of x86's other interface, which have numbers of their own
+X32 = 0x40000000  # bit of the system calls of x86's x32 interface, which have their own numbers
 
 # BPF instructions of the filter (include/uapi/linux/filter.h, seccomp.h).
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
-NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16  # offsets in what a filter sees
+NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16  # offsets in the filter's input
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 THREAD = 0x00010000  # CLONE_THREAD
 
@@ -59,12 +59,12 @@ SIGKILL = 9
 
 
 def instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
-    """One instruction of a filter."""
+    """Encodes one instruction of a filter."""
     return struct.pack("HBBI", code, if_true, if_false, value)
 
 
 def filter_of(machine: str) -> bytes:
-    """The program that the kernel runs before each system call."""
+    """Returns the filter program that the kernel runs before each system call."""
     numbers = {name: int(number) for name, number in SYSCALLS[machine].items() if number != "-"}
     refuse = instruction(RETURN, REFUSE | errno.EPERM)
     program = [
@@ -100,7 +100,7 @@ def filter_of(machine: str) -> bytes:
 
 
 def confine() -> None:
-    """Installs the filter in this process, which cannot remove it."""
+    """Installs the filter in this process, irrevocably."""
     library = ctypes.CDLL(None, use_errno=True)
     program = filter_of(platform.machine())
     held = ctypes.create_string_buffer(program, len(program))
@@ -119,7 +119,7 @@ def confine() -> None:
 
 
 def main() -> None:
-    """Runs the program; writes the sign and how it ended, where it does not end the process itself."""
+    """Runs the program; writes the sign and the outcome, unless the program ends the process itself."""
     sign, seconds, memory, size = sys.argv[1], *map(int, sys.argv[2:])
     source = sys.stdin.buffer.read()
     answer = os.dup(1)

@@ -1,4 +1,4 @@
-"""A scorer, and what it gives: what an answer is worth."""
+"""A scorer, and its result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INSTALL = "pip install 'stoker[evaluate]'"
 
 @dataclass(frozen=True)
 class Score:
-    """What an answer is worth, from 0 to 1, and why where a scorer says so."""
+    """Score of an answer, from 0 to 1, and optionally a reason."""
 
     value: float
     why: str = ""
@@ -29,10 +29,10 @@ class Scorer:
     """A scorer as the user named it.
 
     Attributes:
-        needs_expected: rows without an expected answer have no score.
-        judge: compares two answers as well; None for scorers that cannot.
-        batch: scores several answers together; None for scorers that look at one by itself.
-        waits: for another process or machine, so that several answers may be scored at once.
+        needs_expected: whether rows without an expected answer have no score.
+        judge: compares two answers as well; None for other scorers.
+        batch: scores several answers together; None for scorers of single answers.
+        waits: whether it waits for another process or machine, so that several answers may be scored concurrently.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Scorer:
 
 
 def need(module: str, name: str) -> None:
-    """Raises UserError with the install line where a scorer's package is missing."""
+    """Raises UserError with the install command where a scorer's package is missing."""
     try:
         importlib.import_module(module)
     except ImportError as error:

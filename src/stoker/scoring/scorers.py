@@ -42,7 +42,7 @@ from stoker.scoring.scorer import Score, Scorer, need
 PATTERN_SECONDS = 5.0  # patterns may take exponential time
 ROUGES = ("rouge1", "rouge2", "rougeL")
 FOREIGN = ("python", "judge", "code")  # only the command line may name these
-UNTRIED = ("python", "judge")  # they are asked about real answers only
+UNTRIED = ("python", "judge")  # not tried before real answers exist
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
@@ -50,10 +50,10 @@ _FENCE = re.compile(r"```(?:json)?\s*\n(.*?)\n?```", re.DOTALL)
 
 
 def scorer_of(name: str, base: Path) -> Scorer:
-    """The scorer of a name such as ``numeric:0.01``.
+    """Returns the scorer of a name such as ``numeric:0.01``.
 
     Raises:
-        UserError: there is no such scorer, its argument is wrong, or a package that it needs is not installed.
+        UserError: the scorer does not exist, its argument is wrong, or a package that it needs is not installed.
     """
     kind, colon, argument = name.partition(":")
     make = MAKERS.get(kind)
@@ -67,13 +67,15 @@ def scorer_of(name: str, base: Path) -> Scorer:
 
 
 def normalised(text: str) -> str:
-    """Lower case, without punctuation, articles and runs of white space (Rajpurkar et al., 2016, their script)."""
+    """Returns lower case without punctuation, articles and runs of white space (Rajpurkar et al., 2016, their
+    script).
+    """
     plain = "".join(character for character in text.lower() if character not in string.punctuation)
     return " ".join(_ARTICLES.sub(" ", plain).split())
 
 
 def last_number(text: str) -> float | None:
-    """The last number in a text; thousands may be grouped by commas."""
+    """Returns the last number in a text; thousands may be grouped by commas."""
     found = _NUMBER.findall(text)
     return float(found[-1].replace(",", "")) if found else None
 
@@ -141,7 +143,7 @@ def _fits_own(answer: str, row: AnswerRow) -> Score:
 
 
 def _validator(schema: Any, place: str) -> Any:
-    """A validator that loads nothing that a schema refers to."""
+    """Returns a validator that loads nothing that a schema refers to."""
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import Draft202012Validator, validator_for
     from referencing import Registry
@@ -224,7 +226,7 @@ def _judged(judge: Judge, answer: str, row: AnswerRow) -> Score:
 
 
 def question_of(row: AnswerRow) -> str:
-    """A row's conversation, as judges read it."""
+    """Formats a row's conversation for judges."""
     return "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in row.turns)
 
 
@@ -244,11 +246,11 @@ MAKERS: dict[str, Callable[[str, str, Path], Scorer]] = {
 
 
 def scorers_of(rows: Sequence[AnswerRow], chosen: Sequence[str], base: Path) -> dict[str, Scorer]:
-    """The scorers that are needed: those chosen on the command line, and those that rows name.
+    """Returns the needed scorers: those of the command line, and those that rows name.
 
     Raises:
-        UserError: with the row's place, where a row names a scorer that does not exist, or one that would run code or
-            contact an address, which only the command line may.
+        UserError: a row names a scorer that does not exist, or one that would run code or contact an address, which
+            only the command line may name; the error has the row's place.
     """
     scorers = {name: scorer_of(name, base) for name in chosen}
     for row in rows:

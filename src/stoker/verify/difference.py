@@ -1,4 +1,4 @@
-"""How far two runs are apart, and what differs first."""
+"""Comparison of two runs: the largest differences, and the first one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-Key = tuple[int, str]  # step, and the number's or the parameter's name
+Key = tuple[int, str]  # step, and name of the number or parameter
 
-# The numbers of a step, in the order in which they come about, with how a difference of one is called.
+# The numbers of a step, in the order of their computation, with the description of a difference.
 NUMBERS = {
     "samples": "the samples up to step {}",
     "targets": "the targets of step {}",
@@ -27,11 +27,11 @@ TENSORS = ("gradient", "weight")
 
 @dataclass(frozen=True)
 class Difference:
-    """How far two values of one quantity are apart, relative to the reference where that is above 1.
+    """Difference of two values of one quantity, relative to the reference where that is above 1.
 
-    Attributes:
+    size: NaN where one side is not a number, infinite where one side lacks the value.
         size: NaN where one side is not a number, infinite where one side has no such value.
-        where: for people: ``the loss of step 2``.
+        where: description: ``the loss of step 2``.
     """
 
     size: float
@@ -41,7 +41,7 @@ class Difference:
         return self.size <= bound  # NaN is not
 
     def beyond(self, bound: float) -> str:
-        """The difference, for messages."""
+        """Formats the difference for a message."""
         if math.isinf(self.size):
             return self.where
         return f"{self.where} differs by {self.size:.2e}, and at most {bound:.0e} is allowed"
@@ -49,26 +49,26 @@ class Difference:
 
 @dataclass(frozen=True)
 class TraceComparison:
-    """How far a run is from a reference.
+    """Differences of a run from a reference.
 
     Attributes:
-        largest: of each kind of quantity: those of `NUMBERS` and `TENSORS`.
-        in_order: all of them, in the order in which a run computes them.
+        largest: the largest by kind of quantity: those of `NUMBERS` and `TENSORS`.
+        in_order: all differences, in the order of computation.
     """
 
     largest: Mapping[str, Difference]
     in_order: tuple[Difference, ...]
 
     def size(self, kind: str) -> float:
-        """The largest difference of a kind."""
+        """Returns the largest difference of a kind."""
         return self.largest[kind].size if kind in self.largest else 0.0
 
     def first_beyond(self, bound: float) -> str | None:
-        """The first quantity that differs by more than ``bound``, for messages; None where none does."""
+        """Describes the first quantity that differs by more than ``bound``; None where none does."""
         return next((found.beyond(bound) for found in self.in_order if not found.within(bound)), None)
 
     def as_json(self) -> dict[str, Any]:
-        """The largest differences as other programs read them."""
+        """Returns the largest differences for JSON output."""
         return {
             "max_loss_diff": self.size("loss"),
             "max_grad_norm_diff": self.size("gradient norm"),
@@ -80,12 +80,12 @@ class TraceComparison:
 
 @dataclass(frozen=True)
 class Computed:
-    """What a run computed.
+    """Values that a run computed.
 
     Attributes:
-        numbers: of each step, by step and name; those of evaluations by the step that was done.
-        gradients: whole ones by step and parameter, of the first and the last step, as the optimizer got them.
-        weights: whole ones by parameter, after the last step.
+        numbers: numbers of each step, by step and name; those of evaluations by the last finished step.
+        gradients: whole gradients by step and parameter, of the first and the last step, as passed to the optimizer.
+        weights: whole weights by parameter, after the last step.
     """
 
     numbers: Mapping[Key, float]
@@ -94,12 +94,12 @@ class Computed:
 
     @property
     def losses(self) -> tuple[float, ...]:
-        """The loss of each step."""
+        """Loss of each step."""
         return self._each("loss")
 
     @property
     def grad_norms(self) -> tuple[float, ...]:
-        """The gradient norm of each step, before clipping."""
+        """Gradient norm of each step, before clipping."""
         return self._each("gradient norm")
 
     def _each(self, name: str) -> tuple[float, ...]:
@@ -107,10 +107,10 @@ class Computed:
 
 
 def compare(run: Computed, reference: Computed, *, after: int = 0, without: Collection[str] = ()) -> TraceComparison:
-    """The differences of a run from a reference.
+    """Compares a run with a reference.
 
     Args:
-        after: the step that the run goes on from; what comes before is not compared.
+        after: the step that the run resumes from; earlier steps are not compared.
         without: parts of names of parameters that are left out.
     """
     largest: dict[str, Difference] = {}
@@ -151,7 +151,7 @@ def _number(value: float | None, expected: float | None, where: str) -> Differen
 def _tensors(
     values: Mapping[str, Tensor], expected: Mapping[str, Tensor], kind: str, where: str, without: Collection[str]
 ) -> Iterator[tuple[str, Difference]]:
-    """The largest first."""
+    """Yields the differences of tensors, the largest first."""
     found = []
     for name in values.keys() | expected.keys():
         place = where.format(name)
@@ -168,10 +168,10 @@ def _tensors(
 
 
 def distance(value: Tensor, expected: Tensor) -> float:
-    """The largest difference of two tensors, relative to the largest value where that is above 1."""
+    """Returns the largest difference of two tensors, relative to the largest value where that is above 1."""
     return float((value - expected).abs().max()) / max(1.0, float(expected.abs().max()))
 
 
 def _rank(difference: Difference) -> float:
-    """Sort key of differences: a NaN is larger than every number."""
+    """Sort key of differences: NaN is larger than every number."""
     return math.inf if math.isnan(difference.size) else difference.size

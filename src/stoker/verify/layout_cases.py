@@ -1,4 +1,4 @@
-"""Layouts to be verified: the job's own, a file's, or the matrix of all kinds."""
+"""Layouts to verify: the job's own, a file's, or the matrix of all kinds."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from stoker.job.layout import LOOPED
 from stoker.job.load_job import LoadedJob
 from stoker.verify.toy_config import ToyShape
 
-MICRO_BATCH = 2  # sequences of the twin in a pass, at most
+MICRO_BATCH = 2  # most sequences of the twin per pass
 FEWEST_BLOCKS = 4
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A layout, and what else of the twin's job it asks for.
+    """A layout to verify, with other changes of the twin's job.
 
     Attributes:
-        name: for people.
-        parallel: the job's ``parallel:`` block as it would be written.
-        accumulation: passes a step; by default one, or twice as many as a pipeline has processes, which suits every
+        name: name for people.
+        parallel: the job's ``parallel:`` block as written.
+        accumulation: passes per step; by default one, or twice the number of pipeline stages, which suits every
             schedule.
-        micro_batch: sequences of a pass.
+        micro_batch: sequences per pass.
         tune, train: keys that replace the twin's.
     """
 
@@ -34,18 +34,18 @@ class Cell:
     train: dict[str, Any] = field(default_factory=dict)
 
     def number(self, key: str) -> int:
-        """A whole number of the ``parallel:`` block; 1 where it is not given or no number."""
+        """Returns an integer of the ``parallel:`` block; 1 where it is missing or no integer."""
         value = self.parallel.get(key, 1)
         return value if isinstance(value, int) and not isinstance(value, bool) else 1
 
     @property
     def world(self) -> int:
-        """Processes that it needs."""
+        """Number of processes."""
         return self.number("data") * self.number("tensor") * self.number("pipeline") * self.number("context")
 
     @property
     def blocks(self) -> int:
-        """Blocks that the twin's model needs: at least one a pipeline stage."""
+        """Blocks of the twin's model: at least one per pipeline stage."""
         stages = self.parallel.get("stages")
         if isinstance(stages, list) and all(isinstance(n, int) for n in stages):
             return sum(stages)
@@ -54,13 +54,13 @@ class Cell:
 
     @property
     def shape(self) -> ToyShape:
-        """What the twin's model must share out over the processes."""
+        """Sizes of the twin's model that this layout splits over processes."""
         exchanged = self.number("context") if self.parallel.get("context_by") == "ulysses" else 1
         return ToyShape(self.blocks, self.number("tensor"), exchanged)
 
     @property
     def batch(self) -> dict[str, int]:
-        """The batch triangle."""
+        """Batch size, micro-batch size and gradient accumulation."""
         pipeline = self.number("pipeline")
         accumulation = self.accumulation or (2 * pipeline if pipeline > 1 else 1)
         return {
@@ -97,11 +97,11 @@ MATRIX = (
 
 
 def planned(loaded: LoadedJob) -> Cell:
-    """The job's own layout, with stages as few blocks as a twin has."""
+    """Returns the job's own layout, with as few blocks per stage as a twin has."""
     job = loaded.job
     written = loaded.document.data.get("parallel")
     parallel = dict(written) if isinstance(written, dict) else {}
-    for key in ("devices", "compile"):  # where it runs and how fast, not what it computes
+    for key in ("devices", "compile"):  # place and speed, not what is computed
         parallel.pop(key, None)
     if job.parallel.data > 1:
         parallel["data"] = job.parallel.data
@@ -112,10 +112,10 @@ def planned(loaded: LoadedJob) -> Cell:
     return Cell("the job's own", parallel, accumulation=job.train.accumulation, micro_batch=micro_batch)
 
 
-REFERENCE: dict[str, Any] = {}  # the ``parallel:`` block of one process
+REFERENCE: dict[str, Any] = {}  # the ``parallel:`` block of a single process
 
 
 def reference_of(cell: Cell) -> Cell:
-    """The same steps in one process and one pass each: nothing spread, nothing recomputed."""
+    """Returns the same steps in one process with one pass each: no parallelism, no recomputation."""
     batch = cell.batch["batch"]
     return Cell("one process", REFERENCE, accumulation=1, micro_batch=batch, tune=cell.tune, train=cell.train)

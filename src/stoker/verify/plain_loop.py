@@ -1,7 +1,7 @@
-"""A plain PyTorch loop, written from the documentation of the job's keys: what Stoker's own process is held against.
+"""A plain PyTorch loop, written from the documentation of the job's keys: the reference for Stoker's single process.
 
-It imports nothing of Stoker but `plain_balance`: schedule, decay, clipping and loss are written a second time. Rows go
-one by one through transformers' model and peft's adapters; `plain_rows` has their order.
+It imports nothing of Stoker but `plain_balance`: schedule, decay, clipping and loss are implemented a second time. Rows
+pass one by one through transformers' model and peft's adapters; `plain_rows` has their order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Tensors = dict[tuple[int, str], Tensor]  # by step and parameter
 
 @dataclass(frozen=True)
 class PlainSetting:
-    """What the loop needs of a job."""
+    """The loop's settings from a job."""
 
     model: str  # a folder
     train: Any  # the job's keys of that name, resolved
@@ -34,17 +34,19 @@ class PlainSetting:
     warmup: int  # steps
     evaluate_every: int  # steps
     peft: dict[str, Any] = field(default_factory=dict)  # its keys; empty where the whole model is trained
-    loraplus_ratio: float = 1.0  # how many times as fast the second LoRA matrix learns
-    first: dict[str, Tensor] = field(default_factory=dict)  # values to begin with, where they are drawn and not read
-    known: int = 0  # tokens that the model has rows for; 0 where there are no new ones
-    vocabulary: int = 0  # rows with those for new tokens
-    new_rows_first: int = 0  # steps in which only those are trained
+    loraplus_ratio: float = 1.0  # learning rate of the second LoRA matrix over the first
+    first: dict[str, Tensor] = field(default_factory=dict)  # initial values, where they are random
+    known: int = 0  # tokens that the model knows; 0 where there are no new ones
+    vocabulary: int = 0  # rows, including those for new tokens
+    new_rows_first: int = 0  # steps that train only those
 
 
 def train(
     setting: PlainSetting, batches: Sequence[Sequence[Sequence[Row]]], held_out: Sequence[Row]
 ) -> tuple[Numbers, Tensors, dict[str, Tensor]]:
-    """Trains on one batch a step; gives numbers, gradients of the first and the last step, and the last weights."""
+    """Trains on one batch per step; returns numbers, gradients of the first and the last step, and the final
+    weights.
+    """
     model, job = build(setting), setting.train
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizer = optimizer_of(trained, setting)
@@ -83,20 +85,20 @@ def train(
 
 
 def build(setting: PlainSetting) -> Any:
-    """transformers' model, with peft's parameters where the job tunes such."""
+    """Builds transformers' model, with peft's parameters where the job tunes those."""
     model: Any = AutoModelForCausalLM.from_pretrained(setting.model, dtype=torch.float64)
     if setting.known:
         model.resize_token_embeddings(setting.vocabulary, mean_resizing=False)
     if setting.peft:
         model = get_peft_model(model, get_peft_config({"task_type": "CAUSAL_LM", **setting.peft}))
-        for name, parameter in model.named_parameters():  # what is trained whole beside them
+        for name, parameter in model.named_parameters():  # modules trained whole beside them
             parameter.requires_grad_(parameter.requires_grad or name in setting.first)
     model.load_state_dict({n: w for n, w in setting.first.items() if ".lora_B." not in n}, strict=False)  # B is zero
     return model.train()
 
 
 def optimizer_of(trained: dict[str, Tensor], setting: PlainSetting) -> torch.optim.Optimizer:
-    """torch's. Matrices are decayed, vectors are not; the second LoRA matrix has its own rate."""
+    """Returns torch's optimizer. Matrices are decayed, vectors are not; the second LoRA matrix has its own rate."""
     job = setting.train
     groups = []
     for name, parameter in trained.items():
@@ -110,7 +112,7 @@ def optimizer_of(trained: dict[str, Tensor], setting: PlainSetting) -> torch.opt
 
 
 def lr_of(step: int, setting: PlainSetting) -> float:
-    """Up in a line to the peak, then down by the shape: what is left of the way goes from 1 to 0 over the steps."""
+    """Returns the learning rate: linear warm-up to the peak, then the shape, with ``left`` going from 1 to 0."""
     job, steps = setting.train, setting.steps - setting.new_rows_first
     if step <= setting.new_rows_first:  # its own warm-up
         return job.lr * min(1.0, step / max(1, setting.warmup))
@@ -123,7 +125,7 @@ def lr_of(step: int, setting: PlainSetting) -> float:
 
 
 def summed_loss(model: Any, row: Row) -> tuple[Tensor, int]:
-    """The cross entropy of a row's trained tokens, summed, and how many of them were the most likely."""
+    """Returns the summed cross entropy of a row's trained tokens, and how many of them were the most likely."""
     ids, mask = row
     logits = model(input_ids=ids[None]).logits[0, -len(ids) : -1][mask[1:]]  # virtual tokens come first
     expected = ids[1:][mask[1:]]
@@ -141,7 +143,7 @@ def only_new_rows(model: Any, trained: dict[str, Tensor], known: int) -> None:
 
 @torch.no_grad()
 def evaluation(model: Any, rows: Sequence[Row], step: int) -> Numbers:
-    """Mean loss and accuracy over all trained tokens of the rows."""
+    """Returns mean loss and accuracy over all trained tokens of the rows."""
     model.eval()
     losses, right = zip(*(summed_loss(model, row) for row in rows), strict=True)
     model.train()

@@ -1,6 +1,6 @@
-"""The routers' auxiliary loss of a document, for the plain loop: from the equations, and what transformers records.
+"""The routers' auxiliary loss of a document, for the plain loop: from the equations and transformers' router logits.
 
-Like `plain`, it imports nothing of Stoker.
+Like `plain_loop`, it imports nothing of Stoker.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from torch import Tensor
 
 
 def balance(model: Any, row: tuple[Tensor, Tensor], weight: float | str) -> Tensor | float:
-    """E * sum of f P (Fedus et al., 2022, equations 4 to 6), in the mean over the layers, times the trained tokens.
+    """Returns E * sum of f P (Fedus et al., 2022, equations 4 to 6), averaged over the layers, times the trained
+    tokens.
 
     Args:
-        row: token ids and the mask of trained tokens. What follows the last of them is not computed.
-        weight: of the loss; ``auto`` is the model's own where its routers are trained.
+        row: token ids and the mask of trained tokens. Tokens after the last trained one are not computed.
+        weight: factor of the loss; ``auto`` is the model's own where its routers are trained.
     """
     ids, mask = row
     if weight == "auto":

@@ -1,6 +1,6 @@
 """The twin's rows in the order in which a run takes them, derived from the documentation (docs/packing.md).
 
-Like `plain`, it imports nothing of Stoker.
+Like `plain_loop`, it imports nothing of Stoker.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ M64 = 2**64 - 1
 def batches_of(
     sources: Sequence[Sequence[Row]], sizes: Sequence[int], *, seed: int, capacity: int | None
 ) -> list[list[list[Row]]]:
-    """The rows of each sample of each step.
+    """Returns the rows of each sample of each step.
 
     Args:
-        sources: the rows of each.
-        sizes: samples of each step.
+        sources: rows of each source.
+        sizes: number of samples of each step.
         capacity: tokens of a packed sample; None where a sample is one row.
     """
     rows = [row for source in sources for row in source]
@@ -35,10 +35,10 @@ def batches_of(
 
 
 def read(path: str, tokens: Mapping[str, int], end: int, seq_len: int) -> list[Row]:
-    """Rows as tokens. Documents are split where they are too long, with one token in common; answers are cut.
+    """Reads rows as tokens. Documents are split where they are too long, sharing one token; answers are cut.
 
     Args:
-        tokens: by character.
+        tokens: token id by character.
         end: the token that ends every row.
     """
     rows = []
@@ -53,10 +53,10 @@ def read(path: str, tokens: Mapping[str, int], end: int, seq_len: int) -> list[R
 
 
 def order(sizes: Sequence[int], seed: int) -> Iterator[int]:
-    """Every row once an epoch, shuffled twice: the slots of the epoch, and the rows of each source.
+    """Yields every row once per epoch, shuffled twice: the slots of the epoch, and the rows of each source.
 
     Args:
-        sizes: rows of each source; they are numbered one source after the other.
+        sizes: rows of each source; sources are numbered consecutively.
     """
     starts = [sum(sizes[:n]) for n in range(len(sizes))]
     for epoch in count():
@@ -66,7 +66,9 @@ def order(sizes: Sequence[int], seed: int) -> Iterator[int]:
 
 
 def packed(rows: Sequence[Row], slots: Iterator[int], seed: int, capacity: int) -> Iterator[list[int]]:
-    """Samples of several rows: a window's longest first, each where it leaves the least room, then shuffled."""
+    """Yields packed samples: a window's rows, the longest first, each placed where it leaves the least room, then
+    shuffled.
+    """
     sizes = [min(WINDOW, len(rows) - start) for start in range(0, len(rows), WINDOW)]
     for window in count():
         draws = list(islice(slots, sizes[window % len(sizes)]))
@@ -87,7 +89,9 @@ def packed(rows: Sequence[Row], slots: Iterator[int], seed: int, capacity: int) 
 
 
 def shuffle(size: int, seed: int) -> list[int]:
-    """A Feistel network of six rounds over the next even power of two, walked until it falls inside of the range."""
+    """Permutes a range: a Feistel network of six rounds over the next even power of two, repeated until within the
+    range.
+    """
     bits = max(1, ((max(size, 2) - 1).bit_length() + 1) // 2)
 
     def walk(x: int) -> int:
@@ -101,7 +105,7 @@ def shuffle(size: int, seed: int) -> list[int]:
 
 
 def key(*parts: int) -> int:
-    """One number of 64 bits from several."""
+    """Hashes several numbers to one of 64 bits."""
     state = 0
     for part in parts:
         state = mix((state ^ part) * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15)
@@ -109,7 +113,7 @@ def key(*parts: int) -> int:
 
 
 def mix(x: int) -> int:
-    """SplitMix64's finaliser."""
+    """Applies SplitMix64's finaliser."""
     x = ((x := x & M64) ^ x >> 30) * 0xBF58476D1CE4E5B9 & M64
     x = (x ^ x >> 27) * 0x94D049BB133111EB & M64
     return x ^ x >> 31

@@ -1,4 +1,4 @@
-"""A job's twin in the plain loop: what it is given, and when it is not asked."""
+"""A job's twin in the plain loop: its input, and the cases without one."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from stoker.verify.verify_run import Trace
 
 @dataclass(frozen=True)
 class PlainJob:
-    """What a process needs to run the plain loop.
+    """Input of the plain loop's process.
 
     Attributes:
-        rows, held_out: files; of ``rows`` one a source.
-        sizes: samples of each step.
+        rows, held_out: files; ``rows`` has one per source.
+        sizes: number of samples of each step.
     """
 
     setting: plain_loop.PlainSetting
@@ -41,7 +41,7 @@ class PlainJob:
 
 
 def in_other_form(twin: Twin) -> tuple[str, ...]:
-    """Parts of the names of layers that Stoker trains split or transposed, which the plain loop does not."""
+    """Returns parts of the names of layers that Stoker trains split or transposed, unlike the plain loop."""
     family = family_of(twin.config) if twin.config is not None else None
     if family is None:
         return ()
@@ -49,7 +49,7 @@ def in_other_form(twin: Twin) -> tuple[str, ...]:
 
 
 def why_not(twin: Twin, job: ResolvedJob, reference: Trace) -> str | None:
-    """Why a job is not run by the plain loop; None where it is."""
+    """Returns why the plain loop cannot run a job; None where it can."""
     return next(_reasons(twin, job, reference), None)
 
 
@@ -71,11 +71,11 @@ def _reasons(twin: Twin, job: ResolvedJob, reference: Trace) -> Iterator[str]:
 
 
 def plain_job(twin: Twin, cell: Cell, job: ResolvedJob, reference: Trace) -> PlainJob:
-    """The plain loop's part in verifying a layout.
+    """Returns the plain loop's input for verifying a layout.
 
     Args:
-        job: of the run in one process.
-        reference: that run.
+        job: job of the run in one process.
+        reference: trace of that run.
     """
     assert job.model is not None
     steps, tune = twin.steps(cell), job.tune
@@ -105,7 +105,7 @@ def _embedding(twin: Twin) -> str:
 
 
 def as_plain(tune: TuneBlock, run: Trace) -> Computed:
-    """A run by the names that peft has for its parameters."""
+    """Renames a run's parameters to peft's names."""
     gradients = {(step, _peft_name(tune, name)): gradient for (step, name), gradient in run.gradients.items()}
     return Computed(run.numbers, gradients, {_peft_name(tune, name): weight for name, weight in run.weights.items()})
 
@@ -118,7 +118,7 @@ def _peft_name(tune: TuneBlock, name: str) -> str:
 
 
 def _peft(tune: TuneBlock, reference: Trace) -> dict[str, Any]:
-    """peft's keys for what a job tunes."""
+    """Returns peft's keys for a job's tuning."""
     if tune.method == "full":
         return {}
     if tune.method in ADAPTERS:
@@ -137,8 +137,8 @@ def _peft(tune: TuneBlock, reference: Trace) -> dict[str, Any]:
 
 
 def run_plain(given: PlainJob) -> Computed:
-    """What the plain loop computes, in float64."""
-    tqdm.set_lock(RLock())  # else it makes a semaphore, which a process that is killed leaves behind
+    """Runs the plain loop in float64."""
+    tqdm.set_lock(RLock())  # else it creates a semaphore, which a killed process leaves behind
     setting, length = given.setting, given.setting.train.seq_len
     *sources, held_out = (read(path, CHARACTERS, END_ID, length) for path in (*given.rows, given.held_out))
     capacity = length if setting.train.pack else None

@@ -1,4 +1,4 @@
-"""The run in one process that layouts are compared with, and the clipping that binds in some of its steps."""
+"""The single-process run that layouts are compared with, and a gradient clip that is active in some of its steps."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 from stoker.verify.verdict import Check
 from stoker.verify.verify_run import Trace
 
-SMALLEST = 1e-12  # gradient norm that a limit can lie above
+SMALLEST = 1e-12  # least gradient norm for a clip
 
 
 @dataclass(frozen=True)
 class ReferenceRun:
-    """What one process computed.
+    """Result of the single-process run.
 
     Attributes:
-        path: of its job file.
-        clip: largest gradient norm: some steps are above it and some below.
-        seconds: that it took.
-        checks: of the run itself, as far as they have been made.
+        path: path of its job file.
+        clip: gradient clip: some steps have larger norms and some smaller ones.
+        seconds: duration.
+        checks: checks of the run itself that have been made.
     """
 
     trace: Trace
@@ -31,7 +31,7 @@ class ReferenceRun:
 
 
 def between(norms: tuple[float, ...]) -> float:
-    """A limit that some of the norms are above and some below: in the middle of the widest gap."""
+    """Returns a limit between the norms: in the middle of the widest gap."""
     ordered = sorted(max(norm, SMALLEST) for norm in norms)
     if len(ordered) < 2:
         return ordered[0] / 2

@@ -1,4 +1,4 @@
-"""Whether processes that hold the same part of a tensor hold the same values."""
+"""Check that processes with the same part of a tensor hold the same values."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from stoker.checkpoint.chunks import Chunk, Held
 from stoker.checkpoint.collective import rank, together
 from stoker.verify.difference import Difference, distance
 
-Box = tuple[str, tuple[int, ...], tuple[int, ...]]  # name, where it begins, how large it is
+Box = tuple[str, tuple[int, ...], tuple[int, ...]]  # name, offsets, sizes
 
 
 def difference_of_replicas(held: Held) -> Difference:
-    """The largest difference between two copies of a part of a tensor; a collective.
+    """Returns the largest difference between two copies of a part of a tensor; a collective.
 
-    Nothing brings copies together again that have come apart, so they must be equal to the bit.
+    Nothing re-synchronises copies that have diverged, so they must be bitwise equal.
     """
     copies = {(name, n): chunk for name, chunks in held.items() for n, chunk in enumerate(chunks)}
     digests = together(lambda: [(_box(name, c), _digest(c.data())) for (name, _), c in copies.items()])

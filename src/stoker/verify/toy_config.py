@@ -1,4 +1,4 @@
-"""A model's configuration, made small: the same family and the same features in a few thousand weights."""
+"""A model's configuration, shrunk: the same family and the same features with a few thousand weights."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from stoker.models import offline_models
 from stoker.models.gguf_model import tokenizer_of_gguf
 from stoker.models.model_source import locate
 
-HEADS, HEAD_SIZE = 8, 8  # the fewest heads, where the job's model has as many
+HEADS, HEAD_SIZE = 8, 8  # fewest heads, where the job's model has that many
 WIDTH = HEADS * HEAD_SIZE
-GROUPED = 2  # key-value heads, at least, of a model that has fewer of them than query heads
-LARGEST_GROUP = 4  # query heads of a key-value head; of more, as few from here on as share out alike
-VOCABULARY = 131  # a prime: it divides by no number of processes
+GROUPED = 2  # fewest key-value heads of a model that has fewer of them than query heads
+LARGEST_GROUP = 4  # most query heads per key-value head; more are reduced with an equal remainder
+VOCABULARY = 131  # a prime: divisible by no number of processes
 MLP_WIDTH, EXPERT_WIDTH, EXPERTS, CHOSEN = 96, 32, 4, 2
 CONTEXT = 128
-WINDOW = 6  # tokens a sliding window sees: fewer than a document of the twin has
+WINDOW = 6  # tokens of a sliding window: fewer than a document of the twin has
 
-# The names under which families know the same number; transformers maps most others onto the first.
+# The families' names of the same number; transformers maps most others onto the first.
 SIZES: dict[str, int] = {
     "vocab_size": VOCABULARY,
     "head_dim": HEAD_SIZE,
@@ -45,7 +45,7 @@ SIZES: dict[str, int] = {
     "topk_group": 1,
 }
 COUNTS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_experts_per_tok")
-# Beside heads, a tensor layout splits neurons and experts: the fewest of each.
+# Beside heads, a tensor-parallel layout splits neurons and experts: the fewest of each.
 SHARED_OUT: dict[str, int] = {
     "intermediate_size": MLP_WIDTH,
     "ffn_dim": MLP_WIDTH,
@@ -58,18 +58,17 @@ SHARED_OUT: dict[str, int] = {
     "num_local_experts": EXPERTS,
     "n_routed_experts": EXPERTS,
 }
-LAYER_LISTS = ("layer_types", "mlp_layer_types", "no_rope_layers")  # one entry a block
+LAYER_LISTS = ("layer_types", "mlp_layer_types", "no_rope_layers")  # lists with one entry per block
 
 
 @dataclass(frozen=True)
 class ToyShape:
-    """What is asked of a twin's model.
+    """Required shape of a twin's model.
 
     Attributes:
-        blocks: how many it has.
-        tensor: processes that heads, neurons and experts are shared out over: each leaves the remainder that it leaves
-            in the job's model.
-        exchanged: processes that the heads of one of those are exchanged over.
+        blocks: number of blocks.
+        tensor: processes that heads, neurons and experts are split over; the remainders equal those of the job's model.
+        exchanged: processes that exchange the heads of one of those.
     """
 
     blocks: int = 4
@@ -79,14 +78,14 @@ class ToyShape:
 
 @dataclass(frozen=True)
 class HeadCounts:
-    """Attention heads of a model: ``query`` in all, of which equal groups share the ``keys`` key-value heads."""
+    """Attention heads of a model: ``query`` heads, equal groups of which share the ``keys`` key-value heads."""
 
     query: int
     keys: int
 
 
 def heads_of(whole: PreTrainedConfig, shape: ToyShape) -> HeadCounts:
-    """As few heads as share out over the processes as the model's own do, with the same remainders."""
+    """Returns the fewest heads that leave the same remainders over the processes as the model's own."""
     query = int(whole.num_attention_heads)
     keys = _key_value_heads(whole) or query
     parts = shape.tensor * shape.exchanged
@@ -100,7 +99,7 @@ def heads_of(whole: PreTrainedConfig, shape: ToyShape) -> HeadCounts:
 
 
 def _alike(number: int, parts: int, least: int) -> int:
-    """The smallest number from ``least`` on that leaves the remainder of ``number`` when divided by ``parts``."""
+    """Returns the smallest number from ``least`` on with the same remainder modulo ``parts`` as ``number``."""
     return least + (number - least) % parts
 
 
@@ -109,10 +108,10 @@ def _key_value_heads(whole: PreTrainedConfig) -> int | None:
 
 
 def config_of(block: ModelBlock, base: Path) -> PreTrainedConfig:
-    """The configuration of a job's model; no weights are read.
+    """Returns the configuration of a job's model without reading weights.
 
     Raises:
-        UserError: there is no such model, or its configuration cannot be read.
+        UserError: the model does not exist, or its configuration cannot be read.
     """
     source = locate(block.name, base)
     if source is None:
@@ -130,12 +129,12 @@ def config_of(block: ModelBlock, base: Path) -> PreTrainedConfig:
 
 
 def shrunk(original: PreTrainedConfig, shape: ToyShape, *, dropout: bool = False) -> PreTrainedConfig:
-    """The small configuration: heads, neurons and experts that share out as the model's own, layers of the same kinds.
+    """Shrinks a configuration: heads, neurons and experts split as the model's own do, layers are of the same kinds.
 
-    Windows are shorter than the twin's documents, so that they are felt.
+    Sliding windows are shorter than the twin's documents, so that they have an effect.
 
     Args:
-        dropout: whether the model's dropout stays.
+        dropout: whether to keep the model's dropout.
     """
     whole = original.get_text_config()
     values: dict[str, Any] = whole.to_dict()
@@ -143,7 +142,7 @@ def shrunk(original: PreTrainedConfig, shape: ToyShape, *, dropout: bool = False
         values.pop(name, None)
     names = {name: getattr(whole, "attribute_map", {}).get(name, name) for name in (*SIZES, *SHARED_OUT, *COUNTS)}
     for name, size in SIZES.items():
-        if values.get(names[name]) is not None:  # what is None follows from other numbers
+        if values.get(names[name]) is not None:  # None is derived from other numbers
             values[names[name]] = size
     values[names["num_hidden_layers"]] = shape.blocks
     heads = heads_of(whole, shape)
@@ -159,7 +158,7 @@ def shrunk(original: PreTrainedConfig, shape: ToyShape, *, dropout: bool = False
         values[names["num_experts_per_tok"]] = min(values[names["num_experts_per_tok"]], CHOSEN)
     values.update(_layers(values, shape.blocks))
     values.update(_rotary(values))
-    if "word_embed_proj_dim" in values:  # the head of some OPT models takes another width than the blocks
+    if "word_embed_proj_dim" in values:  # the head of some OPT models has another width than the blocks
         values["word_embed_proj_dim"] = width if whole.word_embed_proj_dim == whole.hidden_size else width // 2
     for name, value in values.items():
         noise = name in ("router_jitter_noise", "input_jitter_noise")
@@ -172,7 +171,7 @@ def shrunk(original: PreTrainedConfig, shape: ToyShape, *, dropout: bool = False
 
 
 def _layers(values: dict[str, Any], blocks: int) -> dict[str, Any]:
-    """Lists with an entry a block, cut to the twin's blocks so that every kind of layer is there still."""
+    """Shortens lists with an entry per block to the twin's blocks, keeping every kind of layer."""
     found: dict[str, Any] = {}
     for name in LAYER_LISTS:
         if values.get(name):
@@ -194,7 +193,7 @@ def _layers(values: dict[str, Any], blocks: int) -> dict[str, Any]:
 
 
 def _rotary(values: dict[str, Any]) -> dict[str, Any]:
-    """Rotary factors one for each frequency are as many as a small head has."""
+    """Shortens lists of rotary factors, one per frequency, to a small head's number of frequencies."""
 
     def cut(value: Any) -> Any:
         if isinstance(value, dict):

@@ -1,7 +1,7 @@
 """A job's small twin: the same family, the same kind of data, the same tuning and training, in seconds.
 
-It is an ordinary job in a folder of its own (models in safetensors, rows, a job file for each run), so
-that what is verified goes through the code that trains.
+It is an ordinary job in its own folder (models in safetensors, rows, a job file for each run), so that verification
+runs the training code itself.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ FORMATS: dict[Rows, str] = {"answers": "prompt", "pairs": "preference", "judged"
 SHORT = 16  # tokens, where a run takes many rows
 MANY = 400  # rows
 STEPS, FEW_STEPS = 5, 3  # of each run, and where a step takes many rows
-DECAY_STEPS = 8  # of the schedule `wsd`, which decays in the last one
-EVALUATION_TOKENS, EVALUATION_PASSES = 48, 7  # the passes divide by few numbers of processes
+DECAY_STEPS = 8  # of the schedule `wsd`, which decays in the last step
+EVALUATION_TOKENS, EVALUATION_PASSES = 48, 7  # the number of passes has few divisors
 WARMUP = 2  # steps
-FAULTY_STEPS = 3  # of a run whose first two are not finite
+FAULTY_STEPS = 3  # steps of a run whose first two are not finite
 
 
 @dataclass(frozen=True)
 class LayoutVariant:
-    """A run of the twin under a layout.
+    """Variant of a run of the twin under a layout.
 
     Attributes:
         clip: largest gradient norm; 0 for none.
-        by_steps: whether it is as long as ``steps`` says. By ``epochs`` its last batch is a short one.
-        dropout: whether the job's dropout is at work.
+        by_steps: whether ``steps`` sets its length. With ``epochs`` its last batch is smaller.
+        dropout: whether the job's dropout is active.
         faulty: whether its first two steps are not finite; one more step follows.
         parallel: keys that replace the layout's.
     """
@@ -64,15 +64,15 @@ class Twin:
     """A job's small twin.
 
     Attributes:
-        folder: holds everything.
-        base: the job's keys but those that depend on the layout or the run.
-        asked: optimizer steps of each of its runs; None for as many as are quick.
-        config: of the original model; None for a module.
+        folder: contains all of its files.
+        base: the job's keys, except those that depend on the layout or the run.
+        asked: optimizer steps of each of its runs; None for a quick default.
+        config: configuration of the original model; None for a module.
         epoch: samples of a module's data; None where rows are written.
         clips: whether gradients are clipped.
-        dropout: the rates at which the job drops; None where only the module knows.
-        facts: what was changed beside the sizes, and why, for people.
-        kind: what a row is.
+        dropout: the job's dropout rates; None where only the module knows them.
+        facts: changes beside the sizes, and their reasons, for people.
+        kind: kind of a row.
     """
 
     folder: Path
@@ -97,24 +97,26 @@ class Twin:
         return DECAY_STEPS if self.base["train"]["schedule"] == "wsd" else STEPS
 
     def samples(self, cell: Cell) -> list[int]:
-        """Samples of each step of a run by epochs. The last has fewer, so that some processes have none."""
+        """Returns the samples of each step of a run by epochs. The last step has fewer, so that some processes have
+        none.
+        """
         batch = cell.batch["batch"]
-        least = 1 if self.config is not None else min(2, batch)  # a batch norm takes no single sample
+        least = 1 if self.config is not None else min(2, batch)  # batch norm needs more than one sample
         sizes = [batch] * (self.steps(cell) - 1) + [max(least, batch // 2 - 1)]
-        if self.packs(cell) and sum(sizes) % 2 and batch > 2:  # packed, an epoch ends where a sequence does
+        if self.packs(cell) and sum(sizes) % 2 and batch > 2:  # with packing, an epoch ends at the end of a sequence
             sizes[-1] += 1
         return sizes
 
     def packs(self, cell: Cell) -> bool:
-        """Whether a sample is several rows."""
+        """Returns whether a sample has several rows."""
         return bool({**self.base["train"], **cell.train}.get("pack"))
 
     def saves_at(self, cell: Cell) -> int:
-        """The step after which a checkpoint is written and the model is evaluated, before the run goes on."""
+        """Returns the step after which the run saves a checkpoint, is evaluated, and later resumes."""
         return max(1, self.steps(cell) // 2)
 
     def seq_len(self, cell: Cell) -> int:
-        """Tokens of the longest sequence."""
+        """Returns the tokens of the longest sequence."""
         return SEQ_LEN if cell.batch["batch"] * min(STEPS, self.steps(cell)) <= MANY else SHORT
 
     def job_file(
@@ -123,20 +125,20 @@ class Twin:
         """Writes the twin under a layout as a job file, and its model and its rows where they are not there yet.
 
         Args:
-            beside: the layout whose model is to be taken, for the run in one process that it is compared with.
-            output: the run's folder, where it goes on with another run.
+            beside: the layout whose model is used, for the single-process run that it is compared with.
+            output: the run's folder, where it resumes another run.
 
         Raises:
-            UserError: there is no small model of this kind.
+            UserError: no small model of this kind exists.
         """
         steps, every = self.steps(cell), self.saves_at(cell)
         train = {"clip": variant.clip, **self.base["train"], **cell.train, **cell.batch}
         warmup = min(WARMUP, steps - 2 if steps > 2 else steps - 1)
-        if train["warmup"]:  # as a fraction where the job has one
+        if train["warmup"]:  # as a fraction if the job's is one
             train["warmup"] = warmup if isinstance(train["warmup"], int) else warmup / steps
         job: dict[str, Any] = {**self.base, "train": train, "evaluate": {"every": every}}
         job["checkpoint"] = {"every": every, "best": False, "keep": steps + 1}
-        if steps > every + 1:  # a copy before the last step; more of them would gather what a layout leaves apart
+        if steps > every + 1:  # a copy before the last step; more of them would gather what a layout keeps sharded
             job["checkpoint"]["memory"] = steps - 1
         sizes = self.samples(cell)
         epoch = self.epoch
@@ -144,7 +146,7 @@ class Twin:
             job["tune"] = {**job["tune"], **cell.tune}
             if not variant.dropout:
                 job["tune"].pop("dropout", None)
-            # The tokenizer lies elsewhere: beside a model, transformers would rebuild it as that family's own.
+            # The tokenizer is in another folder: beside a model, transformers would rebuild it as that family's own.
             model = self._model_for(beside or cell, dropout=variant.dropout)
             job["model"] = {"name": str(model), "tokenizer": str(self.folder / "tokenizer")}
             train["seq_len"] = self.seq_len(cell)
@@ -166,16 +168,18 @@ class Twin:
         return path
 
     def _policy_block(self, cell: Cell, model: str) -> dict[str, Any]:
-        """The block of a policy: a round of answers is what two steps learn from, so that a run goes on within one."""
+        """Returns the block of a policy: two steps train on a round of answers, so that a run resumes within a
+        round.
+        """
         block = dict(self.base[self.task.name])
         answers, batch = block["answers"], cell.batch["batch"]
         block["prompts"] = 2 * batch // answers
         if "critic" in block and block["critic"] != SHARED_CRITIC:
-            block["critic"] = model  # another one would need the twin's tokenizer
+            block["critic"] = model  # another model would need the twin's tokenizer
         return block
 
     def rows(self, cell: Cell) -> list[Path]:
-        """The files that are trained on, one a source; an epoch of them ends within the run."""
+        """Returns the training files, one per source; an epoch of them ends within the run."""
         seq_len, packed, epoch = self.seq_len(cell), self.packs(cell), self._epoch(cell)
         name = f"rows-{epoch}-{seq_len}{'-packed' * packed}"
         if not (found := sorted(self.folder.glob(f"{name}.?.jsonl"))):
@@ -189,7 +193,7 @@ class Twin:
         return found
 
     def held_out(self, cell: Cell) -> Path:
-        """The file that is evaluated on."""
+        """Returns the evaluation file."""
         seq_len = self.seq_len(cell)
         path = self.folder / f"held-out-{seq_len}.jsonl"
         if not path.exists():
@@ -200,7 +204,7 @@ class Twin:
         return path
 
     def _epoch(self, cell: Cell) -> int:
-        """Samples of an epoch; packed, a run is one or two whole ones."""
+        """Returns the samples of an epoch; with packing, a run has one or two whole epochs."""
         total = sum(self.samples(cell))
         if self.packs(cell):
             return total if total % 2 else total // 2
@@ -222,7 +226,7 @@ class Twin:
         return folder
 
     def describe(self, cell: Cell) -> str:
-        """``llama: width 64, 8 heads (2 of keys and values), vocabulary 131``, for people."""
+        """Describes the model: ``llama: width 64, 8 heads (2 of keys and values), vocabulary 131``."""
         if self.config is None:
             return f"{self.base[self.base['task']]['model']} itself"
         small = shrunk(self.config, cell.shape)
@@ -234,12 +238,12 @@ class Twin:
 def make_twin(
     loaded: LoadedJob, base: Path, folder: Path, *, steps: int | None = None, config: PreTrainedConfig | None = None
 ) -> Twin:
-    """The twin of a resolved job, in a folder.
+    """Creates the twin of a resolved job in a folder.
 
     Args:
-        base: the folder that the job's relative paths start from.
-        steps: optimizer steps of each of its runs; None for as many as are quick.
-        config: the configuration of the job's model where it is at hand.
+        base: the folder that the job's relative paths refer to.
+        steps: optimizer steps of each of its runs; None for a quick default.
+        config: the configuration of the job's model, if already read.
 
     Raises:
         UserError: the model's configuration cannot be read.

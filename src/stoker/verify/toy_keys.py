@@ -1,4 +1,4 @@
-"""The keys of a job's small copy: its training and its tuning, with sizes of a small model."""
+"""Keys of a job's small copy: its training and its tuning, with sizes for a small model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEW_ROWS_FIRST = 2  # steps
 
 
 def train_keys(job: ResolvedJob) -> dict[str, Any]:
-    """The job's training with a rate that is felt within a few steps."""
+    """Returns the job's training keys, with a learning rate that has an effect within a few steps."""
     train = job.train
     values: dict[str, Any] = {
         "precision": "fp64",
@@ -32,13 +32,13 @@ def train_keys(job: ResolvedJob) -> dict[str, Any]:
     if train.optimizer == "sgd":
         values["beta1"] = train.beta1
     if train.optimizer in ("adamw", "muon"):
-        # Adam divides by the gradient's size: one that is zero but for rounding would become a whole step.
+        # Adam divides by the gradient's size: a gradient that is zero up to rounding would become a full step.
         values |= {"beta1": train.beta1, "beta2": train.beta2, "eps": max(EPS, train.eps)}
     return values
 
 
 def tune_keys(job: ResolvedJob) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The job's ``tune:`` block with a small rank, and what else was changed in it."""
+    """Returns the job's ``tune:`` block with a small rank, and other changes in it."""
     tune = job.tune
     if tune.method == "full":
         first = {"new_rows_first": min(tune.new_rows_first, NEW_ROWS_FIRST)} if tune.new_rows_first else {}
@@ -59,7 +59,7 @@ def tune_keys(job: ResolvedJob) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 
 def dropout_rates(job: ResolvedJob, config: PreTrainedConfig) -> frozenset[float]:
-    """The rates at which the job drops."""
+    """Returns the job's dropout rates."""
     rates = {v for k, v in config.get_text_config().to_dict().items() if "drop" in k and isinstance(v, float)}
     rates |= {job.tune.dropout} if "dropout" in keys_of(job.tune.method, deep=job.tune.deep) else set()
     return frozenset(rates - {0.0})

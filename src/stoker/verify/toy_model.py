@@ -1,4 +1,4 @@
-"""The random weights of a job's small copy."""
+"""Random weights of a job's small copy."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfi
 from stoker.errors import UserError
 from stoker.verify.toy_rows import END_ID
 
-WEIGHT_SCALE = 0.2  # of random matrices: attention is far from even
+WEIGHT_SCALE = 0.2  # of random matrices: makes attention far from uniform
 MOST_WEIGHTS = 20_000_000
 
 
 def write_model(config: PreTrainedConfig, folder: Path, seed: int) -> None:
-    """Writes a random model as ``save_pretrained`` does.
+    """Writes a random model in the format of ``save_pretrained``.
 
     Raises:
-        UserError: transformers builds no such model, or it is not small.
+        UserError: transformers cannot build the model, or it is not small.
     """
     try:
         with torch.device("meta"):
@@ -31,7 +31,7 @@ def write_model(config: PreTrainedConfig, folder: Path, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            # Biases and norms are moved as well: at zero and one they would hide a piece in the wrong place.
+            # Biases and norms change as well: zeros and ones would hide a misplaced shard.
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * WEIGHT_SCALE
             parameter.copy_(noise if parameter.dim() > 1 else parameter + noise / 2)
     model.config.eos_token_id = END_ID

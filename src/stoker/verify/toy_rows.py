@@ -1,4 +1,4 @@
-"""The rows of a job's twin: documents of uneven length, and a tokenizer of which every token is one character."""
+"""Rows of a job's twin: documents of uneven length, and a tokenizer with one token per character."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ from transformers import PreTrainedTokenizerFast
 
 from stoker.job.task_spec import Rows, TaskSpec
 
-FIRST_CHARACTER = 0x4E00  # no normaliser touches these
-TOKENS = 127  # fewer than the model's vocabulary, as often
-KNOWN = 101  # of them those that the model knows, where the job gives it new ones
+FIRST_CHARACTER = 0x4E00  # no normaliser changes these
+TOKENS = 127  # fewer than the model's vocabulary, as is common
+KNOWN = 101  # tokens that the model knows, where the job adds new ones
 PAD, END = "<|pad|>", "<|end|>"
 PAD_ID, END_ID = 0, 1
 CHARACTERS = {chr(FIRST_CHARACTER + i): i + 2 for i in range(TOKENS - 2)}  # and their ids
-# What answers of a policy are worth: about half of those drawn at random have one of these letters, and few end early.
+# Rewards of a policy's answers: about half of the random answers have one of these letters, and few end early.
 REWARDS = {f"regex:[{chr(FIRST_CHARACTER)}-{chr(FIRST_CHARACTER + 15)}]": 1.0, "length:4": 0.5}
 LONGEST_PROMPT, LONGEST_ANSWER = 14, 12  # tokens of most rows
-BEGINNING = 10  # tokens that some rows begin with
+BEGINNING = 10  # tokens of a common prefix of some rows
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer of which every token is one character."""
+    """Returns a tokenizer with one token per character."""
     backend = Tokenizer(models.BPE({PAD: PAD_ID, END: END_ID, **CHARACTERS}, []))
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in (PAD, END)])
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END, pad_token=PAD)
 
 
 def rows_of(seed: int, seq_len: int, task: TaskSpec, kind: Rows) -> Iterator[dict[str, str]]:
-    """Documents without end: some begin alike, one in eight has a single trained token, one fills a sequence.
+    """Yields an endless series of documents: some share a prefix, one in eight has a single trained token, one fills a
+    sequence.
 
-    Answers use every letter before they use one again, so that each is a target.
+    Answers use every letter once before repeating one, so that each is a target.
     """
     generator = np.random.default_rng(seed)
     prompts, answers = (_dealt(generator) for _ in range(2))
@@ -50,7 +51,7 @@ def rows_of(seed: int, seq_len: int, task: TaskSpec, kind: Rows) -> Iterator[dic
         answer = text(int(generator.integers(1, LONGEST_ANSWER)), answers)
         if number % 4 == 1:
             prompt = beginning
-        if number % 8 == 3:  # cut behind the first token of the answer, or of the document
+        if number % 8 == 3:  # cut after the first token of the answer, or of the document
             prompt, answer = (text(seq_len - 1), text(2, answers)) if task.chat else (text(1), "")
         if number % 8 == 6:
             prompt, answer = text(LONGEST_PROMPT), text(seq_len, answers)
@@ -64,7 +65,7 @@ def rows_of(seed: int, seq_len: int, task: TaskSpec, kind: Rows) -> Iterator[dic
 
 
 def _dealt(generator: np.random.Generator) -> Iterator[str]:
-    """All letters in a random order, then all in another."""
+    """Yields all letters in random order, repeatedly."""
     letters = list(CHARACTERS)
     while True:
         yield from (letters[i] for i in generator.permutation(len(letters)))
@@ -73,7 +74,7 @@ def _dealt(generator: np.random.Generator) -> Iterator[str]:
 def rows_for(
     number: int, seed: int, seq_len: int, task: TaskSpec, kind: Rows, *, count: Callable[[list[int]], int] = len
 ) -> list[dict[str, str]]:
-    """As many rows as ``count`` takes for ``number`` units, given the lengths of their sequences."""
+    """Returns as many rows as give ``number`` units by ``count``, which takes the lengths of their sequences."""
     rows: list[dict[str, str]] = []
     lengths: list[int] = []
     made = 0
@@ -89,7 +90,7 @@ def rows_for(
 
 
 def lengths_of(row: dict[str, str], seq_len: int) -> list[int]:
-    """Tokens of the samples that a row becomes: a document goes on in the next one, with a token in common."""
+    """Returns the tokens of a row's samples: a long document continues in the next one, sharing a token."""
     if "chosen" in row:
         return [sum(min(len(row["prompt"]) + len(row[side]) + 1, seq_len) for side in ("chosen", "rejected"))]
     left = sum(len(text) for name, text in row.items() if name != "label") + 1
@@ -100,7 +101,7 @@ def lengths_of(row: dict[str, str], seq_len: int) -> list[int]:
 
 
 def forward_passes(lengths: list[int], tokens: int) -> int:
-    """Forward passes of an evaluation: documents, the shortest first, of ``tokens`` together or one alone."""
+    """Counts the forward passes of an evaluation: documents in ascending length, up to ``tokens`` together."""
     passes, left = 0, 0
     for length in sorted(lengths):
         passes, left = (passes, left - length) if length <= left else (passes + 1, tokens - length)

@@ -1,4 +1,4 @@
-"""What came of verifying a layout."""
+"""Results of verifying a layout."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from stoker.verify.layout_cases import Cell
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
+    """Result of one check.
 
     Attributes:
-        name: for people and programs.
-        passed: None where it was not compared, for which ``reason`` says why.
-        reason: of a failure, what differs first; empty where it passed.
+        name: name for people and programs.
+        passed: None where nothing was compared; ``reason`` then has the cause.
+        reason: first difference of a failure; empty where it passed.
     """
 
     name: str
@@ -33,16 +33,16 @@ class Check:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a layout.
+    """Result of verifying a layout.
 
     Attributes:
-        layout: None where the layout is not even well-formed.
-        comparison: with one process; None where it did not run.
-        passed: None where the layout cannot be, for which ``reason`` says why.
-        reason: of a failure, what differs first; empty where it passed.
-        seconds: that it took, the run in one process included where it was the first to need it.
-        checks: all that was looked at, the comparison with one process left out.
-        facts: for people.
+        layout: None where the layout is malformed.
+        comparison: comparison with one process; None where it did not run.
+        passed: None where the layout is impossible; ``reason`` then has the cause.
+        reason: first difference of a failure; empty where it passed.
+        seconds: duration, including the single-process run for its first use.
+        checks: all checks except the comparison with one process.
+        facts: remarks for people.
     """
 
     cell: Cell
@@ -55,7 +55,7 @@ class Verdict:
     facts: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The verdict as other programs read it; differences are null where nothing was compared."""
+        """Returns the verdict for JSON output; differences are null where nothing was compared."""
         nothing = dict.fromkeys(TraceComparison({}, ()).as_json())
         return {
             "name": self.cell.name,

@@ -1,4 +1,4 @@
-"""Layouts against one process, and one process against a plain loop: whatever they compute has to be the same."""
+"""Verification of layouts against one process, and of one process against a plain loop."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from stoker.verify.verdict import Check, Verdict
 from stoker.verify.verify_run import Trace, trace
 
 OWN = "one process"
-BOUND = 1e-10  # in float64, of a model whose family states no other
-LEAST_NORM = 1e-6  # of a gradient that says something
+BOUND = 1e-10  # in float64, for a model whose family sets no other
+LEAST_NORM = 1e-6  # least norm of a meaningful gradient
 TIMEOUT = 300.0  # seconds of one run
-WAIT = 20.0  # seconds that a process waits for the others in a collective; on a busy machine ...
-WAITS = 10  # ... as many times what one process takes for the whole run
-TIMED_OUT = "Timed out"  # what gloo says then
+WAIT = 20.0  # timeout of a collective, seconds; on a busy machine ...
+WAITS = 10  # ... this multiple of the duration of the single-process run
+TIMED_OUT = "Timed out"  # part of gloo's error message
 
 
 class Verifier:
-    """Verifies layouts of one twin; what one process computes is computed once and kept.
+    """Verifies layouts of one twin; single-process runs are cached.
 
     Args:
-        pool: at least as large as the largest layout that is to be verified.
-        bound: largest difference; by default the family's.
-        whole: whether more is done than to compare the layout with one process: the plain loop, going on from
-            checkpoints, dropout.
-        fail_fast: whether nothing more is done for a layout once something differs.
+        pool: process pool, at least as large as the largest layout.
+        bound: largest allowed difference; by default the family's.
+        whole: whether to run more than the comparison with one process: the plain loop, restarts from checkpoints,
+            dropout.
+        fail_fast: whether to stop checking a layout at its first difference.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Verifier:
         self._wait = WAIT
 
     def verdicts(self, cells: Iterable[Cell]) -> Iterator[Verdict]:
-        """One after the other, as they come."""
+        """Yields the verdicts one by one."""
         return (self.verdict(cell) for cell in cells)
 
     def verdict(self, cell: Cell) -> Verdict:
@@ -88,7 +88,7 @@ class Verifier:
             if TIMED_OUT in said:
                 said = f"its processes wait for each other: a collective did not end within {self._wait:.0f} s ({said})"
             return told(False, said)
-        except UserError as error:  # every rank's, whichever said it first
+        except UserError as error:  # raised on every rank, whichever reported first
             return told(None, re.sub(r"^rank \d+: ", "", _words(error)))
         except TimeoutError as error:
             return told(False, str(error))
@@ -111,7 +111,7 @@ class Verifier:
         )
 
     def _checks(self, cell: Cell, layout: Layout, reference: ReferenceRun) -> Iterator[Check]:
-        rows = not self.twin.task.prompts  # a policy's samples are its own answers, which no plain loop draws
+        rows = not self.twin.task.prompts  # a policy's samples are its own answers, which no plain loop generates
         if not rows:
             yield self._learning(reference)
         if self.whole and rows:
@@ -123,7 +123,7 @@ class Verifier:
         path = self.twin.job_file(cell, LayoutVariant(clip=reference.clip))
         folder = _folder_of(path)
         folder.path.mkdir()
-        with shared_memory(folder.path):  # copies in memory outlive a run within it, as they do when a process dies
+        with shared_memory(folder.path):  # in-memory copies outlive a run within it, as when a process dies
             run = self._run(path, cell, layout.world)
             yield self._compared(OWN, compare(run, reference.trace), run)
             yield self._replicas(run)
@@ -135,7 +135,7 @@ class Verifier:
             yield self._dropout(cell, layout, reference)
 
     def _once(self, reference: ReferenceRun, name: str, check: Callable[[], Check]) -> Check:
-        """A check of the run in one process, which is made once."""
+        """Runs a check of the single-process run once, and caches it."""
         if name not in reference.checks:
             reference.checks[name] = check()
         return reference.checks[name]
@@ -167,19 +167,21 @@ class Verifier:
         )
 
     def _packing(self, reference: ReferenceRun) -> Check:
-        """Where packed rows or the separate head do not give what the model gives, one process does without them."""
+        """Checks that packed rows and the separate head give the model's own results; else one process runs without
+        them.
+        """
         if reference.trace.packed is None:
             return Check("packing", None, "its rows are padded")
         reason = "" if reference.trace.packed else "packed rows or a head of its own do not give what the model gives"
         return Check("packing", reference.trace.packed, reason)
 
     def _learning(self, reference: ReferenceRun) -> Check:
-        """Whether a policy's answers differ in their scores: else every layout would compute a gradient of 0."""
+        """Checks that a policy's answers differ in score; else every layout would compute a gradient of 0."""
         learns = max(reference.trace.grad_norms) > LEAST_NORM
         return Check("scores differ", learns, "" if learns else "all answers have one score, so nothing is learnt")
 
     def _by_steps(self, cell: Cell, reference: ReferenceRun) -> Check:
-        """The same run as long as ``steps`` says: only its last step is another one, of a whole batch."""
+        """Runs the same job with its length in ``steps``: only its last step differs, as it has a whole batch."""
         one, last, batch = reference_of(cell), self.twin.steps(cell), cell.batch["batch"]
         path = self.twin.job_file(one, LayoutVariant(clip=reference.clip, by_steps=True), beside=cell)
         found = self._run(path, one, 1)
@@ -194,7 +196,7 @@ class Verifier:
         return Check("replicas", not reason, reason)
 
     def _restarts(self, cell: Cell, layout: Layout, reference: ReferenceRun, folder: RunFolder) -> Iterator[Check]:
-        """Goes on in one process, from copies in memory and from a checkpoint, and under the layout."""
+        """Resumes in one process, from in-memory copies and from a checkpoint, and under the layout."""
         step = self.twin.saves_at(cell)
         if step >= self.twin.steps(cell) - 1:
             return
@@ -212,7 +214,7 @@ class Verifier:
     def _continued(
         self, name: str, of: RunFolder, path: Path, cell: Cell, world: int, expected: Trace, step: int, **how: Any
     ) -> Check:
-        """Goes on with the job at ``path`` from a checkpoint of a run."""
+        """Resumes the job at ``path`` from a checkpoint of a run."""
         folder = _folder_of(path)
         shutil.copytree(of.path, folder.path)
         _forget_after(folder, step)
@@ -225,7 +227,7 @@ class Verifier:
         return self._compared(name, compare(run, expected, after=step), run)
 
     def _dropout(self, cell: Cell, layout: Layout, reference: ReferenceRun) -> Check:
-        """What each process drops, and that it is the same when the run goes on or computes again."""
+        """Checks the dropout of each process, and that it is the same after a restart and with recomputation."""
         path = self.twin.job_file(cell, LayoutVariant(clip=reference.clip, dropout=True))
         run = self._run(path, cell, layout.world, dropout=True)
         why = problem_of(run.draws, layout, self.twin.dropout)
@@ -240,7 +242,9 @@ class Verifier:
         return self._continued("dropout", _folder_of(path), again, cell, layout.world, run, step, dropout=True)
 
     def _left_out(self, cell: Cell, layout: Layout) -> Check:
-        """A step whose gradient or loss is not finite on one process changes nothing, and the next one trains."""
+        """Checks that a step with a non-finite gradient or loss on one process changes nothing, and that the next one
+        trains.
+        """
         name, path = "not finite", self.twin.job_file(cell, LayoutVariant(faulty=True))
         found = self._run(path, cell, layout.world, faulty=True)
         before, *after = (found.numbers.get((step, "evaluation loss"), math.nan) for step in range(FAULTY_STEPS + 1))
@@ -289,7 +293,7 @@ def _forget_after(folder: RunFolder, step: int) -> None:
 
 
 def _words(error: UserError) -> str:
-    """The problems without their place, which is in a file that the user does not know."""
+    """Formats the problems without their place, which is in a file that the user does not know."""
 
     def said(problem: Problem) -> str:
         return f"{problem.message}; {problem.suggestion}" if problem.suggestion else problem.message
@@ -298,6 +302,6 @@ def _words(error: UserError) -> str:
 
 
 def _cause(error: RankFailed) -> str:
-    """What an error of a pipeline's stage followed from: the schedule's own words only say which stage."""
+    """Returns the cause of a pipeline stage's error: the schedule's own message only names the stage."""
     first, *following = "".join(getattr(error, "__notes__", ())).split("\nThe above exception was the direct cause")
     return f" ({first.strip().splitlines()[-1]})" if following else ""

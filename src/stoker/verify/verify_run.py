@@ -1,4 +1,4 @@
-"""What a run of a twin computed, step by step."""
+"""Trace of a twin's run, step by step."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ CHUNK_BYTES = 4 * 520  # of logits that are computed together: of 3 positions, o
 
 @dataclass(frozen=True)
 class Trace(Computed):
-    """What one run computed.
+    """Trace of one run.
 
     Attributes:
-        first: the trained weights before the first step, of one process, where some are drawn and not read.
-        replicas: the largest difference between processes that hold the same at the end.
+        first: the trained weights before the first step, of one process, where some are random.
+        replicas: the largest final difference between processes with the same values.
         drops: whether the model has dropout.
-        draws: the masks that it drew, by process.
-        resumed: where the state lay that it went on from; None where it began.
-        batch_norm: whether the model looks at all samples of a pass together.
-        packed: whether rows are packed and the head is apart; None where the model allows neither.
+        draws: the dropout masks, by process.
+        resumed: place of the state that it resumed from; None where it started fresh.
+        batch_norm: whether the model mixes the samples of a pass.
+        packed: whether rows are packed and the head is separate; None where the model allows neither.
     """
 
     first: Mapping[str, Tensor] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Trace(Computed):
 
 
 class _Listening(Heart):
-    """Reports where the run is to the counter of masks."""
+    """Heartbeat that passes the run's step to the recorder of dropout masks."""
 
     def __init__(self, draws: Draws) -> None:
         self._draws = draws
@@ -82,21 +82,21 @@ def trace(
     job_file: str,
     device_type: str = "cpu",
     last: int | None = None,
-    dropout: bool = False,  # a pool hands arguments on in their order
+    dropout: bool = False,  # positional, as a pool passes arguments by position
     faulty: bool = False,
 ) -> Trace | None:
-    """Runs a twin's job file under its layout, in this process and its peers; the trace is rank 0's.
+    """Runs a twin's job file under its layout, in this process and its peers; returns the trace on rank 0.
 
-    Goes on where the run's folder has a state to go on from.
+    It resumes where the run's folder has a state.
 
     Args:
-        device_type: ``cpu`` or ``cuda``; a layout of one process takes the best device that is here.
-        last: the last step, where the job says it in epochs.
-        dropout: whether dropout is at work.
+        device_type: ``cpu`` or ``cuda``; a layout of one process takes the best available device.
+        last: the last step, where the job sets its length in epochs.
+        dropout: whether dropout is active.
         faulty: whether the first two steps are not finite.
 
     Raises:
-        UserError: the layout cannot be.
+        UserError: the layout is impossible.
     """
     path = Path(job_file)
     numbers: dict[Key, float] = {}
@@ -147,7 +147,7 @@ def trace(
 
 @contextmanager
 def in_small_units() -> Iterator[None]:
-    """Within it a toy run looks its samples up in several blocks, and computes the head in several chunks."""
+    """Makes a toy run look its samples up in several blocks, and compute the head in several chunks."""
     block, chunk = sequences.BLOCK, chunked_head.CHUNK_BYTES
     sequences.BLOCK, chunked_head.CHUNK_BYTES = BLOCK, CHUNK_BYTES
     try:
@@ -184,7 +184,9 @@ def _whole_weights(model: nn.Module, pieces: Mapping[str, Piece], aliases: Mappi
 
 
 def _not_finite(model: nn.Module, mesh: Mesh | None) -> Callable[[int, Tensor], Tensor]:
-    """Makes a gradient of the last process infinite in the first step, and the first one's loss NaN in the second."""
+    """Makes a gradient of the last process infinite in the first step, and the first process' loss NaN in the
+    second.
+    """
     rank, last = (mesh.rank, mesh.layout.world - 1) if mesh is not None else (0, 0)
 
     def after_passes(step: int, loss: Tensor) -> Tensor:
@@ -213,7 +215,7 @@ def _mesh(loaded: LoadedJob, device_type: str) -> Mesh | None:
 
 
 def _without_dropout(model: nn.Module) -> None:
-    """The numbers that dropout draws depend on how the work is cut."""
+    """Disables dropout, as its random numbers depend on how the work is split."""
     for module in model.modules():
         if isinstance(module, _DropoutNd):
             module.p = 0.0
