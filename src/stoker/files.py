@@ -1,4 +1,4 @@
-"""Files written whole, never through a link, and read at once: a FIFO in the place of a file is refused."""
+"""Writes files atomically, never through a link; reads them without blocking: a FIFO in place of a file is refused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def replace_file(path: Path, data: str | bytes) -> None:
 
 
 def irregular(path: Path) -> str:
-    """What is at a path instead of a regular file, such as ``a FIFO``; empty for a file, a link to one, or nothing."""
+    """Describes a path that is not a regular file, such as ``a FIFO``; empty for a file, a link to one, or no file."""
     try:
         return _kind(path.stat().st_mode)
     except OSError:
@@ -54,7 +54,7 @@ def read_file(path: Path) -> bytes:
 
 
 def regular(path: str, flags: int) -> int:
-    """An opener for `open`: fails at once where there is something else than a regular file."""
+    """An opener for `open`: fails immediately for anything but a regular file."""
     descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
     if kind := _kind(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -1,1 +1,1 @@
-"""The machine: which device, which arithmetic it is good at, how much memory is in use."""
+"""The machine: its devices, their best precision, and memory in use."""

@@ -12,7 +12,7 @@ ADVICE = "set STOKER_CACHE to a folder that can be written"
 
 
 def cache_folder() -> Path:
-    """$STOKER_CACHE, $XDG_CACHE_HOME/stoker or ~/.cache/stoker.
+    """Returns $STOKER_CACHE, $XDG_CACHE_HOME/stoker or ~/.cache/stoker.
 
     Raises:
         RunFailed: none of them exists.
@@ -27,6 +27,6 @@ def cache_folder() -> Path:
 
 
 def device_file(kind: str, device: str, threads: int) -> Path:
-    """The file that keeps what is known of a device; of a processor, with a number of threads."""
+    """Returns the cache file of a device; for a processor, with its number of threads."""
     name = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
     return cache_folder() / kind / (f"{name}-{threads}-threads.json" if threads else f"{name}.json")

@@ -28,8 +28,8 @@ MESSAGES = (2**10, 2**14, 2**18, 2**22, 2**26)  # bytes of the whole tensor
 ROWS = {"cpu": (64, 256, 512, 1024, 2048), "cuda": (256, 1024, 4096, 8192)}  # tokens that attend to each other
 HEADS = {"cpu": 8, "cuda": 32}
 FOR_MATRICES, FOR_ATTENTION = 0.6, 0.15  # of the time; memory has the rest
-RING, MOST_OPERANDS = 2**28, 64  # bytes that operands rotate over, as a step does: each call finds others in the caches
-LEAST, MOST = 3, 1000  # repetitions of one measurement
+RING, MOST_OPERANDS = 2**28, 64  # bytes that operands rotate over, as in a step, so that caches do not hold them
+LEAST, MOST = 3, 1000  # minimum and maximum repetitions of one measurement
 REPETITIONS = 10  # of a collective
 BATCH, BATCH_SECONDS = 50, 2e-3  # calls on a GPU between two waits, and seconds
 
@@ -42,10 +42,10 @@ def calibrate(
     sizes: Sequence[int] | None = None,
     tensors: Sequence[int] | None = None,
 ) -> Calibration:
-    """Measures the device of this process in about ``seconds``; keeps nothing (see `Calibration.save`).
+    """Measures the device of this process in about ``seconds``; stores nothing (see `Calibration.save`).
 
     Args:
-        device: by default the best that is here.
+        device: by default the best available.
         threads: of a CPU's operators; by default all cores that this process may use.
         sizes: of the matrices, each of m, n and k takes each; those too large for the time are left out.
         tensors: bytes of the tensors that memory is measured with.
@@ -102,9 +102,9 @@ def seconds_of(work: Callable[[], object], budget: float, device: Device) -> flo
 def time_collectives(
     sizes: Sequence[int] = MESSAGES, *, group: dist.ProcessGroup | None = None, device: torch.device | None = None
 ) -> tuple[Curve, ...]:
-    """Times of each kind of collective between the processes of a group; every rank of it is to call this.
+    """Measures each kind of collective between the processes of a group; a collective.
 
-    A time is that of the slowest rank. ``send`` is from one rank to the next, all around at once.
+    A time is that of the slowest rank. ``send`` is from one rank to the next, all at once.
 
     Args:
         sizes: bytes of the whole tensor.
@@ -124,7 +124,7 @@ def time_collectives(
 
 
 def _precisions(device: Device) -> tuple[str, ...]:
-    """fp32, and what this device trains in beside it; on a CPU without units for bfloat16 that would take minutes."""
+    """Returns fp32, and the device's training precisions; emulated bfloat16 on a CPU would take minutes."""
     if device.type == "cuda":
         return ("fp32", "tf32", "bf16", "fp16") if device.precision == "bf16" else ("fp32", "fp16")
     return ("fp32",) if device.precision == "fp32" else ("fp32", device.precision)
@@ -209,7 +209,7 @@ def _rotating(one: torch.Tensor, two: torch.Tensor) -> Callable[[], object]:
 
 
 def _attention(rows: Sequence[int], budget: float, device: Device) -> tuple[Curve, ...]:
-    """Seconds of causal attention of one head over rows of these lengths, forward and backward, by head size."""
+    """Measures seconds of causal attention of one head over these row lengths, forward and backward, by head size."""
     dtype = device.autocast_dtype or torch.float32
     heads = HEADS["cuda" if device.type == "cuda" else "cpu"]
     share = budget / (2 * len(HEAD_SIZES) * len(rows))
@@ -248,7 +248,7 @@ def _calls(device: Device, calls: int = 300) -> tuple[Curve, ...]:
 
 
 def _launch(device: Device, calls: int = 1000) -> float:
-    """Seconds of one call among many of an operator on 16 numbers: what a step of many small operators pays each."""
+    """Measures seconds of one call of an operator on 16 numbers: the launch cost of each small operator of a step."""
     number = torch.zeros(16, device=device.torch)
 
     def many() -> None:

@@ -1,4 +1,4 @@
-"""Measurements of a machine: rates by size, latencies, bandwidths; kept as JSON."""
+"""Measurements of a machine: rates by size, latencies, bandwidths; stored as JSON."""
 
 from __future__ import annotations
 
@@ -63,18 +63,18 @@ class MatmulTable:
 
 @dataclass(frozen=True)
 class Curve:
-    """Times by size of one thing that moves or computes bytes.
+    """Times by size of one operation that moves or computes bytes.
 
     Attributes:
         kind: ``read``, ``write``, ``copy``, ``add``, ``silu``, ``dropout``, ``multiply`` (a device's memory; the last
             into new memory, from operands outside the near caches; in the last two, writes count twice, since the
             lines are read into a cache first); ``to-device``, ``to-host``;
             ``all-reduce``, ``all-gather``, ``reduce-scatter``, ``all-to-all``, ``send`` (between processes);
-            ``forward``, ``backward`` (a call with next to nothing to do);
+            ``forward``, ``backward`` (a call with almost no work);
             ``attention-32``, ``attention-backward-32`` and so on (one head of a size).
-        sizes: bytes, ascending: those that cross the memory bus, or of the whole tensor of a collective; of attention
+        sizes: bytes, ascending: those that cross the memory bus, or of the whole tensor of a collective; for attention
             the tokens of a row.
-        seconds: of each.
+        seconds: for each size.
         ranks: processes that take part.
     """
 
@@ -107,7 +107,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The ceilings of one device, as measured.
+    """The measured rates of one device.
 
     Attributes:
         date: ISO.
@@ -117,7 +117,7 @@ class Calibration:
         torch: its version.
         matmuls: a table for each precision.
         curves: memory, host copies and collectives.
-        launch_s: seconds of an operator that has next to nothing to do.
+        launch_s: seconds of an operator with almost no work.
     """
 
     date: str
@@ -131,7 +131,7 @@ class Calibration:
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """Those of the matrix products that were measured."""
+        """Returns the precisions of the measured matrix products."""
         return tuple(table.precision for table in self.matmuls)
 
     def matmul_rate(self, m: int, n: int, k: int, precision: str = "fp32") -> float:
@@ -184,7 +184,7 @@ class Calibration:
         return replace(self, curves=(*kept, *curves))
 
     def save(self, path: Path | None = None) -> Path:
-        """Writes it, by default where `kept_calibration` looks for it, and says where."""
+        """Writes it, by default to the path that `kept_calibration` reads, and returns the path."""
         path = path or device_file("calibration", self.device, self.threads)
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n")
@@ -192,7 +192,7 @@ class Calibration:
 
 
 def kept_calibration(device: str, threads: int) -> Calibration | None:
-    """The kept calibration of this device; None where there is none.
+    """Returns the stored calibration of this device; None if there is none.
 
     Raises:
         UserError: it is stale, or of another device: see `read_calibration`.

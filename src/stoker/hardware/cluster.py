@@ -12,12 +12,12 @@ from stoker.hardware.network import Network, parse_network
 from stoker.hardware.nodes import NodeType, reference_node
 from stoker.hardware.planner_correction import Correction
 
-# Seconds of one step of a ring, by what it crosses: NCCL's own model, src/graph/tuning.cc, protocol Simple.
+# Seconds of one step of a ring, by its link: NCCL's own model, src/graph/tuning.cc, protocol Simple.
 NVLINK_LATENCY, PCIE_LATENCY, NETWORK_LATENCY = 3.4e-6, 5.7e-6, 14e-6
 # Unexpected interruptions per GPU and hour: 419 in 54 days on 16,384 H100 (Llama 3, section 3.3.4).
 FAILURES_PER_GPU_HOUR = 419 / (54 * 24 * 16384)
-# Seconds from an interruption to training: "within 15 minutes" (MegaScale, section 6.3); what is lost since the last
-# checkpoint comes on top.
+# Seconds from an interruption to training: "within 15 minutes" (MegaScale, section 6.3); the work lost since the last
+# checkpoint is added to it.
 RECOVERY = 900.0
 # GB/s that a node writes to storage that all nodes share: 2 TB/s for 24,000 GPUs in nodes of eight is 0.67 (Llama 3,
 # section 3.3.1).
@@ -27,13 +27,13 @@ HOURS_PER_MONTH = 730.0
 
 @dataclass(frozen=True)
 class Cluster:
-    """Equal nodes of equal devices. A node is what the fast link joins: eight GPUs, or the 72 of an NVL72 rack.
+    """Equal nodes of equal devices. A node is a domain of the fast link: eight GPUs, or the 72 of an NVL72 rack.
 
     Attributes:
         per_node: devices of a node.
         network_gbs: GB/s of a node to the others, one way, all rails together.
         rails: ports that share it.
-        fabric: kind of the network where that matters: ``EFA``.
+        fabric: kind of the network if that matters: ``EFA``.
         network_latency_s, link_latency_s: seconds of one step of a ring across nodes and inside of one.
         host_memory_gib: GiB of a node's host.
         host_cores: its cores.
@@ -44,7 +44,7 @@ class Cluster:
         name: as it was requested.
         calibration: measurements of its devices; None without.
         corrections: of predictions for its devices, learnt from finished runs.
-        notes: what was assumed, in sentences for the user.
+        notes: assumptions, in sentences for the user.
     """
 
     device: DeviceKind
@@ -97,7 +97,7 @@ class Cluster:
         return replace(self, nodes=nodes)
 
     def _with_per_node(self, per_node: int) -> Cluster:
-        """Part of each node: devices keep their share of the network and of the host."""
+        """Returns the cluster with a part of each node: devices keep their fraction of the network and of the host."""
         part = per_node / self.per_node
         return replace(
             self,
@@ -111,7 +111,7 @@ class Cluster:
 
 
 def failures_of(monthly_availability: float) -> float:
-    """Failures per hour of a device that is there for a month with this chance: exp(-rate x 730 h)."""
+    """Returns failures per hour of a device with this chance to survive a month: exp(-rate x 730 h)."""
     return -math.log(monthly_availability) / HOURS_PER_MONTH
 
 
@@ -124,16 +124,16 @@ def cluster_of(
     network: str | Network | None = None,
     like: NodeType | None = None,
 ) -> Cluster:
-    """A cluster of a device; what is not given is taken from its reference node.
+    """Returns a cluster of a device; missing values are taken from its reference node.
 
     Args:
-        gpus: devices in all, instead of ``nodes``: as few equal nodes as hold them, none more than half empty.
-        per_node: by default the node's; more or fewer have their share of its network and host.
+        gpus: total number of devices, instead of ``nodes``: the fewest equal nodes, none more than half empty.
+        per_node: by default the node's; network and host are scaled with it.
         network: a description, or the network itself.
         like: the type of node, by default `reference_node`.
 
     Raises:
-        UserError: the devices do not fill equal nodes, or the network's description says no rate.
+        UserError: the devices do not fill equal nodes, or the network's description has no rate.
     """
     node = like or reference_node(device)
     if gpus is not None:

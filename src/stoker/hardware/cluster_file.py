@@ -1,4 +1,4 @@
-"""A cluster from what the user writes: YAML, or a short form such as ``4x8xH100``, ``aws-p5``, ``local``."""
+"""Parses a cluster from YAML, or from a short form such as ``4x8xH100``, ``aws-p5``, ``local``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COUNTED = re.compile(r"\s*(\d+)\s*[x×*]\s*(?:(\d+)\s*[x×*]\s*)?(.+)", re.S)
 
 
 class ClusterBlock(Block):
-    """A cluster as it is written."""
+    """A cluster as the user writes it."""
 
     device: str | None = Field(default=None, description="a device of the catalogue, such as H100")
     like: str | None = Field(default=None, description="a type of node, such as aws-p5, for all that is not given")
@@ -174,12 +174,12 @@ def _given(block: ClusterBlock, *names: str) -> dict[str, Any]:
 
 
 def _problems(error: ValidationError, document: JobDocument) -> list[Problem]:
-    """One for each key, in the order of the file."""
+    """Returns one problem for each key, in the order of the file."""
     found: dict[str, Problem] = {}
     fields = ClusterBlock.model_fields
     for item in error.errors(include_url=False, include_context=False):
         key = str(item["loc"][0])
-        if key in found:  # the members of a union all complain
+        if key in found:  # all members of a union raise an error
             continue
         if item["type"] == "extra_forbidden":
             near = ALIASES.get(key.lower()) or next(iter(difflib.get_close_matches(key, fields, n=1)), None)

@@ -1,4 +1,4 @@
-"""A call in a thread of its own, which never keeps the process alive."""
+"""Runs a call in a separate daemon thread, which never keeps the process alive."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def in_daemon_thread(call: Callable[[], T], name: str) -> Future[T]:
-    """Begins a call; the thread ends with it. The future has what it gave or raised."""
+    """Starts a call in a thread that ends with it; returns a future of its result or exception."""
     future = Future[T]()
     Thread(target=_run, args=(call, future), name=name, daemon=True).start()
     return future
@@ -22,4 +22,4 @@ def _run(call: Callable[[], T], future: Future[T]) -> None:
         future.set_result(call())
     except BaseException as error:
         future.set_exception(error)
-        del call, future  # the error's traceback holds this frame, and would keep the error and all it holds alive
+        del call, future  # the error's traceback references this frame: a cycle that would keep the error alive

@@ -14,7 +14,7 @@ from stoker.hardware.planner_correction import kept_corrections
 from stoker.hardware.process import available_cores, processor_name
 
 UNMEASURED = "this machine was not calibrated: rates are the catalogue's, `stoker plan --calibrate` measures its own"
-# Loopback sockets, by which processes of one host talk through gloo: GB/s and seconds, an order of magnitude.
+# Loopback sockets between processes of one host with gloo: GB/s and seconds, an order of magnitude.
 LOOPBACK_GBS, LOOPBACK_LATENCY = 2.0, 50e-6
 
 
@@ -69,7 +69,7 @@ def this_processor(processes: int = 1) -> Cluster:
 
 
 def _processor_kind(found: Calibration | None, share: float, memory_gib: float) -> DeviceKind:
-    """The processor's part of one process: as measured with its threads, or its share of the catalogue's."""
+    """Returns the processor's part of one process: as measured with its threads, or its fraction of the catalogue's."""
     kind = device_kind("cpu")
     peaks = {precision: tflops * share for precision, tflops in kind.peak_tflops.items()}
     bandwidth = kind.memory_gbs * share
@@ -137,7 +137,7 @@ def _unknown_gpu(name: str, found: Calibration) -> DeviceKind:
 
 
 def _measured(device: str, threads: int) -> tuple[Calibration | None, tuple[str, ...]]:
-    """The kept calibration of the device, and notes for the user."""
+    """Returns the stored calibration of the device, and notes for the user."""
     try:
         found = kept_calibration(device, threads)
     except UserError as error:

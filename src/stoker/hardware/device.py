@@ -48,7 +48,7 @@ class Device:
         return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Matrix products in the chosen precision; nothing in float32."""
+        """Returns a context of matrix products in the chosen precision; without effect in float32."""
         dtype = self.autocast_dtype
         return torch.autocast(self.type, dtype) if dtype is not None else nullcontext()
 
@@ -90,8 +90,8 @@ def choose_device(precision: str = "auto", on: torch.device | None = None) -> De
 def open_device(device: torch.device) -> None:
     """Makes a GPU the current one of this process, and initialises it; does nothing for other devices.
 
-    Rows and chunks differ in size from step to step: segments that grow in place leave fewer gaps than blocks of fixed
-    sizes. The reproducible products of cuBLAS want a workspace of a fixed size. What the user set stays.
+    Rows and chunks differ in size from step to step: expandable segments fragment less than blocks of fixed
+    sizes. The reproducible products of cuBLAS need a workspace of a fixed size. Variables that the user set are kept.
     """
     if device.type != "cuda":
         return
@@ -140,11 +140,11 @@ def check_devices(devices: Sequence[int] | None, processes: int) -> None:
 
 
 def device_of(local_rank: int, devices: Sequence[int] | None = None, *, alone: bool = False) -> torch.device:
-    """The device of one of several processes on this machine.
+    """Returns the device of one of several processes on this machine.
 
     Args:
-        devices: which GPUs the processes take, in their order; by default the first ones.
-        alone: whether it is the only process: Apple's GPU serves only one.
+        devices: numbers of the processes' GPUs, in order; by default the first ones.
+        alone: whether it is the only process: Apple's GPU supports only one.
     """
     if not torch.cuda.is_available():
         return torch.device(best_kind() if alone else "cpu")

@@ -1,8 +1,8 @@
-"""Kinds of devices: how fast each computes, how much it holds, how fast it talks; a name to its kind.
+"""Kinds of devices: their arithmetic rates, memory and links, by name.
 
 Figures are those of the makers' datasheets, named beside each. Arithmetic is dense: a figure "with sparsity" is halved.
-Links are one way: a datasheet's NVLink figure counts both. Memory is what the driver reports to a program, which is
-less than the name says.
+Links are one way: a datasheet's NVLink figure counts both. Memory is as the driver reports it to a program, which is
+less than the nominal size.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DeviceKind:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it computes in the host's own memory."""
+        """Returns whether it computes in the host's own memory."""
         return self.link == HOST
 
     def peak(self, precision: str) -> float:
@@ -69,7 +69,7 @@ class DeviceKind:
 
 
 NVLINK, FABRIC, HOST = "NVLink", "Infinity Fabric", "memory"
-# One way over 16 lanes, by generation; what is left after encoding is about 2% less.
+# One way over 16 lanes, by generation; the rate after encoding is about 2% less.
 PCIE3, PCIE4, PCIE5, PCIE6 = 16.0, 32.0, 64.0, 128.0
 
 _VOLTA = "NVIDIA V100 datasheet (2020-01)"
@@ -147,7 +147,7 @@ CATALOGUE = (
                "NVIDIA L4 datasheet"),
     DeviceKind("TPUv4-32GB", 32.0, 1228, _half(275, fp32=68.75), 300, "ICI", PCIE3, None,
                "Jouppi et al., 2023, table 4; fp16 taken as bf16, fp32 as a quarter of it"),
-    # A process of a server processor with AVX-512: an order of magnitude, until the machine at hand is measured.
+    # A process of a server processor with AVX-512: an order of magnitude, until this machine is measured.
     DeviceKind("CPU", 64.0, 50, _half(0.5, fp32=0.5), 2, HOST, 50, None, "assumed; `stoker plan --calibrate` measures"),
 )
 # fmt: on
@@ -260,7 +260,7 @@ def _generation(kind: DeviceKind) -> str:
 
 
 def _nominal(kind: DeviceKind) -> int:
-    """Gigabytes as its name says."""
+    """Returns the nominal gigabytes, from its name."""
     sizes = _sizes_of(kind)
     return int(sizes[0]) if sizes else round(kind.memory_gib)
 

@@ -1,4 +1,4 @@
-"""What of a host matters to processes that talk to each other, from the files of the system: no device is opened."""
+"""Facts about a host that affect communication, from system files: no device is opened."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class HostFacts:
-    """A host, as far as it is detected.
+    """The detected facts of a host.
 
     Attributes:
         gpus: names of NVIDIA's cards that the processes see, in the order of the bus.
         mig: whether they see parts of cards.
-        infiniband: whether a port of InfiniBand or RoCE is there.
+        infiniband: whether it has a port of InfiniBand or RoCE.
         shm: bytes of /dev/shm; None without one.
         memory_limit: bytes that the control group allows; None without a limit.
         core_limit: cores' worth of time that the control group allows; None without a limit.
@@ -35,10 +35,10 @@ class HostFacts:
 
 
 def host_facts(environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> HostFacts:
-    """The facts of this host.
+    """Returns the facts of this host.
 
     Args:
-        root: in which /proc, /sys and /dev are.
+        root: the folder of /proc, /sys and /dev.
     """
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     group = root / "sys/fs/cgroup"

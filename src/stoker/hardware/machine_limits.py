@@ -46,7 +46,7 @@ def check_limits() -> None:
 
 
 def machine_problem(error: BaseException) -> Problem | None:
-    """What the machine lacks, where that caused an error or one in its chain; None otherwise."""
+    """Returns the exhausted resource that caused an error or one in its chain; None otherwise."""
     seen: BaseException | None = error
     while seen is not None:
         what = _lacking(seen)

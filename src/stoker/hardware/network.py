@@ -43,13 +43,13 @@ class Network:
 
 
 def parse_network(text: str, device: DeviceKind | None = None, *, per_node: int = 8) -> Network | None:
-    """The network that a text describes; None where it describes none.
+    """Parses the network that a text describes; None if it describes none.
 
     ``4x100Gb RoCE``, ``1600 Gb/s``, ``8x HDR200 IB per node``, ``400Gb/s x 8``, ``25 GB/s`` (bytes: a large B);
-    ``EFA`` alone is what AWS gives to nodes of the device. The link inside a node is ignored.
+    ``EFA`` alone is AWS's network for nodes of the device. The link inside a node is ignored.
 
     Args:
-        device: what ``EFA`` depends on.
+        device: determines the rate of ``EFA``.
         per_node: devices of a node, for a rate ``per GPU``.
     """
     for part in re.split(r"[,;+]| and | with ", text):
@@ -73,12 +73,12 @@ def parse_network(text: str, device: DeviceKind | None = None, *, per_node: int 
 
 
 def describes_node(text: str) -> bool:
-    """Whether a text describes the link inside a node."""
+    """Returns whether a text describes the link inside a node."""
     return bool(_INSIDE.search(text))
 
 
 def _port(found: dict[str, str | None]) -> float:
-    """GB/s of one port."""
+    """Returns the GB/s of one port."""
     if "generation" in found and found["generation"] is not None:
         return GENERATIONS[found["generation"].lower()] / 8
     value = float(found["value"] or 0) * _SCALES[(found["scale"] or "G").lower()]

@@ -1,8 +1,8 @@
-"""Large operations keep OpenMP threads for the thread that ran them, as long as it lives.
+"""Limits OpenMP threads: large operations keep them for the thread that ran them, as long as it lives.
 
 libgomp counts these threads over the whole process. Once they outnumber the cores, threads that wait for the next
-operation sleep at once instead of spinning, and hundreds of small operations take two to three times as long:
-docs/log.md, 2026-11-23. So only the thread that computes may have any when it begins.
+operation sleep immediately instead of spinning, and hundreds of small operations take two to three times as long:
+docs/log.md, 2026-11-23. So when the computing thread begins, no other thread may have any.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ def in_temporary_thread(function: Callable[[], T]) -> T:
 
 
 def without_openmp() -> None:
-    """Sets the calling thread to one thread an operation.
+    """Limits the calling thread to one OpenMP thread per operation.
 
-    Threads that run before keep their number; those that call torch for the first time afterwards get one as well.
+    Threads that ran torch before keep their number; those that call torch for the first time afterwards get one as
+    well.
     """
     torch.set_num_threads(1)

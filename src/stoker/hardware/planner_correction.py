@@ -1,11 +1,11 @@
-"""Corrections of the planner for a device, learnt from finished runs: two factors and a constant, kept as JSON.
+"""Corrections of the planner for a device, learnt from finished runs: two factors and a constant, stored as JSON.
 
 A prediction is corrected as
 
-- seconds: what the device computes, by ``compute``; what travels between devices stays;
-- memory: what is estimated (activations and what goes with them), by ``memory``; and ``constant`` bytes on top.
+- seconds: computation is multiplied by ``compute``; communication is unchanged;
+- memory: estimates (activations and related buffers) are multiplied by ``memory``; and ``constant`` bytes are added.
 
-Model states are exact, and collectives are measured by `stoker plan --calibrate`: the rest is corrected.
+Model states are exact, and `stoker plan --calibrate` measures collectives: the rest is corrected.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Correction:
         device: the catalogue's name of a GPU, the maker's of a processor.
         threads: of a process, on a processor; 0 on a GPU.
         precision, tuning: of the run.
-        compute: factor of the seconds that a device computes in.
-        memory: factor of the bytes that are estimated.
-        constant: bytes on top of them.
-        calibration: date of the measurements that the predictions build on; None where there are none.
-        run, model, date: where it is from, for the reader.
+        compute: factor of the seconds of computation.
+        memory: factor of the estimated bytes.
+        constant: bytes added to them.
+        calibration: date of the measurements behind the predictions; None where there are none.
+        run, model, date: its source, for the reader.
         stoker: version of the planner that it corrects.
     """
 
@@ -75,10 +75,10 @@ def fitted(
     memory: float,
     seconds: float,
 ) -> Correction:
-    """The correction that turns a run's prediction into its measurement.
+    """Returns the correction that turns a run's prediction into its measurement.
 
     Args:
-        correction: whose device, precision and so on are kept.
+        correction: supplies the device, precision and other keys.
         memory_parts, time_parts: as predicted without a correction, in bytes and seconds.
         memory, seconds: as measured.
     """

@@ -30,13 +30,13 @@ def processor_name() -> str:
 
 
 def has_bf16_matrix_units() -> bool:
-    """Whether the processor multiplies bfloat16 matrices in hardware."""
+    """Returns whether the processor multiplies bfloat16 matrices in hardware."""
     info = Path("/proc/cpuinfo")
     return info.is_file() and "amx_bf16" in info.read_text()
 
 
 def has_cuda_driver() -> bool:
-    """Whether an NVIDIA driver is loaded; asks CUDA nothing."""
+    """Returns whether an NVIDIA driver is loaded; does not call CUDA."""
     return Path("/proc/driver/nvidia/version").is_file() or Path("/dev/nvidiactl").exists()
 
 

@@ -1,4 +1,4 @@
-"""Variables that a host needs which is not as libraries expect, each with its reason; what the user set stays."""
+"""Environment variables that an unusual host needs, each with its reason; variables of the user are kept."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
 @dataclass(frozen=True)
 class Quirk:
-    """A thing to know of a host.
+    """A peculiarity of a host.
 
     Attributes:
-        why: what was detected, in words.
-        variables: what is set because of it; none where it can only be said.
+        why: the detected fact, for people.
+        variables: variables to set because of it; empty if it can only be reported.
     """
 
     why: str
@@ -90,7 +90,7 @@ def _limits(facts: HostFacts, processes: int) -> Iterator[Quirk]:
 
 
 def _proxies(environment: Mapping[str, str], meet: Sequence[str]) -> Iterator[Quirk]:
-    """The run's own nodes are not reached through a proxy: they are added to what the user has in ``no_proxy``."""
+    """Adds the run's own nodes to the user's ``no_proxy``, since they are not reached through a proxy."""
     lower = {name.lower(): value for name, value in environment.items() if name.lower() in (*PROXIES, "no_proxy")}
     if not meet or not any(lower.get(name) for name in PROXIES):
         return

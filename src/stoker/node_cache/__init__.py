@@ -1,1 +1,1 @@
-"""The node cache: objects at URLs, kept on this machine's disk, downloaded once however many processes ask."""
+"""The node cache: objects at URLs, stored on this machine's disk, downloaded once for all processes."""

@@ -1,10 +1,10 @@
-"""One content of one object in the cache: a folder with its bytes, whole or so far, and what is known of it.
+"""One version of one object in the cache: a folder with its bytes, complete or partial, and its metadata.
 
-data        the bytes, once they are all there and checked
-partial     the bytes so far, from the first on
-about.json  the URL, the version, and where the bytes came from
-lock        held by whoever downloads
-use         held, shared, by whoever reads; its time of change is that of the last use
+data        the bytes, once they are complete and verified
+partial     the bytes downloaded so far, from the first on
+about.json  the URL, the version, and the origin of the bytes
+lock        locked by the downloading process
+use         locked, shared, by readers; its modification time is that of the last use
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class CacheEntry:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all bytes are here, checked."""
+        """Returns whether all bytes are here, verified."""
         return self.data.exists()
 
     def pin(self) -> HeldLock:
-        """Keeps the entry from being removed until the lock is closed, and makes it the last one used.
+        """Prevents eviction of the entry until the lock is closed, and marks it as the most recently used.
 
         Raises:
             RunFailed: the cache cannot be written.
@@ -72,7 +72,7 @@ class CacheEntry:
         return take(self.folder / "lock", wait=False)
 
     def about(self) -> dict[str, Any]:
-        """What is known of it; empty where nothing is."""
+        """Returns the metadata; empty if there is none."""
         try:
             values = json.loads((self.folder / ABOUT).read_bytes())
         except (OSError, ValueError):
@@ -80,7 +80,7 @@ class CacheEntry:
         return values if isinstance(values, dict) else {}
 
     def note(self, url: str, version: ObjectVersion, **values: Any) -> None:
-        """Writes down what is known. Signatures and passwords of a URL are not kept."""
+        """Writes the metadata. Signatures and passwords of a URL are not stored."""
         about = {**self.about(), "url": shown(url), **version.plain(), "boot": boot(), **values}
         replace_file(self.folder / ABOUT, json.dumps(about))
 
@@ -92,14 +92,14 @@ class CacheEntry:
         return 0
 
     def used(self) -> float:
-        """When it was used last, in seconds since 1970."""
+        """The time of the last use, in seconds since 1970."""
         with suppress(OSError):
             return (self.folder / "use").stat().st_mtime
         return 0.0
 
     @property
     def in_use(self) -> bool:
-        """Whether somebody reads or downloads it at this moment."""
+        """Returns whether a process reads or downloads it at this moment."""
         with suppress(FileNotFoundError):
             for name in ("use", "lock"):
                 if (self.folder / name).exists():
@@ -110,7 +110,7 @@ class CacheEntry:
         return False
 
     def remove(self) -> bool:
-        """Deletes it, unless somebody reads or downloads it; whether it is gone."""
+        """Deletes it, unless a process reads or downloads it; returns whether it is gone."""
         try:
             used = take(self.folder / "use", wait=False)
             if used is None:
@@ -122,7 +122,7 @@ class CacheEntry:
                 with downloading:
                     for name in ("data", "partial", ABOUT, f".{ABOUT}.partial", "lock", "use"):
                         (self.folder / name).unlink(missing_ok=True)
-                    with suppress(OSError):  # whoever makes it again at this moment has put something in it
+                    with suppress(OSError):  # a process that recreates it at this moment has written a file into it
                         self.folder.rmdir()
         except FileNotFoundError:
             pass
@@ -138,7 +138,7 @@ def boot() -> str:
 
 
 def entries(root: Path) -> Iterator[CacheEntry]:
-    """All entries below a folder."""
+    """Yields all entries below a folder."""
     with suppress(FileNotFoundError), os.scandir(root) as found:
         for each in found:
             yield CacheEntry(root / each.name)

@@ -1,4 +1,4 @@
-"""What the node cache holds, for people and programs."""
+"""Lists the content of the node cache, for people and programs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CachedObject:
 
 
 def cached_objects(cache: NodeCache) -> list[CachedObject]:
-    """All objects of a cache, those used last first."""
+    """Returns all objects of a cache, most recently used first."""
     found = [_object(entry) for entry in cache.entries()]
     return sorted((each for each in found if each is not None), key=lambda each: (-each.used, each.url))
 

@@ -1,7 +1,7 @@
-"""Other nodes of the run, asked for an object before its origin is.
+"""Other nodes of the run, which are asked for an object before its origin.
 
-Each object has one node that fetches it from the origin for all of them. Who the nodes are and how they are asked is
-the supervisors' matter; see `stoker.launch.nodes.cache_exchange`.
+Each object has one node that fetches it from the origin for all of them. The supervisors know the nodes and how to ask
+them; see `stoker.launch.nodes.cache_exchange`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class CachePeers(Protocol):
     """The other nodes."""
 
     def feed(self, key: str) -> Feed | None:
-        """What gives the object of a key; None where this node is the one that fetches it from the origin."""
+        """Returns a stream of the object of a key; None if this node is the one that fetches it from the origin."""
 
 
 _PEERS: list[CachePeers] = []  # one process takes part in one run
@@ -28,5 +28,5 @@ def use(peers: CachePeers | None) -> None:
 
 
 def feed(key: str) -> Feed | None:
-    """What gives the object of a key instead of the origin; None where there are no other nodes, or not for this."""
+    """Returns a stream of the object from other nodes; None without other nodes, or if this one fetches it."""
     return _PEERS[0].feed(key) if _PEERS else None

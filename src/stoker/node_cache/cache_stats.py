@@ -1,4 +1,4 @@
-"""What the node cache did in this process: hits, bytes by their origin, and time spent on waiting."""
+"""Statistics of the node cache in this process: hits, bytes by their source, and waiting time."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class CacheStats:
-    """Since the process began.
+    """Counts since the process began.
 
     Attributes:
-        hits: objects that were here whole when this process first asked for them.
+        hits: objects that were complete when this process first asked for them.
         misses: objects that were not.
-        origin_bytes: that this process got from origins.
-        peer_bytes: that it got from other nodes.
-        wait_seconds: that its readers spent on waiting for bytes.
+        origin_bytes: bytes that this process downloaded from origins.
+        peer_bytes: bytes that it received from other nodes.
+        wait_seconds: seconds that its readers waited for bytes.
     """
 
     hits: int = 0
@@ -44,7 +44,7 @@ class StatsCounter:
             self._counts += counts
 
     def asked(self, key: str, *, whole: bool) -> None:
-        """Counts an object when it is first asked for."""
+        """Counts an object when it is first requested."""
         with self._lock:
             if key not in self._asked:
                 self._asked.add(key)
@@ -52,7 +52,7 @@ class StatsCounter:
 
     @property
     def counts(self) -> CacheStats:
-        """All so far."""
+        """Returns all counts so far."""
         return self._counts
 
 

@@ -1,4 +1,4 @@
-"""Downloads one object in order, from where an earlier download ended; only whole and checked bytes are kept."""
+"""Downloads one object in order, from the end of an earlier download; only complete and verified bytes are stored."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from stoker.node_cache.object_version import ObjectVersion
 from stoker.node_cache.origin import OriginStore
 from stoker.node_cache.urls import shown
 
-TRIES = 6  # attempts in a row that bring no byte, before the download is given up
-WAIT = 0.2  # seconds before the second of them, and twice as long before each further one
-CHECKED_AGAIN = 2  # downloads whose bytes do not fit the checksum, before the origin is blamed
+TRIES = 6  # consecutive attempts without a byte, before the download fails
+WAIT = 0.2  # seconds before the second of them, doubled before each further one
+CHECKED_AGAIN = 2  # downloads with a wrong checksum, before the origin is blamed
 
 
 class ObjectChanged(RunFailed):
-    """The object has another content now than when it was first asked for."""
+    """The object's content has changed since it was first requested."""
 
 
 class Feed(Protocol):
@@ -97,9 +97,9 @@ class Download:
         return False
 
     def _is_confirmed(self) -> bool:
-        """Waits until a peer that gave the last bytes says that it has checked them; where it does not, begins again.
+        """Waits until the peer that sent the last bytes confirms their checksum; starts over if it does not.
 
-        A part of an earlier download may be of other bytes than those that the peer has checked.
+        A part of an earlier download may differ from the bytes that the peer has verified.
         """
         if self._from_peer and self._pieces is not None:
             try:
@@ -114,7 +114,7 @@ class Download:
         return True
 
     def close(self) -> None:
-        """Lets the entry go; what is there stays for whoever goes on."""
+        """Releases the entry; its bytes stay for the next download."""
         pieces, self._pieces = self._pieces, None
         if pieces is not None and hasattr(pieces, "close"):
             pieces.close()
@@ -130,13 +130,13 @@ class Download:
         return int(self._file.tell())
 
     def _begin(self, *, fresh: bool) -> None:
-        """Opens the partial file behind what is there."""
+        """Opens the partial file for appending."""
         about = self._entry.about()
         self._entry.note(self._url, self._version)
-        # After a crash of the machine a file may hold what was never written to it.
+        # After a crash of the machine, a file may contain bytes that were never written to it.
         fresh = fresh or about.get("boot") != boot()
         if fresh:
-            self._entry.partial.unlink(missing_ok=True)  # a reader that has it open sees that it has gone
+            self._entry.partial.unlink(missing_ok=True)  # a reader that has it open detects its removal
         self._file = open(  # noqa: SIM115 -- closed by `close`
             self._entry.partial, "ab", buffering=0, opener=no_link
         )
@@ -175,7 +175,7 @@ class Download:
         HERE.add(CacheStats(**{kind: len(piece)}))
 
     def _retry(self, error: OSError) -> None:
-        """Goes on after bytes have ended early: at once from the origin where a peer gave up, else after a while."""
+        """Continues after a broken transfer: immediately from the origin if a peer failed, else after a delay."""
         self._pieces = None
         if self._from_peer:
             self._peers = None
@@ -202,7 +202,7 @@ class Download:
         return now
 
     def _finish(self) -> bool:
-        """Checks the bytes and keeps them."""
+        """Verifies the bytes and stores them."""
         if not self._is_trusted:
             self._check_unchanged()
         checksum = self._checksum()
@@ -220,11 +220,11 @@ class Download:
 
     @property
     def _is_trusted(self) -> bool:
-        """Whether a peer has given all the bytes, and has checked them."""
+        """Returns whether a peer has sent all the bytes, and has verified them."""
         return self._confirmed and not self._got["origin_bytes"]
 
     def _checksum(self) -> ObjectVersion:
-        """The version with its checksum, which may take a question of its own."""
+        """Returns the version with its checksum, which may need another request."""
         if self._version.checksum or self._is_trusted or self._origin is None:
             return self._version
         found = self._origin.checksum(self._url, self._version)

@@ -1,4 +1,4 @@
-"""Advisory locks between the processes of a machine. The kernel drops them when a process ends, however it ends."""
+"""Advisory locks between the processes of a machine. The kernel releases them when a process ends, in any way."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class HeldLock:
         self._descriptor = descriptor
 
     def close(self) -> None:
-        """Lets it go."""
+        """Releases the lock."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             with suppress(OSError):
@@ -34,18 +34,18 @@ class HeldLock:
 
 
 def take(path: Path, *, shared: bool = False, wait: bool = True) -> HeldLock | None:
-    """Locks a file, which is made where it is missing; None where somebody else holds it and ``wait`` is false.
+    """Locks a file, which is created if missing; returns None if another process has the lock and ``wait`` is false.
 
     Raises:
-        FileNotFoundError: its folder has gone.
-        OSError: it cannot be made.
+        FileNotFoundError: its folder is gone.
+        OSError: it cannot be created.
     """
     how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), 0o600)
         try:
             fcntl.flock(descriptor, how)
-            if os.fstat(descriptor).st_nlink:  # else it was deleted meanwhile, and another one counts
+            if os.fstat(descriptor).st_nlink:  # else it was deleted meanwhile, and a new file replaces it
                 return HeldLock(descriptor)
         except BlockingIOError:
             os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The URLs that a job names: what its processes may ask for, themselves or through another node."""
+"""The URLs in a job: those that its processes may request, themselves or through another node."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _PARTS = re.compile(r"[/\\?#;]")
 
 
 def urls_of(job: Any) -> list[str]:
-    """All values of a job that are URLs of a store."""
+    """Returns all values of a job that are URLs of a store."""
     values = [value for _, leaf in leaves(job) for value in (leaf if isinstance(leaf, list) else [leaf])]
     return [value for value in values if isinstance(value, str) and is_url(value)]
 
 
 def is_named(url: str, named: Sequence[str]) -> bool:
-    """Whether a URL is one of a job's, lies below one, or fits a range or a pattern of it."""
+    """Returns whether a URL is one of a job's, is below one, or matches a range or a pattern of it."""
     return not _leads_elsewhere(url) and any(_covers(each, url) for each in named)
 
 
 def _leads_elsewhere(url: str) -> bool:
-    """Whether a URL may lead to another place than it says, however often it is unquoted."""
+    """Returns whether a URL may lead to another place than it seems to, however often it is unquoted."""
     while (plain := unquote(url)) != url:
         url = plain
     return ".." in _PARTS.split(url) or any(character < " " for character in url)
@@ -49,7 +49,7 @@ def _covers(named: str, url: str) -> bool:
 
 
 def _in_range(pattern: str, url: str) -> bool:
-    """Whether a URL is one of those that a pattern with ranges stands for, or lies below one."""
+    """Returns whether a URL matches a pattern with ranges, or is below a match."""
     texts, bounds = RANGE.split(pattern)[::3], RANGE.findall(pattern)
     match = re.fullmatch(r"(\d+)".join(map(re.escape, texts)) + "(?:/.*)?", url)
     return match is not None and all(

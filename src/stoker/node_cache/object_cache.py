@@ -1,4 +1,4 @@
-"""This machine's cache of objects at URLs: single downloads, and a limit, at which the least recently used leave."""
+"""This machine's cache of objects at URLs: each is downloaded once, and a size limit evicts the least recently used."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from stoker.node_cache.object_version import ObjectVersion
 from stoker.node_cache.origin import OriginStore
 from stoker.node_cache.urls import expanded, has_magic, restored, shown, unsigned
 
-SHARE = 0.5  # of the disk that the cache may have, together with what is free, unless a limit is set
-FRESH = 2.0  # seconds for which what one process has found at an origin holds for the others
-POLL = 0.02  # seconds between two looks at what another process downloads
-COUNTED = 5.0  # seconds for which a count of the cache's size holds
-ASKED_AT_ONCE = 16  # objects of a list
+SHARE = 0.5  # fraction of the disk's free space and the cache's own size that it may use without a limit
+FRESH = 2.0  # seconds for which an origin's answer to one process is valid for the others
+POLL = 0.02  # seconds between two checks of another process' download
+COUNTED = 5.0  # seconds for which a computed size of the cache is valid
+ASKED_AT_ONCE = 16  # concurrent requests for a list of objects
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class NodeCache:
         return self._shared(f"one {url}", url, lambda: [RemoteObject(url, OriginStore(url).version(url))])[0]
 
     def _shared(self, name: str, url: str, ask: Callable[[], list[RemoteObject]]) -> list[RemoteObject]:
-        """An answer that another process has got in the meantime, or a new one."""
-        if url.startswith("memory:"):  # every process has objects of its own there
+        """Returns an answer that another process has got in the meantime, or a new one."""
+        if url.startswith("memory:"):  # every process has separate objects there
             return ask()
         asked = time.time()
         memo = self._folder("answers") / ObjectVersion(None, name).key("")
@@ -112,11 +112,11 @@ class NodeCache:
     # -- objects ---------------------------------------------------------------------------------------------
 
     def entry(self, found: RemoteObject) -> CacheEntry:
-        """Where an object is kept."""
+        """Returns the entry of an object."""
         return CacheEntry(self._folder("objects") / found.key)
 
     def begin(self, found: RemoteObject, entry: CacheEntry) -> Download | None:
-        """The right to download an object; None where somebody else does, or it is whole. The entry is pinned."""
+        """Starts the download of a pinned entry; None if another process downloads it, or it is complete."""
         lock = entry.lock()
         if lock is None:
             return None
@@ -133,14 +133,14 @@ class NodeCache:
     def fetch(
         self, found: RemoteObject, *, stop: Callable[[], bool] = lambda: False, waits: bool = True
     ) -> tuple[Path, HeldLock]:
-        """An object's file, whole, and the lock that keeps it there.
+        """Downloads an object completely; returns its file and the lock that prevents its eviction.
 
         Args:
-            stop: asked now and then; when it is true, the file may not be whole.
-            waits: whether the time it takes is counted as waiting.
+            stop: called repeatedly; once it is true, the file may be incomplete.
+            waits: whether its time counts as waiting.
 
         Raises:
-            RunFailed: it cannot be downloaded or kept.
+            RunFailed: it cannot be downloaded or stored.
             UserError: it may not be read.
         """
         entry = self.entry(found)
@@ -169,7 +169,7 @@ class NodeCache:
 
     @property
     def limit(self) -> int:
-        """Bytes that it may take: what was set, or `SHARE` of what the disk has for it."""
+        """Its size limit in bytes: as set, or `SHARE` of the disk's free space and its own content."""
         with suppress(OSError, ValueError):
             return int((self.root / "limit").read_text())
         return int(SHARE * (shutil.disk_usage(self._folder("objects")).free + self.size()))
@@ -191,13 +191,13 @@ class NodeCache:
             return self._size
 
     def entries(self) -> Iterator[CacheEntry]:
-        """All entries, in no order."""
+        """Returns all entries, unordered."""
         return entries(self.root / "objects")
 
     def make_room(self, size: int, *, url: str = "") -> None:
-        """Removes what was used least recently until further ``size`` bytes fit within the limit.
+        """Evicts the least recently used entries until another ``size`` bytes fit within the limit.
 
-        What is in use stays; where that is too much, the cache grows beyond its limit, but never beyond the disk.
+        Entries in use are not evicted; if they are too many, the cache exceeds its limit, but never the disk.
 
         Raises:
             RunFailed: they do not fit on the disk.
@@ -241,7 +241,7 @@ class NodeCache:
 
 
 def _found(pattern: str) -> list[RemoteObject]:
-    """The objects that a URL means, as its origin says now."""
+    """Returns the objects that a URL matches at its origin now."""
     try:
         urls = list(expanded(pattern))
     except ValueError as error:
@@ -266,7 +266,7 @@ def _found(pattern: str) -> list[RemoteObject]:
 
 
 def _known(memo: Path, url: str) -> list[RemoteObject]:
-    """The answer that a file holds; none where there is no such file."""
+    """Reads a stored answer; empty if there is none."""
     try:
         return _restored(json.loads(memo.read_bytes()), url)
     except (OSError, ValueError, KeyError, TypeError):
@@ -274,7 +274,7 @@ def _known(memo: Path, url: str) -> list[RemoteObject]:
 
 
 def _restored(kept: list[dict[str, Any]], asked: str) -> list[RemoteObject]:
-    """What was kept of an answer, with the passwords and queries of the question, which are not kept."""
+    """Restores a stored answer, with the passwords and queries of the request, which are not stored."""
     urls = restored([str(each["url"]) for each in kept], asked)
     return [RemoteObject(url, ObjectVersion.of(each)) for url, each in zip(urls, kept, strict=True)]
 
@@ -290,7 +290,7 @@ def node_cache() -> NodeCache:
 
 
 def pinned(pins: Sequence[HeldLock]) -> None:
-    """Keeps entries until this process ends."""
+    """Pins entries until this process ends."""
     _PINNED.extend(pins)
 
 

@@ -1,4 +1,4 @@
-"""Reads an object while it is being downloaded, by this process or by another one."""
+"""Reads an object while this process or another one downloads it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ COMPARED = 2**20  # bytes compared at a time
 class ObjectReader(io.RawIOBase):
     """The bytes of an object, from its first one, or from ``start``, to its last one.
 
-    Nobody waits for the whole: bytes are given as soon as they are here. Where no other process downloads the object,
-    this one does, as far as it is read; after `IDLE` seconds without reading it leaves that to others. It stays in the
-    cache until the reader is closed.
+    Bytes can be read as soon as they have arrived. If no other process downloads the object, this one does, as far as
+    it is read; after `IDLE` seconds without a read it leaves the download to others. The entry is not evicted until the
+    reader is closed.
 
     Raises:
-        RunFailed: it cannot be downloaded; `ObjectChanged` where what was read of it no longer counts.
+        RunFailed: it cannot be downloaded; `ObjectChanged` if the bytes already read are no longer valid.
     """
 
     def __init__(self, cache: NodeCache, found: RemoteObject, *, start: int = 0) -> None:
@@ -101,7 +101,7 @@ class ObjectReader(io.RawIOBase):
             download.close()
 
     def _let_go_when_idle(self, download: Download) -> None:
-        """Ends a download that nobody reads, so that others can go on with it."""
+        """Stops a download that is not being read, so that other processes can continue it."""
         while self._download is download:
             time.sleep(IDLE / 4)
             with self._guard:
@@ -130,7 +130,7 @@ class ObjectReader(io.RawIOBase):
 
 
 def _same(one: int, other: int, size: int) -> bool:
-    """Whether two files begin with the same bytes."""
+    """Returns whether two files begin with the same bytes."""
     starts = range(0, size, COMPARED)
     return all(
         os.pread(one, min(COMPARED, size - at), at) == os.pread(other, min(COMPARED, size - at), at) for at in starts

@@ -1,4 +1,4 @@
-"""Which content an object has at its origin: its size and tag, and a checksum where the origin gives one."""
+"""The version of an object at its origin: its size and tag, and a checksum if the origin reports one."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ DIGESTS = {"md5": "md5", "sha-256": "sha256", "sha-512": "sha512"}  # of the HTT
 
 @dataclass(frozen=True)
 class ObjectVersion:
-    """One content of an object.
+    """One version of an object's content.
 
     Attributes:
-        size: bytes; None where the origin does not say.
-        tag: changes with the content: ``tag`` and the origin's entity tag, else ``time`` and when it was changed; empty
-            where the origin gives neither.
-        checksum: ``md5:9e107d...``; empty where the origin gives none.
+        size: bytes; None if the origin does not report it.
+        tag: changes with the content: ``tag`` and the origin's entity tag, else ``time`` and its modification time;
+            empty
+            if the origin reports neither.
+        checksum: ``md5:9e107d...``; empty if the origin reports none.
     """
 
     size: int | None
@@ -32,7 +33,7 @@ class ObjectVersion:
 
     @classmethod
     def of_info(cls, info: Mapping[str, Any]) -> Self:
-        """From what fsspec says of an object."""
+        """Builds a version from fsspec's info of an object."""
         size = info.get("size")
         kinds = {**dict.fromkeys(TAGS, "tag"), **dict.fromkeys(TIMES, "time")}
         tag = next((f"{kind} {_plain(info[name])}" for name, kind in kinds.items() if info.get(name)), "")
@@ -45,11 +46,11 @@ class ObjectVersion:
         return cls(None if size is None else int(size), str(values["tag"]), str(values["checksum"]))
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns its fields for JSON."""
         return asdict(self)
 
     def same_content(self, other: ObjectVersion) -> bool:
-        """Whether the origin has this content still. A listing may say less of an object than the object itself."""
+        """Returns whether the content is unchanged. A listing may report less than the object itself."""
         comparable = self.tag.partition(" ")[0] == other.tag.partition(" ")[0]
         return self.size == other.size and (self.tag == other.tag or not comparable)
 
@@ -62,7 +63,7 @@ class ObjectVersion:
         return hashlib.new(self.checksum.partition(":")[0], usedforsecurity=False) if self.checksum else None
 
     def fits(self, hasher: Any) -> bool:
-        """Whether a hash over all bytes is the checksum."""
+        """Returns whether a hash over all bytes equals the checksum."""
         return hasher is None or hasher.hexdigest() == self.checksum.partition(":")[2]
 
 
@@ -76,7 +77,7 @@ def _plain(value: object) -> str:
 
 
 def _checksum(info: Mapping[str, Any]) -> str:
-    """The checksum of the whole object that an origin states as such. An entity tag is none: it may be anything."""
+    """Returns the checksum that an origin declares for the whole object; an entity tag may be anything."""
     if found := _hex(info.get("md5Hash") or info.get("Content-MD5")):
         return f"md5:{found}"
     for part in str(info.get("Digest", "")).split(","):

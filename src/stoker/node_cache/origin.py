@@ -1,4 +1,4 @@
-"""The store that a URL leads to, by fsspec: what is there, and the bytes of an object from a position on."""
+"""The store of a URL, by fsspec: lists objects, and streams an object's bytes from an offset."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from stoker.node_cache.object_version import ObjectVersion
 from stoker.node_cache.urls import WEB, has_magic, name_of, scheme_of, shown, url_problem
 
 PIECE = 8 * 2**20  # bytes of a request
-WINDOW = 4  # requests that are under way at once, where the library can
-CONNECT, SILENCE = 30.0, 60.0  # seconds that a connection may take, and that nothing may come
-SOON = 0.1  # seconds after which a reader gets what has come, however little
-TRIES = 4  # questions about an object, before the origin counts as out of reach
-WAIT = 0.5  # seconds before the second of them, and twice as long before each further one
+WINDOW = 4  # concurrent requests, if the library supports them
+CONNECT, SILENCE = 30.0, 60.0  # timeouts in seconds of a connection, and between bytes
+SOON = 0.1  # seconds after which a reader gets the bytes so far, however few
+TRIES = 4  # attempts of a query, before the origin counts as unreachable
+WAIT = 0.5  # seconds before the second of them, doubled before each further one
 NONE_SUCH = ("NoSuchBucket", "NoSuchKey", "404")
 REFUSED, MISSING = (401, 403, 407), (404, 410)  # status codes
 _MD5 = re.compile(r"[0-9a-f]{32}")
@@ -35,7 +35,7 @@ class OriginStore:
     """The store of a URL.
 
     Raises:
-        UserError: nothing can open such a URL.
+        UserError: no library can open such a URL.
     """
 
     def __init__(self, url: str) -> None:
@@ -45,7 +45,7 @@ class OriginStore:
         self._system = _file_system(self.scheme, self._place)
 
     def version(self, url: str) -> ObjectVersion:
-        """What the object is at present.
+        """Returns the current version of an object.
 
         Raises:
             UserError: there is no such object, or this user may not read it.
@@ -75,14 +75,14 @@ class OriginStore:
                 return {}
             raise
         files = {self._url(name): info for name, info in found.items() if info.get("type") != "directory"}
-        if self.scheme in WEB:  # a page of links says nothing of what they lead to
+        if self.scheme in WEB:  # a page of links does not describe their targets
             return {each: self.version(each) for each in sorted(files)}
         return {each: ObjectVersion.of_info(files[each]) for each in sorted(files)}
 
     def checksum(self, url: str, version: ObjectVersion) -> str:
-        """The checksum of an object where finding it takes a request of its own; empty where there is none.
+        """Returns an object's checksum if it needs a separate request; empty if there is none.
 
-        An S3 store's entity tag is the MD5 of what was put in one part, unless a key encrypts it.
+        An S3 store's entity tag is the MD5 of an object uploaded in one part, unless a key encrypts it.
         """
         tag = version.tag.removeprefix("tag ")
         if self.scheme not in ("s3", "s3a") or not _MD5.fullmatch(tag):
@@ -114,7 +114,7 @@ class OriginStore:
             raise Broken(reason_of(error) or type(error).__name__) from error
 
     def _requested(self, url: str, size: int, start: int) -> Iterator[bytes]:
-        """By one request for each piece, some of them ahead."""
+        """Streams by one request for each piece, several of them ahead."""
         path = self._path(url)
         window = WINDOW if self._system.async_impl else 1
         with ThreadPoolExecutor(window, "stoker-origin") as pool:
@@ -135,7 +135,7 @@ class OriginStore:
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def _streamed(self, url: str, start: int) -> Iterator[bytes]:
-        """By one request for all that is left. A server that knows no ranges sends the beginning again."""
+        """Streams by one request for the rest. A server without support for ranges sends the beginning again."""
         from fsspec.asyn import sync
 
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
@@ -154,7 +154,7 @@ class OriginStore:
                     try:
                         part = await answer.content.readany()
                     except Exception:
-                        if parts:  # it is raised again when more is asked for
+                        if parts:  # it is raised again by the next read
                             break
                         raise
                     if not part:
@@ -194,7 +194,7 @@ class OriginStore:
         return str(self._system._strip_protocol(url)) if self.scheme not in WEB else url
 
     def _url(self, path: str) -> str:
-        """The URL of a name in a listing, in which the host or the bucket may be left out."""
+        """Returns the URL of a name in a listing, which may omit the host or the bucket."""
         if "://" in path:
             return path
         host, path = self._place.partition("://")[2], path.lstrip("/")
@@ -224,7 +224,7 @@ def _place_of(url: str) -> str:
 
 
 def _what_happened(error: Exception) -> Exception:
-    """The error behind one of fsspec, which says of a web server that is out of reach that there is no file."""
+    """Returns the cause of an fsspec error: for an unreachable web server, fsspec reports a missing file."""
     cause = error.__cause__
     if isinstance(error, FileNotFoundError) and isinstance(cause, Exception) and "aiohttp" in type(cause).__module__:
         return error if getattr(cause, "status", None) in MISSING else cause

@@ -1,4 +1,4 @@
-"""Fetches the files of a source before they are asked for, in the order in which they will be."""
+"""Fetches the files of a source ahead of their use, in order."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from stoker.node_cache.file_locks import HeldLock
 from stoker.node_cache.object_cache import node_cache
 from stoker.node_cache.remote_file import RemoteFile
 
-AT_ONCE = 4  # files that are fetched at a time: small ones cost a round trip each
-AHEAD = 8 * 2**30  # bytes at most that wait to be read, and a quarter of what the cache may hold
+AT_ONCE = 4  # concurrent downloads: small files cost a round trip each
+AHEAD = 8 * 2**30  # maximum of bytes that wait to be read; at most a quarter of the cache's limit
 
 
 class Prefetch:
@@ -47,7 +47,7 @@ class Prefetch:
             self.close()
 
     def close(self) -> None:
-        """Stops; what is half fetched stays, to be gone on with."""
+        """Stops; partial downloads stay and can be continued."""
         with self._changed:
             self._over = True
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""A file at a URL, with what readers of data ask of a path."""
+"""A file at a URL, with the methods of a path that readers of data use."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RemoteFile:
 
     @property
     def identity(self) -> str:
-        """Changes with its content; empty where the origin gives nothing that does."""
+        """An identifier of its content; empty if the origin reports none."""
         version = self.found.version
         return version.checksum or (f"{version.size} {version.tag}" if version.tag else "")
 
@@ -49,7 +49,7 @@ class RemoteFile:
         return ObjectReader(node_cache(), self.found)
 
     def fetch(self) -> tuple[Path, HeldLock]:
-        """Its whole content as a file, and the lock that keeps it there."""
+        """Downloads the whole content; returns the file and the lock that prevents its eviction."""
         return node_cache().fetch(self.found)
 
 

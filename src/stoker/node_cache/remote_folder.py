@@ -1,4 +1,4 @@
-"""Model folders at URLs: a folder of this machine with links into the cache, the weights only once they are needed."""
+"""Model folders at URLs: a local folder with links into the cache, with the weights once they are needed."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from stoker.node_cache.origin import OriginStore
 from stoker.node_cache.prefetch import AT_ONCE
 from stoker.node_cache.urls import WEB, name_of, scheme_of, shown
 
-LISTING = ".listing.json"  # in the folder: the objects that it stands for
+LISTING = ".listing.json"  # in the folder: the objects that it represents
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 ADAPTER = "adapter_model.safetensors"
 SETTINGS = (".json", ".txt", ".model", ".jinja", ".py", ".tiktoken", ".vocab", ".bpe")
 WHOLE = (".gguf", ".model")  # a single file with one of these is a model, or a tokenizer
-# A web server lists nothing: these are the names that save_pretrained gives.
+# A web server has no listing: these are the file names of save_pretrained.
 USUAL = (
     *("config.json", "generation_config.json", "adapter_config.json", "tokenizer.json", "tokenizer_config.json"),
     *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "vocab.json", "merges.txt", "vocab.txt"),
@@ -35,12 +35,12 @@ USUAL = (
 
 
 def local_path(url: str) -> Path:
-    """The folder of this machine that stands for a model or a tokenizer at a URL; for a GGUF file, that file.
+    """Returns the local folder that represents a model or a tokenizer at a URL; for a GGUF file, that file.
 
     Weights of a folder are missing in it until `with_weights` is called. The links stay valid until this process ends.
 
     Raises:
-        UserError: there is nothing there, or it may not be read.
+        UserError: there is nothing at the URL, or it may not be read.
         RunFailed: the origin cannot be reached.
     """
     return _local_path(url, node_cache().root)
@@ -61,20 +61,20 @@ def _local_path(url: str, root: Path) -> Path:
 
 
 def is_remote(folder: Path) -> bool:
-    """Whether a folder stands for one at a URL."""
+    """Returns whether a folder represents one at a URL."""
     return (folder / LISTING).is_file()
 
 
 def names_in(folder: Path) -> list[str]:
-    """The names of the objects that such a folder stands for, those of weights too."""
+    """Returns the names of the objects that such a folder represents, including weights."""
     return sorted(_objects(folder))
 
 
 def with_weights(folder: Path) -> Path:
-    """Has the weights in such a folder; any other one is left as it is.
+    """Downloads the weights of such a folder; returns any other folder unchanged.
 
     Raises:
-        UserError: its index names a file that is not there.
+        UserError: its index names a file that does not exist.
         RunFailed: they cannot be downloaded.
     """
     if is_remote(folder):
@@ -161,7 +161,7 @@ def _objects(folder: Path) -> dict[str, RemoteObject]:
     return {name: RemoteObject(str(each["url"]), ObjectVersion.of(each)) for name, each in content.items()}
 
 
-_OBJECTS: dict[Path, dict[str, RemoteObject]] = {}  # with passwords, which no file holds
+_OBJECTS: dict[Path, dict[str, RemoteObject]] = {}  # with passwords, which are never stored in files
 
 
 def _link(folder: Path, files: dict[str, RemoteObject]) -> None:

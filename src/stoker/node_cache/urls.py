@@ -1,4 +1,4 @@
-"""URLs of data and models: what is one, what can be opened, and how it is shown. No network, no heavy import."""
+"""URLs of data and models: recognises, checks and masks them. No network, no heavy import."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*://")  # with the colons of a chain, which is refused later
 LOCAL = ("file", "local")
 WEB = ("http", "https")
-# What a scheme needs beside fsspec: the extra of Stoker that installs it, or the package where Stoker has none.
+# Requirements of a scheme in addition to fsspec: Stoker's extra that installs it, or the package if there is no extra.
 EXTRAS = {
     **dict.fromkeys(WEB, "http"),
     **dict.fromkeys(("s3", "s3a"), "s3"),
@@ -19,7 +19,7 @@ EXTRAS = {
     **dict.fromkeys(("oss",), "oss"),
     **dict.fromkeys(("hdfs", "arrow_hdfs"), "hdfs"),
 }
-# These open a URL within a URL, or render templates that a file holds: where they lead is not in the job.
+# These open a URL within a URL, or render templates from a file: their targets are not in the job.
 WRAPPERS = {
     *("reference", "filecache", "simplecache", "blockcache", "cached", "dir", "zip", "tar", "libarchive", "generic"),
     *("data", "asyncwrapper", "async_wrapper", "asynclocal", "dask", "jlab", "jupyter", "pyscript"),
@@ -36,7 +36,7 @@ MOST_EXPANDED = 1_000_000
 
 
 def is_url(text: str) -> bool:
-    """Whether a path of the job is a URL of a store. Those of files on this machine count as paths."""
+    """Returns whether a path of the job is a URL of a store. Those of files on this machine count as paths."""
     return bool(URL.match(text)) and scheme_of(text) not in LOCAL
 
 
@@ -46,8 +46,8 @@ def scheme_of(url: str) -> str:
 
 
 def shown(url: str) -> str:
-    """The URL for messages and records: without a password, and on the web without the query, which may hold a
-    signature. In other stores ``?`` and ``#`` belong to names, and what is before an ``@`` to the place.
+    """Returns the URL for messages and records: without a password, and on the web without the query, which may contain
+    a signature. In other stores ``?`` and ``#`` are part of names, and the text before an ``@`` part of the place.
     """
     if scheme_of(url) in WEB:
         parts = urlsplit(url)
@@ -58,10 +58,10 @@ def shown(url: str) -> str:
 
 
 def restored(kept: list[str], asked: str) -> list[str]:
-    """The URLs of an answer, of which `shown` was kept, with what the question has besides.
+    """Restores the URLs of an answer, of which the result of `shown` was stored, with the secrets of the request.
 
     Args:
-        asked: the URL, range, folder or pattern that was asked for.
+        asked: the URL, range, folder or pattern of the request.
     """
     if kept == [shown(asked)]:
         return [asked]
@@ -81,7 +81,7 @@ def _split(url: str) -> tuple[str, str, str]:
 
 
 def unsigned(url: str) -> str:
-    """The URL without what only says who may read it: what names the object for as long as it is there."""
+    """Returns the URL without its signature: the part that identifies the object for as long as it exists."""
     if scheme_of(url) not in WEB or "?" not in url:
         return url
     address, _, query = url.partition("?")
@@ -103,7 +103,7 @@ def name_of(url: str) -> str:
 
 
 def url_problem(url: str) -> tuple[str, str] | None:
-    """(what is wrong, what to write) where no library can open a URL, else None."""
+    """Returns (problem, suggestion) if no library can open a URL, else None."""
     from fsspec.registry import get_filesystem_class, known_implementations
 
     scheme = scheme_of(url)
@@ -141,5 +141,5 @@ def expanded(url: str) -> Iterator[str]:
 
 
 def has_magic(url: str) -> bool:
-    """Whether a URL is a pattern. In the query of an HTTP address a question mark is none."""
+    """Returns whether a URL is a pattern. In the query of an HTTP address a question mark is not a wildcard."""
     return bool(MAGIC.search(urlsplit(url).path if scheme_of(url) in WEB else url))

@@ -1,4 +1,4 @@
-"""Which ids have a row of their own in a store."""
+"""Finds the ids that have a row in a store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from stoker.online_store.row_reader import TRIES, RowReader
 
 
 def found_ids(reader: RowReader, ids: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Which of int64 ids [n] have a row in the reader's version, bool [n] by table; of what the store has now.
+    """Returns which of int64 ids [n] have a row in the reader's version, bool [n] by table; reads the store's current
+    rows.
 
     Raises:
         StoreError: there is no such table, or versions change too fast.
@@ -26,5 +27,5 @@ def found_ids(reader: RowReader, ids: Mapping[str, np.ndarray]) -> dict[str, np.
             there = {table.name: read[table.number][0] for table, keys in wanted.items() if len(keys)}
             none = np.zeros(0, bool)
             return {name: there.get(name, none)[inverse] for name, (_, inverse) in unique.items()}
-        reader.refresh()  # the version is there no more
+        reader.refresh()  # the version no longer exists
     raise StoreError(f"the versions of {reader.place} change faster than they can be read")

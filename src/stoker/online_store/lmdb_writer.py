@@ -24,7 +24,7 @@ class LmdbWriter:
         self._meta, self._opened = self._made("meta"), dict[int, Any]()
 
     def _made(self, name: str) -> Any:
-        """A database, made if need be. Its transaction begins first, where waiting for a writer stops nobody else."""
+        """Opens or creates a database. Its transaction begins first, where waiting blocks no other thread."""
         transaction = self._at.environment.begin(write=True)
         try:
             with self._at.opening:
@@ -97,7 +97,7 @@ class LmdbWriter:
 
     @contextmanager
     def _changing(self, version: int, deltas: Sequence[TableDelta]) -> Iterator[Any]:
-        """A transaction in which rows of a version have changed."""
+        """A transaction that updates rows of a version."""
         if version not in [one.number for one in self.versions()]:
             raise StoreError(f"version {version} is gone")
         rows = self._rows(version)

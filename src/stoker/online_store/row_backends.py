@@ -1,4 +1,4 @@
-"""Where rows of an exported ranking model are read from: a folder of sorted shards, LMDB, or Redis.
+"""The backends that rows of an exported ranking model are read from: a folder of sorted shards, LMDB, or Redis.
 
 Imports nothing of Stoker; see `row_reader`.
 """
@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import numpy as np
 
 FORMAT = 2  # of manifests and keys; those of format 1 have no default rows
-MAP_SIZE = 1 << 40  # bytes that LMDB may grow to; the file is as long as what is in it
+MAP_SIZE = 1 << 40  # maximum size of an LMDB file in bytes; the file is as long as its content
 STORED_TYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "int8": np.int8}
 _SCALE = 4  # bytes of the float32 behind an int8 row
 _SIGN = np.uint64(1 << 63)
@@ -234,7 +234,7 @@ def _joined(table: StoredTable, values: list[bytes | None]) -> tuple[np.ndarray,
 
 
 def backend_of(place: str) -> FolderBackend | RedisBackend | LmdbBackend:
-    """What reads a folder or a URL."""
+    """Returns the backend of a folder or a URL."""
     scheme = place.partition("://")[0] if "://" in place else ""
     if scheme in ("redis", "rediss", "unix"):
         return RedisBackend(place)

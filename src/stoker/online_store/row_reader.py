@@ -5,7 +5,7 @@
 
 An id without a row has its table's default row, zeros unless the manifest has another. This file and `row_backends`
 import nothing else of Stoker: NumPy, and `redis` or `lmdb` for these stores, so that both can be copied into a service.
-How keys are written is in `docs/sparse.md`.
+`docs/sparse.md` describes the format of keys.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TRIES = 8  # to read while versions change
 
 
 class _RowCache:
-    """Rows of a table by id, in as many slots; of two ids of one slot the later one has it."""
+    """A cache of a table's rows by id, direct-mapped: a later id evicts the earlier one from its slot."""
 
     def __init__(self, table: StoredTable, slots: int, seconds: float) -> None:
         self._mask, self._seconds = np.uint64((1 << (max(1, slots) - 1).bit_length()) - 1), seconds
@@ -35,7 +35,7 @@ class _RowCache:
         return ((mixed >> np.uint64(32)) & self._mask).view(np.int64)
 
     def find(self, ids: np.ndarray, now: float) -> tuple[np.ndarray, np.ndarray]:
-        """Which ids are there, and the rows of all slots."""
+        """Returns which ids are cached, and the rows of all slots."""
         slots = self._slots(ids)
         return (self._ids[slots] == ids) & (self._until[slots] > now), self._rows[slots]
 
@@ -46,17 +46,17 @@ class _RowCache:
 
 
 class RowReader:
-    """Rows by id, of the current version of a store or of a stated one.
+    """Reads rows by id, of the current version of a store or of a fixed one.
 
     Args:
         place: a folder, ``lmdb://PATH`` or ``redis://HOST:PORT/DB``.
-        version: the one to read; None for the current one, also when another becomes it.
-        cache_rows: rows of each table that are kept here; 0 for none. Folders need no cache.
-        cache_seconds: how long. So a row is at most as old when it is used.
+        version: the version to read; None for the current one, also after it changes.
+        cache_rows: rows of each table that are cached here; 0 for none. Folders need no cache.
+        cache_seconds: expiry of a cached row, and so the maximum age of a row when it is used.
 
     Attributes:
         head: version and update, as of the last read.
-        backend: what it reads from.
+        backend: the store's backend.
 
     Raises:
         StoreError: there is nothing to read.
@@ -91,7 +91,8 @@ class RowReader:
         raise StoreError(f"{self.place} has no {name} of version {self.version}")
 
     def rows(self, ids: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Rows [n, width] of int64 ids [n] by table, or the default row. One round trip for what is not kept.
+        """Returns rows [n, width] of int64 ids [n] by table, or the default row. One round trip for rows not in the
+        cache.
 
         Raises:
             StoreError: there is no such table, or versions change too fast.

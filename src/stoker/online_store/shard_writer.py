@@ -21,9 +21,9 @@ def write_shards(
     """Writes an export.
 
     Args:
-        parts: rows of all tables, a shard each; of a table in the order of ids.
+        parts: rows of all tables, a shard each; those of a table ordered by id.
         manifest: to which the shards of each table are added.
-        files: written beside it.
+        files: further files to write.
     """
     shards: dict[int, list[dict[str, Any]]] = {number: [] for number in range(len(manifest["tables"]))}
     for part in parts:

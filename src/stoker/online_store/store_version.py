@@ -1,4 +1,4 @@
-"""What stores with versions have in common: changes of a table, a version, and how one is written."""
+"""The common parts of stores with versions: changes of a table, a version, and the protocol to write one."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ class StoredVersion:
 
 
 class StoreWriter(Protocol):
-    """A store with versions. Nothing that is done to a version changes another one."""
+    """A store with versions. A change of one version never affects another one."""
 
     place: str
 
     def begin(self) -> int:
-        """The number of a new version, which no reader sees."""
+        """Returns the number of a new version, which no reader sees."""
 
     def put(self, version: int, delta: TableDelta) -> None:
-        """Writes rows of a version that no reader sees yet, and takes others away."""
+        """Writes rows of a version that no reader sees yet, and deletes others."""
 
     def change(self, version: int, deltas: Sequence[TableDelta]) -> None:
         """Writes rows of a version that is read; what else belongs to the change follows by `update`.
@@ -71,23 +71,23 @@ class StoreWriter(Protocol):
         """Makes a version the current one."""
 
     def drop(self, version: int) -> None:
-        """Removes a version, or what is there of it."""
+        """Removes a version, or an incomplete one."""
 
     def current(self) -> int:
         """The current version; 0 where there is none."""
 
     def versions(self) -> list[StoredVersion]:
-        """Those that can be read, ascending."""
+        """Returns the readable versions, ascending."""
 
     def rows_of(self, version: int, table: StoredTable) -> int:
-        """How many rows of a table there are."""
+        """Returns the number of rows of a table."""
 
 
 def head_of(manifest: Mapping[str, Any], version: int) -> str:
-    """What changes with every update of a version."""
+    """Returns an identifier that changes with every update of a version."""
     return f"{version}.{manifest.get('updates', 0)}"
 
 
 def info_of(manifest: Mapping[str, Any]) -> str:
-    """What a list of versions shows of one, as JSON."""
+    """Returns a version's entry in a list of versions, as JSON."""
     return json.dumps({name: manifest.get(name) for name in ("run", "step", "made")})

@@ -18,7 +18,7 @@ PACKAGES = ("lmdb", "redis")
 
 
 def writer_of(place: str) -> StoreWriter:
-    """What writes to a URL.
+    """Opens the store at a URL for writing.
 
     Raises:
         UserError: it cannot be opened, or the package is not installed.
@@ -28,10 +28,10 @@ def writer_of(place: str) -> StoreWriter:
 
 
 def existing_store(place: str) -> StoreWriter:
-    """A store that is there already.
+    """Opens an existing store.
 
     Raises:
-        UserError: it is not, or cannot be opened.
+        UserError: it does not exist, or cannot be opened.
     """
     scheme = scheme_of(place)
     if not scheme:

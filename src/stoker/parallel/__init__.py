@@ -1,1 +1,1 @@
-"""Parallelism: what is applied to a single-device model, one file each."""
+"""Parallelisms, which are applied to a single-device model, one file each."""

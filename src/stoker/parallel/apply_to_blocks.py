@@ -1,4 +1,4 @@
-"""What is done to the blocks of a model, in its order: float8 products, compilation, recompute."""
+"""Applies float8 products, compilation and recompute to the blocks of a model, in this order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def apply_to_blocks(
     recompute: Recompute,
     float8: Float8 = "none",
 ) -> None:
-    """Float8, then compile, then recompute what is compiled.
+    """Applies float8, then compile, then recompute of the compiled blocks.
 
     Args:
         device: on which the blocks will compute.
@@ -29,7 +29,7 @@ def apply_to_blocks(
 
     Raises:
         CannotRun: the device has no float8 products.
-        UserError: the blocks cannot have what is asked for.
+        UserError: the blocks do not support a requested option.
     """
     float8_linears(model, float8, device)
     if compiled:

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from stoker.parallel.collectives import copy_to, sum_from
 
-_counted = [1.0]  # whether the samples of the pass at hand count, the innermost last
+_counted = [1.0]  # whether the samples of the current pass count, the innermost last
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The repeated blocks of a model, which recompute and compile are applied to."""
+"""The repeated blocks of a model, to which recompute and compile are applied."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import nn
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The members of the module list that holds the most parameters; empty where there is no such list."""
+    """Returns the members of the module list with the most parameters; empty if there is no such list."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     largest = max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters()), default=None)
     return list(largest) if largest is not None else []

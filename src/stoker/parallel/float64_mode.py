@@ -1,7 +1,7 @@
 """Arithmetic without rounding to float32: ``train.precision: fp64``.
 
-Modelling code computes norms, softmaxes and rotary angles in float32 whatever its weights are. Two layouts of a model
-sum the same numbers in a different order; a difference of 1e-16 before such a rounding can become 1e-7. Within
+Modelling code computes norms, softmaxes and rotary angles in float32 whatever the dtype of its weights. Two layouts of
+a model sum the same numbers in a different order; a difference of 1e-16 before such a rounding can become 1e-7. Within
 `in_float64` every request for float32 gives float64.
 """
 

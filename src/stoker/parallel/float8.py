@@ -18,14 +18,14 @@ from stoker.parallel.blocks import blocks_of
 Float8 = Literal["none", "tensorwise", "rowwise"]
 CAPABLE = {"tensorwise": (8, 9), "rowwise": (9, 0)}  # NVIDIA's compute capability with such products
 STEP = 16  # of a product's sizes
-ROUTERS = ("gate", "router")  # whose few outputs decide about experts: they stay as they are
+ROUTERS = ("gate", "router")  # whose few outputs select experts: they are not converted
 
 
 def float8_linears(model: nn.Module, recipe: Float8, device: torch.device) -> None:
-    """Gives the linear layers of the blocks float8 products, after their split over processes.
+    """Converts the linear layers of the blocks to float8 products, after their split over processes.
 
-    Layers whose sizes are no multiples of 16, and those of which a process computes only some outputs, stay as they
-    are. A CPU imitates the rounding and is slower by it.
+    Layers whose sizes are not multiples of 16, and those of which a process computes only some outputs, are not
+    converted. A CPU emulates the rounding and is slower with it.
 
     Args:
         recipe: a scale for each tensor, or for each row of a factor.

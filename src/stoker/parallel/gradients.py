@@ -1,4 +1,4 @@
-"""Gradients after a step's last backward pass: partial ones summed, ties joined, their norm over all processes."""
+"""Finishes gradients after a step's last backward pass: sums partial ones, joins ties, computes the global norm."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Gradients:
 
 
 def _norms(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The L2 norm of each, 0-d; one launch for all of a device and type instead of one each."""
+    """Returns the L2 norm of each tensor, 0-d; one launch for each device and dtype instead of one each."""
     return [norm for alike in _by_kind(tensors).values() for norm in torch._foreach_norm(alike)]
 
 

@@ -24,7 +24,7 @@ class Heads:
 
     @property
     def repeated(self) -> bool:
-        """Whether other processes hold the same key-value head."""
+        """Returns whether other processes have the same key-value head."""
         return self.keys[1] - self.keys[0] == 1 and self.group < self.query_heads // self.key_heads
 
     @property

@@ -1,7 +1,7 @@
-"""Tensors whose memory on the device is given back while they idle (as in DeepSpeed-Chat: Yao et al., 2023).
+"""Offloads idle tensors: frees their device memory while they are not used (as in DeepSpeed-Chat: Yao et al., 2023).
 
-Their bytes go to the host's memory and come back to the same tensors, so that whoever holds one, or a view of one,
-holds it still: optimizers, sharded parameters, models.
+Their bytes are copied to host memory and back into the same tensors, so that references to them and views of them
+(in optimizers, sharded parameters, models) stay valid.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch.distributed.tensor import DTensor
 
 
 class IdleOffload:
-    """Moves the bytes of tensors away and back.
+    """Moves the bytes of tensors to the host and back.
 
     Args:
-        tensors: gives those that there are. Of shards only what this process holds is moved; tensors of other types,
-            such as quantised weights, stay where they are.
+        tensors: returns the current tensors. Of sharded ones only this process' shard is moved; tensor subclasses,
+            such as quantised weights, are not moved.
     """
 
     def __init__(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
@@ -28,11 +28,11 @@ class IdleOffload:
 
     @property
     def bytes_away(self) -> int:
-        """Bytes that the device has back."""
+        """Freed bytes of device memory."""
         return sum(host.numel() for _, host in self._held)
 
     def leave(self) -> None:
-        """Moves the bytes to the host's memory; does nothing where they are there."""
+        """Moves the bytes to host memory; does nothing if they are there already."""
         if self._held:
             return
         found: dict[int, Tensor] = {}
@@ -53,7 +53,7 @@ class IdleOffload:
         for bytes_, host in self._held:
             bytes_.untyped_storage().resize_(host.numel())
             bytes_.copy_(host, non_blocking=True)
-        _wait_for(bytes_ for bytes_, _ in self._held)  # the host's memory is given back now
+        _wait_for(bytes_ for bytes_, _ in self._held)  # the host memory is freed now
         self._held = []
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Whether a model can have a layout, checked before any process starts."""
+"""Checks whether a model can have a layout, before any process starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker.parallel.head_split import share_heads
 
 
 def layout_problem(model: Any, layout: Layout, loaded: LoadedJob) -> Problem | None:
-    """Why a causal language model cannot have a layout, at the key that asks for it; None where it can.
+    """Returns why a causal language model cannot have a layout, at the key that requests it; None if it can.
 
     Args:
         model: on the meta device, its fused layers split.

@@ -43,7 +43,7 @@ def materialise(
 
 
 def rows_held(parameter: torch.Tensor, piece: Piece | None) -> Rows:
-    """The part of the whole tensor that a parameter holds on this process.
+    """Returns the part of the whole tensor that a parameter has on this process.
 
     Args:
         piece: of the whole tensor, before ``fully_shard``.

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from stoker.job.layout import Layout
 
-MESSAGE = 2**24  # numbers that are summed at once
+MESSAGE = 2**24  # elements that are summed in one message
 AXES = ("island", "pipe", "replica", "shard", "context", "tensor")
 Axis = Literal["island", "pipe", "data", "batch", "context", "tensor", "ends"]
 _LINES: dict[Axis, tuple[str, ...]] = {
@@ -85,12 +85,12 @@ class Mesh:
 
     @property
     def splits_sequence(self) -> bool:
-        """Whether tensor processes split rows between the regions of a block, in the pass that runs now."""
+        """Returns whether tensor processes split rows between the regions of a block, in the current pass."""
         return self.layout.sequence and not self._whole_rows
 
     @contextmanager
     def whole_rows(self) -> Iterator[None]:
-        """Within the block rows are not split: a row of one token, as in generation, cannot be."""
+        """A context in which rows are not split: a row of one token, as in generation, cannot be."""
         self._whole_rows = True
         try:
             yield
@@ -108,13 +108,13 @@ class Mesh:
 
     @property
     def data_index(self) -> int:
-        """Which of the ``layout.data`` portions of a batch this process takes."""
+        """The index of this process' portion of a batch, out of ``layout.data``."""
         replica = self.at("island") * (self.layout.replicas // self.layout.islands) + self.at("replica")
         return replica * self.layout.shard_size + self.at("shard")
 
     @property
     def is_first(self) -> bool:
-        """Whether this process is rank 0, which writes and prints."""
+        """Returns whether this process is rank 0, which writes and prints."""
         return self.rank == 0
 
     @cached_property
@@ -130,7 +130,7 @@ class Mesh:
 
 
 def sum_over(group: dist.ProcessGroup | None, *tensors: torch.Tensor) -> None:
-    """Sums tensors over a group, in place; those of one type share messages of at most `MESSAGE` numbers."""
+    """Sums tensors over a group, in place; those of one dtype share messages of at most `MESSAGE` elements."""
     if group is None:
         return
     by_type: dict[torch.dtype, list[list[torch.Tensor]]] = {}

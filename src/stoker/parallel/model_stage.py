@@ -32,11 +32,11 @@ class Whole(nn.Module):
         self.language, self.mesh, self.objective = language, mesh, objective
 
     def forward(self, inputs: Inputs | Callable[[], T], *, reading: Reading | None = None) -> Loss | tuple[Tensor] | T:
-        """The `Loss` of this process' targets.
+        """Computes the `Loss` of this process' targets.
 
         Args:
-            inputs: or what is called while the weights are gathered, and whose result is given.
-            reading: returns (what it reads) instead.
+            inputs: the inputs, or a function that is called while the weights are gathered; its result is returned.
+            reading: returns (its reading) instead.
         """
         if not isinstance(inputs, Inputs):
             return inputs()

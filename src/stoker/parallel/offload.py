@@ -48,7 +48,7 @@ class HostOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One step. Parameters without a gradient do not change."""
+        """Performs one step. Parameters without a gradient do not change."""
         for outer, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
             inner["lr"], inner["weight_decay"] = outer["lr"], outer["weight_decay"]
         self._down.follow_device()

@@ -1,4 +1,4 @@
-"""What a process has of a model that is spread over several."""
+"""A process' part of a model that is distributed over several."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ParallelModel:
     """This process' part of a model.
 
     Attributes:
-        model: holds the parameters; with a pipeline, a list of its stages.
+        model: contains the parameters; with a pipeline, a list of its stages.
         language: lays out rows; None for other modules.
         root: the module that is called for a forward pass; None with a pipeline.
         pipeline: runs the stages; None without a pipeline.

@@ -67,9 +67,9 @@ def spread(
         balance: the auxiliary loss of the routers, in one process.
         compiled: whether blocks are compiled.
         float8: recipe of the products of the blocks.
-        compute: type of matrix products under autocast, if any.
+        compute: dtype of matrix products under autocast, if any.
         apart: whether the passes of a step have different parameters, as those of a policy and its critic.
-        critic: a critic that is a model of its own; it becomes a part of the model.
+        critic: a separate critic model; it becomes a part of the model.
     """
     layout = mesh.layout
     balance = replace(balance, copies=layout.tensor) if balance is not None else None
@@ -114,7 +114,7 @@ def spread(
 
 @dataclass(frozen=True)
 class _Within:
-    """A model whose tensors are split, with the parameters of which a process holds a piece, or a partial gradient."""
+    """A model with split tensors, and the names of parameters with a piece or a partial gradient on this process."""
 
     language: LanguageModel
     pieces: dict[str, Piece]
@@ -242,7 +242,7 @@ def _partial(model: nn.Module, placed: Placed, prefix: str, layout: Layout) -> s
 
 
 def _held_in(model: nn.Module) -> torch.dtype:
-    """The type of the weights; of the frozen ones, if any, as trained ones beside them are wider."""
+    """Returns the dtype of the weights; of the frozen ones, if any, since trained ones are wider."""
     kinds = [p.dtype for p in model.parameters() if not p.requires_grad and p.is_floating_point()]
     return kinds[0] if kinds else next(p.dtype for p in model.parameters())
 

@@ -55,13 +55,13 @@ class Pipeline:
     _schedules: dict[tuple[int, int], Any] = field(default_factory=dict)
 
     def train(self, rows: Sequence[Inputs], scale: float | Tensor) -> list[Tensor]:
-        """Forward and backward passes of a step's micro-batches, rows of one length.
+        """Runs forward and backward passes of a step's micro-batches, rows of one length.
 
         Args:
             scale: factor of the losses.
 
         Returns:
-            The unscaled losses where the last stage is, in order; else nothing.
+            The unscaled losses on the process of the last stage, in order; else an empty list.
         """
         self._give(rows, scale)
         numbers = torch.arange(len(rows))
@@ -81,7 +81,7 @@ class Pipeline:
 
     @torch.no_grad()
     def read(self, row: Inputs, reading: Reading) -> Tensor | None:
-        """What is read from the forward pass of a row, where the last stage is."""
+        """Runs the forward pass of a row; returns the reading on the process of the last stage."""
         self._give([row], 1.0)
         for stage in self.stages:
             stage.reading = reading

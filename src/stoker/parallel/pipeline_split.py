@@ -1,4 +1,4 @@
-"""Cuts a model into pipeline stages, whose blocks keep their names."""
+"""Splits a model into pipeline stages, whose blocks keep their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recompute (activation checkpointing): keeps a block's input only (Chen et al., 2016)."""
+"""Recompute (activation checkpointing): saves a block's input only (Chen et al., 2016)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def recompute_blocks(model: nn.Module, which: Recompute = "full", family: Family
         family: gives the path of the feed-forward part.
 
     Raises:
-        UserError: the model has no list of blocks, or their feed-forward part is not known.
+        UserError: the model has no list of blocks, or their feed-forward part is unknown.
     """
     modules = blocks_of(model)
     if not modules:

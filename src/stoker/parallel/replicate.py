@@ -56,10 +56,10 @@ def _sum_in_bf16(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.fut
 
 
 class PowerSgd(PowerSGDState):
-    """What PowerSGD remembers of each bucket of gradients (Vogels et al., 2019).
+    """PowerSGD's state of each bucket of gradients (Vogels et al., 2019).
 
     Attributes:
-        finite: whether what it gave last was finite, by bucket: the same on all processes.
+        finite: whether the last result was finite, by bucket: the same on all processes.
     """
 
     def __init__(self, group: dist.ProcessGroup, **settings: Any) -> None:
@@ -68,7 +68,7 @@ class PowerSgd(PowerSGDState):
 
 
 def _power_sgd(state: PowerSgd, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Sums a bucket. What is remembered of a step that was not finite is dropped."""
+    """Sums a bucket. The state after a step that was not finite is dropped."""
     index = bucket.index()
     if index in state.finite and not state.finite.pop(index):
         for held in (state.q_memory_dict, state.p_memory_dict, state.error_dict):

@@ -25,18 +25,18 @@ def shard(
     *,
     whole: set[nn.Parameter] | None = None,
 ) -> None:
-    """Shards each block, and everything else with the root. Works on the meta device.
+    """Shards each block, and all other parameters with the root. Works on the meta device.
 
     Args:
         root: the module that is called for the forward pass.
-        compute: type that gathered weights are cast to; None for their own.
+        compute: dtype that gathered weights are cast to; None for their own.
         whole: parameters that are not sharded.
     """
     layout = mesh.layout
     offload = OffloadPolicy()
     if layout.offload == "params":
         offload = CPUOffloadPolicy(pin_memory=mesh.device.type == "cuda")
-    # Gradients are reduced in float32, or in float64 where they are.
+    # Gradients are reduced in float32, or in float64 if that is their dtype.
     types = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32 if compute else None)
     again = layout.shard == "zero3"
     for part in (*blocks, root):

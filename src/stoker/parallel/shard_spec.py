@@ -22,7 +22,7 @@ class Piece:
     shape: tuple[int, ...]
 
     def of(self, whole: Tensor) -> Tensor:
-        """This part of the whole tensor, a view."""
+        """Returns this part of the whole tensor, a view."""
         return whole if self.dim is None else whole.narrow(self.dim, self.start, self.stop - self.start)
 
 

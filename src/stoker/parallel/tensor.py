@@ -152,7 +152,7 @@ class _Splitter:
             layer.register_forward_hook(partial(_leave_row, self.mesh, bias))
 
     def _repeat(self, name: str, layer: nn.Module) -> None:
-        """Splits a key or value layer whose heads several processes need: each holds it whole and computes its head."""
+        """Splits a key or value layer whose heads several processes need: each replicates it and computes its head."""
         head, heads = self.heads.keys[0], self.heads.key_heads
         for inner, linear, side in _linears(layer):
             keys = ("weight", "bias") if linear.bias is not None else ("weight",)
@@ -242,7 +242,7 @@ def _own_experts(start: int, stop: int, _: nn.Module, args: tuple[Any, ...]) -> 
 
 
 def _factors_of_own(wrapper: Any, own: slice, adapter: str) -> tuple[Tensor, Tensor, float]:
-    """The LoRA factors of this process' experts; every process holds all factors."""
+    """Returns the LoRA factors of this process' experts; every process has all factors."""
     left, right, scaling = type(wrapper).get_delta_factors(wrapper, adapter)
     return left[own], right[own], scaling
 

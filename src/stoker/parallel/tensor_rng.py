@@ -3,7 +3,7 @@
 The default generator has the same state on all tensor processes, so that dropout on replicated activations agrees.
 Between the column and the row layers of a region each process has other heads or neurons: there the state is derived
 from the default one and the process' index. Recompute restores the default state at the start of a block, and so
-derives the same one.
+derives the same state again.
 """
 
 from __future__ import annotations

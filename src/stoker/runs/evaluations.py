@@ -1,9 +1,9 @@
-"""Evaluations that are kept in a run's folder.
+"""Evaluations that are stored in a run's folder.
 
-evaluations/<time>-<kind>.json     what was asked, of which data, and the figures; `VERSION` is its format
-evaluations/<time>-<kind>.jsonl    the rows behind the figures: each answer beside its scores
+evaluations/<time>-<kind>.json     the options, the data, and the figures; `VERSION` is its format
+evaluations/<time>-<kind>.jsonl    the rows behind the figures: each answer with its scores
 
-The first is written last: where it is there, both are whole. Reading them runs nothing.
+The first is written last: if it exists, both are complete. Reading them runs nothing.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Figure:
     """A number with its uncertainty.
 
     Attributes:
-        of: what was measured: a template, a task; empty where there is one thing only.
+        of: the subject of the measurement: a template, a task; empty if there is only one.
         name: the scorer or metric.
-        standard_error: None where it is not defined, as of one row.
-        rows: how many it is the mean of.
+        standard_error: None where it is not defined, as for one row.
+        rows: number of rows that it is the mean of.
         low, high: its confidence interval, where one was computed.
     """
 
@@ -47,16 +47,16 @@ class Figure:
 
 @dataclass(frozen=True)
 class KeptEvaluation:
-    """An evaluation as it is kept.
+    """A stored evaluation.
 
     Attributes:
         kind: ``answers``, ``prompts``, ``against``, ``tasks``.
         time: when it ended, seconds since 1970.
         model: the name of the run, folder or file.
         step: of the run's checkpoint; None without a run.
-        data: path and digest of the content of what was read, and how many rows.
+        data: path and content digest of the data, and the number of its rows.
         asked: the options that the figures depend on.
-        details: counts and verdicts beside the figures.
+        details: counts and verdicts in addition to the figures.
     """
 
     kind: str

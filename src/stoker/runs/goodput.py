@@ -80,9 +80,9 @@ class _Steps:
     """The steps of a run in the order of their times, as arrays (steps,).
 
     Attributes:
-        time: when each ended.
-        stall, data, work: seconds that it says it waited for a checkpoint, waited for samples, and computed.
-        kind: the index in `KINDS` of what its work was.
+        time: end of each step.
+        stall, data, work: recorded seconds of waiting for a checkpoint, of waiting for samples, and of computation.
+        kind: the index in `KINDS` of the kind of its work.
     """
 
     time: Numbers
@@ -168,10 +168,10 @@ def _split(steps: _Steps, events: Sequence[_Record]) -> Goodput:
 
 
 def _add_steps(parts: dict[Cause, float], steps: _Steps, which: slice, at: float, rest: Cause) -> float:
-    """Adds steps without an event between them, of which the first begins at ``at``; returns when the last ended.
+    """Adds consecutive steps without events, of which the first begins at ``at``; returns the end of the last.
 
     Args:
-        rest: the cause of the seconds before the first that it does not account for.
+        rest: the cause of the seconds before the first step that it does not account for.
     """
     ends = np.maximum.accumulate(np.concatenate([[at], steps.time[which]]))
     left = np.diff(ends)
@@ -223,7 +223,7 @@ def _steps(columns: Mapping[str, Numbers], *, repeated: bool) -> tuple[Numbers, 
 
 
 def _number(value: Any) -> float:
-    """A field of a line; not a number for anything else than one."""
+    """Returns a field of a line as a number; NaN for other values."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
 

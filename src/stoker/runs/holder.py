@@ -1,4 +1,4 @@
-"""The process that trains in a run's folder, found by the lock that it holds."""
+"""Finds the process that trains in a run's folder, by its lock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOCKS = Path("/proc/locks")
 
 
 def holder_of(folder: RunFolder) -> psutil.Process | None:
-    """The process that holds a run's lock on this machine; None where none does, or it cannot be found."""
+    """Returns the process that holds a run's lock on this machine; None if none does, or it cannot be found."""
     path = folder.path / LOCK
     if not path.is_file() or not folder.is_taken():
         return None
@@ -41,7 +41,7 @@ def _by_lock(path: Path) -> int | None:
 
 
 def _by_open_file(path: Path) -> int | None:
-    """Where there is no such table, or it names another device: the process of this user that has the file open."""
+    """Finds this user's process that has the file open, if there is no such table, or it names another device."""
     real = str(path.resolve())
     for process in psutil.process_iter():
         try:

@@ -1,4 +1,4 @@
-"""The runs below a folder and their state."""
+"""Lists the runs below a folder with their state."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from stoker.runs.run_folder import ENDS, RunFolder
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One run at a glance.
+    """A summary of one run.
 
     Attributes:
         state: ``running``, ``done``, ``stopped`` (continues with the same command), ``failed``, ``interrupted``
             (killed).
-        step, steps: reached, and in all; 0 where not known yet.
+        step, steps: reached, and in total; 0 if not known yet.
         loss, held_out_loss: the newest of each.
-        age: seconds since the last sign of life.
-        goodput: the split of its time; None where that is not known yet.
+        age: seconds since the last write.
+        goodput: the split of its time; None if it is not known yet.
     """
 
     path: str
@@ -37,7 +37,7 @@ class RunSummary:
 
 
 def list_runs(root: Path) -> list[RunSummary]:
-    """Every run in or below ``root``, the newest first; none that a hidden folder holds."""
+    """Returns every run in or below ``root``, the newest first, without hidden folders."""
     folders = {events.parent for events in root.glob("**/events.jsonl")} if root.is_dir() else set()
     shown = (folder for folder in folders if not any(part[0] == "." for part in folder.relative_to(root).parts))
     return sorted((summarise(RunFolder(folder)) for folder in shown), key=lambda run: run.age)

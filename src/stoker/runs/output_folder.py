@@ -1,4 +1,4 @@
-"""Whether a folder is a run or can become one: no other folder is written to, moved or removed."""
+"""Checks whether a folder is a run or can become one: no other folder is written to, moved or removed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from stoker.files import irregular
 
 LOCK = ".lock"
-# What a run writes into its folder. Nobody else writes the records.
+# The files of a run. Other programs do not write records.
 RECORDS = (LOCK, "environment.json", "plan.json", "metrics.jsonl", "repeated.jsonl", "events.jsonl", "lineage.json")
 FILES = (*RECORDS, "job.yaml")
 WRITTEN = (*FILES, "checkpoints", "logs", "tensorboard", "chaos")
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a run has begun in a folder: it holds a job and events, or a lock and nothing that is not a run's."""
+    """Returns whether a run has begun in a folder: it has a job and events, or a lock and only files of a run."""
     if not folder.is_dir():
         return False
     if (folder / "job.yaml").is_file() and (folder / "events.jsonl").is_file():
@@ -25,7 +25,7 @@ def is_run(folder: Path) -> bool:
 
 
 def is_of_run(job: Path) -> bool:
-    """Whether anything that only a run writes is beside a job file, or beside what it links to."""
+    """Returns whether files that only a run writes are beside a job file, or beside its link target."""
     folders = {job.parent, job.resolve().parent}
     return any(os.path.lexists(folder / name) for folder in folders for name in RECORDS) or any(
         any(folder.glob(pattern)) for folder in folders for pattern in ("checkpoints/*step-*", "logs/rank-*")
@@ -33,13 +33,13 @@ def is_of_run(job: Path) -> bool:
 
 
 def output_problem(folder: Path) -> tuple[str, str] | None:
-    """Why a job's ``output`` cannot be a run's folder, and what to write instead; None where it can."""
+    """Returns why a job's ``output`` cannot be a run's folder, with a suggestion; None if it can."""
     what = unwritable(folder) or _holds(folder)
     return (f"output: {folder} {what}", "give a folder of its own, such as runs/mine") if what else None
 
 
 def _holds(folder: Path) -> str:
-    """What in a folder prevents a run; empty where nothing does."""
+    """Describes the content of a folder that prevents a run; empty if there is none."""
     if not os.path.lexists(folder):
         return ""
     if is_run(folder):
@@ -54,7 +54,7 @@ def _holds(folder: Path) -> str:
 
 
 def unwritable(folder: Path) -> str:
-    """Why no files can be created in an existing or future folder; empty where they can."""
+    """Returns why no files can be created in an existing or future folder; empty if they can."""
     there = folder
     while not os.path.lexists(there):
         there = there.parent

@@ -14,7 +14,7 @@ from stoker.runs.run_folder import RunFolder
 FORMAT = 1
 GIB = 2**30
 NOT_CALIBRATED = "this machine was not calibrated: `stoker plan --calibrate` measures its rates"
-UNSETTLED = 2  # first steps of a start, in which memory is allocated and kernels are chosen
+UNSETTLED = 2  # first steps of a start, in which memory is allocated and kernels are selected
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Predicted:
         return f"{self.peak / GIB:.2f} GiB ({self.upper / GIB:.2f} at most), {self.seconds:.3g} s a step"
 
     def source(self) -> str:
-        """Where the rates behind the predicted time come from."""
+        """Describes the source of the rates behind the predicted time."""
         if self.corrected_by is not None:
             return f"corrected by the run {self.corrected_by}"
         return NOT_CALIBRATED if self.calibration is None else f"calibrated on {self.calibration}"

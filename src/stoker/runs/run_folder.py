@@ -4,14 +4,14 @@ job.yaml            the job as it was resolved on the machine
 environment.json    versions, device, git revision, data fingerprint
 plan.json           memory and time of a step as predicted, and as measured
 metrics.jsonl       one object a step
-repeated.jsonl      the metrics of steps that were done again: after a fault, or because training went back
-events.jsonl        what happened: started, resumed, evaluated, saved, stopped ... ; appended, never rewritten
+repeated.jsonl      the metrics of repeated steps: after a fault, or because training went back
+events.jsonl        events: started, resumed, evaluated, saved, stopped ... ; appended, never rewritten
 checkpoints/        step-00000060/ ...
-logs/               what each process printed, and how it failed
-tensorboard/        where train.tensorboard asks for it
+logs/               the output of each process, and its failure
+tensorboard/        if train.tensorboard is set
 lineage.json        of a stage: its job as written and the content of its inputs; see `stoker.train.lineage`
 merged-0123456789ab/  of a stage: its weights, for stages that begin with them; the name changes with them
-chaos/              faults that are to happen on purpose; see `stoker chaos`
+chaos/              faults to be injected; see `stoker chaos`
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from stoker.errors import DiskFailed, Problem, UserError
 from stoker.files import no_link, read_file, replace_file
 from stoker.runs.output_folder import LOCK, output_problem
 
-# Events of training that say how it stands; others, such as `exported`, can follow them.
+# Events that define the state of training; others, such as `exported`, can follow them.
 ENDS = ("started", "resumed", "done", "stopped", "failed", "interrupted")
-PATIENCE = 0.5  # seconds; listing the runs holds the lock for an instant
+PATIENCE = 0.5  # timeout in seconds; listing the runs holds the lock for an instant
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,14 @@ class StepMetrics:
         tokens: tokens that went through the model.
         trained_tokens: tokens with a loss.
         tokens_per_s: ``tokens / seconds``.
-        memory_gib: largest memory so far, GiB: of the device, or of the process on a CPU.
+        memory_gib: peak memory so far, GiB: of the device, or of the process on a CPU.
         seconds: wall time of the step.
         time: when it ended, seconds since 1970.
         samples: consumed so far, over the whole run.
-        data_seconds: spent on waiting for samples, of ``seconds``.
+        data_seconds: time of waiting for samples, included in ``seconds``.
         stall: seconds that training waited for checkpoints since the step before.
         effective: productive step time over wall time, of the whole run so far.
-        measures: what else the task measures, by name; each is a field of the line.
+        measures: further metrics of the task, by name; each is a field of the line.
     """
 
     step: int
@@ -124,7 +124,7 @@ class RunFolder:
             lock.release()
 
     def is_taken(self) -> bool:
-        """Whether a process is training in it."""
+        """Returns whether a process is training in it."""
         path = self.path / LOCK
         if not path.exists():
             return False
@@ -144,11 +144,11 @@ class RunFolder:
             file.write(_line({"time": round(time.time(), 3), "event": event, **values}).encode())
 
     def read_events(self) -> list[dict[str, Any]]:
-        """All events, oldest first."""
+        """Returns all events, oldest first."""
         return list(read_lines(self.events))
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All metrics, one a step."""
+        """Returns all metrics, one a step."""
         return list(read_lines(self.metrics))
 
     def forget_after(self, step: int) -> int:
@@ -179,7 +179,7 @@ class RunFolder:
         self._replace(self.lineage, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
 
     def is_done(self) -> bool:
-        """Whether training has reached its end, and has not begun again since."""
+        """Returns whether training has reached its end, and has not restarted since."""
         ends = [e["event"] for e in self.read_events() if e.get("event") in ENDS]
         return ends[-1:] == ["done"]
 
@@ -206,11 +206,11 @@ class MetricsWriter:
         measures = values.pop("measures")
         line = _line({**values, **measures}).encode()
         with writing(self._path):
-            while line:  # a disk that is filling up takes a part of it; the next write then says so
+            while line:  # a disk that is almost full accepts a part of it; the next write then raises
                 line = line[self._file.write(line) :]
 
     def flush(self) -> None:
-        """Puts everything on the disk, so that a checkpoint never outlives the metrics before it."""
+        """Syncs all lines to disk, so that a checkpoint never outlives the metrics before it."""
         with writing(self._path):
             os.fsync(self._file.fileno())
 

@@ -1,4 +1,4 @@
-"""The secret that the nodes of a run share."""
+"""Reads the secret that the nodes of a run share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST = 4096
 
 
 def read_secret(path: Path) -> bytes:
-    """The secret in a file: at least 32 bytes, or a hexadecimal text of them.
+    """Reads the secret in a file: at least 32 bytes, or their hexadecimal text.
 
     Raises:
         UserError: the file cannot be read, others can read it, or it is too short.

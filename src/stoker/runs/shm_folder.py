@@ -2,15 +2,15 @@
 
 heart-<rank>        the heartbeat of a process
 rank-<rank>/        its copies of the training state
-kept                where the copies are kept after the run's end: which run they belong to
-neighbour           there while the next of several nodes keeps copies, too
-sent-<rank>         when the newest copy of a rank was made that the next node has
+kept                if the copies are kept after the run's end: the run that they belong to
+neighbour           exists while the next of several nodes stores copies, too
+sent-<rank>         the time of a rank's newest copy that the next node has
 supervisor          process id of the node's supervisor
-cut-link            asks the supervisor to cut its node off, for so many seconds; see `stoker chaos`
-again               where a launcher starts the processes again, and nobody holds the folder meanwhile
+cut-link            asks the supervisor to cut its node off, for a number of seconds; see `stoker chaos`
+again               if a launcher restarts the processes, and no process holds the folder meanwhile
 
-A lock on the folder itself holds it. The lock ends with its process, in whatever way, and works across containers,
-where process ids differ.
+A process holds the folder by a lock on it. The lock ends with its process, in whatever way, and works across
+containers, where process ids differ.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ PREFIX = "stoker_"
 KEPT = "kept"
 AGAIN = "again"
 NEIGHBOUR, SENT, SUPERVISOR, CUT = "neighbour", "sent-", "supervisor", "cut-link"
-RESTART = 900.0  # seconds from the last copy in which a launcher may start the processes again
+RESTART = 900.0  # seconds from the last copy within which a launcher may restart the processes
 PATIENCE = 10.0  # seconds
 POLL = 0.02  # seconds
 _node = [""]  # of this process
 
 
 def on_node(name: str) -> None:
-    """Says which of a run's nodes this process belongs to: nodes that are on one machine each have a folder."""
+    """Sets the node that this process belongs to: several nodes on one machine each have a folder."""
     _node[0] = name
 
 
@@ -51,13 +51,13 @@ def this_node() -> str:
 
 
 def shared_folder(run: Path) -> Path:
-    """The folder in which the processes of a run on this machine share memory.
+    """Returns the folder in which the processes of a run on this machine share memory.
 
     Args:
-        run: the run's folder. Another one at the same path, of another container, has another place.
+        run: the run's folder. A folder at the same path in another container has another shared folder.
     """
     place = Path("/dev/shm")
-    if not os.access(place, os.W_OK):  # a system without one: the files are then where temporary files are
+    if not os.access(place, os.W_OK):  # a system without it: the files are then in the folder of temporary files
         place = Path(tempfile.gettempdir())
     path = run.resolve()
     identity = os.fsencode(path)
@@ -70,7 +70,7 @@ def shared_folder(run: Path) -> Path:
 
 
 def has_folder(run: Path) -> bool:
-    """Whether a run has its folder in shared memory, made by this user and writable by no other."""
+    """Returns whether a run has its folder in shared memory, made by this user and writable by no other."""
     try:
         found = shared_folder(run).lstat()
     except FileNotFoundError:
@@ -86,21 +86,21 @@ class SharedFolder:
         self.lock: int | None = None
 
     def hold(self, *, beside: bool = False, patience: float = PATIENCE) -> None:
-        """Holds the folder, creating it where it is missing.
+        """Locks the folder, and creates it if it is missing.
 
         Args:
-            beside: shared with others that also hold it so.
-            patience: seconds to wait for others; a clean-up of leftovers holds it for a moment.
+            beside: whether the lock is shared with other processes.
+            patience: seconds to wait for others; a clean-up of leftovers holds the lock for a moment.
 
         Raises:
-            RunFailed: others hold it, or it belongs to another user.
+            RunFailed: others hold the lock, or it belongs to another user.
         """
         deadline = time.monotonic() + patience
         while self.lock is None:
             try:
                 self.path.mkdir(mode=0o700, exist_ok=True)
                 self.lock = _locked(self.path, fcntl.LOCK_SH if beside else fcntl.LOCK_EX)
-            except OSError as error:  # a link or a file that somebody has put there
+            except OSError as error:  # a link or a file in its place
                 raise RunFailed(f"{self.path} cannot be used ({error.strerror}); remove it") from error
             if self.lock is None:
                 if time.monotonic() > deadline:
@@ -139,8 +139,8 @@ class SharedFolder:
 def shared_memory(run: Path) -> Iterator[SharedFolder]:
     """Gives the run its folder in shared memory; the caller holds the run's own folder.
 
-    It is empty at first and removed at the end. Where the run ends because the disk cannot be written, its copies are
-    kept for the same command to continue from. Leftovers of killed runs are removed: they would take memory until the
+    It is empty at first and removed at the end. If the run ends because the disk cannot be written, its copies are
+    kept for the same command to continue from. Leftovers of killed runs are removed, since they use memory until the
     machine restarts.
     """
     folder = SharedFolder(shared_folder(run))
@@ -159,10 +159,10 @@ def shared_with_others(
     """Shares a run's folder in shared memory with other processes of a launcher.
 
     Args:
-        clears: whether this process empties the folder before, unless it is kept.
+        clears: whether this process empties the folder first, unless it is kept.
         removes: whether this process removes it at the end.
-        again: whether the launcher starts the processes again where they fail: the copies are left to those.
-        wait: for the other processes.
+        again: whether the launcher restarts failed processes: the copies are left for those.
+        wait: waits for the other processes.
     """
     folder = SharedFolder(shared_folder(run))
     if clears:
@@ -181,7 +181,7 @@ def shared_with_others(
 
 @contextmanager
 def _ending(run: Path, folder: SharedFolder, *, removes: bool = True, again: bool = False) -> Iterator[None]:
-    """Removes, keeps or releases the folder at the end, depending on how the body ended."""
+    """Removes, keeps or releases the folder at the end, depending on the exception."""
     left = False
     try:
         yield
@@ -205,7 +205,7 @@ def _ending(run: Path, folder: SharedFolder, *, removes: bool = True, again: boo
 
 
 def is_kept(run: Path) -> bool:
-    """Whether a run's shared memory holds a state that could not be written to the disk."""
+    """Returns whether a run's shared memory has a state that could not be written to disk."""
     with suppress(OSError):
         return has_folder(run) and (shared_folder(run) / KEPT).read_text() == _identity(run)
     return False

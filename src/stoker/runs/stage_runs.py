@@ -13,7 +13,7 @@ RECORD = "stages.json"
 
 
 def record_of(staged: StagedJob) -> list[dict[str, Any]]:
-    """What the file holds."""
+    """Returns the content of the file."""
     return [
         {
             "name": stage.name,
