@@ -1,4 +1,4 @@
-"""Logging in and out, and who asks."""
+"""Routes of login, logout and the current user."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _AccountRoutes:
         self._wrong: dict[str, deque[float]] = {}  # times of wrong tokens, by the address that sent them
 
     async def me(self, request: Request) -> Any:
-        """Who asks; begins the session of a page that has no token."""
+        """Returns the current user; begins the session of a page that has no token."""
         session: Session | None = request.state.session
         account = account_of(request)
         cookie = ""
@@ -99,7 +99,7 @@ class _AccountRoutes:
         return response
 
     def audit_log(self, _: Request) -> Any:
-        """What was done, the newest first."""
+        """Returns the audit log, the newest first."""
         return {"lines": list(self.page.audit.lines())[::-1][:1000]}
 
     def script(self, request: Request) -> Any:

@@ -1,7 +1,7 @@
-"""Who uses the page: roles, tokens and sessions.
+"""Users of the page: roles, tokens and sessions.
 
-A session is a cookie that the server has signed; nothing of it is kept but the sessions that were ended early. It names
-its user and its end, and holds good while that user's token stays the same, so a page that starts again knows it.
+A session is a cookie that the server has signed; the server stores only the sessions that were ended early. The cookie
+contains its user and its expiry, and is valid while that user's token is unchanged, so sessions survive a restart.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Account:
     hash: str
 
     def may(self, role: str) -> bool:
-        """Whether the user may do what a role may."""
+        """Returns whether the user has the rights of a role."""
         return ROLES.index(self.role) >= ROLES.index(role)
 
 
@@ -82,10 +82,10 @@ class Accounts:
         self._read: tuple[tuple[int, int], tuple[Account, ...]] | None = None
 
     def all(self) -> tuple[Account, ...]:
-        """The users as they are now: a changed file counts from the next request on.
+        """Returns the current users: a changed file is read by the next request.
 
         Raises:
-            UserError: the file is wrong.
+            UserError: the file is invalid.
         """
         if self._settings.users is not None:
             found = self._settings.users.stat() if self._settings.users.is_file() else None
@@ -135,7 +135,7 @@ class Accounts:
         return Session(account, number, ends)
 
     def csrf_of(self, session: Session) -> str:
-        """What requests that change something have to repeat."""
+        """Returns the CSRF token of a session, which requests that change something must repeat."""
         return self._sign("csrf", session.id, session.account.hash)
 
     def end(self, session: Session) -> None:

@@ -1,4 +1,4 @@
-"""Actions: evaluations, exports, submissions; and the runs that were submitted elsewhere."""
+"""Routes of actions: evaluations, exports, submissions; and of runs that were submitted to other machines."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class _ActionRoutes:
         return {"command": ""}
 
     def targets(self, _: Request) -> Any:
-        """The names of targets.yaml with their kinds; nothing else of them."""
+        """Returns the names and kinds of the targets in targets.yaml, and nothing else from it."""
         from stoker.cluster.chosen_target import configuration
         from stoker.job.targets import KINDS
 

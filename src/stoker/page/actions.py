@@ -1,4 +1,4 @@
-"""Verbs that a person starts from the page, each with the options that it may have there: the table of actions.
+"""The table of actions: verbs that a user starts from the page, each with its allowed options.
 
 An action runs detached, as a job does, in a folder below ``actions/``, and is found again by its id.
 """
@@ -35,7 +35,7 @@ Option = Callable[["Asked", str, Any], list[str]]
 
 @dataclass(frozen=True)
 class Asked:
-    """Who asks for an action, and on what."""
+    """The user of an action, and its run."""
 
     page: Page
     account: Account
@@ -47,11 +47,11 @@ class Verb:
     """A verb as an action.
 
     Attributes:
-        subject: what it works on: ``run``, ``job`` (the run's, or one that is given), ``name`` (of a submitted run), or
-            empty for nothing.
+        subject: its argument: ``run``, ``job`` (the run's, or a given one), ``name`` (of a submitted run), or
+            empty for none.
         options: the allowed ones, by the name in the request.
-        fixed: words that always follow.
-        role: that is needed.
+        fixed: arguments that are always appended.
+        role: the required role.
     """
 
     subject: str
@@ -81,7 +81,7 @@ def _path(asked: Asked, name: str, value: Any) -> list[str]:
 
 
 def _templates(asked: Asked, name: str, value: Any) -> list[str]:
-    """Templates by name, which are kept as a file beside the jobs; or a file of them."""
+    """Returns templates by name, stored in a file beside the jobs; or the path of such a file."""
     if not isinstance(value, dict):
         return _path(asked, name, value)
     if not 2 <= len(value) <= 50 or not all(isinstance(text, str) and len(text) < 100_000 for text in value.values()):
@@ -233,7 +233,7 @@ class Actions:
         return action
 
     def _export_folder(self, asked: Asked, options: Mapping[str, Any]) -> str:
-        """A new folder below ``exports`` beside the runs: of the name that is asked for, or of the run's."""
+        """Returns a new folder below ``exports`` beside the runs, named by the request or the run."""
         assert asked.run is not None
         stem = f"{asked.run.name}-{as_word('format', options.get('format', 'merged'))}"
         if "to" in options:
@@ -246,7 +246,7 @@ class Actions:
         return shown_path(asked, path)
 
     def all(self) -> list[tuple[Action, Detached]]:
-        """All actions, the newest first."""
+        """Returns all actions, the newest first."""
         found = []
         for place in self._folder.iterdir():
             with suppress(PageError):

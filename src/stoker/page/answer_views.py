@@ -1,4 +1,4 @@
-"""Evaluations, rollouts and rows as the page shows them: a figure a line, a text with its tokens one by one."""
+"""Evaluations, rollouts and rows in the page's form: one line per figure, texts split into tokens."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from stoker.page.metric_series import Numbers
 from stoker.runs.evaluations import Figure, KeptEvaluation
 
 NORMAL = 1.96  # standard errors on each side of a 95 % interval
-LESS = "less "  # how the figures of a difference name the other model; see `stoker eval --against`
-LOWER = ("loss", "perplexity")  # measures of which less is better
+LESS = "less "  # prefix of a difference's figures, before the other model's name; see `stoker eval --against`
+LOWER = ("loss", "perplexity")  # metrics for which lower is better
 MOST_STEPS = 200
 TOKEN_VALUES = ("kl", "advantage", "value", "reward", "return", "old", "reference", "entropy", "sampled")
 
@@ -49,7 +49,7 @@ def _interval(figure: Figure) -> tuple[float | None, float | None]:
 
 
 def rollouts(answer: dict[str, Any]) -> list[dict[str, Any]]:
-    """The answers of `stoker rollouts --json`, each token with its text and what is known of it."""
+    """Returns the answers of `stoker rollouts --json`, each token with its text and figures."""
     return [
         {
             "prompt": each["prompt_text"],
@@ -100,7 +100,7 @@ def _row_tokens(sample: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def chosen_steps(steps: Numbers) -> list[int]:
-    """Steps of a run to choose from: all of them, or some spread evenly with the last."""
+    """Returns the steps of a run to choose from: all of them, or some spread evenly, with the last."""
     whole = sorted({int(step) for step in steps[np.isfinite(steps)].tolist()})
     every = -(-len(whole) // MOST_STEPS) or 1
     return whole[::-1][::every][::-1]

@@ -1,4 +1,4 @@
-"""The page's audit log: who did what, when, and the command that does the same. One JSON object a line."""
+"""The page's audit log: user, action, time, and the equivalent command. One JSON object a line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILE = "audit.jsonl"
 
 
 class AuditLog:
-    """Appends to a file that nothing rewrites."""
+    """An append-only log file."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
@@ -33,11 +33,11 @@ class AuditLog:
             file.flush()
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """All lines, oldest first."""
+        """Returns all lines, oldest first."""
         return read_lines(self.path)
 
     def script(self, base: Path, user: str = "") -> str:
-        """The actions that have a command, as a shell script; of all users, or of one."""
+        """Writes the actions that have a command as a shell script; of all users, or of one."""
         lines = ["#!/bin/sh", "set -e", f"cd {shlex.quote(str(base))}"]
         for line in self.lines():
             command = str(line.get("command", ""))

@@ -1,4 +1,4 @@
-"""Talking to a run."""
+"""Routes of the chat with a run."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def newest_weights(events: list[dict[str, Any]]) -> str:
 
 
 async def _events(answers: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
-    """The pieces of an answer as events; an error is the last of them."""
+    """Streams the pieces of an answer as events; an error is the last of them."""
     try:
         async for piece in answers:
             yield _event(piece)

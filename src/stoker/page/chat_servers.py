@@ -1,4 +1,4 @@
-"""Servers of models for the page's chat: one `stoker serve` for each run that is talked to, ended when it is idle."""
+"""Servers of models for the page's chat: one `stoker serve` for each run in use, ended when it is idle."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MOST = 3  # models in memory
 IDLE = 600.0  # seconds after which a model leaves memory
 LOOK_EVERY = 5.0
 LOADING = 600.0  # seconds for a model to be loaded
-SIGN = 2.0  # seconds between two signs of loading
-ANSWER = 600.0  # seconds of one answer
+SIGN = 2.0  # seconds between two progress events while loading
+ANSWER = 600.0  # timeout in seconds of one answer
 LISTENING = "listening on "
 CHATLESS = "no chat template"
 
@@ -33,10 +33,10 @@ class ChatServer:
     """A server of one run, or of one model.
 
     Attributes:
-        url: where it listens; empty while it loads.
+        url: its address; empty while it loads.
         models: the names that it answers to, the run's own first.
-        answers: that are being written.
-        weights: which of the run's it has read.
+        answers: number of answers in progress.
+        weights: the checkpoint of the run that it has loaded.
     """
 
     process: asyncio.subprocess.Process
@@ -62,7 +62,7 @@ class ChatServers:
         self._base, self._state = base, state
         self._servers: dict[str, ChatServer] = {}
         self._watch: asyncio.Task[None] | None = None
-        self._beginning = asyncio.Lock()  # two requests at once begin one server
+        self._beginning = asyncio.Lock()  # two concurrent requests start one server
 
     async def answer(
         self,
@@ -242,7 +242,7 @@ def _message_of(content: bytes) -> str:
 
 
 def _refusal(status: int, message: str) -> PageError:
-    """What the server of a model refuses with, in its words where it gives any."""
+    """Returns the error of a model's server, with its message if it has one."""
     if not message:
         return refused(502, "the server of the model failed")
     return passed_on(400 if status < 500 else 502, message)

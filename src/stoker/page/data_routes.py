@@ -1,4 +1,4 @@
-"""Data: uploads and their versions, the audit of a job's data, and its plan."""
+"""Routes of data: uploads and their versions, the audit of a job's data, and its plan."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class _DataRoutes:
         return self.uploads.as_json(upload)
 
     def upload(self, request: Request) -> Any:
-        """How much of a file has come."""
+        """Returns how much of a file has been uploaded."""
         return self.uploads.as_json(self.uploads.find(request.path_params["id"]))
 
     def all(self, _: Request) -> Any:
@@ -81,7 +81,7 @@ class _DataRoutes:
         return {"data": [self.uploads.as_json(upload) for upload in self.uploads.all()]}
 
     def file_rows(self, request: Request) -> Any:
-        """The rows of a file as they are written, after an offset or from the row of a number on."""
+        """Returns the unparsed rows of a file, after an offset or from a row number on."""
         query = request.query_params
         upload = self.uploads.find(request.path_params["id"])
         limit = number_of(query, "limit", default=50, least=1, most=MOST_ROWS)
@@ -143,17 +143,17 @@ class _DataRoutes:
         return shlex.join(shown(word, base) if isinstance(word, Path) else word for word in words)
 
     async def audit(self, request: Request) -> Any:
-        """What `stoker data` says of a job."""
+        """Returns the result of `stoker data` for a job."""
         return await self._audit(await self.jobs.given(request, await read_object(request)))
 
     async def plan(self, request: Request) -> Any:
-        """What `stoker plan` says of a job, here or on other devices."""
+        """Returns the result of `stoker plan` for a job, on this machine or on other devices."""
         body = await read_object(request)
         on = text_of(body, "on", default="", most=200) or text_of(body, "devices", default="", most=200)
         return await self._plan(await self.jobs.given(request, body), on)
 
     async def run_audit(self, request: Request) -> Any:
-        """The audit of the data that a run trains on, as it is now."""
+        """Returns the audit of the current state of a run's training data."""
         return await self._audit(await self.jobs.of_run(request))
 
     async def run_plan(self, request: Request) -> Any:

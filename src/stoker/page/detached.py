@@ -6,7 +6,7 @@ watcher.json   the same of its parent, which writes down its end
 out, err       what it printed
 ended.json     its exit code, and when it ended
 
-`python -m stoker.page.detached FOLDER` is its parent: it starts the process in a session of its own, and waits for it.
+`python -m stoker.page.detached FOLDER` is its parent: it starts the process in a separate session, and waits for it.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Detached:
     folder: Path
 
     def prepare(self, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str] | None = None) -> None:
-        """Writes down what is to be started."""
+        """Writes the process' description to its folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
         values = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env or {})}
         replace_file(self.folder / FILE, json.dumps(values))
 
     def start(self, env: Mapping[str, str] | None = None) -> None:
-        """Starts what was prepared, which nothing that happens to this process ends.
+        """Starts the prepared process, which outlives this one in any case.
 
         Args:
             env: further variables.
@@ -57,7 +57,7 @@ class Detached:
 
     @property
     def state(self) -> State:
-        """How it stands. ``lost``: its end was not seen, as after a power failure."""
+        """The state of the process. ``lost``: its end was not recorded, as after a power failure."""
         if self.code is not None:
             return "ended"
         begun = _read(self.folder / "begun.json")
@@ -84,7 +84,7 @@ class Detached:
         return _process_of(self.folder / "pid.json")
 
     def times(self) -> tuple[float | None, float | None]:
-        """When it began and when it ended, seconds since 1970."""
+        """The times of its start and its end, seconds since 1970."""
         return _read(self.folder / "begun.json").get("time"), _read(self.folder / "ended.json").get("time")
 
     def stop(self, number: int = signal.SIGTERM) -> bool:
@@ -97,7 +97,7 @@ class Detached:
         return True
 
     def output(self, name: Literal["out", "err"], *, offset: int = 0, most: int = 1 << 20) -> tuple[str, int]:
-        """What it printed from a byte on, and the offset of what comes next; its end where ``offset`` is below 0."""
+        """Returns its output from a byte offset on, and the next offset; the end of it if ``offset`` is below 0."""
         try:
             with open(self.folder / name, "rb", opener=regular) as file:
                 size = os.fstat(file.fileno()).st_size
@@ -109,7 +109,7 @@ class Detached:
 
 
 def spawn(arguments: Sequence[str], env: Mapping[str, str] | None = None) -> None:
-    """Starts Python with some arguments in a session of its own; a thread takes note of its end."""
+    """Starts Python with some arguments in a separate session; a thread waits for its end."""
     process = subprocess.Popen(
         [sys.executable, *arguments],
         env=env,

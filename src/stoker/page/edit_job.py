@@ -1,4 +1,4 @@
-"""Sets and removes keys of a job's YAML, its comments kept: what the page's form does to the text beside it."""
+"""Sets and removes keys of a job's YAML and keeps its comments: the page's form edits the text with it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ SHORT = {**MAIN_KEY, "data": SOURCE_KEY}  # blocks that a single value may stand
 
 
 def edited(text: str, edits: Iterable[tuple[str, Any]]) -> str:
-    """The text after some edits, in order.
+    """Returns the text after some edits, in order.
 
     Args:
-        edits: (key, value); a value of None removes the key, and the block that it leaves empty.
+        edits: (key, value); a value of None removes the key, and its block if that is then empty.
 
     Raises:
-        UserError: the text is no YAML, or a key leads into a value that holds no keys, beyond the end
+        UserError: the text is not YAML, or a key leads into a value without keys, beyond the end
             of a list, or into several sources.
     """
-    parse_document(text, file="job.yaml")  # with a message of ours where it is no YAML
+    parse_document(text, file="job.yaml")  # raises our own message if it is not YAML
     yaml = YAML()
     yaml.preserve_quotes = True
     yaml.width = WIDTH
@@ -58,7 +58,7 @@ def _set(data: CommentedMap, path: KeyPath, value: Any) -> None:
         and isinstance(data.get(block), dict | list)
         and not isinstance(value, dict | list)
     ):
-        path = (block, SHORT[block])  # `data: FILE` where the text has `data:` with keys of its own
+        path = (block, SHORT[block])  # `data: FILE` where the text has `data:` with its own keys
     if len(path) > 1 and block in SHORT:
         main = SHORT[block]
         now = data.get(block)

@@ -1,4 +1,4 @@
-"""Edits of a job's YAML by the keys of its form."""
+"""Routes of edits to a job's YAML by the keys of its form."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def edit_routes() -> list[Route]:
 
 
 async def edit(request: Request) -> Any:
-    """The text after the edits, its comments kept."""
+    """Returns the text after the edits, its comments kept."""
     body = await read_object(request)
     text, given = text_of(body, "yaml"), body.get("edits")
     if not isinstance(given, list) or len(given) > MOST_EDITS:

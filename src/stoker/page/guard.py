@@ -1,4 +1,4 @@
-"""What stands before every request: the host that is named, the session, the role, and where the request comes from."""
+"""Checks every request first: its host, its session, its role, and its origin."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class PageGuard:
         settings, headers = self._settings, request.headers
         host = headers.get("host", "")
         if is_loopback(settings.host) and not is_loopback(_name_of(host)):
-            # A page from elsewhere reaches loopback through a name of its own that points there.
+            # A site elsewhere could reach loopback by a DNS name of its own that resolves to it (DNS rebinding).
             raise refused(403, "only requests to a loopback address are answered", "open http://127.0.0.1")
         request.state.session = None
         # Not `request.url`: older releases of Starlette make it from the header Host.
@@ -92,10 +92,10 @@ class PageGuard:
             raise _login()
 
     def _check_change(self, request: Request, host: str) -> None:
-        """Refuses a change that is not asked for by this page.
+        """Refuses a change whose request does not come from this page.
 
         Raises:
-            PageError: it is not.
+            PageError: it does not.
         """
         try:
             origin = urlsplit(request.headers.get("origin", "")).netloc
@@ -130,10 +130,10 @@ def _name_of(host: str) -> str:
 
 
 def account_of(request: Request, role: str = "see") -> Account:
-    """The user of a request, who may do what a role may.
+    """Returns the user of a request, who must have the rights of a role.
 
     Raises:
-        PageError: the user may not, or has to log in first.
+        PageError: the user does not have them, or has to log in first.
     """
     session: Session | None = request.state.session
     account: Account | None = session.account if session is not None else request.app.state.accounts.admitted
@@ -210,7 +210,7 @@ def text_of(body: dict[str, Any], key: str, *, default: str | None = None, most:
 
 
 def flag_of(values: Any, key: str) -> bool:
-    """Whether something of a body or a query is set; not where it is missing.
+    """Returns a flag of a body or a query; False if it is missing.
 
     Raises:
         PageError: it is neither true nor false.

@@ -1,4 +1,4 @@
-"""Other tools' files become a job, as `stoker import` makes it."""
+"""Routes that import other tools' files as a job, as `stoker import` does."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _ImportRoutes:
     page: Page
 
     async def run(self, request: Request) -> Any:
-        """The job of some files, and what is lost of them."""
+        """Returns the job of some files, and the keys that are lost."""
         body = await read_object(request)
         one = {"name": body.get("file", "config.yaml"), "text": body.get("contents")}
         files = body.get("files", [one] if "contents" in body else None)

@@ -1,4 +1,4 @@
-"""A job's text checked by `stoker check`, once nothing in it leads where it may not."""
+"""Checks a job's text with `stoker check`, if none of its paths is forbidden."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def checked(
     except UserError as error:
         return list(error.problems), {}
     outside = await run_in_threadpool(path_problems, document, page.settings, account)
-    if outside:  # nothing that looks for the files may run: what it says would tell what is there
+    if outside:  # nothing that opens the files may run: its messages would reveal which files exist
         return sorted(outside + await run_in_threadpool(_written_problems, document), key=place), {}
     with written_job(page, text) as path:
         result = await page.verbs.run(["check", str(path), "--json", *(overrides or [])], seconds=CHECK_SECONDS)
@@ -53,7 +53,7 @@ async def checked(
 
 
 def devices_wanted(answer: dict[str, Any]) -> int:
-    """How many GPUs a job trains on, from what `stoker check` answers: its processes; 0 where the planner decides."""
+    """Returns the number of GPUs of a job, from the output of `stoker check`; 0 if the planner decides it."""
     found = []
     for each in answer.get("stages") or [answer]:
         parts = (each.get("job") or {}).get("parallel") or {}

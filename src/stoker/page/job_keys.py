@@ -1,4 +1,4 @@
-"""The keys of a job and the recipes, as a form needs them."""
+"""The keys of a job and the recipes, in the form that the page needs."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ USUAL = {  # keys that a form shows first; the others are folded
 
 
 def recipe_text(name: str) -> str:
-    """A recipe as it is kept: the few keys that make it."""
+    """Returns a recipe as it is stored, with its few keys."""
     return (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
 
 
 @cache
 def job_keys() -> list[dict[str, Any]]:
-    """Every key of the schema that holds a value."""
+    """Returns every key of the schema that has a value."""
     found = []
     for path in (*schema_paths(), *target_paths()):
         field, _ = field_at(_with_index(path))
@@ -58,7 +58,7 @@ def job_keys() -> list[dict[str, Any]]:
 
 
 def _with_index(path: KeyPath) -> KeyPath:
-    """A path with an index after each list of blocks, as `field_at` wants it."""
+    """Inserts an index after each list of blocks in a path, as `field_at` requires."""
     whole: KeyPath = ()
     for part in path:
         whole = (*whole, part)

@@ -1,4 +1,4 @@
-"""Which paths a job that comes through the page may name: runs, uploads, and the folders that the page was given."""
+"""The paths that a job from the page may name: runs, uploads, and the folders that the page was started with."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def allowed_folders(settings: PageSettings) -> tuple[Path, ...]:
 
 
 def is_inside(path: Path, folders: tuple[Path, ...]) -> bool:
-    """Whether a path, with its links followed, is in one of some folders."""
+    """Returns whether a path, with its links resolved, is in one of some folders."""
     try:
         real = path.resolve()
     except (OSError, RuntimeError, ValueError):
@@ -44,15 +44,15 @@ def is_inside(path: Path, folders: tuple[Path, ...]) -> bool:
 
 
 def document_of(text: str, name: str = "job.yaml") -> JobDocument:
-    """A job's text as data. Raises UserError for what is no mapping in YAML."""
+    """Parses a job's text. Raises UserError if it is not a YAML mapping."""
     return parse_mapping(text, file=name)
 
 
 def path_problems(document: JobDocument, settings: PageSettings, account: Account | None) -> list[Problem]:
-    """What in a job reaches outside of the allowed folders, or runs code where its author may not.
+    """Returns problems of a job that reaches outside of the allowed folders, or runs code without the right to.
 
     Args:
-        account: who asks for it; None where the job is only looked at, and no code is run for that.
+        account: its user; None if the job is only viewed, for which no code is run.
     """
     found: list[Problem] = []
     trusted = account is not None and account.may("admin")
@@ -132,7 +132,7 @@ def _is_store(text: str) -> bool:
 
 
 def _leads_on(url: str) -> bool:
-    """Whether a URL has another one inside."""
+    """Returns whether a URL contains another one."""
     return scheme_of(url) in WRAPPERS or "::" in url
 
 
@@ -142,7 +142,7 @@ def _shown(text: str) -> str:
 
 
 def _names_file(words: list[str], value: str, base: Path) -> bool:
-    """Whether a text at some keys leads to a file: it looks like a path, or there is something of its name."""
+    """Returns whether a text at some keys names a file: it looks like a path, or a file of that name exists."""
     if "\n" in value or len(value) > 4096:
         return False
     if URL.match(value):
@@ -150,7 +150,7 @@ def _names_file(words: list[str], value: str, base: Path) -> bool:
     parts, named = value.replace("\\", "/").split("/"), set(words[-1:]) & NAMED
     looked_for = (named and words[-1] != "template") or ("/" in value and not re.search(r"\s", value))
     if words[-1:] in WRITTEN or (looked_for and PATTERN.search(value)):
-        return True  # what a pattern leads to is not told by whether there is a file of its name
+        return True  # a pattern may match files although no file has its name
     if value.startswith(("/", "~")) or ".." in parts:
         return bool(set(words) & NAMED) or value.startswith("~") or os.path.lexists(base / value) or ".." in parts
     if "/" in value or named:
@@ -161,7 +161,7 @@ def _names_file(words: list[str], value: str, base: Path) -> bool:
 
 
 def _is_allowed(value: str, base: Path, folders: tuple[Path, ...]) -> bool:
-    """Whether a path is inside of the folders; a pattern is judged by the part before its first wildcard."""
+    """Returns whether a path is inside the folders; a pattern is checked by the part before its first wildcard."""
     if _is_lmdb(value):
         value = value[len("lmdb://") :]
     if URL.match(value) or not value:

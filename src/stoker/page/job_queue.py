@@ -1,8 +1,8 @@
-"""Jobs that wait for this machine's devices, and those that train: each is a folder below ``queue/``.
+"""The queue of jobs for this machine's devices, waiting and training: each is a folder below ``queue/``.
 
-One process for each page's folder of state starts them in their order, as GPUs become free:
-`python -m stoker.page.job_queue STATE`. It is no part of the page and ends when nothing is left to do; the page starts
-it again with the next job.
+One process for each page's folder of state starts them in order, as GPUs become free:
+`python -m stoker.page.job_queue STATE`. It is separate from the page and ends when the queue is empty; the page
+restarts it with the next job.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class JobQueue:
         return entry
 
     def entries(self) -> list[tuple[QueuedJob, Detached]]:
-        """All jobs, the oldest first; those that were taken out are not among them."""
+        """Returns all jobs, the oldest first, without removed ones."""
         found = []
         for place in sorted(self._folder.glob("[0-9]*")):
             with suppress(OSError, ValueError, TypeError):
@@ -116,7 +116,7 @@ class JobQueue:
         while (state := process.state) in ALIVE and time.monotonic() < until:
             if self.cancel(number) if state == "waiting" else process.stop():
                 return True
-            time.sleep(POLL / 5)  # it is starting, and its number is not known yet
+            time.sleep(POLL / 5)  # it is starting, and its process id is not known yet
         return False
 
     def start_starter(self) -> None:
@@ -124,7 +124,7 @@ class JobQueue:
         spawn(["-m", "stoker.page.job_queue", str(self._state)])
 
     def has_starter(self) -> bool:
-        """Whether such a process lives."""
+        """Returns whether the starter process is alive."""
         try:
             with FileLock(self._folder / STARTER_LOCK, timeout=0):
                 return False
@@ -145,7 +145,7 @@ class JobQueue:
             return
 
     def _start_next(self, gpus: Sequence[str]) -> bool:
-        """Starts the jobs for which there are devices, none before an earlier one; whether anything waits or runs."""
+        """Starts the jobs whose devices are free, none before an earlier one; returns whether any waits or runs."""
         with FileLock(self._folder / ENTRY_LOCK, timeout=10):
             entries = [(entry, process, process.state) for entry, process in self.entries()]
             running = [process for _, process, state in entries if state in ("starting", "running")]

@@ -1,4 +1,4 @@
-"""Jobs: recipes, the keys of a job, checking, starting, the queue, stopping and going on."""
+"""Routes of jobs: recipes, keys, checks, starting, the queue, stopping and resuming."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class _JobRoutes:
         return {"keys": [key for key in job_keys() if key["path"].split(".")[0] not in others], "tasks": list(TASKS)}
 
     async def check(self, request: Request) -> Any:
-        """What `stoker check` says of a job."""
+        """Returns the result of `stoker check` for a job."""
         body = await read_object(request)
         text = text_of(body, "yaml")
         problems, answer = await checked(self.page, text, account_of(request))
@@ -132,10 +132,10 @@ class _JobRoutes:
         return {"id": id_of(run), "number": entry.number, "command": command}
 
     def _output(self, document: JobDocument, name: str) -> tuple[Path, list[str]]:
-        """The folder of a job's run, and the override that says so.
+        """Returns the folder of a job's run, and the override that sets it.
 
         Raises:
-            PageError: there is a run in it already.
+            PageError: it has a run already.
         """
         settings = self.page.settings
         given = document.data.get("output") if isinstance(document.data, dict) else None
@@ -202,13 +202,13 @@ class _JobRoutes:
         return {"command": command, "gone": not path.exists()}
 
     async def resume(self, request: Request) -> Any:
-        """Goes on with a run from its newest checkpoint, with the command that began it."""
+        """Resumes a run from its newest checkpoint, with the command that began it."""
         account = account_of(request, "run")
         folder = await run_in_threadpool(self.page.run_of, request)
         return await run_in_threadpool(self._resume, folder, account)
 
     def _is_ending(self, folder: RunFolder) -> bool:
-        """Whether the run has recorded its end, and its process goes on for a moment."""
+        """Returns whether the run has recorded its end, but its process is still exiting."""
         summary, earlier = self.page.views.summary(folder), self.page.queue.of_run(folder.path)
         if summary["status"] == "running" or earlier is None or earlier[1].state != "running":
             return False
@@ -248,7 +248,7 @@ class _JobRoutes:
 
 
 def kept_job(folder: Path, name: str, text: str) -> Path:
-    """Writes a job into a file of its own, ``NAME-N.yaml``, which two requests at once cannot share."""
+    """Writes a job to a new file, ``NAME-N.yaml``, which two concurrent requests cannot share."""
     number = 1
     while True:
         path = folder / f"{name}-{number}.yaml"
@@ -262,10 +262,10 @@ def kept_job(folder: Path, name: str, text: str) -> Path:
 
 
 def slug(name: str) -> str:
-    """A name as the name of a folder.
+    """Converts a name to the name of a folder.
 
     Raises:
-        PageError: nothing of it is left.
+        PageError: it has no valid characters.
     """
     found = NAME.sub("-", name).strip("-.")[:80]
     if not found:
@@ -274,5 +274,5 @@ def slug(name: str) -> str:
 
 
 def shown(path: Path, base: Path) -> str:
-    """A path as a command shows it: relative to where the page was started, where it lies there."""
+    """Returns a path as a command shows it: relative to the page's folder if it is below it."""
     return os.path.relpath(path, base) if path.is_relative_to(base) else str(path)

@@ -1,4 +1,4 @@
-"""Verbs over a job: one that a request brings, or that of a run."""
+"""Runs verbs on a job: the one in a request, or that of a run."""
 
 from __future__ import annotations
 

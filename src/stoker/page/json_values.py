@@ -1,4 +1,4 @@
-"""Values that JSON has a text for."""
+"""Converts values to ones that JSON can represent."""
 
 from __future__ import annotations
 

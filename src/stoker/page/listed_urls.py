@@ -1,6 +1,6 @@
-"""Which stores and servers elsewhere a job may name: those that begin as a URL that the page was started with.
+"""The remote stores and servers that a job may name: URLs below one that the page was started with.
 
-Nothing here is asked of anybody: a URL is compared part by part, so that no spelling leads to another host.
+No request is sent: a URL is compared part by part, so that no spelling leads to another host.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ ODD = re.compile(r"[\\\x00-\x20\x7f]")  # what libraries read in different ways
 
 
 def is_remote(text: str) -> bool:
-    """Whether a text of a job is the address of a store or a server elsewhere."""
+    """Returns whether a string of a job is the address of a remote store or server."""
     return bool(URL.match(text)) and scheme_of(text) not in (*LOCAL, "lmdb")
 
 
 def is_listed(text: str, urls: Sequence[str]) -> bool:
-    """Whether a URL is one of some, or below one of them."""
+    """Returns whether a URL is one of some, or below one of them."""
     if not is_remote(text) or (found := _parts(text)) is None:
         return False
     return any(_is_below(found, known) for url in urls if (known := _parts(url)) is not None)
 
 
 def listing_problem(url: str) -> str:
-    """Why a URL cannot be given to a page for its jobs to use; empty where it can."""
+    """Returns why a URL cannot be allowed for a page's jobs; empty if it can."""
     if not is_remote(url):
         return f"{url[:80]} is no URL of a store"
     found = _parts(url)
@@ -45,7 +45,7 @@ def listing_problem(url: str) -> str:
 
 
 def _is_below(found: tuple[str, str, str], known: tuple[str, str, str]) -> bool:
-    if known[0] in STORES and known[2]:  # the path is a database or a socket, and has nothing below it
+    if known[0] in STORES and known[2]:  # the path is a database or a socket, with nothing below it
         return found == known
     return found[:2] == known[:2] and (f"{found[2]}/").startswith(f"{known[2]}/" if known[2] else "")
 

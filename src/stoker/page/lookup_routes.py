@@ -1,4 +1,4 @@
-"""A ranking model's lookup: scores of rows that are typed, or picked from the log that the run was trained on."""
+"""Routes of a ranking model's lookup: scores of typed rows, or of rows of the log that the run was trained on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from stoker.runs.run_folder import RunFolder
 
 FEATURES = "features.json"  # of a ranking run
 MOST_ROWS = 1000  # of a request
-LARGEST_EXACT = 2**53 - 1  # that every JSON reader keeps
+LARGEST_EXACT = 2**53 - 1  # the largest integer that every JSON reader preserves
 SHOWN = 100  # rows of a log in one answer
 
 

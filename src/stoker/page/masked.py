@@ -1,4 +1,4 @@
-"""Texts without the passwords and signatures of the URLs in them."""
+"""Masks passwords and signatures of URLs in texts."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ def _of_place(match: re.Match[str]) -> str:
 
 
 def masked_part(file: BinaryIO, offset: int, most: int) -> tuple[str, int]:
-    """Lines of a log from a byte on, masked, and where the next part begins.
+    """Returns lines of a log from a byte offset on, masked, and the offset of the next part.
 
-    A secret that is cut in two would not be recognised. So a part that begins within a line goes on at the next one,
-    and a line without its end is left for the next part where something in it could be masked.
+    A secret that is split in two would not be recognised. So a part that begins within a line starts at the next one,
+    and an incomplete last line is left for the next part if it could contain a secret.
 
     Args:
-        offset: where to begin; below 0 so that the part is the end of the log.
+        offset: where to begin; below 0 for the end of the log.
         most: bytes of the part; a longer line is left out.
     """
     size = file.seek(0, os.SEEK_END)
     begin = max(0, size - most) if offset < 0 else min(offset, size)
     file.seek(max(0, begin - 1))
-    content = file.read(most + 1) if begin else b"\n" + file.read(most)  # from the byte before, which may end a line
+    content = file.read(most + 1) if begin else b"\n" + file.read(most)  # with the preceding byte, which may end a line
     end = begin + len(content) - 1
     first = _LINE_END.search(content)
     if first is None:

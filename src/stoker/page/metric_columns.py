@@ -1,4 +1,4 @@
-"""Lines of ``metrics.jsonl`` as columns of numbers."""
+"""Converts lines of ``metrics.jsonl`` to columns of numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Numbers = NDArray[np.float64]
 
 
 class MetricColumns:
-    """A column for each key that has a number in some line; not a number where a line has none.
+    """A column for each key that has a number in some line; NaN where a line has none.
 
     Attributes:
         count: lines so far.
@@ -31,7 +31,7 @@ class MetricColumns:
         self._columns: dict[str, array[float]] = {}
 
     def add_lines(self, lines: Sequence[bytes]) -> None:
-        """Appends lines; what is no object of JSON is left out."""
+        """Appends lines; lines that are not JSON objects are left out."""
         rows = _objects(lines)
         if not rows:
             return
@@ -39,7 +39,7 @@ class MetricColumns:
         self.add(len(rows), {key: column for key, column in found.items() if column is not None}, rows[-1])
 
     def add(self, count: int, columns: Mapping[str, Numbers], last: dict[str, Any]) -> None:
-        """Appends columns of ``count`` lines, of which the last is given whole."""
+        """Appends columns of ``count`` lines, with the complete last line."""
         for key, values in columns.items():
             column = self._columns.get(key)
             if column is None:
@@ -56,7 +56,7 @@ class MetricColumns:
         return list(self._columns)
 
     def column(self, key: str, begin: int = 0) -> Numbers:
-        """A column from a line on, as an array of its own (count - begin,)."""
+        """Returns a copy of a column from a line on, (count - begin,)."""
         found = np.full(self.count - begin, np.nan)
         kept = self._columns.get(key)
         if kept is not None and len(kept) > begin:
@@ -65,7 +65,7 @@ class MetricColumns:
 
 
 def _objects(lines: Sequence[bytes]) -> list[dict[str, Any]]:
-    """The objects of some lines: all at once, which takes a third of the time, or each alone where one is spoilt."""
+    """Parses the objects of some lines: all at once, in a third of the time, or one by one if one is invalid."""
     whole = [line for line in lines if line]
     try:
         found = from_json(b"[%b]" % b",".join(whole), cache_strings="keys")
@@ -85,7 +85,7 @@ def _each(lines: Sequence[bytes]) -> Iterator[Any]:
 
 
 def _numbers(values: Sequence[Any]) -> Numbers | None:
-    """Values as numbers; None where none of them is one. What is true or false is no number."""
+    """Converts values to numbers; None if none of them is one. Booleans are not numbers."""
     kinds = set(map(type, values))
     if not kinds & {int, float}:
         return None
@@ -93,7 +93,7 @@ def _numbers(values: Sequence[Any]) -> Numbers | None:
         values = [value if type(value) in (int, float) else None for value in values]
     try:
         return np.array(values, dtype=np.float64)
-    except OverflowError:  # a whole number beyond the largest of 64 bits
+    except OverflowError:  # an integer beyond the range of float64
         return np.array([_finite(value) for value in values], dtype=np.float64)
 
 

@@ -1,8 +1,8 @@
-"""Columns of long runs kept on the disk, so that the next process of the page does not read their lines again.
+"""Columns of long runs, cached on disk, so that the next process of the page does not read their lines again.
 
-A file is a row of blocks, each a line of JSON (`Block`) and its columns as float64, one after the other. A block is
-appended as a run grows. A block that is broken, or not of this file of metrics, ends what is read: the lines after it
-are read from the metrics, which alone count.
+A file is a sequence of blocks, each a line of JSON (`Block`) followed by its columns as float64. A block is
+appended as a run grows. Reading stops at a block that is corrupt, or belongs to another file of metrics: the later
+lines are read from the metrics, which are authoritative.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ MOST_HEADER = 1 << 20  # bytes
 
 @dataclass(frozen=True)
 class Block:
-    """What a block holds.
+    """The header of a block.
 
     Attributes:
         inode: of the file of metrics.
         begin, end: the bytes of it that were read.
         ends: the digest of the last bytes before ``end``.
         count: lines.
-        keys: of the columns, in their order.
+        keys: of the columns, in order.
         last: the newest line.
         sum: CRC-32 of all the other values and the columns.
     """
@@ -58,8 +58,8 @@ class MetricIndex:
 
     def __init__(self, folder: Path, metrics: Path) -> None:
         self._path = folder / f"{hashlib.sha256(os.fsencode(metrics)).hexdigest()[:32]}.columns"
-        self._size = 0  # bytes of the file that this process knows to be right
-        self.end = 0  # bytes of the metrics in them
+        self._size = 0  # bytes of the file that this process has verified
+        self.end = 0  # bytes of the metrics that they cover
         self.count = 0  # lines in them
 
     def read(self, metrics: IO[bytes]) -> list[tuple[Block, dict[str, Numbers]]]:
@@ -86,9 +86,9 @@ class MetricIndex:
         return blocks
 
     def append(self, metrics: IO[bytes], end: int, columns: Mapping[str, Numbers], last: dict[str, Any]) -> None:
-        """Appends a block with the lines of the metrics from the last one on to ``end``.
+        """Appends a block with the lines of the metrics from the last block on to ``end``.
 
-        A file to which another process has written meanwhile is left as it is.
+        A file that another process has written to meanwhile is left unchanged.
         """
         data = b"".join(column.tobytes() for column in columns.values())
         count = len(next(iter(columns.values()), ()))
@@ -102,7 +102,7 @@ class MetricIndex:
             elif self._path.stat().st_size == self._size:
                 with open(self._path, "ab", opener=no_link) as file:
                     file.write(whole)
-        except OSError:  # a full disk costs time at the next start, nothing else
+        except OSError:  # a full disk only makes the next start slower
             pass
         self._size += len(whole)
         self.end, self.count = end, self.count + count

@@ -1,7 +1,7 @@
-"""Metrics of a run as columns of numbers, read once and then as the file grows, and made small for a curve.
+"""Metrics of a run as columns of numbers, read incrementally, and downsampled for a curve.
 
-Afterwards only new lines are read, so a window of any width is answered in milliseconds; the columns of long runs are
-kept on the disk as well. A curve has the mean, least and greatest value of each of its buckets: extremes are never
+Only new lines are read after the first time, so a window of any width is answered in milliseconds; the columns of long
+runs are also cached on disk. A curve has the mean, minimum and maximum of each of its buckets: extremes are never
 lost.
 """
 
@@ -46,7 +46,7 @@ class Curve:
     series: Mapping[str, tuple[Numbers, Numbers, Numbers]]
 
     def as_json(self) -> dict[str, Any]:
-        """As the API gives it."""
+        """Returns the curve in the API's form."""
         names = "mean", "min", "max"
         series = {key: dict(zip(names, map(plain, each), strict=True)) for key, each in self.series.items()}
         return {"total": self.total, "axis": self.axis, "x": plain(self.x), "series": series}
@@ -56,7 +56,7 @@ class MetricSeries:
     """The columns of one ``metrics.jsonl``.
 
     Args:
-        kept: a folder in which the columns of long runs are kept; None for none.
+        kept: a folder in which the columns of long runs are cached; None for none.
     """
 
     def __init__(self, path: Path, kept: Path | None = None) -> None:
@@ -71,7 +71,7 @@ class MetricSeries:
         self._columns = MetricColumns()
 
     def refresh(self) -> None:
-        """Reads what has been appended; everything, where the file is another one or has been cut."""
+        """Reads appended lines; all lines, if the file was replaced or truncated."""
         with self._lock:
             try:
                 with open(self._path, "rb", opener=no_link) as file:
@@ -88,13 +88,13 @@ class MetricSeries:
                 self._reset()
 
     def _restore(self, file: IO[bytes]) -> None:
-        """Takes the columns that an earlier process has kept."""
+        """Restores the columns that an earlier process has cached."""
         for block, columns in self._index.read(file) if self._index is not None else ():
             self._columns.add(block.count, columns, block.last)
             self._offset = block.end
 
     def _keep(self, file: IO[bytes]) -> None:
-        """Keeps the columns of new lines where they are many."""
+        """Caches the columns of new lines if there are many."""
         index, columns = self._index, self._columns
         if index is not None and columns.count - index.count >= WORTH:
             new = {key: columns.column(key, index.count) for key in columns.names()}
@@ -128,7 +128,7 @@ class MetricSeries:
             return self._columns.column(key)
 
     def columns(self, keys: Sequence[str]) -> dict[str, Numbers]:
-        """Some columns, of one length also while the file grows."""
+        """Returns some columns, of equal length even while the file grows."""
         with self._lock:
             return {key: self._columns.column(key) for key in keys}
 
@@ -176,10 +176,10 @@ def _mean(values: Numbers, starts: NDArray[np.int64]) -> Numbers:
 
 
 class SeriesCache:
-    """The columns of the runs that were asked for last.
+    """An LRU cache of the columns of runs.
 
     Args:
-        kept: a folder in which those of long runs are kept for the next process; None for none.
+        kept: a folder in which those of long runs are cached for the next process; None for none.
     """
 
     def __init__(self, kept: Path | None = None) -> None:
@@ -188,7 +188,7 @@ class SeriesCache:
         self._lock = threading.Lock()
 
     def of(self, path: Path) -> MetricSeries:
-        """The columns of a file as it is now."""
+        """Returns the up-to-date columns of a file."""
         with self._lock:
             series = self._kept.setdefault(path, MetricSeries(path, self._folder))
             self._kept.move_to_end(path)
@@ -199,11 +199,11 @@ class SeriesCache:
 
 
 def plain(values: Numbers) -> list[float | None]:
-    """Numbers as JSON has them: null for what is not finite, seven digits for the others."""
+    """Converts numbers to JSON values: null for non-finite ones, seven digits for the others."""
     finite = np.isfinite(values)
     size = np.abs(np.where(finite, values, 0.0))
     digits = 6 - np.floor(np.log10(np.where(size > 0, size, 1.0)))
-    exact = digits <= EXACT  # powers of ten that float64 has, so that a quotient is the nearest to its decimals
+    exact = digits <= EXACT  # powers of ten that float64 represents exactly, so that a quotient is rounded correctly
     up, down = 10.0 ** np.clip(digits, 0, EXACT), 10.0 ** np.clip(-digits, 0, None)
     rounded = np.where(exact & finite, np.rint(np.where(finite, values, 0.0) * up / down) * down / up, values)
     found: list[float | None] = rounded.tolist()

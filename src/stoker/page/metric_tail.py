@@ -1,4 +1,4 @@
-"""The newest lines of a run's metrics, for lists of many runs: without those before them."""
+"""Reads only the newest lines of a run's metrics, for lists of many runs."""
 
 from __future__ import annotations
 

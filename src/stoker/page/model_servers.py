@@ -1,8 +1,8 @@
 """Servers of models that outlive the page: each a detached `stoker serve` with a folder below ``servers/``.
 
-server.json  what it serves, where it listens, who started it
-token        what the page shows to it, which may load models and read ``/metrics``
-keys         the named keys of its callers, as `stoker keys` keeps them
+server.json  its models, its address, and the user who started it
+token        the page's own token, which may load models and read ``/metrics``
+keys         the named keys of its callers, as `stoker keys` writes them
 and the files of `stoker.page.detached`: process.json, pid.json, out, err, ended.json
 """
 
@@ -33,7 +33,7 @@ from stoker.page.verb import command_of
 
 ID = re.compile(r"[0-9a-f]{16}")
 NAME = re.compile(r"\w[\w.:@+-]{0,99}", re.ASCII)  # of a served model
-MOST = 16  # servers that run at once
+MOST = 16  # maximum number of running servers
 LISTENING = re.compile(r"^listening on (\S+)$", re.MULTILINE)
 RECORD, TOKEN, KEYS = "server.json", "token", "keys"
 STOPPING = 5.0  # seconds that a process which is starting is waited for
@@ -81,7 +81,7 @@ class ModelServers:
         return Detached(self.place(server.id))
 
     def all(self) -> list[ModelServer]:
-        """All servers, the newest first."""
+        """Returns all servers, the newest first."""
         found = []
         for place in (self.state / "servers").glob("*"):
             with suppress(PageError):
@@ -100,7 +100,7 @@ class ModelServers:
         raise missing("there is no server of this id", "GET /api/servers lists them")
 
     def start(self, models: Mapping[str, str], *, host: str, port: int, user: str) -> ModelServer:
-        """Starts a server with keys of its own, and returns at once.
+        """Starts a server with separate keys, and returns at once.
 
         Raises:
             PageError: too many run.
@@ -158,7 +158,7 @@ class ModelServers:
                 return f"kill {found.pid}"
             if time.monotonic() > until:
                 break
-            time.sleep(0.05)  # it is starting, and its number is not known yet
+            time.sleep(0.05)  # it is starting, and its process id is not known yet
         raise refused(409, "the server has ended already")
 
     def put_aside(self, server: ModelServer) -> str:
@@ -175,7 +175,7 @@ class ModelServers:
         return shlex.join(["mv", shown(place, self.base), shown(aside, self.base)])
 
     def address(self, server: ModelServer) -> str:
-        """Where it listens; empty while it loads its models."""
+        """Returns its address; empty while it loads its models."""
         found = LISTENING.search(self.process(server).output("out")[0])
         return found[1] if found else ""
 
@@ -196,7 +196,7 @@ class ModelServers:
         return {**asdict(server), **live, **files, "error": said[-1].removeprefix("error: ")[:500] if said else ""}
 
     def note_loaded(self, server: ModelServer, name: str, path: str) -> None:
-        """Writes down that a model is served, so that it is there when the server starts again."""
+        """Records that a model is served, so that it is loaded when the server restarts."""
         with self._lock(server):
             now = self.find(server.id)
             self._keep(replace(now, models={**now.models, name: path}))
@@ -208,13 +208,13 @@ class ModelServers:
             self._keep(replace(now, models={each: path for each, path in now.models.items() if each != name}))
 
     def live_address(self, server: ModelServer) -> str:
-        """Where a server listens now.
+        """Returns the address of a running server.
 
         Raises:
             PageError: it does not run, or loads its models.
         """
         address = self.address(server)
-        if self.process(server).process is None:  # another process may have the port by now
+        if self.process(server).process is None:  # another process may use the port by now
             raise refused(409, "the server does not run", "start it again")
         if not address:
             raise refused(409, "the server is loading its models", retry_after=1)
@@ -266,7 +266,7 @@ def model_name(text: str, taken: Sequence[str] = ()) -> str:
 
 
 def _refusal(answer: httpx2.Response) -> PageError:
-    """What a server refuses with, in its words where it gives any."""
+    """Returns the error of a server, with its message if it has one."""
     try:
         message = str(answer.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):

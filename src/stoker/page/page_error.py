@@ -1,4 +1,4 @@
-"""Errors of the page's API: one shape for all, with the place of what is wrong where there is one.
+"""Errors of the page's API, all of one shape, with the position of the problem if there is one.
 
 Texts are English; the browser says them in its own language by `static/texts.zh.json`, which has a form for each.
 """
@@ -16,12 +16,12 @@ _NAMED = re.compile(r"\{(\w+)\}")
 
 
 class PageError(Exception):
-    """A request that is not answered.
+    """A request that fails.
 
     Attributes:
         status: of HTTP.
-        problem: what is wrong, and what to do instead.
-        retry_after: seconds after which the client may try again; None where trying again does not help.
+        problem: the problem, and what to do instead.
+        retry_after: seconds after which the client may retry; None if a retry does not help.
     """
 
     def __init__(self, status: int, problem: Problem, *, retry_after: int | None = None) -> None:
@@ -43,28 +43,28 @@ def said(message: str, hint: str = "", **values: Value) -> Problem:
     """A problem in the page's own words.
 
     Args:
-        message, hint: literal texts, with ``{name}`` where a value stands.
+        message, hint: literal texts, with placeholders ``{name}`` for values.
     """
     return Problem(_filled(message, values), _filled(hint, values))
 
 
 def refused(status: int, message: str, hint: str = "", *, retry_after: int | None = None, **values: Value) -> PageError:
-    """The error of a request that is refused, in the page's own words; see `said`."""
+    """Returns the error of a refused request, with a message of the page; see `said`."""
     return PageError(status, said(message, hint, **values), retry_after=retry_after)
 
 
 def wrong(message: str, hint: str = "", **values: Value) -> PageError:
-    """The error of a request that cannot be answered as it is; see `said`."""
+    """Returns the error of an invalid request; see `said`."""
     return PageError(400, said(message, hint, **values))
 
 
 def missing(message: str, hint: str = "", **values: Value) -> PageError:
-    """The error of a request for something that is not there; see `said`."""
+    """Returns the error of a request for something that does not exist; see `said`."""
     return PageError(404, said(message, hint, **values))
 
 
 def passed_on(status: int, text: str) -> PageError:
-    """The answer for what a verb or a server that the page started says, in its words."""
+    """Returns an error with the message of a verb or a server that the page started."""
     return PageError(status, Problem(text[:500]))
 
 
@@ -80,7 +80,7 @@ def problem_json(problem: Problem) -> dict[str, Any]:
 
 
 def _filled(template: str, values: Mapping[str, Value]) -> str:
-    """A template with its values, numbers with their thousands apart."""
+    """Fills a template with its values, numbers with thousands separators."""
     return _NAMED.sub(lambda found: _shown(values[found[1]]), template)
 
 

@@ -1,4 +1,4 @@
-"""The answers of the API that a report holds: of some runs, without what belongs to the machine alone."""
+"""The API's answers in a report: those of some runs, without data of the machine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A report as one HTML file: the page's own modules, words and styles inside it, with the data that they show.
+"""Writes a report as one HTML file: the page's own modules, texts and styles, with the data that they show.
 
 Modules become `data:` addresses in an import map, since modules inside a file have no addresses of their own. The file
-has a policy that forbids every request, so nothing leaves the machine of whoever opens it.
+has a content policy that forbids every request, so no data leaves the reader's machine.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _IMPORT = re.compile(r"""(?P<before>\bfrom\s*|\bimport\(\s*|\bimport\s+)"(?P<pat
 
 
 def report_html(answers: Mapping[str, Any], language: str = "") -> str:
-    """The file's text.
+    """Returns the file's text.
 
     Args:
-        answers: what the API answers, by address without its query: ``/api/runs``, ``/api/runs/ID``,
+        answers: the API's answers, by address without its query: ``/api/runs``, ``/api/runs/ID``,
             ``/api/runs/ID/events``, ``/api/runs/ID/metrics`` ...
         language: ``en`` or ``zh``; empty for that of the reader's browser.
     """

@@ -1,4 +1,4 @@
-"""What routes share: the parts of the page, and endpoints whose errors have the API's shape."""
+"""Base of all routes: the parts of the page, and endpoints whose errors have the API's shape."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Page:
 
 
 def route(path: str, answer: Answer, *, method: str = "GET", role: str = "see") -> Route:
-    """A route whose answer is JSON, or a response of its own, for users who may do what a role may."""
+    """Returns a route whose answer is JSON or a custom response, for users with the rights of a role."""
 
     async def endpoint(request: Request) -> Response:
         try:
@@ -62,7 +62,7 @@ def route(path: str, answer: Answer, *, method: str = "GET", role: str = "see") 
             return error_response(of_user_error(error))
         except (ClientDisconnect, asyncio.CancelledError):
             raise
-        except Exception:  # a bug: said where the page runs, and nothing of it where it is asked
+        except Exception:  # a bug: it is logged on the server, and the client gets no details
             logging.getLogger("stoker.page").exception("%s %s", request.method, request.scope["path"])
             return error_response(refused(500, "the page failed; its log has the reason"))
         return found if isinstance(found, Response) else json_response(found)

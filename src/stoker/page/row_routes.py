@@ -1,4 +1,4 @@
-"""Rows of a job's data token by token: by themselves, packed as a run trains on them, and with their losses."""
+"""Routes of a job's data rows, token by token: single rows, packed sequences of a run, and their losses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stoker.page.routing import Page, route
 from stoker.page.uploads import MOST_ROWS
 from stoker.runs.run_folder import RunFolder
 
-MOST_MEASURED = 200  # sequences whose losses are asked for at once
+MOST_MEASURED = 200  # sequences whose losses can be requested together
 
 
 def row_routes(page: Page) -> list[Route]:
@@ -79,7 +79,7 @@ class _RowRoutes:
 
 
 def _checkpoints(folder: RunFolder, base: Path) -> list[int] | None:
-    """The steps that a run has checkpoints of; None where they lie at a URL, which is not asked."""
+    """Returns the steps of a run's checkpoints; None if they are at a URL, which is not queried."""
     place = place_of(load_job(folder.job).job.checkpoint.to, base=base, otherwise=folder.checkpoints)
     return Store(place).steps() if isinstance(place, Path) else None
 

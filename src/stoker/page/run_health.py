@@ -1,4 +1,4 @@
-"""Whether a run is all right: its data, memory, speed, use of time and faults, each with a level."""
+"""Rates the health of a run: its data, memory, speed, use of time and faults, each with a level."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from stoker.runs.goodput import Goodput
 from stoker.runs.plan_comparison import read_comparison
 from stoker.runs.run_folder import RunFolder
 
-RECENT = 50  # steps whose median speed counts
-SLOW, VERY_SLOW = 1.25, 2.0  # measured over predicted step time; of catalogue figures nothing is said
-OVER = 1.0  # of the memory that the plan allows at most
+RECENT = 50  # steps that the median speed is computed over
+SLOW, VERY_SLOW = 1.25, 2.0  # measured over predicted step time; catalogue figures are not rated
+OVER = 1.0  # fraction of the plan's upper bound of memory
 GOOD, POOR = 0.85, 0.5  # productive share of the wall time
 YOUNG = 120.0  # seconds of a run within which starting up weighs too much to be judged
 LOST, MANY_LOST = 0.01, 0.1  # share of rows dropped
@@ -27,12 +27,12 @@ Level = Literal["ok", "warn", "bad"]
 
 @dataclass(frozen=True)
 class Health:
-    """The state of one side of a run.
+    """The health of one aspect of a run.
 
     Attributes:
         what: ``data``, ``memory``, ``speed``, ``goodput`` or ``faults``.
-        value: the numbers that it is judged by, in the units that their names say.
-        key: of the message, for the page's table of messages.
+        value: the numbers behind the level, in the units that their names give.
+        key: of the message, in the page's table of messages.
     """
 
     what: str
@@ -127,12 +127,12 @@ def _faults(events: list[dict[str, Any]]) -> Health:
 
 
 def whole_number(value: Any) -> int:
-    """The whole part of what is a finite number; 0 for anything else."""
+    """Returns the integer part of a finite number; 0 for other values."""
     found = finite_number(value)
     return int(found) if found is not None else 0
 
 
 def finite_number(value: Any) -> float | None:
-    """What is a finite number; None for anything else that a file may have in its place."""
+    """Returns a finite number; None for any other value that a file may have in its place."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if is_number else None

@@ -1,4 +1,4 @@
-"""Runs by id. An id is made from a folder's path and leads back to it through this list alone: it is no path."""
+"""Runs by id. An id is derived from a folder's path and resolved only through this index: it is not a path."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RunIndex:
         self._looked = -FRESH
 
     def all(self) -> dict[str, RunFolder]:
-        """Every run, by id."""
+        """Returns every run, by id."""
         with self._lock:
             if time.monotonic() - self._looked > FRESH:
                 self._known = {id_of(path): path for root in self.roots for path in _runs_below(str(root), DEPTH)}
@@ -60,7 +60,7 @@ class RunIndex:
 
 
 def is_run_file(path: Path) -> bool:
-    """Whether a file of a run is there, and is no link."""
+    """Returns whether a file of a run exists, and is not a link."""
     return path.is_file() and not path.is_symlink()
 
 

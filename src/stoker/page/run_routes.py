@@ -1,4 +1,4 @@
-"""Runs: lists, curves, events, logs, and a stream of what is new."""
+"""Routes of runs: lists, curves, events, logs, and a stream of updates."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ MOST_POINTS = 5_000
 MOST_KEYS = 64
 LOG_BYTES = 256 << 10
 POLL = 1.0  # seconds between two looks of a stream
-LOOK_EVERY = 2.0  # seconds between two looks at a status where no file has changed
-SESSION_EVERY = 5.0  # seconds after which a stream looks again whether its session goes on
+LOOK_EVERY = 2.0  # seconds between two checks of the status if no file has changed
+SESSION_EVERY = 5.0  # seconds between a stream's checks of its session
 BATCH = 500  # lines in one event of a stream
 _LOG = re.compile(r"rank-(\d{1,6})\.log")
 _RESUME = re.compile(r"(\d{1,18})-(\d{1,18})")
@@ -61,7 +61,7 @@ class _RunRoutes:
     page: Page
 
     def list(self, _: Request) -> Any:
-        """All runs, and jobs that have no run yet, the newest first."""
+        """Returns all runs, and jobs without a run yet, the newest first."""
         runs = {key: self.page.views.summary(folder) for key, folder in self.page.runs.all().items()}
         for entry, process in self.page.queue.entries():
             key = id_of(Path(entry.run))
@@ -115,7 +115,7 @@ class _RunRoutes:
         return {"samples": self.page.views.samples(self.page.run_of(request))}
 
     def log(self, request: Request) -> Any:
-        """A part of a rank's log; without a rank, what the command that started the run has printed."""
+        """Returns a part of a rank's log; without a rank, of the output of the command that started the run."""
         query = request.query_params
         offset = number_of(query, "offset", default=-1, least=-1)
         key = request.path_params["id"]
@@ -141,7 +141,7 @@ class _RunRoutes:
         return stream(self._while_admitted(request, self._news(folder, *position)))
 
     async def _while_admitted(self, request: Request, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The parts of a stream until the session that asked for it has ended."""
+        """Yields the parts of a stream until its session has ended."""
         settings, accounts, checked = self.page.settings, self.page.accounts, time.monotonic()
         cookie = request.cookies.get(cookie_name(settings), "")
         async for part in parts:
@@ -149,7 +149,7 @@ class _RunRoutes:
                 try:
                     if accounts.session_of(cookie) is None:
                         return
-                except UserError:  # the file of users is wrong
+                except UserError:  # the file of users is invalid
                     return
                 checked = time.monotonic()
             yield part
@@ -181,7 +181,7 @@ class _RunRoutes:
 
 
 def _status(summary: dict[str, Any], process: Detached) -> str:
-    """The status of a run, of which a process waits, or has begun and written nothing yet."""
+    """Returns the status of a run whose process is queued, or has begun and not written anything yet."""
     status, state = str(summary["status"]), process.state
     if state == "waiting":
         return "queued"

@@ -1,4 +1,4 @@
-"""What belongs to a run: evaluations, rollouts, files, stacks; forks, removal and its undoing."""
+"""Routes of a run's tools: evaluations, rollouts, files, stacks; forks, removal and its undoing."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class _RunTools:
         return {"stacks": found}
 
     async def fork(self, request: Request) -> Any:
-        """A new run like an earlier one: its job to be edited, or a copy that goes on from the newest checkpoint."""
+        """Forks a run: returns its job for editing, or starts a copy from the newest checkpoint."""
         body = await read_object(request)
         folder = await run_in_threadpool(self.page.run_of, request)
         start = text_of(body, "from", default="job", most=20)

@@ -1,4 +1,4 @@
-"""Servers of models: deploying and retiring runs and adapters, keys, traffic."""
+"""Routes of model servers: deploying and retiring runs and adapters, keys, traffic."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class _ServerRoutes:
         return {"models": rows, "command": self.servers.curl(server, "/v1/models")}
 
     async def load(self, request: Request) -> Any:
-        """Serves the adapter of a run, or of a folder, beside the models that a server has."""
+        """Serves the adapter of a run or a folder on a running server, in addition to its models."""
         body = await read_object(request)
         server = await run_in_threadpool(self._server, request)
         path, name = await run_in_threadpool(self._asked, body)
@@ -188,7 +188,7 @@ class _ServerRoutes:
         return shlex.join(["stoker", "keys", shown(file, self.page.settings.base), *words])
 
     def _asked(self, body: dict[str, Any]) -> tuple[str, str]:
-        """The folder of what is to be served, and its name."""
+        """Returns the folder to be served, and its name."""
         base = self.page.settings.base
         if "path" in body:
             given = text_of(body, "path", most=4096)
@@ -202,10 +202,10 @@ class _ServerRoutes:
         return shown(folder, base), name
 
     def _check(self, folder: Path) -> None:
-        """Refuses what is not in a folder of the page, or a run whose job reaches out of them or runs code.
+        """Refuses a folder outside of the page's, or a run whose job reaches out of them or runs code.
 
         Raises:
-            PageError: it is.
+            PageError: it is one.
         """
         settings = self.page.settings
         if not is_inside(folder, allowed_folders(settings)) or not folder.is_dir():
@@ -215,4 +215,4 @@ class _ServerRoutes:
             refuse(path_problems(document_of(job_text(run)), settings, None))
         elif adapter.is_file():
             text = read_file(adapter)[:LARGEST_CONFIG].decode("utf-8", "replace")
-            refuse(path_problems(document_of(text, CONFIG), settings, None))  # names a base, and JSON is YAML
+            refuse(path_problems(document_of(text, CONFIG), settings, None))  # it names a base, and JSON is YAML

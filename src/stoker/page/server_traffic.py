@@ -1,4 +1,4 @@
-"""Traffic and latency of a server of models, by model and key, from what its ``/metrics`` shows."""
+"""Traffic and latency of a server of models, by model and key, from its ``/metrics``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNASKED = ("/health", "/metrics", "/v1/models")  # paths whose requests are no t
 
 @dataclass
 class _Row:
-    """What was counted for one model and key; ``times`` are cumulative counts by the upper bound of their bucket."""
+    """Counts of one model and key; ``times`` are cumulative counts by the upper bound of their bucket."""
 
     counts: dict[str, float] = field(default_factory=dict)
     times: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))

@@ -1,4 +1,4 @@
-"""What a page was started with: the folders that it reads and writes, its address, and how users are recognised."""
+"""Settings of a page: the folders that it reads and writes, its address, and its authentication."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ SESSION_SECONDS = 12 * 3600
 
 @dataclass(frozen=True)
 class PageSettings:
-    """What a page was started with.
+    """The settings that a page was started with.
 
     Attributes:
-        host: the address that is listened on.
-        port: of the address; part of the cookie's name, as browsers keep one set of cookies for all ports.
+        host: the address to listen on.
+        port: of the address; part of the cookie's name, as browsers share cookies between all ports.
         runs: the folders that are searched for runs; new ones are made in the first.
         data: further folders that jobs may read data and models from.
-        state: what the page keeps: uploads, jobs, the queue, actions, the audit log.
-        base: where relative paths of jobs begin: the folder in which `stoker ui` was started.
-        token: what the only user sends to log in; None where everyone who reaches a loopback address is admitted.
+        state: the page's own files: uploads, jobs, the queue, actions, the audit log.
+        base: the base of relative paths in jobs: the folder in which `stoker ui` was started.
+        token: the single user's login token; None to admit everyone who reaches a loopback address.
         users: the file of users; None with one user or none.
         secure: whether the address is served with TLS.
-        urls: how the addresses of stores begin that all jobs may name; those that an admin writes may name others.
+        urls: prefixes of the URLs that all jobs may name; an admin's jobs may name others.
     """
 
     host: str
@@ -44,7 +44,7 @@ class PageSettings:
 
     @property
     def demands_login(self) -> bool:
-        """Whether a user has to show a token."""
+        """Returns whether a user needs a token."""
         return self.token is not None or self.users is not None
 
     @property

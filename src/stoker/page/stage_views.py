@@ -1,4 +1,4 @@
-"""The stages of a job that a run is one of: what each needs, and how it stands."""
+"""The stages of a run's job: the needs and the state of each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WAITING = "waiting"  # the state of a stage that has no run yet
 
 
 def _record(folder: RunFolder) -> list[dict[str, Any]]:
-    """The stages of the job, each with its ``folder``; empty where the run is none of them."""
+    """Returns the stages of the job, each with its ``folder``; empty if the run is not a stage."""
     parent = folder.path.parent
     record = [{**stage, "folder": parent / Path(stage["run"]).name} for stage in read_record(parent)]
     return record if any(stage["folder"] == folder.path for stage in record) else []

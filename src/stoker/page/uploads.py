@@ -1,7 +1,7 @@
-"""Files that users upload, and their versions: each in a folder of its own below ``uploads/``.
+"""Files that users upload, and their versions: each in a separate folder below ``uploads/``.
 
-An upload comes in parts, each at the byte where the part before it ended; after a lost connection it goes on there.
-A version is a new file without some rows, or with other values in them, beside a record of what it was made from.
+An upload comes in parts, each at the byte offset where the previous one ended; after a lost connection it continues
+there. A version is a new file without some rows, or with other values in them, with a record of its source.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Uploads:
         raise missing("there is no upload of this id", "GET /api/data lists them")
 
     def path(self, upload: Upload) -> Path:
-        """Where the file is."""
+        """Returns the path of the file."""
         return self._folder / upload.id / upload.name
 
     def offset(self, upload: Upload) -> int:
@@ -105,7 +105,7 @@ class Uploads:
         return self.path(upload).stat().st_size
 
     def all(self) -> list[Upload]:
-        """All uploads, the newest first; those whose record or file is broken are left out."""
+        """Returns all uploads, the newest first; those whose record or file is broken are left out."""
         found = []
         for place in self._folder.iterdir():
             with suppress(PageError):
@@ -149,10 +149,10 @@ class Uploads:
                 self._writing.discard(upload.id)
 
     def rows(self, upload: Upload, offset: int, limit: int, row: int = 0) -> list[dict[str, Any]]:
-        """Rows as they are written; ``row`` is a row's number as messages have it, such as its line in the file.
+        """Returns unparsed rows; ``row`` is a row's number as in messages, such as its line in the file.
 
         Args:
-            offset: how many rows to skip.
+            offset: number of rows to skip.
             row: the number of the first row; 0 for the first after ``offset``.
 
         Raises:
@@ -172,12 +172,12 @@ class Uploads:
         return found
 
     def version(self, upload: Upload, exclude: set[int], edit: Mapping[int, Any], user: str) -> Upload:
-        """A new file without some rows and with other values in some; the old one stays as it is.
+        """Writes a new file without some rows and with other values in some; the old one is unchanged.
 
-        Rows that cannot be read are not in it; its record counts them and names the first.
+        Rows that cannot be read are left out; the record counts them and names the first.
 
         Raises:
-            PageError: a row is not there, or the file is not whole.
+            PageError: a row does not exist, or the upload is incomplete.
         """
         if self.offset(upload) != upload.size:
             raise refused(409, "the upload is not whole yet")
@@ -222,12 +222,12 @@ class Uploads:
             yield (json.dumps(row, ensure_ascii=False, default=as_text) + "\n").encode()
 
     def as_json(self, upload: Upload) -> dict[str, Any]:
-        """An upload as the API shows it; ``path`` is what a job writes."""
+        """Returns an upload in the API's form; ``path`` is its path in a job."""
         offset = self.offset(upload)
         return {**asdict(upload), "offset": offset, "done": offset == upload.size, "path": str(self.path(upload))}
 
     def put_aside(self, upload: Upload) -> tuple[Path, Path]:
-        """Takes an upload off the list; returns its folder, and the one in which its file stays."""
+        """Removes an upload from the list; returns its folder, and the one to which its file was moved."""
         place, aside = self._folder / upload.id, self._folder / f"removed-{upload.id}-{time.time_ns()}"
         place.rename(aside)
         return place, aside

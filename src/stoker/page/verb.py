@@ -15,18 +15,18 @@ from typing import Any
 
 from stoker.page.page_error import refused
 
-AT_ONCE = 3  # processes for answers; training is not among them
-WAITING = 64  # requests that may wait for one of them
-MOST = 256 << 20  # bytes of output that are read
+AT_ONCE = 3  # concurrent processes for answers, without training
+WAITING = 64  # maximum of requests that wait for one of them
+MOST = 256 << 20  # maximum of output bytes that are read
 
 
 @dataclass(frozen=True)
 class VerbResult:
-    """How a verb ended.
+    """The result of a verb.
 
     Attributes:
         code: its exit code.
-        answer: its JSON; None where it printed none.
+        answer: its JSON; None if it printed none.
     """
 
     code: int
@@ -46,7 +46,7 @@ def command_of(arguments: Sequence[str]) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """The environment of verbs: nothing of a terminal."""
+    """Returns the environment of verbs, without a terminal."""
     return {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
 
 
@@ -61,10 +61,10 @@ class Verbs:
     async def run(
         self, arguments: Sequence[str], *, seconds: float, cwd: Path | None = None, env: Mapping[str, str] | None = None
     ) -> VerbResult:
-        """Runs a verb to its end; it is ended with its children where it takes too long or nobody waits any more.
+        """Runs a verb to its end; ends it with its children after a timeout, or if the client disconnects.
 
         Raises:
-            PageError: it took too long, or too much waits already.
+            PageError: it timed out, or too many requests wait already.
         """
         if self._asked >= WAITING:
             raise refused(429, "the page is busy", retry_after=5)
