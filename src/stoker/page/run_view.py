@@ -1,4 +1,4 @@
-"""What the page shows of a run: a summary for lists, and the whole with the state of its health."""
+"""The page's view of a run: a summary for lists, and the details with the levels of its health."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ Stamp = tuple[int, int] | None
 
 
 class RunViews:
-    """Summaries of runs; what a file says is read again when the file has changed."""
+    """Summaries of runs; a file is read again only if it has changed."""
 
     def __init__(self, series: SeriesCache) -> None:
         self.series = series
         self._events: dict[Path, tuple[Stamp, list[dict[str, Any]]]] = {}
         self._glances: dict[Path, tuple[tuple[Stamp, Stamp], dict[str, Any]]] = {}
         self._jobs: dict[Path, tuple[Stamp, Any]] = {}
-        self._splits: dict[Path, tuple[float, float, Goodput | None]] = {}  # when, seconds that it took, what
+        self._splits: dict[Path, tuple[float, float, Goodput | None]] = {}  # time, seconds of the computation, result
 
     def events(self, folder: RunFolder) -> list[dict[str, Any]]:
-        """All events of a run."""
+        """Returns all events of a run."""
         key = _stamp(folder.events)
         if key is None:
             return []
@@ -56,12 +56,12 @@ class RunViews:
         return [short_event(each) for each in self.events(folder)]
 
     def samples(self, folder: RunFolder) -> list[dict[str, Any]]:
-        """The answers to held-out prompts at each step that has some."""
+        """Returns the answers to held-out prompts at each step that has some."""
         found = [each for each in self.events(folder) if each.get("event") == "sampled"]
         return [{"step": each.get("step"), "samples": each.get("samples", [])} for each in found]
 
     def summary(self, folder: RunFolder) -> dict[str, Any]:
-        """A run at a glance; what its files say is read again when one of them has changed."""
+        """Returns a run's summary; its files are read again only if one of them has changed."""
         events = self.events(folder)
         stamps = _stamp(folder.events), _stamp(folder.metrics)
         kept = self._glances.get(folder.path)
@@ -73,7 +73,7 @@ class RunViews:
         return {**found, "status": status, "seconds_left": left, "parents": parents_of(folder)}
 
     def detail(self, folder: RunFolder) -> dict[str, Any]:
-        """All of a run but its long tables."""
+        """Returns all of a run except its long tables."""
         comparison = read_comparison(folder)
         environment = _json(folder.environment)
         command = environment.get("command") or []
@@ -119,7 +119,7 @@ class RunViews:
 
 
 def _stamp(path: Path) -> Stamp:
-    """By which a file that has changed is recognised: when it was written, and its size; None where there is none."""
+    """Returns a file's modification time and size, by which a change is detected; None if it does not exist."""
     try:
         found = path.stat()
     except OSError:
@@ -128,7 +128,7 @@ def _stamp(path: Path) -> Stamp:
 
 
 def _glance(folder: RunFolder, events: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the files of a run say for its summary; ``speed`` is the median of its newest steps, in seconds."""
+    """Returns the summary from the run's files; ``speed`` is the median of its newest steps, in seconds."""
     begun = [event for event in events if event.get("event") in ("started", "resumed")]
     started = begun[-1] if begun else {}
     newest = newest_lines(folder.metrics, RECENT)
@@ -151,7 +151,7 @@ def _glance(folder: RunFolder, events: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def short_event(values: dict[str, Any]) -> dict[str, Any]:
-    """An event without what has an address of its own."""
+    """Returns an event without its parts that have routes of their own."""
     return {key: masked(value) for key, value in values.items() if key not in ("samples", "rows")}
 
 

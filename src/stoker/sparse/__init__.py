@@ -1,6 +1,6 @@
-"""Embedding tables of 64-bit ids: rows that come and go, spread over processes, stored by id.
+"""Embedding tables of 64-bit ids: rows are admitted and evicted, sharded over processes, and saved by id.
 
-`SparseEmbeddings` is the module that a model looks ids up in; `TableSettings` states a table.
+`SparseEmbeddings` is the module that a model looks ids up in; `TableSettings` defines a table.
 """
 
 from stoker.sparse.jagged_ids import JaggedIds

@@ -1,4 +1,4 @@
-"""What a model, its checkpoints and its training loop need of tables of embeddings, whatever holds the rows."""
+"""The interface of embedding tables to the model, its checkpoints and its training loop, for any storage of rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Admissions:
 
 
 class Embeddings(nn.Module, ABC):
-    """Tables in which ids of features are looked up; calls give pooled rows by feature.
+    """Embedding tables that look up the ids of features; calls return pooled rows by feature.
 
     In a process group calls are collectives, and so are `found`, `admissions`, `prefetch`, `gradient_norm`,
     `apply_gradients`, `discard`, `end_empty_steps`, `load` and `end_load`.
@@ -48,11 +48,11 @@ class Embeddings(nn.Module, ABC):
     @property
     @abstractmethod
     def rows(self) -> dict[str, int]:
-        """Rows that this process holds of each table."""
+        """Rows of each table on this process."""
 
     @abstractmethod
     def found(self, ids: Mapping[str, JaggedIds]) -> dict[str, np.ndarray]:
-        """Which ids of each feature have a row, bool [n]."""
+        """Returns which ids of each feature have a row, bool [n]."""
 
     @abstractmethod
     def default_rows(self) -> dict[str, np.ndarray]:
@@ -60,7 +60,7 @@ class Embeddings(nn.Module, ABC):
 
     @abstractmethod
     def admissions(self) -> Admissions:
-        """How many rows there are, and how many ids have come and gone."""
+        """Returns the number of rows, and the numbers of admitted and evicted ids."""
 
     @abstractmethod
     def prefetch(self, *batches: Mapping[str, JaggedIds]) -> None:
@@ -68,9 +68,9 @@ class Embeddings(nn.Module, ABC):
 
     @abstractmethod
     def gradient_norm(self) -> float:
-        """The norm of this step's gradients, over all processes; not finite if one of them is not.
+        """Returns the norm of this step's gradients, over all processes; not finite if one of them is not.
 
-        They are the gradients of the rows, or those of what was pooled, as each engine has them.
+        Depending on the engine, they are the gradients of the rows, or those of the pooled rows.
         """
 
     @abstractmethod
@@ -87,26 +87,25 @@ class Embeddings(nn.Module, ABC):
 
     @abstractmethod
     def state(self, since: int | None = None, *, is_base: bool = True) -> SparseState:
-        """What this process holds, by id: a copy. ``since`` a former version: what was seen or evicted after it."""
+        """Returns a copy of this process' rows by id. ``since`` a former version: rows seen or evicted after it."""
 
     @abstractmethod
     def parts(self, since: int | None = None, *, rows: int = 2**20, is_base: bool = True) -> Iterator[SparseState]:
-        """What this process holds, in parts of limited size."""
+        """Yields this process' rows in parts of limited size."""
 
     @abstractmethod
     def lazy_parts(self, since: int | None = None, *, part_bytes: int, is_base: bool = True) -> Iterator[LazyPart]:
-        """The same, of which copies are made when they are asked for; no step may be taken before that."""
+        """As `parts`, but each part is copied when it is read; no step may be taken before that."""
 
     @abstractmethod
     def rebase(self, version: int | None, *, by: str = "") -> None:
-        """Says how far one asker's incremental states will reach back."""
+        """Sets how far one consumer's incremental states will reach back."""
 
     def load(self, parts: Iterable[SparseState]) -> None:
-        """Takes over states, on top of what is there.
+        """Loads states into the present tables.
 
         Args:
-            parts: those of all processes that saved, however many; for incremental ones, after the full ones before
-                them.
+            parts: those of all processes that saved, however many; incremental ones after their full ones.
 
         Raises:
             ValueError: rows do not fit their table, or a table is not one of these.

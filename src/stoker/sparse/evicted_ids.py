@@ -1,4 +1,4 @@
-"""Ids whose rows were evicted, as long as an incremental state may have to name them."""
+"""Ids of evicted rows, recorded for as long as an incremental state may need them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from stoker.sparse.keys import Keys
 
 
 class EvictedIds:
-    """What was evicted since the earliest of the bases.
+    """The ids evicted since the earliest of the bases.
 
     Args:
         salts: of the tables' keys.
 
     Attributes:
-        bases: the steps from which on incremental states are asked for, by who asks.
+        bases: the steps that incremental states reach back to, by consumer.
     """
 
     def __init__(self, salts: np.ndarray) -> None:
         self._salts = salts
         self.bases: dict[str, int] = {}
-        self._removed: list[tuple[int, Keys]] = []  # the step, and what
+        self._removed: list[tuple[int, Keys]] = []  # the step, and its evicted keys
 
     def __len__(self) -> int:
         return sum(len(keys) for _, keys in self._removed)
@@ -35,13 +35,13 @@ class EvictedIds:
             self._removed.append((step, Keys.of(ids, tables, self._salts)))
 
     def begin(self, step: int) -> None:
-        """Forgets everything: states were loaded that are of this step."""
+        """Clears the record, after states of this step were loaded."""
         self.bases, self._removed = {"": step}, []
 
     def rebase(self, step: int | None, *, by: str, now: int) -> None:
-        """Says that an asker's incremental states reach back to ``step``, or that there will be none.
+        """Sets that a consumer's incremental states reach back to ``step``, or None if there will be none.
 
-        Evicted ids of steps before that of every asker are forgotten.
+        Evicted ids of steps before every consumer's base are dropped.
 
         Args:
             now: the step that has not ended.
@@ -51,7 +51,7 @@ class EvictedIds:
         self._removed = [(when, keys) for when, keys in self._removed if when >= first]
 
     def check(self, since: int | None) -> None:
-        """Raises ValueError where evicted ids are not known since that step."""
+        """Raises ValueError if the evicted ids since that step are not recorded."""
         first = min(self.bases.values(), default=None)
         if since is not None and (first is None or since < first):
             last = "there has been none" if first is None else f"that was at {first}"
@@ -65,14 +65,14 @@ class EvictedIds:
         return torch.from_numpy(np.unique(np.concatenate(found)))
 
     def saved(self) -> tuple[dict[str, int], list[np.ndarray]]:
-        """The bases, and what was evicted since the first of them: ids, tables and steps."""
+        """Returns the bases, and the ids evicted since the first of them: ids, tables and steps."""
         keys = [(each, np.full(len(each), step)) for step, each in self._removed]
         none = np.empty(0, np.int64)
         columns = zip(*((each.ids, each.tables, steps) for each, steps in keys), strict=True) if keys else [[none]] * 3
         return dict(self.bases), [np.concatenate(column).astype(np.int64) for column in columns]
 
     def restore(self, bases: Mapping[str, int], evicted: Sequence[np.ndarray]) -> None:
-        """Goes on from what `saved` gave."""
+        """Restores the state that `saved` returned."""
         ids, tables, steps = evicted
         self.bases, self._removed = dict(bases), []
         for step in np.unique(steps).tolist():

@@ -1,9 +1,9 @@
-"""Passes that evict rows, the same whatever number of shards the rows are on.
+"""Eviction passes, with the same result for any number of shards.
 
-A pass ranks rows exactly: keys of 63 bits are compared, of which the upper half is a score and the lower half a hash of
-the id, which decides between equal scores. The largest key that goes is found digit by digit from histograms (radix
-selection), so that shards exchange 256 numbers a table and digit, and no keys. Sums are of integers, so their order is
-of no matter either.
+A pass ranks rows exactly by keys of 63 bits, of which the upper half is a score and the lower half a hash of
+the id, which breaks ties. The largest evicted key is found digit by digit from histograms (radix
+selection), so that shards exchange 256 numbers a table and digit, and no keys. Sums are of integers, so their order
+does not matter either.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Totals = Callable[[int, str, list[np.ndarray]], np.ndarray]
 
 @dataclass(frozen=True)
 class EvictionPlan:
-    """What a pass does to tables with one layout, the same on every shard.
+    """The result of a pass for tables with one layout, the same on every shard.
 
     Attributes:
-        below: int64 [tables]; candidates with a smaller key go.
+        below: int64 [tables]; candidates with a smaller key are evicted.
         evicted: float64 [tables, 2 + width], `stoker.sparse.sparse_state.TableState.evicted` after the pass.
     """
 
@@ -45,7 +45,7 @@ class EvictionPlan:
 
 
 def is_due(tables: Sequence[TableSettings], step: int) -> bool:
-    """Whether a pass follows the step that has just ended.
+    """Returns whether a pass follows the step that has just ended.
 
     Args:
         step: steps that have ended.
@@ -81,15 +81,16 @@ class Candidates:
             self._keys.append(self._ranked(mine, rule) if rule and rule.max_rows else np.zeros(len(mine), np.int64))
 
     def answer(self, what: str, arrays: list[np.ndarray]) -> np.ndarray:
-        """What the plan of a pass needs to know of this shard.
+        """Returns this shard's contribution to the plan of a pass.
 
         Args:
             what: ``rows``: int64 [tables, 2], rows and candidates. ``digits``: int64 [tables, 256], candidates by
-                the next digit of their keys, of those that begin as stated. ``sums``: int64 [tables, 2 + 2 x width], of
-                candidates with keys below those stated: their number, their occurrences, and the sum of their values
-                times occurrences in multiples of 2^-16, and of what is left of each in multiples of 2^-48.
-            arrays: ``digits``: int64 [2], how keys begin, and the bits behind the digit. ``sums``: the keys, int64
-                [tables].
+                the next digit of their keys, of those with the given prefix. ``sums``: int64 [tables, 2 + 2 x width],
+                    of
+                candidates with keys below the given ones: their number, their occurrences, and the sum of their values
+                times occurrences in multiples of 2^-16, and of the remainders in multiples of 2^-48.
+            arrays: ``digits``: int64 [2], the prefix of the keys, and the number of bits after the digit. ``sums``: the
+                keys, int64 [tables].
         """
         if what == "rows":
             return np.stack([self._counts, [len(rows) for rows in self._rows]], axis=1)
@@ -141,15 +142,15 @@ class Candidates:
 def planned(
     layouts: Sequence[Sequence[TableSettings]], step: int, before: Sequence[np.ndarray], totals: Totals
 ) -> list[EvictionPlan]:
-    """What the pass after a step does, layout by layout. Rows of all tables with the same rule are ranked together.
+    """Returns the plans of the pass after a step, by layout. Rows of all tables with the same rule are ranked together.
 
     Args:
-        layouts: those of which a table is due.
+        layouts: those with a table that is due.
         before: float64 [tables, 2 + width], `EvictionPlan.evicted` of the pass before.
     """
     rules = [[_due(table, step) for table in tables] for tables in layouts]
     below = [np.array([_NONE if rule is None else _ALL for rule in some]) for some in rules]
-    # In the order of the tables: `totals` is a collective, and the order of a set is another one in each process.
+    # In the order of the tables: `totals` is a collective, and the order of a set differs between processes.
     for rule in dict.fromkeys(rule for some in rules for rule in some if rule is not None and rule.max_rows):
         mine = [np.array([other == rule for other in some]) for some in rules]
         key = _limit(rule, mine, totals)

@@ -1,4 +1,4 @@
-"""Keys to the processes that own them, and rows back, by all-to-all."""
+"""Exchanges keys and rows with the processes that own them, by all-to-all."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from stoker.sparse.keys import Keys
 
 @dataclass(frozen=True)
 class Route:
-    """The way of one lookup's keys.
+    """The route of one lookup's keys.
 
     Attributes:
-        sent, received: keys to and from each process.
+        sent, received: number of keys to and from each process.
     """
 
     sent: list[int]
@@ -26,7 +26,7 @@ class Route:
     group: dist.ProcessGroup
 
     def rows_back(self, rows: Tensor) -> Tensor:
-        """From the rows of received keys [received, width], those of the keys that were sent [sent, width]."""
+        """Sends back the rows of received keys [received, width]; returns those of the sent keys [sent, width]."""
         arrived = rows.new_empty(sum(self.sent), rows.shape[1])
         dist.all_to_all_single(arrived, rows.contiguous(), self.sent, self.received, group=self.group)
         return arrived

@@ -1,4 +1,4 @@
-"""Rows that are spread over the processes that train: each owns those of some ids, and exchanges them by all-to-all."""
+"""Rows sharded over the training processes: each owns those of some ids, and exchanges them by all-to-all."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from stoker.sparse.table_shard import TableShard
 
 @dataclass(frozen=True)
 class _Lookup:
-    """A lookup whose gradients are wanted.
+    """A lookup that needs gradients.
 
     Attributes:
-        leaf: [n, width], this process' unique rows, which collect the gradient.
+        leaf: [n, width], this process' unique rows, which accumulate the gradient.
         owned: int64 [m], row numbers of the keys that this process has received.
         route: None where one process has all rows.
     """
@@ -40,7 +40,7 @@ class _Summed:
     Attributes:
         rows: int64 [n], each once.
         grads: [n, width].
-        values: [n, width], where they are at hand.
+        values: [n, width], if they are loaded.
     """
 
     rows: np.ndarray
@@ -84,7 +84,7 @@ class ExchangedRows:
         return leaf, inverse
 
     def prefetch(self, keys: Keys) -> None:
-        """Begins to bring rows that lie in a file."""
+        """Starts to load rows from the file."""
         if self._group is not None:
             _, counts, keys = keys.deduplicated()
             _, _, keys, _ = send_keys(keys, counts, self.salts, self._group)
@@ -107,7 +107,7 @@ class ExchangedRows:
         self.shard.end_step()
 
     def candidates(self, what: str, arrays: list[np.ndarray]) -> np.ndarray:
-        """What all processes answer together."""
+        """Returns the sum of all processes' answers."""
         self._candidates = self._candidates or Candidates(self.shard)
         found = torch.from_numpy(self._candidates.answer(what, arrays))
         if self._group is not None:
@@ -136,11 +136,11 @@ class ExchangedRows:
         return self.shard.state(since, rows=rows, is_base=is_base)
 
     def lazy_parts(self, since: int | None, *, rows: int, is_base: bool) -> Iterator[LazyPart]:
-        """The rows that this process owns, copied when they are asked for."""
+        """Yields the rows that this process owns, each part copied when it is read."""
         return self.shard.lazy_parts(since, rows=rows, is_base=is_base)
 
     def rebase(self, step: int | None, *, by: str) -> None:
-        """Says how far incremental states reach back."""
+        """Sets how far incremental states reach back."""
         self.shard.rebase(step, by=by)
 
     def load(self, name: str, state: TableState, *, step: int) -> None:
@@ -148,14 +148,14 @@ class ExchangedRows:
         self.shard.load(name, state, step=step)
 
     def end_load(self) -> None:
-        """Nothing: each process has its own rows."""
+        """Does nothing: each process has its own rows."""
 
     def counts(self) -> dict[str, int]:
         """Rows of each table that this process owns."""
         return self.shard.counts()
 
     def evicted(self) -> np.ndarray:
-        """What was evicted so far of each table."""
+        """The totals of evicted rows of each table."""
         return self.shard.evicted
 
     def _gradients(self) -> _Summed:

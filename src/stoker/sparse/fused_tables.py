@@ -23,14 +23,14 @@ Pooling = Literal["sum", "mean", "none"]
 
 @dataclass(frozen=True)
 class Feature:
-    """How the rows of a feature's ids become the tensor that a model gets.
+    """The lookup of a feature: its table, and the pooling of its rows to the model's tensor.
 
     Attributes:
         table: name; several features may share one.
         pooling: ``sum`` or ``mean`` give [batch, width], with 0 for a sample without ids; a mean with weights is
             divided by their sum. ``none`` gives [batch, longest, width], with zeros after a sample's last id.
-        longest: for ``none``: ids of a sample at most, of which the last ones are kept; None for the longest of a
-            batch.
+        longest: for ``none``: maximum number of a sample's ids, of which the last ones are kept; None for the longest
+            of a batch.
     """
 
     table: str
@@ -78,7 +78,7 @@ class FeatureBags:
         return bool(self._features)
 
     def pooled(self, bags: Bags, rows: Tensor, inverse: np.ndarray) -> dict[str, Tensor]:
-        """What each feature gets of rows [unique, width], of which ``inverse`` names each key's."""
+        """Pools rows [unique, width] for each feature; ``inverse`` gives each key's row."""
         found = pool(rows, inverse, bags.lengths, bags.weights).to(self._device, self._dtype)
         parts = found.split([math.prod(shape) for shape in bags.shapes.values()])
         return {name: part.unflatten(0, shape) for (name, shape), part in zip(bags.shapes.items(), parts, strict=True)}
@@ -128,7 +128,7 @@ class FusedTables:
     """Tables of one layout and the features that look ids up in them.
 
     Attributes:
-        source: where rows are.
+        source: the storage of the rows.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class FusedTables:
     ) -> None:
         self.tables, self.source = tuple(tables), source
         self._features = FeatureBags(tables, features, source.salts, device=device, dtype=dtype)
-        self._ahead: list[tuple[list[JaggedIds], Bags]] = []  # of batches that rows were asked for
+        self._ahead: list[tuple[list[JaggedIds], Bags]] = []  # of prefetched batches
 
     def look_up(self, batch: Mapping[str, JaggedIds], *, training: bool) -> dict[str, Tensor]:
         """Pooled rows of each feature. A collective."""
@@ -165,7 +165,7 @@ class FusedTables:
         self.source.prefetch(Keys.concatenated(keys))
 
     def _known(self, batch: Mapping[str, JaggedIds]) -> Bags | None:
-        """The bags of a batch that rows were asked for, which is made of the same objects."""
+        """Returns the bags of a prefetched batch, which consists of the same objects; None for another one."""
         if not self._ahead:
             return None
         ids = self._features.ids(batch)
@@ -174,7 +174,7 @@ class FusedTables:
 
 
 def _padded(counts: np.ndarray, longest: int | None) -> tuple[np.ndarray | None, np.ndarray, tuple[int, int]]:
-    """Bags of one id or none: which ids are kept (None for all), the bags' lengths, and their shape."""
+    """Makes bags of at most one id: the kept ids (None for all), the bags' lengths, and their shape."""
     cut = counts if longest is None else np.minimum(counts, longest)
     kept = None
     if (cut != counts).any():

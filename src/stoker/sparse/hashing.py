@@ -1,4 +1,4 @@
-"""64-bit hashes of ids, whole arrays at a time.
+"""64-bit hashes of ids, vectorised over arrays.
 
 The mixing function is the finaliser of SplitMix64 (Steele, Lea and Flood, 2014). It is a bijection, so that
 different ids of one table never have the same hash.

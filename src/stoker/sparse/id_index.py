@@ -1,11 +1,11 @@
-"""From ids to row numbers, without collisions: open addressing over whole arrays.
+"""A hash index from ids to row numbers: open addressing, vectorised over arrays, without false matches.
 
-An entry is 16 bytes, so that a probe reads one cache line: the id, and a number that holds the table (upper 24 bits)
+An entry is 16 bytes, so that a probe reads one cache line: the id, and a number that contains the table (upper 24 bits)
 and the row (lower 40 bits). Probing is triangular (1, 3, 6, ... entries further), which visits every entry of a
 table whose size is a power of two, and whose first steps stay near.
 
 Ids of one call are handled together: each round of a loop moves all that are not placed yet by one probe. There is no
-Python for each id.
+Python loop over ids.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class IdIndex:
 
     @property
     def top(self) -> int:
-        """All row numbers in use are below it."""
+        """An upper bound, exclusive, of the row numbers in use."""
         return self._top
 
     @property
@@ -114,7 +114,7 @@ class IdIndex:
         self._deleted = 0
 
     def _locate(self, ids: np.ndarray, tables: np.ndarray, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Row numbers, 0 for absent ids, and the entries in which they were found."""
+        """Returns row numbers, 0 for absent ids, and the entries in which they were found."""
         mask = self._mask.view(np.int64)
         at = (hashes & self._mask).view(np.int64)
         wanted = tables << ROW_BITS
@@ -130,7 +130,7 @@ class IdIndex:
         return rows, at
 
     def _compare(self, at: np.ndarray, ids: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Rows found at entries, and which of them hold another id."""
+        """Returns the rows found at entries, and the indices of entries with another id."""
         pairs = np.take(self._entries, at).view(np.int64).reshape(-1, 2)
         other = pairs[:, 1]
         rows = other - wanted
@@ -140,10 +140,10 @@ class IdIndex:
         return rows, np.flatnonzero((other != EMPTY) & ~hit)
 
     def _place(self, entries: np.ndarray, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Writes entries of absent ids where there is room; several of one id share the entry of one of them.
+        """Writes entries of absent ids to free places; several of one id share the entry of one of them.
 
         Returns:
-            where each is, and the number that the entry there holds in place of the row.
+            the place of each, and the number that the entry there has in place of the row.
         """
         whole = entries.view(np.complex128)[:, 0]
         mask = self._mask.view(np.int64)
@@ -151,7 +151,7 @@ class IdIndex:
         going, at, step = np.arange(len(entries)), ended.copy(), 0
         while len(going):
             room = np.flatnonzero(self._pairs[at, 1] < 0)
-            self._entries[at[room]] = whole[going[room]]  # of several at one place the last stays
+            self._entries[at[room]] = whole[going[room]]  # of several writes to one place the last one wins
             pairs = np.take(self._entries, at).view(np.int64).reshape(-1, 2)
             mine = entries[going]
             same = (pairs[:, 0] == mine[:, 0]) & ((pairs[:, 1] ^ mine[:, 1]) >> ROW_BITS == 0)

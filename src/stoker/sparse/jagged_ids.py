@@ -1,4 +1,4 @@
-"""The ids of one feature, any number of them a sample."""
+"""The ids of one feature, with a variable number per sample."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class JaggedIds:
     """The ids of one feature, sample by sample.
 
     Attributes:
-        ids: int64 [n], all samples' ids one after another; every 64-bit value is an id.
-        lengths: int64 [batch], how many of them each sample has.
+        ids: int64 [n], the ids of all samples concatenated; every 64-bit value is a valid id.
+        lengths: int64 [batch], number of ids of each sample.
         weights: [n], a factor for each id; None for 1.
 
     Raises:
@@ -38,5 +38,5 @@ class JaggedIds:
 
     @classmethod
     def single(cls, ids: Tensor) -> JaggedIds:
-        """One id a sample."""
+        """Wraps one id per sample."""
         return cls(ids, torch.ones_like(ids))

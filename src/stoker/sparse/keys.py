@@ -26,12 +26,12 @@ class Keys:
 
     @classmethod
     def of(cls, ids: np.ndarray, tables: np.ndarray, salts: np.ndarray) -> Keys:
-        """With hashes under each table's salt."""
+        """Builds keys, with hashes under each table's salt."""
         return cls(ids, tables, hashes_of(ids, salts[tables] if len(salts) > 1 else salts[0]))
 
     @classmethod
     def concatenated(cls, parts: Sequence[Keys]) -> Keys:
-        """Those of several, in order; at least one."""
+        """Concatenates keys in order; at least one."""
         columns = zip(*((part.ids, part.tables, part.hashes) for part in parts), strict=True)
         return cls(*map(np.concatenate, columns))
 
@@ -42,14 +42,14 @@ class Keys:
         return Keys(self.ids[which], self.tables[which], self.hashes[which])
 
     def deduplicated(self) -> tuple[np.ndarray, np.ndarray, Keys]:
-        """The place of each key among the unique ones, how often each of these occurs, and the unique ones.
+        """Returns the index of each key among the unique ones, the count of each of these, and the unique keys.
 
-        Keys claim places by their hashes, all together. Of those at one place the last one has it, which stands for
+        Keys claim places by their hashes, all in one write. At each place the last key wins, and represents
         all that are equal to it; the others claim again by other hashes. As equal keys move together, the result is
         exact.
         """
         count = len(self)
-        stands = np.empty(count, np.int64)  # for each key the one that stands for it
+        stands = np.empty(count, np.int64)  # for each key the one that represents it
         claims = np.empty(1 << max(10, (4 * count).bit_length()), np.int32)
         mask = np.uint64(len(claims) - 1)
         left, hashes = np.arange(count), self.hashes
@@ -71,12 +71,12 @@ class Keys:
 
 @dataclass(frozen=True)
 class Rows:
-    """What keys were found at.
+    """The rows of some keys.
 
     Attributes:
         unique: int64 [u], row numbers in order of their last key, each once; those below `IdIndex.first` are default
             rows, one for each table.
-        inverse: int64 [n], for each key its place in ``unique``.
+        inverse: int64 [n], for each key its index in ``unique``.
     """
 
     unique: np.ndarray

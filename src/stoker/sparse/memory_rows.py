@@ -51,5 +51,5 @@ class MemoryRows:
 
 
 def _whole_rows(matrix: np.ndarray) -> np.ndarray:
-    """A view in which a row is one element, which is copied several times faster than a row of elements."""
+    """Returns a view in which a row is one element, which is copied several times faster than a row of elements."""
     return matrix.view(f"V{matrix.shape[1] * matrix.itemsize}")[:, 0]

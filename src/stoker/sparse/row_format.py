@@ -1,4 +1,4 @@
-"""How a row's values are stored: float64, float32, float16, or int8 with a scale for each row."""
+"""Storage formats of a row's values: float64, float32, float16, or int8 with a scale for each row."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RowFormat:
 
     @property
     def rounds(self) -> bool:
-        """Whether updates are rounded, so that `encode` wants noise."""
+        """Returns whether updates are rounded, so that `encode` needs noise."""
         return self.dtype in ("float16", "int8")
 
     def decode(self, stored: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Records of rows in a memory-mapped file: new ones are appended, and the file is rewritten once half of it is dead."""
+"""A log of rows in a memory-mapped file: records are appended, and the file is rewritten once half of it is dead."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _AT_ONCE = 2**16  # records that are copied together
 class RowLog:
     """The last record of each row number.
 
-    The file has no name, so that nothing is left when the process ends, however it ends. What is read of it lies in
+    The file has no name, so that it disappears with the process, in whatever way it ends. Its pages stay in
     the page cache as long as the machine has memory for it.
 
     Args:
-        folder: where the file lies; it is made if need be.
+        folder: the file's folder; it is created if needed.
         record: bytes of a record.
 
     Raises:

@@ -1,7 +1,7 @@
 """Optimizers of rows: each row is updated by its own gradients alone, in the steps in which it was looked up.
 
-An optimizer's state is one matrix [rows, columns] beside the values. A row that is not looked up in a step keeps
-values and state, as in `torch.optim.SparseAdam`.
+An optimizer's state is one matrix [rows, columns] in addition to the values. A row that is not looked up in a step
+keeps values and state, as in `torch.optim.SparseAdam`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _sgd(values: Tensor, state: Tensor, grads: Tensor, settings: TableSettings, 
 
 
 def _rowwise_adagrad(values: Tensor, state: Tensor, grads: Tensor, settings: TableSettings, lr: float) -> None:
-    """One accumulator a row, of the mean square of its gradients (FBGEMM's exact row-wise Adagrad)."""
+    """Row-wise Adagrad: one accumulator per row, of the mean square of its gradients (FBGEMM's exact version)."""
     state.add_((grads * grads).mean(1, keepdim=True))
     values.sub_(grads * (lr / (state.sqrt() + settings.eps)))
 

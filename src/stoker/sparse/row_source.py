@@ -1,4 +1,4 @@
-"""Where a model's rows are: with the processes that train, or with servers."""
+"""The interface to the storage of rows: on the training processes, or on servers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TableRows(Protocol):
         """
 
     def prefetch(self, keys: Keys) -> None:
-        """Begins to bring rows that lie in a file."""
+        """Starts to load rows from the file."""
 
     def squared_norm(self) -> float:
         """The squared norm of the step's gradients, over all rows."""
@@ -52,10 +52,10 @@ class TableRows(Protocol):
         """This process' part of all rows, as `TableShard.state`."""
 
     def lazy_parts(self, since: int | None, *, rows: int, is_base: bool) -> Iterator[LazyPart]:
-        """The same, of which copies are made when they are asked for; no step may be taken before that."""
+        """As `state`, but each part is copied when it is read; no step may be taken before that."""
 
     def rebase(self, step: int | None, *, by: str) -> None:
-        """Says how far an asker's incremental states reach back, as `TableShard.rebase`."""
+        """Sets how far a consumer's incremental states reach back, as `TableShard.rebase`."""
 
     def load(self, name: str, state: TableState, *, step: int) -> None:
         """Takes over what of a state belongs to this process' part."""
@@ -67,12 +67,12 @@ class TableRows(Protocol):
         """Rows of each table in this process' part."""
 
     def candidates(self, what: str, arrays: list[np.ndarray]) -> np.ndarray:
-        """What all shards answer together: `stoker.sparse.eviction_pass.Candidates.answer`."""
+        """Returns the sum of all shards' answers: `stoker.sparse.eviction_pass.Candidates.answer`."""
 
     def evict(self, plan: EvictionPlan | None) -> None:
         """Deletes rows after a step. With a plan on the processes that plan evictions."""
 
     def evicted(self) -> np.ndarray:
-        """What was evicted so far of each table, on all processes: float64 [tables, 2 + width], as
+        """The totals of evicted rows of each table, on all processes: float64 [tables, 2 + width], as
         `stoker.sparse.sparse_state.TableState.evicted`.
         """

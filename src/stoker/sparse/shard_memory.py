@@ -1,4 +1,4 @@
-"""What a shard of tables takes: in memory and on the disk, counted or predicted from its number of rows."""
+"""The size of a shard of tables, in memory and on disk, measured or predicted from its number of rows."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from stoker.sparse.row_optimizers import OPTIMIZERS
 from stoker.sparse.sketch import CountMinSketch
 from stoker.sparse.table_settings import TableSettings
 
-FIRST_ROWS, FIRST_ENTRIES = 1024, 4096  # for which there is room in an empty shard
-GROWTH = 3 / 2  # of whatever has an element a row, when it is full; the index doubles
+FIRST_ROWS, FIRST_ENTRIES = 1024, 4096  # capacity of an empty shard
+GROWTH = 3 / 2  # growth of the arrays with an element per row, when they are full; the index doubles
 ENTRY, COUNTERS, PLACE = 16, 12, 10  # bytes: of the index; of a row's ages and counts; of its id and table
 SAVED = 8 + 4 + 4  # bytes of a row's id, age and count in a checkpoint
 TIER_ROW, TIER_SLOT = 4 + 8, 8 + 4  # bytes that a disk tier adds for each row and for each row in memory
@@ -50,11 +50,11 @@ def row_bytes(table: TableSettings) -> int:
 
 
 def predicted(tables: Sequence[TableSettings], rows: int, *, first: int = 1, world: int = 1) -> ShardMemory:
-    """The memory of a process' part of tables with one layout.
+    """Predicts the memory of a process' part of tables with one layout.
 
     Args:
         rows: of the process, of all tables together.
-        first: of them, those that the first step makes: room grows by half from there.
+        first: of them, those that the first step makes: capacity grows by half from there.
         world: processes that share the tables.
     """
     room = room_for(rows + 1, first)
@@ -73,7 +73,7 @@ def predicted(tables: Sequence[TableSettings], rows: int, *, first: int = 1, wor
 
 
 def room_for(rows: int, first: int = 1) -> int:
-    """Rows for which there is room once there are ``rows``, of which each step has made ``first`` at most."""
+    """Returns the capacity in rows once there are ``rows``, of which each step has made ``first`` at most."""
     room = FIRST_ROWS
     while room < rows:
         room = max(min(rows, (room // first + 1) * first + 1), int(room * GROWTH))

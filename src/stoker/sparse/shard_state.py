@@ -1,4 +1,4 @@
-"""The rows of a shard as checkpoints have them: by id, in parts, and back."""
+"""Converts the rows of a shard to the form of checkpoints, by id, in parts, and loads them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _chosen(column: np.ndarray, rows: np.ndarray) -> Tensor:
 
 
 def load_table(shard: TableShard, name: str, state: TableState) -> None:
-    """Takes over a shard's part of a state, on top of what is there.
+    """Loads a shard's part of a state into the present rows.
 
     Raises:
         ValueError: the rows do not fit the table.

@@ -10,7 +10,7 @@ DEPTH = 4
 
 
 class CountMinSketch:
-    """Counts that are never too small.
+    """Counts that never underestimate.
 
     Counters are divided by `buckets_of`, and an id shares counters only with ids of its own bucket. A process has
     the counters of the buckets that it owns, so the counts do not depend on the number of processes.
@@ -27,11 +27,11 @@ class CountMinSketch:
 
     @staticmethod
     def bytes_of(cells: int, world: int = 1) -> int:
-        """Memory of one of ``world`` processes' counters."""
+        """Returns the memory of one of ``world`` processes' counters."""
         return -(-BUCKETS // world) * DEPTH * -(-cells // BUCKETS) * np.dtype(np.int32).itemsize
 
     def add(self, hashes: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Adds occurrences of ids, each named once, and gives the counts after all of them. int64 [n]."""
+        """Adds occurrences of distinct ids; returns the counts after all of them, int64 [n]."""
         at = buckets_of(hashes)[:, None] // self._world * DEPTH + np.arange(DEPTH)
         draws = mix64(hashes[:, None] + np.arange(1, DEPTH + 1, dtype=np.uint64) * GOLDEN)
         flat = at * self._cells + (draws % np.uint64(self._cells)).view(np.int64)

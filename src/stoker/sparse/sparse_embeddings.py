@@ -26,14 +26,14 @@ __all__ = ["Feature", "SparseEmbeddings"]
 
 
 class SparseEmbeddings(Embeddings):
-    """Embedding tables whose rows are made when an id is first seen, spread over processes by id.
+    """Embedding tables whose rows are made when an id is first seen, sharded over processes by id.
 
     >>> embeddings = SparseEmbeddings([TableSettings("users", 16)], {"user": Feature("users")}, seed=0)
     >>> pooled = embeddings({"user": JaggedIds.single(ids)})
     >>> loss_of(pooled["user"]).backward()
     >>> embeddings.apply_gradients()
 
-    Rows are no parameters: optimizers, DDP and ZeRO do not see them. Their gradients are collected until
+    Rows are not parameters: optimizers, DDP and ZeRO do not see them. Their gradients are accumulated until
     `apply_gradients`, over any number of forward and backward passes, and are summed over the processes, as if one
     process had all samples.
 
@@ -41,12 +41,12 @@ class SparseEmbeddings(Embeddings):
 
     Args:
         tables: tables of one width, type and optimizer are looked up together.
-        features: by name; forward passes give one tensor for each.
-        seed: of first values, of admission by probability and of stochastic rounding.
+        features: by name; forward passes return one tensor for each.
+        seed: of initial values, of admission by probability and of stochastic rounding.
         group: processes that own the rows together and each have their own samples; None for one process.
-        device: of what forward passes give; rows are in host memory.
-        dtype: of what forward passes give; by default float64 where a table is, else float32.
-        servers: processes that own the rows instead.
+        device: of the returned tensors; rows are in host memory.
+        dtype: of the returned tensors; by default float64 if a table has it, else float32.
+        servers: parameter servers that own the rows instead.
 
     Raises:
         ValueError: a feature names no table, or names repeat.
@@ -89,7 +89,7 @@ class SparseEmbeddings(Embeddings):
 
     @property
     def tables(self) -> list[TableSettings]:
-        """The tables, in the order in which they were given."""
+        """The tables, in the order of the constructor's argument."""
         return list(self._tables)
 
     @property
@@ -99,7 +99,7 @@ class SparseEmbeddings(Embeddings):
 
     @property
     def rows(self) -> dict[str, int]:
-        """Rows that this process holds of each table."""
+        """Rows of each table on this process."""
         return {name: count for fused in self._fused for name, count in fused.source.counts().items()}
 
     def default_rows(self) -> dict[str, np.ndarray]:
@@ -107,7 +107,7 @@ class SparseEmbeddings(Embeddings):
         return {name: evicted[2:] for name, evicted in self._evicted().items()}
 
     def admissions(self) -> Admissions:
-        """How many rows there are, and how many ids have come and gone. A collective."""
+        """Returns the number of rows, and the numbers of admitted and evicted ids. A collective."""
         rows = torch.tensor(sum(self.rows.values()))
         if self._group is not None:
             dist.all_reduce(rows, group=self._group)
@@ -123,13 +123,13 @@ class SparseEmbeddings(Embeddings):
         }
 
     def forward(self, ids: Mapping[str, JaggedIds]) -> dict[str, Tensor]:
-        """Rows of each feature's ids, pooled. A collective.
+        """Looks up and pools the rows of each feature's ids. A collective.
 
         Args:
             ids: of every feature. Features may differ in their numbers of samples.
 
         Returns:
-            by feature: [batch, width], or [batch, longest, width] where nothing is pooled.
+            by feature: [batch, width], or [batch, longest, width] without pooling.
 
         Raises:
             ValueError: a feature has no ids.
@@ -142,7 +142,7 @@ class SparseEmbeddings(Embeddings):
         return {name: found[name] for name in self._features}
 
     def found(self, ids: Mapping[str, JaggedIds]) -> dict[str, np.ndarray]:
-        """Which ids of each feature have a row of their own in this process, bool [n]. Nothing is inserted or counted.
+        """Returns which ids of each feature have a row on this process, bool [n]. Nothing is inserted or counted.
 
         Raises:
             ValueError: the rows are on servers.
@@ -207,14 +207,14 @@ class SparseEmbeddings(Embeddings):
             self.apply_gradients()
 
     def state(self, since: int | None = None, *, is_base: bool = True) -> SparseState:
-        """What this process holds, by id: a copy.
+        """Returns a copy of this process' rows, by id.
 
         Args:
-            is_base: whether incremental states may follow a whole one; see `rebase`.
+            is_base: whether incremental states may follow a full one; see `rebase`.
             since: a former `version`: only rows that were seen after it, and the ids of those evicted after it.
 
         Raises:
-            ValueError: ``since`` is before the last whole state, as evicted ids are recorded from one to the next.
+            ValueError: ``since`` is before the last full state, as evicted ids are recorded from one to the next.
         """
         parts: dict[str, list[TableState]] = {}
         for fused in self._fused:
@@ -225,34 +225,34 @@ class SparseEmbeddings(Embeddings):
     def parts(self, since: int | None = None, *, rows: int = 2**20, is_base: bool = True) -> Iterator[SparseState]:
         """The same as `state`, in parts of limited size, for tables that are larger than memory.
 
-        Steps may be taken between two parts, unless rows are on servers; a `state` since the beginning, where `rebase`
-        was called, has what the parts then lack.
+        Steps may be taken between two parts, unless rows are on servers; a later `state` since the beginning, where
+        `rebase` was called, contains the changes that the parts lack.
 
         Args:
-            rows: of one table in a part, at most.
+            rows: maximum number of rows of a part, which has rows of one table.
         """
         for fused in self._fused:
             for name, table in fused.source.state(since, rows=rows, is_base=is_base):
                 yield SparseState(self.version, since, {name: table})
 
     def lazy_parts(self, since: int | None = None, *, part_bytes: int, is_base: bool = True) -> Iterator[LazyPart]:
-        """The same, of which copies are made when they are asked for; no step may be taken before that.
+        """As `parts`, but each part is copied when it is read; no step may be taken before that.
 
         Args:
-            part_bytes: of the rows in a part, about.
+            part_bytes: approximate size of the rows in a part.
         """
         for fused in self._fused:
             rows = max(1, part_bytes // row_bytes(fused.tables[0]))
             yield from fused.source.lazy_parts(since, rows=rows, is_base=is_base)
 
     def rebase(self, version: int | None, *, by: str = "") -> None:
-        """Says that one asker's incremental states will reach back to ``version`` at most; None for no states.
+        """Sets that one consumer's incremental states will reach back to ``version`` at most; None for no states.
 
-        Where one follows another, and whole states that are made between them are no base, ids that were evicted are
-        recorded no longer than any asker needs.
+        If they follow one another, and full states between them are not their base, evicted ids are
+        recorded no longer than any consumer needs.
 
         Args:
-            by: who asks; askers do not know of each other.
+            by: the consumer's name; consumers are independent of each other.
         """
         for fused in self._fused:
             fused.source.rebase(version, by=by)

@@ -1,4 +1,4 @@
-"""Rows by id, as checkpoints hold them: no slot, no process, no order of arrival is in it."""
+"""Rows by id, as checkpoints store them: independent of slots, processes and the order of arrival."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TableState:
-    """Rows of one table that one process holds.
+    """Rows of one table on one process.
 
     Attributes:
         ids: int64 [n], ascending.
@@ -21,8 +21,8 @@ class TableState:
         last: int32 [n], the step in which each was last seen.
         removed: int64 [m], in an incremental state the ids whose rows were evicted; some may have rows again.
         buckets: int64 [b], and ``sketch`` int32 [b, hashes, cells]: counters of ids that have no row yet.
-        evicted: float64 [1, 2 + width] of what was evicted so far, on all processes: the number of rows, the weight of
-            their mean, and the mean, which is the default row. [0, 0] where there is nothing.
+        evicted: float64 [1, 2 + width], totals of evicted rows on all processes: their number, the weight of
+            their mean, and the mean, which is the default row. [0, 0] if there are none.
     """
 
     ids: Tensor
@@ -60,13 +60,13 @@ class LazyColumn:
 
     @classmethod
     def of(cls, tensor: Tensor) -> LazyColumn:
-        """One that is at hand."""
+        """Wraps a tensor that is in memory."""
         return cls(tuple(tensor.shape), tensor.dtype, lambda: tensor)
 
 
 @dataclass(frozen=True)
 class LazyPart:
-    """A part of a table's state that takes no memory until it is asked for.
+    """A part of a table's state that takes no memory until it is read.
 
     Attributes:
         table: its name.
@@ -77,17 +77,17 @@ class LazyPart:
     columns: Mapping[str, LazyColumn]
 
     def state(self) -> TableState:
-        """A copy of the rows."""
+        """Returns a copy of the rows."""
         return TableState(**{name: column.read() for name, column in self.columns.items()})
 
 
 @dataclass(frozen=True)
 class SparseState:
-    """What one process holds of all tables.
+    """One process' rows of all tables.
 
     Attributes:
         step: steps done; the version of this state.
-        since: None where it has all rows, else it has those that were seen in step ``since`` or later.
+        since: None if it has all rows, else it has those that were seen in step ``since`` or later.
         tables: by name.
     """
 
@@ -96,7 +96,7 @@ class SparseState:
     tables: Mapping[str, TableState]
 
     def tensors(self) -> dict[str, Tensor]:
-        """By name: ``TABLE/ids``, ``TABLE/values`` ..., and ``step``, which is [steps done, since or -1]."""
+        """Returns tensors by name: ``TABLE/ids``, ``TABLE/values`` ..., and ``step``, [steps done, since or -1]."""
         found = {"step": torch.tensor([self.step, -1 if self.since is None else self.since])}
         for name, table in self.tables.items():
             found |= {f"{name}/{part.name}": getattr(table, part.name) for part in fields(table)}

@@ -1,4 +1,4 @@
-"""Embedding tables in a store: the same lookups as in training, of rows that are read and never changed."""
+"""Embedding tables in a store: the same lookups as in training, of read-only rows."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from stoker.sparse.table_settings import TableSettings
 
 
 class StoredEmbeddings:
-    """Looks features up in a store, all of them in one round trip. What it gives is what `SparseEmbeddings` gives.
+    """Looks features up in a store, all of them in one round trip. The result equals that of `SparseEmbeddings`.
 
     Args:
-        tables: of which name, width and type count.
+        tables: only their names, widths and types are used.
         reader: whose tables have these names.
-        dtype: of what it gives.
+        dtype: of the result.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class StoredEmbeddings:
         return {name: found[name] for name in self._features}
 
     def found(self, ids: Mapping[str, JaggedIds]) -> dict[str, np.ndarray]:
-        """Which ids of each feature have a row of their own, bool [n]; the others get zeros.
+        """Returns which ids of each feature have a row in the store, bool [n]; the others get zeros.
 
         Raises:
             StoreError: the store cannot be read.

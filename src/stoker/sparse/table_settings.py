@@ -1,4 +1,4 @@
-"""What a table is: its width, its optimizer, and which ids have a row of their own."""
+"""The settings of a table: its width, its optimizer, and the admission and eviction of its ids."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ DefaultRow = Literal["zeros", "mean"]
 
 @dataclass(frozen=True)
 class Admission:
-    """Which new ids get a row: those that satisfy both conditions. An id is admitted at the end of a step.
+    """The admission of new ids: those that satisfy both conditions get a row, at the end of a step.
 
-    Until then it has the default row, which is not trained; see `Eviction`.
+    Until then they have the default row, which is not trained; see `Eviction`.
 
     Attributes:
-        count: occurrences before an id is admitted, estimated by a count-min sketch, which never counts too few.
+        count: occurrences before an id is admitted, estimated by a count-min sketch, which never underestimates.
         probability: that one occurrence admits the id; drawn from (seed, table, id, step).
         cells: counters of the sketch for each of its four hash functions.
     """
@@ -35,18 +35,18 @@ class Admission:
 
 @dataclass(frozen=True)
 class Eviction:
-    """Which rows are deleted: those for which every stated condition holds, and what replaces them.
+    """The eviction of rows: those that satisfy every stated condition are deleted.
 
     Attributes:
         age: steps since the id was last seen.
         every: steps between two passes over the rows.
-        frequency: only ids that were seen less often since their row was made.
+        frequency: only ids that were seen fewer times since their row was made.
         norm: only rows whose Euclidean norm is below it.
-        max_rows: only as many rows, those of lowest score, as all tables with this rule have more than that together;
+        max_rows: only the excess over this number of rows, of all tables with this rule together, lowest scores first;
             None for no limit.
         score: by which rows are ranked: the norm times the number of occurrences, occurrences (LFU), the norm, or the
             step in which the id was last seen (LRU).
-        default_row: what ids without a row have. ``mean``: the mean of the evicted rows, each weighted by its number
+        default_row: the row of ids without one. ``mean``: the mean of the evicted rows, each weighted by its number
             of occurrences; each pass halves the weight of those before it.
     """
 
@@ -67,10 +67,10 @@ class Eviction:
 
 @dataclass(frozen=True)
 class DiskTier:
-    """Rows beyond a limit lie in a file.
+    """Storage of rows beyond a limit in a file.
 
     Attributes:
-        folder: where the file is made; it is a working file, which no checkpoint refers to.
+        folder: the file's folder; it is a working file, which no checkpoint refers to.
         rows: rows of a process that are in memory, over all tables that share these settings.
     """
 
@@ -129,6 +129,6 @@ class TableSettings:
 
     @property
     def layout(self) -> tuple[object, ...]:
-        """What tables have in common whose rows are stored and updated together."""
+        """The settings that tables share if their rows are stored and updated together."""
         optimizer = (self.optimizer, self.lr, self.eps, self.initial, self.betas, self.ftrl_beta, self.l1, self.l2)
         return (self.width, self.dtype, *optimizer, self.weight_decay, self.disk)

@@ -28,7 +28,7 @@ class TableShard:
     """Rows of several tables, in one index and one store.
 
     Args:
-        tables: with the same ``layout``; keys name them by their place here.
+        tables: with the same ``layout``; keys refer to them by index.
         rank, world: keys of other owners must not be looked up here.
 
     Attributes:
@@ -66,7 +66,7 @@ class TableShard:
 
     @property
     def memory(self) -> ShardMemory:
-        """What it takes."""
+        """Returns its memory."""
         counters = self.last.nbytes + self.seen.nbytes + self._numbers.nbytes
         file = self.store.file_bytes if isinstance(self.store, TieredRows) else 0
         return ShardMemory(self.store.bytes, self.index.bytes, counters, self.waiting.bytes, file)
@@ -77,8 +77,8 @@ class TableShard:
         """Finds rows for training: new ids get them where every id is admitted, and all are counted.
 
         Args:
-            keys: [n], in any number of repetitions.
-            counts: int64 [n], occurrences that each key stands for; one each by default.
+            keys: [n], with any repetitions.
+            counts: int64 [n], occurrences that each key represents; one each by default.
         """
         rows = self.find(keys)
         absent = np.flatnonzero(rows < self.index.first)
@@ -96,7 +96,7 @@ class TableShard:
         return found
 
     def peek(self, keys: Keys) -> Rows:
-        """Finds rows for evaluation: nothing changes."""
+        """Finds rows for evaluation, without any change."""
         return self._unique(self.find(keys))
 
     def find(self, keys: Keys) -> np.ndarray:
@@ -107,11 +107,11 @@ class TableShard:
         return rows
 
     def has_rows(self, keys: Keys) -> np.ndarray:
-        """Which keys have rows of their own, or get them when they are looked up. bool [n]."""
+        """Returns which keys have rows, or get them at their next lookup, bool [n]."""
         return self.waiting.admits_all[keys.tables] | (self.index.find(keys.ids, keys.tables, keys.hashes) > 0)
 
     def preview(self, keys: Keys) -> Tensor:
-        """Values [n, width] that `look_up` would give, while nothing changes."""
+        """Returns the values [n, width] that `look_up` would give, without any change."""
         rows = self.find(keys)
         values = self.values(rows)
         new = np.flatnonzero((rows < self.index.first) & self.waiting.admits_all[keys.tables])
@@ -133,9 +133,9 @@ class TableShard:
         """Applies the optimizer.
 
         Args:
-            rows: int64 [n], each once; default rows are left as they are.
+            rows: int64 [n], each once; default rows are not updated.
             grads: [n, width], sums over all occurrences of each row's id.
-            values: what `values` gave for these rows, if nothing has been updated since; they are overwritten.
+            values: the result of `values` for these rows, if nothing has been updated since; they are overwritten.
         """
         if len(default := np.flatnonzero(rows < self.index.first)):
             kept = np.delete(np.arange(len(rows)), default)
@@ -196,7 +196,7 @@ class TableShard:
         return hashes_of(self.index.ids[rows], salts[self.index.tables[rows]])
 
     def prefetch(self, keys: Keys) -> None:
-        """Begins to bring rows that lie in a file; nothing changes."""
+        """Starts to load rows from the file, without any change."""
         if isinstance(self.store, TieredRows):
             rows = self._unique(self.index.find(keys.ids, keys.tables, keys.hashes)).unique
             self.store.prefetch(rows[rows > 0])
@@ -248,18 +248,18 @@ class TableShard:
     def state(
         self, since: int | None = None, *, rows: int | None = None, is_base: bool = True
     ) -> Iterator[tuple[str, TableState]]:
-        """Rows of each table by id: all, or those that were seen in step ``since`` or later.
+        """Yields rows of each table by id: all, or those that were seen in step ``since`` or later.
 
-        Evicted ids are recorded from one whole state to the next, for the incremental states between them. Steps may
-        be taken between two parts. Then a part has the rows of its ids as they are when it is asked for, and an
-        incremental state since the beginning has what the parts lack.
+        Evicted ids are recorded from one full state to the next, for the incremental states between them. Steps may
+        be taken between two parts. Then a part has the rows of its ids at the time it is read, and an
+        incremental state since the beginning contains the changes that the parts lack.
 
         Args:
-            rows: at most, in each of a table's parts; all in one by default.
-            is_base: whether incremental states may follow this one, where it is a whole one.
+            rows: maximum in each of a table's parts; all in one by default.
+            is_base: whether incremental states may follow this one, if it is a full one.
 
         Raises:
-            ValueError: ``since`` is before the last whole state.
+            ValueError: ``since`` is before the last full state.
         """
         for part in self.lazy_parts(since, rows=rows, is_base=is_base):
             yield part.table, part.state()
@@ -267,7 +267,7 @@ class TableShard:
     def lazy_parts(
         self, since: int | None = None, *, rows: int | None = None, is_base: bool = True
     ) -> Iterator[LazyPart]:
-        """As `state`, in parts whose rows are copied when they are asked for; no step may be taken before that."""
+        """As `state`, in parts whose rows are copied when they are read; no step may be taken before that."""
         if since is None and is_base:
             self.rebase(self.step)
         self.gone.check(since)
@@ -283,7 +283,7 @@ class TableShard:
         return {table.name: int((tables == number).sum()) for number, table in enumerate(self.tables)}
 
     def load(self, name: str, state: TableState, *, step: int) -> None:
-        """Takes over this process' part of a state, on top of what is there.
+        """Loads this process' part of a state into the present rows.
 
         Raises:
             ValueError: the rows do not fit the table.

@@ -1,4 +1,4 @@
-"""Rows of which the most recently written are in memory and the others in a file."""
+"""Rows in two tiers: the most recently written are in memory, the others in a file."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from stoker.sparse.memory_rows import MemoryRows
 from stoker.sparse.row_log import RowLog
 from stoker.sparse.table_settings import DiskTier
 
-_BATCH = 16  # rows leave memory together, this part of it at a time
-_THREADS = 4  # that read the file, as a disk serves several requests at once
-_WAITING = 4 * _THREADS  # parts of requests that wait at most; the oldest are of a batch that is at work already
+_BATCH = 16  # rows leave memory together, this fraction (1 / 16) of its limit at a time
+_THREADS = 4  # threads that read the file, as a disk serves several requests at once
+_WAITING = 4 * _THREADS  # maximum of pending parts of requests; the oldest belong to the current batch
 
 
 class TieredRows:
     """As `MemoryRows`, with a limit on the rows in memory.
 
-    Reading a row leaves it where it is. Writing brings it into memory, and the rows that were not written for the
-    longest time leave it. Every step writes the rows that it has read, so this is least recently used first.
+    Reading a row does not move it. Writing brings it into memory, and evicts the rows that were not written for the
+    longest time to the file. Every step writes the rows that it has read, so this is an LRU order.
 
     Args:
         tier: the limit, and the folder of the file.
@@ -35,7 +35,7 @@ class TieredRows:
     ) -> None:
         self._most = tier.rows
         self._hot = MemoryRows(columns, dtype, state_columns, state_dtype)
-        self._hot.reserve(tier.rows + 1)  # slot 0 is that of row 0
+        self._hot.reserve(tier.rows + 1)  # slot 0 belongs to row 0
         widths = [torch.empty(columns, dtype=dtype).nbytes, torch.empty(state_columns, dtype=state_dtype).nbytes]
         self._value_bytes, self._dtypes = widths[0], (dtype, state_dtype)
         self._log = RowLog(tier.folder, sum(widths))
@@ -118,7 +118,7 @@ class TieredRows:
                 self._threads.submit(self._touch)
 
     def _touch(self) -> None:
-        """In a thread: what was asked first and is not read yet; nothing where it was dropped."""
+        """Loads the oldest pending request, in a thread; does nothing if it was dropped."""
         with suppress(IndexError):
             self._log.touch(self._coming.popleft())
 
@@ -139,4 +139,4 @@ def _bytes(rows: Tensor) -> np.ndarray:
 
 
 def _tensor(records: np.ndarray, dtype: torch.dtype) -> Tensor:
-    return torch.from_numpy(records.copy()).view(dtype)  # one row alone counts as contiguous, whatever its stride
+    return torch.from_numpy(records.copy()).view(dtype)  # a single row counts as contiguous, whatever its stride

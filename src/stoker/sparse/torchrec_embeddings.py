@@ -1,4 +1,4 @@
-"""The same module with TorchRec's tables, whose kernels run on GPUs too: a fixed number of rows for any ids."""
+"""The same module on TorchRec's tables, whose kernels also run on GPUs: a fixed number of rows for any ids."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Bag = tuple[Tensor, Tensor, Tensor]  # numbers of rows [n], rows of each sample 
 
 @dataclass(frozen=True)
 class _Pass:
-    """A forward pass whose gradients are wanted.
+    """A forward pass that needs gradients.
 
     Attributes:
         bags: by feature.
-        pooled: what the tables gave, by feature.
-        leaves: the same for the model, which collects their gradients.
+        pooled: outputs of the tables, by feature.
+        leaves: the same for the model, which accumulate their gradients.
     """
 
     bags: Mapping[str, Bag]
@@ -47,14 +47,15 @@ class TorchRecEmbeddings(Embeddings):
     the numbers of rows.
 
     TorchRec updates rows within the backward pass of a lookup. The model therefore gets leaves, and `apply_gradients`
-    sends their gradients on, once a step, so that steps can be discarded and scaled, and several passes make one step.
+    propagates their gradients, once a step, so that steps can be discarded and scaled, and several passes make one
+    step.
 
     Args:
         rows: of each table.
         group: processes over which tables are placed, all of the default group; None for one process.
 
     Raises:
-        CannotRun: TorchRec is not there, or does not fit torch.
+        CannotRun: TorchRec is not installed, or does not fit torch.
         UserError: a setting that TorchRec has no counterpart for.
     """
 
@@ -108,7 +109,7 @@ class TorchRecEmbeddings(Embeddings):
         return leaves
 
     def found(self, ids: Mapping[str, JaggedIds]) -> dict[str, np.ndarray]:
-        """All of them: every id has a row, which it may share."""
+        """Returns all true: every id has a row, which it may share."""
         return {name: np.ones(len(some.ids), dtype=bool) for name, some in ids.items()}
 
     def default_rows(self) -> dict[str, np.ndarray]:
@@ -116,12 +117,12 @@ class TorchRecEmbeddings(Embeddings):
         return {table.name: np.zeros(table.width) for table in self._settings}
 
     def admissions(self) -> Admissions:
-        """All rows, as they are there from the start."""
+        """Returns all rows as admitted, since they exist from the start."""
         rows = int(self._sizes.sum())
         return Admissions(rows, rows, 0)
 
     def prefetch(self, *batches: Mapping[str, JaggedIds]) -> None:
-        """Nothing: all rows are in the device's memory."""
+        """Does nothing: all rows are in the device's memory."""
 
     def gradient_norm(self) -> float:
         """The norm of the gradients of what was pooled, over all passes and processes."""
@@ -156,10 +157,10 @@ class TorchRecEmbeddings(Embeddings):
         self._step = max(self._step, until)
 
     def state(self, since: int | None = None, *, is_base: bool = True) -> SparseState:
-        """The rows of this process' tables.
+        """Returns the rows of this process' tables.
 
         Raises:
-            ValueError: an incremental state is asked for.
+            ValueError: for an incremental state.
         """
         parts = self.lazy_parts(since, part_bytes=2**62)
         return SparseState(self._step, since, {part.table: part.state() for part in parts})
@@ -175,7 +176,7 @@ class TorchRecEmbeddings(Embeddings):
             yield from self._parts_of(local, since, max(1, part_bytes // row_bytes(settings[local.name])))
 
     def rebase(self, version: int | None, *, by: str = "") -> None:
-        """Nothing: TorchRec does not know which rows have changed."""
+        """Does nothing: TorchRec does not record which rows have changed."""
 
     def put(self, part: SparseState) -> None:
         """Takes over rows of the tables that this process has.
@@ -195,7 +196,7 @@ class TorchRecEmbeddings(Embeddings):
             local.write(table.ids, table.values, table.optimizer)
 
     def end_load(self) -> None:
-        """Nothing: each process has read its own."""
+        """Does nothing: each process has read its own rows."""
 
     def _parts_of(self, local: LocalTable, since: int | None, rows: int) -> Iterator[LazyPart]:
         if since is not None:
@@ -236,7 +237,7 @@ class TorchRecEmbeddings(Embeddings):
 
 
 def _joined(passes: Sequence[Mapping[str, Bag]]) -> dict[str, Bag]:
-    """The samples of several passes as those of one."""
+    """Concatenates the samples of several passes as those of one."""
     found: dict[str, Bag] = {}
     for name in passes[0]:
         rows, lengths, weights = (torch.cat(some) for some in zip(*(one[name] for one in passes), strict=True))
@@ -253,7 +254,7 @@ def _copy(tensor: Tensor, start: int, stop: int) -> Tensor:
 
 
 def _refuse(tables: Sequence[TableSettings], features: Mapping[str, Feature], rows: Mapping[str, int]) -> None:
-    """Names everything that TorchRec cannot do."""
+    """Raises with every setting that TorchRec does not support."""
     problems = []
     for table in tables:
         used = {feature.pooling for feature in features.values() if feature.table == table.name}

@@ -69,18 +69,19 @@ class LocalTable:
 
 
 class TorchRecTables:
-    """TorchRec's `FusedEmbeddingBagCollection`; over processes its `DistributedModelParallel`, tables whole, in turn.
+    """TorchRec's `FusedEmbeddingBagCollection`; with several processes `DistributedModelParallel`, whole tables in
+    turn.
 
-    Rows are updated by the backward pass of what `look_up` gives.
+    Rows are updated by the backward pass of `look_up`'s result.
 
-    TorchRec divides gradients by the number of processes unless it is told not to, which is a switch of the whole
+    TorchRec divides gradients by the number of processes by default, by a global switch of the
     process (`torchrec.distributed.comm_ops`): it is off once such tables are made.
 
-    Every table has the fused kernel by name. Where a plan leaves the kernel open, TorchRec takes the dense one on a
-    CPU, which leaves the update to somebody else: such tables would silently never be trained.
+    Every table requests the fused kernel by name. If a plan leaves the kernel open, TorchRec takes the dense one on a
+    CPU, which leaves the update to the caller: such tables would silently never be trained.
 
-    FBGEMM's rows have a multiple of four numbers. Others are there several times, and get the same gradient each time:
-    they stay equal, and so is the mean of squares of row-wise Adagrad.
+    FBGEMM's rows have a multiple of four numbers. Others are repeated, and get the same gradient each time:
+    they stay equal, and so does the mean of squares of row-wise Adagrad.
 
     Args:
         tables: with one optimizer.
@@ -89,7 +90,7 @@ class TorchRecTables:
         group: all processes of the default group, or None for one process.
 
     Raises:
-        CannotRun: TorchRec is not there, or does not fit torch.
+        CannotRun: TorchRec is not installed, or does not fit torch.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ class TorchRecTables:
         """The learning rate of the updates to come, as a factor of the tables' own."""
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate * factor
-        self._optimizer.zero_grad()  # which is when FBGEMM's kernels are told
+        self._optimizer.zero_grad()  # which passes the settings to FBGEMM's kernels
 
     def local(self) -> Iterator[LocalTable]:
         """The tables of this process."""
@@ -171,7 +172,7 @@ class TorchRecTables:
             yield LocalTable(name, self.repeats[name], values, columns)
 
     def _check_fused(self) -> None:
-        """That a fused optimizer has every table of this process."""
+        """Checks that every table of this process has a fused optimizer."""
         fused = {key.split(".")[-2] for key in self._optimizer.params}
         here = {key.split(".")[1] for key, weight in self._model.state_dict().items() if _here(weight) is not None}
         if left := sorted(self._names[own] for own in here - fused):
@@ -213,7 +214,7 @@ def _placed(
 
 
 def _here(tensor: Any) -> Tensor | None:
-    """What of a tensor this process has."""
+    """Returns this process' part of a tensor."""
     if not hasattr(tensor, "local_shards"):
         return tensor.detach()
     shards = tensor.local_shards()
@@ -221,17 +222,17 @@ def _here(tensor: Any) -> Tensor | None:
 
 
 def _repeats(width: int) -> int:
-    """How often a row is there, so that its numbers are a multiple of four."""
+    """Returns the number of repetitions of a row, so that its length is a multiple of four."""
     return math.lcm(width, MULTIPLE) // width
 
 
 def _own_name(number: int) -> str:
-    """What TorchRec calls a table: any name of the user's could be that of a method of `nn.ModuleDict`."""
+    """Returns the table's name in TorchRec: a name of the user's could be that of a method of `nn.ModuleDict`."""
     return f"table{number}"
 
 
 def _optimizer(table: TableSettings, parts: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The class by which FBGEMM knows an optimizer, and its arguments."""
+    """Returns FBGEMM's class of an optimizer, and its arguments."""
     kinds = {"rowwise_adagrad": parts["RowWiseAdagrad"], "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
     eps = {} if table.optimizer == "sgd" else {"eps": table.eps}
     return kinds[table.optimizer], {"lr": table.lr, "weight_decay": table.weight_decay, **eps}

@@ -1,4 +1,4 @@
-"""Ids that have no row yet: how often they were seen, and which of them get one at the end of a step."""
+"""Ids that have no row yet: their counts, and their admission at the end of a step."""
 
 from __future__ import annotations
 

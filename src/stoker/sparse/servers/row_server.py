@@ -1,4 +1,4 @@
-"""A server of rows: a process that holds the rows of some ids for the processes that train."""
+"""A parameter server: a process that stores the rows of some ids for the training processes."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ _STRANGERS = 64  # connections at most that have not proved that they have the s
 
 
 class RowServer:
-    """Serves one run at a time. A run that begins takes the place of the one before, whose rows are forgotten.
+    """Serves one run at a time. A new run replaces the one before, whose rows are dropped.
 
-    Trainers of a run whose rows it does not have any more get an error.
+    Trainers of a run whose rows it no longer has get an error.
 
     Args:
         listen: address; port 0 takes a free one.
-        secret: what trainers prove that they have.
-        folder: of snapshots and logs, and of rows that do not fit in memory. What is there is restored, so that a
-            server that was killed goes on where it ended.
+        secret: shared with trainers, which authenticate with it.
+        folder: of snapshots and logs, and of rows that do not fit in memory. Its content is restored, so that a
+            killed server continues where it ended.
         snapshot_every: steps between snapshots, which bound the size of the log and the time of a restart.
 
     Attributes:
-        address: where it listens.
+        address: the bound address.
 
     Raises:
         OSError: it cannot listen there.
@@ -84,7 +84,7 @@ class RowServer:
             threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
     def close(self) -> None:
-        """Ends serving; what is on disk stays."""
+        """Stops serving; files on disk stay."""
         with suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
@@ -121,13 +121,13 @@ class RowServer:
             _ANSWERS[message["kind"]](connection, shards[message["layout"]], trainer, message, arrays)
 
     def _begin(self, run: Message, *, returns: bool) -> list[ServedShard]:
-        """Takes up a run: the one that is there, or a new one.
+        """Starts a run, or continues the present one.
 
         Args:
-            returns: whether the trainer has been here before.
+            returns: whether the trainer was connected before.
 
         Raises:
-            RunFailed: the rows of this run are not here any more.
+            RunFailed: the server no longer has the rows of this run.
         """
         with self._lock:
             if run == self._run:

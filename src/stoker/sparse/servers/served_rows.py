@@ -1,4 +1,4 @@
-"""Rows that servers hold, as a process that trains sees them."""
+"""Rows on parameter servers, as seen by a training process."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from stoker.sparse.table_settings import TableSettings
 
 @dataclass(frozen=True)
 class RowServers:
-    """Where rows are served.
+    """The parameter servers of a model.
 
     Attributes:
         addresses: of all servers, in an order that all processes share.
-        secret: what both sides have.
-        staleness: steps at most by which the rows of a lookup may be behind. 0: each lookup has all steps before it,
-            as if the trainers held the rows themselves. 1 and more: trainers do not wait for each other's last steps.
+        secret: shared by both sides.
+        staleness: maximum number of steps that the rows of a lookup may be behind. 0: each lookup includes all steps
+            before it, as if the trainers stored the rows themselves. 1 and more: trainers do not wait for each other's
+            last steps.
         patience: seconds that a lost server gets to return.
     """
 
@@ -49,7 +50,7 @@ class _Lookup:
 
 
 class ServedRows:
-    """A `RowSource` whose rows are held by servers.
+    """A `RowSource` whose rows are stored by servers.
 
     Args:
         links: to all servers.
@@ -92,7 +93,7 @@ class ServedRows:
         return leaf, inverse
 
     def prefetch(self, keys: Keys) -> None:
-        """Has the servers begin to bring rows that lie in their files. A server that is lost need not hear of it."""
+        """Asks the servers to start loading rows from their files. The request is not repeated for a lost server."""
         keys = keys.deduplicated()[2]
         owners = owners_of(keys.hashes, len(self._links))
         for number, link in enumerate(self._links):
@@ -112,17 +113,17 @@ class ServedRows:
         self.step += 1
 
     def candidates(self, what: str, arrays: list[np.ndarray]) -> np.ndarray:
-        """What all servers answer together."""
+        """Returns the sum of all servers' answers."""
         for link in self._links:
             link.ask(self._about("candidates", what=what, least=self._decided), arrays)
         return np.sum([link.answer()[1][0] for link in self._links], axis=0)
 
     def evict(self, plan: EvictionPlan | None) -> None:
-        """Has the servers delete rows: for them a step of its own, whose plan the first process has."""
+        """Evicts rows on the servers: for them a separate step, whose plan the first process sends."""
         self._commit(None, 1.0, plan)
 
     def evicted(self) -> np.ndarray:
-        """What was evicted so far of each table."""
+        """Returns the totals of evicted rows of each table."""
         self._links[0].ask(self._about("evicted", least=self._decided))
         return self._links[0].answer()[1][0]
 
@@ -131,7 +132,7 @@ class ServedRows:
         self._commit(None, 1.0)
 
     def rebase(self, step: int | None, *, by: str) -> None:
-        """Says to the servers that this process saves for how far incremental states reach back."""
+        """Sets how far incremental states reach back, on the servers that this process saves for."""
         for link in self._own_links():
             link.ask(self._about("rebase", base=step, by=by, least=self._decided))
             link.answer()
@@ -180,9 +181,9 @@ class ServedRows:
         return total
 
     def _wait_for_servers(self) -> None:
-        """Until every server has logged every step.
+        """Waits until every server has logged every step.
 
-        One that is lost afterwards needs nothing of the other trainers, who may be waiting for this one.
+        A server that is lost afterwards needs nothing from the other trainers, which may be waiting for this one.
         """
         nothing = np.empty(0, np.int64)
         for link in self._links:

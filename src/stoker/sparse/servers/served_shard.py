@@ -1,4 +1,4 @@
-"""The rows of one layout that one server holds, and the steps that trainers make on them."""
+"""The rows of one layout on one server, and the trainers' steps on them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stoker.sparse.table_shard import TableShard
 
 @dataclass(frozen=True)
 class Push:
-    """What a trainer has for a step.
+    """A trainer's gradients for a step.
 
     Attributes:
         keys: each once.
@@ -37,10 +37,10 @@ class Push:
 
 @dataclass(frozen=True)
 class Commit:
-    """What becomes of a step: an update, nothing where ``scale`` is None, or a pass that evicts rows.
+    """The outcome of a step: an update, nothing where ``scale`` is None, or an eviction pass.
 
     Attributes:
-        plan: of the first trainer, where the step is such a pass.
+        plan: from the first trainer, for an eviction pass.
     """
 
     scale: float | None
@@ -58,16 +58,16 @@ class ServedShard:
     """A `TableShard` whose steps are made by several trainers, and logged before they count.
 
     A step is made once every trainer has pushed its gradients and committed it. Lookups change nothing, so that
-    trainers can repeat everything that a server which was killed had not logged.
+    trainers can repeat everything that a killed server had not logged.
 
     Args:
-        folder: of the log and its snapshots; what is there is restored.
-        number, servers: this server's place.
-        trainers: processes.
+        folder: of the log and its snapshots, which are restored.
+        number, servers: this server's index, and the number of servers.
+        trainers: number of training processes.
         snapshot_every: steps.
 
     Attributes:
-        step: steps that the trainers have decided on, made or left out. The rows count only those that were made.
+        step: steps that the trainers have decided on, made or skipped. The rows count only those that were made.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class ServedShard:
             return self.shard.values(self.shard.find(keys))
 
     def prefetch(self, ids: np.ndarray, tables: np.ndarray) -> None:
-        """Begins to bring rows that lie in a file."""
+        """Starts to load rows from the file."""
         with self._changed:
             self.shard.prefetch(Keys.of(ids, tables, self.shard.salts))
 
@@ -143,7 +143,7 @@ class ServedShard:
                 self._advance()
 
     def squared_norm(self, step: int) -> float:
-        """Of a step's gradients, once every trainer has pushed its own."""
+        """Returns the squared norm of a step's gradients, once every trainer has pushed its own."""
         with self._changed:
             self._wait_for(lambda: self.step == step and self._is_pushed(step))
             pushes = [push for _, push in sorted(self._steps[step].pushes.items())]
@@ -180,7 +180,7 @@ class ServedShard:
             yield from self.shard.state(since, rows=rows, is_base=False)
 
     def rebase(self, base: int | None, by: str, least: int) -> None:
-        """`TableShard.rebase`, once ``least`` steps have been made; a server that returns knows of it."""
+        """Calls `TableShard.rebase`, once ``least`` steps have been made; it survives a restart of the server."""
         with self._changed:
             self._wait_for(lambda: self.step >= least)
             self._rebase(base, by)

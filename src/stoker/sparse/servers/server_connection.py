@@ -1,4 +1,4 @@
-"""Messages with arrays over an authenticated connection that blocks. Nothing is ever unpickled."""
+"""Messages with arrays over an authenticated, blocking connection. Nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ MOST_ARRAYS = 1024
 class ServerConnection:
     """One side of a connection: JSON messages, each followed by arrays.
 
-    A host that is gone without a word ends it after ``LOST`` seconds; until then, whoever waits for it waits.
+    A vanished host ends it after ``LOST`` seconds; until then, its reader blocks.
 
     Args:
         connection: connected.
-        secret: what both sides have.
+        secret: shared by both sides.
         dialled: whether this side made the connection.
 
     Raises:

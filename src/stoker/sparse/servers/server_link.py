@@ -1,4 +1,4 @@
-"""A trainer's connection to one server, which outlives the server."""
+"""A trainer's connection to one server, which is restored when the server restarts."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ _AGAIN = 0.1  # seconds between two attempts to reach a server
 
 
 class ServerLink:
-    """Asks a server, and repeats after it was lost what it may not have heard.
+    """Sends requests to a server, and repeats those that may be lost after it was lost.
 
     Args:
-        hello: the run, and who asks.
+        hello: the run and the sender.
         patience: seconds that a lost server gets to return.
 
     Attributes:
-        connection: the present one.
+        connection: the current one.
         losses: times that the server was lost.
 
     Raises:
-        RunFailed: the server cannot be reached, does not have the run's rows any more, or cannot go on.
+        RunFailed: the server cannot be reached, no longer has the run's rows, or cannot continue.
     """
 
     def __init__(self, address: Address, secret: bytes, hello: Message, patience: float) -> None:
         self._address, self._secret, self._hello, self._patience = address, secret, hello, patience
         self._unmade: list[tuple[Message, list[np.ndarray]]] = []  # of steps that are not known to have been made
         self._asked: tuple[Message, list[np.ndarray]] | None = None
-        self._streams = False  # whether parts are being sent
-        self._steps: dict[int, int] = {}  # by layout, those that it is known to have made
+        self._streams = False  # whether a stream of parts is in progress
+        self._steps: dict[int, int] = {}  # by layout, steps that it is known to have made
         self.connection: ServerConnection
         self.losses = -1
         self._connect()
 
     def tell(self, message: Message, arrays: Sequence[np.ndarray] = ()) -> None:
-        """Says something about a step that has no answer."""
+        """Sends a message about a step, without an answer."""
         self._check_free()
         self._unmade.append((message, list(arrays)))
         try:
@@ -50,12 +50,12 @@ class ServerLink:
             self._connect()
 
     def hint(self, message: Message, arrays: Sequence[np.ndarray] = ()) -> None:
-        """Says something that has no answer and is not said again."""
-        with suppress(OSError):  # the next question finds that the server is lost
+        """Sends a message without an answer, which is not repeated."""
+        with suppress(OSError):  # the next request finds that the server is lost
             self.connection.send(message, list(arrays))
 
     def ask(self, message: Message, arrays: Sequence[np.ndarray] = ()) -> None:
-        """Asks; `answer` waits for what is said."""
+        """Sends a request; `answer` waits for the answer."""
         self._check_free()
         self._asked = (message, list(arrays))
         try:
@@ -79,10 +79,10 @@ class ServerLink:
             return answer
 
     def answers(self, message: Message) -> Iterator[tuple[Message, list[np.ndarray]]]:
-        """Asks for parts, until one has no name.
+        """Requests parts, until one has no name.
 
-        A server that was lost is asked again, and the parts that were given are passed over: they are the same as
-        long as no step is made meanwhile, so none may be.
+        After a loss of the server, the request is repeated, and the parts received before are skipped: they are the
+        same as long as no step is made meanwhile, so none may be.
         """
         self.ask(message)
         self._streams = True
@@ -102,7 +102,7 @@ class ServerLink:
                 if at > given:
                     given = at
                     yield answer
-        except GeneratorExit:  # nobody wants the rest
+        except GeneratorExit:  # the consumer has stopped early
             self._asked, self._streams = None, False
             self.connection.close()
             self._connect()
@@ -118,7 +118,7 @@ class ServerLink:
         self.connection.close()
 
     def _connect(self) -> None:
-        """Connects, and says again what was not made, and what was asked."""
+        """Connects, and repeats the messages of unmade steps and the pending request."""
         self.losses += 1
         end = time.monotonic() + self._patience
         while True:
@@ -142,7 +142,7 @@ class ServerLink:
                 time.sleep(_AGAIN)
 
     def _made(self, layout: int, step: int) -> None:
-        """Steps below this one are not said again."""
+        """Drops messages of steps below this one, which need not be repeated."""
         self._steps[layout] = max(step, self._steps.get(layout, 0))
         self._unmade = [
             (message, arrays)

@@ -1,4 +1,4 @@
-"""What a server needs to start again where it ended: a snapshot of its rows, and every step after it."""
+"""The log from which a server restarts where it ended: a snapshot of its rows, and every step after it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stoker.errors import DiskFailed, reason_of
 from stoker.sparse.servers.server_connection import DTYPES
 from stoker.sparse.sparse_state import SparseState
 
-_FIRST, _BASES = "first-step", "bases"  # beside the parts of a snapshot
+_FIRST, _BASES = "first-step", "bases"  # files of a snapshot in addition to its parts
 _EVICTED = ("ids", "tables", "steps")
 _HEAD = struct.Struct("<IIQ")  # checksum of the rest, bytes of the header, bytes of the arrays
 
@@ -28,13 +28,12 @@ _HEAD = struct.Struct("<IIQ")  # checksum of the rest, bytes of the header, byte
 class StepLog:
     """Snapshots and steps in a folder.
 
-    A record that was being written when the process or the machine ended is cut off: its step did not happen. Steps
-    are in the
-    page cache when they count, and snapshots on the disk: a killed process loses nothing, a machine that loses power
-    may lose steps that were not yet written back.
+    A record that was being written when the process or the machine ended is truncated: its step did not happen. Steps
+    are in the page cache when they count, and snapshots on the disk: a killed process loses nothing, a machine that
+    loses power may lose steps that were not yet written back.
 
     Attributes:
-        first: steps before the first one of this log.
+        first: number of steps before the first one of this log.
 
     Raises:
         DiskFailed: the folder cannot be written.
@@ -53,7 +52,7 @@ class StepLog:
             yield SparseState.from_tensors(load_file(path))
 
     def bases(self) -> tuple[dict[str, int], list[np.ndarray]] | None:
-        """What was given to `begin` beside the rows of the newest snapshot; None where there is no snapshot."""
+        """Returns the bases that `begin` stored with the newest snapshot; None if there is no snapshot."""
         path = self._folder / f"snapshot-{self._newest()}" / _BASES
         if not path.exists():
             return None
@@ -80,7 +79,7 @@ class StepLog:
         for part in parts:
             checksum = zlib.crc32(part, checksum)
         try:
-            self._file.truncate(self._end)  # what a write that failed has left
+            self._file.truncate(self._end)  # remains of a failed write
             size = 0
             for part in (_HEAD.pack(checksum, len(text), sum(map(len, parts[1:]))), *parts):
                 size += self._write(part)
@@ -126,7 +125,7 @@ class StepLog:
         self._open()
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Deletes all snapshots and steps."""
         self._file.close()
         shutil.rmtree(self._folder)
         self._folder.mkdir()
@@ -137,7 +136,7 @@ class StepLog:
         self._file.close()
 
     def _open(self) -> None:
-        try:  # without a buffer, which would keep what a write that failed has left, for the next one
+        try:  # unbuffered: a buffer would write the remains of a failed write with the next one
             self._file = (self._folder / f"steps-{self._newest()}").open("ab", buffering=0)
         except OSError as error:
             raise DiskFailed(f"{self._folder} cannot be written: {reason_of(error)}") from error
