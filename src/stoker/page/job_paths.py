@@ -92,7 +92,7 @@ def _at(document: JobDocument, path: KeyPath, problem: Problem) -> Problem:
 
 
 def _needs_trust(text: str, words: list[str], *, listed: bool) -> Problem | None:
-    """Why only an admin may write a text at the keys ``words``; None where others may."""
+    """Returns why only an admin may write a text at the keys ``words``; None if others may."""
     if FUNCTION.match(text):
         return said("`{text}` runs code or asks an address, which needs the role admin", text=text[:60])
     if CODE.search(text) or (words[-2:] == ["ranking", "model"] and ":" in text):

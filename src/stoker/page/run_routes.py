@@ -133,7 +133,7 @@ class _RunRoutes:
         return {"text": text, "offset": end, "ranks": _ranks(folder.path)}
 
     async def stream(self, request: Request) -> Response:
-        """What is new in a run, as server-sent events."""
+        """Streams updates of a run, as server-sent events."""
         folder = await run_in_threadpool(self.page.run_of, request)
         last = request.headers.get("last-event-id") or request.query_params.get("last", "")
         known = _RESUME.fullmatch(last)
