@@ -20,4 +20,4 @@ class RemoteFiles(FileSystem):
         """Opens a file for reading."""
         assert mode == "rb"
         with open_remote(str(path)) as file:
-            yield file  # type: ignore[misc]  # what is open has the methods of it
+            yield file  # type: ignore[misc]  # the open file has the same methods

@@ -108,7 +108,7 @@ class Store:
         held = state.held
         try:
             attempt = begun = by_first(lambda: storage.begin(state.step, os.getpid()))
-            if begun is None:  # it is there already
+            if begun is None:  # the step already has a checkpoint
                 return SaveOutcome(state.step, "disk", 0.0, 0.0, 0)
             agreed = agreement or agree(held, None)
             parts = together(lambda: write_part(storage, begun, agreed.file_layout, _bytes_of(held, agreed)))

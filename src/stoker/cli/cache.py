@@ -25,7 +25,7 @@ MINUTE, HOUR, DAY = 60, 3600, 86400
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``stoker cache``."""
+    """Adds the arguments of ``stoker cache``."""
     parser.add_argument(
         "what",
         nargs="?",
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the cache, or what was done to it."""
+    """Prints the cache, or the result of a change."""
     from stoker.node_cache.cache_listing import clean
     from stoker.node_cache.object_cache import node_cache
 
@@ -94,7 +94,7 @@ def _list(cache: NodeCache, *, as_json: bool) -> int:
 
 
 def _bytes_of(path: Path) -> int:
-    """Of a file; 0 of a folder, and of a file that has been renamed meanwhile."""
+    """Returns the size of a file; 0 for a folder, and for a file that was renamed meanwhile."""
     with suppress(FileNotFoundError):
         return path.stat().st_size if path.is_file() else 0
     return 0
@@ -121,7 +121,7 @@ def _state(each: CachedObject) -> str:
 
 
 def size_of(word: str) -> int:
-    """Bytes of ``500GB``, ``1.5 TiB`` or a plain number.
+    """Parses ``500GB``, ``1.5 TiB`` or a plain number to bytes.
 
     Raises:
         UserError: it is no size.
@@ -134,7 +134,7 @@ def size_of(word: str) -> int:
 
 
 def shown_size(size: int | float) -> str:
-    """``1.5 GB`` of 1500000000."""
+    """Formats 1500000000 as ``1.5 GB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -25,7 +25,7 @@ PLACE_AND_FACTOR = re.compile(r"(\d+)@(\d+):(\d+(?:\.\d+)?)")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``stoker chaos``."""
+    """Adds the arguments of ``stoker chaos``."""
     parser.add_argument("job", metavar="JOB", help="the job file")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
     for option, metavar, what in (
@@ -87,11 +87,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Rehearse; returns 0 where the run with faults ended as the one without, else 1."""
+    """Rehearses; returns 0 where the run with faults ended as the one without, else 1."""
     from stoker.cli.report import quiet_libraries
 
     quiet_libraries()
-    faults = _stated(arguments)  # before anything is trained
+    faults = _stated(arguments)  # before any training
     loaded = planned(open_job(arguments.job, arguments.overrides))
     from stoker.rehearse.rehearsal import Rehearsal
 
@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _stated(arguments: argparse.Namespace) -> list[Fault]:
-    """Faults given on the command line; step 0 where none is given."""
+    """Returns the faults of the command line; step 0 where none is given."""
     from stoker.resilience.fault_injection import Fault
 
     faults = [Fault("kill", step, rank) for rank, step in (_place("--kill", text) for text in arguments.kill)]
@@ -143,7 +143,7 @@ def _stated(arguments: argparse.Namespace) -> list[Fault]:
 
 
 def _nodes(arguments: argparse.Namespace, loaded: LoadedJob, faults: list[Fault]) -> int:
-    """Nodes that the run with faults is spread over; 1 where nothing is asked of nodes."""
+    """Returns the number of nodes of the run with faults; 1 where no option concerns nodes."""
     from stoker.job.layout import layout_of
 
     named = [int(fault.node) for fault in faults if fault.node]
@@ -171,7 +171,7 @@ def _save_every(calm: RunFolder) -> int:
 
 
 def _placed(faults: list[Fault], save_every: int) -> list[Fault]:
-    """The faults with steps chosen for those without one."""
+    """Chooses steps for the faults without one."""
     from dataclasses import replace
 
     usual = {"corrupt": 2 * save_every + 1, "fill-disk": save_every}

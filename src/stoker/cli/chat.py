@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``stoker chat``."""
+    """Adds the arguments of ``stoker chat``."""
     parser.add_argument(
         "run", metavar="RUN", help="the run's folder, or its name below runs/; or a model: folder, GGUF file, hub id"
     )
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Answer one prompt, or hold a conversation."""
+    """Answers one prompt, or runs a conversation."""
     from stoker.cli.report import quiet_libraries
 
     if arguments.max_tokens < 1:
@@ -88,7 +88,7 @@ def _sampling(arguments: argparse.Namespace) -> Sampling:
 
 
 class _Chat:
-    """A conversation with the model, and beside it one with the model as it was before tuning."""
+    """A conversation with the model, and optionally a parallel one with the untuned model."""
 
     def __init__(self, opened: OpenModel, arguments: argparse.Namespace, sampling: Sampling) -> None:
         self.opened, self.arguments, self.sampling = opened, arguments, sampling
@@ -97,13 +97,13 @@ class _Chat:
         self.begin()
 
     def begin(self) -> None:
-        """Forgets what was said."""
+        """Starts a new conversation."""
         system = self.arguments.system
         first = [{"role": "system", "content": system}] if system else []
         self.turns = {"untuned": list(first), "tuned": list(first)} if self.untuned else {"tuned": list(first)}
 
     def ask(self, question: str) -> None:
-        """Streams the answer, or both."""
+        """Streams the answer, or both answers."""
         from stoker.generate.request import BASE
 
         for name, turns in self.turns.items():
@@ -128,7 +128,7 @@ class _Chat:
             self.sampling,
             stop_ids=opened.codec.stop_ids,
             adapter=adapter,
-            remember=True,  # the next question begins with all of this
+            remember=True,  # the next question starts with all of this
         )
         answer = ""
         for piece in stream_answer(engine, opened.tokenizer, request, self.arguments.stop):

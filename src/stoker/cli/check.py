@@ -21,11 +21,11 @@ from stoker.job.stages import read_stages
 from stoker.job.text_file import read_text
 from stoker.terminal import unescaped, visible
 
-REASON_COLUMN = 44  # where the origins begin, unless a value is longer
+REASON_COLUMN = 44  # column of the origins, unless a value is longer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``stoker check``."""
+    """Adds the arguments of ``stoker check``."""
     parser.add_argument("job", nargs="?", metavar="JOB", help="the job file")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
     parser.add_argument("--json", action="store_true", help="print the job, the origins and the errors as JSON")
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check the job; returns 0 where it is valid, 2 where it is not."""
+    """Checks the job; returns 0 where it is valid, 2 where it is not."""
     if arguments.schema:
         from stoker.job.json_schema import editor_schema
 
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_stages(arguments: argparse.Namespace) -> int:
-    """The same for the stages of a file, each as a job with its name above it."""
+    """Checks the stages of a file; prints each as a job under its name."""
     staged = read_stages(arguments.job, arguments.overrides)
     chosen = staged.chosen(only=arguments.only, begin=arguments.begin)
     jobs = [planned(loaded) for loaded in open_stages(chosen, trains=True)]
@@ -108,7 +108,7 @@ def _answer(loaded: LoadedJob | None, problems: tuple[Problem, ...]) -> dict[str
 
 
 def print_job(loaded: LoadedJob) -> None:
-    """The job as YAML lines, each with its value's origin: in colour on a terminal, plain when piped."""
+    """Prints the job as YAML lines, each with its value's origin: in colour on a terminal, plain when piped."""
     lines = list(job_lines(loaded.job))
     column = max([REASON_COLUMN, *(len(line) + 2 for line, _ in lines if len(line) < 60)])
     terminal = sys.stdout.isatty()
@@ -124,14 +124,16 @@ def print_job(loaded: LoadedJob) -> None:
 
 
 def _processes(loaded: LoadedJob) -> str:
-    """``4 processes: data 2 (zero3) x tensor 2 + sequence``, and what the planner says of it where it chose it."""
+    """Formats the layout, ``4 processes: data 2 (zero3) x tensor 2 + sequence``, and the planner's remark on it
+    if any.
+    """
     layout = layout_of(loaded.job)
     words = f"{layout.world} process{'es' * (layout.world > 1)}: {layout.describe()}"
     return f"{words}; {loaded.plan}" if loaded.plan else words
 
 
 def _origin_words(loaded: LoadedJob, path: KeyPath) -> tuple[str, bool]:
-    """A leaf's origin for people, and whether the user wrote it."""
+    """Returns a leaf's origin for people, and whether the user wrote it."""
     origin = loaded.origins[dotted(path)]
     if origin.source == "default":
         return origin.why, False
@@ -139,7 +141,7 @@ def _origin_words(loaded: LoadedJob, path: KeyPath) -> tuple[str, bool]:
 
 
 def _fix(job: str, *, to_stderr: bool) -> None:
-    """Put the fixed file in the old one's place and show the difference; touch nothing if nothing changes."""
+    """Replaces the file by the fixed one and prints the difference; changes nothing if there is nothing to fix."""
     from stoker.job.migrate import fix
 
     out = sys.stderr if to_stderr else sys.stdout

@@ -1,4 +1,4 @@
-"""The option that names one of a run's checkpoints."""
+"""The option that selects one of a run's checkpoints."""
 
 from __future__ import annotations
 

@@ -26,12 +26,12 @@ SAMPLES = 3
 
 @dataclass(frozen=True)
 class _Shown:
-    """An audit with the sequences that were asked for.
+    """An audit with the requested sequences.
 
     Attributes:
-        dropped: asked-for rows that were dropped.
-        packed: sequences as the run packs them; None where they were not asked for.
-        total: how many of those an epoch has; None for no end.
+        dropped: requested rows that were dropped.
+        packed: sequences as the run packs them; None where they were not requested.
+        total: number of those per epoch; None for no end.
     """
 
     audit: Audit
@@ -40,7 +40,7 @@ class _Shown:
     total: int | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """The answer of ``--json``."""
+        """Returns the output of ``--json``."""
         if self.packed is None:
             return self.audit.as_json()
         packed = [{**asdict(each), "tokens": each.tokens} for each in self.packed]
@@ -48,7 +48,7 @@ class _Shown:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``stoker data``."""
+    """Adds the arguments of ``stoker data``."""
     parser.add_argument("job", metavar="JOB", help="the job file")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
     parser.add_argument("--json", action="store_true", help="print the audit as JSON, and nothing else")
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Audit and print; returns 2 where the data must not be trained on as it is."""
+    """Audits and prints; returns 2 where the data must not be trained on."""
     try:
         loaded = open_job(arguments.job, arguments.overrides)
         if (of_log := task_of(loaded.job).audit) is not None:
@@ -117,7 +117,7 @@ def _run_log(arguments: argparse.Namespace, audit: LogAudit) -> int:
 
 
 def _shown(arguments: argparse.Namespace, loaded: LoadedJob) -> _Shown:
-    """The audit, with what was asked for beside it."""
+    """Returns the audit with the requested sequences."""
     wanted = [_place(text) for text in arguments.rows]
     if arguments.samples < 0:
         raise UserError(Problem("--samples is below 0", "write how many sequences to show"))

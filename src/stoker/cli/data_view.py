@@ -1,4 +1,4 @@
-"""The audit of a job's data in a terminal: counts, reasons, lengths, and sequences with trained tokens marked."""
+"""Terminal view of a data audit: counts, reasons, lengths, and sequences with trained tokens marked."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from stoker.data.rows import Rejected
     from stoker.data.shown_samples import ShownSample, ShownSequence
 
-PLACES = 20  # rows named for each reason, and fields that are ignored
+PLACES = 20  # rows listed per reason, and ignored fields listed
 BAR = 40  # characters of the longest bar
 TRAINED = "bold green"
-OPEN, CLOSE = "⟦", "⟧"  # around trained text where there is no colour
+OPEN, CLOSE = "⟦", "⟧"  # around trained text without colour
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun in the singular or the plural."""
+    """Formats a number with its noun in the singular or the plural."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def print_audit(audit: Audit, dropped: Sequence[Rejected], packed: Sequence[ShownSequence]) -> None:
-    """Prints an audit, rows that were asked for and dropped, and sequences."""
+    """Prints an audit, requested rows that were dropped, and sequences."""
     from stoker.console import Console
     from stoker.data.mixture_report import in_words
 
     if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that knows no brackets still shows the rest
+        sys.stdout.reconfigure(errors="replace")  # a terminal without these brackets still shows the rest
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     for label, value in _counts(audit):
         print(f"{label:<20} {value}")
@@ -72,7 +72,7 @@ def _print_sample(sample: ShownSample, console: Console) -> None:
 
 
 def _counts(audit: Audit) -> list[tuple[str, str]]:
-    """The table of the audit: what, how many."""
+    """Returns the table of the audit: (label, count)."""
     share = audit.trained_tokens / audit.tokens if audit.tokens else 0.0
     dropped = audit.rows_dropped / audit.rows_in if audit.rows_in else 0.0
     prefix = "an exact prefix of the whole in every row"
@@ -143,7 +143,7 @@ def _print_histogram(audit: Audit) -> None:
 
 
 def _say(coloured: Text, plain: str, console: Console) -> None:
-    """Prints with colours on a terminal, plain in a pipe."""
+    """Prints in colour on a terminal, plain in a pipe."""
     if console.is_terminal:
         console.print(coloured)
     else:
@@ -157,7 +157,7 @@ def _legend() -> Text:
 
 
 def coloured(sample: ShownSample) -> Text:
-    """The sequence for a terminal: trained tokens in colour."""
+    """Formats the sequence for a terminal: trained tokens in colour."""
     from rich.text import Text
 
     parts = zip(sample.tokens, sample.trained, strict=True)
@@ -165,7 +165,7 @@ def coloured(sample: ShownSample) -> Text:
 
 
 def bracketed(sample: ShownSample) -> str:
-    """The sequence for a pipe: trained text between brackets."""
+    """Formats the sequence for a pipe: trained text in brackets."""
     out: list[str] = []
     inside = False
     for token, trained in zip(sample.tokens, sample.trained, strict=True):

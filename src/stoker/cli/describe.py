@@ -11,13 +11,13 @@ from stoker.cli.submitted_options import add_submitted, name_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``stoker describe``."""
+    """Adds the arguments of ``stoker describe``."""
     add_submitted(parser)
     parser.add_argument("--json", action="store_true", help="print it as JSON, and nothing else")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the description."""
+    """Prints the description."""
     from stoker.cluster.submitted_run import submitted_run
 
     found = submitted_run(name_of(arguments.run), arguments.on)

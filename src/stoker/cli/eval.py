@@ -18,7 +18,7 @@ LONGEST_ANSWER = 256  # tokens
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``stoker eval``."""
+    """Adds the arguments of ``stoker eval``."""
     parser.add_argument(
         "run",
         metavar="RUN",
@@ -85,7 +85,7 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Evaluate and print."""
+    """Evaluates and prints."""
     _check_options(arguments)
     from stoker.cli.report import quiet_libraries
 
@@ -118,7 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
-    """Refuses options that have no effect together, before anything is loaded."""
+    """Rejects options that have no effect together, before anything is loaded."""
     check_by_token(arguments)
     if arguments.max_tokens < 1 or arguments.temperature < 0 or (arguments.limit is not None and arguments.limit < 1):
         raise UserError("--max-tokens and --limit must be above 0, and --temperature at least 0")
@@ -149,7 +149,7 @@ def _check_options(arguments: argparse.Namespace) -> None:
 
 
 def _check_loss_options(arguments: argparse.Namespace) -> None:
-    """Refuses options that a loss would ignore."""
+    """Rejects options without effect on a loss."""
     if arguments.temperature != 0 or arguments.max_tokens != LONGEST_ANSWER:
         raise UserError("--temperature and --max-tokens have no effect on a loss")
     options = {"--limit": arguments.limit, "--to": None if arguments.against else arguments.to}
@@ -158,7 +158,7 @@ def _check_loss_options(arguments: argparse.Namespace) -> None:
 
 
 def _run_other(arguments: argparse.Namespace) -> int | None:
-    """Measures a run whose task has metrics of its own; None where it has none."""
+    """Evaluates a run whose task has its own metrics; returns None for other tasks."""
     from stoker.job.load_job import load_job
     from stoker.job.task_spec import task_of
     from stoker.runs.find_run import find_run

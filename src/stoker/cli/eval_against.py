@@ -18,7 +18,7 @@ SHOWN = 60  # characters of a prompt or an answer in the list of rows
 
 
 def run_against(arguments: argparse.Namespace) -> int:
-    """Compares answers where there are rows with them, else losses."""
+    """Compares answers if rows with expected answers are given, else losses."""
     return _answers(arguments) if arguments.answers is not None else _losses(arguments)
 
 
@@ -132,7 +132,7 @@ def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _labels(first: tuple[str, int | None], second: tuple[str, int | None], path: str) -> tuple[str, str]:
-    """Names of two models; with their steps, or the path of the second, where they have the same."""
+    """Returns labels of two models; equal names get their steps, or the path of the second."""
     if first[0] != second[0]:
         return first[0], second[0]
     if first[1] == second[1]:

@@ -17,23 +17,23 @@ DEFAULT_SCORERS = ("exact", "normalised")
 
 
 def settings_of(arguments: argparse.Namespace) -> AskSettings:
-    """How answers are drawn."""
+    """Returns the sampling settings of the answers."""
     return AskSettings(arguments.temperature, arguments.seed, arguments.max_tokens)
 
 
 def questions_of(arguments: argparse.Namespace) -> Questions:
-    """The rows and scorers of the command line, read before a model is."""
+    """Reads the rows and scorers of the command line, before a model is loaded."""
     rows = read_answer_rows(arguments.answers, Path.cwd(), limit=arguments.limit)
     return open_questions(rows, tuple(arguments.score or DEFAULT_SCORERS), Path.cwd())
 
 
 def model_of(arguments: argparse.Namespace) -> OpenModel:
-    """The model of the command line."""
+    """Opens the model of the command line."""
     return open_model(arguments.run, Path.cwd(), at=arguments.at, trusted=trusted(arguments))
 
 
 def run_answers(arguments: argparse.Namespace) -> int:
-    """Asks, scores, keeps and prints."""
+    """Generates answers, scores them, and stores and prints the results."""
     questions = questions_of(arguments)
     model = model_of(arguments)
     answers = answer(model, questions, settings_of(arguments))
@@ -49,7 +49,7 @@ def run_answers(arguments: argparse.Namespace) -> int:
 
 
 def notes(answers: Sequence[ScoredAnswer], questions: Questions) -> list[str]:
-    """What is to be said beside the figures."""
+    """Returns the notes beside the figures."""
     counts = details(answers, questions)
     said = [f"{counts['rows']} rows of {questions.rows.path}"]
     if without := counts["rows_without_expected"]:

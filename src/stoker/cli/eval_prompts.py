@@ -19,7 +19,7 @@ from stoker.runs.run_folder import writing
 
 
 def run_prompts(arguments: argparse.Namespace) -> int:
-    """Asks every row under every template, ranks them, and writes the best one."""
+    """Answers every row with every template, ranks the templates, and writes the best one."""
     base = Path.cwd()
     templates = read_templates(arguments.prompts, base)
     questions = questions_of(arguments)
@@ -27,7 +27,7 @@ def run_prompts(arguments: argparse.Namespace) -> int:
     if arguments.best is not None and (base / arguments.best).is_symlink():
         raise UserError(Problem(f"--best {arguments.best} is a link", "name a file"))
     model = model_of(arguments)
-    for turns in filled.values():  # a prompt that cannot be asked is said before any is
+    for turns in filled.values():  # an unusable prompt is an error before generation starts
         prompts_of(model, questions.rows.rows, turns)
     settings = settings_of(arguments)
     answers: dict[str, list[ScoredAnswer]] = {}

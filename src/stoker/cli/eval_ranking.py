@@ -1,4 +1,4 @@
-"""Prints the metrics of a ranking model."""
+"""Printing of a ranking model's metrics."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from stoker.terminal import visible
 from stoker.train.ranking.figures import RankingFigure, RankingFigures
 
-SHOWN = 20  # values of a slice, the most frequent ones of which are not known here: the first
+SHOWN = 20  # values shown per slice: the first ones, as the most frequent are not known here
 
 
 def print_ranking(found: RankingFigures) -> None:
-    """A table of the metrics by label, and one for each slice."""
+    """Prints a table of the metrics by label, and one for each slice."""
     from rich.table import Table
 
     from stoker.console import Console

@@ -1,4 +1,4 @@
-"""Keeps and prints evaluations: tables of figures with their uncertainty."""
+"""Storing and printing of evaluations: tables of figures with their uncertainty."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.runs.find_run import find_run
 
 
 def place_of_results(arguments: argparse.Namespace, base: Path) -> Path | None:
-    """The folder that results are kept in; None where they are only printed."""
+    """Returns the folder for results; None where they are only printed."""
     if arguments.to is not None:
         return base / str(arguments.to)
     return None if locate(arguments.run, base, or_run=True) is not None else find_run(arguments.run, base).path
@@ -31,14 +31,14 @@ def evaluation(
     figures: Sequence[Figure],
     details: dict[str, Any],
 ) -> KeptEvaluation:
-    """An evaluation that has just ended."""
+    """Returns the record of an evaluation that has just ended."""
     return KeptEvaluation(kind, time.time(), model.name, model.step, data, asked, tuple(figures), details)
 
 
 def finish(
     arguments: argparse.Namespace, found: KeptEvaluation, rows: list[dict[str, Any]], notes: Sequence[str]
 ) -> int:
-    """Keeps an evaluation where there is a place for it, and prints it."""
+    """Stores an evaluation where there is a folder for it, and prints it."""
     return keep_and_print(arguments, found, rows, notes, place_of_results(arguments, Path.cwd()))
 
 
@@ -49,7 +49,7 @@ def keep_and_print(
     notes: Sequence[str],
     place: Path | None,
 ) -> int:
-    """Keeps an evaluation in a folder, if there is one, and prints it."""
+    """Stores an evaluation in a folder, if there is one, and prints it."""
     kept = keep(place, found, rows) if place is not None else None
     if arguments.json:
         print(json.dumps(found.as_json() | {"kept": str(kept) if kept else None}))
@@ -65,7 +65,7 @@ def keep_and_print(
 
 
 def print_figures(figures: Sequence[Figure]) -> None:
-    """A line a figure."""
+    """Prints one line per figure."""
     from rich.table import Table
 
     from stoker.console import Console

@@ -11,7 +11,7 @@ from stoker.evaluate.harness import load_tasks, run_tasks, task_specs
 
 
 def run_task_list(arguments: argparse.Namespace) -> int:
-    """Runs the tasks, keeps and prints what they gave."""
+    """Runs the tasks, and stores and prints their results."""
     specs, notes = task_specs(arguments.tasks, Path.cwd())
     manager = load_tasks(specs)
     model = model_of(arguments)

@@ -27,8 +27,8 @@ class _Window:
     """Sequences of a run or of given data.
 
     Attributes:
-        total: how many there are; None for no end.
-        packed: as the run packs them; None where the rows themselves were asked for.
+        total: total number; None for no end.
+        packed: sequences as the run packs them; None where the rows themselves were requested.
     """
 
     total: int | None
@@ -37,7 +37,7 @@ class _Window:
 
 
 def add_by_token(parser: argparse.ArgumentParser) -> None:
-    """The options of ``--by-token``."""
+    """Adds the options of ``--by-token``."""
     group = parser.add_argument_group("the loss of single tokens")
     meaning = "the loss of each trained token of N sequences: of DATA, or of the run's own data as `stoker data` counts"
     group.add_argument("--by-token", type=int, metavar="N", help=meaning)
@@ -46,7 +46,7 @@ def add_by_token(parser: argparse.ArgumentParser) -> None:
 
 
 def check_by_token(arguments: argparse.Namespace) -> None:
-    """Refuses options that do not go together."""
+    """Rejects options that do not go together."""
     if arguments.by_token is None:
         if arguments.offset is not None or arguments.packed:
             raise UserError("--offset and --packed choose sequences of --by-token N")
@@ -61,7 +61,7 @@ def check_by_token(arguments: argparse.Namespace) -> None:
 
 
 def run_by_token(arguments: argparse.Namespace) -> int:
-    """Measures and prints."""
+    """Computes and prints the losses."""
     import numpy as np
 
     from stoker.checkpoint.load_run import open_run
@@ -109,7 +109,7 @@ def run_by_token(arguments: argparse.Namespace) -> int:
 
 
 def _window(arguments: argparse.Namespace, tuned: TunedRun) -> _Window:
-    """The sequences that were asked for."""
+    """Returns the requested sequences."""
     from stoker.cli.report import TokeniseReport
     from stoker.data.corpus import open_corpus
     from stoker.data.shown_samples import samples_from, sequences_from
@@ -139,7 +139,7 @@ def _finite(value: float) -> float | None:
 
 
 def _print(samples: Sequence[ShownSample], losses: Sequence[np.ndarray]) -> None:
-    """The sequences; on a terminal each token on the colour of its loss, in a pipe with the figure behind it."""
+    """Prints the sequences; each token on the colour of its loss on a terminal, followed by its loss in a pipe."""
     from rich.text import Text
 
     from stoker.cli.rollout_view import largest, style

@@ -13,11 +13,11 @@ from stoker.errors import Problem, UserError
 
 FORMATS = ("adapter", "merged", "gguf", "ranking")
 QUANTISED = ("8bit", "4bit", "int8", "int4")
-KEPT = 3  # versions of a store
+KEPT = 3  # versions of a store that are kept
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``stoker export``."""
+    """Adds the arguments of ``stoker export``."""
     parser.add_argument("run", nargs="?", metavar="RUN", help="the run's folder, or its name below runs/")
     parser.add_argument("--format", choices=FORMATS, help="adapter, merged, gguf or ranking")
     parser.add_argument(
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Export, replay, and only then call it done."""
+    """Exports and replays; the export counts only if the replay succeeds."""
     if arguments.rollback or arguments.versions:
         from stoker.cli.export_versions import list_versions, roll_back_store
 
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _ranking(arguments: argparse.Namespace) -> int:
-    """A model that is not a language model, as its task writes it."""
+    """Exports a model of another kind than language models, through its task."""
     from stoker.job.load_job import load_job
     from stoker.job.task_spec import task_of
     from stoker.runs.find_run import find_run

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 
 def list_versions(arguments: argparse.Namespace) -> int:
-    """Prints the versions of a store, the current one marked."""
+    """Prints the versions of a store, with a mark at the current one."""
     from stoker.online_store.store_writers import existing_store, store_errors
 
     writer = existing_store(arguments.versions)

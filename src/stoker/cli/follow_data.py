@@ -1,4 +1,4 @@
-"""``stoker train --follow``: a run whose log grows goes on as files come."""
+"""``stoker train --follow``: training continues as new files arrive in the log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_follows(loaded: LoadedJob, seconds: float, *, alone: bool) -> None:
-    """That a job can be trained with ``--follow``.
+    """Checks that a job can be trained with ``--follow``.
 
     Args:
         alone: whether no launcher started this process.
@@ -39,7 +39,7 @@ def check_follows(loaded: LoadedJob, seconds: float, *, alone: bool) -> None:
 
 
 def contents_of(loaded: LoadedJob, base: Path) -> list[dict[str, str]]:
-    """What changes with each file's content, by source and name."""
+    """Returns values that change with each file's content, by source and name."""
     from stoker.data.sources import open_source
 
     return [open_source(block, base).contents() for block in loaded.job.data]
@@ -52,14 +52,14 @@ def wait_for_more(
     seconds: float,
     pause: Callable[[float], None] = sleep,
 ) -> None:
-    """Returns once the files differ from those that are known, and nobody has written to them between two looks."""
+    """Returns once the files differ from the known ones, and have not changed between two polls."""
     print(f"waiting for more rows, a look every {seconds:g} s; Ctrl-C ends", file=sys.stderr, flush=True)
     before = known
     while True:
         pause(seconds)
         try:
             found = contents_of(loaded, base)
-        except UserError:  # a file that is just being moved
+        except UserError:  # a file is just being moved
             continue
         if found != known and found == before:
             return

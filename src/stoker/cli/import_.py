@@ -20,11 +20,11 @@ from stoker.job.importers.write import origin
 from stoker.job.job_to_yaml import scalar
 
 LONGEST = 44  # characters of a value in the table
-PIPED = 200  # characters of a line where there is no terminal
+PIPED = 200  # characters of a line in a pipe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``stoker import``."""
+    """Adds the arguments of ``stoker import``."""
     parser.add_argument(
         "files",
         nargs="+",
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Import the files. Raises UserError for what cannot be read, and for a job file that exists."""
+    """Imports the files. Raises UserError for unreadable files, and for a job file that exists."""
     overrides = [word for word in arguments.files if _is_override(word)]
     files = [word for word in arguments.files if not _is_override(word)]
     if not files:
@@ -142,7 +142,7 @@ def _problem(problem: Problem) -> dict[str, Any]:
 
 
 def _report(imported: Imported) -> None:
-    """The table on stderr: every key of the files, and what became of it."""
+    """Prints the table on stderr: every key of the files, and its conversion."""
     terminal = sys.stderr.isatty()
     console = Console(stderr=True, highlight=False, width=None if terminal else PIPED)
     table = Table(box=None, pad_edge=False, header_style="bold")

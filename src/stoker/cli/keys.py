@@ -11,7 +11,7 @@ ROLES = ("ask", "see", "run", "admin")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``stoker keys``."""
+    """Adds the arguments of ``stoker keys``."""
     parser.add_argument("file", type=Path, metavar="FILE", help="a line each with name, role and SHA-256 of a key")
     one = parser.add_mutually_exclusive_group()
     one.add_argument("--add", metavar="NAME", help="make a key, and print it this once; the file keeps its hash")
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the keys, or the one that was made."""
+    """Prints the keys, or the new key."""
     from stoker.serve.named_keys import ASK, add_key, change_role, read_keys, remove_key
 
     path = arguments.file

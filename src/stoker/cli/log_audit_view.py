@@ -1,4 +1,4 @@
-"""Prints the audit of a click log."""
+"""Printing of a click log's audit."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from stoker.data.ranking.log_audit import COUNTS, LogAudit, lines
 from stoker.data.token_cache import reason_kind
 from stoker.terminal import visible
 
-PLACES = 20  # rows named for each reason
+PLACES = 20  # rows listed per reason
 
 
 def print_log_audit(audit: LogAudit) -> None:
-    """Counts, features, ids, periods, what tells of the future, and the rows that were dropped."""
+    """Prints counts, features, ids, periods, leaks from the future, and dropped rows."""
     for label, value in lines(audit):
         print(f"{label:<20} {value}")
     _print_table(("feature", "kind", "found by", "as"), audit.columns)

@@ -11,14 +11,14 @@ from stoker.errors import Problem, UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``stoker logs``."""
+    """Adds the arguments of ``stoker logs``."""
     add_submitted(parser)
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
     parser.add_argument("--rank", metavar="N", type=int, help="of this rank alone")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the lines; each has the rank before it, unless one is asked for."""
+    """Prints the lines, each prefixed by its rank, unless one rank is requested."""
     count = 0
     for line in _lines(arguments):
         print(line, flush=arguments.follow)

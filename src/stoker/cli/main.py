@@ -1,4 +1,4 @@
-"""The command ``stoker``: imports the verb's module alone; turns errors into messages and exit codes."""
+"""The command ``stoker``: imports only the command's module; converts errors to messages and exit codes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from stoker.errors import UserError
 from stoker.hardware.machine_limits import machine_problem  # while there is memory to load it
 from stoker.terminal import escaped_output, give_up_output
 
-# What each verb does. Its module is stoker.cli.<verb>, loaded only when the verb is asked for, so that
-# `stoker --help` does not wait for torch.
+# Descriptions of the commands. A command's module is stoker.cli.<verb>, loaded only on use, so that `stoker --help`
+# does not wait for torch.
 VERBS = {
     "new": "write a commented job file from a recipe",
     "check": "validate a job; print it as resolved, and where every value came from",
@@ -42,15 +42,15 @@ VERBS = {
     "tokenizer": "give a tokenizer new tokens for a corpus, or learn one from nothing",
     "import": "turn a file of LLaMA-Factory, Axolotl, TRL, torchtune, DeepSpeed or Accelerate into a job",
 }
-# Where the verb is no name in Python, or another module has it.
+# Commands whose name is no Python name, or is taken by another module.
 MODULES = {"import": "import_", "report": "run_report", "table-server": "table_server"}
-INTERRUPTED = 130  # what a shell reports for Ctrl-C
+INTERRUPTED = 130  # a shell's exit code for Ctrl-C
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0 done, 2 wrong input, 3 cannot run, 1 anything else."""
+    """Runs the command line and returns its exit code: 0 done, 2 wrong input, 3 cannot run, 1 anything else."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    os.environ.setdefault("PYTHONSAFEPATH", "1")  # the processes that are started import no file of the current folder
+    os.environ.setdefault("PYTHONSAFEPATH", "1")  # child processes must not import files of the current folder
     with escaped_output():
         code = _guarded(words)
         give_up_output()
@@ -58,12 +58,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _guarded(words: list[str]) -> int:
-    """Runs the verb; errors of the user and of the machine become messages, bugs raise."""
+    """Runs the command; converts errors of the user and of the machine to messages, and raises bugs."""
     try:
         code = _run(words)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # the reader has gone (`stoker check job.yaml | head`)
+    except BrokenPipeError:  # the reader closed the pipe (`stoker check job.yaml | head`)
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -94,12 +94,12 @@ def _run(words: list[str]) -> int:
     module = importlib.import_module(f"stoker.cli.{MODULES.get(verb, verb)}")
     parser = argparse.ArgumentParser(prog=f"stoker {verb}", description=module.__doc__, allow_abbrev=False)
     module.add_arguments(parser)
-    # Options may come between the job and its overrides.
+    # Options may be placed between the job and its overrides.
     return int(module.run(parser.parse_intermixed_args(rest)))
 
 
 def usage() -> str:
-    """The text of ``stoker --help``."""
+    """Returns the text of ``stoker --help``."""
     width = max(map(len, VERBS))
     lines = [f"  {verb:<{width}}  {summary}" for verb, summary in VERBS.items()]
     return "\n".join(
@@ -116,7 +116,7 @@ def usage() -> str:
 
 
 def unknown_verb(verb: str) -> str:
-    """What to say of a verb that does not exist."""
+    """Returns the message for a command that does not exist."""
     import difflib
 
     near = difflib.get_close_matches(verb, VERBS, n=1, cutoff=0.5)

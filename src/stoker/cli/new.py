@@ -14,7 +14,7 @@ PLANNED_ON = ("1xH100", "8xH100")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``stoker new``."""
+    """Adds the arguments of ``stoker new``."""
     parser.add_argument(
         "recipe",
         nargs="?",
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the recipe. Raises UserError for an unknown recipe and for a file that exists."""
+    """Writes the recipe. Raises UserError for an unknown recipe and for a file that exists."""
     if arguments.list:
         for name in recipe_names():
             print(f"{name}\n  {recipe_description(name)}")
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _what_it_takes(path: Path) -> Iterator[str]:
-    """What the planner says of the job on one GPU and on eight; nothing of a job without a language model."""
+    """Yields the planner's predictions for the job on one GPU and on eight; none for a job without a language model."""
     from stoker.cli.plan import question_of_job
     from stoker.job.load_job import load_job
     from stoker.job.stages import has_stages, read_stages

@@ -35,7 +35,7 @@ NAME = re.compile(r"[\w.-]{1,200}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``stoker node``."""
+    """Adds the arguments of ``stoker node``."""
     parser.add_argument("job", metavar="JOB", help="the job file, the same on every node")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
     parser.add_argument(
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Take part; returns what `stoker train` would."""
+    """Takes part in the run; returns the exit code of `stoker train`."""
     from stoker.launch.nodes.addresses import own_address, parsed
     from stoker.resilience.deadline import exit_code
     from stoker.runs.shared_secret import read_secret
@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     urls = urls_of(opened.job)
     server = CacheServer(urls)
-    if urls:  # the nodes read the data at about the same time, so they answer each other before they train
+    if urls:  # the nodes read the data at about the same time, so they serve each other before training
         network = listening()
         with exchanging(network, server, rendezvous, secret):
             spec, devices = _prepared(arguments, opened, most)
@@ -125,7 +125,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _stages(arguments: argparse.Namespace, named: int) -> int:
-    """Trains the stages of a job one after another, as `stoker train` does: they run on one node."""
+    """Trains the stages of a job one by one, as `stoker train` does: they run on one node."""
     from stoker.cli.train_stages import train_stages
 
     if named > 1 or arguments.nodes not in (None, "1"):
@@ -137,13 +137,13 @@ def _stages(arguments: argparse.Namespace, named: int) -> int:
 
 
 def _prepared(arguments: argparse.Namespace, opened: LoadedJob, most: int) -> tuple[RunSpec, int]:
-    """What is trained, and the processes of this node; the node's data has been looked at."""
+    """Returns the run's spec and this node's number of processes, after the node's data has been checked."""
     from stoker.cli.report import TokeniseReport, quiet_environment, quiet_libraries
     from stoker.job.task_spec import is_language
     from stoker.launch.forkserver import start_server, wait_for_server
 
     quiet_environment()
-    start_server(language=is_language(opened.job))  # it imports what the processes need while this one continues
+    start_server(language=is_language(opened.job))  # it imports what the workers need, in parallel to this process
     loaded, devices = _laid_out(arguments, opened, most)
     from stoker.hardware.device import check_devices
     from stoker.launch.data_gate import check_data
@@ -176,13 +176,13 @@ def _trained(spec: RunSpec, place: Place, network: PeerNetwork, server: CacheSer
     try:
         return train_on_nodes(spec, place, network, take, cache=server)
     except UserError as error:
-        if is_new and not isinstance(error, RunFailed):  # the job's or the machine's fault: nothing was trained
+        if is_new and not isinstance(error, RunFailed):  # an error of the job or the machine: nothing was trained
             shutil.rmtree(spec.output)
         raise
 
 
 def _nodes(arguments: argparse.Namespace, opened: LoadedJob, named: int) -> tuple[int, int]:
-    """The fewest and the most nodes that train."""
+    """Returns the smallest and the largest number of nodes."""
     if arguments.nodes is not None:
         match = NODES.fullmatch(arguments.nodes)
         if match is None or not 1 <= int(match[1]) <= int(match[2] or match[1]):
@@ -201,7 +201,7 @@ def _nodes(arguments: argparse.Namespace, opened: LoadedJob, named: int) -> tupl
 
 
 def _laid_out(arguments: argparse.Namespace, opened: LoadedJob, most: int) -> tuple[LoadedJob, int]:
-    """The job with its layout, and the processes of this node."""
+    """Returns the job with its layout, and this node's number of processes."""
     from stoker.launch.cluster_env import RankInfo
 
     devices = arguments.devices
@@ -220,6 +220,6 @@ def _laid_out(arguments: argparse.Namespace, opened: LoadedJob, most: int) -> tu
 
 
 def _digest(loaded: LoadedJob) -> str:
-    """What two nodes have alike that were given the same job."""
+    """Returns a digest that is equal on nodes with the same job."""
     values = loaded.job.model_dump(mode="json", exclude={"output": True, "target": True, "faults": {"nodes"}})
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

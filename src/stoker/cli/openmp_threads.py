@@ -1,4 +1,4 @@
-"""How OpenMP's threads wait for each other. They read it when torch is loaded."""
+"""Waiting policy of OpenMP's threads, which is read when torch is loaded."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ WATCHED = 0.3  # seconds
 
 
 def patient_threads() -> None:
-    """Lets OpenMP's threads sleep while they wait for each other, where other work has their cores.
+    """Lets OpenMP's threads sleep while they wait for each other, if other processes use their cores.
 
-    A step of generation is hundreds of small products. Threads that spin between them are twice as fast alone; beside
-    other work they take the cores from what they wait for, and a step takes many times as long.
+    A step of generation has hundreds of small products. Spinning threads are twice as fast on an idle machine; beside
+    other processes they occupy the cores that they wait for, and a step takes many times as long.
     """
     if "OMP_WAIT_POLICY" not in os.environ and others_at_work():
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
 def others_at_work() -> bool:
-    """Whether other processes leave this one less than its cores at the moment, by half a core or more."""
+    """Returns whether other processes currently take at least half a core of this one's cores."""
     alone, cores = psutil.Process(), psutil.cpu_count() or 1
     own = len(alone.cpu_affinity()) if hasattr(alone, "cpu_affinity") else cores
     before = _busy() - sum(alone.cpu_times()[:2])
@@ -31,6 +31,6 @@ def others_at_work() -> bool:
 
 
 def _busy() -> float:
-    """Seconds of all cores since the machine's start."""
+    """Returns the busy seconds of all cores since the machine's start."""
     times = psutil.cpu_times()
     return float(times.user + times.system + getattr(times, "nice", 0.0))

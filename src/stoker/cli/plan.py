@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stoker.train.ranking.plan_ranking import RankingPlan
 
 
-# Options of earlier versions, and what does the same.
+# Options of earlier versions, with their replacements.
 MOVED = {
     "--cases": "python benchmarks/planner_cases.py FILE",
     "--rank": "python benchmarks/planner_cases.py --rank FILE",
@@ -31,7 +31,7 @@ MOVED = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``stoker plan``."""
+    """Adds the arguments of ``stoker plan``."""
     parser.add_argument("job", metavar="JOB", nargs="?", help="the job file")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
     parser.add_argument("--on", metavar="CLUSTER", default="local", help="a cluster file, or e.g. 4x8xH100")
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plan; returns 0, or exits with 3 where nothing fits."""
+    """Plans; returns 0, or exits with 3 where nothing fits."""
     for moved, instead in MOVED.items():
         if getattr(arguments, moved.removeprefix("--")) is not None:
             raise UserError(Problem(f"`stoker plan` has no {moved}", f"use `{instead}`"))
@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _plan_task(
     planned: Callable[[LoadedJob, Path, Cluster], RankingPlan], loaded: LoadedJob, arguments: argparse.Namespace
 ) -> int:
-    """The plan of a task without a language model; 3 where it does not fit."""
+    """Plans a task without a language model; returns 3 where it does not fit."""
     from stoker.cli.plan_ranking import print_ranking_plan
     from stoker.hardware.cluster_file import load_cluster
 
@@ -113,7 +113,7 @@ def _plan_task(
 
 
 def question_of_job(loaded: LoadedJob, on: str) -> PlanQuestion:
-    """The planner's question for a resolved job and a cluster."""
+    """Returns the planner's question for a resolved job and a cluster."""
     from stoker.hardware.cluster_file import load_cluster
     from stoker.job.layout import layout_of
     from stoker.job.load_job import with_nodes
@@ -124,7 +124,7 @@ def question_of_job(loaded: LoadedJob, on: str) -> PlanQuestion:
     cluster = load_cluster(on)
     loaded = with_nodes(loaded, cluster.nodes)
     work = work_of(loaded, cluster)
-    if loaded.origins["train.batch"].source == "default":  # a row for each device at least
+    if loaded.origins["train.batch"].source == "default":  # at least a row for each device
         work = replace(work, global_batch=-(-work.global_batch // cluster.gpus) * cluster.gpus)
     stated = any(key.startswith("parallel.") and o.source != "default" for key, o in loaded.origins.items())
     asked = None
@@ -134,7 +134,7 @@ def question_of_job(loaded: LoadedJob, on: str) -> PlanQuestion:
 
 
 def _write(path: Path, text: str) -> None:
-    """All of it or nothing."""
+    """Writes a file atomically."""
     try:
         replace_file(path, text)
     except OSError as error:

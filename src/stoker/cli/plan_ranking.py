@@ -16,7 +16,7 @@ GIB, MIB, KIB = 2**30, 2**20, 2**10
 
 
 def print_ranking_plan(plan: RankingPlan, where: str) -> None:
-    """Prints the tables, then what a process takes."""
+    """Prints the tables, then the needs of a process."""
     _tables(plan)
     memory, sent = plan.memory, plan.sent
     holder = "each server" if plan.served else "each process"
@@ -58,7 +58,7 @@ _HEADINGS = ("0.1 %", "1 %", "10 %", "50 %")
 
 
 def size(count: float) -> str:
-    """``1.5 GiB``."""
+    """Formats a size: ``1.5 GiB``."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if count >= unit:
             return f"{count / unit:.1f} {name}"

@@ -24,9 +24,9 @@ from stoker.plan.setting import TrainingWork
 from stoker.plan.speed import mfu_formula
 
 GIB = 2**30
-SHOWN = 5  # alternatives without a name, and of the changes that would help
-LEFT = 10  # columns of the words at the left edge
-MOST = 110  # columns
+SHOWN = 5  # alternatives without a name, and helpful changes
+LEFT = 10  # width of the labels at the left edge
+MOST = 110  # most columns
 NO_PRICE = "no price is known: write `price: 30` (a node's, by the hour) into the cluster's file"
 
 
@@ -53,7 +53,7 @@ def print_answer(found: PlanAnswer, *, pictures: bool) -> None:
 
 
 def refusal(found: NothingFits, *, quiet: bool) -> CannotRun:
-    """Prints what would fit, unless it is to be ``quiet``; gives the error that says so in one line."""
+    """Prints what would fit, unless ``quiet``; returns the error with a one-line summary."""
     if not quiet:
         _head(found.question, f"{found.looked_at} settings")
         for change in found.changes:
@@ -69,7 +69,7 @@ def refusal(found: NothingFits, *, quiet: bool) -> CannotRun:
 
 
 def picture(found: PlanAnswer) -> str:
-    """Memory of the stages and the step in time, as SVG."""
+    """Draws the memory of the stages and the timeline of a step as SVG."""
     plan = found.plan
     drawn = drawn_micro_batches(plan.setting)
     return plan_svg(
@@ -92,7 +92,7 @@ def _head(question: PlanQuestion, searched: str) -> None:
 
 
 def _by(work: TrainingWork) -> str:
-    """What is trained beside a frozen model."""
+    """Describes what is trained beside a frozen model."""
     by = f"rank {work.rank}" if work.low_rank else f"{work.adapters.tokens} virtual tokens"
     base = "" if work.base == "none" else f", the base in {work.base}"
     return f"{work.tuning}, {by}{base}"
@@ -120,13 +120,13 @@ def _memory(found: PlanAnswer, *, pictures: bool) -> None:
 
 
 def _step(plan: LayoutPlan) -> str:
-    """Heading of the picture of a step."""
+    """Returns the heading of the picture of a step."""
     drawn, count = drawn_micro_batches(plan.setting), plan.setting.micro_batches
     return "One step" if drawn == count else f"One step of {drawn} micro-batches instead of {count}"
 
 
 def _some(drawn: Sequence[StageMemory], fullest: int) -> list[StageMemory]:
-    """First, fullest and last."""
+    """Returns the first, the fullest and the last stage."""
     return [drawn[stage] for stage in sorted({0, fullest, len(drawn) - 1})]
 
 
@@ -203,7 +203,7 @@ def _notes(notes: Iterable[str]) -> None:
 
 
 def _say(label: str, words: str) -> None:
-    """A line with a label at the left edge; long text wraps below."""
+    """Prints a line with a label at the left edge; long text wraps below."""
     room = _width() - LEFT
     indent = len(words) - len(words.lstrip())
     lines = textwrap.wrap(words, room, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)

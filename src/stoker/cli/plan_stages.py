@@ -1,4 +1,4 @@
-"""The plan of each stage of a job file: what is resident in it, what it takes, and the sum."""
+"""Plans of the stages of a job file: resident models, memory and time, and the totals."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from stoker.plan.answer.full_answer import WITHOUT_SAMPLING, NothingFits, PlanAn
 from stoker.plan.answer.setting_to_yaml import time_words
 
 GIB = 2**30
-WIDEST = 120  # columns of the table, whose lines wrap as a whole
+WIDEST = 120  # width of the table, whose lines wrap as a whole
 DRAWN = {"--show": "show", "--picture": "picture"}
 
 
 @dataclass(frozen=True)
 class StagePlan:
-    """A stage and what the planner answers to its job."""
+    """A stage and the planner's answer to its job."""
 
     stage: Stage
     loaded: LoadedJob
@@ -35,7 +35,7 @@ class StagePlan:
 
     @property
     def resident(self) -> tuple[str, ...]:
-        """What is in memory while it trains: ``policy (lora)``, ``reference (its base)``."""
+        """Models in memory while it trains: ``policy (lora)``, ``reference (its base)``."""
         job = self.loaded.job
         first, *others = task_of(job).roles(job)
         adapted = job.tune.method in ADAPTERS
@@ -46,14 +46,16 @@ class StagePlan:
 
     @property
     def seconds(self) -> float | None:
-        """Of all steps, checkpoints and interruptions included; None where their number depends on the data."""
+        """Duration of all steps, including checkpoints and interruptions; None where their number depends on
+        the data.
+        """
         if isinstance(self.found, NothingFits) or not self.found.cost.known:
             return None
         return self.found.cost.forecast.seconds
 
     @property
     def memory(self) -> float | None:
-        """Bytes of a device; None where nothing fits."""
+        """Bytes on a device; None where nothing fits."""
         return None if isinstance(self.found, NothingFits) else self.found.plan.memory.peak
 
 
@@ -84,7 +86,7 @@ def plan_stages(arguments: argparse.Namespace) -> int:
 
 
 def _total(plans: list[StagePlan]) -> tuple[float | None, float | None]:
-    """The largest memory and the sum of the times; None where one is not known."""
+    """Returns the largest memory and the total time; None where one is unknown."""
     memory, seconds = [plan.memory for plan in plans], [plan.seconds for plan in plans]
     return (
         None if None in memory else max(m for m in memory if m is not None),

@@ -1,4 +1,4 @@
-"""`stoker plan --calibrate` and `stoker plan --from RUN`: what later plans build on."""
+"""`stoker plan --calibrate` and `stoker plan --from RUN`: measurements that later plans use."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from stoker.hardware.calibration import Calibration
 
 GIB = 2**30
-TRAFFIC = ("read", "write", "copy", "add", "silu", "multiply", "to-device", "to-host")  # kinds of a device's memory
+TRAFFIC = ("read", "write", "copy", "add", "silu", "multiply", "to-device", "to-host")  # kinds of memory traffic
 
 
 def calibrate_here(seconds: float | None, *, as_json: bool) -> int:
-    """Measures this machine and keeps what was found; says what it was."""
+    """Measures this machine, stores the result and prints it."""
     from stoker.cli.report import quiet_libraries
     from stoker.hardware.detect_machine import kind_name
     from stoker.hardware.planner_correction import forget
@@ -74,7 +74,7 @@ def _row(name: str, points: Iterable[tuple[float, float]]) -> str:
 
 
 def learn_from(path: str, *, as_json: bool) -> int:
-    """Corrects later plans by a finished run; says what was predicted of it before, and would be now."""
+    """Corrects later plans by a finished run; prints its predictions before and after."""
     from stoker.hardware.planner_correction import keep
     from stoker.plan.run_correction import lesson_of
 

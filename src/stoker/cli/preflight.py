@@ -1,4 +1,4 @@
-"""Whether a job's model and data exist, checked before any heavy import."""
+"""Checks that a job's model and data exist, before any heavy import."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 def open_job(path: str, overrides: Sequence[str], *, trains: bool = False) -> LoadedJob:
-    """The job, with its model and sources looked for.
+    """Loads a job, and checks that its model and sources exist.
 
     Args:
-        trains: whether it is to be trained here, into its `output`.
+        trains: whether it will be trained here, into its `output`.
 
     Raises:
-        UserError: with the problems of the file and of what it names, all at once.
+        UserError: the problems of the file and of everything that it names, all at once.
     """
     loaded, problems = _looked_for(lambda: load_job(path, overrides), of_run=is_of_run(Path(path)), trains=trains)
     if problems or loaded is None:
@@ -35,7 +35,7 @@ def open_job(path: str, overrides: Sequence[str], *, trains: bool = False) -> Lo
 
 
 def open_stages(stages: Sequence[Stage], *, trains: bool = False) -> list[LoadedJob]:
-    """The jobs of stages, as `open_job`; a problem of what stages share is reported once."""
+    """Loads the jobs of stages as `open_job` does; a problem of shared keys is reported once."""
     jobs: list[LoadedJob] = []
     problems: dict[tuple[str, int, int, str], Problem] = {}
     for stage in stages:
@@ -57,7 +57,7 @@ def open_stages(stages: Sequence[Stage], *, trains: bool = False) -> list[Loaded
 
 
 def _looked_for(load: Callable[[], LoadedJob], *, of_run: bool, trains: bool) -> tuple[LoadedJob | None, list[Problem]]:
-    """A job with its model and sources looked for, and the problems of all of it."""
+    """Returns a job whose model and sources have been checked, and all problems."""
     loaded: LoadedJob | None = None
     read: ReadJob
     problems: list[Problem] = []
@@ -74,15 +74,15 @@ def _looked_for(load: Callable[[], LoadedJob], *, of_run: bool, trains: bool) ->
 
 
 def planned(loaded: LoadedJob, rank_info: RankInfo | None = None) -> LoadedJob:
-    """The job with the planner's layout, where it asks for one with `parallel: auto`.
+    """Returns the job with the planner's layout, if it has `parallel: auto`.
 
     Args:
-        rank_info: of this process, where a launcher started it with others.
+        rank_info: ranks of this process, where a launcher started several.
 
     Raises:
         CannotRun: nothing fits.
     """
-    if not loaded.document.planned:  # the devices at hand need not be looked for
+    if not loaded.document.planned:  # no need to detect the devices
         return loaded
     from stoker.launch.auto_parallel import with_plan
 
@@ -90,7 +90,7 @@ def planned(loaded: LoadedJob, rank_info: RankInfo | None = None) -> LoadedJob:
 
 
 def _away_problems(loaded: ReadJob, wrong: set[str]) -> list[Problem]:
-    """The problems of sources at URLs, whose origins are asked; of those that nothing else is wrong with."""
+    """Returns the problems of sources at URLs by requesting them, except sources with other problems."""
     from stoker.data.sources import open_source
     from stoker.node_cache.urls import is_url
 
@@ -108,7 +108,7 @@ def _away_problems(loaded: ReadJob, wrong: set[str]) -> list[Problem]:
 
 
 def _sources(loaded: ReadJob) -> dict[str, SourceBlock]:
-    """The sources of a job, by the keys of their paths."""
+    """Returns the sources of a job, by the keys of their paths."""
     sources = {f"data[{index}].path": block for index, block in enumerate(loaded.job.data)}
     return sources | {f"evaluate.data[{index}].path": block for index, block in enumerate(loaded.job.evaluate.data)}
 
@@ -122,7 +122,9 @@ def _output_problems(loaded: ReadJob) -> list[Problem]:
 
 
 def preflight(loaded: ReadJob) -> list[Problem]:
-    """The problems of the job's model and sources, each at its key; relative paths begin where we are."""
+    """Returns the problems of the job's model and sources, each at its key; paths are relative to the current
+    folder.
+    """
     from stoker.data.sources import source_problem
     from stoker.models.model_source import model_problem, tokenizer_problem
     from stoker.models.special_tokens import stop_tokens
@@ -151,7 +153,7 @@ def preflight(loaded: ReadJob) -> list[Problem]:
 
 
 def _other_models(loaded: ReadJob, base: Path) -> list[Problem]:
-    """The problems of further models that the task names: each a model, or a run."""
+    """Returns the problems of further models that the task names: each a model, or a run."""
     from stoker.job.schema import ModelBlock
     from stoker.job.task_spec import task_of
     from stoker.models.model_source import locate, model_problem

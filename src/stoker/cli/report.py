@@ -1,4 +1,4 @@
-"""Progress on stderr, and libraries' output kept off it."""
+"""Progress on stderr, and suppression of libraries' output."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from stoker.console import Console
 
-LINE_EVERY = 50_000  # rows between two plain lines where there is no terminal
+LINE_EVERY = 50_000  # rows between two plain lines without a terminal
 
 
 class TokeniseReport:
-    """Called as a source is tokenised: a live line a source on a terminal, a line now and then elsewhere."""
+    """Callback for tokenisation progress: a live line per source on a terminal, occasional lines elsewhere."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
@@ -53,7 +53,7 @@ class TokeniseReport:
 
 
 def quiet_environment() -> None:
-    """Tells the libraries of this process, and of those that it starts, to be quiet, before they are loaded."""
+    """Silences libraries in this process and its children; must be called before they are loaded."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TQDM_DISABLE", "1")
@@ -62,12 +62,12 @@ def quiet_environment() -> None:
 
 
 def quiet_libraries() -> None:
-    """Keeps progress bars and advice of libraries, meant for their own users, off the terminal."""
+    """Suppresses progress bars and advice of libraries."""
     quiet_environment()
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", message=".*torch.distributed is disabled.*")
-    logging.disable(logging.WARNING)  # of all libraries: one even logs to standard output
-    if "transformers" in sys.modules:  # else the environment tells it, and who does not need it does not wait for it
+    logging.disable(logging.WARNING)  # for all libraries: one logs even to standard output
+    if "transformers" in sys.modules:  # else the environment variable does, without the import
         from transformers.utils import logging as transformers_logging
 
         transformers_logging.set_verbosity_error()

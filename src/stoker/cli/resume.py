@@ -9,13 +9,13 @@ from stoker.cli.submitted_options import add_submitted, name_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``stoker resume``."""
+    """Adds the arguments of ``stoker resume``."""
     add_submitted(parser)
     parser.add_argument("--json", action="store_true", help="print the record as JSON, and nothing else")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Resume; returns 0 once the target has taken the job."""
+    """Resumes the run; returns 0 once the target has accepted the job."""
     from stoker.cluster.record import keep
     from stoker.cluster.submitted_run import submitted_run
 

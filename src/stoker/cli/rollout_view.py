@@ -1,4 +1,4 @@
-"""Answers of a policy in a terminal: each token on the colour of one of its values."""
+"""Terminal view of a policy's answers: each token on the colour of one of its values."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from stoker.console import Console
 from stoker.train.rollouts.rollout import Rollout
 from stoker.train.rollouts.step_rollouts import StepRollouts
 
-SIGNED = ("advantage", "kl", "value", "reward", "return")  # green above 0, red below it; the others by their size alone
+SIGNED = ("advantage", "kl", "value", "reward", "return")  # green above 0, red below; other values are coloured by size
 GREEN, RED, BLUE = (0, 150, 60), (200, 40, 40), (40, 90, 200)
-FAINTEST = 0.05  # of the largest value: tokens below it have no colour
+FAINTEST = 0.05  # share of the largest value below which a token has no colour
 FIGURES = ("score", "kl", "entropy", "response_tokens", "ended", "informative", "explained_variance")
 
 
@@ -25,7 +25,7 @@ def show(step: StepRollouts, chosen: Sequence[Rollout], tokenizer: Tokenizer, *,
 
     Args:
         by: the value that colours a token.
-        together: whether answers to one prompt follow each other under it.
+        together: whether answers to one prompt are grouped under it.
     """
     console = Console(soft_wrap=True, highlight=False)
     for iteration in step.iterations:
@@ -61,7 +61,7 @@ def _legend(by: str, most: float) -> str:
 
 
 def _coloured(rollout: Rollout, tokenizer: Tokenizer, by: str, most: float) -> Text:
-    """The answer; a character of several tokens has the colour of the last one."""
+    """Formats the answer; a character of several tokens has the colour of the last one."""
     text = Text()
     values = rollout.token_values()[by]
     for piece, value in zip(token_texts(tokenizer, rollout.answer_ids), values.tolist(), strict=True):
@@ -70,7 +70,7 @@ def _coloured(rollout: Rollout, tokenizer: Tokenizer, by: str, most: float) -> T
 
 
 def style(value: float, most: float, *, signed: bool) -> Style:
-    """A background between white and the colour, with black text, which reads on dark and light terminals."""
+    """Returns a background between white and the colour, with black text, readable on dark and light terminals."""
     share = abs(value) / most if most and np.isfinite(value) else 0.0
     if share < FAINTEST:
         return Style()
@@ -81,6 +81,6 @@ def style(value: float, most: float, *, signed: bool) -> Style:
 
 
 def largest(values: np.ndarray) -> float:
-    """The largest size of some values; those that are not finite count as none."""
+    """Returns the largest magnitude of some values; those that are not finite are ignored."""
     finite = values[np.isfinite(values)]
     return float(np.abs(finite).max(initial=0.0))

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     from stoker.train.rollouts.rollout import Rollout
 
-SHOWN = 16  # answers, unless --limit says another number
+SHOWN = 16  # default number of answers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``stoker rollouts``."""
+    """Adds the arguments of ``stoker rollouts``."""
     parser.add_argument("run", metavar="RUN", help="a run's folder, or its name below runs/")
     parser.add_argument("--step", type=int, metavar="N", help="a step of the run (default: the last)")
     parser.add_argument("--worst", action="store_true", help="the lowest scores first, whatever their prompt")
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the answers."""
+    """Prints the answers."""
     from stoker.job.load_job import load_job
     from stoker.job.trust import code_problems
     from stoker.runs.find_run import find_run
@@ -103,7 +103,7 @@ def _answer(rollout: Rollout, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> list[str]:
-    """The text that each token adds; that of a character of several tokens is at the last of them."""
+    """Returns the text that each token adds; a character of several tokens is at the last of them."""
     from stoker.generate.answer_text import AnswerText
 
     text = AnswerText(tokenizer, skip_special_tokens=False)

@@ -11,14 +11,14 @@ LANGUAGES = ("en", "zh")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``stoker report``."""
+    """Adds the arguments of ``stoker report``."""
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder, or its name below runs/")
     parser.add_argument("-o", "--output", default="report.html", metavar="FILE", help="the file (default: report.html)")
     parser.add_argument("--language", choices=LANGUAGES, help="en or zh (default: that of the reader's browser)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the file; one that exists is replaced where it is HTML."""
+    """Writes the file; an existing HTML file is replaced."""
     from stoker.files import replace_file
     from stoker.page.report_answers import report_answers
     from stoker.page.report_html import report_html

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from stoker.runs.listing import RunSummary
 
 ALL = "runs"
-WIDEST = 120  # columns of the table of stages, whose lines wrap as a whole
+WIDEST = 120  # width of the table of stages, whose lines wrap as a whole
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``stoker runs``."""
+    """Adds the arguments of ``stoker runs``."""
     parser.add_argument(
         "run",
         nargs="?",
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the runs, the newest first."""
+    """Prints the runs, the newest first."""
     if arguments.submitted or arguments.on:
         from stoker.cli.submitted_runs import print_submitted_runs
 
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_hint() -> None:
-    """Says that runs were submitted, where there are any."""
+    """Prints a hint if there are submitted runs."""
     from stoker.cluster.record import kept
 
     if count := len(kept()):
@@ -82,7 +82,9 @@ def _print_hint() -> None:
 
 
 def _stages(name: str) -> list[tuple[dict[str, Any], RunSummary | None]]:
-    """The stages of a folder, or of that name below runs/, in the job's order; with None where one has not begun."""
+    """Returns the stages of a folder, or of that name below runs/, in the job's order; None for one that has
+    not begun.
+    """
     from stoker.runs.listing import summarise
     from stoker.runs.run_folder import RunFolder
     from stoker.runs.stage_runs import read_record
@@ -117,10 +119,10 @@ def _print_stages(stages: list[tuple[dict[str, Any], RunSummary | None]], *, as_
 
 
 def _runs(name: str) -> list[RunSummary]:
-    """The runs in a folder, or the one of that name.
+    """Returns the runs in a folder, or the one of that name.
 
     Raises:
-        UserError: there is neither such a folder nor such a run.
+        UserError: neither such a folder nor such a run exists.
     """
     from stoker.runs.find_run import find_run
     from stoker.runs.listing import list_runs, summarise
@@ -137,7 +139,7 @@ def _runs(name: str) -> list[RunSummary]:
 
 
 def _answer(run: RunSummary) -> dict[str, Any]:
-    """The summary with its evaluations, and the run's effective training time, a fraction of its wall time."""
+    """Returns the summary with its evaluations, and the run's effective training time, a fraction of its wall time."""
     from stoker.runs.evaluations import read_evaluations
 
     answer = asdict(run) | {"evaluations": [each.as_json() for each in read_evaluations(Path(run.path))]}
@@ -180,7 +182,7 @@ def _print_evaluations(folder: Path) -> None:
 
 
 def _figures(run: RunSummary) -> tuple[str, ...]:
-    """Step, losses, effective time and age, as the tables show them."""
+    """Returns step, losses, effective time and age as shown in the tables."""
     step = f"{run.step}/{run.steps}" if run.steps else "-"
     return step, _number(run.loss), _number(run.held_out_loss), _share(run), _ago(run.age)
 

@@ -15,7 +15,7 @@ PACKAGES = ("starlette", "uvicorn", "prometheus_client", "httpx2")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``stoker serve``."""
+    """Adds the arguments of ``stoker serve``."""
     parser.add_argument(
         "runs",
         nargs="+",
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until SIGTERM."""
+    """Serves until SIGTERM."""
     _check(arguments)
     token = _token(arguments)
     from stoker.cli.report import quiet_libraries
@@ -88,10 +88,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Refuses options that contradict each other.
+    """Rejects contradictory options.
 
     Raises:
-        UserError: they do.
+        UserError: options contradict each other.
     """
     from stoker.serve.server_options import is_loopback
 

@@ -1,4 +1,4 @@
-"""The options by which verbs take some stages of a job file."""
+"""The options that select stages of a job file."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def add_stage_options(parser: argparse.ArgumentParser) -> None:
 
 
 def asks_for_stages(arguments: argparse.Namespace) -> bool:
-    """Whether the job file has stages.
+    """Returns whether the job file has stages.
 
     Raises:
-        UserError: a stage is named, and it has none.
+        UserError: an option names a stage, and the file has none.
     """
     if has_stages(arguments.job):
         return True

@@ -13,12 +13,12 @@ POLL = 0.1  # seconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``stoker stop``."""
+    """Adds the arguments of ``stoker stop``."""
     add_submitted(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Stop; returns 0 once no process is left."""
+    """Stops the run; returns 0 once no process is left."""
     from stoker.cluster.record import find
     from stoker.cluster.submitted_run import submitted_run
 

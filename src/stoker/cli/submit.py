@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``stoker submit``."""
+    """Adds the arguments of ``stoker submit``."""
     parser.add_argument("job", metavar="JOB", help="the job file")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
     parser.add_argument(
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Submit; returns 0 once the target has taken the job."""
+    """Submits; returns 0 once the target has accepted the job."""
     from stoker.cli.submitted_runs import state_of
     from stoker.cluster.record import find, keep
     from stoker.cluster.target import open_target
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def chosen_of(arguments: argparse.Namespace) -> tuple[list[LoadedJob], ChosenTarget]:
-    """The job, or those of its stages, and its target, all checked."""
+    """Returns the job, or its stages' jobs, and the target, all checked."""
     from stoker.cluster.chosen_target import choose_target
 
     overrides = list(arguments.overrides)
@@ -89,7 +89,7 @@ def chosen_of(arguments: argparse.Namespace) -> tuple[list[LoadedJob], ChosenTar
 
 
 def _is_written(loaded: LoadedJob) -> bool:
-    """Whether the target is the file's, and not the command line's."""
+    """Returns whether the file sets the target, and not the command line."""
     mark = loaded.document.marks.get(("target",))
     return mark is not None and not mark.override and loaded.job.target != LOCAL
 
@@ -97,7 +97,7 @@ def _is_written(loaded: LoadedJob) -> bool:
 def submission_on(
     jobs: Sequence[LoadedJob], chosen: ChosenTarget, target: Target, arguments: argparse.Namespace
 ) -> Submission:
-    """The submission, for as many nodes as the target has hosts where nothing else says; of stages for one."""
+    """Returns the submission, by default for as many nodes as the target has hosts; stages get one node."""
     from stoker.cluster.record import NAME
     from stoker.cluster.staged_submission import staged_submission_of
     from stoker.cluster.submission import submission_of
@@ -113,7 +113,7 @@ def submission_on(
 
 
 def print_submitted(record: Record, submission: Submission) -> None:
-    """Says where the job is, and how it is followed."""
+    """Prints where the job is, and how to follow it."""
     nodes = f"{record.nodes} node{'s' * (record.nodes > 1)} with {record.devices} process{'es' * (record.devices > 1)}"
     print(f"submitted {submission.label} to {record.kind}: {nodes}; {record.handle.get('words', record.output)}")
     print(f"\nnext:\n  stoker logs {record.name} -f\n  stoker describe {record.name}\n  stoker stop {record.name}")

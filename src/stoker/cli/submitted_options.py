@@ -1,4 +1,4 @@
-"""Arguments of the verbs that work on a submitted run."""
+"""Arguments of the commands for submitted runs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import argparse
 
 
 def add_submitted(parser: argparse.ArgumentParser) -> None:
-    """``RUN`` and ``--on``."""
+    """Adds ``RUN`` and ``--on``."""
     parser.add_argument("run", metavar="RUN", help="the name under which it was submitted, or its folder")
     parser.add_argument("--on", metavar="TARGET", help="ask this target's own records: for runs submitted elsewhere")
 
 
 def name_of(run: str) -> str:
-    """The name of a run's folder: ``runs/mine`` -> ``mine``."""
+    """Returns the name of a run's folder: ``runs/mine`` -> ``mine``."""
     from stoker.cluster.submission import name_of as name_of_output
 
     return name_of_output(run)

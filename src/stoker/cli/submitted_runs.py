@@ -1,4 +1,4 @@
-"""The table of submitted runs, each with its state as the target says."""
+"""Table of submitted runs, each with its state from the target."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from stoker.cluster.record import Record
     from stoker.cluster.target import Status
 
-AT_ONCE = 8  # targets that are asked at the same time
+AT_ONCE = 8  # targets queried concurrently
 
 
 def print_submitted_runs(on: str | None, *, as_json: bool) -> int:
@@ -50,7 +50,7 @@ def print_submitted_runs(on: str | None, *, as_json: bool) -> int:
 
 
 def state_of(record: Record) -> Status:
-    """The state of a run; ``lost`` with the reason where its target cannot be asked."""
+    """Returns the state of a run; ``lost`` with the reason where its target cannot be reached."""
     from stoker.cluster.submitted_run import target_of
     from stoker.cluster.target import Status
 

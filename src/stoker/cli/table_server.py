@@ -12,7 +12,7 @@ LAST_PORT = 65535
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``stoker table-server``."""
+    """Adds the arguments of ``stoker table-server``."""
     parser.add_argument(
         "--listen", required=True, metavar="HOST:PORT", help="address to bind to; port 0 takes a free one"
     )
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT; a killed server started again with the same folder goes on."""
+    """Serves until SIGTERM or SIGINT; a killed server resumes when restarted with the same folder."""
     from stoker.launch.nodes.addresses import resolved
     from stoker.runs.shared_secret import read_secret
     from stoker.sparse.servers.row_server import RowServer

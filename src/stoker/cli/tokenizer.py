@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``stoker tokenizer``."""
+    """Adds the arguments of ``stoker tokenizer``."""
     parser.add_argument(
         "what",
         choices=("extend", "train"),
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Learn, write, measure and print."""
+    """Learns, writes, measures and prints."""
     if arguments.size < 1:
         raise UserError(Problem(f"--size {arguments.size}: give at least 1"))
     if arguments.what == "extend" and arguments.start is None:

@@ -31,7 +31,7 @@ DEFAULT_JOB = "job.yaml"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``stoker train``."""
+    """Adds the arguments of ``stoker train``."""
     parser.add_argument(
         "job", nargs="?", default=DEFAULT_JOB, metavar="JOB", help=f"the job file (default: {DEFAULT_JOB})"
     )
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train; returns 0 when done; 128 + signal, or `faults.requeue` after SIGTERM, when asked to stop before."""
+    """Trains; returns 0 when done; 128 + signal, or `faults.requeue` after SIGTERM, when stopped before."""
     from stoker.launch.cluster_env import joined
 
     if "=" in arguments.job and not Path(arguments.job).exists():  # values alone, for the default job file
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _follow(arguments: argparse.Namespace, opened: LoadedJob, spec: RunSpec) -> int:
-    """Trains again and again, each time on what has come since."""
+    """Trains repeatedly, each time on the data that have arrived since."""
     while True:
         known = contents_of(opened, spec.base)
         ending = trained(spec)
@@ -96,7 +96,7 @@ def _follow(arguments: argparse.Namespace, opened: LoadedJob, spec: RunSpec) -> 
 
 
 def _said(arguments: argparse.Namespace, spec: RunSpec, ending: RunResult | int, *, first: bool) -> int:
-    """Says how a run ended; the exit code."""
+    """Prints how a run ended; returns the exit code."""
     from stoker.resilience.deadline import exit_code
 
     if isinstance(ending, int):
@@ -109,7 +109,7 @@ def _said(arguments: argparse.Namespace, spec: RunSpec, ending: RunResult | int,
 
 
 def put_run_aside(output: Path) -> None:
-    """Renames an earlier run in a folder, and says so."""
+    """Renames an earlier run in a folder, and prints its new place."""
     from stoker.runs.output_folder import is_run
     from stoker.runs.run_folder import put_aside
 
@@ -118,14 +118,14 @@ def put_run_aside(output: Path) -> None:
 
 
 def spec_of(opened: LoadedJob, rank_info: RankInfo | None, *, quiet: bool) -> RunSpec:
-    """What is trained, with the planner's layout where the job asks for it."""
+    """Returns the run's spec, with the planner's layout if the job asks for it."""
     from stoker.cli.report import quiet_environment, quiet_libraries
 
     if rank_info is None and opened.job.faults.restarts:
         from stoker.launch.forkserver import start_server
 
         quiet_environment()
-        # It imports what the workers need while this process continues.
+        # It imports what the workers need, in parallel to this process.
         start_server(language=is_language(opened.job))
     loaded = with_nodes(planned(opened, rank_info), 1 if rank_info is None else rank_info.nodes)
     from stoker.launch.cluster_env import check_world
@@ -145,10 +145,10 @@ def trained(
     """Trains in the process that a launcher started, in this one, or in workers that this one starts.
 
     Args:
-        begun: called where the run's folder is held, before training; not with a launcher.
+        begun: called when the run's folder is locked, before training; not with a launcher.
 
     Returns:
-        How it ended; the exit code where a signal, or another process of a launcher's, ended it before.
+        The result; or the exit code where a signal, or another process of a launcher's, ended it before.
     """
     from stoker.launch.first_failure import Interrupted, LeftToAnother
     from stoker.resilience.deadline import exit_code
@@ -174,7 +174,7 @@ def _train(spec: RunSpec, rank_info: RankInfo | None, begun: Callable[[], None])
 
         return train_as_member(spec, rank_info, TokeniseReport())
     check_devices(spec.devices, spec.layout.world)
-    if spec.layout.one_process and not spec.loaded.job.faults.restarts:  # else this one lives when that one dies
+    if spec.layout.one_process and not spec.loaded.job.faults.restarts:  # else this process must outlive the trainer
         from stoker.launch.worker import held, train
 
         return train(spec, report=TokeniseReport(), hold=held(folder, begun))
@@ -192,13 +192,13 @@ def _train(spec: RunSpec, rank_info: RankInfo | None, begun: Callable[[], None])
             print(*getattr(error, "__notes__", ()), file=sys.stderr, end="")
             raise
         except UserError as error:
-            if is_new and not isinstance(error, RunFailed):  # the job's or the machine's fault: nothing was trained
+            if is_new and not isinstance(error, RunFailed):  # an error of the job or the machine: nothing was trained
                 shutil.rmtree(spec.output)
             raise
 
 
 def answer_of(output: Path, ending: RunResult) -> dict[str, Any]:
-    """How a run ended, for programs."""
+    """Returns the result of a run for JSON output."""
     from stoker.runs.plan_comparison import read_comparison
     from stoker.runs.run_folder import RunFolder
 
@@ -217,8 +217,8 @@ def say_ending(spec: RunSpec, ending: RunResult, command: str, *, last: bool = T
     """Prints how a run ended.
 
     Args:
-        command: that goes on with it.
-        last: whether nothing follows, so that what can be done with the run is said.
+        command: command that resumes it.
+        last: whether this is the last run, so that next commands are printed.
     """
     output = spec.output
     shown = output.relative_to(Path.cwd()) if output.is_relative_to(Path.cwd()) else output

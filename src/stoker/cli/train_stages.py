@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None) -> int:
-    """Trains each chosen stage that is not done with its inputs as they are now; returns as `stoker train` does.
+    """Trains each chosen stage that is not done with its current inputs; returns the exit code of `stoker train`.
 
     Raises:
-        UserError: of any of the stages, before one is trained; a stage that is left out is not done.
+        UserError: a stage has a problem, found before training starts; or a stage that is left out is not done.
     """
     from stoker.cli.train import answer_of, put_run_aside, say_ending, spec_of, trained
     from stoker.resilience.deadline import exit_code
@@ -80,7 +80,7 @@ def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None) -> i
 
 
 def _standing(staged: StagedJob, stage: Stage, base: Path) -> tuple[Lineage, Standing, LoadedJob]:
-    """What the stage's run is made from, what there is of it, and its job with the runs of earlier stages in it."""
+    """Returns the lineage and state of the stage's run, and its job with the runs of earlier stages filled in."""
     from stoker.train.lineage import lineage_of, standing_of, weights_digest
 
     named = [other for other in staged.stages if other.name in stage.needs.values()]
@@ -101,7 +101,7 @@ def _merge(staged: StagedJob, stage: Stage, lineage: Lineage, base: Path) -> str
 
 
 def _check_left_out(staged: StagedJob, chosen: Sequence[Stage]) -> None:
-    """Raises UserError where a stage that a chosen one names is neither chosen nor done."""
+    """Raises UserError where a stage that a chosen one needs is neither chosen nor done."""
     names = {stage.name for stage in chosen}
     for stage in chosen:
         for key, name in stage.needs.items():

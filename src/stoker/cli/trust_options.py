@@ -1,4 +1,4 @@
-"""The options by which a user lets a run's model execute code; its own job.yaml cannot."""
+"""The options by which a user allows a run's model to execute code; its own job.yaml cannot."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
 
 
 def trusted(arguments: argparse.Namespace) -> list[str]:
-    """What is trusted, as overrides of the run's job."""
+    """Returns the trusted keys as overrides of the run's job."""
     return [f"model.{name}=true" for name in TRUST if getattr(arguments, name)]
 
 
 def options_of(job: ResolvedJob) -> str:
-    """The options, each behind a space, that other verbs need for a run of a user's own job."""
+    """Returns the trust options, each after a space, that other commands need for a run of the user's own job."""
     given = [name for name in TRUST if job.model is not None and getattr(job.model, name)]
     return "".join(f" --{name.replace('_', '-')}" for name in given)

@@ -14,7 +14,7 @@ PORT = 7860
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``stoker ui``."""
+    """Adds the arguments of ``stoker ui``."""
     parser.add_argument(
         "--port", type=int, default=PORT, metavar="N", help=f"port; 0 takes a free one (default: {PORT})"
     )
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Answer until SIGTERM; runs that were started go on."""
+    """Serves until SIGTERM; started runs continue."""
     _check(arguments)
     token = _token(arguments.token)
     try:
@@ -61,10 +61,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Refuses options that are wrong.
+    """Rejects wrong options.
 
     Raises:
-        UserError: they are.
+        UserError: an option is wrong.
     """
     from stoker.serve.server_options import is_loopback
 
@@ -105,7 +105,7 @@ def _check_places(arguments: argparse.Namespace) -> None:
 
 
 def _token(path: Path | None) -> str | None:
-    """The token in a file.
+    """Reads the token from a file.
 
     Raises:
         UserError: it cannot be read, others can read it, or it is too short.

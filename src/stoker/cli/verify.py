@@ -23,7 +23,7 @@ MOST_PROCESSES = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``stoker verify``."""
+    """Adds the arguments of ``stoker verify``."""
     parser.add_argument("job", metavar="JOB", help="the job file")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
     parser.add_argument(
@@ -43,13 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Verify; returns 0 when all layouts that can be compute the same, and at least one can; else 1."""
+    """Verifies; returns 0 if all possible layouts compute the same and at least one is possible; else 1."""
     base = Path.cwd()
     if arguments.steps is not None and arguments.steps < 1:
         raise UserError(f"--steps {arguments.steps}: give at least 1")
     loaded = planned(open_job(arguments.job, arguments.overrides))
     _check_comparable(loaded)
-    # For the processes that are started: torch's own C++ warnings say nothing of the layouts.
+    # For child processes: torch's C++ warnings are irrelevant to the layouts.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if arguments.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_comparable(loaded: LoadedJob) -> None:
-    """Refuses jobs whose steps are not those of one process on the same rows."""
+    """Rejects jobs whose steps differ from those of one process on the same rows."""
     parallel = loaded.job.parallel
     changing = {"sync.every": (parallel.sync.every > 1, 1), "compress": (parallel.compress != "none", "none")}
     for key, (differs, plain) in changing.items():

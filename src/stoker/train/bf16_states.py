@@ -1,7 +1,7 @@
 """Moments in bfloat16: ``train.optimizer_states: bf16``.
 
-Stochastic rounding keeps their mean (Gupta et al., 2015): by rounding to the nearest, a second moment that changes by a
-thousandth a step would never change, as bfloat16 has eight bits.
+Stochastic rounding preserves their mean (Gupta et al., 2015). With rounding to nearest, a second moment that changes by
+a thousandth per step would never change, as bfloat16 has eight bits of precision.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Bf16Moments:
-    """See `stoker.train.low_precision_adamw.HeldMoments`."""
+    """bfloat16 format of moments; see `stoker.train.low_precision_adamw.HeldMoments`."""
 
     def zeros(self, name: str, parameter: Tensor) -> dict[str, Tensor]:
         return {name: torch.zeros_like(parameter, dtype=torch.bfloat16)}

@@ -1,8 +1,8 @@
-"""Moments in 8 bits, block by block: ``train.optimizer_states: 8bit`` (Dettmers et al., 2022, arXiv:2110.02861).
+"""Block-wise 8-bit moments: ``train.optimizer_states: 8bit`` (Dettmers et al., 2022, arXiv:2110.02861).
 
-A block is 64 successive entries of a row. No layout that cuts rows from each other cuts a block, so that every layout
-rounds alike, and a checkpoint of one is exact under another. (The blocks of bitsandbytes and torchao run over a
-flattened shard: another number of processes would have others.)
+A block is 64 consecutive entries of a row. Sharding by rows never splits a block, so that all such layouts round alike,
+and a checkpoint of one is exact under another. (Blocks of bitsandbytes and torchao run over a flattened shard, so that
+they depend on the number of processes.)
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 BLOCK = 64
-LEVELS = 7  # powers of ten that a block spans
-BYTES = 1 + 4 / BLOCK  # of an entry with its share of the block's scale
-SCALE = "_scale"  # ends the name of a block's largest absolute value
+LEVELS = 7  # powers of ten in a block's range
+BYTES = 1 + 4 / BLOCK  # per entry, with its share of the block's scale
+SCALE = "_scale"  # name suffix of the largest absolute value of each block
 
 
 class EightBitMoments:
-    """See `stoker.train.low_precision_adamw.HeldMoments`.
+    """Block-wise 8-bit format of moments; see `stoker.train.low_precision_adamw.HeldMoments`.
 
-    Vectors, and matrices whose rows are no multiples of a block, have moments in the parameter's type.
+    Moments of vectors, and of matrices whose row length is not a multiple of `BLOCK`, are in the parameter's type.
     """
 
     def zeros(self, name: str, parameter: Tensor) -> dict[str, Tensor]:
@@ -48,15 +48,15 @@ class EightBitMoments:
 
 
 def quantised(x: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
-    """(codes, scales of the blocks): each entry's share of its block's largest, as the nearest value of `codebook`.
+    """Quantises numbers: divides each block by its largest absolute value and takes the nearest values of `codebook`.
 
-    An unsigned entry that is not zero does not become zero: a step divides by the root of a second moment.
+    A nonzero unsigned entry does not become zero, since a step divides by the square root of the second moment.
 
     Args:
         x: shape (..., C), of finite numbers; C is a multiple of `BLOCK`.
 
     Returns:
-        Shapes (..., C), uint8, and (..., C / BLOCK), in the type of ``x``.
+        (codes, scales): shape (..., C), uint8, and shape (..., C / BLOCK), in the type of ``x``.
     """
     blocks = x.unflatten(-1, (-1, BLOCK))
     scale = blocks.abs().amax(dim=-1)
@@ -69,17 +69,17 @@ def quantised(x: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
 
 
 def dequantised(codes: Tensor, scale: Tensor, dtype: torch.dtype, *, signed: bool) -> Tensor:
-    """The numbers that `quantised` gave codes of; shape (..., C)."""
+    """Reverses `quantised`, up to rounding; returns shape (..., C)."""
     blocks = _values(signed, codes.device, dtype)[codes.int()].unflatten(-1, (-1, BLOCK))
     return (blocks * scale.to(dtype)[..., None]).flatten(-2)
 
 
 @cache
 def codebook(signed: bool) -> Tensor:
-    """The 256 numbers of dynamic tree quantisation, ascending; float64 (section 1.3 and figure 2 of the paper).
+    """Returns the 256 values of dynamic tree quantisation, ascending; float64 (section 1.3 and figure 2 of the paper).
 
-    Zero, one, and for each power of ten 10^(e - 6), e = 0 .. 6, the middles of 2^e equal parts of [0.1, 1], with both
-    signs; of twice as many parts where there is no sign.
+    These are zero, one, and for each power of ten 10^(e - 6), e = 0 .. 6, the midpoints of 2^e equal parts of [0.1, 1]
+    with both signs; unsigned, the midpoints of twice as many parts.
     """
     found = [0.0, 1.0]
     for level in range(LEVELS):

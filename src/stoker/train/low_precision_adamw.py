@@ -1,4 +1,4 @@
-"""AdamW whose moments are held in fewer bits than its arithmetic has: ``train.optimizer_states``."""
+"""AdamW with low-precision moments: ``train.optimizer_states``."""
 
 from __future__ import annotations
 
@@ -13,31 +13,33 @@ from torch.optim.adamw import adamw
 from stoker.parallel.offload import Groups
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-AT_ONCE = 1 << 24  # numbers of a parameter whose moments are in the parameter's type at a time
+AT_ONCE = 1 << 24  # elements of a parameter whose moments are converted to its type at a time
 
 
 class HeldMoments(Protocol):
-    """How moments are held. A held moment is one or more tensors by name, cut along the first dimension like the
-    parameter."""
+    """Storage format of the moments.
+
+    A stored moment is one or more named tensors, which are split along the first dimension like the parameter.
+    """
 
     def zeros(self, name: str, parameter: Tensor) -> dict[str, Tensor]:
-        """A moment of zeros.
+        """Returns a stored moment of zeros.
 
         Args:
-            parameter: possibly a shard, whose placement the tensors of the moment have as well.
+            parameter: possibly sharded; the tensors of the moment have its placement.
         """
 
     def read(self, name: str, held: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
-        """The moment of some rows as numbers."""
+        """Returns the moment of some rows in ``dtype``."""
 
     def write(self, name: str, held: dict[str, Tensor], exact: Tensor, random: torch.Generator) -> None:
-        """Holds new values of these rows."""
+        """Stores new values of these rows in ``held``."""
 
 
 class LowPrecisionAdamW(Optimizer):
-    """AdamW (Loshchilov and Hutter, 2019) in the arithmetic of the parameters, with moments held in another form.
+    """AdamW (Loshchilov and Hutter, 2019) that computes in the parameters' type and stores moments in another format.
 
-    The random numbers of a step depend on its number alone: a resumed run rounds alike, and so do copies of the model.
+    The random numbers of a step depend only on its number, so that a resumed run and all replicas round alike.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class LowPrecisionAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One step. Parameters without a gradient do not change."""
+        """Updates the parameters; those without a gradient do not change."""
         seeded: set[torch.device] = set()
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -79,7 +81,7 @@ class LowPrecisionAdamW(Optimizer):
         group: dict[str, Any],
         random: torch.Generator,
     ) -> None:
-        """Steps a parameter, some rows at a time."""
+        """Updates a parameter, some rows at a time."""
         tensors = {name: _local(state[name]) for name in state if name.startswith(MOMENTS)}
         rows = max(1, AT_ONCE * parameter.shape[0] // max(1, parameter.numel())) if parameter.dim() else 1
         cut = {name: torch.atleast_1d(tensor).split(rows) for name, tensor in tensors.items()}
@@ -93,7 +95,7 @@ class LowPrecisionAdamW(Optimizer):
                 [first],
                 [second],
                 [],
-                [state["step"].clone()],  # which is raised
+                [state["step"].clone()],  # adamw increments it
                 fused=True,
                 amsgrad=False,
                 beta1=group["betas"][0],

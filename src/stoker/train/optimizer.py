@@ -170,7 +170,7 @@ def _room(name: str, parameter: Tensor, piece: Piece | None, entry: Saved, *, fu
 
 
 def _entries_a_number(moment: tuple[int, ...], parameter: tuple[int, ...]) -> int | None:
-    """How many entries of a parameter's row a number of a moment is about; None where it is about no part of a row."""
+    """Returns the number of entries of a parameter's row per number of a moment; None if shapes do not correspond."""
     if len(moment) != len(parameter) or moment[:-1] != parameter[:-1]:
         return None
     if moment == parameter:
@@ -179,7 +179,7 @@ def _entries_a_number(moment: tuple[int, ...], parameter: tuple[int, ...]) -> in
 
 
 def _piece_of_numbers(piece: Piece | None, entries: int) -> Piece | None:
-    """A process' piece of a moment with one number for several entries of a row."""
+    """Returns a process' piece of a moment that has one number per ``entries`` entries of a row."""
     if piece is None or entries == 1:
         return piece
     of = entries if piece.dim == len(piece.shape) - 1 else 1

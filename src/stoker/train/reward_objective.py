@@ -84,7 +84,7 @@ class RewardExtras(BatchExtras):
         return {MARGIN: np.array([document.row.margin for document in documents], np.float32)}
 
     def begin(self, task: LanguageTask, engine: Engine) -> None:
-        """Raises: UserError: margins are to be used, and no row has one."""
+        """Raises UserError if margins are configured and no row has one."""
         caches = task.corpus.sequences.caches
         if self._block.margin and not any(cache.column("margin").any() for cache in caches):
             message = "no row has a margin"

@@ -26,7 +26,7 @@ class Reply:
 
     Attributes:
         turns: turns that the function returned.
-        ids: their tokens, from behind the stop token of the model's turn to the start of its next turn.
+        ids: their tokens, from after the stop token of the model's turn to the start of its next turn.
     """
 
     turns: Turns
