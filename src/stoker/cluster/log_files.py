@@ -113,7 +113,7 @@ def new_lines(
 
 
 def _shown(file: LogFile, line: bytes, *, alone: bool) -> str:
-    text = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]  # of a progress line what it came to
+    text = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]  # the final state of a progress line
     return text if alone else f"{file.label} | {text}"
 
 

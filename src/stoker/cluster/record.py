@@ -55,7 +55,7 @@ class Record:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """The record of a file's text.
+        """Parses the record of a file's text.
 
         Raises:
             ValueError: it is none.
@@ -95,7 +95,7 @@ def kept() -> list[Record]:
 
 
 def find(name: str) -> Record | None:
-    """The record of a name; None where there is none."""
+    """Returns the record of a name; None if it does not exist."""
     return next((record for record in kept() if record.name == name), None)
 
 
@@ -103,7 +103,7 @@ def found(name: str) -> Record:
     """The record of a name.
 
     Raises:
-        UserError: there is none; the nearest is named.
+        UserError: it does not exist; the nearest is named.
     """
     record = find(name)
     if record is not None:

@@ -65,12 +65,12 @@ def fingerprint_of(files: Iterable[SentFile]) -> str:
 
 
 def needed_files(named: NamedFiles, base: Path, chosen: ChosenTarget) -> tuple[SentFile, ...]:
-    """The files that jobs name, and what else the target's keys say is sent.
+    """Returns the files that jobs name, and those of the target's key `send`.
 
     Hub ids, URLs and names of the catalogue are not sent: the nodes fetch them, or have them installed.
 
     Args:
-        base: what relative paths begin at.
+        base: the folder that relative paths start from.
 
     Raises:
         UserError: what `send` names is not there, or a file cannot be read.

@@ -71,7 +71,7 @@ def python_problem(shell: Shell, keys: TargetKeys, patience: float) -> str:
 
 
 def preparing_lines(submission: Submission, keys: TargetKeys) -> list[str]:
-    """Lines of a script that make ready what `stoker node` needs: variables, code, the user's own commands."""
+    """Returns the lines of a script that prepare `stoker node`: variables, code, the user's own commands."""
     lines = [f". ./{ENVIRONMENT}"]
     if sends_code(submission):
         lines.append(f'export PYTHONPATH="$PWD/{CODE}${{PYTHONPATH:+:$PYTHONPATH}}"')
@@ -82,7 +82,7 @@ def node_line(submission: Submission, keys: TargetKeys, *, rendezvous: Sequence[
     """The line that starts `stoker node`.
 
     Args:
-        more: what comes behind it, as the shell reads it.
+        more: further arguments, in shell syntax.
     """
     words = submission.node_words(python="", rendezvous=rendezvous, secret=SECRET)[1:]
     return f"{python_word(keys.python)} {shlex.join(words)}{more and ' '}{more}"

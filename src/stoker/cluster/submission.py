@@ -163,7 +163,7 @@ def sends_code(submission: Submission) -> bool:
 
 
 def with_layout(loaded: LoadedJob, chosen: ChosenTarget, keys: TargetKeys, hosts: int | None) -> LoadedJob:
-    """The job with the planner's layout for the target's nodes, where it asks for one."""
+    """Returns the job with the planner's layout for the target's nodes, if it has `parallel: auto`."""
     if not loaded.document.planned:
         return loaded
     if keys.cluster is None:

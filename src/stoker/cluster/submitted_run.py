@@ -26,7 +26,7 @@ def submitted_run(name: str, on: str | None = None) -> SubmittedRun:
     """The submitted run of a name.
 
     Args:
-        on: a target, whose own records are asked instead of this user's: for runs that were submitted elsewhere.
+        on: a target, whose own records are read instead of this user's, for runs submitted from another machine.
 
     Raises:
         UserError: there is no such run.

@@ -48,7 +48,7 @@ class Target(Protocol):
         """Raises UserError with every problem that can be found before anything is sent or started."""
 
     def preview(self, submission: Submission) -> str:
-        """Exactly what `submit` would send, without sending it: what `--dry-run` prints."""
+        """Returns exactly the text that `submit` would send, without sending it, for `--dry-run`."""
 
     def submit(self, submission: Submission) -> Record:
         """Sends the job and starts it; `stoker.cluster.record.keep` stores the returned record."""

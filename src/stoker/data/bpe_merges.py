@@ -86,7 +86,7 @@ class _Places:
         return found[within % 2 == 0]
 
     def put(self, at: np.ndarray, symbol: int, *, pair: bool) -> None:
-        """Replaces what begins at these positions by a new symbol."""
+        """Replaces the symbols (or pairs) at these positions by a new symbol."""
         if pair:
             rights = self.after[at]
             beyond = self.after[rights]

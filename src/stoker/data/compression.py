@@ -20,8 +20,8 @@ class Compression:
     Attributes:
         before, after: tokens; ``before`` is None where there is no earlier tokenizer.
         same: texts with equal ids.
-        restored: texts that decode as with the earlier tokenizer, or without one, as they were.
-        used: how many different new tokens occur in them.
+        restored: texts that decode as with the earlier tokenizer, or without one, to themselves.
+        used: number of distinct new tokens in them.
     """
 
     name: str
@@ -54,7 +54,7 @@ def compression(
     """Encodes and decodes texts.
 
     Args:
-        earlier: what the tokenizer is compared with.
+        earlier: the tokenizer to compare with.
         first: the first new id.
     """
     ids, known = _encoded(tokenizer, texts), [] if earlier is None else _encoded(earlier, texts)

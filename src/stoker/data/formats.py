@@ -169,7 +169,7 @@ class _Row:
         return name
 
     def get(self, ours: str) -> Any:
-        """The value, None where there is none (a missing number counts as none)."""
+        """Returns the value; None if it is missing (a missing number counts as such)."""
         value = self._value.get(self.name(ours))
         return None if isinstance(value, float) and math.isnan(value) else value
 
@@ -182,7 +182,7 @@ class _Row:
         return self._value[name]
 
     def text(self, ours: str) -> str:
-        """An optional column's text, "" where there is none."""
+        """Returns an optional column's text, "" if it is missing."""
         value = self.get(ours)
         return "" if value is None else text_of(value)
 

@@ -53,7 +53,7 @@ def lost_fields(
     """Compares the text of a conversation with its renderings without one of the fields.
 
     Args:
-        render: gives the text of turns and tools; raises `TemplateRefused`.
+        render: returns the text of turns and tools; raises `TemplateRefused`.
         text: of the whole.
         messages, turns: the same, as they were read and as `stoker.data.chat_template.as_template_message` makes them.
     """

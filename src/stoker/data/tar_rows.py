@@ -53,7 +53,7 @@ class _Header(tarfile.TarInfo):
 
 
 def _members(stream: ByteStream, damage: list[str]) -> Iterator[Member]:
-    """The files of an archive up to its end or to the damage in it; a file that is cut off is none."""
+    """Yields the files of an archive up to its end or to the damage; a truncated file is left out."""
     try:
         with tarfile.open(fileobj=stream.buffer, mode="r|", tarinfo=_Header) as archive:
             for info in archive:
@@ -110,7 +110,7 @@ def _is_text(values: dict[str, Any]) -> bool:
 
 
 def _column(column: str, text: str) -> dict[str, Any] | str:
-    """The columns that one file gives, or why it gives none."""
+    """Returns the columns of one file, or the reason why it has none."""
     name, _, kind = column.rpartition(".")
     if kind in TEXT:
         return "NUL byte in text" if "\0" in text else {name or "text": text}

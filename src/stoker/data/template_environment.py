@@ -16,7 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class TemplateRefused(Exception):
-    """The template does not take this conversation (it raised, or it needs a field that is not there)."""
+    """The template refuses this conversation: it raised, or it needs a missing field."""
 
 
 class InvalidTemplate(ValueError):

@@ -73,11 +73,11 @@ def arguments_of(source: str) -> set[str]:
     return set(_ask("arguments", source))
 
 
-# --- the side that asks
+# --- the parent's side
 
 
 class _Child:
-    """The process, and the lock under which one thread at a time asks it."""
+    """The sandbox process, with a lock for one request at a time."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-P", "-c", f"from {__name__} import serve; serve({SECONDS})"]

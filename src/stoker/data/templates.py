@@ -16,7 +16,7 @@ from stoker.errors import Problem, UserError
 from stoker.job.schema import SourceBlock, TemplateBlock
 from stoker.job.template import to_jinja
 
-# What every rendering passes to a template.
+# The variables that every rendering passes to a template.
 GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 
 

@@ -239,7 +239,7 @@ def _render(pending: Sequence[_Pending], codec: TextCodec, train_on: str) -> lis
 
 
 def _special(example: Example | str, codec: TextCodec, settings: RowSettings, out: EncodedBatch) -> SpecialText | None:
-    """Counts the special tokens in a row's content; returns what encodes them as text, where that is set."""
+    """Counts the special tokens in a row's content; returns the encoder of special tokens as text, if that is set."""
     if isinstance(example, str):
         return None
     special, count = codec.special_text, 0
@@ -282,7 +282,7 @@ def encode_prompt(
     special_tokens: Literal["text", "keep"],
     tools: Sequence[dict[str, Any]] | None = None,
 ) -> list[int]:
-    """The ids that a model is asked with, as it was trained.
+    """Returns the ids of a prompt, as in training.
 
     Args:
         tools: JSON schemas of the functions that the model may call.

@@ -22,7 +22,7 @@ from stoker.hardware.process import available_cores
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SIZES = {"cpu": (16, 64, 256, 1024, 4096), "cuda": (16, 128, 512, 2048, 8192)}
-# Bytes of a tensor, from what stays in a cache to what does not.
+# Bytes of a tensor, from sizes that fit a cache to sizes that do not.
 TENSORS = {"cpu": (2**14, 2**18, 2**21, 2**24, 2**27), "cuda": (2**18, 2**22, 2**26, 2**30)}
 MESSAGES = (2**10, 2**14, 2**18, 2**22, 2**26)  # bytes of the whole tensor
 ROWS = {"cpu": (64, 256, 512, 1024, 2048), "cuda": (256, 1024, 4096, 8192)}  # tokens that attend to each other

@@ -88,7 +88,7 @@ class Cluster:
         return math.exp(-self.failures_per_gpu_hour * HOURS_PER_MONTH)
 
     def correction(self, precision: str, tuning: str) -> Correction | None:
-        """The correction of predictions for such runs; None where there is none."""
+        """Returns the correction of predictions for such runs; None if there is none."""
         alike = (found for found in self.corrections if (found.precision, found.tuning) == (precision, tuning))
         return next(alike, None)
 

@@ -53,7 +53,7 @@ class ClusterBlock(Block):
     storage_gbs: Positive | None = Field(default=None, description="GB/s that each node writes checkpoints with")
 
 
-# What other programs, or a reader's habit, call a key.
+# Other programs' names, or common synonyms, of keys.
 ALIASES = {
     "gpu": "device", "gpu_type": "device", "accelerator": "device", "preset": "like", "instance": "like",
     "node_type": "like", "gpus_per_node": "per_node", "devices_per_node": "per_node", "num_nodes": "nodes",

@@ -59,7 +59,7 @@ class Device:
         return peak_resident()
 
     def synchronise(self) -> None:
-        """Waits until the device has done what it was given; only for measuring."""
+        """Waits until the device has finished its queued work; only for measuring."""
         if self.type == "cuda":
             torch.cuda.synchronize()
 

@@ -30,7 +30,7 @@ class DeviceKind:
         peak_tflops: TFLOP/s of matrix products by precision (fp32, tf32, fp16, bf16, fp8, fp4), dense, with
             accumulation in fp32.
         link_gbs: GB/s, one way, from one device to all others of its node together.
-        link: what that link is.
+        link: the kind of that link.
         host_gbs: GB/s, one way, to the host's memory.
         sms: streaming multiprocessors (AMD: compute units), where known.
         source: where the figures are from.

@@ -24,7 +24,7 @@ FORMAT = 1
 COPIES = "checkpoint copies"
 COUNTED = ("weights", "gradients", "optimizer", "process", COPIES)  # components of memory; the others are estimated
 TRAVEL = ("pipeline sends", "data parallel")  # parts of a step that devices do not compute in
-LEAST, MOST = 0.5, 2.0  # what one run may say of activations; an error beyond that is a constant's
+LEAST, MOST = 0.5, 2.0  # limits of one run's factor of activations; a larger error counts as constant
 SHORTEST = 0.05  # share of the predicted computation that a measured step leaves for it at least
 
 
@@ -63,7 +63,7 @@ class Correction:
         return {**found, "as measured": self.constant} if self.constant else found
 
     def time_parts(self, parts: Mapping[str, float]) -> dict[str, float]:
-        """Seconds by what they are spent on, corrected."""
+        """Returns the corrected seconds by cause."""
         return {name: seconds * (1.0 if name in TRAVEL else self.compute) for name, seconds in parts.items()}
 
 

@@ -28,7 +28,7 @@ class View:
         return TASKS[self.value("task")]
 
     def value(self, key: str) -> Any:
-        """The value of a key, written or default; None inside a block that is not there."""
+        """Returns the value of a key, written or default; None inside a missing block."""
         path = self._known(key)
         value: Any = self.job
         for part in path:

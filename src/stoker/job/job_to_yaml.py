@@ -90,5 +90,5 @@ def _indent(path: KeyPath, dash: bool) -> str:
 
 
 def dump_job(job: Job) -> str:
-    """The job as a YAML file: reading it gives the same job."""
+    """Returns the job as YAML; reading it gives the same job."""
     return "".join(line + "\n" for line, _ in job_lines(job))

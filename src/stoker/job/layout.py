@@ -130,7 +130,7 @@ class Layout:
 
 
 def layout_of(job: ResolvedJob) -> Layout:
-    """The layout that a resolved job asks for."""
+    """Returns the layout of a resolved job."""
     parts = job.parallel
     return Layout(
         data=parts.data,

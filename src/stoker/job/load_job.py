@@ -90,7 +90,7 @@ def check_document(document: JobDocument, overrides: Sequence[str] = ()) -> Load
 
 
 def with_nodes(loaded: LoadedJob, nodes: int) -> LoadedJob:
-    """The job for this number of nodes with equally many processes each: what depends on it is decided again.
+    """Resolves the job again for this number of nodes, with equally many processes each.
 
     Args:
         nodes: 1 where nodes have different numbers of processes.

@@ -92,7 +92,7 @@ def _parent(document: JobDocument, path: KeyPath) -> KeyPath:
 
 
 def _written(document: JobDocument, target: KeyPath) -> Any:
-    """The value at a path with the shorthands written out; None where there is none."""
+    """Returns the value at a path with the shorthands expanded; None if it is missing."""
     try:
         return expand_shorthands(document).at(target)
     except KeyError:

@@ -67,7 +67,7 @@ def _written_path(loc: tuple[int | str, ...], document: JobDocument) -> KeyPath:
     value: Any = document.data
     part: Any
     for part in loc:
-        # Names of union members ("constrained-int", "list[str]") are no keys of what was written.
+        # Names of union members ("constrained-int", "list[str]") are not keys of the job.
         if (isinstance(value, dict) and part in value) or (isinstance(value, list) and isinstance(part, int)):
             path, value = (*path, part), value[part]
     return path

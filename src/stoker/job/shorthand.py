@@ -19,7 +19,7 @@ ALL_AUTO = "parallel"  # `parallel: auto` is the empty block, resolved by the pl
 
 
 def expand_shorthands(document: JobDocument) -> JobDocument:
-    """The same document with every shorthand written out; the marks of what was written go along."""
+    """Expands every shorthand of a document; the marks of the written values are kept."""
     marks = dict(document.marks)
     data = dict(document.data)
     for key, main in MAIN_KEY.items():

@@ -12,7 +12,7 @@ from stoker.job.load_job import STAGES, LoadedJob, check_document
 from stoker.job.yaml_document import JobDocument, Mark
 
 FROM = "model.from"
-# The keys that may name an earlier stage, and the task that it must be of; empty where it gives a language model.
+# The keys that may name an earlier stage, and its required task; empty if any language model will do.
 STAGE_KEYS = {FROM: "", "dpo.reference": "", "ppo.reward": "reward", "ppo.critic": "reward", "grpo.reward": "reward"}
 MODELS = ("dpo.reference", "ppo.critic")  # keys of these that may also name a model
 NAME = "[A-Za-z0-9][A-Za-z0-9_-]*"
@@ -45,7 +45,7 @@ class Stage:
         """The stage's job, checked and resolved.
 
         Args:
-            trained: digests of the weights of the stages that it names, where it is to begin with what they have made.
+            trained: digests of the weights of the stages that it names, if it is to begin with them.
 
         Raises:
             JobError: with all problems; see `placed`.

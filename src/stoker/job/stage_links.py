@@ -70,7 +70,7 @@ def _unmergeable(stage: Stage) -> tuple[str, str] | None:
 
 
 def _linked_to(stage: Stage, key: str, earlier: Stage) -> Stage:
-    """The stage with what an earlier one gives at the key that names it."""
+    """Returns the stage with the output of an earlier one at the key that names it."""
     path, document = parse_key(key), stage.document
     needs = {**stage.needs, key: earlier.name}
     begin = earlier.document.data.get("model")

@@ -223,7 +223,7 @@ def _move(parent: KeyPath, target: KeyPath, *, certain: bool) -> Suggestion:
     return Suggestion(f"write `{target[-1]}` under `{dotted(target[:-1])}:`", target, certain and target[0] != "data")
 
 
-# What other trainers call a value.
+# Other trainers' names of values.
 VALUES = {
     "pt": "pretrain", "pretraining": "pretrain", "finetune": "sft", "instruct": "sft", "freeze": "full",
     "ptuning": "p-tuning", "p_tuning": "p-tuning", "prefix_tuning": "prefix", "prefix-tuning": "prefix",

@@ -13,7 +13,7 @@ CONTENT = "content"
 
 
 class BadTemplate(ValueError):
-    """A text of a template cannot be used: why, and what to write."""
+    """A template's text is invalid; the message has the reason and a suggestion."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ def pieces_of(role: str, text: str) -> list[tuple[str, str]]:
 
 
 def to_jinja(block: TemplateBlock) -> str:
-    """The template as chat templates are written: what models are served with."""
+    """Converts the template to a Jinja chat template, with which models are served."""
     system, user, assistant = (_expression(role, getattr(block, role)) for role in ("system", "user", "assistant"))
     stop = _expression("stop", block.stop)
     tool = "raise_exception('no text for the answers of tools')"

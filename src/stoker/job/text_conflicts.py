@@ -61,7 +61,7 @@ def _rows_whole(view: View) -> Iterator[Problem]:
 
 
 def _of_logs(view: View) -> Iterator[Problem]:
-    """Formats of click logs are read by tasks that rank, and what concerns text has no effect there."""
+    """Yields problems of click-log formats outside of ranking tasks, where keys of text have no effect."""
     logs = get_args(LogFormat)
     for key, source in _sources(view):
         if view.task.text and source.format in logs:

@@ -20,7 +20,7 @@ from stoker.job.text_file import read_text
 MOST_VALUES = 50_000  # after aliases are written out, so that a few nested aliases cannot grow without end
 COMMAND_LINE = "command line"
 
-# What escapes of YAML can write, but neither a path nor a tokenizer can take.
+# Characters that YAML's escapes can write, but that neither a path nor a tokenizer accepts.
 _UNFIT = re.compile("[\0\ud800-\udfff]")
 _DIRECTIVE = re.compile(r"(?:[ \t]*(?:#.*)?\r?\n|%(?!YAML\b).*\n)*%YAML[ \t]+([^\s#]+)")
 
@@ -135,7 +135,7 @@ def parse_document(text: str, file: str) -> JobDocument:
 
 
 def unfit(text: str) -> str:
-    """The first character that no text of a job may hold, as ``U+0000``; empty where there is none."""
+    """Returns the first forbidden character of a text, as ``U+0000``; empty if there is none."""
     found = _UNFIT.search(text)
     return f"U+{ord(found[0]):04X}" if found else ""
 

@@ -19,7 +19,7 @@ from stoker.node_cache.download import ObjectChanged
 TOLD = {kind.__name__: kind for kind in (UserError, CannotRun, RunFailed, DiskFailed, ObjectChanged)}
 # Messages of a collective whose peer is gone, and of the rendezvous store. The reason is in the process that is gone.
 PEER_IS_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "TCPStore", "gloo")
-# What PyTorch raises where the processes cannot talk to each other, or a GPU does not answer.
+# PyTorch's exceptions for failed communication between the processes, or for a GPU that does not answer.
 NETWORK = ("DistError", "DistNetworkError", "DistStoreError", "DistBackendError", "AcceleratorError", "ConnectionError")
 
 

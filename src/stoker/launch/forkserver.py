@@ -13,10 +13,10 @@ import sys
 from stoker.hardware.machine_limits import check_limits
 from stoker.hardware.process import has_cuda_driver
 
-# On other systems forks do not go well with what libraries start. Nor do they where a library asks CUDA for its devices
+# On other systems forks conflict with threads that libraries start. So they do if a library asks CUDA for its devices
 # when it is imported, as bitsandbytes and torchao do: a fork of that process can use none (`has_cuda_driver`).
 START = "forkserver" if sys.platform == "linux" and not has_cuda_driver() else "spawn"
-# What it loads, once: seconds of each process' start otherwise.
+# Modules that it loads once, which would take seconds in each process.
 PRELOADED = ["stoker.launch.forkserver_preload", "stoker.launch.worker", "torch.distributed.checkpoint"]
 FOR_LANGUAGE = ["stoker.train.prepare_language", "torch.distributed.pipelining"]  # with transformers and peft
 

@@ -192,7 +192,7 @@ def _serve(connection: Connection, rank: int, device_type: str, secret: bytes) -
     """Runs one call after another, until the parent is gone."""
     end_with(os.getppid())  # the fork server ends with the process that started it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its ranks
-    logging.disable(logging.WARNING)  # what libraries advise their own users
+    logging.disable(logging.WARNING)  # advice of libraries to their own users
     warnings.filterwarnings("ignore", category=FutureWarning)
     os.environ["OMP_NUM_THREADS"] = "1"  # of processes that a rank starts
     # None is done with a call before all have met: its sockets would close on those that still look for them.

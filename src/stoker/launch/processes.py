@@ -77,7 +77,7 @@ class Processes:
     """Starts the processes of a node, forwards signals to them, and ends the rest when one fails.
 
     Args:
-        entry: what each process calls instead of training.
+        entry: a function that each process calls instead of training.
         asked: signals that this process got, as they come.
     """
 

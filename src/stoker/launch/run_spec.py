@@ -41,7 +41,7 @@ class RunSpec:
 
     @property
     def devices(self) -> Sequence[int] | None:
-        """The GPUs that the job asks for; None without."""
+        """The GPUs that the job selects; None without."""
         devices = self.loaded.job.parallel.devices
         return None if devices == "auto" else devices
 

@@ -62,8 +62,8 @@ def train_on_nodes(
     Args:
         spec: the whole job, as it runs with all nodes.
         take: takes the run's folder, on the node that leads; yields whether it is new.
-        entry: what each process calls instead of training.
-        cache: gives other nodes objects of this one's cache; by default one is made.
+        entry: a function that each process calls instead of training.
+        cache: serves objects of this node's cache to other nodes; by default one is made.
 
     Raises:
         UserError, RankFailed, Interrupted: as `train_here`, on every node.
@@ -94,7 +94,7 @@ def tell(spec: RunSpec, text: str) -> None:
     if not spec.quiet:
         if sys.stdout.isatty():
             unescaped(sys.stdout).write("\r\x1b[2K")
-        with suppress(BrokenPipeError):  # the reader has gone; the run has not
+        with suppress(BrokenPipeError):  # the reader is gone, but the run continues
             print(text, flush=True)
 
 

@@ -62,13 +62,13 @@ def layers_of(model: PreTrainedModel) -> list[AdaptableLayer]:
 
 
 def layers_to_adapt(model: PreTrainedModel, tune: TuneBlock, whole: Collection[str]) -> list[AdaptableLayer]:
-    """The layers that a ``tune:`` block gives adapters to, in the model's order.
+    """Returns the layers that get adapters from a ``tune:`` block, in the model's order.
 
     ``all-linear`` selects every linear layer except the head, routers and stacked experts, whose adapters cost a copy
-    of all experts in each pass; these get adapters where they are named.
+    of all experts in each pass; these get adapters only if they are named.
 
     Args:
-        whole: names of the modules that are trained whole; they get none.
+        whole: names of the modules that are trained in full; they get none.
 
     Raises:
         UserError: a target or a number of blocks selects no layer that can have an adapter.
@@ -168,10 +168,10 @@ def _meant(
 
 
 def _adaptable(model: PreTrainedModel) -> Callable[[AdaptableLayer], bool]:
-    """Tells which layers peft's file can name.
+    """Returns a predicate of the layers that peft's file can name.
 
-    For some mixtures of experts, peft takes the names that the experts' matrices have one by one (``gate_proj``) for
-    those of the stacked ones, so it cannot name a dense layer like that.
+    For some mixtures of experts, peft mistakes the names of the experts' single matrices (``gate_proj``) for
+    those of the stacked ones, so its file cannot name a dense layer with such a name.
     """
 
     @cache

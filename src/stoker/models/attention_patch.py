@@ -21,7 +21,7 @@ def interface_of(config: Any) -> Callable[..., Any] | None:
 
 
 def attend_through(model: nn.Module, blocks: str) -> Iterator[Any]:
-    """Makes the model's attention implementation settable; gives the blocks at a path."""
+    """Makes the model's attention implementation settable; yields the blocks at a path."""
     model._can_set_attn_implementation = _yes  # type: ignore[assignment]  # transformers judges by the source
     yield from model.get_submodule(blocks).children()
 

@@ -211,7 +211,7 @@ def pad(rows: Sequence[Row], device: torch.device) -> Inputs:
 
 
 def groups_by_length(lengths: Sequence[int], together: int = 1) -> list[list[int]]:
-    """Groups rows of similar length, so that a padded batch has little padding; gives the rows of each group.
+    """Groups rows of similar length, so that a padded batch has little padding; returns the rows of each group.
 
     Args:
         together: how many consecutive rows stay in one group, in their order.

@@ -33,7 +33,7 @@ CRITIC = "critic"
 
 
 def add_critic(model: nn.Module, seed: int) -> Drawn:
-    """Adds a critic, on the meta device; gives the first values of what adapters do not have.
+    """Adds a critic, on the meta device; returns the initial values of its parameters outside of adapters.
 
     The layer's weights are drawn with a deviation of 1/sqrt(D + 1) (Huang et al., 2024, "The N+ Details", 11).
     """
@@ -72,9 +72,9 @@ class WithCritic:
 
 
 def attach_critic(model: nn.Module, weights: WeightSource, critic: nn.Module, source: WeightSource) -> WithCritic:
-    """Makes a critic a part of the policy's model, so that it is optimized and saved with it; gives their weights.
+    """Makes a critic a part of the policy's model, so that it is optimized and saved with it; returns their weights.
 
-    It comes after all that looks for blocks or layers of the policy.
+    It must come after every search for blocks or layers of the policy.
     """
     model.add_module(OWN_CRITIC, critic)
     return WithCritic(weights, source)

@@ -155,7 +155,7 @@ def _put(place: Path, extended: Extended, pieces: Path | None, old: PreTrainedTo
     if pieces is None or (pieces.parent / CONVERTED).is_file():
         (place / CONVERTED).write_text(extended.definition, encoding="utf-8")
         return
-    # Everybody gets what transformers makes of the new file.
+    # Training and serving both use transformers' conversion of the new file.
     with TemporaryDirectory(prefix="stoker-tokenizer-") as temporary:
         shutil.copytree(place, temporary, dirs_exist_ok=True)
         (Path(temporary) / CONVERTED).unlink()

@@ -160,7 +160,7 @@ def _is_packed(parameter: nn.Parameter) -> bool:
 def unpacker(layer: nn.Module) -> Callable[[], Tensor] | None:
     """A function that unpacks the matrix of a quantised linear layer, shape (outputs, inputs); None for other layers.
 
-    It gives the values that the layer itself computes with, also while ``fully_shard`` has gathered them.
+    It returns the values that the layer itself computes with, also while ``fully_shard`` has gathered them.
     """
     if not isinstance(layer, nn.Linear):
         return None

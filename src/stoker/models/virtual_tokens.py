@@ -126,7 +126,7 @@ class FirstValues:
     """The source of a prompt's first values.
 
     Attributes:
-        embeddings: gives the model's own rows of token ids, shape (N, D).
+        embeddings: returns the model's own rows of token ids, shape (N, D).
         text: token ids of `TuneBlock.text`.
     """
 

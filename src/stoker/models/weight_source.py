@@ -18,7 +18,7 @@ Rows = tuple[slice, ...]
 
 
 class WeightSource(Protocol):
-    """Gives parts of whole tensors, by their names in a model."""
+    """Reads parts of whole tensors, by their names in a model."""
 
     def read(self, name: str, rows: Rows) -> Tensor:
         """The part ``rows`` of a tensor, on the CPU, in the stored type; it may be a view.

@@ -131,7 +131,7 @@ class CacheEntry:
 
 @cache
 def boot() -> str:
-    """Names the time since this machine was started; empty where the system does not say."""
+    """Returns an identifier of this machine's boot; empty if the system has none."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""

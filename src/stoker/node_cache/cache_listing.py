@@ -16,7 +16,7 @@ class CachedObject:
     Attributes:
         url: without a signature.
         bytes: on the disk.
-        size: of the whole object in bytes; None where its origin does not say.
+        size: of the whole object in bytes; None if its origin does not report it.
         whole: whether all of it is here, checked.
         in_use: whether a process reads or downloads it.
         used: when it was used last, in seconds since 1970.

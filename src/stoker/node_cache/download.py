@@ -28,7 +28,7 @@ class ObjectChanged(RunFailed):
 
 
 class Feed(Protocol):
-    """Gives the bytes of an object from a position on, in order; may end early with an `OSError`."""
+    """Yields the bytes of an object from an offset on, in order; may end early with an `OSError`."""
 
     def __call__(self, url: str, version: ObjectVersion, start: int) -> Iterator[bytes]: ...
 

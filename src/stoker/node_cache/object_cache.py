@@ -52,7 +52,7 @@ class NodeCache:
 
     Args:
         root: the folder; made when it is needed.
-        feed: what gives the object of a key before its origin is asked.
+        feed: returns a stream of the object of a key, which is tried before its origin.
     """
 
     def __init__(self, root: Path, feed: Callable[[str], Feed | None] = cache_peers.feed) -> None:
@@ -60,7 +60,7 @@ class NodeCache:
         self._counting = threading.Lock()
         self._size, self._counted = 0, 0.0
 
-    # -- what there is at the origin -------------------------------------------------------------------------
+    # -- objects at the origin -------------------------------------------------------------------------
 
     def find(self, pattern: str) -> list[RemoteObject]:
         """The objects that a URL means, in the order of their URLs: one, those of a folder, or those of a pattern.
@@ -104,7 +104,7 @@ class NodeCache:
                 print(f"{error.problems[0].message}; what it said before is taken", file=sys.stderr)
                 return known
             kept = [{"url": shown(each.url), **each.version.plain()} for each in answer]
-            if _restored(kept, url) == answer:  # a page may link to addresses with signatures of their own
+            if _restored(kept, url) == answer:  # a page may link to addresses with separate signatures
                 replace_file(memo, json.dumps(kept))
                 os.utime(memo, (began, began))
             return answer

@@ -59,7 +59,7 @@ class ObjectReader(io.RawIOBase):
         return len(data)
 
     def close(self) -> None:
-        """Ends reading; a download of this reader ends, too, and can be gone on with."""
+        """Closes the reader; a download of this reader ends, too, and can be continued."""
         if not self.closed:
             with self._guard:
                 self._let_go()

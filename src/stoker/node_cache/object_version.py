@@ -41,7 +41,7 @@ class ObjectVersion:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """From what `plain` gave."""
+        """Restores a version from the output of `plain`."""
         size = values["size"]
         return cls(None if size is None else int(size), str(values["tag"]), str(values["checksum"]))
 
@@ -59,7 +59,7 @@ class ObjectVersion:
         return hashlib.blake2b(f"{url}\0{self.size}\0{self.tag}".encode(), digest_size=16).hexdigest()
 
     def hasher(self) -> Any:
-        """A hash for the checksum; None where there is none."""
+        """Returns a hash object for the checksum; None without a checksum."""
         return hashlib.new(self.checksum.partition(":")[0], usedforsecurity=False) if self.checksum else None
 
     def fits(self, hasher: Any) -> bool:
@@ -68,7 +68,7 @@ class ObjectVersion:
 
 
 def _plain(value: object) -> str:
-    """A tag without its quotation marks; a moment in milliseconds, however a library gives it."""
+    """Normalises a tag: without quotation marks; times in milliseconds, whatever their type."""
     if isinstance(value, datetime):
         value = value.timestamp()
     if isinstance(value, int | float):

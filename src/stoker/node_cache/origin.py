@@ -110,7 +110,7 @@ class OriginStore:
                 yield from self._requested(url, version.size, start)
         except (OSError, UserError):
             raise
-        except Exception as error:  # libraries raise errors of their own
+        except Exception as error:  # libraries raise their own errors
             raise Broken(reason_of(error) or type(error).__name__) from error
 
     def _requested(self, url: str, size: int, start: int) -> Iterator[bytes]:
@@ -139,7 +139,7 @@ class OriginStore:
         from fsspec.asyn import sync
 
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
-        # A size is given so that it is not asked for again.
+        # A size is passed so that it is not requested again.
         file = self._system.open(url, "rb", block_size=0, size=1, headers=headers)
         try:
             answer = file.r
@@ -172,7 +172,7 @@ class OriginStore:
             file.close()
 
     def _asked(self, url: str, question: Callable[[], Result]) -> Result:
-        """The answer to a question, which is asked again where the origin could not be reached."""
+        """Sends a query, and repeats it while the origin cannot be reached."""
         for again in range(TRIES):
             try:
                 return question()
@@ -203,7 +203,7 @@ class OriginStore:
 
 @lru_cache(maxsize=64)
 def _file_system(scheme: str, place: str) -> Any:
-    """The file system of a scheme; of a place where places have connections of their own."""
+    """Returns the file system of a scheme; one per host for schemes with connections to hosts."""
     from fsspec.core import url_to_fs
 
     options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
@@ -218,7 +218,7 @@ def _file_system(scheme: str, place: str) -> Any:
 
 
 def _place_of(url: str) -> str:
-    """The URL without what only names an object: its host may matter (hdfs, sftp), its path does not."""
+    """Returns the URL without the object's path: its host may matter (hdfs, sftp), its path does not."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://" if scheme.lower() in WEB else f"{scheme}://{rest.partition('/')[0]}"
 

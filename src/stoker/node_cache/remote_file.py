@@ -35,7 +35,7 @@ class RemoteFile:
 
     @property
     def size(self) -> int:
-        """Bytes; 0 where the origin does not say."""
+        """Size in bytes; 0 if the origin does not report it."""
         return self.found.version.size or 0
 
     @property

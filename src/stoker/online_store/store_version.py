@@ -74,7 +74,7 @@ class StoreWriter(Protocol):
         """Removes a version, or an incomplete one."""
 
     def current(self) -> int:
-        """The current version; 0 where there is none."""
+        """Returns the current version; 0 if there is none."""
 
     def versions(self) -> list[StoredVersion]:
         """Returns the readable versions, ascending."""

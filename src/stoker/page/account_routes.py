@@ -127,7 +127,7 @@ class _AccountRoutes:
         return {"name": name, "role": role, "token": token, "command": command}
 
     async def change_user(self, request: Request) -> Any:
-        """Gives a user another role."""
+        """Changes a user's role."""
         role = _role(await read_object(request))
         return await run_in_threadpool(self._change, request, role)
 

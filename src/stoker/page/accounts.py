@@ -119,7 +119,7 @@ class Accounts:
         return session, base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
     def session_of(self, cookie: str) -> Session | None:
-        """The session of a cookie; None where it is none, has ended, or its user has gone or has another token."""
+        """Returns the session of a cookie; None if it is invalid or expired, or its user is gone or has another token."""
         try:
             text = base64.urlsafe_b64decode(cookie + "=" * (-len(cookie) % 4)).decode()
             name, number, until, signature = text.split("|")

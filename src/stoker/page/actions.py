@@ -29,7 +29,7 @@ from stoker.page.verb import command_of
 ID = re.compile(r"[0-9a-f]{16}")
 AT_ONCE = 4
 WORD = re.compile(r"[A-Za-z0-9][\w.,/=-]{0,200}")
-CODE_SCORERS = ("python:", "judge:")  # one runs a file, the other asks an address
+CODE_SCORERS = ("python:", "judge:")  # one runs a file, the other sends requests to an address
 Option = Callable[["Asked", str, Any], list[str]]
 
 

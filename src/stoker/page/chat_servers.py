@@ -56,7 +56,7 @@ class ChatServer:
 
 
 class ChatServers:
-    """The servers that run now, by what they serve."""
+    """The running servers, by the run or model that they serve."""
 
     def __init__(self, base: Path, state: Path) -> None:
         self._base, self._state = base, state
@@ -228,7 +228,7 @@ class ChatServers:
 
 
 def clean_up(state: Path) -> None:
-    """Removes what servers of an earlier page left behind."""
+    """Removes files that servers of an earlier page left behind."""
     for path in (state / "chat").glob("*.*"):
         if path.suffix in (".token", ".err"):
             path.unlink(missing_ok=True)

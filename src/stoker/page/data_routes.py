@@ -157,7 +157,7 @@ class _DataRoutes:
         return await self._audit(await self.jobs.of_run(request))
 
     async def run_plan(self, request: Request) -> Any:
-        """The plan of a run's job, and what was predicted and measured when it ran."""
+        """Returns the plan of a run's job, and the run's prediction and measurement."""
         folder = await run_in_threadpool(self.page.run_of, request)
         text = await self.jobs.of_run(request)
         comparison = await run_in_threadpool(read_comparison, folder)

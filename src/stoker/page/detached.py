@@ -3,7 +3,7 @@
 process.json   its command line, folder and environment
 pid.json       its number and when it was created, so that another process of that number is not taken for it
 watcher.json   the same of its parent, which writes down its end
-out, err       what it printed
+out, err       its output
 ended.json     its exit code, and when it ended
 
 `python -m stoker.page.detached FOLDER` is its parent: it starts the process in a separate session, and waits for it.
@@ -74,7 +74,7 @@ class Detached:
 
     @property
     def code(self) -> int | None:
-        """Its exit code; None while there is none."""
+        """Its exit code; None while it runs."""
         found = _read(self.folder / "ended.json").get("code")
         return found if isinstance(found, int) else None
 
@@ -148,7 +148,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _parent(folder: Path) -> int:
     """Starts the process of a folder and waits for it."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)  # a handler, unlike SIG_IGN, is not handed on to the process
+        signal.signal(number, lambda *_: None)  # a handler, unlike SIG_IGN, is not inherited by the process
     _write_process(folder / WATCHER, psutil.Process())
     values = _read(folder / FILE)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)

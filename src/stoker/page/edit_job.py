@@ -91,10 +91,10 @@ def _set(data: CommentedMap, path: KeyPath, value: Any) -> None:
 
 
 def _make_room(holder: Any, path: KeyPath, depth: int) -> None:
-    """Gives the mapping or list at a depth of a path the part there, empty where it is new.
+    """Creates the part at a depth of a path in its mapping or list, empty, if it is missing.
 
     Raises:
-        UserError: the part is an index and the holder no list, or the other way round; or it is beyond the list's end.
+        UserError: the part is an index and the holder not a list, or vice versa; or it is beyond the list's end.
     """
     part, here = path[depth], dotted(path[:depth]) or "job.yaml"
     if isinstance(holder, list) != isinstance(part, int):

@@ -40,7 +40,7 @@ HEADERS = (
 
 
 class PageGuard:
-    """ASGI middleware that refuses what must not reach the routes, and adds the headers that protect the page."""
+    """ASGI middleware that refuses forbidden requests, and adds the headers that protect the page."""
 
     def __init__(self, app: ASGIApp, settings: PageSettings, accounts: Accounts) -> None:
         self._app, self._settings, self._accounts = app, settings, accounts

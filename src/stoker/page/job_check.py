@@ -35,7 +35,7 @@ def written_job(page: Page, text: str, name: str = "job.yaml") -> Iterator[Path]
 async def checked(
     page: Page, text: str, account: Any, overrides: list[str] | None = None
 ) -> tuple[list[Problem], dict[str, Any]]:
-    """The problems of a job, and what `stoker check --json` answers."""
+    """Returns the problems of a job, and the output of `stoker check --json`."""
     try:
         document = await run_in_threadpool(document_of, text)
     except UserError as error:

@@ -19,7 +19,7 @@ from stoker.page.page_error import PageError, said
 from stoker.page.settings import PageSettings
 
 CODE = re.compile(r"\.py\b|^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")  # a file of Python, or an import path
-FUNCTION = re.compile(r"\s*(python|judge):(?=\S)")  # a scorer or environment that runs code, or asks an address
+FUNCTION = re.compile(r"\s*(python|judge):(?=\S)")  # a scorer or environment that runs code, or sends requests
 SCHEMA = "json_schema:"  # a scorer whose argument is a path
 TRUST = ("trust_remote_code", "allow_pickle")
 CODE_TASKS = ("module",)

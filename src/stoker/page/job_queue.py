@@ -102,7 +102,7 @@ class JobQueue:
         return next(((e, p) for e, p in reversed(self.entries()) if e.run == str(run)), None)
 
     def cancel(self, number: int) -> bool:
-        """Takes a job out that waits; returns whether it did."""
+        """Removes a waiting job; returns whether it did."""
         with FileLock(self._folder / ENTRY_LOCK, timeout=10):
             place = self._place(number)
             if not place.is_dir() or Detached(place).state != "waiting":
@@ -111,7 +111,7 @@ class JobQueue:
             return True
 
     def stop(self, number: int) -> bool:
-        """Takes a job out that waits, or asks its process to end; returns whether it did either."""
+        """Removes a waiting job, or asks its process to end; returns whether it did either."""
         process, until = Detached(self._place(number)), time.monotonic() + PATIENCE
         while (state := process.state) in ALIVE and time.monotonic() < until:
             if self.cancel(number) if state == "waiting" else process.stop():
@@ -120,7 +120,7 @@ class JobQueue:
         return False
 
     def start_starter(self) -> None:
-        """Makes sure that a process starts what waits."""
+        """Ensures that a process runs which starts the waiting jobs."""
         spawn(["-m", "stoker.page.job_queue", str(self._state)])
 
     def has_starter(self) -> bool:

@@ -185,7 +185,7 @@ class _JobRoutes:
         return {"command": ""}
 
     def stop(self, request: Request) -> Any:
-        """Asks a run to end after its step, with a checkpoint; a job that waits is taken out of the queue."""
+        """Asks a run to end after its step, with a checkpoint; removes a waiting job from the queue."""
         key, page = request.path_params["id"], self.page
         alive = [
             entry for entry, process in page.queue.entries() if id_of(Path(entry.run)) == key and process.state in ALIVE

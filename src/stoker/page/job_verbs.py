@@ -27,7 +27,7 @@ class JobVerbs:
     page: Page
 
     async def given(self, request: Request, body: dict[str, Any]) -> str:
-        """The job of a request's body, which may name only what its author may use."""
+        """Returns the job of a request's body, whose paths must be allowed for its author."""
         text = text_of(body, "yaml")
         document = await run_in_threadpool(document_of, text)
         account = account_of(request, "run")

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def finite(value: Any) -> Any:
-    """The same with null for numbers that are not finite, and text for what JSON has no form of, such as dates."""
+    """Converts non-finite numbers to null, and types without a JSON form, such as dates, to text."""
     if isinstance(value, dict):
         return {str(key): finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -17,7 +17,7 @@ AZURE = ("abfs", "abfss")  # container@account
 PLACE = re.compile(r"[A-Za-z0-9._~:\[\]-]*")  # a host with its port, or a bucket
 BREAKS = re.compile(r"[/\\{},]")  # between the parts of a path, ranges and alternatives included
 OPTIONS = re.compile(r"(prefix=[\w.:-]*)?")  # of Redis; others are those of a client, which may name files
-ODD = re.compile(r"[\\\x00-\x20\x7f]")  # what libraries read in different ways
+ODD = re.compile(r"[\\\x00-\x20\x7f]")  # characters that libraries parse differently
 
 
 def is_remote(text: str) -> bool:

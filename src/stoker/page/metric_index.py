@@ -130,7 +130,7 @@ def _sum(block: Block, data: bytes) -> int:
 
 
 def _block(file: IO[bytes]) -> tuple[Block, dict[str, Numbers]] | None:
-    """The next block of a file; None where there is none, or a broken one."""
+    """Returns the next block of a file; None at its end, or if it is corrupt."""
     try:
         block = Block(**json.loads(file.readline(MOST_HEADER)))
         data = file.read(8 * block.count * len(block.keys))

@@ -110,7 +110,7 @@ class MetricSeries:
                 self._offset += len(whole) + 1
 
     def last(self) -> dict[str, Any]:
-        """The newest line; empty where there is none."""
+        """The newest line; empty if there is none."""
         return self._columns.last
 
     @property

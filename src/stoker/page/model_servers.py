@@ -238,7 +238,7 @@ class ModelServers:
         return answer
 
     def curl(self, server: ModelServer, path: str, body: Any = None) -> str:
-        """The line that asks a server the same as the page does."""
+        """Returns the curl command of a request that the page sends to a server."""
         token = shlex.quote(shown(self.place(server.id) / TOKEN, self.base))
         words = f'curl -H "Authorization: Bearer $(cat {token})" {shlex.quote(self.address(server) + path)}'
         if body is None:

@@ -1,6 +1,6 @@
 """Errors of the page's API, all of one shape, with the position of the problem if there is one.
 
-Texts are English; the browser says them in its own language by `static/texts.zh.json`, which has a form for each.
+Texts are English; the browser translates them by `static/texts.zh.json`, which has a form for each.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PageError(Exception):
 
 
 def said(message: str, hint: str = "", **values: Value) -> Problem:
-    """A problem in the page's own words.
+    """Returns a problem that the page itself reports.
 
     Args:
         message, hint: literal texts, with placeholders ``{name}`` for values.

@@ -80,7 +80,7 @@ def in_thread(answer: Callable[[Request], Any]) -> Answer:
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    """A value as JSON; see `finite` for what JSON has no form of."""
+    """Returns a value as a JSON response; see `finite` for values without a JSON form."""
     try:
         return JSONResponse(value, status)
     except (TypeError, ValueError):

@@ -107,7 +107,7 @@ class _RunRoutes:
         return {**found, "keys": series.keys(), "cursor": f"{series.offset}-{_sizes(folder)[1]}"}
 
     def events(self, request: Request) -> Any:
-        """The events of a run, without long tables; those have addresses of their own."""
+        """Returns the events of a run, without long tables, which have separate routes."""
         return {"events": self.page.views.short_events(self.page.run_of(request))}
 
     def samples(self, request: Request) -> Any:

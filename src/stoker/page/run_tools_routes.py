@@ -41,7 +41,7 @@ _PUT_ASIDE = re.compile(r"[\w.-]+@\d{13,20}")
 
 
 def run_tools_routes(page: Page) -> list[Route]:
-    """The routes of what belongs to a run."""
+    """Returns the routes of a run's tools."""
     own = _RunTools(page)
     return [
         route("/api/runs/{id}/evaluations", in_thread(own.evaluations)),
@@ -84,7 +84,7 @@ class _RunTools:
         return {"step": found["step"], "steps": steps, "rollouts": rollouts(found), "command": command}
 
     def files(self, request: Request) -> Any:
-        """Names and sizes of the run's files, and what was exported from it."""
+        """Returns names and sizes of the run's files, and its exports."""
         folder = self.page.run_of(request)
         found: list[dict[str, Any]] = []
         for place, folders, names in os.walk(folder.path):

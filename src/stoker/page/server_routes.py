@@ -100,7 +100,7 @@ class _ServerRoutes:
         return {"id": server.id, "command": server.command}
 
     def stop(self, request: Request) -> Any:
-        """Asks a server to end after the requests that it has."""
+        """Asks a server to end after its pending requests."""
         server = self._server(request)
         command = self.servers.stop(server)
         self.page.audit.write(account_of(request, "run").name, "stop server", command=command, id=server.id)

@@ -12,7 +12,7 @@ from stoker.page.chat_servers import clean_up
 from stoker.page.settings import PageSettings, state_folder
 from stoker.serve.server import Tls, listening_socket, serve
 
-ENDING = 2.0  # seconds for answers that are being written, when the server is asked to end
+ENDING = 2.0  # seconds for pending answers, when the server is asked to end
 
 
 def start(arguments: argparse.Namespace, token: str | None) -> int:

@@ -209,7 +209,7 @@ class Uploads:
     def _changed(
         self, upload: Upload, exclude: set[int], edit: Mapping[int, Any], seen: set[int], broken: list[Rejected]
     ) -> Iterator[bytes]:
-        """The lines of a version; what rows there were, and which cannot be read, goes into ``seen`` and ``broken``."""
+        """Yields the lines of a version; records existing rows in ``seen`` and unreadable ones in ``broken``."""
         for raw in read_rows(self.path(upload)):
             seen.add(raw.row)
             if raw.row in exclude:

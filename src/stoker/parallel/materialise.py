@@ -21,7 +21,7 @@ def materialise(
     *,
     offload: bool = False,
 ) -> None:
-    """Gives the parameters on the meta device memory on a device, and reads this process' part of their values.
+    """Allocates the parameters of the meta device on a device, and reads this process' part of their values.
 
     Comes after splitting and sharding, and before DDP. Parameters are new objects afterwards, except those of
     ``fully_shard``; shared ones stay shared.

@@ -82,7 +82,7 @@ class ModelStage(nn.Module):
     def forward(self, x: Tensor, number: Tensor) -> Tensor:
         """The hidden states after this stage, shape (1, T, D), or the scaled loss, shape (1,).
 
-        With a ``reading``, what it reads instead of the loss.
+        With a ``reading``, its result instead of the loss.
 
         Args:
             x: hidden states; not used by the first stage.

@@ -155,7 +155,7 @@ def cast_weights(shape: Shape, layer: Layer, *, types: Arithmetic, tensor: int =
 
 
 def row_bytes(shape: Shape, *, seq_len: int, types: Arithmetic, tensor: int = 1) -> float:
-    """Bytes a token of what all blocks share: the biased masks of ALiBi (BLOOM), one for each head."""
+    """Returns the bytes a token of tensors that all blocks share: the biased masks of ALiBi (BLOOM), one per head."""
     code = code_of(shape)
     return shape.heads * seq_len * types.product / tensor if code.alibi else 0.0
 
@@ -197,7 +197,7 @@ def _attention(shape: Shape, layer: Layer, code: Code, types: Arithmetic, seq_le
     if not layer.attentions:
         return 0.0
     query, key, value = shape.query_width, shape.key_value_width, shape.value_width
-    whole = query + 2 * key  # where values are a part of what one product gave, all of it stays
+    whole = query + 2 * key  # if values are a part of one product's output, all of it is saved
     fused = shape.fused_qkv
     kept = float(product * value) * types.reads  # the output product's input
     if shape.latent is not None:
@@ -216,7 +216,7 @@ def _attention(shape: Shape, layer: Layer, code: Code, types: Arithmetic, seq_le
         kept += product * (4 * query + seq_len) + FLOAT * shape.heads
     else:
         kept += product * ((whole if fused else key) + (query + key if code.rotary or not fused else 0))
-        kept += product * value + FLOAT * shape.heads  # the result, as the kernel gives it, and its log-sum-exp
+        kept += product * value + FLOAT * shape.heads  # the kernel's result, and its log-sum-exp
         if layer.window and layer.window < seq_len:
             kept += product * seq_len  # the mask as numbers
     if shape.query_key_norm != "none":  # before their norm in float32, and normalised

@@ -103,7 +103,7 @@ def critic_work(work: TrainingWork, shape: Shape, tune: TuneBlock) -> TrainingWo
 
 
 def scored(shape: Shape) -> Shape:
-    """A shape whose head gives one score, without a bias."""
+    """Returns the shape with a head of one score, without a bias."""
     return replace(shape, scored=True, tied=False, head_bias=False)
 
 
@@ -219,7 +219,7 @@ def setting_of_job(job: ResolvedJob, cluster: Cluster, work: TrainingWork) -> Se
 
 
 def parallel_block(layout: Layout) -> dict[str, Any]:
-    """A layout as a job's block `parallel`: what has no effect in it is left out."""
+    """Returns a layout as a job's block `parallel`, without keys that have no effect."""
     block: dict[str, Any] = {"data": layout.data, "shard": layout.shard}
     if layout.shard != "none":
         block["shard_size"] = layout.shard_size

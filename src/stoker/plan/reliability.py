@@ -68,9 +68,9 @@ class InterruptionCost:
     step: float = 1.0
 
     def best_interval(self, mean_between: float) -> float:
-        """Seconds of work between checkpoints: Daly's, no shorter than the write or than a step.
+        """Returns the seconds of work between checkpoints: Daly's, no shorter than the write or than a step.
 
-        The write moves the best interval no further, as it adds the same to what every interruption loses.
+        The write does not change the best interval further, as it adds the same loss to every interruption.
         """
         return max(daly_interval(self.stall, mean_between), self.write, self.step)
 

@@ -65,7 +65,7 @@ class SearchResult:
     """Result of a search.
 
     Attributes:
-        plans: the fastest ones that fit, fastest first, but for a simpler one that is as fast within 3 %.
+        plans: the fastest ones that fit, fastest first, except that a simpler one within 3 % comes first.
         nearest: of those that do not fit, the one that comes nearest to it; None where one fits.
         looked_at: settings in all.
     """

@@ -107,7 +107,7 @@ class Shape:
 
     @property
     def value_width(self) -> int:
-        """Width of what attention gives to its output product: a value for each head of the queries."""
+        """Width of the output product's input: a value for each head of the queries."""
         return self.heads * (self.latent.value_size if self.latent else self.head_size)
 
     def layer(self, index: int) -> Layer:
@@ -126,7 +126,7 @@ class Shape:
 
     @cached_property
     def _matmuls(self) -> dict[Layer, tuple[Matmul, ...]]:
-        """The matrix products of each kind of layer: there are few kinds, and a plan asks often."""
+        """The matrix products of each kind of layer, cached, as there are few kinds."""
         return {layer: self._matmuls_of(layer) for layer in {self.layer(i) for i in range(self.layers)}}
 
     def _matmuls_of(self, layer: Layer) -> tuple[Matmul, ...]:
@@ -140,12 +140,12 @@ class Shape:
         return matmuls
 
     def head_matmul(self) -> Matmul:
-        """The product that gives the logits: with the embedding's own matrix where that is tied."""
+        """Returns the product of the logits: with the embedding's own matrix where that is tied."""
         return Matmul("head", self.embedding_width or self.width, self.outputs, "column", bias=self.head_bias)
 
     @property
     def outputs(self) -> int:
-        """Numbers that the head gives for a token."""
+        """Outputs of the head for a token."""
         return 1 if self.scored else self.vocabulary
 
     def layer_parameters(self, index: int) -> int:
@@ -189,7 +189,7 @@ class Shape:
 
     @property
     def embedding_parameters(self) -> int:
-        """Elements of the table of tokens and that of positions, with what projects and normalises them."""
+        """Elements of the embedding and of the positions' table, with their projections and norms."""
         token = self.embedding_width or self.width
         projection = self.width * self.embedding_width
         norm = self.norm_parameters(self.width) * self.embedding_norm

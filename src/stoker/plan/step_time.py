@@ -37,7 +37,7 @@ class StepTime:
     """Seconds of a step.
 
     Attributes:
-        parts: by what they are spent on; exposed ones only, so that they add up.
+        parts: seconds by cause; exposed ones only, so that they add up.
     """
 
     parts: Mapping[str, float]

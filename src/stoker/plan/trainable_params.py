@@ -152,7 +152,7 @@ def whole_elements(shape: Shape, name: str) -> int:
 
 
 def virtual_elements(shape: Shape, adapters: Adapters) -> int:
-    """Elements of virtual tokens, or of a prefix, with what makes them."""
+    """Returns the elements of virtual tokens, or of a prefix, with their encoder."""
     hidden = adapters.width or shape.width
     keys_and_values = 2 * shape.layers * shape.key_value_width
     if adapters.encoder == "projection":

@@ -11,10 +11,10 @@ from stoker.runs.run_folder import RunFolder
 
 
 def find_run(path: str, base: Path) -> RunFolder:
-    """The run at a path, or of that name below ``runs/``.
+    """Returns the run at a path, or of that name below ``runs/``.
 
     Raises:
-        UserError: there is none, and the nearest is named; or one of its files is no regular file.
+        UserError: it does not exist, and the nearest is named; or one of its files is not a regular file.
     """
     for candidate in (base / path, base / "runs" / path):
         folder = RunFolder(candidate)

@@ -72,7 +72,7 @@ class Goodput:
 
 
 Numbers = NDArray[np.float64]
-OF_STEPS = ("time", "seconds", "data_seconds", "stall", "loss")  # the columns that a split is made of
+OF_STEPS = ("time", "seconds", "data_seconds", "stall", "loss")  # the columns that a split is computed from
 
 
 @dataclass(frozen=True)

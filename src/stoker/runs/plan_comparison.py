@@ -32,7 +32,7 @@ class Predicted:
         calibration: date of the measurements of the device; None where the catalogue's figures were used.
         corrected_by: the run that predictions of its kind were corrected by; None without.
         memory, time: by component, without that correction.
-        peak, upper: bytes: the point estimate, and what should not be exceeded.
+        peak, upper: bytes: the point estimate, and its upper bound.
         seconds: of a step.
     """
 
@@ -84,7 +84,7 @@ class MeasuredRun:
 
 @dataclass(frozen=True)
 class PredictionRecord:
-    """A prediction, or why there is none, and the measurement once the run has one."""
+    """A prediction, or the reason for its absence, and the measurement once the run has one."""
 
     predicted: Predicted | None
     why_not: str = ""
@@ -113,7 +113,7 @@ class PredictionRecord:
 
 
 def read_comparison(folder: RunFolder) -> PredictionRecord | None:
-    """The record of a run's folder; None where there is none, or of another format."""
+    """Returns the record of a run's folder; None if it is missing, or of another format."""
     try:
         data: dict[str, Any] = json.loads(read_file(folder.plan))
         if data["format"] != FORMAT:

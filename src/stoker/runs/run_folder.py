@@ -231,7 +231,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def _line(values: dict[str, Any]) -> str:
-    """A line of JSON; what JSON has no number for (infinity after an overflow) is null."""
+    """Returns a line of JSON; numbers without a JSON form (infinity after an overflow) are null."""
     plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
     return json.dumps(plain, ensure_ascii=False) + "\n"
 

@@ -26,7 +26,7 @@ def record_of(staged: StagedJob) -> list[dict[str, Any]]:
 
 
 def read_record(root: Path) -> list[dict[str, Any]]:
-    """The stages below a folder; empty where it is none of a job with stages."""
+    """Returns the stages below a folder; empty if it belongs to no job with stages."""
     try:
         values = json.loads(read_file(root / RECORD))
         return [{key: stage[key] for key in ("name", "run", "task", "needs")} for stage in values]

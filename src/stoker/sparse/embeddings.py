@@ -56,7 +56,7 @@ class Embeddings(nn.Module, ABC):
 
     @abstractmethod
     def default_rows(self) -> dict[str, np.ndarray]:
-        """By table the row that ids have which have none of their own, float64 [width]. Not a collective."""
+        """Returns the default row of each table, float64 [width]. Not a collective."""
 
     @abstractmethod
     def admissions(self) -> Admissions:
@@ -120,4 +120,4 @@ class Embeddings(nn.Module, ABC):
 
     @abstractmethod
     def end_load(self) -> None:
-        """Waits until what was put can be looked up."""
+        """Waits until loaded rows can be looked up."""

@@ -30,7 +30,7 @@ class EvictedIds:
         return sum(len(keys) for _, keys in self._removed)
 
     def add(self, step: int, ids: np.ndarray, tables: np.ndarray) -> None:
-        """Records ids that were evicted in a step, if anybody may ask for them."""
+        """Records ids that were evicted in a step, if a consumer may need them."""
         if self.bases:
             self._removed.append((step, Keys.of(ids, tables, self._salts)))
 

@@ -144,7 +144,7 @@ class ExchangedRows:
         self.shard.rebase(step, by=by)
 
     def load(self, name: str, state: TableState, *, step: int) -> None:
-        """Takes over what this process owns."""
+        """Loads the rows that this process owns."""
         self.shard.load(name, state, step=step)
 
     def end_load(self) -> None:

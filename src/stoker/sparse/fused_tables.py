@@ -54,7 +54,7 @@ class Bags:
 
 
 class FeatureBags:
-    """Features of tables with one layout: which keys a batch looks up, and what becomes of their rows.
+    """Features of tables with one layout: the keys that a batch looks up, and the pooling of their rows.
 
     Args:
         salts: of the tables' keys.

@@ -78,7 +78,7 @@ class IdIndex:
         return self._locate(ids, tables, hashes)[0]
 
     def insert(self, ids: np.ndarray, tables: np.ndarray, hashes: np.ndarray) -> np.ndarray:
-        """Gives rows to ids that have none; an id may be there several times. int64 [n], row numbers."""
+        """Assigns rows to ids without one; an id may occur several times. Returns row numbers, int64 [n]."""
         if not len(ids):
             return np.empty(0, np.int64)
         self._reserve(len(ids))

@@ -58,10 +58,10 @@ class TableRows(Protocol):
         """Sets how far a consumer's incremental states reach back, as `TableShard.rebase`."""
 
     def load(self, name: str, state: TableState, *, step: int) -> None:
-        """Takes over what of a state belongs to this process' part."""
+        """Loads this process' part of a state."""
 
     def end_load(self) -> None:
-        """Waits until what was loaded can be looked up."""
+        """Waits until loaded rows can be looked up."""
 
     def counts(self) -> dict[str, int]:
         """Rows of each table in this process' part."""

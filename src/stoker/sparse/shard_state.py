@@ -20,7 +20,7 @@ def lazy_parts(shard: TableShard, since: int | None, rows: int | None) -> Iterat
     """Rows of each table by id: all, or those that were seen in step ``since`` or later.
 
     Args:
-        rows: at most, in each of a table's parts; all in one where it is None.
+        rows: maximum in each of a table's parts; None for all in one.
     """
     found = shard.index.rows
     if since is not None:

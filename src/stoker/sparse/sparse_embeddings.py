@@ -103,7 +103,7 @@ class SparseEmbeddings(Embeddings):
         return {name: count for fused in self._fused for name, count in fused.source.counts().items()}
 
     def default_rows(self) -> dict[str, np.ndarray]:
-        """By table the row that ids have which have none of their own, float64 [width]."""
+        """Returns the default row of each table, float64 [width]."""
         return {name: evicted[2:] for name, evicted in self._evicted().items()}
 
     def admissions(self) -> Admissions:
@@ -258,7 +258,7 @@ class SparseEmbeddings(Embeddings):
             fused.source.rebase(version, by=by)
 
     def put(self, part: SparseState) -> None:
-        """Takes over one part of what `load` takes; `end_load` follows the last one.
+        """Loads one part of a state; `end_load` follows the last one.
 
         Raises:
             ValueError: rows do not fit their table, or a table is not one of these.
@@ -270,7 +270,7 @@ class SparseEmbeddings(Embeddings):
             sources[name].load(name, table, step=part.step)
 
     def end_load(self) -> None:
-        """Waits until what was put can be looked up. A collective."""
+        """Waits until loaded rows can be looked up. A collective."""
         for fused in self._fused:
             fused.source.end_load()
 

@@ -104,7 +104,7 @@ class SparseState:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> SparseState:
-        """The state that `tensors` was made of."""
+        """Restores a state from the output of `tensors`."""
         step, since = tensors["step"].tolist()
         by_table: dict[str, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():

@@ -171,7 +171,7 @@ class TableShard:
         self.step += 1
 
     def undo_step(self) -> None:
-        """Forgets this step's lookups, the rows that they made and what they counted. The step has not ended."""
+        """Undoes this step's lookups: the rows that they made, and their counts. The step has not ended."""
         for rows, last, sums in reversed(self._touched):
             self.seen[rows] -= sums
             self.last[rows] = last

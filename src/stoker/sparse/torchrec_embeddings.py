@@ -125,7 +125,7 @@ class TorchRecEmbeddings(Embeddings):
         """Does nothing: all rows are in the device's memory."""
 
     def gradient_norm(self) -> float:
-        """The norm of the gradients of what was pooled, over all passes and processes."""
+        """Returns the norm of the pooled rows' gradients, over all passes and processes."""
         grads = [leaf.grad for one in self._passes for leaf in one.leaves.values() if leaf.grad is not None]
         square = torch.zeros((), dtype=torch.float64, device=self._device)
         for grad in grads:

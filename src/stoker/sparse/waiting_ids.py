@@ -16,7 +16,7 @@ from stoker.sparse.table_settings import TableSettings
 
 
 class WaitingIds:
-    """The rules of admission of some tables, by their numbers, and what was seen so far.
+    """The rules of admission of some tables, by index, and the occurrences so far.
 
     Args:
         rank, world: which process' ids are counted here.
@@ -46,11 +46,11 @@ class WaitingIds:
             self._seen.append((keys, counts))
 
     def forget(self) -> None:
-        """Drops what was seen in this step."""
+        """Drops the occurrences of this step."""
         self._seen.clear()
 
     def admitted(self, step: int) -> tuple[Keys, np.ndarray] | None:
-        """Counts what was seen in a step; ids that get a row, each once, and how often they were seen in it."""
+        """Counts the occurrences of a step; returns the ids that get a row, each once, with their occurrences in it."""
         if not self._seen:
             return None
         keys = Keys.concatenated([keys for keys, _ in self._seen])

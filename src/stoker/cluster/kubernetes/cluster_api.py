@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CONNECT = 10.0  # seconds within which the API server must be reached
 ANSWER = 60.0  # and answer
 STRICT, REHEARSAL = ("fieldValidation", "Strict"), ("dryRun", "All")
-INSTALL = {  # what brings a kind that Kubernetes itself does not have
+INSTALL = {  # the project that installs a kind that Kubernetes itself does not have
     "batch.volcano.sh": "Volcano",
     "bus.volcano.sh": "Volcano",
     "scheduling.volcano.sh": "Volcano",
@@ -74,7 +74,7 @@ class ClusterApi:
                 raise
 
     def read(self, version: str, kind: str, name: str) -> Manifest | None:
-        """An object; None where there is none."""
+        """Returns an object; None if it does not exist."""
         return self._ask("get", version, kind, name) or None
 
     def select(self, version: str, kind: str, *, labels: str = "", fields: str = "") -> list[Manifest]:

@@ -86,7 +86,7 @@ class ClusterRun:
 
     @classmethod
     def from_record(cls, text: str, job: str, archive: bytes | None) -> Self:
-        """The run of a config map.
+        """Restores the run of a config map.
 
         Raises:
             ValueError: it is none.

@@ -9,7 +9,7 @@ from stoker.cluster.kubernetes.sent_archive import ARCHIVE, parts_of
 from stoker.cluster.sent_files import ARCHIVE as CODE_ARCHIVE
 from stoker.cluster.sent_files import CODE
 
-WORK = "/stoker"  # an empty folder of the pod: what was sent is unpacked here
+WORK = "/stoker"  # an empty folder of the pod, into which the archive is unpacked
 GIVEN = "/etc/stoker/job"  # the config map
 JOB, RECORD = "job.yaml", "submission.json"
 HOSTFILE, DRIVER = "hostfile", "driver.json"  # for MPI, and for a RayJob's driver
@@ -47,7 +47,7 @@ def preparation(run: ClusterRun) -> str:
 
 
 def unpacking(run: ClusterRun) -> str:
-    """The command that unpacks what was sent into the current folder, and from it Stoker's own code."""
+    """Returns the command that unpacks the sent archive into the current folder, and from it Stoker's own code."""
     unpack = f"{shlex.quote(run.block.python)} -m tarfile -e"
     sent = f"{unpack} {GIVEN}/{ARCHIVE} ."
     if len(parts_of(run)) > 1:

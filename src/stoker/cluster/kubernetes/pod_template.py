@@ -84,7 +84,7 @@ def _with_claims(run: ClusterRun) -> Manifest:
 
 
 def _unpacking(run: ClusterRun) -> Manifest:
-    """An init container that unpacks what was sent, where the container's command is not Stoker's own."""
+    """Returns an init container that unpacks the sent archive, for containers whose command is not Stoker's own."""
     work = ("job", "work")
     return given(
         name="unpack",

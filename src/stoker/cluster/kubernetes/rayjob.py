@@ -13,7 +13,7 @@ from stoker.cluster.kubernetes.placement import pod_tolerations
 from stoker.cluster.kubernetes.pod_template import CONTAINER, pod_template
 from stoker.cluster.ray.placement import Placement
 
-SUBMITTER = "ray-job-submitter"  # KubeRay's name of the container that starts the driver and prints what it prints
+SUBMITTER = "ray-job-submitter"  # KubeRay's name of the container that starts the driver and prints its output
 SUBMITTER_AMOUNTS = {"cpu": "500m", "memory": "512Mi"}
 WAIT = 3600.0  # seconds within which Ray's workers must be there
 

@@ -149,7 +149,7 @@ def _watch(
 def _read(
     api: ClusterApi, pod: Object, container: str, found: queue.Queue[Object | str | BaseException | None]
 ) -> None:
-    """Follows a pod's log to its end; its lines, what went wrong, and None at the end go into the queue."""
+    """Follows a pod's log to its end; puts its lines, errors, and a final None into the queue."""
     try:
         for line in _lines(api, pod, container, follow=True):
             found.put(line)

@@ -197,7 +197,7 @@ class RayTarget:
                 if NO_AGENT not in str(error) or time.monotonic() > until:
                     raise RunFailed(Problem(f"Ray: {' '.join(str(error).split())[:300]}")) from error
                 time.sleep(POLL)
-            except OSError as error:  # as what `requests` raises is
+            except OSError as error:  # includes the exceptions of `requests`
                 raise RunFailed(Problem(f"Ray: {' '.join(str(error).split())[:300]}")) from error
             else:
                 return

@@ -103,7 +103,7 @@ def _body(submission: Submission, block: SlurmBlock, files: str) -> Iterator[str
 
 
 def srun_line(submission: Submission, block: SlurmBlock, files: str) -> str:
-    """srun, with the container around what it starts; the script for each node is its standard input."""
+    """Returns the srun command, with its container; each node's script is its standard input."""
     words = ["srun", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--label"]
     if submission.nodes == 1:
         words.remove("--label")

@@ -226,7 +226,7 @@ class SlurmTarget:
         return [file for file in submission.files if not file.in_place]
 
     def _sbatch(self, home: str, base: str) -> str:
-        """Gives the script to sbatch; the job's number.
+        """Submits the script by sbatch; returns the job's number.
 
         Args:
             home: the submission's folder, as the shell reads it.
@@ -258,7 +258,7 @@ class SlurmTarget:
 
 
 def _key_of(said: str) -> str:
-    """The key that an error of sbatch is about; empty where it does not say."""
+    """Returns the key that an error of sbatch concerns; empty if it is unknown."""
     words = {"account": "account", "partition": "partition", "qos": "qos", "QOS": "qos", "feature": "constraint"}
     words |= {"time limit": "time", "generic resource": "gres", "reservation": "reservation", "Node count": "nodes"}
     words |= {"node configuration": "nodes"}

@@ -62,7 +62,7 @@ class LogSummary:
     unknown: dict[str, int] = field(default_factory=dict)
 
     def count(self, rejected: Sequence[Rejected], unknown: Mapping[str, int]) -> None:
-        """Adds what was left out of a batch."""
+        """Adds the rejected rows and unknown fields of a batch."""
         for name, count in unknown.items():
             self.unknown[name] = self.unknown.get(name, 0) + count
         for row in rejected:
@@ -140,7 +140,7 @@ def _take_tip(version: ColumnFiles, name: str, following: str) -> bool:
 
 
 def _append(before: ColumnFiles, parts: Sequence[LogPart], folder: Path, encoder: ColumnEncoder) -> ColumnFiles:
-    """Writes parts after those of a version, and then what makes them a version of their own."""
+    """Appends parts to those of a version, and writes the manifest of the new version."""
     summary, sizes = before.summary, dict(before.sizes)
     encoder.resume(summary.files, summary.slices)
     with ExitStack() as stack:

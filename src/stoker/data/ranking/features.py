@@ -99,7 +99,7 @@ class Features:
 
     @property
     def unfitted(self) -> Features:
-        """The same without what depends on the training part, and without reasons."""
+        """Returns the features without fitted values and reasons."""
         plain = {c.name: replace(c, mean=0.0, scale=1.0, boundaries=(), why="", table="") for c in self.columns}
         return self.with_columns(plain)
 

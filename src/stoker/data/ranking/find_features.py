@@ -35,7 +35,7 @@ def find_features(rows: Sequence[Row], settings: LogSettings) -> Features:
         rows: the first ones, at most `SAMPLE`.
 
     Raises:
-        UserError: a column that the job names is not there; the keys of its problems are those of ``ranking``.
+        UserError: a column that the job names is missing; the keys of its problems are those of ``ranking``.
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
     if problems := [*_unknown(names, settings), *_bad_crosses(names, settings)]:

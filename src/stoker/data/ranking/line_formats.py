@@ -31,7 +31,7 @@ class BadLineError(ValueError):
 
 
 def line_format_of(line: str) -> LineFormat | None:
-    """The format that a file's first line is in; None where it is none of these."""
+    """Returns the format of a file's first line; None if it has none of these."""
     cells = line.rstrip("\r\n").split("\t")
     if len(cells) == len(CRITEO) and cells[0] in ("0", "1") and all(_is_number(c) for c in cells[1:14]):
         return "criteo"

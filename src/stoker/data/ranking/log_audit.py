@@ -272,7 +272,7 @@ def _digests_of_ids(rows: RowSet, number: int, column: Column) -> np.ndarray:
 
 
 def lines(audit: LogAudit) -> Sequence[tuple[str, str]]:
-    """The head of the audit: what, how many."""
+    """Returns the head of the audit, as (label, count) lines."""
     dropped = audit.rows_in - audit.rows_used
     share = dropped / audit.rows_in if audit.rows_in else 0.0
     found = [

@@ -18,7 +18,7 @@ from stoker.errors import Problem, UserError
 from stoker.node_cache.remote_file import DataFile
 
 _DIGITS = re.compile(r"(\d+)")
-_WHOLE = (*PARQUET, ".json", ".jsonl", ".ndjson", ".csv")  # suffixes that say it all
+_WHOLE = (*PARQUET, ".json", ".jsonl", ".ndjson", ".csv")  # suffixes that determine the format
 
 
 def in_order(files: tuple[DataFile, ...]) -> tuple[DataFile, ...]:

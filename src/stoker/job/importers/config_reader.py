@@ -125,7 +125,7 @@ class ConfigReader:
         self.carried.append(Carried(target, value, key, given, note, where, self.tool, strength))
 
     def take(self, key: str | KeyPath, target: str, default: Any = None, note: str = "") -> Any:
-        """Carries a value, read as the type of ``target``, or else the tool's default; returns what was written."""
+        """Carries a value, read as the type of ``target``, or else the tool's default; returns the written value."""
         field = field_at(parse_key(target))[0]
         assert field is not None, target
         kind, read = next(
@@ -213,7 +213,7 @@ class ConfigReader:
         self.problems.append(self.document.problem(path, message, suggestion))
 
     def absorb(self, other: ConfigReader) -> None:
-        """Adds what became of the keys of another file, which this one names."""
+        """Adds the outcomes of another file's keys, which this one refers to."""
         self.carried += other.carried
         self.dropped += other.dropped
         self.unknown += other.unknown

@@ -52,7 +52,7 @@ class Imported:
     Attributes:
         text: the job's YAML, with the report as comments.
         job: the job's values, nested.
-        carried: what was written in the files, and what their tools do by default.
+        carried: values from the files, and defaults of their tools.
         missing: the job's blocks that hold examples.
         tools: names of the files' tools.
     """
@@ -74,13 +74,13 @@ def import_files(
     processes: int | None = None,
     overrides: Sequence[str] = (),
 ) -> Imported:
-    """Read foreign files as one job.
+    """Reads foreign files as one job.
 
     Args:
-        format: of the first file; by default by its keys, as of the others.
+        format: of the first file; by default it is recognised by its keys, as for the others.
         data_info: LLaMA-Factory's register of data sets, or its folder.
-        processes: on how many the files were run, where they do not say it.
-        overrides: ``key=value`` of the job, which win over all files.
+        processes: number of processes, if the files do not give it.
+        overrides: ``key=value`` of the job, which override all files.
 
     Raises:
         UserError: with every problem of the files, at its place.

@@ -23,7 +23,7 @@ _GIVEN: ContextVar[frozenset[Path] | None] = ContextVar("given", default=None)  
 
 
 def read_source(path: str | Path) -> JobDocument:
-    """The file's keys and values. Raises UserError with the place of what cannot be read."""
+    """Reads a file's keys and values. Raises UserError with the position of a syntax error."""
     if not Path(path).exists():
         raise UserError(Problem("there is no such file", file=str(path)))
     text = read_text(path)

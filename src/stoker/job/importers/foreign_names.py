@@ -101,7 +101,7 @@ SCHEDULES = {
 
 
 def carry_schedule(config: ConfigReader, key: str, lr: float | None = None) -> None:
-    """Carries the schedule's name, and where its arguments say so, its end."""
+    """Carries the schedule's name, and its end if its arguments give it."""
     name = config.text(key)
     if name is None:
         return
@@ -143,7 +143,7 @@ def read_fsdp(config: ConfigReader, block: str, *, asked: bool, stated: bool = F
     """The keys of an ``fsdp_config`` block, with or without the prefix ``fsdp_``.
 
     Args:
-        asked: whether the file asks for FSDP at all; its block is idle otherwise.
+        asked: whether the file enables FSDP; its block is idle otherwise.
         stated: whether the sharding was carried already.
     """
     inside = config.value(block)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-# Who wins where two files say the same key: the command line, the trainer's file, the engine's, then their defaults.
+# The precedence if two files set the same key: the command line, the trainer's file, the engine's, then their defaults.
 OVERRIDE, WRITTEN, ENGINE, DEFAULT, ENGINE_DEFAULT = 4, 3, 2, 1, 0
 
 

@@ -30,7 +30,7 @@ LOSSES = {
 
 
 def trl_grpo(config: ConfigReader, prefix: str = "") -> None:
-    """Carries what TRL's GRPO trainer reads.
+    """Carries the keys of TRL's GRPO trainer.
 
     Args:
         prefix: of the keys, ``trl.`` in Axolotl's files.
@@ -123,7 +123,7 @@ def _prompts(config: ConfigReader, prefix: str, answers: int) -> None:
 
 
 def factory_ppo(config: ConfigReader) -> None:
-    """Carries what LLaMA-Factory's stage ``ppo`` reads; its clipping, gamma and lambda are Stoker's defaults."""
+    """Carries the keys of LLaMA-Factory's stage ``ppo``; its clipping, gamma and lambda are Stoker's defaults."""
     batch = config.whole("per_device_train_batch_size") or 8
     steps = config.whole("gradient_accumulation_steps") or 1
     note = "answers of one process: multiply by the number of processes"

@@ -19,7 +19,7 @@ LOSSES = {"sigmoid": "sigmoid", "hinge": "hinge", "ipo": "ipo", "robust": "robus
 
 
 def factory_preferences(config: ConfigReader, stage: str) -> None:
-    """Carries what LLaMA-Factory's stage ``dpo``, ``kto`` or ``rm`` reads; the other keys of preferences are idle."""
+    """Carries the keys of LLaMA-Factory's stage ``dpo``, ``kto`` or ``rm``; the other keys of preferences are idle."""
     loss = "kto"
     if stage == "dpo":
         loss = _loss(config, "pref_loss", config.text("pref_loss") or "sigmoid")
@@ -39,7 +39,7 @@ def factory_preferences(config: ConfigReader, stage: str) -> None:
 
 
 def trl_preferences(config: ConfigReader, trainer: str) -> None:
-    """Carries what TRL's trainer ``dpo``, ``kto`` or ``reward`` reads; the other keys of preferences are idle."""
+    """Carries the keys of TRL's trainer ``dpo``, ``kto`` or ``reward``; the other keys of preferences are idle."""
     if trainer == "dpo":
         words = config.words("loss_type") or ["sigmoid"]
         if len(words) > 1:

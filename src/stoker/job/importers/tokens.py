@@ -10,7 +10,7 @@ IN_CONTENT = "new tokens are tokens in the rows' content, too"
 
 
 def carry_stop(config: ConfigReader, *keys: str | KeyPath) -> None:
-    """Carries the tokens named at these keys as what ends an answer, each once, the first as the end token."""
+    """Carries the tokens at these keys as stop tokens, each once, the first as the end token."""
     found = [(key, config.words(key)) for key in keys if config.value(key) is not None]
     stops = list(dict.fromkeys(token for _, tokens in found for token in tokens))
     if stops:

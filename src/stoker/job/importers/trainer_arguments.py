@@ -198,10 +198,10 @@ def _precision(config: ConfigReader, default: str) -> None:
 def _interval(
     config: ConfigReader, strategy_key: str, key: str, target: str, default: int | None, reasons: dict[str, str]
 ) -> None:
-    """Carries the steps between evaluations or checkpoints, which the tool gives as a strategy and a number.
+    """Carries the steps between evaluations or checkpoints, which the tool sets by a strategy and a number.
 
     Args:
-        default: the steps where the file gives neither; None where the strategy is "no" then.
+        default: the steps if the file sets neither; None if the strategy is then "no".
         reasons: why a strategy needs no line; the empty one is for all others.
     """
     strategy = (config.text(strategy_key) or ("no" if default is None else "steps")).lower()

@@ -69,7 +69,7 @@ class Agent:
         return self._processes is not None
 
     def start(self, spec: RunSpec, group: Group, shared: SharedFolder, listening: socket.socket | None = None) -> None:
-        """Starts the processes that the group gives this node."""
+        """Starts the processes of this node's ranks in the group."""
         member = group.member(self._name)
         assert member is not None and self._processes is None
         self._spec, self._shared, self._ranks = spec, shared, member.ranks
@@ -155,7 +155,7 @@ class Agent:
             self._processes = None
 
     def _report(self, now: float, *, at_once: bool = False) -> None:
-        """Tells the leader of heartbeats that are new."""
+        """Sends new heartbeats to the leader."""
         if now - self._looked < EVERY and not at_once:
             return
         self._looked = now
@@ -177,7 +177,7 @@ class Agent:
         return now > self._deadline
 
     def _finish(self, processes: Processes) -> None:
-        """Tells the leader how the processes ended."""
+        """Reports the outcome of the processes to the leader."""
         processes.look()
         processes.kill()  # all have ended; none is left unjoined
         self._report(time.monotonic(), at_once=True)

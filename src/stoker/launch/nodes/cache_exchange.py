@@ -38,14 +38,14 @@ NEIGHBOURS = 2  # nodes that a home asks for an object before the origin
 
 @dataclass(frozen=True)
 class NodePeers:
-    """The other nodes, as a process of this one asks them.
+    """The other nodes, which a process of this one asks for objects.
 
     Attributes:
         name: of this node.
         nodes: name and address of each supervisor, this one's too.
         source: address that connections are made from.
         secret: of the nodes.
-        patience: seconds that a home that is not there yet is waited for, once.
+        patience: timeout in seconds for a home that is not reachable yet, once.
     """
 
     name: str
@@ -154,7 +154,7 @@ class CacheServer:
             stream.say({"has": False})
             return
         stream.say({"has": True})
-        if not whole:  # at this node's pace, not at that of the one who asks
+        if not whole:  # at this node's pace, not at that of the requesting one
             threading.Thread(target=_fetch, args=(found,), daemon=True, name="cache-fetch").start()
         with ObjectReader(node_cache(), found, start=int(hello["start"])) as reader:
             while piece := reader.read(PIECE):

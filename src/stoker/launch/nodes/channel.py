@@ -15,9 +15,9 @@ from stoker.frames import LENGTH, Greeting, PeerRefused, Seal
 
 Address = tuple[str, int]
 Message = dict[str, Any]
-GREETING = 5.0  # seconds that a connection gets to be made, and to prove that it has the secret
-STRANGERS = 256  # connections at most that have not proved it; the oldest gives way
-AT_ONCE = 256 * 1024  # bytes that are read from one connection before the others have their turn
+GREETING = 5.0  # timeout in seconds to connect and to authenticate
+STRANGERS = 256  # maximum of unauthenticated connections; the oldest is closed first
+AT_ONCE = 256 * 1024  # bytes that are read from one connection before the others
 COPIES, CACHE = "copies", "cache"  # the kinds of message after which a connection carries other frames
 BACKLOG = 64 * 2**20  # bytes waiting to be sent; a peer that exceeds it is dropped
 
@@ -80,7 +80,7 @@ class Peer:
         self.send_text(text_of(message))
 
     def send_text(self, text: bytes) -> None:
-        """Has a message sent that `text_of` gave: what goes to a thousand nodes is written out once."""
+        """Queues a message encoded by `text_of`, so that a broadcast to a thousand nodes is encoded once."""
         if self.seal is not None and not self.is_over:
             self.outgoing += self.seal.frame(text)
             self._unsent.add(self)
@@ -215,7 +215,7 @@ class PeerNetwork:
             self._end(peer)
 
     def detach(self, peer: Peer) -> tuple[socket.socket, Seal, bytes]:
-        """Hands a connection over: its socket, its keys, and what has come of it already."""
+        """Detaches a connection: returns its socket, its keys, and the bytes already received."""
         assert peer.seal is not None
         self._forget(peer)
         peer.is_over = True

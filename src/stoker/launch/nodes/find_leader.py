@@ -39,7 +39,7 @@ class GroupReply:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """From what `plain` gave."""
+        """Restores an answer from the output of `plain`."""
         leader = values["leader"]
         found = (str(leader[0]), int(leader[1])) if leader else None
         return cls(found, int(values["generation"]), int(values["members"]))

@@ -18,10 +18,10 @@ HELD = 60.0  # timeout in seconds for a lost leader to release the run's folder
 
 
 class FolderHold:
-    """Takes the folder of a run, and gives it back.
+    """Locks the folder of a run, and releases it.
 
     Args:
-        take: takes it; yields whether it is new.
+        take: locks it; yields whether it is new.
     """
 
     def __init__(self, spec: RunSpec, take: Callable[[], AbstractContextManager[bool]]) -> None:
@@ -70,7 +70,7 @@ class FolderHold:
         return mark
 
     def let_go(self) -> None:
-        """Gives the folder back."""
+        """Releases the folder."""
         if self._mark:
             (self._spec.output / self._mark).unlink(missing_ok=True)
             self._mark = ""

@@ -137,7 +137,7 @@ class Group:
 
 
 def placed(nodes: Sequence[Node], world: int) -> tuple[Member, ...]:
-    """The nodes with ``world`` ranks, handed out in their order; nodes beyond them get none."""
+    """Assigns ``world`` ranks to the nodes in order; nodes beyond them get none."""
     members, first = [], 0
     for node in nodes:
         count = min(len(node.devices), world - first)

@@ -35,7 +35,7 @@ class GroupQuestions:
         """
         if lost is not None:
             self.lost = (*self.lost, lost)
-        # What was lost comes last: it may be back.
+        # Lost leaders are asked last: they may be back.
         order = [*(a for a in known if a not in self.lost), *(a for a in known if a in self.lost)]
         self._search = Search(order, self._network.address, now=now, lost=self.lost, generation=generation)
         if lost is not None:
@@ -52,7 +52,7 @@ class GroupQuestions:
         return decided
 
     def probe(self, known: Iterable[Address], here: Iterable[Address], now: float) -> None:
-        """Asks nodes that are not with this leader whether they have another one, after a cut link or a late start."""
+        """Asks nodes outside of this group for their leader, after a cut link or a late start."""
         if now - self._probed >= PROBE and not self._network.is_cut:
             self._probed = now
             with_it = {*here, self._network.address}

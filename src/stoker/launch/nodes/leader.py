@@ -57,7 +57,7 @@ class Leader:
         me: name of this node; empty where it is the only one.
         least, most: nodes to train with.
         nccl: whether the processes talk through NCCL, and devices are GPUs.
-        group: the group that this node was in, whose leader has gone.
+        group: the group that this node was in, whose leader is lost.
         lost: the names of nodes that have gone.
 
     Attributes:
@@ -109,7 +109,7 @@ class Leader:
         """The connected nodes, by name."""
         return self._roster.nodes
 
-    # -- what happens ----------------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------------
 
     def joined(self, node: Node, now: float) -> str:
         """A node has come; returns why it cannot take part, empty where it can."""
@@ -125,7 +125,7 @@ class Leader:
         return ""
 
     def left(self, name: str, now: float) -> None:
-        """A node has gone."""
+        """Handles the loss of a node."""
         self._roster.remove(name)
         self._signals.pop(name, None)
         self._expected.discard(name)
@@ -136,7 +136,7 @@ class Leader:
             self._decide_if_over(now)
 
     def message(self, name: str, message: Message, now: float) -> None:
-        """A node has something to say."""
+        """Handles a message from a node."""
         if message["kind"] == "signals":
             self._signalled(name, [int(number) for number in message["numbers"]])
         start = self._start
@@ -334,7 +334,7 @@ class Leader:
                 self._hands.send(member.node.name, {"kind": "end", "grace": grace})
 
     def _decide_if_over(self, now: float) -> None:
-        """Decides what follows, once the processes of all nodes have ended."""
+        """Decides the next action, once the processes of all nodes have ended."""
         start, group = self._start, self.group
         assert start is not None and group is not None
         if not start.is_over(group):

@@ -102,13 +102,13 @@ class NodePart:
                 self._agent.hand_on([int(number) for number in message["numbers"]])
 
     def abandon(self) -> None:
-        """Ends the processes without an account: the leader has gone."""
+        """Kills the processes without a report, since the leader is gone."""
         self._agent.abandon()
         self._pending = None
         self.stop_copies()
 
     def open_store(self) -> Address:
-        """Opens the socket where the processes of several nodes meet; gives its address."""
+        """Opens the socket of the rendezvous store of several nodes; returns its address."""
         family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
         self._store = socket.create_server((self._address, 0), family=family, backlog=1024)
         return self._address, self._store.getsockname()[1]
@@ -120,7 +120,7 @@ class NodePart:
             self._sender = None
 
     def asked_cut(self) -> float | None:
-        """The seconds for which a rehearsal asks to cut this node off, once; None where it does not."""
+        """Returns the seconds for which a rehearsal cuts this node off, once; None without such a request."""
         asked = self._shared.path / CUT if self._shared is not None else None
         if asked is None or not asked.exists():
             return None

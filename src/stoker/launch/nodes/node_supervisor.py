@@ -139,7 +139,7 @@ class NodeSupervisor:
             self._tend(now)
 
     def _tend(self, now: float) -> None:
-        """Ends connections to nodes that give no sign of life, and gives one."""
+        """Closes connections to silent nodes, and sends heartbeats."""
         nodes = len(self._part.group.members) if self._part.group else 1
         upward = [self._upward] if self._upward is not None else []
         watched = [*self._members.values(), *(peer for peer in upward if peer.is_up)]
@@ -219,7 +219,7 @@ class NodeSupervisor:
                 self._yield(answer.leader, now)
 
     def _take_in(self, peer: Peer, node: Node, now: float) -> None:
-        """A node asks to follow this one."""
+        """Handles a node's request to follow this one."""
         if self._leader is None:
             peer.send({"kind": "elsewhere"})
             return
@@ -272,7 +272,7 @@ class NodeSupervisor:
         )
 
     def _lose_leader(self, peer: Peer, now: float) -> None:
-        """The leader has gone, or was never there: another one is looked for."""
+        """Searches for another leader, after the leader was lost or never reached."""
         was_there = bool(peer.name)
         self._upward = None
         if was_there:
@@ -341,7 +341,7 @@ class NodeSupervisor:
                 self._part.do(message, now)
 
     def _pass_signals(self, now: float) -> None:
-        """Tells the leader of signals that this node got."""
+        """Forwards signals of this node to the leader."""
         if len(self._asked) == self._told_signals:
             return
         if self._leader is not None or (self._upward is not None and self._upward.name):
@@ -351,7 +351,7 @@ class NodeSupervisor:
             self._outcome = Interrupted(self._asked[0])
 
     def _bid_farewell(self, outcome: Outcome) -> None:
-        """Tells the others how the run ended."""
+        """Sends the run's outcome to the other nodes."""
         if self._leader is not None:
             message = {"kind": "over", **plain(outcome)}
             for peer in self._members.values():
@@ -366,14 +366,14 @@ class NodeSupervisor:
         self._folder.let_go()
 
     def _record_served(self) -> None:
-        """Writes down what this node gave to other nodes, and what it fetched for them since its processes began."""
+        """Records the bytes that this node served to others, and those that it fetched since its processes began."""
         if self._cache.served:
             fetched = HERE.counts - self._spec.cached
             values = {"bytes": self._cache.served, "origin_bytes": fetched.origin_bytes}
             record(RunFolder(self._spec.output), "cache_served", node=self._name, **values)
 
     def _look_for_cut(self, now: float) -> None:
-        """Cuts this node off, where a rehearsal asks for it."""
+        """Cuts this node off if a rehearsal requests it."""
         if now - self._cut_asked < POLL:
             return
         self._cut_asked = now

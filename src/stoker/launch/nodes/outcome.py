@@ -26,7 +26,7 @@ def plain(outcome: Outcome) -> dict[str, Any]:
 
 
 def outcome_of(values: Mapping[str, Any]) -> Outcome:
-    """From what `plain` gave."""
+    """Restores an outcome from the output of `plain`."""
     if "result" in values:
         return RunResult(**values["result"])
     if "signal" in values:

@@ -47,7 +47,7 @@ class Roster:
         self._since[node.name] = now
 
     def remove(self, name: str) -> None:
-        """A node has gone."""
+        """Removes a node."""
         self.nodes.pop(name, None)
 
     def is_whole(self, spec: RunSpec) -> bool:

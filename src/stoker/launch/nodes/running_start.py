@@ -57,7 +57,7 @@ class RunningStart:
         return now - self.asked_stacks >= STACKS or all(m.node.name in self.stacks for m in group.members)
 
     def name_hung(self) -> tuple[Hung, dict[str, Any]]:
-        """Finds the process that the others wait for; gives it and the values of an event."""
+        """Finds the process that the others wait for; returns it and the values of an event."""
         waits = {int(rank) for said in self.stacks.values() for rank in said["waits"]}
         pids = {int(rank): int(pid) for said in self.stacks.values() for rank, pid in said["pids"]}
         first = cause_of(self.silent, waits)

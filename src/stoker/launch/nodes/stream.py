@@ -18,7 +18,7 @@ class Stream:
     """Frames over a socket that blocks.
 
     Args:
-        rest: what has been read of it already.
+        rest: bytes that have been read from it already.
     """
 
     def __init__(self, connection: socket.socket, seal: Seal, rest: bytes = b"") -> None:
@@ -64,7 +64,7 @@ class Stream:
         """The payload of the next frame.
 
         Raises:
-            OSError: the other side has gone.
+            OSError: the other side is gone.
             PeerRefused: the frame is not its next one.
         """
         head = self._read(LENGTH.size)

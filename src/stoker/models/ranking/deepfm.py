@@ -11,7 +11,7 @@ from stoker.models.ranking.model_inputs import FIRST_ORDER, RankingInputs, Ranki
 
 
 class DeepFM(nn.Module):
-    """A factorization machine and a deep tower over the same vectors; numbers have weights of their own."""
+    """A factorization machine and a deep tower over the same vectors; numbers have separate weights."""
 
     first_order, unpooled = True, False
 

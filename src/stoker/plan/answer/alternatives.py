@@ -22,7 +22,7 @@ class Alternative:
     """A plan that was not chosen.
 
     Attributes:
-        called: what users call it; empty for what has no name.
+        called: the users' name for it; empty if it has none.
         plan: the fastest of its kind that fits; where none does, the one that comes nearest.
         slower: share of the chosen plan's seconds that it takes more.
         reason: why it lost.
@@ -102,7 +102,7 @@ def _asked_about(best: LayoutPlan) -> Iterable[tuple[str, Space]]:
 
 
 def reason(plan: LayoutPlan, best: LayoutPlan) -> str:
-    """The one thing that made a plan lose against the best: what does not fit, else what takes most longer."""
+    """Returns the main reason why a plan lost against the best: it does not fit, or a part of its step takes longer."""
     if not plan.fits:
         return misfit(plan)
     slower = plan.seconds - best.seconds

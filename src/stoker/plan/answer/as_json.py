@@ -20,7 +20,7 @@ from stoker.plan.setting import TrainingWork
 from stoker.plan.speed import mfu_formula
 
 GIB = 2**30
-AFTER = ("data parallel", "optimizer")  # what follows the passes of a step
+AFTER = ("data parallel", "optimizer")  # parts that follow the passes of a step
 
 
 def answer_json(found: PlanAnswer | NothingFits) -> dict[str, Any]:

@@ -188,7 +188,7 @@ def binds(plan: LayoutPlan, found: list[Help]) -> list[Bind]:
     """Resources that limit the plan's speed, the largest first; their seconds add up to the step, memory aside.
 
     Args:
-        found: what `helps` gave for the plan.
+        found: the result of `helps` for the plan.
     """
     groups: dict[str, list[Cause]] = {}
     for name, cause in causes_of(plan.setting).items():

@@ -89,7 +89,7 @@ class NothingFits:
 
 
 def answer(question: PlanQuestion) -> PlanAnswer | NothingFits:
-    """Search, and explain what was found."""
+    """Searches for a plan, and explains the result."""
     begin = time.perf_counter()
     found = search(question.work, question.cluster, software=question.software)
     seconds = time.perf_counter() - begin

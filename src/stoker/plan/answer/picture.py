@@ -26,7 +26,7 @@ KINDS: dict[Kind, tuple[str, str]] = {
     "input": ("#6fc7bf", "backward, inputs"),
     "weight": ("#e3c84f", "backward, weights"),
 }
-AFTER = ("#b79ce0", "#f2a65a", "#e58aa5")  # what follows the passes
+AFTER = ("#b79ce0", "#f2a65a", "#e58aa5")  # parts that follow the passes
 STYLE = """
 text { font: 11px ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace; fill: #1f2328; }
 .page { fill: #ffffff; } .head { font-weight: bold; } .on { fill: #101418; }

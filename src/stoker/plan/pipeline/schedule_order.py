@@ -65,7 +65,7 @@ def order(schedule: ScheduleName, *, processes: int, micro_batches: int, chunks:
     """The actions of each process, in order.
 
     Args:
-        chunks: stages of each process; by default as many as Stoker gives it. GPipe and 1F1B take one, ZB-V two.
+        chunks: stages of each process; by default Stoker's number. GPipe and 1F1B take one, ZB-V two.
 
     Raises:
         ValueError: the schedule cannot run this number of micro-batches or chunks.

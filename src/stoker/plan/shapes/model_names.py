@@ -47,7 +47,7 @@ NOT_THE_SHAPE = re.compile(
 
 
 def _squeezed(name: str) -> str:
-    """Letters and digits alone, of the last part of a path, without what does not name a shape.
+    """Returns the letters and digits of the last part of a path, without parts that do not affect the shape.
 
     A point between digits stays, so that 14B is not 1.4B.
     """
@@ -69,9 +69,9 @@ def _shape_in_catalogue(name: str) -> Shape:
 
 
 def known_shape(name: str) -> Shape | None:
-    """The shape of the catalogue that a name means; None where it means none.
+    """Returns the catalogue's shape for a name; None if it has none.
 
-    Upper case, hyphens and what follows the model's name do not matter: ``meta-llama/Llama-3.1-8B``, ``LLAMA3_8B`` and
+    Upper case, hyphens and text after the model's name do not matter: ``meta-llama/Llama-3.1-8B``, ``LLAMA3_8B`` and
     ``llama3-8b LoRA`` are one. ``truncated to 4 layers`` after the name gives 4 layers.
     """
     words = name.split()

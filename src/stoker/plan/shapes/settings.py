@@ -7,7 +7,7 @@ from typing import Any
 
 from stoker.errors import Problem, UserError
 
-# What families call the same number.
+# The families' names of the same number.
 NAMES = {
     "hidden_size": ("hidden_size", "n_embd", "n_embed", "d_model"),
     "num_hidden_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),

@@ -14,7 +14,7 @@ from stoker.plan.shape import Shape
 from stoker.plan.shapes.families import FAMILIES
 from stoker.plan.shapes.settings import Settings
 
-# Models with a name of their own whose weights are those of another family.
+# Models with a separate name whose architecture is that of another family.
 SAME_AS = {
     "kimi_k2": "deepseek_v3",
     "internlm2": "llama",

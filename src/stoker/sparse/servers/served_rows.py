@@ -74,7 +74,7 @@ class ServedRows:
         self._lookups: list[_Lookup] = []
         self._is_pushed = False
         self._losses: list[int] = []  # of the servers, when rows began to be loaded
-        self._decided = 0  # steps made or left out in this run: what messages count
+        self._decided = 0  # steps made or skipped in this run, by which messages are numbered
         self.step = 0
 
     def rows(self, keys: Keys, *, training: bool) -> tuple[Tensor, np.ndarray]:
@@ -153,7 +153,7 @@ class ServedRows:
             yield LazyPart(name, {part.name: LazyColumn.of(getattr(table, part.name)) for part in fields(table)})
 
     def load(self, name: str, state: TableState, *, step: int) -> None:
-        """Gives rows to the servers that this process loads for."""
+        """Sends rows to the servers that this process loads for."""
         self.step = step
         self._losses = self._losses or [link.losses for link in self._own_links()]
         for link in self._own_links():
@@ -233,7 +233,7 @@ class ServedRows:
 def served_rows(
     layouts: Sequence[Sequence[TableSettings]], servers: RowServers, *, seed: int, group: dist.ProcessGroup | None
 ) -> list[ServedRows]:
-    """Begins a run on the servers, and gives its rows, layout by layout. A collective.
+    """Begins a run on the servers, and returns its rows, layout by layout. A collective.
 
     Raises:
         RunFailed: a server cannot be reached.

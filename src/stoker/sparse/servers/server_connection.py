@@ -17,7 +17,7 @@ Address = tuple[str, int]
 Message = dict[str, Any]
 DTYPES = ("<i8", "<i4", "<f8", "<f4", "<f2", "|i1")
 GREETING = 10.0  # seconds for the proof of the secret
-LOST = 60  # seconds without a sign of the other host, after which the connection ends; a busy process' host gives some
+LOST = 60  # seconds of silence after which the connection ends; the host of a busy process still answers keepalives
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 9}  # seconds, seconds, times: LOST
 MOST = 2**36  # bytes of the arrays of a message
 MOST_ARRAYS = 1024
@@ -57,7 +57,7 @@ class ServerConnection:
         """Connects to a server.
 
         Raises:
-            OSError, PeerRefused: it is not there, or does not have the secret.
+            OSError, PeerRefused: nothing listens there, or it does not have the secret.
         """
         connection = socket.create_connection(address, timeout=GREETING)
         try:
@@ -81,7 +81,7 @@ class ServerConnection:
 
         Raises:
             OSError: the other side has gone.
-            PeerRefused: what came is not a message of its.
+            PeerRefused: the received data is not one of its messages.
         """
         try:
             message = json.loads(self._frame())

@@ -64,7 +64,7 @@ class ServerLink:
             self._connect()
 
     def answer(self) -> tuple[Message, list[np.ndarray]]:
-        """The answer to what was asked."""
+        """Waits for the answer to the last request."""
         assert self._asked is not None
         while True:
             try:

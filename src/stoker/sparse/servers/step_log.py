@@ -60,7 +60,7 @@ class StepLog:
             return json.loads(file.metadata()["bases"]), [file.get_tensor(name) for name in _EVICTED]
 
     def steps(self) -> Iterator[tuple[dict[str, Any], list[np.ndarray]]]:
-        """The steps after the snapshot. What follows the last whole record is cut off."""
+        """Yields the steps after the snapshot. An incomplete last record is truncated."""
         path, end = Path(self._file.name), 0
         data = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
         while (record := _record_at(data, end)) is not None:
@@ -94,7 +94,7 @@ class StepLog:
 
         Args:
             first: the number of those steps.
-            bases, evicted: as `EvictedIds.saved` gives them.
+            bases, evicted: from `EvictedIds.saved`.
         """
         try:
             partial = self._folder / "partial"
