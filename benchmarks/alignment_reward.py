@@ -1,6 +1,6 @@
 """Accuracy of a reward model on held-out pairs after one epoch, Stoker beside TRL's RewardTrainer, over seeds.
 
-    python benchmarks/alignment_reward.py [--seeds 0 1 2]
+    python benchmarks/alignment_reward.py [--seeds 0 1 2] [--layers 6]
 
 The packaged pairs of `chatterbot-preferences`, the last fifth held out: a rejected answer is the next question's
 own, so questions apart from each other would meet their answers in training. Both sides tune the
@@ -22,11 +22,11 @@ from typing import Any
 
 from alignment import model_folders
 
-LAYERS, PAIRS, LR, WARM_UP, HELD_OUT = 2, 8, 5e-5, 0.1, 5
+PAIRS, LR, WARM_UP, HELD_OUT = 8, 5e-5, 0.1, 5
 SIDES = ("stoker", "trl")
 
 
-def prepare(folder: Path) -> int:
+def prepare(folder: Path, layers: int) -> int:
     """Writes the model's first layers and the pairs; gives the steps of an epoch."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -34,10 +34,10 @@ def prepare(folder: Path) -> int:
 
     tokenizer, weights = model_folders(folder)
     model: Any = AutoModelForCausalLM.from_pretrained(weights)
-    model.model.layers = model.model.layers[:LAYERS]
-    model.config.num_hidden_layers = LAYERS
+    model.model.layers = model.model.layers[:layers]
+    model.config.num_hidden_layers = layers
     if getattr(model.config, "layer_types", None):
-        model.config.layer_types = model.config.layer_types[:LAYERS]
+        model.config.layer_types = model.config.layer_types[:layers]
     model.save_pretrained(folder / "model")
     AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder / "model")
 
@@ -113,6 +113,7 @@ def main() -> None:
     """Runs every side and seed in a process, and prints the accuracies."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--layers", type=int, default=6, help="how many of the model's 30 layers")
     parser.add_argument("--run", nargs=4, help=argparse.SUPPRESS, metavar=("SIDE", "FOLDER", "STEPS", "SEED"))
     arguments = parser.parse_args()
     if arguments.run:
@@ -122,7 +123,7 @@ def main() -> None:
         return
     found: dict[str, list[float]] = {side: [] for side in SIDES}
     with tempfile.TemporaryDirectory() as temporary:
-        steps = prepare(Path(temporary))
+        steps = prepare(Path(temporary), arguments.layers)
         for seed in arguments.seeds:
             for side in SIDES:
                 command = [sys.executable, __file__, "--run", side, temporary, str(steps), str(seed)]
