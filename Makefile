@@ -45,12 +45,12 @@ lint: .venv/.installed-dev
 # First the tests of one process; then those that start processes themselves and share a pool of them.
 test: .venv/.installed-dev
 	if command -v node >/dev/null; then node --test tests/page/front; fi
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not pool and not slow" -n 2
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "pool and not slow" -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not pool and not slow" -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "pool and not slow" -n 2 --dist worksteal
 
 # What `make test` leaves out: DeepSpeed as a peer, the rest of the matrix, longer ways to fail.
 test-slow: .venv/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow -n 2 --dist worksteal
 
 # Seeded, spoilt job files, data files and model folders: no traceback, no hang. Several minutes on two cores.
 fuzz: .venv/.installed-dev

@@ -20,6 +20,7 @@ from stoker.cluster.ssh.connection import Connection, SshSettings
 
 # Daemons, and runs of two supervisors each.
 pytestmark = [
+    pytest.mark.usefixtures("warm_processes"),
     pytest.mark.timeout(900),
     pytest.mark.slow,
     pytest.mark.pool,

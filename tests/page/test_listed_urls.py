@@ -19,6 +19,8 @@ from stoker.page.accounts import Account
 from stoker.page.job_paths import document_of, path_problems
 from stoker.page.listed_urls import is_listed, listing_problem
 
+pytestmark = pytest.mark.usefixtures("warm_processes")
+
 LISTED = (
     "s3://corpora/chat",
     "redis://store:6379/0",

@@ -11,6 +11,8 @@ from browsing import Browser
 
 from stoker.page.uploads import clean_name
 
+pytestmark = pytest.mark.usefixtures("warm_processes")
+
 ROWS = [{"prompt": f"What is {n}?", "completion": f"It is {n}."} for n in range(1, 8)]
 CONTENT = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
 

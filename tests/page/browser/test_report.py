@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 from served_page import ServedPage
 
-pytestmark = pytest.mark.slow  # a browser
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_processes")]  # a browser
 
 
 def test_a_report_of_two_runs(served: ServedPage, browser: Browser, tmp_path: Path) -> None:

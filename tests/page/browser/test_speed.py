@@ -12,7 +12,7 @@ from page import POINTS, make_long_run, measured
 
 MOST_BYTES = 250_000
 
-pytestmark = pytest.mark.slow  # a run of 200,000 steps
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_processes")]  # a run of 200,000 steps
 
 
 def test_budgets(tmp_path: Path, browser: Browser) -> None:

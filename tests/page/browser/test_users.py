@@ -13,7 +13,7 @@ from served_page import PATIENCE, ServedPage, View
 from conftest import rows
 from stoker.serve.named_keys import add_key
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # a browser
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("warm_processes")]  # a browser
 ROLES = ("see", "run", "admin")
 
 
