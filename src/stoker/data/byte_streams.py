@@ -55,7 +55,8 @@ class ByteStream:
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """(number, line with its end), without the byte order mark. A line over `LONGEST_LINE` is cut one byte after
-        that; of a damaged archive no partial line is yielded. A run of empty lines is one item with the number of the first.
+        that; of a damaged archive no partial line is yielded. A run of empty lines is one item with the number of the
+        first.
         """
         while line := self.buffer.readline(LONGEST_LINE + 1):
             if self.line == 0:

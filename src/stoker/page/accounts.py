@@ -119,7 +119,7 @@ class Accounts:
         return session, base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
     def session_of(self, cookie: str) -> Session | None:
-        """Returns the session of a cookie; None if it is invalid or expired, or its user is gone or has another token."""
+        """Returns the session of a cookie; None if it is invalid or expired, or its user lost this token."""
         try:
             text = base64.urlsafe_b64decode(cookie + "=" * (-len(cookie) % 4)).decode()
             name, number, until, signature = text.split("|")

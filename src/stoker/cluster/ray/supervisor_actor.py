@@ -76,7 +76,7 @@ class SupervisorActor:
             self._process.send_signal(number)
 
     def lines(self, output: str) -> list[tuple[tuple[str, str], str]]:
-        """Returns new lines of the logs on this node, each with (name, inode) of its file, which identify a shared file."""
+        """Returns new log lines of this node, each with (name, inode) of its file, which identify a shared file."""
         ranks = Path(output.replace("FOLDER", str(self._folder)))
         places = [
             LogPlace(LocalShell(), f"{shlex.quote(str(self._private))}/*.log", lambda path: Path(path).stem),
