@@ -4,14 +4,22 @@
 
 26 features with one id a sample, 16 numbers a row, 10 million ids in the proportions of Criteo's tables, ids drawn by a
 power law. All rows exist before anything is timed. Each engine runs in a process of its own, engines take turns, and
-the median round counts. ``torchrec`` needs packages that are matched with torch: see `docs/sparse.md`; ``--python``
-names an interpreter that has them. ``prefetch`` is Stoker with a request for the rows of each step before the passes of
-the step before it, for ``--disk``; with ``--servers`` a server has rows and file. The page cache of a machine that has
-memory to spare holds the whole file: ``--cold`` takes it out of the cache before each step, but for what was asked for
-in the step before. Tables in Redis and LMDB: `sparse_store.py`.
+the median round counts.
 
-A step is: pooled rows, a loss, gradients, one optimizer step. Without ``--tower`` the loss is a plain sum, so that the
-tables alone are timed; with it a DLRM of two small MLPs and dot products is trained by SGD on top, the same for all.
+- ``stoker``: dynamic tables of 64-bit ids; ``arrays``: the same without numba. ``prefetch``: the rows of each step are
+  asked for before the passes of the step before it, for ``--disk``; with ``--servers`` a server has rows and file.
+- ``torch``: `EmbeddingBag(sparse=True)` with Adagrad. ``torchrec``: its fused tables with row-wise Adagrad. Both get
+  row numbers that are ready, so neither looks an id up.
+- ``torchrec-ids``: the same job as Stoker's: 64-bit ids go through TorchRec's module for ids without collisions (MCH),
+  which knows all of them. No pass that gives rows to new ids falls into the time.
+
+TorchRec needs packages that are matched with torch: see `docs/sparse.md`; ``--python`` names an interpreter that has
+them. The page cache of a machine that has memory to spare holds the whole file: ``--cold`` takes it out of the cache
+before each step, but for what was asked for in the step before. Tables in Redis and LMDB: `sparse_store.py`.
+
+A step is: pooled rows, a loss, gradients, one optimizer step. Batches are laid out as each library takes them before
+the clock starts. Without ``--tower`` the loss is a plain sum, so that the tables alone are timed; with it a DLRM of two
+small MLPs and dot products is trained by SGD on top, the same for all.
 """
 
 from __future__ import annotations
@@ -26,7 +34,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +48,27 @@ from torch import Tensor, nn
 CRITEO = [1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10]
 CRITEO += [5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572]
 WIDTH, DENSE, LR, EPS = 16, 13, 0.05, 1e-8
-Forward = Callable[[np.ndarray], Tensor]  # ids [features, batch] -> rows [features, batch, width]
-# forward, update, what a coming batch is for, what is done before a step
-Engine = tuple[Forward, Callable[[], None], Callable[[np.ndarray], None], Callable[[], None]]
+NEW_IDS_EVERY = 1000  # steps between two passes of TorchRec's module for new ids: none while the clock runs
 
 
-def ignore(ids: np.ndarray) -> None:
-    """For engines that have no use for a coming batch."""
+@dataclass(frozen=True)
+class Engine:
+    """Tables of one library.
+
+    Attributes:
+        lay_out: from ids [features, batch] what the library takes them as; not timed.
+        forward: pooled rows as the library gives them: [batch, features x width] in one tensor, or [batch, width] for
+            each feature.
+        update: what is left of a step after the backward pass.
+        coming: has the rows of a coming batch asked for.
+        clean: done before a step.
+    """
+
+    lay_out: Callable[[np.ndarray], Any]
+    forward: Callable[[Any], Sequence[Tensor]]
+    update: Callable[[], None]
+    coming: Callable[[Any], None] = lambda batch: None
+    clean: Callable[[], None] = lambda: None
 
 
 def sizes_of(rows: int) -> list[int]:
@@ -78,9 +101,9 @@ class Tower(nn.Module):
         self.bottom = nn.Sequential(nn.Linear(DENSE, 64), nn.ReLU(), nn.Linear(64, WIDTH))
         self.top = nn.Sequential(nn.Linear(pairs + WIDTH, 64), nn.ReLU(), nn.Linear(64, 1))
 
-    def forward(self, rows: Tensor, dense: Tensor) -> Tensor:
+    def forward(self, rows: Sequence[Tensor], dense: Tensor) -> Tensor:
         x = self.bottom(dense)
-        all_rows = torch.cat([x[:, None], rows.transpose(0, 1)], dim=1)
+        all_rows = torch.cat([x, *rows], dim=1).unflatten(1, (-1, WIDTH))
         products = torch.bmm(all_rows, all_rows.transpose(1, 2)).flatten(1)  # both halves: picking one takes longer
         return self.top(torch.cat([x, products], dim=1)).squeeze(1)
 
@@ -89,7 +112,6 @@ def stoker_engine(
     sizes: list[int], disk: float | None, *, prefetch: bool, processes: int, server: bool, cold: bool
 ) -> Engine:
     from stoker.sparse import DiskTier, Feature, JaggedIds, SparseEmbeddings, TableSettings
-    from stoker.sparse.hashing import mix64
     from stoker.sparse.servers import RowServers
 
     tier = DiskTier(Path(tempfile.gettempdir()), int(disk * sum(sizes))) if disk else None
@@ -98,18 +120,10 @@ def stoker_engine(
     servers = RowServers((_server(),), bytes(32)) if server else None
     looked_up = {f"f{i}": Feature(f"t{i}") for i in range(len(sizes))}
     model = SparseEmbeddings(tables, looked_up, group=group, servers=servers)
-    lengths: dict[int, Tensor] = {}
-    laid_out: list[tuple[np.ndarray, dict[str, JaggedIds]]] = []  # the last ones: a batch is laid out once
 
-    def features(ids: np.ndarray) -> dict[str, JaggedIds]:
-        known = next((found for some, found in laid_out if some is ids), None)
-        laid_out[:] = [*laid_out[-2:], (ids, known or made(ids))]
-        return laid_out[-1][1]
-
-    def made(ids: np.ndarray) -> dict[str, JaggedIds]:
-        ones = lengths.setdefault(ids.shape[1], torch.ones(ids.shape[1], dtype=torch.int64))
-        keys = mix64(ids.astype(np.uint64)).view(np.int64)  # 64-bit ids, as a hash of strings gives them
-        return {f"f{i}": JaggedIds(torch.from_numpy(row), ones) for i, row in enumerate(keys)}
+    def lay_out(ids: np.ndarray) -> dict[str, JaggedIds]:
+        ones = torch.ones(ids.shape[1], dtype=torch.int64)
+        return {f"f{i}": JaggedIds(torch.from_numpy(row), ones) for i, row in enumerate(raw_ids(ids))}
 
     nothing = torch.empty(0, dtype=torch.int64)
     with torch.no_grad():
@@ -117,14 +131,14 @@ def stoker_engine(
             for part in np.split(np.arange(size), range(2**18, size, 2**18)):
                 empty = {f"f{j}": JaggedIds(nothing, nothing) for j in range(len(sizes))}
                 with torch.set_grad_enabled(server):  # servers have rows once a step has looked them up
-                    model(empty | {f"f{i}": features(part[None])["f0"]})
+                    model(empty | {f"f{i}": lay_out(part[None])["f0"]})
                 model.apply_gradients()  # what a step that is discarded has made is gone
     assert sum(model.rows.values()) == sum(sizes) or processes > 1, "all rows exist before anything is timed"
     asked: dict[str, JaggedIds] = {}
 
-    def coming(ids: np.ndarray) -> None:
+    def coming(batch: dict[str, JaggedIds]) -> None:
         if prefetch:
-            asked.update(features(ids))
+            asked.update(batch)
             model.prefetch(asked)
 
     def clean() -> None:
@@ -134,7 +148,19 @@ def stoker_engine(
     if not server:
         memory = sum(shard.store.bytes + shard.index.bytes for shard in (fused.source.shard for fused in model._fused))
         print(f"{memory / 2**20:,.0f} MiB of rows, optimizer state and index in a process", file=sys.stderr)
-    return lambda ids: torch.stack(list(model(features(ids)).values())), model.apply_gradients, coming, clean
+    return Engine(lay_out, lambda batch: list(model(batch).values()), model.apply_gradients, coming, clean)
+
+
+def raw_ids(ids: np.ndarray) -> np.ndarray:
+    """64-bit ids, as a hash of strings gives them."""
+    return mix64(ids.astype(np.uint64)).view(np.int64)
+
+
+def mix64(x: np.ndarray) -> np.ndarray:
+    """The finaliser of SplitMix64, which is a bijection."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
 def _server() -> tuple[str, int]:
@@ -176,14 +202,14 @@ def torch_engine(sizes: list[int]) -> Engine:
     bags = nn.ModuleList(nn.EmbeddingBag(size, WIDTH, mode="sum", sparse=True) for size in sizes)
     optimizer = torch.optim.Adagrad(bags.parameters(), lr=LR, eps=EPS)
 
-    def forward(ids: np.ndarray) -> Tensor:
-        return torch.stack([bag(row[:, None]) for bag, row in zip(bags, torch.from_numpy(ids), strict=True)])
+    def forward(ids: Tensor) -> list[Tensor]:
+        return [bag(row[:, None]) for bag, row in zip(bags, ids, strict=True)]
 
     def update() -> None:
         optimizer.step()
         optimizer.zero_grad()
 
-    return forward, update, ignore, lambda: None
+    return Engine(torch.from_numpy, forward, update)
 
 
 def torchrec_engine(sizes: list[int]) -> Engine:
@@ -213,15 +239,46 @@ def torchrec_engine(sizes: list[int]) -> Engine:
         collection, device=torch.device("cpu"), plan=ShardingPlan({"": plan}), sharders=[sharder]
     )
 
-    def forward(ids: np.ndarray) -> Tensor:
-        keyed = KeyedJaggedTensor.from_lengths_sync(
-            keys=names,
-            values=torch.from_numpy(ids.reshape(-1)),
-            lengths=torch.ones(ids.size, dtype=torch.int32),
-        )
-        return model(keyed).values().view(ids.shape[1], len(sizes), WIDTH).transpose(0, 1)
+    def lay_out(ids: np.ndarray) -> KeyedJaggedTensor:
+        values, lengths = torch.from_numpy(ids.reshape(-1)), torch.ones(ids.size, dtype=torch.int32)
+        return KeyedJaggedTensor.from_lengths_sync(keys=names, values=values, lengths=lengths)
 
-    return forward, lambda: None, ignore, lambda: None  # the update is part of the backward pass
+    # the update is part of the backward pass
+    return Engine(lay_out, lambda keyed: [model(keyed).values()], lambda: None)
+
+
+def managed_collision_engine(sizes: list[int]) -> Engine:
+    """TorchRec's tables behind its module for 64-bit ids without collisions, which are all known to it."""
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig
+    from torchrec.modules.mc_modules import (
+        DistanceLFU_EvictionPolicy,
+        ManagedCollisionCollection,
+        MCHManagedCollisionModule,
+    )
+
+    room = [size + 1 for size in sizes]  # the last row of a table is that of unknown ids
+    tables = torchrec_engine(room)
+    modules = {}
+    for i, size in enumerate(sizes):
+        modules[f"t{i}"] = MCHManagedCollisionModule(
+            zch_size=room[i],
+            device=torch.device("cpu"),
+            eviction_policy=DistanceLFU_EvictionPolicy(),
+            eviction_interval=NEW_IDS_EVERY,
+        )
+        modules[f"t{i}"]._mch_sorted_raw_ids[:size] = torch.from_numpy(np.sort(raw_ids(np.arange(size))))
+    configs = [
+        EmbeddingBagConfig(name=f"t{i}", embedding_dim=WIDTH, num_embeddings=rows, feature_names=[f"f{i}"])
+        for i, rows in enumerate(room)
+    ]
+    rows_of = ManagedCollisionCollection(modules, configs)
+
+    def forward(raw: Any) -> Sequence[Tensor]:
+        keyed = rows_of(raw)
+        assert len(keyed.values()) == len(raw.values())
+        return tables.forward(keyed)
+
+    return replace(tables, lay_out=lambda ids: tables.lay_out(raw_ids(ids)), forward=forward)
 
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
@@ -232,13 +289,15 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     dist.init_process_group("gloo", rank=options.rank, world_size=options.processes, store=store)
     sizes = sizes_of(options.rows)
     batches = batches_of(sizes, options.batch, options.steps + options.warm, options.exponent, options.rank)
-    if options.engine in ("stoker", "prefetch"):
+    if options.engine == "arrays":
+        sys.modules["numba"] = None  # type: ignore[assignment]  # as where it is not installed
+    if options.engine in ("stoker", "arrays", "prefetch"):
         own = {"processes": options.processes, "server": options.servers, "cold": options.cold}
-        forward, update, coming, clean = stoker_engine(
-            sizes, options.disk, prefetch=options.engine == "prefetch", **own
-        )
+        engine = stoker_engine(sizes, options.disk, prefetch=options.engine == "prefetch", **own)
     else:
-        forward, update, coming, clean = {"torch": torch_engine, "torchrec": torchrec_engine}[options.engine](sizes)
+        engine = {"torch": torch_engine, "torchrec": torchrec_engine, "torchrec-ids": managed_collision_engine}[
+            options.engine
+        ](sizes)
     tower: nn.Module = Tower(len(sizes))
     if options.processes > 1:
         tower = nn.parallel.DistributedDataParallel(tower)
@@ -246,20 +305,21 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     dense = torch.rand(options.batch, DENSE)
     labels = (torch.rand(options.batch) < 0.25).float()
     times, cpu = [], []
-    for ids, following in zip(batches, [*batches[1:], batches[0]], strict=True):
+    laid_out = [engine.lay_out(ids) for ids in batches]
+    for batch, following in zip(laid_out, [*laid_out[1:], laid_out[0]], strict=True):
         busy = time.process_time()
         began = time.perf_counter()
-        clean()  # timed, as threads read meanwhile
-        coming(following)  # as the loop does, before the passes
-        rows = forward(ids)
+        engine.clean()  # timed, as threads read meanwhile
+        engine.coming(following)  # as the loop does, before the passes
+        rows = engine.forward(batch)
         if options.tower:
             loss = nn.functional.binary_cross_entropy_with_logits(tower(rows, dense), labels)
             loss.backward()
             sgd.step()
             sgd.zero_grad()
         else:
-            rows.backward(torch.ones_like(rows) / options.batch)
-        update()
+            torch.autograd.backward(rows, [torch.full_like(each, 1 / options.batch) for each in rows])
+        engine.update()
         times.append(time.perf_counter() - began)
         cpu.append(time.process_time() - busy)
     timed, busy = times[options.warm :], sum(cpu[options.warm :])
@@ -270,7 +330,9 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--engines", default="stoker,torch", help="of stoker, prefetch, torch, torchrec")
+    parser.add_argument(
+        "--engines", default="stoker,torch", help="of stoker, arrays, prefetch, torch, torchrec, torchrec-ids"
+    )
     parser.add_argument("--engine", help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
@@ -300,7 +362,7 @@ def main() -> None:
     results: dict[str, list[dict[str, float]]] = {engine: [] for engine in engines}
     for _ in range(options.rounds):
         for engine in engines:
-            python = options.python if engine == "torchrec" else sys.executable
+            python = options.python if engine.startswith("torchrec") else sys.executable
             with tempfile.TemporaryDirectory() as folder:
                 command = [python, str(Path(__file__)), *sys.argv[1:], "--engine", engine, "--store", f"{folder}/store"]
                 ranks = [

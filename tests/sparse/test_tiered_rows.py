@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from stoker.errors import UserError
 from stoker.sparse import DiskTier, Eviction, Feature, JaggedIds, SparseEmbeddings, TableSettings
 from stoker.sparse.memory_rows import MemoryRows
+from stoker.sparse.read_waits import ReadWaits
 from stoker.sparse.row_log import RowLog
 from stoker.sparse.sparse_state import SparseState
 from stoker.sparse.tiered_rows import TieredRows
@@ -131,7 +132,10 @@ def trained(table: TableSettings, *, prefetch: bool = False) -> tuple[list[float
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "int8"])
 @pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adam", "sgd"])
-def test_training_is_the_same_to_the_bit(folder: Path, optimizer: str, dtype: str) -> None:
+def test_training_is_the_same_to_the_bit(
+    folder: Path, optimizer: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ReadWaits, "often", True)  # rows are asked for
     table = TableSettings("t", 4, optimizer=optimizer, dtype=dtype, init_scale=1.0, eviction=Eviction(age=9, every=4))
     losses, model = trained(table)
     on_disk, tiered = trained(replace(table, disk=DiskTier(folder, 60)), prefetch=True)

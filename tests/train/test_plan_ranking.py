@@ -134,6 +134,7 @@ def exchanged(tables: list[TableSettings], ids: list[int], world: int) -> int:
         numbers = np.repeat(np.arange(len(tables)), len(ids))
         keys = Keys.of(own.reshape(-1), numbers, rows.salts)
         if tables[0].disk is not None:
+            rows.shard.store._log.waits._waits = 1  # the largest exchange: lookups wait for the disk
             rows.prefetch(keys)
         leaf, inverse = rows.rows(keys, training=True)
         leaf[torch.from_numpy(inverse)].sum().backward()

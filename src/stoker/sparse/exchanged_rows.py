@@ -17,6 +17,8 @@ from stoker.sparse.sparse_state import LazyPart, TableState
 from stoker.sparse.table_settings import TableSettings
 from stoker.sparse.table_shard import TableShard
 
+ASK_OTHERS = 16  # steps between two rounds in which processes tell each other whether they wait for disks
+
 
 @dataclass(frozen=True)
 class _Lookup:
@@ -60,6 +62,7 @@ class ExchangedRows:
         self._lookups: list[_Lookup] = []
         self._summed: _Summed | None = None
         self._candidates: Candidates | None = None  # while a pass is at work
+        self._asked, self._others_wait = 0, False  # calls of `prefetch`, and whether a process waits for its disk
 
     @property
     def step(self) -> int:
@@ -84,8 +87,15 @@ class ExchangedRows:
         return leaf, inverse
 
     def prefetch(self, keys: Keys) -> None:
-        """Starts to load rows from the file."""
+        """Starts to load rows from the files of processes whose lookups wait for the disk."""
         if self._group is not None:
+            if self._asked % ASK_OTHERS == 0:
+                waits = torch.tensor(int(self.shard.waits))
+                dist.all_reduce(waits, dist.ReduceOp.MAX, group=self._group)
+                self._others_wait = bool(waits)
+            self._asked += 1
+            if not self._others_wait:
+                return
             _, counts, keys = keys.deduplicated()
             _, _, keys, _ = send_keys(keys, counts, self.salts, self._group)
         self.shard.prefetch(keys)

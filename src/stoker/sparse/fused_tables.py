@@ -79,8 +79,10 @@ class FeatureBags:
 
     def pooled(self, bags: Bags, rows: Tensor, inverse: np.ndarray) -> dict[str, Tensor]:
         """Pools rows [unique, width] for each feature; ``inverse`` gives each key's row."""
-        found = pool(rows, inverse, bags.lengths, bags.weights).to(self._device, self._dtype)
-        parts = found.split([math.prod(shape) for shape in bags.shapes.values()])
+        sizes = [math.prod(shape) for shape in bags.shapes.values()]
+        parts = pool(rows, inverse, bags.lengths, bags.weights, sizes)
+        if (self._device, self._dtype) != (rows.device, rows.dtype):  # all at once
+            parts = torch.cat(parts).to(self._device, self._dtype).split(sizes)
         return {name: part.unflatten(0, shape) for (name, shape), part in zip(bags.shapes.items(), parts, strict=True)}
 
     def keys(self, batch: Mapping[str, JaggedIds]) -> dict[str, Keys]:

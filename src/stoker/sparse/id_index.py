@@ -1,8 +1,7 @@
 """A hash index from ids to row numbers: open addressing, vectorised over arrays, without false matches.
 
-An entry is 16 bytes, so that a probe reads one cache line: the id, and a number that contains the table (upper 24 bits)
-and the row (lower 40 bits). Probing is triangular (1, 3, 6, ... entries further), which visits every entry of a
-table whose size is a power of two, and whose first steps stay near.
+Probing is triangular (1, 3, 6, ... entries further), which visits every entry of a table whose size is a power of two,
+and whose first steps stay near.
 
 Ids of one call are handled together: each round of a loop moves all that are not placed yet by one probe. There is no
 Python loop over ids.
@@ -12,12 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from stoker.sparse.hashing import hashes_of
+from stoker.sparse.index_entry import DELETED, EMPTY, ROW, ROW_BITS
+from stoker.sparse.kernels import kernels
 
-ROW_BITS = 40
-ROW = np.int64(2**ROW_BITS - 1)
-_ROWS = np.uint64(2**ROW_BITS)
-EMPTY, DELETED = np.int64(-1), np.int64(-2)
 FULL = 0.7  # share of entries in use or deleted beyond which the index grows
 AT_ONCE = 2**18  # entries that are placed together while the index is rebuilt
 
@@ -65,7 +61,7 @@ class IdIndex:
 
     def hashes(self, ids: np.ndarray, tables: np.ndarray) -> np.ndarray:
         """Hashes of ids of several tables. uint64 [n]."""
-        return hashes_of(ids, self.salts[tables] if len(self.salts) > 1 else self.salts[0])
+        return kernels().hashes(ids, tables, self.salts)
 
     def find(self, ids: np.ndarray, tables: np.ndarray, hashes: np.ndarray) -> np.ndarray:
         """Row numbers; 0 for ids that have none. int64 [n].
@@ -75,7 +71,7 @@ class IdIndex:
             tables: int64 [n].
             hashes: as of `hashes`.
         """
-        return self._locate(ids, tables, hashes)[0]
+        return kernels().find(self._pairs, ids, tables, hashes)[0]
 
     def insert(self, ids: np.ndarray, tables: np.ndarray, hashes: np.ndarray) -> np.ndarray:
         """Assigns rows to ids without one; an id may occur several times. Returns row numbers, int64 [n]."""
@@ -97,7 +93,7 @@ class IdIndex:
     def remove(self, rows: np.ndarray) -> None:
         """Frees rows in use, each named once."""
         ids, tables = self.ids[rows], self.tables[rows].astype(np.int64)
-        found, at = self._locate(ids, tables, self.hashes(ids, tables))
+        found, at = kernels().find(self._pairs, ids, tables, self.hashes(ids, tables))
         assert np.array_equal(found, rows)
         self._pairs[at, 1] = DELETED
         self._deleted += len(rows)
@@ -112,32 +108,6 @@ class IdIndex:
         self._entries = self._pairs.view(np.complex128)[:, 0]  # 16 bytes that are copied as one
         self._mask = np.uint64(capacity - 1)
         self._deleted = 0
-
-    def _locate(self, ids: np.ndarray, tables: np.ndarray, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns row numbers, 0 for absent ids, and the entries in which they were found."""
-        mask = self._mask.view(np.int64)
-        at = (hashes & self._mask).view(np.int64)
-        wanted = tables << ROW_BITS
-        rows, going = self._compare(at, ids, wanted)
-        step = 0
-        while len(going):
-            step += 1
-            place = (at[going] + step) & mask
-            at[going] = place
-            found, still = self._compare(place, ids[going], wanted[going])
-            rows[going] = found
-            going = going[still]
-        return rows, at
-
-    def _compare(self, at: np.ndarray, ids: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the rows found at entries, and the indices of entries with another id."""
-        pairs = np.take(self._entries, at).view(np.int64).reshape(-1, 2)
-        other = pairs[:, 1]
-        rows = other - wanted
-        hit = rows.view(np.uint64) < _ROWS
-        hit &= pairs[:, 0] == ids
-        rows *= hit
-        return rows, np.flatnonzero((other != EMPTY) & ~hit)
 
     def _place(self, entries: np.ndarray, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Writes entries of absent ids to free places; several of one id share the entry of one of them.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stoker.sparse.hashing import GOLDEN, hashes_of, mix64
+from stoker.sparse.kernels import kernels
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Keys:
     @classmethod
     def of(cls, ids: np.ndarray, tables: np.ndarray, salts: np.ndarray) -> Keys:
         """Builds keys, with hashes under each table's salt."""
-        return cls(ids, tables, hashes_of(ids, salts[tables] if len(salts) > 1 else salts[0]))
+        return cls(ids, tables, kernels().hashes(ids, tables, salts))
 
     @classmethod
     def concatenated(cls, parts: Sequence[Keys]) -> Keys:
@@ -41,32 +41,16 @@ class Keys:
     def __getitem__(self, which: np.ndarray) -> Keys:
         return Keys(self.ids[which], self.tables[which], self.hashes[which])
 
-    def deduplicated(self) -> tuple[np.ndarray, np.ndarray, Keys]:
+    def deduplicated(self, counts: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, Keys]:
         """Returns the index of each key among the unique ones, the count of each of these, and the unique keys.
 
-        Keys claim places by their hashes, all in one write. At each place the last key wins, and represents
-        all that are equal to it; the others claim again by other hashes. As equal keys move together, the result is
-        exact.
+        These are in the order of their first occurrence.
+
+        Args:
+            counts: int64 [n], occurrences that each key represents; one each by default.
         """
-        count = len(self)
-        stands = np.empty(count, np.int64)  # for each key the one that represents it
-        claims = np.empty(1 << max(10, (4 * count).bit_length()), np.int32)
-        mask = np.uint64(len(claims) - 1)
-        left, hashes = np.arange(count), self.hashes
-        while len(left):
-            places = (hashes & mask).view(np.int64)
-            claims[places] = left
-            holders = np.take(claims, places)
-            same = self.ids[holders] == self.ids[left]
-            same &= self.tables[holders] == self.tables[left]
-            stands[left[same]] = holders[same]
-            other = np.flatnonzero(~same)
-            left, hashes = left[other], mix64(hashes[other] + GOLDEN)
-        first = np.flatnonzero(stands == np.arange(count))
-        numbers = np.empty(count, np.int64)
-        numbers[first] = np.arange(len(first))
-        inverse = np.take(numbers, stands)
-        return inverse, np.bincount(inverse, minlength=len(first)), self[first]
+        places, first = kernels().deduplicate(self.ids, self.tables, self.hashes)
+        return places, np.bincount(places, counts, len(first)).astype(np.int64, copy=False), self[first]
 
 
 @dataclass(frozen=True)
@@ -74,8 +58,8 @@ class Rows:
     """The rows of some keys.
 
     Attributes:
-        unique: int64 [u], row numbers in order of their last key, each once; those below `IdIndex.first` are default
-            rows, one for each table.
+        unique: int64 [u], row numbers of the different keys, in the order of their first occurrence; those below
+            `IdIndex.first` are default rows, one for each table, which may occur several times.
         inverse: int64 [n], for each key its index in ``unique``.
     """
 

@@ -22,6 +22,11 @@ class MemoryRows:
         self._state = torch.zeros(1024, state_columns, dtype=state_dtype).numpy()
 
     @property
+    def matrices(self) -> tuple[np.ndarray, np.ndarray]:
+        """Stored values and optimizer state by row number, for updates where they lie."""
+        return self._values, self._state
+
+    @property
     def bytes(self) -> int:
         """Memory of values and state."""
         return self._values.nbytes + self._state.nbytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,58 +11,47 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from stoker.sparse.kernels import kernels
 
-def pool(rows: Tensor, inverse: np.ndarray, lengths: np.ndarray, weights: Tensor | None) -> Tensor:
-    """The weighted sum of each bag's rows. [bags, width].
+
+def pool(
+    rows: Tensor, inverse: np.ndarray, lengths: np.ndarray, weights: Tensor | None, sizes: Sequence[int]
+) -> tuple[Tensor, ...]:
+    """The weighted sum of each bag's rows: for each feature [bags, width].
 
     Args:
         rows: [unique, width].
         inverse: int64 [n], the row of each id.
-        lengths: int64 [bags], ids of each bag.
+        lengths: int64 [bags], ids of each bag, feature by feature.
         weights: [n], in the type of the rows; None for 1.
+        sizes: bags of each feature.
     """
     at = torch.from_numpy(inverse)
     if weights is None and (lengths == 1).all():
-        return _Pool.apply(rows, at, None, None)
-    return _Pool.apply(rows, at, torch.from_numpy(lengths), weights)
+        return _Pool.apply(rows, at, None, None, sizes)
+    return _Pool.apply(rows, at, torch.from_numpy(lengths), weights, sizes)
 
 
 class _Pool(torch.autograd.Function):
     """torch's `embedding_bag`, whose own gradient takes several times as long."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, at: Tensor, lengths: Tensor | None, weights: Tensor | None) -> Tensor:
-        ctx.count = len(rows)
-        ctx.save_for_backward(at, *(x for x in (lengths, weights) if x is not None))
-        ctx.has_lengths, ctx.has_weights = lengths is not None, weights is not None
+    def forward(
+        ctx: Any, rows: Tensor, at: Tensor, lengths: Tensor | None, weights: Tensor | None, sizes: Sequence[int]
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(at, lengths, weights)
+        ctx.set_materialize_grads(False)
+        ctx.count, ctx.sizes, ctx.like = len(rows), sizes, rows.new_empty(0, rows.shape[1])
         if lengths is None:
-            return torch.from_numpy(np.take(rows.numpy(), at.numpy(), axis=0))
-        return _bags(at, rows, _offsets(lengths), weights)
+            found = torch.from_numpy(np.take(rows.numpy(), at.numpy(), axis=0))
+        elif len(at):
+            found = F.embedding_bag(at, rows, lengths.cumsum(0) - lengths, mode="sum", per_sample_weights=weights)
+        else:
+            found = rows.new_zeros(len(lengths), rows.shape[1])
+        return found.split(list(sizes))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grads: Tensor) -> tuple[Tensor, None, None, None]:
-        at, *rest = ctx.saved_tensors
-        lengths = rest.pop(0) if ctx.has_lengths else None
-        order = _order(at, ctx.count)
-        sources = order if lengths is None else torch.repeat_interleave(lengths)[order]
-        weights = rest[0][order] if ctx.has_weights else None
-        offsets = _offsets(torch.bincount(at, minlength=ctx.count))
-        return _bags(sources, grads.contiguous(), offsets, weights), None, None, None
-
-
-def _order(at: Tensor, count: int) -> Tensor:
-    """The stable order of numbers below ``count``, by radix sort where they have 16 bits."""
-    if count <= 2**16:
-        return torch.from_numpy(np.argsort(at.numpy().astype(np.uint16), kind="stable"))
-    return torch.sort(at.to(torch.int32), stable=True)[1]
-
-
-def _offsets(lengths: Tensor) -> Tensor:
-    return lengths.cumsum(0) - lengths
-
-
-def _bags(at: Tensor, rows: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
-    if not len(offsets) or not len(at):
-        return rows.new_zeros(len(offsets), rows.shape[1])
-    return F.embedding_bag(at, rows, offsets, mode="sum", per_sample_weights=weights)
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        at, lengths, weights = ctx.saved_tensors
+        return kernels().sum_bags(at, ctx.count, grads, ctx.sizes, lengths, weights, ctx.like), None, None, None, None

@@ -11,6 +11,7 @@ import numpy as np
 
 from stoker.errors import DiskFailed, Problem, UserError, reason_of
 from stoker.sparse.id_index import grown
+from stoker.sparse.read_waits import ReadWaits
 
 _FIRST = 4096  # records
 _AT_ONCE = 2**16  # records that are copied together
@@ -26,12 +27,16 @@ class RowLog:
         folder: the file's folder; it is created if needed.
         record: bytes of a record.
 
+    Attributes:
+        waits: what is known of reads.
+
     Raises:
         UserError: the folder cannot be written.
     """
 
     def __init__(self, folder: Path, record: int) -> None:
         self._folder, self._record = folder, record
+        self.waits = ReadWaits()
         self._places = np.full(1024, -1, np.int32)  # by row, the record's number
         self._end = self._live = 0
         try:
@@ -68,7 +73,8 @@ class RowLog:
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         """Records of rows that have one. uint8 [n, bytes]."""
-        return np.take(self._data, self._places[rows], axis=0)
+        with self.waits.counted(len(rows)):
+            return np.take(self._data, self._places[rows], axis=0)
 
     def drop(self, rows: np.ndarray) -> None:
         """Forgets the records of rows, where they have any; each row is named once."""
@@ -82,7 +88,8 @@ class RowLog:
         data, places = self._data, self._places
         at = places[rows[rows < len(places)]]
         at = at[(at >= 0) & (at < len(data))]
-        np.take(data, np.sort(at), axis=0)
+        with self.waits.counted(len(at)):
+            np.take(data, np.sort(at), axis=0)
 
     def _open(self, capacity: int) -> None:
         descriptor, name = tempfile.mkstemp(prefix="rows-", dir=self._folder)

@@ -35,7 +35,7 @@ class TableRows(Protocol):
         """
 
     def prefetch(self, keys: Keys) -> None:
-        """Starts to load rows from the file."""
+        """Starts to load rows from files, where lookups wait for the disk."""
 
     def squared_norm(self) -> float:
         """The squared norm of the step's gradients, over all rows."""

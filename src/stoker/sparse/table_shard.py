@@ -12,6 +12,7 @@ from stoker.sparse.evicted_ids import EvictedIds
 from stoker.sparse.eviction_pass import Candidates, EvictionPlan
 from stoker.sparse.hashing import hashes_of, mix64, owners_of, salt_of, uniform
 from stoker.sparse.id_index import IdIndex, grown
+from stoker.sparse.kernels import kernels
 from stoker.sparse.keys import Keys, Rows
 from stoker.sparse.memory_rows import MemoryRows
 from stoker.sparse.row_format import RowFormat
@@ -80,24 +81,24 @@ class TableShard:
             keys: [n], with any repetitions.
             counts: int64 [n], occurrences that each key represents; one each by default.
         """
+        inverse, sums, keys = keys.deduplicated(counts)
         rows = self.find(keys)
         absent = np.flatnonzero(rows < self.index.first)
         if len(absent):
             new = self.waiting.admits_all[keys.tables[absent]]
             enter, wait = absent[new], absent[~new]
-            self.waiting.see(keys[wait], np.ones(len(wait), np.int64) if counts is None else counts[wait])
+            self.waiting.see(keys[wait], sums[wait])
             rows[enter] = self._insert(keys[enter])
             self._made.append(rows[enter])
-        found = self._unique(rows)
-        sums = np.bincount(found.inverse, counts, len(found.unique)).astype(np.int32)
-        self._touched.append((found.unique, self.last[found.unique], sums))
-        self.last[found.unique] = self.step
-        self.seen[found.unique] += sums
-        return found
+        self._touched.append((rows, self.last[rows], sums))
+        self.last[rows] = self.step
+        self.seen[rows] += sums
+        return Rows(rows, inverse)
 
     def peek(self, keys: Keys) -> Rows:
         """Finds rows for evaluation, without any change."""
-        return self._unique(self.find(keys))
+        inverse, _, keys = keys.deduplicated()
+        return Rows(self.find(keys), inverse)
 
     def find(self, keys: Keys) -> np.ndarray:
         """Row numbers; those of default rows for ids that have none. int64 [n]."""
@@ -135,18 +136,26 @@ class TableShard:
         Args:
             rows: int64 [n], each once; default rows are not updated.
             grads: [n, width], sums over all occurrences of each row's id.
-            values: the result of `values` for these rows, if nothing has been updated since; they are overwritten.
+            values: the result of `values` for these rows, if nothing has been updated since; may be overwritten.
         """
         if len(default := np.flatnonzero(rows < self.index.first)):
             kept = np.delete(np.arange(len(rows)), default)
             rows, grads, values = rows[kept], grads[torch.from_numpy(kept)], None
         if not len(rows):
             return
+        lr, decay = self._settings.lr * lr_factor, self._settings.weight_decay
+        compiled = kernels().IN_PLACE.get(self._settings.optimizer)
+        if compiled and isinstance(self.store, MemoryRows) and not (decay or self.format.rounds):
+            compiled(*self.store.matrices, rows, grads, lr=lr, eps=self._settings.eps)
+            return
         values = self.values(rows) if values is None else values
         state = self.store.state(rows)
-        if self._settings.weight_decay:
-            grads = grads.add(values, alpha=self._settings.weight_decay)
-        self._optimizer.step(values, state, grads, self._settings, self._settings.lr * lr_factor)
+        if decay:
+            grads = grads.add(values, alpha=decay)
+        if compiled:  # on the copies, to be the same to the bit wherever rows are
+            compiled(values.numpy(), state.numpy(), np.arange(len(rows)), grads, lr=lr, eps=self._settings.eps)
+        else:
+            self._optimizer.step(values, state, grads, self._settings, lr)
         noise = None
         if self.format.rounds:
             salt = salt_of("rounding", self._seed, self.step)
@@ -156,9 +165,9 @@ class TableShard:
 
     def sum_by_row(self, rows: np.ndarray, grads: Tensor) -> tuple[np.ndarray, Tensor]:
         """Rows, each once, and the sum of the gradients of each."""
-        found = self._unique(rows)
-        total = grads.new_zeros(len(found.unique), grads.shape[1])
-        return found.unique, total.index_add_(0, torch.from_numpy(found.inverse), grads)
+        unique, inverse = self._unique(rows)
+        total = grads.new_zeros(len(unique), grads.shape[1])
+        return unique, total.index_add_(0, torch.from_numpy(inverse), grads)
 
     def end_step(self) -> None:
         """Admits ids that were seen in this step, and counts the step. `evict` follows where a pass is due."""
@@ -183,34 +192,39 @@ class TableShard:
             self.index.remove(made)
             self.store.free(made)
 
-    def _unique(self, rows: np.ndarray) -> Rows:
-        """In linear time: each row remembers its last place among these."""
+    def _unique(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the different rows and each row's index among them, in linear time."""
         places = np.arange(len(rows), dtype=np.int32)
         self._numbers[rows] = places  # of several the last assignment stays
         last = np.take(self._numbers, rows)
         is_last = last == places
         numbers = np.cumsum(is_last) - 1
-        return Rows(rows[is_last], np.take(numbers, last))
+        return rows[is_last], np.take(numbers, last)
 
     def _hashes(self, rows: np.ndarray, salts: np.ndarray) -> np.ndarray:
         return hashes_of(self.index.ids[rows], salts[self.index.tables[rows]])
 
+    @property
+    def waits(self) -> bool:
+        """Whether lookups wait for a disk, so that `prefetch` pays."""
+        return isinstance(self.store, TieredRows) and self.store.waits
+
     def prefetch(self, keys: Keys) -> None:
-        """Starts to load rows from the file, without any change."""
-        if isinstance(self.store, TieredRows):
-            rows = self._unique(self.index.find(keys.ids, keys.tables, keys.hashes)).unique
+        """Starts to load rows from the file, where lookups wait for it, without any change."""
+        if isinstance(self.store, TieredRows) and self.store.waits:
+            keys = keys.deduplicated()[2]
+            rows = self.index.find(keys.ids, keys.tables, keys.hashes)
             self.store.prefetch(rows[rows > 0])
 
     # -- rows that come and go ---------------------------------------------------------------------------------------
 
     def _insert(self, keys: Keys) -> np.ndarray:
-        """Rows of ids that have none, with their first values. int64 [n]."""
+        """Rows of ids that have none, each named once, with their first values. int64 [n]."""
         rows = self.give_rows(keys)
-        new = self._unique(rows).unique
-        if len(new):
-            values = self._first(self.index.ids[new], self.index.tables[new])
-            self.last[new], self.seen[new] = self.step, 0
-            self.store.write(new, self.format.encode(values), self._optimizer.first(values, self._settings))
+        if len(rows):
+            values = self._first(keys.ids, keys.tables)
+            self.last[rows], self.seen[rows] = self.step, 0
+            self.store.write(rows, self.format.encode(values), self._optimizer.first(values, self._settings))
         return rows
 
     def _first(self, ids: np.ndarray, tables: np.ndarray) -> Tensor:

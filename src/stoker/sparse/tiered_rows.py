@@ -108,6 +108,11 @@ class TieredRows:
         self._free = np.concatenate([self._free, slots])
         self._log.drop(rows)
 
+    @property
+    def waits(self) -> bool:
+        """Whether reads of the file wait for the disk, so that `prefetch` pays; not where the page cache has it."""
+        return self._log.waits.often
+
     def prefetch(self, rows: np.ndarray) -> None:
         """Has threads bring the records of rows in the file into the page cache, after those that were asked before."""
         cold = rows[self._slots[rows] < 0]

@@ -56,8 +56,7 @@ class WaitingIds:
         keys = Keys.concatenated([keys for keys, _ in self._seen])
         counts = np.concatenate([counts for _, counts in self._seen])
         self._seen.clear()
-        places, _, keys = keys.deduplicated()
-        counts = np.bincount(places, counts).astype(np.int64)
+        _, counts, keys = keys.deduplicated(counts)
         draws = uniform(mix64(keys.hashes + salt_of("admission", self._seed, step)), 1)[:, 0]
         chosen = np.zeros(len(keys), bool)
         for number in np.unique(keys.tables).tolist():

@@ -193,7 +193,7 @@ def _values(
 ) -> None:
     ids, tables = arrays
     values = shard.values(ids, tables, least=message["least"], training=message["training"])
-    connection.send({"step": shard.step}, [values.numpy()])
+    connection.send({"step": shard.step, "waits": shard.shard.waits}, [values.numpy()])
 
 
 def _prefetch(

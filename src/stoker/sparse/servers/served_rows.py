@@ -73,6 +73,7 @@ class ServedRows:
         self._group, self.plans_evictions = group, self._rank == 0
         self._lookups: list[_Lookup] = []
         self._is_pushed = False
+        self._waits = [False] * len(links)  # whether each server's lookups wait for its disk
         self._losses: list[int] = []  # of the servers, when rows began to be loaded
         self._decided = 0  # steps made or skipped in this run, by which messages are numbered
         self.step = 0
@@ -86,19 +87,22 @@ class ServedRows:
         for link, mine in zip(self._links, places, strict=True):
             link.ask(self._about("values", least=least, training=training), [keys.ids[mine], keys.tables[mine]])
         leaf = torch.empty(len(keys), self._width, dtype=self._compute)
-        for link, mine in zip(self._links, places, strict=True):
-            leaf[torch.from_numpy(mine)] = torch.from_numpy(link.answer()[1][0])
+        for number, (link, mine) in enumerate(zip(self._links, places, strict=True)):
+            header, (values,) = link.answer()
+            leaf[torch.from_numpy(mine)], self._waits[number] = torch.from_numpy(values), header["waits"]
         if training and torch.is_grad_enabled():
             self._lookups.append(_Lookup(leaf.requires_grad_(), keys, counts))
         return leaf, inverse
 
     def prefetch(self, keys: Keys) -> None:
-        """Asks the servers to start loading rows from their files. The request is not repeated for a lost server."""
+        """Asks servers whose lookups wait for their disks to start loading rows. It is not repeated for a lost one."""
+        if not any(self._waits):
+            return
         keys = keys.deduplicated()[2]
         owners = owners_of(keys.hashes, len(self._links))
-        for number, link in enumerate(self._links):
+        for number in np.flatnonzero(self._waits).tolist():
             mine = np.flatnonzero(owners == number)
-            link.hint(self._about("prefetch"), [keys.ids[mine], keys.tables[mine]])
+            self._links[number].hint(self._about("prefetch"), [keys.ids[mine], keys.tables[mine]])
 
     def squared_norm(self) -> float:
         """The squared norm of the step's gradients, over all servers."""
@@ -205,8 +209,8 @@ class ServedRows:
         if len(self._lookups) == 1:
             keys, counts, total = self._lookups[0].keys, self._lookups[0].counts, grads[0]
         elif grads:
-            inverse, _, keys = Keys.concatenated([some.keys for some in self._lookups]).deduplicated()
-            counts = np.bincount(inverse, np.concatenate([some.counts for some in self._lookups])).astype(np.int64)
+            seen = np.concatenate([some.counts for some in self._lookups])
+            inverse, counts, keys = Keys.concatenated([some.keys for some in self._lookups]).deduplicated(seen)
             total = torch.zeros(len(keys), self._width, dtype=self._compute)
             total.index_add_(0, torch.from_numpy(inverse), torch.cat(grads))
         else:

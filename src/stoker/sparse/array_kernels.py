@@ -1,0 +1,130 @@
+"""The loops over a batch's ids and rows, whole arrays at a time: the reference of `numba_kernels`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stoker.sparse.hashing import GOLDEN, hashes_of, mix64
+from stoker.sparse.index_entry import EMPTY, ROW_BITS, ROWS
+
+# by the name of an optimizer, what updates rows where they lie; see `numba_kernels.rowwise_adagrad`
+IN_PLACE: dict[str, Callable[..., None]] = {}
+
+
+def hashes(ids: np.ndarray, tables: np.ndarray, salts: np.ndarray) -> np.ndarray:
+    """`hashes_of` ids under the salts of their tables. uint64 [n].
+
+    Args:
+        ids: int64 [n].
+        tables: int64 [n].
+        salts: uint64 [tables].
+    """
+    return hashes_of(ids, salts[tables] if len(salts) > 1 else salts[0])
+
+
+def deduplicate(ids: np.ndarray, tables: np.ndarray, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """int64 [n], the place of each key among the different ones, and int64 [u], where each of these is first.
+
+    Keys claim places by their hashes, all together. Of those at one place the first one has it, which stands for all
+    that are equal to it; the others claim again by other hashes. As equal keys move together, the result is exact.
+    """
+    count = len(ids)
+    stands = np.empty(count, np.int64)  # for each key the one that stands for it
+    claims = np.empty(1 << max(10, (4 * count).bit_length()), np.int32)
+    mask = np.uint64(len(claims) - 1)
+    left = np.arange(count)
+    while len(left):
+        places = (hashes & mask).view(np.int64)
+        claims[places[::-1]] = left[::-1]  # of several assignments the last one stays
+        holders = np.take(claims, places)
+        same = ids[holders] == ids[left]
+        same &= tables[holders] == tables[left]
+        stands[left[same]] = holders[same]
+        other = np.flatnonzero(~same)
+        left, hashes = left[other], mix64(hashes[other] + GOLDEN)
+    first = np.flatnonzero(stands == np.arange(count))
+    numbers = np.empty(count, np.int64)
+    numbers[first] = np.arange(len(first))
+    return np.take(numbers, stands), first
+
+
+def find(entries: np.ndarray, ids: np.ndarray, tables: np.ndarray, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers of keys, 0 for absent ones, and the entries at which each search ended. int64 [n] each.
+
+    Each round moves all keys that are not found yet by one probe.
+
+    Args:
+        entries: int64 [capacity, 2], those of `IdIndex`.
+        ids, tables, hashes: of the keys.
+    """
+    whole = entries.view(np.complex128)[:, 0]  # 16 bytes that are copied as one
+    mask = np.int64(len(entries) - 1)
+    at = hashes.view(np.int64) & mask
+    wanted = tables << ROW_BITS
+    rows, going = _compare(whole, at, ids, wanted)
+    step = 0
+    while len(going):
+        step += 1
+        place = (at[going] + step) & mask
+        at[going] = place
+        found, still = _compare(whole, place, ids[going], wanted[going])
+        rows[going] = found
+        going = going[still]
+    return rows, at
+
+
+def _compare(whole: np.ndarray, at: np.ndarray, ids: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows found at entries, and which of them hold another id."""
+    pairs = np.take(whole, at).view(np.int64).reshape(-1, 2)
+    other = pairs[:, 1]
+    rows = other - wanted
+    hit = rows.view(np.uint64) < ROWS
+    hit &= pairs[:, 0] == ids
+    rows *= hit
+    return rows, np.flatnonzero((other != EMPTY) & ~hit)
+
+
+def sum_bags(
+    at: Tensor,
+    count: int,
+    grads: Sequence[Tensor | None],
+    sizes: Sequence[int],
+    lengths: Tensor | None,
+    weights: Tensor | None,
+    like: Tensor,
+) -> Tensor:
+    """The gradient of rows, from those of bags of them: for each row, in their order, the sum over its occurrences.
+
+    Args:
+        at: int64 [n], the row of each id.
+        count: how many rows there are.
+        grads: of the features, [bags, width] each; None where no gradient came.
+        sizes: bags of each feature.
+        lengths: int64 [bags], ids of each bag; None for one.
+        weights: [n], a factor of each id; None for 1.
+        like: gives width and type.
+    """
+    parts = [
+        like.new_zeros(size, like.shape[1]) if grad is None else grad for grad, size in zip(grads, sizes, strict=True)
+    ]
+    order = _order(at, count)
+    sources = order if lengths is None else torch.repeat_interleave(lengths)[order]
+    if not len(at):
+        return like.new_zeros(count, like.shape[1])
+    offsets = torch.bincount(at, minlength=count)
+    factors = None if weights is None else weights[order]
+    return F.embedding_bag(
+        sources, torch.cat(parts), offsets.cumsum(0) - offsets, mode="sum", per_sample_weights=factors
+    )
+
+
+def _order(at: Tensor, count: int) -> Tensor:
+    """The stable order of numbers below ``count``, by radix sort where they have 16 bits."""
+    if count <= 2**16:
+        return torch.from_numpy(np.argsort(at.numpy().astype(np.uint16), kind="stable"))
+    return torch.sort(at.to(torch.int32), stable=True)[1]

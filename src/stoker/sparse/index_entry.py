@@ -1,0 +1,13 @@
+"""An entry of `IdIndex`: 16 bytes, so that a probe reads one cache line.
+
+They are the id, and a number that holds the table (upper 24 bits) and the row (lower 40 bits).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+ROW_BITS = 40
+ROW = np.int64(2**ROW_BITS - 1)
+ROWS = np.uint64(2**ROW_BITS)
+EMPTY, DELETED = np.int64(-1), np.int64(-2)  # in place of the number

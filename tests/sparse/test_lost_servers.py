@@ -1,0 +1,232 @@
+"""Servers that are lost or killed, and what they find when they return."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from served_tables import (
+    FEATURES,
+    ITEMS,
+    SECRET,
+    STEPS,
+    USERS,
+    WORDS,
+    batch_of,
+    restart,
+    same,
+    serving,
+    step,
+    trained,
+    words,
+)
+
+from stoker.errors import RunFailed
+from stoker.sparse import Feature, JaggedIds, SparseEmbeddings
+from stoker.sparse.servers import RowServers
+from stoker.sparse.servers.row_server import RowServer
+from stoker.sparse.servers.server_connection import LOST, ServerConnection
+from stoker.sparse.sparse_state import SparseState
+
+pytestmark = pytest.mark.usefixtures("warm_processes")
+
+
+def test_a_server_that_was_closed_goes_on_from_its_folder(tmp_path: Path) -> None:
+    losses, state = trained(None, range(STEPS), [])
+    with serving(tmp_path / "a", tmp_path / "b") as (servers, running):
+        results: list[tuple[list[float], SparseState]] = []
+        thread = threading.Thread(target=lambda: results.append(trained(servers, range(STEPS), [], pause=0.1)))
+        thread.start()
+        for _ in range(3):
+            time.sleep(0.15)
+            restart(running, 1, tmp_path / "b")
+        thread.join()
+    [(served, part)] = results
+    assert served == losses
+    same([part], [state])
+
+
+def test_a_step_that_a_lost_server_did_not_hear_is_said_again(tmp_path: Path) -> None:
+    ids = {"words": JaggedIds.single(torch.arange(5))}
+    found = []
+    with serving(tmp_path / "a") as (servers, running):
+        for of in (None, servers):
+            tables = SparseEmbeddings([WORDS], {"words": Feature("words")}, seed=3, servers=of)
+            tables(ids)["words"].square().sum().backward()
+            if of is not None:
+                running[0].close()  # all that follows is lost
+            threading.Timer(0.3, restart, (running, 0, tmp_path / "a")).start()
+            tables.apply_gradients()
+            found.append(tables(ids)["words"].detach())
+            time.sleep(0.4)
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("every", [3, 1000], ids=["from snapshots", "from the log"])
+def test_servers_know_what_has_changed_since_a_base_when_they_return(every: int, tmp_path: Path) -> None:
+    """Of rows that were seen and ids that were evicted, also before a snapshot that a lost server starts from."""
+    found: list[list[list[SparseState]]] = []
+    with serving(tmp_path / "a", tmp_path / "b", every=every) as (servers, running):
+        for of in (None, servers):
+            tables, states = SparseEmbeddings([USERS, ITEMS, WORDS], FEATURES, seed=3, servers=of), []
+            base = 0
+            for number in range(16):
+                tables({name: _old_ids(ids, number) for name, ids in batch_of(number).items()})
+                tables.apply_gradients()
+                if number in (4, 9):
+                    base = tables.version
+                    tables.rebase(base, by="checkpoint")
+                if of is not None and number in (2, 4, 6, 8, 11, 13):
+                    restart(running, number % 4 // 2, tmp_path / "ab"[number % 4 // 2], every)
+                if number in (8, 15):
+                    states.append([*tables.parts(since=base, rows=5, is_base=False)])
+            found.append(states)
+    evicted = 0
+    for own, others in zip(*found, strict=True):
+        same(others, own)
+        for name in ("users", "items", "words"):
+            there, here = (
+                torch.cat([part.tables[name].removed for part in parts if name in part.tables]).sort().values
+                for parts in (own, others)
+            )
+            assert torch.equal(there, here)
+            evicted += len(here)
+    assert evicted > 20
+
+
+def _old_ids(ids: JaggedIds, step: int) -> JaggedIds:
+    """Ids that come for a few steps and then no more."""
+    return JaggedIds(ids.ids + 13 * (step // 2), ids.lengths)
+
+
+@pytest.mark.parametrize("staleness", [0, 8])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_server_that_lost_the_rows_ends_the_run(staleness: int, steps: int, tmp_path: Path) -> None:
+    """It would give first values, or wait for ever for steps that nobody makes again."""
+    with serving(tmp_path / "a") as (servers, running):
+        tables = words(replace(servers, staleness=staleness, patience=3))
+        for _ in range(steps):
+            step(tables)
+        running[0].close()
+        shutil.rmtree(tmp_path / "a")
+        restart(running, 0, tmp_path / "a")
+        with pytest.raises(RunFailed, match="no longer has this run's rows"):
+            step(tables), step(tables)
+
+
+def test_a_run_that_another_has_replaced_ends_and_leaves_the_other_alone(tmp_path: Path) -> None:
+    with serving(tmp_path / "a") as (servers, running):
+        first = words(replace(servers, patience=3))
+        step(first)
+        second = words(servers)
+        rows = [step(second)]
+        with pytest.raises(RunFailed, match="no longer has this run's rows"):
+            step(first), step(first)
+        restart(running, 0, tmp_path / "a")
+        late = {**running[0]._run, "name": first._fused[0].source._links[0]._hello["run"]["name"]}
+        link = ServerConnection.dial(servers.addresses[0], SECRET)  # a trainer of the first run that comes late
+        link.send({"run": late, "trainer": 1})
+        assert "no longer has" in link.receive()[0]["error"]
+        link.close()
+        rows += [step(second), step(second)]
+        assert second.version == 3
+    alone = SparseEmbeddings([WORDS], {"words": Feature("words")}, seed=3)
+    assert torch.equal(torch.stack(rows), torch.stack([step(alone) for _ in range(3)]))
+
+
+def test_a_state_is_asked_for_again_after_a_server_was_lost(tmp_path: Path) -> None:
+    _, state = trained(None, range(3), [])
+    with serving(tmp_path / "a") as (servers, running):
+        tables = SparseEmbeddings([USERS, ITEMS, WORDS], FEATURES, seed=3, servers=servers)
+        for number in range(3):
+            pooled = tables(batch_of(number))
+            torch.cat([pooled[name].flatten(1) for name in FEATURES], dim=1).sum(1).sin().sum().backward()
+            tables.apply_gradients(scale=0.5, lr_factor=1 / (1 + number))
+        running[0].close()
+        threading.Timer(0.3, restart, (running, 0, tmp_path / "a")).start()
+        same([tables.state()], [state])
+        parts = tables.parts(rows=5)
+        found = [next(parts), next(parts)]
+        restart(running, 0, tmp_path / "a")
+        found += parts
+        assert len(found) > 4
+        same(found, [state])
+
+
+def test_both_sides_notice_a_host_that_is_gone(tmp_path: Path) -> None:
+    with serving(tmp_path / "a") as (servers, [server]):
+        tables = words(servers)
+        step(tables)
+        [accepted] = server._connected
+        for side in (accepted, tables._fused[0].source._links[0].connection._connection):
+            assert side.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            tcp = [socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT]
+            idle, interval, count, longest = (side.getsockopt(socket.IPPROTO_TCP, option) for option in tcp)
+            assert idle + interval * count == LOST == longest / 1000
+
+
+def test_a_server_that_is_lost_during_a_load_ends_the_run(tmp_path: Path) -> None:
+    """What it had been given was not on its disk yet, and must not be missing without a word."""
+    _, state = trained(None, range(4), [])
+
+    def parts(running: list[RowServer]) -> Iterator[SparseState]:
+        yield replace(state, tables={"users": state.tables["users"]})
+        restart(running, 0, tmp_path / "a")
+        yield replace(state, tables={"items": state.tables["items"]})
+
+    with serving(tmp_path / "a") as (servers, running):
+        tables = SparseEmbeddings([USERS, ITEMS], {}, seed=3, servers=replace(servers, patience=3))
+        with pytest.raises(RunFailed, match="lost while rows were being loaded"):
+            tables.load(parts(running))
+
+
+SERVER = """
+import sys
+from pathlib import Path
+from stoker.sparse.servers.row_server import RowServer
+RowServer(("127.0.0.1", int(sys.argv[1])), bytes(range(32)), Path(sys.argv[2]), snapshot_every=3).serve()
+"""
+
+
+@pytest.mark.slow  # processes import torch several times
+def test_a_killed_server_goes_on_from_its_folder(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    def started() -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", SERVER, str(port), str(tmp_path / "a")])
+
+    losses, state = trained(None, range(STEPS), [])
+    process, results = started(), list[tuple[list[float], SparseState]]()
+    servers = RowServers((("127.0.0.1", port),), SECRET, patience=60)
+    thread = threading.Thread(target=lambda: results.append(trained(servers, range(STEPS), [], pause=0.3)))
+    thread.start()
+    draws = random.Random(0)
+    kills = 0
+    while thread.is_alive():
+        with suppress(OSError):
+            socket.create_connection(("127.0.0.1", port)).close()
+            time.sleep(0.5 + draws.random())
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            kills += 1
+            process = started()
+        time.sleep(0.1)
+    process.kill(), process.wait()
+    [(served, part)] = results
+    assert kills > 1
+    assert served == losses
+    same([part], [state])

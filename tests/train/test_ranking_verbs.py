@@ -1,0 +1,119 @@
+"""The verbs on ``task: ranking``, and what is wrong with a job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click_logs import ranking_job
+from running import run, write_job
+
+from stoker.cli.main import main
+from stoker.errors import UserError
+from stoker.job.load_job import load_job
+from stoker.runs.run_folder import RunFolder
+from stoker.train.prepare import prepare
+
+
+def test_the_verbs_from_the_log_to_its_metrics(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = ranking_job(steps=20, ranking={"slices": ["device"]})
+    write_job(clicks, job)
+    assert main(["data", "job.yaml", "--json"]) == 0
+    audit = json.loads(capsys.readouterr().out)
+    assert (audit["training"], audit["held_out"], audit["time"]) == (180, 60, "timestamp")
+    assert {column["name"]: column["kind"] for column in audit["columns"]} == {
+        "user_id": "id", "item_id": "id", "item_history": "sequence", "tags": "ids", "price": "dense", "device": "id",
+    }  # fmt: skip
+    assert main(["data", "job.yaml"]) == 0
+    assert "seen once" in capsys.readouterr().out
+    assert main(["train", "job.yaml", "steps=10"]) == 0
+    assert main(["train", "job.yaml"]) == 0
+    assert [e["event"] for e in RunFolder(clicks / "run").read_events() if e["event"] in ("started", "resumed")] == [
+        "started",
+        "resumed",
+    ]
+    capsys.readouterr()
+    assert main(["eval", "run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    events = [event for event in RunFolder(clicks / "run").read_events() if event["event"] == "evaluated"]
+    assert found["log_loss"] == pytest.approx(events[-1]["log_loss"], rel=1e-9)
+    assert found["auc"] == pytest.approx(events[-1]["auc"])
+    assert found["calibration"] is not None
+    assert (found["rows_used"], found["rows_dropped"], found["step"]) == (60, 0, 20)
+    assert set(found["slices"]["device"]) == {"phone", "desktop"}
+    low, high = (found["labels"]["clicked"]["auc"][end] for end in ("low", "high"))
+    assert low < found["auc"] < high
+    with (clicks / "other.jsonl").open("w") as file:
+        file.writelines((clicks / "clicks.jsonl").read_text().splitlines(keepends=True)[:50])
+        file.write('{"clicked": "maybe"}\n')
+    assert main(["eval", "run", "other.jsonl", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["rows_used"], found["rows_dropped"]) == (50, 1)
+    assert main(["eval", "run", "other.jsonl"]) == 0
+    assert "50 rows; 1 dropped; step 20" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "dlmr"}, "there is no ranking model `dlmr`; write dlrm"),
+        ({"model": "two-tower"}, "needs to know which features are the item's"),
+        ({"model": "two-tower", "item": ["itm"]}, "itm is no feature with ids"),
+        (
+            {"ignore": ["bought", "user_id", "item_history", "tags", "price", "device"]},
+            "dlrm multiplies pairs of vectors, and there is one: item_id; write `model: deepfm`",
+        ),
+        ({"model": "din", "ignore": ["item_history"]}, "`model: din` needs a sequence"),
+        ({"label": "click"}, "the rows have no column 'click'; did you mean clicked?"),
+        ({"features": [{"name": "price", "kind": "buckets", "boundaries": [2.0, 1.0]}]}, "boundaries rise"),
+        ({"progressive": True}, "trains on each row once"),
+        ({"features": [{"name": "price", "width": 3}]}, "price is no feature with ids, so it has no embedding"),
+        (
+            {"features": [{"name": "item_id", "width": 3}, {"name": "item_history", "width": 5}]},
+            "item_history shares the rows of item_id, which have 3 numbers; write `width: 3`",
+        ),
+        ({"table": {"eviction": {"age": 9, "score": "recency"}}}, "`score` ranks rows, and nothing says how many"),
+        ({"table": {"eviction": {"every": 10}}}, "needs to know which rows go; write `age: 10000` or `max_rows"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(changes: dict[str, Any], message: str, clicks: Path) -> None:
+    job = ranking_job(ranking=changes)
+    if "progressive" in changes:
+        job = {**{key: value for key, value in job.items() if key != "steps"}, "epochs": 2}
+    with pytest.raises(UserError) as error:
+        prepare(load_job(write_job(clicks, job)), clicks)
+    assert message in str(error.value)
+    assert "job.yaml:" in str(error.value)
+
+
+@pytest.mark.slow  # a layout is run eight times
+def test_verify_compares_layouts(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_job(clicks, {**ranking_job(), "train": {"batch": 8}, "parallel": {"data": 2}})
+    assert main(["verify", "job.yaml", "--steps", "3"]) == 0
+    assert "1 of 1 layouts compute what one process computes" in capsys.readouterr().out
+
+
+OWN = """
+from torch import nn
+
+class Sum(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.shape = shape
+        self.head = nn.Linear(shape.width, shape.labels)
+
+    def forward(self, inputs):
+        return self.head(sum(inputs.vectors[name] for name in self.shape.features))
+"""
+
+
+def test_a_module_of_the_users_own(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (clicks / "own_tower.py").write_text(OWN)
+    ran = run(clicks, ranking_job(ranking={"model": "own_tower:Sum"}, steps=20, evaluate={"every": 20}))
+    assert len(ran.losses) == 20
+    assert main(["eval", "run", "--json"]) == 2
+    assert "write --trust-remote-code" in capsys.readouterr().err
+    assert main(["eval", "run", "--json", "--trust-remote-code"]) == 0
+    assert json.loads(capsys.readouterr().out)["auc"] > 0
