@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from stoker.job.layout import Compress, Layout
 from stoker.launch.process_pool import Pool
 from stoker.parallel.mesh import Mesh
-from stoker.parallel.replicate import EXACT_STEPS, replicate
+from stoker.parallel.power_sgd import EXACT_STEPS
+from stoker.parallel.replicate import replicate
 
 WIDTH = 64
 

@@ -41,7 +41,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def train(path: str, overrides: list[str], name: str, nodes: int = 1) -> None:
+def train(path: str, overrides: list[str], name: str, nodes: int = 1, *, quiet: bool = True) -> None:
     base = Path(path)
     sys.path.insert(0, path)
     sys.modules.pop("made", None)
@@ -51,7 +51,7 @@ def train(path: str, overrides: list[str], name: str, nodes: int = 1) -> None:
         mesh = Mesh(layout, torch.device("cpu")) if layout.world > 1 else None
         folder = RunFolder(base / name)
         folder.path.mkdir(exist_ok=True)
-        start(prepare(loaded, base, mesh=mesh), folder, base, quiet=True)
+        start(prepare(loaded, base, mesh=mesh), folder, base, quiet=quiet)
     finally:
         sys.path.remove(path)
 

@@ -45,6 +45,7 @@ from stoker.errors import DiskFailed, RunFailed
 TABLES = "sparse/"  # name prefix of everything of embedding tables
 ROWS, BASE_ROWS = f"{TABLES}rows/", f"{TABLES}base/"  # rows, and those of the base that a checkpoint adds to
 ISLAND, OUTER = "island-", "outer/"  # name prefixes of the state of all islands but the first, and of the outer step
+POWER_SGD = "power-sgd/"  # and of PowerSGD's memories, which fit no other layout
 
 
 def place_of(to: str | None, *, base: Path, otherwise: Path) -> Path | str:
@@ -161,7 +162,7 @@ class Store:
 
         def places(saved: Mapping[str, Saved]) -> Held:
             others = elsewhere(saved)
-            own = {name: entry for name, entry in saved.items() if name not in others}
+            own = {n: entry for n, entry in saved.items() if n not in others and not n.startswith(POWER_SGD)}
             tensors.update((name, torch.empty(entry.shape, dtype=entry.dtype)) for name, entry in own.items())
             return {**{name: [Chunk.whole(tensor)] for name, tensor in tensors.items()}, **others}
 
@@ -175,7 +176,7 @@ class Store:
 
         Raises:
             DamagedError: it has changed since it was written.
-            RunFailed: it is of another model: names or shapes differ. State of islands may be left out.
+            RunFailed: it is of another model: names or shapes differ. State of islands and PowerSGD may be left out.
         """
         where = self._name(step)
         with _damage(where):
@@ -192,7 +193,7 @@ class Store:
                     self._mismatch(step, f"{name} is {saved[name].shape} in it, and {wrong.pop()} here")
             return set(held)
 
-        needed = {name for name in saved if not name.startswith((ISLAND, OUTER))}
+        needed = {name for name in saved if not name.startswith((ISLAND, OUTER, POWER_SGD))}
         if odd := sorted((wanted := set().union(*together(match))) - set(saved) | needed - wanted):
             self._mismatch(step, f"{odd[0]} is only in one of them")
         with _damage(where), _one_process():

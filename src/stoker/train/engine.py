@@ -24,6 +24,8 @@ from stoker.models.packed_row import row_of
 from stoker.parallel.context_parallel import own_part, parts_of_row
 from stoker.parallel.gradients import Gradients
 from stoker.parallel.mesh import Mesh
+from stoker.parallel.power_sgd import PowerSgd
+from stoker.parallel.replicate import power_sgd_of
 from stoker.parallel.shard import micro_batch, reshard
 from stoker.train.task import Part, Task
 
@@ -66,6 +68,8 @@ class Engine(Protocol):
     """Whether this process writes files and prints."""
     replicas: int
     """Data-parallel replicas that a step's samples are split over."""
+    power_sgd: PowerSgd | None
+    """What PowerSGD remembers, where it sums the gradients."""
 
     def share(self, first: int, last: int, batch: int) -> tuple[int, int]:
         """Returns this process' range of samples in a step."""
@@ -122,6 +126,7 @@ class SingleProcess:
     """The engine of a single process."""
 
     first, replicas = True, 1
+    power_sgd: PowerSgd | None = None
 
     def __init__(self, task: Task, device: Device, parameters: Sequence[nn.Parameter]) -> None:
         self._task, self._device, self._parameters = task, device, parameters
@@ -193,6 +198,7 @@ class Distributed:
     ) -> None:
         self._task, self._device, self._mesh = task, device, mesh
         self._root, self._pipeline, self._gradients = root, pipeline, gradients
+        self.power_sgd = power_sgd_of(root)
         self.first, self.replicas = mesh.is_first, mesh.layout.data
 
     def share(self, first: int, last: int, batch: int) -> tuple[int, int]:

@@ -42,6 +42,7 @@ from stoker.train.training_state import FurtherState, TrainingState
 
 WENT_ON = {"skip": "the step is left out", "back": "there is no checkpoint to go back to"}
 LEFT_OUT = "islands of this state are not in the layout: what they learnt since the last synchronisation is left out"
+FORGETS = "what PowerSGD remembered is of another layout: its errors are left out, and it begins with exact steps"
 Replan = Callable[[Progress], tuple[RunSchedule, Schedule]]
 
 
@@ -148,6 +149,8 @@ class Loop:
         self.progress = self.state.restored(restored.numbers)
         if self.state.left_out:
             self.display.note(f"{self.state.left_out} {LEFT_OUT}")
+        if self.state.forgets:
+            self.display.note(FORGETS)
         self.resumed_from = restored.where
         return True
 

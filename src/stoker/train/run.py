@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -35,6 +35,7 @@ from stoker.train.optimizer import build_optimizer
 from stoker.train.out_of_memory import memory_errors_told
 from stoker.train.outer_step import OuterStep
 from stoker.train.plan_prediction import compared, predicted_of
+from stoker.train.power_sgd_state import PowerSgdState
 from stoker.train.prepared import Prepared
 from stoker.train.progress import Display
 from stoker.train.recorded_environment import environment
@@ -42,6 +43,7 @@ from stoker.train.resume_check import check_same_job
 from stoker.train.run_schedule import Progress, RunSchedule, plan_of, schedule_of
 from stoker.train.sample_answers import Sampler, sampler_for
 from stoker.train.task import Task
+from stoker.train.training_state import FurtherState, SeveralStates
 from stoker.train.weight_average import WeightAverage
 
 AUDITED = ("rows_in", "rows_used", "rows_cut", "rows_dropped", "tokens", "trained_tokens")  # in the first event
@@ -90,7 +92,7 @@ def start(
         sampler=_sampler(prepared),
         pieces=prepared.pieces,
         aliases=prepared.aliases,
-        further=outer or prepared.further,
+        further=SeveralStates(*_further(prepared, outer)),
         island=(prepared.mesh.at("island"), prepared.mesh.layout.islands) if prepared.mesh else (0, 1),
         hooks=[
             *([outer.hook(lambda: loop.plan.steps)] if outer else []),
@@ -164,6 +166,15 @@ def _outer(prepared: Prepared) -> OuterStep | None:
         return None
     sync = prepared.job.parallel.sync
     return OuterStep(prepared.task.model, sync, mesh, prepared.pieces, prepared.aliases)
+
+
+def _further(prepared: Prepared, outer: OuterStep | None) -> Iterator[FurtherState]:
+    """What checkpoints hold beside weights and moments."""
+    yield from (part for part in (outer, prepared.further) if part is not None)
+    memories = prepared.engine.power_sgd
+    if memories is not None:
+        assert prepared.mesh is not None
+        yield PowerSgdState(prepared.task.model, memories, prepared.mesh)
 
 
 def _own_hooks(prepared: Prepared, optimizer: Optimizer) -> list[Hook]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +13,7 @@ from stoker.checkpoint.chunks import Held
 from stoker.checkpoint.run_weights import NONE, held_weights
 from stoker.checkpoint.state import Saved, State
 from stoker.checkpoint.storage import BASE
-from stoker.checkpoint.store import ISLAND
+from stoker.checkpoint.store import ISLAND, POWER_SGD
 from stoker.parallel.shard_spec import Piece
 from stoker.train.optimizer import empty_moments, held_moments
 from stoker.train.run_schedule import Progress
@@ -27,7 +27,8 @@ class FurtherState(Protocol):
         base: step of the full checkpoint that the last result of `now` adds to; None where the result is full.
     """
 
-    base: int | None
+    @property
+    def base(self) -> int | None: ...
 
     @property
     def streams(self) -> bool: ...
@@ -45,6 +46,31 @@ class FurtherState(Protocol):
 
     def restored(self) -> None:
         """Applies the restored tensors."""
+
+
+class SeveralStates:
+    """Some `FurtherState`, as one."""
+
+    def __init__(self, *parts: FurtherState) -> None:
+        self._parts = parts
+
+    @property
+    def base(self) -> int | None:
+        return next((part.base for part in self._parts if part.base is not None), None)
+
+    @property
+    def streams(self) -> bool:
+        return any(part.streams for part in self._parts)
+
+    def now(self, step: int, is_whole: Callable[[int], bool] | None) -> Held:
+        return {name: chunks for part in self._parts for name, chunks in part.now(step, is_whole).items()}
+
+    def places(self, saved: Mapping[str, Saved]) -> Held:
+        return {name: chunks for part in self._parts for name, chunks in part.places(saved).items()}
+
+    def restored(self) -> None:
+        for part in self._parts:
+            part.restored()
 
 
 class TrainingState:
@@ -71,6 +97,7 @@ class TrainingState:
         self._further, self._islands = further, island[1]
         self._prefix = f"{ISLAND}{island[0]}/" if island[0] else ""
         self.left_out = 0  # islands in the restored state beyond those of this run
+        self.forgets = False  # whether the restored state has memories of PowerSGD that do not fit this layout
         self._model, self._optimizer, self._scaler = model, optimizer, scaler
         self._names = (pieces, aliases)
 
@@ -104,6 +131,7 @@ class TrainingState:
         moments = empty_moments(self._model, self._optimizer, own, *self._names)
         held = {**held_weights(self._model, *self._names), **moments}
         further = self._further.places(saved) if self._further else {}
+        self.forgets = _compressed(saved) and not _compressed(further)
         return {**(self._named(held) if known else held), **further}
 
     def _named(self, held: Held) -> Held:
@@ -118,3 +146,8 @@ class TrainingState:
         if "passed" in progress:  # the name in earlier checkpoints
             progress["skipped"] = progress.pop("passed")
         return Progress(**progress)
+
+
+def _compressed(names: Iterable[str]) -> bool:
+    """Whether there are memories of PowerSGD among tensors of these names."""
+    return any(name.startswith(POWER_SGD) for name in names)

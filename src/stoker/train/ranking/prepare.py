@@ -87,6 +87,7 @@ def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: 
             task, lambda: build(loaded, log.features, device, mesh, servers)[1], job.checkpoint.full_every
         ),
         hooks=(step_hook(lambda: task.tables, job.train.lr), *prefetch_hook(task), *sync),
+        mesh=mesh,
     )
 
 

@@ -1,0 +1,119 @@
+"""Gradients summed as products of narrow matrices (PowerSGD: Vogels et al., 2019), with memories by parameter.
+
+torch's hook remembers by bucket, and DistributedDataParallel makes other buckets after its first step. By parameter, a
+memory belongs to the same numbers in every process that ever trains the model.
+"""
+
+# Annotations are types here and not strings, as DistributedDataParallel checks those of its hook.
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+EXACT_STEPS = 10  # before PowerSGD begins
+Memory = tuple[Tensor, Tensor | None]
+
+
+class PowerSgd(PowerSGDState):
+    """What PowerSGD remembers of each parameter: what its products have left out of the gradient in this process (error
+    feedback), and the right factor, in which the next step begins; None where the gradient is sent whole.
+
+    Args:
+        parameters: that are trained, in an order that is the same everywhere.
+        rank: width of the factors.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, parameters: Sequence[nn.Parameter], *, rank: int) -> None:
+        super().__init__(group, matrix_approximation_rank=rank, start_powerSGD_iter=EXACT_STEPS)
+        self._order = {parameter: number for number, parameter in enumerate(parameters)}
+        self._buckets: dict[int, list[Tensor]] = {}  # whose memories lie in the hook's dictionaries
+        self._finite: dict[int, Tensor] = {}  # whether what a bucket gave last was finite: the same on all processes
+        self._before: Mapping[Tensor, Memory] = {}  # this step
+        self._restored: Mapping[Tensor, Memory] = {}  # and not yet used
+
+    def memories(self) -> dict[Tensor, Memory]:
+        """Error and right factor of each parameter that has any; those of a step that was not finite are dropped."""
+        for index in [index for index, finite in self._finite.items() if not finite]:
+            for held in (self.q_memory_dict, self.p_memory_dict, self.error_dict, self._buckets):
+                held.pop(index, None)
+        self._finite.clear()
+        found = dict(self._restored)
+        for index, parameters in self._buckets.items():
+            errors = self.error_dict[index].split([p.numel() for p in parameters])
+            sent = self._factored(parameters)
+            rights = dict(
+                zip(sent, self.q_memory_dict[index].split([_size(p, self._rank(p)) for p in sent]), strict=True)
+            )
+            found |= {p: (e.view_as(p), rights.get(p)) for p, e in zip(parameters, errors, strict=True)}
+        return found
+
+    def restore(self, steps: int, memories: Mapping[Tensor, Memory]) -> None:
+        """Goes on from what was remembered after a number of steps."""
+        for held in (self.q_memory_dict, self.p_memory_dict, self.error_dict, self._buckets, self._finite):
+            held.clear()
+        self.iter, self._restored = steps, memories
+
+    def lay_out(self, bucket: dist.GradBucket) -> None:
+        """Puts the memories of a bucket's parameters where the hook looks for them."""
+        if self.iter < self.start_powerSGD_iter:
+            return
+        index, parameters = bucket.index(), bucket.parameters()
+        if index == 0:
+            self._before, self._restored = self.memories(), {}
+        same = self._buckets.get(index, [])
+        if len(same) == len(parameters) and all(a is b for a, b in zip(same, parameters, strict=True)):
+            return
+        buffer = bucket.buffer()
+        errors = [self._before[p][0] if p in self._before else torch.zeros_like(p) for p in parameters]
+        sent = self._factored(parameters)
+        self._buckets[index] = parameters
+        self.error_dict[index] = torch.cat([error.reshape(-1).to(buffer) for error in errors])
+        self.q_memory_dict[index] = torch.cat([buffer.new_empty(0), *(self._right(p).to(buffer) for p in sent)])
+        self.p_memory_dict[index] = buffer.new_empty(sum(len(p) * self._rank(p) for p in sent))
+
+    def note(self, index: int, finite: Tensor) -> None:
+        """Whether the sum of a bucket is finite."""
+        self._finite[index] = finite
+
+    def _rank(self, parameter: Tensor) -> int:
+        return min(len(parameter), parameter.numel() // len(parameter), self.matrix_approximation_rank)
+
+    def _factored(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """Those that are sent as products, in the hook's order: by shape, as shapes come."""
+        by_shape: dict[tuple[int, int], list[Tensor]] = {}
+        for parameter in parameters:
+            rows, columns = len(parameter), parameter.numel() // len(parameter)
+            if (rows + columns) * self._rank(parameter) * self.min_compression_rate < rows * columns:
+                by_shape.setdefault((rows, columns), []).append(parameter)
+        return [parameter for alike in by_shape.values() for parameter in alike]
+
+    def _right(self, parameter: Tensor) -> Tensor:
+        """The right factor, as a row of numbers; a random one at first, the same on all processes."""
+        known = self._before.get(parameter, (None, None))[1]
+        if known is not None:
+            return known.reshape(-1)
+        made = torch.Generator().manual_seed(self.iter * len(self._order) + self._order[parameter])
+        return torch.randn(_size(parameter, self._rank(parameter)), generator=made, dtype=parameter.dtype)
+
+
+def summed_by_power_sgd(state: PowerSgd, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """A hook of DistributedDataParallel: the sum of a bucket, as PowerSGD sends it."""
+    state.lay_out(bucket)
+    index = bucket.index()
+
+    def summed(done: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+        mean = done.value()
+        state.note(index, mean.isfinite().all())
+        return mean.mul_(state.process_group.size())
+
+    found = powerSGD_hook(state, bucket).then(summed)
+    if bucket.buffer().device.type == "cpu":  # gloo's threads send the factors: those of a later bucket, and what
+        found.wait()  # DistributedDataParallel itself sends, must not come between them, in another order elsewhere
+    return found
+
+
+def _size(parameter: Tensor, rank: int) -> int:
+    """Numbers of the right factor."""
+    return parameter.numel() // len(parameter) * rank
