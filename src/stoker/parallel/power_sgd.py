@@ -27,7 +27,7 @@ class PowerSgd(PowerSGDState):
 
     def __init__(self, group: dist.ProcessGroup, parameters: Sequence[nn.Parameter], *, rank: int) -> None:
         super().__init__(group, matrix_approximation_rank=rank, start_powerSGD_iter=EXACT_STEPS)
-        self._order = {parameter: number for number, parameter in enumerate(parameters)}
+        self._order: dict[Tensor, int] = {parameter: number for number, parameter in enumerate(parameters)}
         self._buckets: dict[int, list[Tensor]] = {}  # whose memories lie in the hook's dictionaries
         self._finite: dict[int, Tensor] = {}  # whether what a bucket gave last was finite: the same on all processes
         self._before: Mapping[Tensor, Memory] = {}  # this step

@@ -51,12 +51,15 @@ class GroupQuestions:
             self._search = None
         return decided
 
+    def is_probe_due(self, now: float) -> bool:
+        """Whether `probe` is to be called."""
+        return now - self._probed >= PROBE and not self._network.is_cut
+
     def probe(self, known: Iterable[Address], here: Iterable[Address], now: float) -> None:
         """Asks nodes outside of this group for their leader, after a cut link or a late start."""
-        if now - self._probed >= PROBE and not self._network.is_cut:
-            self._probed = now
-            with_it = {*here, self._network.address}
-            self._ask([address for address in known if address not in with_it])
+        self._probed = now
+        with_it = {*here, self._network.address}
+        self._ask([address for address in known if address not in with_it])
 
     def _ask(self, addresses: Sequence[Address]) -> None:
         pending = set(self._asked.values())

@@ -132,7 +132,8 @@ class NodeSupervisor:
                 self._lead(now)
         if self._leader is not None:
             self._leader.tick(now)
-            self._questions.probe(self._known(), (node.address for node in self._leader.nodes.values()), now)
+            if self._questions.is_probe_due(now):  # a thousand addresses are not gathered in every turn
+                self._questions.probe(self._known(), (node.address for node in self._leader.nodes.values()), now)
             self._outcome = self._outcome or self._leader.outcome
         if now - self._tended >= TEND:
             self._tended = now

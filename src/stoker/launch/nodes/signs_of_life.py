@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stoker.launch.nodes.agent import interval
-from stoker.launch.nodes.channel import Peer
+from stoker.launch.nodes.channel import Peer, text_of
 
 LOST = 10.0  # seconds of silence after which a node counts as lost; four signs of life where those are rarer
+ALIVE = text_of({"kind": "alive"})
 SIGNS = (1.0, 5.0)  # seconds between two signs of life: of a few nodes, and of a thousand
 
 
@@ -45,7 +46,7 @@ class SignsOfLife:
         for peer in peers:
             if now - self._said.get(peer, 0.0) >= _every(nodes):
                 self.said(peer, now)
-                peer.send({"kind": "alive"})
+                peer.send_text(ALIVE)
 
 
 def _every(nodes: int) -> float:
