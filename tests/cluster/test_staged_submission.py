@@ -1,9 +1,13 @@
-"""A job with stages on a target: the whole chain is sent, and one node trains its stages."""
+"""A job with stages on a target: the whole chain is sent, and its nodes train one stage after another."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +21,14 @@ from stoker.cluster.submission import Submission
 from stoker.cluster.target import open_target
 from stoker.errors import UserError
 from stoker.job.stages import read_stages
+from stoker.job.yaml_document import JobDocument, read_document
 from stoker.runs.run_folder import RunFolder
 from tiny_llama import save_tiny_llama
 from tiny_tokenizer import tiny_tokenizer
 
 TRAIN = {"batch": 4, "seq_len": 64, "precision": "fp64", "lr": 0.01}
+
+STAGES_OF_IT = ("first", "reward", "ppo")
 
 
 def chain(base: Path, elsewhere: Path) -> dict[str, Any]:
@@ -62,8 +69,8 @@ def submission_with(*overrides: str, name: str | None = None) -> Submission:
     arguments = argparse.Namespace(
         job="chain.yaml", overrides=list(overrides), on=None, name=name, include=None, exclude=None
     )
-    jobs, chosen = chosen_of(arguments)
-    return submission_on(jobs, chosen, open_target(chosen), arguments)
+    given, chosen = chosen_of(arguments)
+    return submission_on(given, chosen, open_target(chosen), arguments)
 
 
 def test_all_that_the_stages_name_is_sent(base: Path) -> None:
@@ -86,8 +93,8 @@ def test_all_that_the_stages_name_is_sent(base: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "told", "code"),
     [
-        (["target.ssh.nodes=2"], "`nodes` is 2, and the stages of a job run on one node", 2),
-        (["target.ssh.devices=1", "stages.reward.parallel.data=2"], "stage reward has 2 processes, and `devices`", 3),
+        (["target.ssh.nodes=2"], "there are 2 nodes, and the layout", 2),
+        (["target.ssh.devices=1", "stages.reward.parallel.data=2"], "2 nodes are needed, and the target has 1 host", 3),
         (["stages.ppo.ppo.reward=no-such-run"], "there is no run no-such-run", 2),
         (["stages.first.data=gone.jsonl"], "gone.jsonl", 2),
     ],
@@ -100,6 +107,27 @@ def test_what_cannot_be_is_said_before_anything_is_sent(
     assert error.value.exit_code == code
     assert main(["submit", "chain.yaml", "--dry-run", *overrides]) == code
     assert "error: " in capsys.readouterr().err
+
+
+def test_the_largest_stage_decides_the_nodes(base: Path) -> None:
+    hosts = "target.ssh.hosts=[a, b, c]"
+    found = submission_with(hosts, "stages.first.parallel.data=4")
+    assert (found.nodes, found.devices) == (2, 2)
+    found = submission_with(hosts, "target.ssh.nodes=2", "stages.reward.parallel.data=2")
+    assert (found.nodes, found.devices) == (2, 1)
+    assert found.node_words(python="p", rendezvous=["a:1", "b:1"])[-4:] == ["--nodes", "2", "--devices", "1"]
+
+
+def test_the_file_is_read_once(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def counting(path: str | Path) -> JobDocument:
+        read.append(str(path))
+        return read_document(path)
+
+    monkeypatch.setattr("stoker.job.stages.read_document", counting)
+    submission_with()
+    assert read == ["chain.yaml"]
 
 
 def test_a_dry_run_shows_the_chain(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,3 +154,41 @@ def test_the_chain_trains_there_as_here(base: Path, tmp_path: Path, monkeypatch:
         here, sent = ([line["loss"] for line in run.read_metrics()] for run in runs)
         assert sent == here and len(here) == 2 and runs[1].is_done(), stage
     assert main(words) == 0  # goes on where it stopped: all is done
+
+
+def nodes_of(base: Path, port: int) -> list[int]:
+    """The exit codes of two nodes of one process that go through the chain."""
+    words = [sys.executable, "-m", "stoker", "node", "chain.yaml", "stages.first.parallel.data=2"]
+    words += ["stages.reward.parallel.data=2", "--nodes", "2", "--devices", "1", "--secret", "secret"]
+    words += ["--rendezvous", f"127.0.0.2:{port},127.0.0.3:{port}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    begun = [
+        subprocess.Popen([*words, "--listen", f"127.0.0.{at}", "--name", f"n{at}"], cwd=base, env=environment)
+        for at in (2, 3)
+    ]
+    try:
+        return [process.wait(900) for process in begun]
+    finally:
+        for process in begun:
+            process.kill()
+
+
+@pytest.mark.slow  # two nodes train three stages, then two of them again
+def test_two_nodes_train_the_chain_and_what_depends_on_a_change(base: Path) -> None:
+    (base / "secret").write_text("ab" * 32)
+    (base / "secret").chmod(0o600)
+    with socket.create_server(("127.0.0.2", 0)) as free:
+        port = int(free.getsockname()[1]) % 20_000 + 10_000  # and one above it for each stage
+    assert nodes_of(base, port) == [0, 0]
+    words = ["stages.first.parallel.data=2", "stages.reward.parallel.data=2"]
+    (base / "here").mkdir()
+    assert main(["train", "chain.yaml", *words, "output=here"]) == 0
+    there, here = ({s: RunFolder(base / root / s) for s in STAGES_OF_IT} for root in ("runs/chain", "here"))
+    for stage, run in there.items():
+        assert [line["loss"] for line in run.read_metrics()] == [line["loss"] for line in here[stage].read_metrics()]
+    pairs = base.parent / "elsewhere/pairs.jsonl"
+    pairs.write_text("".join(pairs.read_text().splitlines(keepends=True)[:8]))
+    assert nodes_of(base, port) == [0, 0]
+    for stage, run in there.items():  # the reward's and PPO's runs are new, the first is as it was
+        aside = [path for path in run.path.parent.iterdir() if path.name.startswith(stage) and path != run.path]
+        assert run.is_done() and len(aside) == (stage != "first"), stage

@@ -10,9 +10,9 @@ import shlex
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,8 +25,9 @@ from stoker.job.load_job import with_nodes
 from stoker.job.stages import has_stages
 
 if TYPE_CHECKING:
+    from stoker.job.stage import Stage
     from stoker.launch.nodes.cache_exchange import CacheServer
-    from stoker.launch.nodes.channel import PeerNetwork
+    from stoker.launch.nodes.channel import Address, PeerNetwork
     from stoker.launch.nodes.place import Place
     from stoker.launch.run_spec import RunResult, RunSpec
 
@@ -81,16 +82,88 @@ def run(arguments: argparse.Namespace) -> int:
     secret = read_secret(Path(arguments.secret))
     rendezvous = parsed(arguments.rendezvous)
     listen = own_address(rendezvous, arguments.listen)
+    meeting = Meeting(rendezvous, listen, secret)
     if has_stages(arguments.job):
-        return _stages(arguments, len(rendezvous))
+        from stoker.cli.train_stages import train_stages
+
+        chosen = argparse.Namespace(**{**vars(arguments), "only": None, "begin": None, "fresh": False})
+        alone = len(rendezvous) == 1 and arguments.nodes in (None, "1")
+        return train_stages(chosen, None, None if alone else StagesOfNodes(arguments, meeting))
     opened = open_job(arguments.job, arguments.overrides, trains=True)
-    least, most = _nodes(arguments, opened, len(rendezvous))
+    spec, ending = _taken_part(arguments, opened, meeting, lambda: None)
+    if isinstance(ending, int):
+        return ending
+    command = ["stoker", "node", arguments.job, *arguments.overrides, "--rendezvous", arguments.rendezvous]
+    if arguments.json:
+        print(json.dumps(answer_of(spec.output, ending)), flush=True)
+    else:
+        say_ending(spec, ending, shlex.join([*command, "--secret", arguments.secret]))
+    return 0 if ending.state == "done" else exit_code(ending.signal or 0, spec.loaded.job.faults)
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where nodes meet.
+
+    Attributes:
+        rendezvous: addresses at which nodes are looked for.
+        listen: this node's own.
+        secret: that all of them share.
+    """
+
+    rendezvous: Sequence[Address]
+    listen: Address
+    secret: bytes
+
+    def after(self, count: int) -> Meeting:
+        """The same, on ports higher by a number; a free one stays a free one."""
+        moved = [(host, port + count) for host, port in self.rendezvous]
+        host, port = self.listen
+        return replace(self, rendezvous=moved, listen=(host, port + count if port else 0))
+
+
+class StagesOfNodes:
+    """Stages over several nodes: each node goes through all of them, and the nodes meet anew for each that is trained.
+
+    A stage has a port of its own, so that nodes that are at different stages do not meet. The first node of the
+    rendezvous writes what all of them read.
+    """
+
+    def __init__(self, arguments: argparse.Namespace, meeting: Meeting) -> None:
+        self._arguments, self._meeting = arguments, meeting
+        self.first = meeting.listen == meeting.rendezvous[0]
+
+    def train(
+        self, stage: Stage, loaded: LoadedJob, begun: Callable[[], None], *, quiet: bool
+    ) -> tuple[RunSpec, RunResult | int]:
+        least, most = _nodes(self._arguments, loaded, len(self._meeting.rendezvous))
+        if least < most:
+            hint = f"write --nodes {most}, and no faults.nodes"
+            raise UserError(Problem(f"stage {stage.name}: the stages of a job need all of their nodes", hint))
+        return _taken_part(self._arguments, loaded, self._meeting.after(stage.index), begun)
+
+
+def _taken_part(
+    arguments: argparse.Namespace, opened: LoadedJob, meeting: Meeting, begun: Callable[[], None]
+) -> tuple[RunSpec, RunResult | int]:
+    """Trains a job as one of its nodes.
+
+    Args:
+        begun: called where this node holds the run's folder, before training.
+
+    Returns:
+        What was trained, and how it ended; the exit code where a signal ended it before.
+    """
+    least, most = _nodes(arguments, opened, len(meeting.rendezvous))
     from stoker.launch.first_failure import Interrupted, RankFailed
     from stoker.launch.nodes.cache_exchange import CacheServer, exchanging
     from stoker.launch.nodes.channel import STRANGERS, PeerNetwork
     from stoker.launch.nodes.group import Node
     from stoker.launch.nodes.place import Place
     from stoker.node_cache.job_urls import urls_of
+    from stoker.resilience.deadline import exit_code
+
+    listen, secret = meeting.listen, meeting.secret
 
     def listening() -> PeerNetwork:
         try:
@@ -103,37 +176,20 @@ def run(arguments: argparse.Namespace) -> int:
     server = CacheServer(urls)
     if urls:  # the nodes read the data at about the same time, so they serve each other before training
         network = listening()
-        with exchanging(network, server, rendezvous, secret):
+        with exchanging(network, server, list(meeting.rendezvous), secret):
             spec, devices = _prepared(arguments, opened, most)
     else:
         spec, devices = _prepared(arguments, opened, most)
         network = listening()
     node = Node(arguments.name, network.address, tuple(range(devices)), arguments.spare, _digest(spec.loaded))
+    place = Place(node, tuple(meeting.rendezvous), least, most, secret)
     try:
-        ending = _trained(spec, Place(node, tuple(rendezvous), least, most, secret), network, server)
+        return spec, _trained(spec, place, network, server, begun)
     except Interrupted as interrupted:
-        return exit_code(interrupted.number, spec.loaded.job.faults)
+        return spec, exit_code(interrupted.number, spec.loaded.job.faults)
     except RankFailed as error:
         print(*getattr(error, "__notes__", ()), file=sys.stderr, end="")
         raise
-    command = ["stoker", "node", arguments.job, *arguments.overrides, "--rendezvous", arguments.rendezvous]
-    if arguments.json:
-        print(json.dumps(answer_of(spec.output, ending)), flush=True)
-    else:
-        say_ending(spec, ending, shlex.join([*command, "--secret", arguments.secret]))
-    return 0 if ending.state == "done" else exit_code(ending.signal or 0, spec.loaded.job.faults)
-
-
-def _stages(arguments: argparse.Namespace, named: int) -> int:
-    """Trains the stages of a job one by one, as `stoker train` does: they run on one node."""
-    from stoker.cli.train_stages import train_stages
-
-    if named > 1 or arguments.nodes not in (None, "1"):
-        raise UserError(Problem("the stages of a job run on one node", "write --nodes 1", file=arguments.job))
-    chosen = argparse.Namespace(
-        job=arguments.job, overrides=arguments.overrides, json=arguments.json, only=None, begin=None, fresh=False
-    )
-    return train_stages(chosen, None)
 
 
 def _prepared(arguments: argparse.Namespace, opened: LoadedJob, most: int) -> tuple[RunSpec, int]:
@@ -160,7 +216,9 @@ def _prepared(arguments: argparse.Namespace, opened: LoadedJob, most: int) -> tu
     return replace(spec, cached=HERE.counts), devices
 
 
-def _trained(spec: RunSpec, place: Place, network: PeerNetwork, server: CacheServer) -> RunResult:
+def _trained(
+    spec: RunSpec, place: Place, network: PeerNetwork, server: CacheServer, begun: Callable[[], None]
+) -> RunResult:
     from stoker.launch.supervisor import train_on_nodes
     from stoker.runs.run_folder import RunFolder
 
@@ -171,6 +229,7 @@ def _trained(spec: RunSpec, place: Place, network: PeerNetwork, server: CacheSer
         nonlocal is_new
         with RunFolder(spec.output).take() as made:
             is_new = made
+            begun()
             yield made
 
     try:

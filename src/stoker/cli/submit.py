@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.preflight import open_job, open_stages
 from stoker.errors import Problem, UserError
 from stoker.job import LoadedJob
-from stoker.job.stages import has_stages, read_stages
+from stoker.job.stages import StagedJob, stages_if_any
 from stoker.job.targets import LOCAL
 from stoker.runs.output_folder import is_of_run
 
@@ -43,9 +43,9 @@ def run(arguments: argparse.Namespace) -> int:
     from stoker.cluster.record import find, keep
     from stoker.cluster.target import open_target
 
-    jobs, chosen = chosen_of(arguments)
+    given, chosen = chosen_of(arguments)
     target = open_target(chosen)
-    submission = submission_on(jobs, chosen, target, arguments)
+    submission = submission_on(given, chosen, target, arguments)
     if arguments.dry_run:
         print(target.preview(submission).rstrip("\n"))
         return 0
@@ -64,15 +64,26 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def chosen_of(arguments: argparse.Namespace) -> tuple[list[LoadedJob], ChosenTarget]:
-    """Returns the job, or its stages' jobs, and the target, all checked."""
+@dataclass(frozen=True)
+class GivenJob:
+    """What is submitted.
+
+    Attributes:
+        jobs: the job, or those of its stages.
+        staged: the stages; None of a job without.
+    """
+
+    jobs: list[LoadedJob]
+    staged: StagedJob | None
+
+
+def chosen_of(arguments: argparse.Namespace) -> tuple[GivenJob, ChosenTarget]:
+    """Returns the job, or its stages, and the target, all checked."""
     from stoker.cluster.chosen_target import choose_target
 
     overrides = list(arguments.overrides)
-    if has_stages(arguments.job):
-        jobs = open_stages(read_stages(arguments.job, overrides).stages)
-    else:
-        jobs = [open_job(arguments.job, overrides)]
+    staged = stages_if_any(arguments.job, overrides)
+    jobs = [open_job(arguments.job, overrides)] if staged is None else open_stages(staged.stages)
     loaded = jobs[0]
     if arguments.on is None and is_of_run(Path(arguments.job)) and _is_written(loaded):
         message = "a target runs commands, and a run's own job.yaml does not decide that"
@@ -82,10 +93,8 @@ def chosen_of(arguments: argparse.Namespace) -> tuple[list[LoadedJob], ChosenTar
     if given and chosen.kind != "ssh":
         raise UserError(Problem(f"--{next(iter(given))} chooses hosts of ssh, and the target is {chosen.kind}"))
     if given:
-        from dataclasses import replace
-
         chosen = replace(chosen, block=chosen.block.model_copy(update=given))
-    return jobs, chosen
+    return GivenJob(jobs, staged), chosen
 
 
 def _is_written(loaded: LoadedJob) -> bool:
@@ -94,10 +103,8 @@ def _is_written(loaded: LoadedJob) -> bool:
     return mark is not None and not mark.override and loaded.job.target != LOCAL
 
 
-def submission_on(
-    jobs: Sequence[LoadedJob], chosen: ChosenTarget, target: Target, arguments: argparse.Namespace
-) -> Submission:
-    """Returns the submission, by default for as many nodes as the target has hosts; stages get one node."""
+def submission_on(given: GivenJob, chosen: ChosenTarget, target: Target, arguments: argparse.Namespace) -> Submission:
+    """Returns the submission, by default for as many nodes as the target has hosts."""
     from stoker.cluster.record import NAME
     from stoker.cluster.staged_submission import staged_submission_of
     from stoker.cluster.submission import submission_of
@@ -105,11 +112,10 @@ def submission_on(
     name = arguments.name
     if name is not None and not NAME.fullmatch(name):
         raise UserError(Problem(f"--name {name}: that is no name", "write small letters, digits and hyphens"))
-    if has_stages(arguments.job):
-        staged = read_stages(arguments.job, arguments.overrides)
-        given = (arguments.job, arguments.overrides, staged, jobs)
-        return staged_submission_of(*given, chosen, Path.cwd(), name=name)
-    return submission_of(jobs[0], chosen, Path.cwd(), name=name, hosts=target.host_count())
+    base, hosts = Path.cwd(), target.host_count()
+    if given.staged is not None:
+        return staged_submission_of(arguments.overrides, given.staged, given.jobs, chosen, base, name=name, hosts=hosts)
+    return submission_of(given.jobs[0], chosen, base, name=name, hosts=hosts)
 
 
 def print_submitted(record: Record, submission: Submission) -> None:

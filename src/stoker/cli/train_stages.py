@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stoker.cli.openmp_threads import patient_threads
 from stoker.cli.preflight import open_stages
-from stoker.errors import Problem, UserError
+from stoker.errors import CannotRun, Problem, UserError
 from stoker.files import replace_file
 from stoker.job.load_job import LoadedJob
-from stoker.job.stage import FROM, Stage
+from stoker.job.stage import FROM, Stage, weights_folder
 from stoker.job.stages import StagedJob, read_stages
 from stoker.job.task_spec import task_of
 from stoker.runs.run_folder import RunFolder
@@ -22,21 +23,64 @@ from stoker.runs.stage_runs import RECORD, record_of
 
 if TYPE_CHECKING:
     from stoker.launch.cluster_env import RankInfo
+    from stoker.launch.run_spec import RunResult, RunSpec
     from stoker.train.lineage import Lineage, Standing
 
+WEIGHTS, LOOK = 3600, 0.5  # seconds: the longest wait for the weights of an earlier stage, and between two looks
 
-def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None) -> int:
+
+class StageRunner(Protocol):
+    """How a stage is trained.
+
+    Attributes:
+        first: whether this process changes what is there for all: earlier runs, and the weights of earlier stages.
+    """
+
+    first: bool
+
+    def train(
+        self, stage: Stage, loaded: LoadedJob, begun: Callable[[], None], *, quiet: bool
+    ) -> tuple[RunSpec, RunResult | int]:
+        """Trains it.
+
+        Args:
+            begun: to be called where the run's folder is held, before training.
+
+        Returns:
+            What was trained, and how that ended; see `stoker.cli.train.trained`.
+        """
+
+
+class Here:
+    """Stages in processes of this machine."""
+
+    first = True
+
+    def train(
+        self, stage: Stage, loaded: LoadedJob, begun: Callable[[], None], *, quiet: bool
+    ) -> tuple[RunSpec, RunResult | int]:
+        from stoker.cli.train import spec_of, trained
+
+        spec = spec_of(loaded, None, quiet=quiet)
+        return spec, trained(spec, begun=begun)
+
+
+def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None, runner: StageRunner | None = None) -> int:
     """Trains each chosen stage that is not done with its current inputs; returns the exit code of `stoker train`.
+
+    Args:
+        runner: by default `Here`.
 
     Raises:
         UserError: a stage has a problem, found before training starts; or a stage that is left out is not done.
     """
-    from stoker.cli.train import answer_of, put_run_aside, say_ending, spec_of, trained
+    from stoker.cli.train import answer_of, put_run_aside, say_ending
     from stoker.resilience.deadline import exit_code
 
     if rank_info is not None:
         hint = "start `stoker train` itself: it starts the processes of each stage"
         raise UserError(Problem("a launcher's processes train one job, and this file has stages", hint))
+    runner = runner or Here()
     staged = read_stages(arguments.job, arguments.overrides)
     chosen = staged.chosen(only=arguments.only, begin=arguments.begin)
     if any(task_of(loaded.job).prompts for loaded in open_stages(chosen, trains=True)):
@@ -54,11 +98,12 @@ def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None) -> i
         if standing.state == "done":
             answers.append({"stage": stage.name, "state": "done", "run": str(output), "unchanged": True})
             continue
-        if standing.state == "changed":
+        if standing.state == "changed" and runner.first:
             put_run_aside(output)
-        if FROM in stage.needs and (line := _merge(staged, stage, lineage, base)) and not quiet:
+        if FROM in stage.needs and not runner.first:
+            _wait_for_weights(staged, stage, lineage, base)
+        elif FROM in stage.needs and (line := _merge(staged, stage, lineage, base)) and not quiet:
             print(f"weights of {stage.needs[FROM]}: {line}", flush=True)
-        spec = spec_of(loaded, None, quiet=quiet)
 
         def begun(output: Path = output, lineage: Lineage = lineage) -> None:
             RunFolder(output).write_lineage(lineage.as_json())
@@ -66,7 +111,7 @@ def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None) -> i
             root.mkdir(parents=True, exist_ok=True)
             replace_file(root / RECORD, json.dumps(record_of(staged), indent=2) + "\n")
 
-        ending = trained(spec, begun=begun)
+        spec, ending = runner.train(stage, loaded, begun, quiet=quiet)
         if isinstance(ending, int):
             return ending
         answers.append({"stage": stage.name, **answer_of(spec.output, ending), "unchanged": False})
@@ -98,6 +143,23 @@ def _merge(staged: StagedJob, stage: Stage, lineage: Lineage, base: Path) -> str
     name = stage.needs[FROM]
     earlier = next(other for other in staged.stages if other.name == name)
     return stage_weights(earlier.output, lineage.inputs[f"stage {name}"], earlier.load().job, base)
+
+
+def _wait_for_weights(staged: StagedJob, stage: Stage, lineage: Lineage, base: Path) -> None:
+    """Waits until another node has written the weights that a stage begins with.
+
+    Raises:
+        CannotRun: they do not come.
+    """
+    name = stage.needs[FROM]
+    earlier = next(other for other in staged.stages if other.name == name)
+    folder = base / weights_folder(earlier.output, lineage.inputs[f"stage {name}"])
+    until = time.monotonic() + WEIGHTS
+    while not folder.is_dir():
+        if time.monotonic() > until:
+            message = f"stage {stage.name} begins with {folder}, which the first node has not written in {WEIGHTS} s"
+            raise CannotRun(Problem(message, "see the first node's log; the runs must lie where all nodes see them"))
+        time.sleep(LOOK)
 
 
 def _check_left_out(staged: StagedJob, chosen: Sequence[Stage]) -> None:

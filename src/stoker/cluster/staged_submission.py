@@ -1,4 +1,4 @@
-"""The submission of a job with stages: the whole chain goes to one node, which trains one stage after another."""
+"""The submission of a job with stages: the whole chain goes to the nodes, which train one stage after another."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 from stoker.cluster.chosen_target import ChosenTarget
 from stoker.cluster.named_files import NamedFiles, named_files
 from stoker.cluster.sent_files import SentFile, fingerprint_of, needed_files
-from stoker.cluster.submission import JOB, Submission, name_of, port_of, with_layout
-from stoker.errors import CannotRun, UserError
+from stoker.cluster.submission import JOB, Submission, counted, name_of, port_of, with_layout
 from stoker.job.job_to_yaml import scalar
 from stoker.job.key_paths import TARGET, parse_key
 from stoker.job.layout import layout_of
@@ -19,11 +18,9 @@ from stoker.job.load_job import STAGES, LoadedJob
 from stoker.job.stage import FROM, Stage
 from stoker.job.stages import StagedJob, with_overrides
 from stoker.job.targets.shared_keys import TargetKeys
-from stoker.plan.planned_job import parallel_block
 
 
 def staged_submission_of(
-    file: str,
     overrides: Sequence[str],
     staged: StagedJob,
     jobs: Sequence[LoadedJob],
@@ -31,32 +28,33 @@ def staged_submission_of(
     base: Path,
     *,
     name: str | None = None,
+    hosts: int | None = None,
 ) -> Submission:
     """Returns the submission of a chain of stages to a target.
 
     Args:
-        file, overrides: from the command line.
+        overrides: from the command line.
         jobs: of the stages, in order.
         base: the folder in which the command was given.
         name: of the run; by default of the folder of the stages' runs.
+        hosts: how many hosts the target has, where it counts them.
 
     Raises:
-        UserError: the stages cannot run on one node, or files that they need cannot be read.
-        CannotRun: the planner finds no layout for the node.
+        UserError: nodes and processes do not match the largest stage's layout, or files that the stages need cannot be
+            read.
+        CannotRun: the planner finds no layout for the nodes.
     """
     keys = chosen.block
     assert isinstance(keys, TargetKeys)
-    if keys.nodes not in ("auto", 1):
-        message = f"`nodes` is {keys.nodes}, and the stages of a job run on one node"
-        raise UserError(chosen.problem("nodes", message, "write `nodes: 1`, or submit the stages one by one"))
     written = list(overrides)
     planned = []
     for stage, loaded in zip(staged.stages, jobs, strict=True):
-        planned.append(with_layout(loaded, chosen, keys, 1))
+        planned.append(with_layout(loaded, chosen, keys, hosts))
         if loaded.document.planned:
-            block = parallel_block(layout_of(planned[-1].job))
+            block = planned[-1].document.data["parallel"]
             written.append(f"stages.{stage.name}.parallel={json.dumps(block)}")
-    devices = _devices(staged, planned, chosen, keys)
+    largest = max(planned, key=lambda loaded: layout_of(loaded.job).world)
+    nodes, devices = counted(largest, chosen, keys, hosts)
     named = NamedFiles(base)
     for stage, loaded in zip(staged.stages, planned, strict=True):
         own = named_files(loaded, base, without={"model.name" if key == FROM else key for key in stage.needs})
@@ -64,14 +62,14 @@ def staged_submission_of(
         if not keys.in_place:
             written += [text for text in _moved(stage, own.moved) if text not in written]
     sent = needed_files(named, base, chosen)
-    text = _text(with_overrides(file, written))
+    text = _text(with_overrides(staged.document, written))
     files = (SentFile.made(JOB, text), *sent)
     chosen_name = name or name_of(staged.root)
     return Submission(
         name=chosen_name,
         loaded=planned[0],
         job=text,
-        nodes=1,
+        nodes=nodes,
         devices=devices,
         files=files,
         fingerprint=fingerprint_of(files),
@@ -80,18 +78,6 @@ def staged_submission_of(
         base=base,
         stages=tuple(stage.name for stage in staged.stages),
     )
-
-
-def _devices(staged: StagedJob, jobs: Sequence[LoadedJob], chosen: ChosenTarget, keys: TargetKeys) -> int:
-    """Processes of the node: those of the stage that has most."""
-    worlds = {stage.name: layout_of(loaded.job).world for stage, loaded in zip(staged.stages, jobs, strict=True)}
-    largest = max(worlds, key=lambda name: worlds[name])
-    if keys.devices == "auto":
-        return worlds[largest]
-    if worlds[largest] > keys.devices:
-        message = f"stage {largest} has {worlds[largest]} processes, and `devices` is {keys.devices}"
-        raise CannotRun(chosen.problem("devices", message, f"write `devices: {worlds[largest]}`"))
-    return keys.devices
 
 
 def _moved(stage: Stage, moved: dict[str, Any]) -> list[str]:

@@ -121,7 +121,7 @@ def submission_of(
     keys = chosen.block
     assert isinstance(keys, TargetKeys)
     loaded = with_layout(loaded, chosen, keys, hosts)
-    nodes, devices = _counted(loaded, chosen, keys, hosts)
+    nodes, devices = counted(loaded, chosen, keys, hosts)
     loaded = with_nodes(loaded, nodes)
     named = named_files(loaded, base)
     sent = needed_files(named, base, chosen)
@@ -187,7 +187,7 @@ def with_layout(loaded: LoadedJob, chosen: ChosenTarget, keys: TargetKeys, hosts
     return with_plan(loaded, cluster=cluster)
 
 
-def _counted(loaded: LoadedJob, chosen: ChosenTarget, keys: TargetKeys, hosts: int | None) -> tuple[int, int]:
+def counted(loaded: LoadedJob, chosen: ChosenTarget, keys: TargetKeys, hosts: int | None) -> tuple[int, int]:
     """(nodes, processes on each) for the layout."""
     layout = layout_of(loaded.job)
     world = layout.world

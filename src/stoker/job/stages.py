@@ -32,10 +32,12 @@ class StagedJob:
     """A job file with stages.
 
     Attributes:
+        document: of the file.
         root: the folder below which each stage has its run, unless it names another.
         stages: in the file's order.
     """
 
+    document: JobDocument
     root: str
     stages: tuple[Stage, ...]
 
@@ -75,7 +77,23 @@ def read_stages(path: str | Path, overrides: Sequence[str] = ()) -> StagedJob:
     Raises:
         UserError: the list or a name is wrong, or a stage points to one that is not earlier; with all problems.
     """
-    document = read_document(path)
+    return _stages_of(read_document(path), overrides)
+
+
+def stages_if_any(path: str | Path, overrides: Sequence[str] = ()) -> StagedJob | None:
+    """The stages of a file; None where it has none, or cannot be read.
+
+    Raises:
+        UserError: as `read_stages`, of a file with stages.
+    """
+    try:
+        document = read_document(path)
+    except UserError:
+        return None
+    return _stages_of(document, overrides) if STAGES in document.data else None
+
+
+def _stages_of(document: JobDocument, overrides: Sequence[str]) -> StagedJob:
     items = _items(document)
     names = [item["name"] for item in items]
     shared, of_stage, problems = _divided(overrides, names)
@@ -83,7 +101,7 @@ def read_stages(path: str | Path, overrides: Sequence[str] = ()) -> StagedJob:
     marks = {where: mark for where, mark in document.marks.items() if where[0] != STAGES}
     common, wrong = apply_overrides(replace(document, data=top, marks=marks), shared)
     problems += wrong
-    root = common.data.get("output") or _root(path)
+    root = common.data.get("output") or _root(document)
     stages: list[Stage] = []
     for index, item in enumerate(items):
         own, wrong = _own(document, index, item, of_stage.get(item["name"], []))
@@ -95,16 +113,15 @@ def read_stages(path: str | Path, overrides: Sequence[str] = ()) -> StagedJob:
     problems += _without_effect(common, stages, shared)
     if problems:
         raise UserError(*problems)
-    return StagedJob(str(root), tuple(stages))
+    return StagedJob(document, str(root), tuple(stages))
 
 
-def with_overrides(path: str | Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """The data of a file with stages, with the overrides written in and the folder of the runs.
+def with_overrides(document: JobDocument, overrides: Sequence[str]) -> dict[str, Any]:
+    """The data of the document of a file with stages, with the overrides written in and the folder of the runs.
 
     Raises:
         UserError: an override or the list of stages is wrong.
     """
-    document = read_document(path)
     items = _items(document)
     shared, of_stage, problems = _divided(overrides, [item["name"] for item in items])
     top = {key: value for key, value in document.data.items() if key != STAGES}
@@ -117,11 +134,11 @@ def with_overrides(path: str | Path, overrides: Sequence[str]) -> dict[str, Any]
         wrong += found
     if problems or wrong:
         raise UserError(*problems, *wrong)
-    return {**common.data, "output": common.data.get("output") or _root(path), STAGES: stages}
+    return {**common.data, "output": common.data.get("output") or _root(document), STAGES: stages}
 
 
-def _root(path: str | Path) -> str:
-    return f"runs/{Path(path).stem or 'job'}"
+def _root(document: JobDocument) -> str:
+    return f"runs/{Path(document.file).stem or 'job'}"
 
 
 def _items(document: JobDocument) -> list[dict[str, Any]]:
