@@ -1,25 +1,25 @@
-"""Samples a second of embedding tables: Stoker's, torch's EmbeddingBag(sparse=True) and TorchRec's, on one machine.
+"""Throughput of embedding tables: Stoker's, torch's EmbeddingBag(sparse=True) and TorchRec's, on one machine.
 
     python benchmarks/sparse.py [--rounds 3] [--engines stoker,torch] [--tower] [--disk SHARE]
 
-26 features with one id a sample, 16 numbers a row, 10 million ids in the proportions of Criteo's tables, ids drawn by a
-power law. All rows exist before anything is timed. Each engine runs in a process of its own, engines take turns, and
-the median round counts.
+26 features with one id per sample, rows of width 16, 10 million ids in the proportions of Criteo's tables, ids drawn
+from a power law. All rows exist before the timed steps. Each engine runs in a separate process, engines alternate, and
+the median of the rounds is reported.
 
 - ``stoker``: dynamic tables of 64-bit ids; ``arrays``: the same without numba. ``prefetch``: the rows of each step are
-  asked for before the passes of the step before it, for ``--disk``; with ``--servers`` a server has rows and file.
+  prefetched before the passes of the previous step, for ``--disk``; with ``--servers`` a server has rows and file.
 - ``torch``: `EmbeddingBag(sparse=True)` with Adagrad. ``torchrec``: its fused tables with row-wise Adagrad. Both get
-  row numbers that are ready, so neither looks an id up.
+  row numbers, so neither looks up ids.
 - ``torchrec-ids``: the same job as Stoker's: 64-bit ids go through TorchRec's module for ids without collisions (MCH),
-  which knows all of them. No pass that gives rows to new ids falls into the time.
+  which already has all of them. Its pass that assigns rows to new ids is not in the timed steps.
 
-TorchRec needs packages that are matched with torch: see `docs/sparse.md`; ``--python`` names an interpreter that has
-them. The page cache of a machine that has memory to spare holds the whole file: ``--cold`` takes it out of the cache
-before each step, but for what was asked for in the step before. Tables in Redis and LMDB: `sparse_store.py`.
+TorchRec needs packages that match the release of torch: see `docs/sparse.md`; ``--python`` names an interpreter that
+has them. On a machine with enough memory the page cache holds the whole file: ``--cold`` drops it from the cache before
+each step, except for rows prefetched in the previous step. Tables in Redis and LMDB: `sparse_store.py`.
 
-A step is: pooled rows, a loss, gradients, one optimizer step. Batches are laid out as each library takes them before
-the clock starts. Without ``--tower`` the loss is a plain sum, so that the tables alone are timed; with it a DLRM of two
-small MLPs and dot products is trained by SGD on top, the same for all.
+A step consists of pooled rows, a loss, gradients, and an optimizer step. Batches are converted to each library's
+format before the timed steps. Without ``--tower`` the loss is a sum, so that the tables alone are timed; with it a DLRM
+of two small MLPs and dot products is trained by SGD on top, the same for all engines.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ from torch import Tensor, nn
 CRITEO = [1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10]
 CRITEO += [5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572]
 WIDTH, DENSE, LR, EPS = 16, 13, 0.05, 1e-8
-NEW_IDS_EVERY = 1000  # steps between two passes of TorchRec's module for new ids: none while the clock runs
+NEW_IDS_EVERY = 1000  # steps between two passes of TorchRec's module for new ids: none is in the timed steps
 
 
 @dataclass(frozen=True)
 class Engine:
-    """Tables of one library.
+    """Embedding tables of one library.
 
     Attributes:
-        lay_out: from ids [features, batch] what the library takes them as; not timed.
-        forward: pooled rows as the library gives them: [batch, features x width] in one tensor, or [batch, width] for
-            each feature.
-        update: what is left of a step after the backward pass.
-        coming: has the rows of a coming batch asked for.
-        clean: done before a step.
+        lay_out: converts ids [features, batch] to the library's format; not timed.
+        forward: returns pooled rows in the library's format: [batch, features x width] in one tensor, or [batch, width]
+            for each feature.
+        update: completes a step after the backward pass.
+        coming: prefetches the rows of a coming batch.
+        clean: called before each step.
     """
 
     lay_out: Callable[[np.ndarray], Any]
@@ -72,14 +72,14 @@ class Engine:
 
 
 def sizes_of(rows: int) -> list[int]:
-    """Rows of each table: large tables are scaled so that all have ``rows`` together."""
+    """Returns the rows of each table: large tables are scaled so that the total is ``rows``."""
     small = sum(size for size in CRITEO if size < 10**6)
     scale = max(rows - small, 0) / (sum(CRITEO) - small)
     return [size if size < 10**6 else max(1, int(size * scale)) for size in CRITEO]
 
 
 def batches_of(sizes: list[int], batch: int, count: int, exponent: float, seed: int = 0) -> list[np.ndarray]:
-    """Ranks by a bounded power law, and rows by a permutation of the ranks. int64 [features, batch] each."""
+    """Returns batches of ids, int64 [features, batch]: ranks drawn from a bounded power law, permuted to rows."""
     random = np.random.default_rng(seed)
     found = []
     for _ in range(count):
@@ -104,7 +104,7 @@ class Tower(nn.Module):
     def forward(self, rows: Sequence[Tensor], dense: Tensor) -> Tensor:
         x = self.bottom(dense)
         all_rows = torch.cat([x, *rows], dim=1).unflatten(1, (-1, WIDTH))
-        products = torch.bmm(all_rows, all_rows.transpose(1, 2)).flatten(1)  # both halves: picking one takes longer
+        products = torch.bmm(all_rows, all_rows.transpose(1, 2)).flatten(1)  # both halves: selecting one is slower
         return self.top(torch.cat([x, products], dim=1)).squeeze(1)
 
 
@@ -130,9 +130,9 @@ def stoker_engine(
         for i, size in enumerate(sizes):
             for part in np.split(np.arange(size), range(2**18, size, 2**18)):
                 empty = {f"f{j}": JaggedIds(nothing, nothing) for j in range(len(sizes))}
-                with torch.set_grad_enabled(server):  # servers have rows once a step has looked them up
+                with torch.set_grad_enabled(server):  # servers create rows for lookups of a step
                     model(empty | {f"f{i}": lay_out(part[None])["f0"]})
-                model.apply_gradients()  # what a step that is discarded has made is gone
+                model.apply_gradients()  # a discarded step would delete its rows
     assert sum(model.rows.values()) == sum(sizes) or processes > 1, "all rows exist before anything is timed"
     asked: dict[str, JaggedIds] = {}
 
@@ -152,7 +152,7 @@ def stoker_engine(
 
 
 def raw_ids(ids: np.ndarray) -> np.ndarray:
-    """64-bit ids, as a hash of strings gives them."""
+    """Returns 64-bit ids, distributed as hashes of strings."""
     return mix64(ids.astype(np.uint64)).view(np.int64)
 
 
@@ -164,7 +164,7 @@ def mix64(x: np.ndarray) -> np.ndarray:
 
 
 def _server() -> tuple[str, int]:
-    """A server of rows in a process of its own, which ends with this one."""
+    """Starts a server of rows in a separate process, which ends with this one; returns its address."""
     from stoker.sparse.servers.row_server import RowServer
 
     ours, theirs = multiprocessing.Pipe()
@@ -180,7 +180,7 @@ def _server() -> tuple[str, int]:
 
 
 def _forget_file(model: Any, kept: dict[str, Any]) -> None:
-    """Takes the rows' file out of the page cache, but for the pages of what was asked for."""
+    """Drops the rows' file from the page cache, except for the pages of prefetched rows."""
     for fused in model._fused:
         shard, log = fused.source.shard, fused.source.shard.store._log
         pages = np.empty(0, np.int64)
@@ -230,7 +230,7 @@ def torchrec_engine(sizes: list[int]) -> Engine:
     collection = EmbeddingBagCollection(tables=configs)
     _apply_optimizer_in_backward(RowWiseAdagrad, collection.parameters(), {"lr": LR, "eps": EPS})
     sharder = EmbeddingBagCollectionSharder()
-    by_load = sorted(range(len(sizes)), key=lambda i: sizes[i], reverse=True)  # the largest tables dealt in turn
+    by_load = sorted(range(len(sizes)), key=lambda i: sizes[i], reverse=True)  # the largest tables are assigned in turn
     fused = {f"t{i}": table_wise(rank=place % world, compute_kernel="fused") for place, i in enumerate(by_load)}
     plan = construct_module_sharding_plan(
         collection, fused, sharder, world_size=world, local_size=world, device_type="cpu"
@@ -248,7 +248,7 @@ def torchrec_engine(sizes: list[int]) -> Engine:
 
 
 def managed_collision_engine(sizes: list[int]) -> Engine:
-    """TorchRec's tables behind its module for 64-bit ids without collisions, which are all known to it."""
+    """TorchRec's tables with its module for 64-bit ids without collisions, which already has all ids."""
     from torchrec.modules.embedding_configs import EmbeddingBagConfig
     from torchrec.modules.mc_modules import (
         DistanceLFU_EvictionPolicy,
@@ -256,7 +256,7 @@ def managed_collision_engine(sizes: list[int]) -> Engine:
         MCHManagedCollisionModule,
     )
 
-    room = [size + 1 for size in sizes]  # the last row of a table is that of unknown ids
+    room = [size + 1 for size in sizes]  # the last row of a table is for unknown ids
     tables = torchrec_engine(room)
     modules = {}
     for i, size in enumerate(sizes):
@@ -282,7 +282,7 @@ def managed_collision_engine(sizes: list[int]) -> Engine:
 
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
-    """One engine's figures, in this process."""
+    """Measures one engine in this process; returns its figures."""
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
     store = dist.FileStore(options.store, options.processes)
@@ -290,7 +290,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     sizes = sizes_of(options.rows)
     batches = batches_of(sizes, options.batch, options.steps + options.warm, options.exponent, options.rank)
     if options.engine == "arrays":
-        sys.modules["numba"] = None  # type: ignore[assignment]  # as where it is not installed
+        sys.modules["numba"] = None  # type: ignore[assignment]  # as if it were not installed
     if options.engine in ("stoker", "arrays", "prefetch"):
         own = {"processes": options.processes, "server": options.servers, "cold": options.cold}
         engine = stoker_engine(sizes, options.disk, prefetch=options.engine == "prefetch", **own)
@@ -309,8 +309,8 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     for batch, following in zip(laid_out, [*laid_out[1:], laid_out[0]], strict=True):
         busy = time.process_time()
         began = time.perf_counter()
-        engine.clean()  # timed, as threads read meanwhile
-        engine.coming(following)  # as the loop does, before the passes
+        engine.clean()  # timed, as threads read in the meantime
+        engine.coming(following)  # before the passes, as in the training loop
         rows = engine.forward(batch)
         if options.tower:
             loss = nn.functional.binary_cross_entropy_with_logits(tower(rows, dense), labels)

@@ -32,7 +32,7 @@ STAGES_OF_IT = ("first", "reward", "ppo")
 
 
 def chain(base: Path, elsewhere: Path) -> dict[str, Any]:
-    """SFT, a reward model and PPO with a further reward of the user's own; the pairs lie elsewhere."""
+    """Returns a chain of SFT, a reward model, and PPO with a user-defined reward; the pairs are in another folder."""
     save_tiny_llama(base / "tiny", tiny_tokenizer())
     (base / "rows.jsonl").write_text(
         "".join(json.dumps({"prompt": f"say {i}", "completion": f"{i}"}) + "\n" for i in range(12))
@@ -65,7 +65,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def submission_with(*overrides: str, name: str | None = None) -> Submission:
-    """What `stoker submit chain.yaml` would send."""
+    """Returns the submission of `stoker submit chain.yaml`."""
     arguments = argparse.Namespace(
         job="chain.yaml", overrides=list(overrides), on=None, name=name, include=None, exclude=None
     )
@@ -153,11 +153,11 @@ def test_the_chain_trains_there_as_here(base: Path, tmp_path: Path, monkeypatch:
         runs = [RunFolder(folder / "runs/chain" / stage) for folder in (base, there)]
         here, sent = ([line["loss"] for line in run.read_metrics()] for run in runs)
         assert sent == here and len(here) == 2 and runs[1].is_done(), stage
-    assert main(words) == 0  # goes on where it stopped: all is done
+    assert main(words) == 0  # resumes; all stages are done
 
 
 def nodes_of(base: Path, port: int) -> list[int]:
-    """The exit codes of two nodes of one process that go through the chain."""
+    """Runs the chain on two nodes with one process each; returns their exit codes."""
     words = [sys.executable, "-m", "stoker", "node", "chain.yaml", "stages.first.parallel.data=2"]
     words += ["stages.reward.parallel.data=2", "--nodes", "2", "--devices", "1", "--secret", "secret"]
     words += ["--rendezvous", f"127.0.0.2:{port},127.0.0.3:{port}"]
@@ -178,7 +178,7 @@ def test_two_nodes_train_the_chain_and_what_depends_on_a_change(base: Path) -> N
     (base / "secret").write_text("ab" * 32)
     (base / "secret").chmod(0o600)
     with socket.create_server(("127.0.0.2", 0)) as free:
-        port = int(free.getsockname()[1]) % 20_000 + 10_000  # and one above it for each stage
+        port = int(free.getsockname()[1]) % 20_000 + 10_000  # base port; each stage uses the next one
     assert nodes_of(base, port) == [0, 0]
     words = ["stages.first.parallel.data=2", "stages.reward.parallel.data=2"]
     (base / "here").mkdir()
@@ -189,6 +189,6 @@ def test_two_nodes_train_the_chain_and_what_depends_on_a_change(base: Path) -> N
     pairs = base.parent / "elsewhere/pairs.jsonl"
     pairs.write_text("".join(pairs.read_text().splitlines(keepends=True)[:8]))
     assert nodes_of(base, port) == [0, 0]
-    for stage, run in there.items():  # the reward's and PPO's runs are new, the first is as it was
+    for stage, run in there.items():  # the reward's and PPO's runs are new, the first is unchanged
         aside = [path for path in run.path.parent.iterdir() if path.name.startswith(stage) and path != run.path]
         assert run.is_done() and len(aside) == (stage != "first"), stage

@@ -1,4 +1,4 @@
-"""Tables whose rows are on servers in this process, their batches, and how states are compared."""
+"""Tables with rows on servers in this process, their batches, and the comparison of states."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def on_a_rank(servers: RowServers | None, steps: range, parts: list[SparseState]
 def serving(
     *folders: Path, ports: tuple[int, ...] = (), every: int = 3
 ) -> Iterator[tuple[RowServers, list[RowServer]]]:
-    """Servers in threads of this process."""
+    """Runs servers in threads of this process."""
     listen = ports or (0,) * len(folders)
     servers = [
         RowServer(("127.0.0.1", port), SECRET, folder, snapshot_every=every)
@@ -105,7 +105,7 @@ def same(found: list[SparseState], expected: list[SparseState], tolerance: float
 
 
 def restart(running: list[RowServer], number: int, folder: Path, every: int = 3) -> None:
-    """A server again at the same address, as after it was killed."""
+    """Restarts a server at the same address, as after it was killed."""
     running[number].close()
     running[number] = RowServer(running[number].address, SECRET, folder, snapshot_every=every)
     threading.Thread(target=running[number].serve, daemon=True).start()

@@ -1,4 +1,4 @@
-"""The compiled loops against those of whole arrays."""
+"""Compiled kernels against the vectorised reference."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_keys_are_the_same(pairs: list[tuple[int, int]], there: list[tuple[int, 
     if there:
         ids, tables = np.ascontiguousarray(np.array(there, np.int64).T)
         rows = index.insert(ids, tables, index.hashes(ids, tables))
-        index.remove(np.unique(rows)[::3])  # searches go on behind deleted entries
+        index.remove(np.unique(rows)[::3])  # searches continue past deleted entries
     compared(array_kernels.find(index._pairs, *keys, hashes), numba_kernels.find(index._pairs, *keys, hashes))
 
 
@@ -39,7 +39,7 @@ def compared(these: tuple[np.ndarray, ...], others: tuple[np.ndarray, ...]) -> N
 
 @pytest.mark.parametrize("lengths", [None, (1, 0, 3, 2, 0, 4)])
 def test_gradients_of_sums_are_the_same(lengths: tuple[int, ...] | None) -> None:
-    """Of three features, the second of which has no gradient and the third one that lies among other numbers."""
+    """Of three features the second has no gradient, and the third a strided one."""
     random = torch.Generator().manual_seed(0)
     bags = None if lengths is None else torch.tensor(lengths)
     at = torch.randint(0, 4, (6 if bags is None else int(bags.sum()),), generator=random)
@@ -68,7 +68,7 @@ def test_training_is_the_same(dtype: str, close: float, decay: float, monkeypatc
 
 
 def trained(dtype: str, decay: float) -> torch.Tensor:
-    """Rows after five steps on lists of ids and single ones."""
+    """Returns the rows after five steps on lists of ids and on single ids."""
     table = TableSettings("t", 8, lr=0.3, dtype=dtype, weight_decay=decay, init_scale=1.0)
     features = {"list": Feature("t", "mean"), "one": Feature("t")}
     embeddings = SparseEmbeddings([table], features, seed=1)

@@ -1,4 +1,4 @@
-"""Servers that are lost or killed, and what they find when they return."""
+"""Lost or killed servers, and their state after a restart."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_step_that_a_lost_server_did_not_hear_is_said_again(tmp_path: Path) ->
             tables = SparseEmbeddings([WORDS], {"words": Feature("words")}, seed=3, servers=of)
             tables(ids)["words"].square().sum().backward()
             if of is not None:
-                running[0].close()  # all that follows is lost
+                running[0].close()  # all later updates are lost
             threading.Timer(0.3, restart, (running, 0, tmp_path / "a")).start()
             tables.apply_gradients()
             found.append(tables(ids)["words"].detach())
@@ -77,7 +77,7 @@ def test_a_step_that_a_lost_server_did_not_hear_is_said_again(tmp_path: Path) ->
 
 @pytest.mark.parametrize("every", [3, 1000], ids=["from snapshots", "from the log"])
 def test_servers_know_what_has_changed_since_a_base_when_they_return(every: int, tmp_path: Path) -> None:
-    """Of rows that were seen and ids that were evicted, also before a snapshot that a lost server starts from."""
+    """Checks changed rows and evicted ids, also from before the snapshot that a lost server restarts from."""
     found: list[list[list[SparseState]]] = []
     with serving(tmp_path / "a", tmp_path / "b", every=every) as (servers, running):
         for of in (None, servers):
@@ -108,14 +108,14 @@ def test_servers_know_what_has_changed_since_a_base_when_they_return(every: int,
 
 
 def _old_ids(ids: JaggedIds, step: int) -> JaggedIds:
-    """Ids that come for a few steps and then no more."""
+    """Returns ids that occur for a few steps only."""
     return JaggedIds(ids.ids + 13 * (step // 2), ids.lengths)
 
 
 @pytest.mark.parametrize("staleness", [0, 8])
 @pytest.mark.parametrize("steps", [0, 2])
 def test_a_server_that_lost_the_rows_ends_the_run(staleness: int, steps: int, tmp_path: Path) -> None:
-    """It would give first values, or wait for ever for steps that nobody makes again."""
+    """It would return initial values, or wait forever for steps that are not repeated."""
     with serving(tmp_path / "a") as (servers, running):
         tables = words(replace(servers, staleness=staleness, patience=3))
         for _ in range(steps):
@@ -137,7 +137,7 @@ def test_a_run_that_another_has_replaced_ends_and_leaves_the_other_alone(tmp_pat
             step(first), step(first)
         restart(running, 0, tmp_path / "a")
         late = {**running[0]._run, "name": first._fused[0].source._links[0]._hello["run"]["name"]}
-        link = ServerConnection.dial(servers.addresses[0], SECRET)  # a trainer of the first run that comes late
+        link = ServerConnection.dial(servers.addresses[0], SECRET)  # a late trainer of the first run
         link.send({"run": late, "trainer": 1})
         assert "no longer has" in link.receive()[0]["error"]
         link.close()
@@ -179,7 +179,7 @@ def test_both_sides_notice_a_host_that_is_gone(tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_lost_during_a_load_ends_the_run(tmp_path: Path) -> None:
-    """What it had been given was not on its disk yet, and must not be missing without a word."""
+    """Its loaded rows were not on its disk yet, and must not be lost silently."""
     _, state = trained(None, range(4), [])
 
     def parts(running: list[RowServer]) -> Iterator[SparseState]:

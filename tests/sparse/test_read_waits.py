@@ -1,4 +1,4 @@
-"""Rows of coming batches are asked for where reads wait for the disk, and nowhere else."""
+"""Rows of coming batches are prefetched only if reads wait for the disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stoker.sparse.tiered_rows import TieredRows
 
 
 class Disk:
-    """Page faults of a thread, as a test says."""
+    """Page faults of a thread, set by a test."""
 
     def __init__(self) -> None:
         self.faults = 0
@@ -41,11 +41,11 @@ def test_what_reads_have_waited_is_forgotten_in_time() -> None:
     assert waits.often
     disk.read(waits, 1000, 600)
     looks = 0
-    while waits.often:  # the file has come into the page cache
+    while waits.often:  # the file is in the page cache
         disk.read(waits, LAST // 4, 0)
         looks += 1
     assert 4 < looks < 40
-    disk.read(waits, 1000, 600)  # and has left it again
+    disk.read(waits, 1000, 600)  # and was dropped from it
     assert waits.often
 
 
@@ -58,7 +58,7 @@ def test_faults_are_those_of_this_machine() -> None:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rows were asked for, call by call."""
+    """Returns the number of prefetched rows of each call."""
     found: list[int] = []
     monkeypatch.setattr(TieredRows, "prefetch", lambda self, rows: found.append(len(rows)))
     return found
@@ -71,7 +71,7 @@ def test_rows_are_asked_for_where_lookups_wait(tmp_path: Path, asked: list[int])
     assert isinstance(source, ExchangedRows) and isinstance(source.shard.store, TieredRows)
     source.shard.store._log.waits = waits = ReadWaits(lambda: disk.faults)
     batch = {"f": JaggedIds.single(torch.arange(50))}
-    for _ in range(2):  # the second lookup reads rows of the file, from the page cache
+    for _ in range(2):  # the second lookup reads rows of the file from the page cache
         model.prefetch(batch)
         model(batch)["f"].sum().backward()
         model.apply_gradients()
@@ -87,7 +87,7 @@ def test_processes_ask_as_soon_as_one_of_them_waits(tmp_path: Path, pool: Pool) 
 
 
 def asked_by_processes(folder: str) -> int:
-    """How often rows are asked for, where one of two processes begins to wait soon after the first round."""
+    """Returns the number of prefetches if one of two processes begins to wait soon after the first exchange."""
     rows = ExchangedRows([TableSettings("t", 4, disk=DiskTier(Path(folder), 10))], seed=0, group=dist.group.WORLD)
     asked: list[int] = []
     rows.shard.prefetch = lambda keys: asked.append(len(keys))  # type: ignore[method-assign]
@@ -112,10 +112,10 @@ def test_a_server_is_asked_where_its_lookups_wait(
         batch = {"f": JaggedIds.single(torch.arange(50))}
         for waits in (False, True):
             monkeypatch.setattr(ReadWaits, "often", waits)
-            model(batch)["f"].sum().backward()  # the answer says whether it has waited
+            model(batch)["f"].sum().backward()  # the answer contains whether it waited
             model.apply_gradients()
             model.prefetch(batch)
-            model.eval()(batch)  # after whatever was asked
+            model.eval()(batch)  # after all earlier requests
             model.train()
             assert bool(asked) == waits
     finally:

@@ -1,4 +1,4 @@
-"""Rows on servers against rows that the trainers hold; whom servers serve, and what they log."""
+"""Rows on servers against rows on the trainers; authentication and logs of servers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_step_that_cannot_be_written_ends_the_run(tmp_path: Path, monkeypatch:
         with pytest.raises(RunFailed, match="cannot go on: the disk is full"):
             step(tables), step(tables)
         monkeypatch.undo()
-        step(words(servers))  # a run that begins is served again
+        step(words(servers))  # a new run is served
 
 
 def test_a_log_with_a_step_twice_is_refused(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_without_the_secret_nothing_is_served(tmp_path: Path) -> None:
 def test_strangers_take_no_more_than_their_places(tmp_path: Path) -> None:
     with serving(tmp_path / "a") as (servers, [server]):
         strangers = [socket.create_connection(servers.addresses[0]) for _ in range(70)]
-        for stranger in strangers[-3:]:  # 32 random bytes for those that there is room for, an end for the others
+        for stranger in strangers[-3:]:  # 32 random bytes up to the limit, an end of file beyond it
             assert stranger.recv(64) == b""
         assert len(server._strangers) == 64
         for stranger in strangers:

@@ -1,4 +1,4 @@
-"""Trainers that may be ahead of the steps of their servers."""
+"""Trainers that are ahead of their servers' steps, up to a bound."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from stoker.sparse.servers.server_connection import ServerConnection
 
 
 def push(link: ServerConnection, step: int) -> None:
-    """A trainer's part of a step: a gradient of 1 for the row of id 7."""
+    """Pushes a trainer's part of a step: a gradient of 1 for the row of id 7."""
     arrays = [np.array([7]), np.array([0]), np.array([1]), np.ones((1, 3))]
     link.send({"kind": "push", "layout": 0, "step": step}, arrays)
     link.send({"kind": "commit", "layout": 0, "step": step, "scale": 1.0, "lr_factor": 1.0})
@@ -34,7 +34,7 @@ def push(link: ServerConnection, step: int) -> None:
 
 @pytest.mark.parametrize(("least", "waits"), [(1, True), (0, False)])
 def test_a_lookup_waits_for_the_steps_that_it_must_have(least: int, waits: bool, tmp_path: Path) -> None:
-    """A trainer that is ahead waits for the other's steps, but for as many as the bound allows."""
+    """A trainer that is ahead waits for the other's steps, except for as many as the bound allows."""
     run = {"name": "r", "seed": 0, "servers": 1, "trainers": 2, "number": 0, "layouts": [[dict_of(WORDS)]]}
     with serving(tmp_path / "a") as (servers, [server]):
         links = [ServerConnection.dial(servers.addresses[0], SECRET) for _ in range(2)]
@@ -51,7 +51,7 @@ def test_a_lookup_waits_for_the_steps_that_it_must_have(least: int, waits: bool,
         assert thread.is_alive() == waits
         push(links[1], 0)
         thread.join(20)
-        push(links[0], 0)  # said again, as after a lost connection
+        push(links[0], 0)  # repeated, as after a lost connection
         links[0].send({**message, "least": 1}, [np.array([7]), np.array([0])])
         [after], [before] = links[0].receive()[1], answers
         assert np.allclose(before - after, 0 if waits else 0.2)
@@ -61,7 +61,7 @@ def test_a_lookup_waits_for_the_steps_that_it_must_have(least: int, waits: bool,
 
 
 def run_ahead(servers: RowServers) -> int:
-    """The first trainer makes as many steps as the bound allows before the second one makes any."""
+    """Has the first trainer take as many steps as the bound allows before the second one takes any."""
     tables = SparseEmbeddings([WORDS], {"words": Feature("words")}, group=dist.group.WORLD, servers=servers)
     if dist.get_rank() == 1:
         dist.barrier()
@@ -79,7 +79,7 @@ def test_a_trainer_may_be_ahead_as_far_as_the_bound_says(pool: Pool, tmp_path: P
 
 
 def test_a_stale_run_learns_as_well(tmp_path: Path) -> None:
-    """One trainer never waits for itself: with any bound its lookups have all of its own steps."""
+    """One trainer never waits for itself: with any bound its lookups include all of its own steps."""
     losses, _ = trained(None, range(STEPS), [])
     with serving(tmp_path / "a") as (servers, _):
         stale, _ = trained(replace(servers, staleness=2), range(STEPS), [])

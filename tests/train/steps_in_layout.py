@@ -1,4 +1,4 @@
-"""Losses of a ranking job under a layout, for the pool of processes."""
+"""Losses of a ranking job with a layout, for the pool of processes."""
 
 from __future__ import annotations
 

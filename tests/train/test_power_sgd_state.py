@@ -1,4 +1,4 @@
-"""What PowerSGD remembers is in checkpoints: a run that goes on equals the undisturbed one to the bit."""
+"""PowerSGD's state is in checkpoints: a resumed run equals an uninterrupted one to the bit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stoker.launch.process_pool import Pool
 from stoker.runs.run_folder import RunFolder
 from stoker.train.loop import FORGETS
 
-STEPS = 16  # six of them compressed
+STEPS = 16  # of which six are compressed
 WORDS = [f"steps={STEPS}", "parallel.compress=powersgd", "parallel.compress_rank=1", "train.optimizer=adamw"]
 
 PLAIN = ["parallel.compress=none", "parallel.compress_rank=4"]
@@ -39,7 +39,7 @@ def ended(base: Path, name: str) -> tuple[list[float], dict[str, Tensor]]:
 
 
 def cut(base: Path, name: str, step: int) -> None:
-    """The run as it was when it was killed after a step's checkpoint."""
+    """Cuts the run back to its state when it was killed after a step's checkpoint."""
     folder = RunFolder(base / name)
     for path in folder.checkpoints.iterdir():
         if path.name > f"step-{step:08}":
@@ -53,7 +53,7 @@ def cut(base: Path, name: str, step: int) -> None:
 def test_a_killed_run_goes_on_to_the_bit(pool: Pool, base: Path, words: list[str], world: int) -> None:
     pool.run(train, str(base), [*WORDS, *words], "whole", world=world)
     losses, weights = ended(base, "whole")
-    for step in (9, 10, 13):  # before the first compressed step, at it, and within
+    for step in (9, 10, 13):  # before, at and after the first compressed step
         shutil.copytree(base / "whole", base / "again")
         cut(base, "again", step)
         pool.run(train, str(base), [*WORDS, *words], "again", world=world)
@@ -64,7 +64,7 @@ def test_a_killed_run_goes_on_to_the_bit(pool: Pool, base: Path, words: list[str
 
 
 def notes(path: str, words: list[str], name: str) -> str:
-    """What the first process of a run says."""
+    """Returns the output of the first process of a run."""
     said = io.StringIO()
     with redirect_stderr(said), redirect_stdout(said):
         train(path, words, name, quiet=False)

@@ -26,12 +26,12 @@ MODELS = ["dlrm", "dcn", "deepfm", "wide-deep", "din", "mmoe", "two-tower"]
 
 
 def plain_losses(task: RankingTask, steps: int, batch: int, lr: float, table_lr: float) -> list[float]:
-    """The run as a plain loop: nn.Embedding and SGD for the tables, AdamW for the tower."""
+    """Trains in a plain loop: nn.Embedding and SGD for the tables, AdamW for the tower; returns the losses."""
     features = task.log.features.ids
     everything = task.part_of(task.log.training, np.arange(len(task.log.training))).inputs
     assert isinstance(everything, RankingBatch)
     weights, number = {}, {}
-    task.tables.eval()  # first values are drawn when an id is first trained on, whoever asks
+    task.tables.eval()  # initial values are drawn when an id is first trained on
     for column in features:
         ids = everything.ids[column.name].ids.unique()
         number[column.name] = {int(i): n for n, i in enumerate(ids)}
@@ -144,7 +144,7 @@ def test_a_step_that_is_not_finite_leaves_the_rows_alone() -> None:
 def test_the_tables_count_the_steps_of_the_run() -> None:
     tables = SparseEmbeddings([TableSettings("t", 2)], {"x": Feature("t")}, seed=0)
     hook = step_hook(lambda: tables, 1.0)
-    for step, taken in ((1, True), (2, False), (2, True), (3, False), (4, True)):  # 2 is taken again, 3 is left out
+    for step, taken in ((1, True), (2, False), (2, True), (3, False), (4, True)):  # 2 is repeated, 3 is skipped
         hook.before_passes(step)
         assert tables.version == step - 1
         tables({"x": JaggedIds.single(torch.tensor([1, 2]))})["x"].sum().backward()

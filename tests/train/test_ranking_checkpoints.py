@@ -1,4 +1,4 @@
-"""Checkpoints of ``task: ranking``: by any processes for any others, of changed rows, after a stop."""
+"""Checkpoints of ``task: ranking``: across layouts, of changed rows only, after a stop."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_checkpoints_of_changed_rows_are_resumed_evaluated_and_kept(clicks: Path
     write_job(clicks, job)
     whole = steps_in_layout(str(clicks), 6, ())
     write_job(clicks, {**job, "output": "changed", "checkpoint": {**job["checkpoint"], "full_every": 4}})
-    for step, world in ((3, 2), (4, 1), (6, 2)):  # it begins anew with all rows after each
+    for step, world in ((3, 2), (4, 1), (6, 2)):  # each resumed run saves all rows first
         found = pool.run(steps_in_layout, str(clicks), step, (f"parallel.data={world}",), world=world)[0]
     assert found[:6] == pytest.approx(whole[:6], rel=1e-12)
     store = Store(clicks / "changed" / "checkpoints")

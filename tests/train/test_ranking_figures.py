@@ -1,4 +1,4 @@
-"""What evaluations of ``task: ranking`` say: periods, slices, groups, retrieval, ids that came and went."""
+"""Metrics of ``task: ranking``: by period, slice and group, of retrieval, and counts of added and evicted ids."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_evaluations_say_how_many_ids_came_and_went(clicks: Path, pool: Pool) ->
     steps_in_layout(str(clicks), 6, ())
     write_job(clicks, ranking_job(output="two", ranking={"table": table}, train=CONSTANT))
     pool.run(steps_in_layout, str(clicks), 3, ("parallel.data=2",), world=2)
-    pool.run(steps_in_layout, str(clicks), 6, ("parallel.data=2",), world=2)  # goes on from the checkpoint
+    pool.run(steps_in_layout, str(clicks), 6, ("parallel.data=2",), world=2)  # resumes from the checkpoint
     names = ("table_rows", "ids_admitted", "ids_evicted")
     found = [
         [tuple(event[name] for name in names) for event in RunFolder(clicks / run).read_events() if "auc" in event]

@@ -27,13 +27,13 @@ from stoker.train.prepare import prepare
 
 def test_rows_in_a_file_are_those_in_memory(clicks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(ReadWaits, "often", True)  # as where the page cache does not have the file
+    monkeypatch.setattr(ReadWaits, "often", True)  # as if the page cache did not have the file
     monkeypatch.setattr(TieredRows, "prefetch", lambda self, rows: asked.append(len(rows)))
     table, train = {"optimizer": "adam", "lr": 0.01}, {**CONSTANT, "micro_batch": 4}
     memory = run(clicks, ranking_job(ranking={"table": table}, output="memory", train=train))
     assert not asked
     without = run(clicks, ranking_job(ranking={"table": {**table, "memory_rows": 16}}, output="without", train=train))
-    assert len(asked) == 5 and min(asked[1:]) > 10  # there are no rows in the first step, and none to come in the last
+    assert len(asked) == 5 and min(asked[1:]) > 10  # the first step finds no rows, the last has no next batch
     monkeypatch.undo()
     monkeypatch.chdir(clicks)
     disk = run(clicks, ranking_job(ranking={"table": {**table, "memory_rows": 16}}, train=train))
@@ -62,9 +62,9 @@ def test_rows_on_servers_are_those_of_the_trainer(clicks: Path) -> None:
     try:
         address = "{}:{}".format(*server.address)
         block: dict[str, Any] = {"servers": {"addresses": [address], "secret": "secret", "patience": 20.0}}
-        block |= {"table": {"memory_rows": 16}, "features": features}  # of the server
+        block |= {"table": {"memory_rows": 16}, "features": features}  # rows in the server's memory
         run(clicks, ranking_job(ranking=block, steps=3, train=CONSTANT))
-        served = run(clicks, ranking_job(ranking=block, train=CONSTANT))  # for the server another run
+        served = run(clicks, ranking_job(ranking=block, train=CONSTANT))  # a new run for the server
         assert served.loop.resumed_from == "disk"
     finally:
         server.close()
@@ -77,7 +77,7 @@ def test_rows_on_servers_are_those_of_the_trainer(clicks: Path) -> None:
 
 @pytest.mark.slow  # three runs with a checkpoint in every step
 def test_increments_from_servers_are_the_rows_to_the_bit(clicks: Path) -> None:
-    """Also where a server is killed between a base and what adds to it, and the run goes on from an increment."""
+    """Also if a server is killed between a base and its increment, and the run resumes from an increment."""
     secret = clicks / "secret"
     secret.write_bytes(bytes(range(32, 96)))
     secret.chmod(0o600)

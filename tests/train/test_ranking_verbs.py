@@ -1,4 +1,4 @@
-"""The verbs on ``task: ranking``, and what is wrong with a job."""
+"""Commands on ``task: ranking``, and errors of its jobs."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_what_is_wrong_is_said_with_its_place(changes: dict[str, Any], message: 
     assert "job.yaml:" in str(error.value)
 
 
-@pytest.mark.slow  # a layout is run eight times
+@pytest.mark.slow  # runs a layout eight times
 def test_verify_compares_layouts(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_job(clicks, {**ranking_job(), "train": {"batch": 8}, "parallel": {"data": 2}})
     assert main(["verify", "job.yaml", "--steps", "3"]) == 0

@@ -42,10 +42,10 @@ from stoker.checkpoint.storage import BASE, Storage, base_of, name_of, read_stat
 from stoker.checkpoint.writer import commit, write_part
 from stoker.errors import DiskFailed, RunFailed
 
-TABLES = "sparse/"  # name prefix of everything of embedding tables
+TABLES = "sparse/"  # name prefix of all state of embedding tables
 ROWS, BASE_ROWS = f"{TABLES}rows/", f"{TABLES}base/"  # rows, and those of the base that a checkpoint adds to
 ISLAND, OUTER = "island-", "outer/"  # name prefixes of the state of all islands but the first, and of the outer step
-POWER_SGD = "power-sgd/"  # and of PowerSGD's memories, which fit no other layout
+POWER_SGD = "power-sgd/"  # name prefix of PowerSGD's state, which fits no other layout
 
 
 def place_of(to: str | None, *, base: Path, otherwise: Path) -> Path | str:
@@ -176,7 +176,7 @@ class Store:
 
         Raises:
             DamagedError: it has changed since it was written.
-            RunFailed: it is of another model: names or shapes differ. State of islands and PowerSGD may be left out.
+            RunFailed: it is of another model: names or shapes differ. State of islands and of PowerSGD may be missing.
         """
         where = self._name(step)
         with _damage(where):

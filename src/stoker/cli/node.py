@@ -103,12 +103,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where nodes meet.
+    """The addresses of a rendezvous, and its secret.
 
     Attributes:
-        rendezvous: addresses at which nodes are looked for.
-        listen: this node's own.
-        secret: that all of them share.
+        rendezvous: addresses of the nodes, the first one first.
+        listen: address of this node.
+        secret: shared by all nodes.
     """
 
     rendezvous: Sequence[Address]
@@ -116,17 +116,17 @@ class Meeting:
     secret: bytes
 
     def after(self, count: int) -> Meeting:
-        """The same, on ports higher by a number; a free one stays a free one."""
+        """Returns the rendezvous with all ports increased by ``count``; port 0, which takes a free one, stays 0."""
         moved = [(host, port + count) for host, port in self.rendezvous]
         host, port = self.listen
         return replace(self, rendezvous=moved, listen=(host, port + count if port else 0))
 
 
 class StagesOfNodes:
-    """Stages over several nodes: each node goes through all of them, and the nodes meet anew for each that is trained.
+    """Runs stages on several nodes: each node processes all stages, with a separate rendezvous for each trained one.
 
-    A stage has a port of its own, so that nodes that are at different stages do not meet. The first node of the
-    rendezvous writes what all of them read.
+    Each stage has its own port, so that nodes at different stages do not connect to each other. The first node of the
+    rendezvous writes the files that all nodes read.
     """
 
     def __init__(self, arguments: argparse.Namespace, meeting: Meeting) -> None:
@@ -149,10 +149,10 @@ def _taken_part(
     """Trains a job as one of its nodes.
 
     Args:
-        begun: called where this node holds the run's folder, before training.
+        begun: called before training, while this node holds the lock of the run's folder.
 
     Returns:
-        What was trained, and how it ended; the exit code where a signal ended it before.
+        The run's spec, and its result; the exit code instead of a result if a signal ended the run.
     """
     least, most = _nodes(arguments, opened, len(meeting.rendezvous))
     from stoker.launch.first_failure import Interrupted, RankFailed

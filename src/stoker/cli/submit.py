@@ -66,11 +66,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class GivenJob:
-    """What is submitted.
+    """The job of a submission.
 
     Attributes:
         jobs: the job, or those of its stages.
-        staged: the stages; None of a job without.
+        staged: the stages; None if the job has none.
     """
 
     jobs: list[LoadedJob]

@@ -30,10 +30,10 @@ WEIGHTS, LOOK = 3600, 0.5  # seconds: the longest wait for the weights of an ear
 
 
 class StageRunner(Protocol):
-    """How a stage is trained.
+    """Interface to train one stage.
 
     Attributes:
-        first: whether this process changes what is there for all: earlier runs, and the weights of earlier stages.
+        first: whether this process changes shared files: sets earlier runs aside, and merges weights of earlier stages.
     """
 
     first: bool
@@ -41,18 +41,18 @@ class StageRunner(Protocol):
     def train(
         self, stage: Stage, loaded: LoadedJob, begun: Callable[[], None], *, quiet: bool
     ) -> tuple[RunSpec, RunResult | int]:
-        """Trains it.
+        """Trains a stage.
 
         Args:
-            begun: to be called where the run's folder is held, before training.
+            begun: called before training, while the run's folder is locked.
 
         Returns:
-            What was trained, and how that ended; see `stoker.cli.train.trained`.
+            The run's spec and its result, or an exit code; see `stoker.cli.train.trained`.
         """
 
 
 class Here:
-    """Stages in processes of this machine."""
+    """Trains stages in processes of this machine."""
 
     first = True
 
@@ -69,7 +69,7 @@ def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None, runn
     """Trains each chosen stage that is not done with its current inputs; returns the exit code of `stoker train`.
 
     Args:
-        runner: by default `Here`.
+        runner: trains a stage; `Here` by default.
 
     Raises:
         UserError: a stage has a problem, found before training starts; or a stage that is left out is not done.
@@ -146,10 +146,10 @@ def _merge(staged: StagedJob, stage: Stage, lineage: Lineage, base: Path) -> str
 
 
 def _wait_for_weights(staged: StagedJob, stage: Stage, lineage: Lineage, base: Path) -> None:
-    """Waits until another node has written the weights that a stage begins with.
+    """Waits until another node has written a stage's initial weights.
 
     Raises:
-        CannotRun: they do not come.
+        CannotRun: they were not written in time.
     """
     name = stage.needs[FROM]
     earlier = next(other for other in staged.stages if other.name == name)
@@ -163,7 +163,7 @@ def _wait_for_weights(staged: StagedJob, stage: Stage, lineage: Lineage, base: P
 
 
 def _check_left_out(staged: StagedJob, chosen: Sequence[Stage]) -> None:
-    """Raises UserError where a stage that a chosen one needs is neither chosen nor done."""
+    """Raises UserError if a chosen stage needs an earlier one that is neither chosen nor done."""
     names = {stage.name for stage in chosen}
     for stage in chosen:
         for key, name in stage.needs.items():

@@ -33,11 +33,11 @@ def staged_submission_of(
     """Returns the submission of a chain of stages to a target.
 
     Args:
-        overrides: from the command line.
+        overrides: those of the command line.
         jobs: of the stages, in order.
         base: the folder in which the command was given.
         name: of the run; by default of the folder of the stages' runs.
-        hosts: how many hosts the target has, where it counts them.
+        hosts: the target's number of hosts, if it is known.
 
     Raises:
         UserError: nodes and processes do not match the largest stage's layout, or files that the stages need cannot be
@@ -91,7 +91,7 @@ def _moved(stage: Stage, moved: dict[str, Any]) -> list[str]:
 
 
 def _text(data: dict[str, Any]) -> str:
-    """A job file of the data, without its target, which the node need not know."""
+    """Returns the data as a job file, without the target, which the nodes do not need."""
     lines = [f"{key}: {scalar(value)}" for key, value in data.items() if key not in (STAGES, TARGET)]
     lines.append(f"{STAGES}:")
     for stage in data[STAGES]:

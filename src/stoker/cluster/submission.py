@@ -24,7 +24,7 @@ from stoker.job.targets.shared_keys import TargetKeys
 
 JOB = "job.yaml"
 SECRET = "secret"
-FIRST_PORT, PORTS = 15_000, 17_000  # below those that systems hand out by themselves
+FIRST_PORT, PORTS = 15_000, 17_000  # below the range that systems assign automatically
 LONGEST_NAME = 40
 
 
@@ -33,17 +33,17 @@ class Submission:
     """A job to be sent to a target.
 
     Attributes:
-        name: of the run and of the record; letters, digits and hyphens.
-        loaded: the resolved job, with the planner's layout where it asked for one.
-        job: the same as YAML text, with paths as on the nodes. It needs no overrides.
-        nodes, devices: nodes, and processes on each.
+        name: name of the run and of the record; letters, digits and hyphens.
+        loaded: the resolved job, with the planner's layout if it has `parallel: auto`.
+        job: the resolved job as YAML, with paths as on the nodes. It includes the overrides.
+        nodes, devices: number of nodes, and number of processes on each.
         files: all files to send, `job` among them as ``job.yaml``.
         fingerprint: of all files.
         output: the run's folder: a URL, absolute, or relative to the nodes' working folder.
-        port: of the nodes' rendezvous.
+        port: port of the nodes' rendezvous.
         base: the folder in which the command was given.
-        stages: names of the stages; empty for a job without. `output` is then the folder of their runs, `loaded` the
-            first stage's job.
+        stages: names of the stages; empty for a job without stages. With stages `output` is the folder of their runs,
+            and `loaded` the first stage's job.
     """
 
     name: str
@@ -60,12 +60,12 @@ class Submission:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all files."""
+        """Size of all files in bytes."""
         return sum(file.size for file in self.files)
 
     @property
     def label(self) -> str:
-        """Name and beginning of the fingerprint, for messages."""
+        """Name and first characters of the fingerprint, for messages."""
         return f"{self.name} ({self.fingerprint[:12]})"
 
     def record(self, kind: str, *, target: Mapping[str, Any], on: str, handle: Mapping[str, Any]) -> Record:
@@ -88,11 +88,11 @@ class Submission:
     def node_words(
         self, *, python: str, rendezvous: Sequence[str], secret: str = SECRET, job: str = JOB, more: Sequence[str] = ()
     ) -> list[str]:
-        """The command that a node runs, word by word.
+        """Returns the command that a node runs, as a list of arguments.
 
         Args:
-            rendezvous: ``HOST:PORT`` where nodes are reached, the first one first.
-            secret: the secret's file, as the node names it.
+            rendezvous: ``HOST:PORT`` of the nodes, the first one first.
+            secret: path of the secret's file on the node.
             more: further options of `stoker node`.
         """
         meet = ",".join(rendezvous)
@@ -100,7 +100,7 @@ class Submission:
         return [*words, "--nodes", str(self.nodes), "--devices", str(self.devices), *more]
 
     def node_command(self, **given: object) -> str:
-        """The same as a line of a shell."""
+        """Returns the command of `node_words` as a shell command line."""
         return shlex.join(self.node_words(**given))  # type: ignore[arg-type]
 
 
@@ -111,7 +111,7 @@ def submission_of(
 
     Args:
         base: the folder in which the command was given.
-        name: of the run; by default of its output folder.
+        name: name of the run; by default that of its output folder.
         hosts: the target's number of hosts, if it is known; the default number of nodes.
 
     Raises:
@@ -145,14 +145,14 @@ def submission_of(
 
 
 def name_of(output: str) -> str:
-    """The name of a run's folder, so that it can be a host's or a label: ``runs/My job`` -> ``my-job``."""
+    """Converts the name of a run's folder to a valid host name or label: ``runs/My job`` -> ``my-job``."""
     last = output.rstrip("/").rpartition("/")[2]
     plain = re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-")
     return plain[:LONGEST_NAME].rstrip("-") or "job"
 
 
 def port_of(name: str) -> int:
-    """A port that a name always has."""
+    """Returns a port derived from a name."""
     digest = hashlib.blake2b(name.encode(), digest_size=4).digest()
     return FIRST_PORT + int.from_bytes(digest) % PORTS
 
@@ -188,7 +188,7 @@ def with_layout(loaded: LoadedJob, chosen: ChosenTarget, keys: TargetKeys, hosts
 
 
 def counted(loaded: LoadedJob, chosen: ChosenTarget, keys: TargetKeys, hosts: int | None) -> tuple[int, int]:
-    """(nodes, processes on each) for the layout."""
+    """Returns (nodes, processes on each) for the layout."""
     layout = layout_of(loaded.job)
     world = layout.world
     words = f"the layout ({layout.describe()}) has {world} process{'es' * (world > 1)}"
@@ -203,7 +203,7 @@ def counted(loaded: LoadedJob, chosen: ChosenTarget, keys: TargetKeys, hosts: in
     elif keys.nodes != "auto":
         nodes = min(keys.nodes, world)
         devices = -(-world // nodes)
-    else:  # as many of the hosts as can have equally many
+    else:  # the most hosts over which the processes divide evenly
         nodes = next(count for count in range(min(hosts or 1, world), 0, -1) if world % count == 0)
         devices = world // nodes
     if nodes * devices != world:

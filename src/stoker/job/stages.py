@@ -24,7 +24,7 @@ from stoker.job.task_spec import TASKS
 from stoker.job.yaml_document import COMMAND_LINE, JobDocument, Mark, read_document
 
 EACH_ITS_OWN = (("output",), ("checkpoint", "to"))  # shared folders, in which every stage has a subfolder
-LENGTHS = ("steps", "epochs")  # mutually exclusive; a stage's own replaces the shared other
+LENGTHS = ("steps", "epochs")  # mutually exclusive; a stage's own key replaces the shared one, whichever it is
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class StagedJob:
     """A job file with stages.
 
     Attributes:
-        document: of the file.
-        root: the folder below which each stage has its run, unless it names another.
+        document: document of the file.
+        root: parent folder of the stages' runs; a stage may name another.
         stages: in the file's order.
     """
 
@@ -42,10 +42,10 @@ class StagedJob:
     stages: tuple[Stage, ...]
 
     def chosen(self, *, only: str | None, begin: str | None) -> list[Stage]:
-        """The stages that ``--only NAME`` or ``--from NAME`` mean; all without.
+        """Returns the stages chosen by ``--only NAME`` or ``--from NAME``; all stages without them.
 
         Raises:
-            UserError: there is no such stage.
+            UserError: no stage has that name.
         """
         if only and begin:
             raise UserError(Problem("--only and --from both say which stages are meant", "keep one of them"))
@@ -69,22 +69,22 @@ def has_stages(path: str | Path) -> bool:
 
 
 def read_stages(path: str | Path, overrides: Sequence[str] = ()) -> StagedJob:
-    """The stages of a file.
+    """Reads the stages of a file.
 
     Args:
         overrides: ``key=value`` for a shared key, ``stages.NAME.key=value`` for a stage's own.
 
     Raises:
-        UserError: the list or a name is wrong, or a stage points to one that is not earlier; with all problems.
+        UserError: the list or a name is invalid, or a stage refers to one that is not earlier; with all problems.
     """
     return _stages_of(read_document(path), overrides)
 
 
 def stages_if_any(path: str | Path, overrides: Sequence[str] = ()) -> StagedJob | None:
-    """The stages of a file; None where it has none, or cannot be read.
+    """Reads the stages of a file; returns None if it has none, or cannot be read.
 
     Raises:
-        UserError: as `read_stages`, of a file with stages.
+        UserError: as `read_stages`, for a file with stages.
     """
     try:
         document = read_document(path)
@@ -117,10 +117,10 @@ def _stages_of(document: JobDocument, overrides: Sequence[str]) -> StagedJob:
 
 
 def with_overrides(document: JobDocument, overrides: Sequence[str]) -> dict[str, Any]:
-    """The data of the document of a file with stages, with the overrides written in and the folder of the runs.
+    """Returns the data of a file with stages, with the overrides applied, and `output` set to the folder of the runs.
 
     Raises:
-        UserError: an override or the list of stages is wrong.
+        UserError: an override or the list of stages is invalid.
     """
     items = _items(document)
     shared, of_stage, problems = _divided(overrides, [item["name"] for item in items])
@@ -169,7 +169,7 @@ def _items(document: JobDocument) -> list[dict[str, Any]]:
 
 
 def _divided(overrides: Sequence[str], names: list[str]) -> tuple[list[str], dict[str, list[str]], list[Problem]]:
-    """The overrides of shared keys, and those of each stage without its name."""
+    """Splits overrides into those of shared keys and those of each stage, the latter without the stage's name."""
     shared: list[str] = []
     of_stage: dict[str, list[str]] = {}
     problems = []
@@ -211,7 +211,7 @@ def _own(
 
 
 def _stage(common: JobDocument, own: JobDocument, name: str, index: int, place: Mark, root: Any) -> Stage:
-    """The stage with the shared keys."""
+    """Returns the stage with its own and the shared keys."""
     data, marks = dict(own.data), dict(own.marks)
     task = data.get("task", common.data.get("task"))
     for key, value in common.data.items():
@@ -253,7 +253,7 @@ def _is_alone(key: str, block: dict[str, Any], own: JobDocument) -> bool:
 
 
 def _without_effect(common: JobDocument, stages: Sequence[Stage], shared: Sequence[str]) -> list[Problem]:
-    """Shared values that no stage has: a task's block without a stage of it, an override that each stage replaces."""
+    """Returns problems of shared values without effect: blocks of tasks without a stage, overrides that all replace."""
     problems = []
     tasks = {stage.document.data.get("task") for stage in stages}
     for key in common.data:

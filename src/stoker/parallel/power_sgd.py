@@ -1,7 +1,7 @@
-"""Gradients summed as products of narrow matrices (PowerSGD: Vogels et al., 2019), with memories by parameter.
+"""All-reduce of gradients by PowerSGD (Vogels et al., 2019), with its state by parameter.
 
-torch's hook remembers by bucket, and DistributedDataParallel makes other buckets after its first step. By parameter, a
-memory belongs to the same numbers in every process that ever trains the model.
+torch's hook keeps its state by bucket, and DistributedDataParallel rebuilds the buckets after the first step. State by
+parameter can be saved, and restored by a process with other buckets.
 """
 
 # Annotations are types here and not strings, as DistributedDataParallel checks those of its hook.
@@ -12,29 +12,31 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-EXACT_STEPS = 10  # before PowerSGD begins
-Memory = tuple[Tensor, Tensor | None]
+EXACT_STEPS = 10  # steps without compression at the start
+Memory = tuple[Tensor, Tensor | None]  # error and right factor of a parameter
 
 
 class PowerSgd(PowerSGDState):
-    """What PowerSGD remembers of each parameter: what its products have left out of the gradient in this process (error
-    feedback), and the right factor, in which the next step begins; None where the gradient is sent whole.
+    """PowerSGD's state of each parameter.
+
+    The state of a parameter is its error, this process' difference of gradient and product (error feedback), and its
+    right factor, from which the next step starts. The factor is None if the gradient is sent uncompressed.
 
     Args:
-        parameters: that are trained, in an order that is the same everywhere.
-        rank: width of the factors.
+        parameters: the trained parameters, in the same order on all processes.
+        rank: rank of the approximation.
     """
 
     def __init__(self, group: dist.ProcessGroup, parameters: Sequence[nn.Parameter], *, rank: int) -> None:
         super().__init__(group, matrix_approximation_rank=rank, start_powerSGD_iter=EXACT_STEPS)
         self._order: dict[Tensor, int] = {parameter: number for number, parameter in enumerate(parameters)}
-        self._buckets: dict[int, list[Tensor]] = {}  # whose memories lie in the hook's dictionaries
-        self._finite: dict[int, Tensor] = {}  # whether what a bucket gave last was finite: the same on all processes
-        self._before: Mapping[Tensor, Memory] = {}  # this step
-        self._restored: Mapping[Tensor, Memory] = {}  # and not yet used
+        self._buckets: dict[int, list[Tensor]] = {}  # parameters by bucket, for state in the hook's dictionaries
+        self._finite: dict[int, Tensor] = {}  # whether a bucket's last result was finite; equal on all processes
+        self._before: Mapping[Tensor, Memory] = {}  # state before this step
+        self._restored: Mapping[Tensor, Memory] = {}  # restored state that was not used yet
 
     def memories(self) -> dict[Tensor, Memory]:
-        """Error and right factor of each parameter that has any; those of a step that was not finite are dropped."""
+        """Returns error and right factor by parameter; drops the state of buckets whose last sum was not finite."""
         for index in [index for index, finite in self._finite.items() if not finite]:
             for held in (self.q_memory_dict, self.p_memory_dict, self.error_dict, self._buckets):
                 held.pop(index, None)
@@ -50,13 +52,13 @@ class PowerSgd(PowerSGDState):
         return found
 
     def restore(self, steps: int, memories: Mapping[Tensor, Memory]) -> None:
-        """Goes on from what was remembered after a number of steps."""
+        """Restores the state after ``steps`` steps."""
         for held in (self.q_memory_dict, self.p_memory_dict, self.error_dict, self._buckets, self._finite):
             held.clear()
         self.iter, self._restored = steps, memories
 
     def lay_out(self, bucket: dist.GradBucket) -> None:
-        """Puts the memories of a bucket's parameters where the hook looks for them."""
+        """Writes the state of a bucket's parameters to the hook's dictionaries."""
         if self.iter < self.start_powerSGD_iter:
             return
         index, parameters = bucket.index(), bucket.parameters()
@@ -74,14 +76,14 @@ class PowerSgd(PowerSGDState):
         self.p_memory_dict[index] = buffer.new_empty(sum(len(p) * self._rank(p) for p in sent))
 
     def note(self, index: int, finite: Tensor) -> None:
-        """Whether the sum of a bucket is finite."""
+        """Records whether the sum of a bucket is finite."""
         self._finite[index] = finite
 
     def _rank(self, parameter: Tensor) -> int:
         return min(len(parameter), parameter.numel() // len(parameter), self.matrix_approximation_rank)
 
     def _factored(self, parameters: Sequence[Tensor]) -> list[Tensor]:
-        """Those that are sent as products, in the hook's order: by shape, as shapes come."""
+        """Returns the compressed parameters in the hook's order: grouped by shape, in the order of first occurrence."""
         by_shape: dict[tuple[int, int], list[Tensor]] = {}
         for parameter in parameters:
             rows, columns = len(parameter), parameter.numel() // len(parameter)
@@ -90,7 +92,7 @@ class PowerSgd(PowerSGDState):
         return [parameter for alike in by_shape.values() for parameter in alike]
 
     def _right(self, parameter: Tensor) -> Tensor:
-        """The right factor, as a row of numbers; a random one at first, the same on all processes."""
+        """Returns the flattened right factor; initially a random one, equal on all processes."""
         known = self._before.get(parameter, (None, None))[1]
         if known is not None:
             return known.reshape(-1)
@@ -99,7 +101,7 @@ class PowerSgd(PowerSGDState):
 
 
 def summed_by_power_sgd(state: PowerSgd, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """A hook of DistributedDataParallel: the sum of a bucket, as PowerSGD sends it."""
+    """DistributedDataParallel hook that sums a bucket by PowerSGD."""
     state.lay_out(bucket)
     index = bucket.index()
 
@@ -109,11 +111,11 @@ def summed_by_power_sgd(state: PowerSgd, bucket: dist.GradBucket) -> torch.futur
         return mean.mul_(state.process_group.size())
 
     found = powerSGD_hook(state, bucket).then(summed)
-    if bucket.buffer().device.type == "cpu":  # gloo's threads send the factors: those of a later bucket, and what
-        found.wait()  # DistributedDataParallel itself sends, must not come between them, in another order elsewhere
+    if bucket.buffer().device.type == "cpu":  # gloo's threads send the factors; messages of later buckets and of
+        found.wait()  # DistributedDataParallel could otherwise interleave with them, in another order on each process
     return found
 
 
 def _size(parameter: Tensor, rank: int) -> int:
-    """Numbers of the right factor."""
+    """Returns the number of elements of the right factor."""
     return parameter.numel() // len(parameter) * rank

@@ -11,8 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.power_sgd import PowerSgd, summed_by_power_sgd
 
-# PowerSGD's callbacks hold their group and are freed in one of its threads. Were theirs the last reference, that thread
-# would wait for itself to end, which aborts the process.
+# PowerSGD's callbacks reference their group and are freed in one of its threads. If theirs were the last reference,
+# that thread would join itself, which aborts the process.
 _HELD: deque[dist.ProcessGroup] = deque(maxlen=8)
 
 
@@ -20,7 +20,7 @@ class Replicated(DistributedDataParallel):
     """Copies of a module whose gradients are summed.
 
     Attributes:
-        power_sgd: what PowerSGD remembers, where it sums them.
+        power_sgd: PowerSGD's state; None if gradients are summed otherwise.
     """
 
     power_sgd: PowerSgd | None = None
@@ -64,5 +64,5 @@ def _sum_in_bf16(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.fut
 
 
 def power_sgd_of(root: nn.Module | None) -> PowerSgd | None:
-    """Returns the PowerSGD state of a module whose gradients it sums; None for other modules."""
+    """Returns the PowerSGD state of a module; None if its gradients are summed otherwise."""
     return root.power_sgd if isinstance(root, Replicated) else None

@@ -1,4 +1,4 @@
-"""The loops over a batch's ids and rows, whole arrays at a time: the reference of `numba_kernels`."""
+"""Vectorised kernels over a batch's ids and rows, in NumPy and torch: the reference of `numba_kernels`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 from stoker.sparse.hashing import GOLDEN, hashes_of, mix64
 from stoker.sparse.index_entry import EMPTY, ROW_BITS, ROWS
 
-# by the name of an optimizer, what updates rows where they lie; see `numba_kernels.rowwise_adagrad`
+# in-place updates of rows by name of the optimizer; see `numba_kernels.rowwise_adagrad`
 IN_PLACE: dict[str, Callable[..., None]] = {}
 
 
 def hashes(ids: np.ndarray, tables: np.ndarray, salts: np.ndarray) -> np.ndarray:
-    """`hashes_of` ids under the salts of their tables. uint64 [n].
+    """Hashes ids with the salts of their tables, by `hashes_of`; returns uint64 [n].
 
     Args:
         ids: int64 [n].
@@ -28,19 +28,19 @@ def hashes(ids: np.ndarray, tables: np.ndarray, salts: np.ndarray) -> np.ndarray
 
 
 def deduplicate(ids: np.ndarray, tables: np.ndarray, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """int64 [n], the place of each key among the different ones, and int64 [u], where each of these is first.
+    """Returns each key's index among the unique ones, int64 [n], and the unique keys' first positions, int64 [u].
 
-    Keys claim places by their hashes, all together. Of those at one place the first one has it, which stands for all
-    that are equal to it; the others claim again by other hashes. As equal keys move together, the result is exact.
+    All keys claim slots by their hashes at once. The first key at a slot gets it, and represents all keys equal to it;
+    the others claim again by new hashes. As equal keys have equal hashes, the result is exact.
     """
     count = len(ids)
-    stands = np.empty(count, np.int64)  # for each key the one that stands for it
+    stands = np.empty(count, np.int64)  # for each key the index of its representative
     claims = np.empty(1 << max(10, (4 * count).bit_length()), np.int32)
     mask = np.uint64(len(claims) - 1)
     left = np.arange(count)
     while len(left):
         places = (hashes & mask).view(np.int64)
-        claims[places[::-1]] = left[::-1]  # of several assignments the last one stays
+        claims[places[::-1]] = left[::-1]  # the last of several assignments wins
         holders = np.take(claims, places)
         same = ids[holders] == ids[left]
         same &= tables[holders] == tables[left]
@@ -54,13 +54,13 @@ def deduplicate(ids: np.ndarray, tables: np.ndarray, hashes: np.ndarray) -> tupl
 
 
 def find(entries: np.ndarray, ids: np.ndarray, tables: np.ndarray, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Row numbers of keys, 0 for absent ones, and the entries at which each search ended. int64 [n] each.
+    """Returns row numbers of keys, 0 for absent ones, and the entries at which the searches ended, int64 [n] each.
 
-    Each round moves all keys that are not found yet by one probe.
+    Each iteration probes once for all keys that are not found yet.
 
     Args:
-        entries: int64 [capacity, 2], those of `IdIndex`.
-        ids, tables, hashes: of the keys.
+        entries: int64 [capacity, 2], entries of `IdIndex`.
+        ids, tables, hashes: attributes of the keys; see `Keys`.
     """
     whole = entries.view(np.complex128)[:, 0]  # 16 bytes that are copied as one
     mask = np.int64(len(entries) - 1)
@@ -79,7 +79,7 @@ def find(entries: np.ndarray, ids: np.ndarray, tables: np.ndarray, hashes: np.nd
 
 
 def _compare(whole: np.ndarray, at: np.ndarray, ids: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows found at entries, and which of them hold another id."""
+    """Returns the rows found at entries, and the indices of entries with another id."""
     pairs = np.take(whole, at).view(np.int64).reshape(-1, 2)
     other = pairs[:, 1]
     rows = other - wanted
@@ -98,16 +98,16 @@ def sum_bags(
     weights: Tensor | None,
     like: Tensor,
 ) -> Tensor:
-    """The gradient of rows, from those of bags of them: for each row, in their order, the sum over its occurrences.
+    """Returns the gradient of rows from the gradients of bags: for each row the sum over its occurrences, in order.
 
     Args:
         at: int64 [n], the row of each id.
-        count: how many rows there are.
-        grads: of the features, [bags, width] each; None where no gradient came.
-        sizes: bags of each feature.
-        lengths: int64 [bags], ids of each bag; None for one.
-        weights: [n], a factor of each id; None for 1.
-        like: gives width and type.
+        count: number of rows.
+        grads: gradients of the features, [bags, width] each; None for features without one.
+        sizes: number of bags of each feature.
+        lengths: int64 [bags], number of ids in each bag; None for 1.
+        weights: [n], weight of each id; None for 1.
+        like: tensor with the width and dtype of the result.
     """
     parts = [
         like.new_zeros(size, like.shape[1]) if grad is None else grad for grad, size in zip(grads, sizes, strict=True)
@@ -124,7 +124,7 @@ def sum_bags(
 
 
 def _order(at: Tensor, count: int) -> Tensor:
-    """The stable order of numbers below ``count``, by radix sort where they have 16 bits."""
+    """Returns the stable sorting order of numbers below ``count``, by radix sort if they fit in 16 bits."""
     if count <= 2**16:
         return torch.from_numpy(np.argsort(at.numpy().astype(np.uint16), kind="stable"))
     return torch.sort(at.to(torch.int32), stable=True)[1]

@@ -17,7 +17,7 @@ from stoker.sparse.sparse_state import LazyPart, TableState
 from stoker.sparse.table_settings import TableSettings
 from stoker.sparse.table_shard import TableShard
 
-ASK_OTHERS = 16  # steps between two rounds in which processes tell each other whether they wait for disks
+ASK_OTHERS = 16  # steps between two exchanges of whether processes wait for their disks
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class _Lookup:
     Attributes:
         leaf: [n, width], this process' unique rows, which accumulate the gradient.
         owned: int64 [m], row numbers of the keys that this process has received.
-        route: None where one process has all rows.
+        route: None if one process has all rows.
     """
 
     leaf: Tensor
@@ -40,9 +40,9 @@ class _Summed:
     """Gradients of a step by row.
 
     Attributes:
-        rows: int64 [n], each once.
+        rows: int64 [n], unique.
         grads: [n, width].
-        values: [n, width], if they are loaded.
+        values: [n, width]; None if they are not loaded.
     """
 
     rows: np.ndarray
@@ -61,16 +61,16 @@ class ExchangedRows:
         self.salts, self._group = self.shard.salts, group
         self._lookups: list[_Lookup] = []
         self._summed: _Summed | None = None
-        self._candidates: Candidates | None = None  # while a pass is at work
-        self._asked, self._others_wait = 0, False  # calls of `prefetch`, and whether a process waits for its disk
+        self._candidates: Candidates | None = None  # during an eviction pass
+        self._asked, self._others_wait = 0, False  # calls of `prefetch`, and whether any process waits for its disk
 
     @property
     def step(self) -> int:
-        """Steps that have ended."""
+        """Number of completed steps."""
         return self.shard.step
 
     def rows(self, keys: Keys, *, training: bool) -> tuple[Tensor, np.ndarray]:
-        """Unique rows, and the place of each key's among them."""
+        """Returns the unique rows, and the index of each key's row among them."""
         shard = self.shard
         if self._group is None:
             found = shard.look_up(keys) if training else shard.peek(keys)
@@ -87,7 +87,7 @@ class ExchangedRows:
         return leaf, inverse
 
     def prefetch(self, keys: Keys) -> None:
-        """Starts to load rows from the files of processes whose lookups wait for the disk."""
+        """Starts to load rows from files, if lookups of any process wait for the disk."""
         if self._group is not None:
             if self._asked % ASK_OTHERS == 0:
                 waits = torch.tensor(int(self.shard.waits))
@@ -101,7 +101,7 @@ class ExchangedRows:
         self.shard.prefetch(keys)
 
     def squared_norm(self) -> float:
-        """The squared norm of the step's gradients, over all rows of all processes."""
+        """Returns the squared norm of the step's gradients, over all rows of all processes."""
         summed = self._gradients()
         square = summed.grads[torch.from_numpy(summed.rows >= self.shard.index.first)].double().square().sum()
         if self._group is not None:
@@ -131,7 +131,7 @@ class ExchangedRows:
         self._candidates = None
 
     def discard(self) -> None:
-        """Forgets the step's lookups; the step has not ended."""
+        """Drops the step's lookups, without ending the step."""
         self._forget()
         self.shard.undo_step()
 
@@ -142,7 +142,7 @@ class ExchangedRows:
     def state(
         self, since: int | None, *, rows: int | None = None, is_base: bool = True
     ) -> Iterator[tuple[str, TableState]]:
-        """The rows that this process owns."""
+        """Returns the state of the rows that this process owns."""
         return self.shard.state(since, rows=rows, is_base=is_base)
 
     def lazy_parts(self, since: int | None, *, rows: int, is_base: bool) -> Iterator[LazyPart]:
@@ -150,7 +150,7 @@ class ExchangedRows:
         return self.shard.lazy_parts(since, rows=rows, is_base=is_base)
 
     def rebase(self, step: int | None, *, by: str) -> None:
-        """Sets how far incremental states reach back."""
+        """Sets the step from which a consumer's incremental states start."""
         self.shard.rebase(step, by=by)
 
     def load(self, name: str, state: TableState, *, step: int) -> None:
@@ -161,15 +161,15 @@ class ExchangedRows:
         """Does nothing: each process has its own rows."""
 
     def counts(self) -> dict[str, int]:
-        """Rows of each table that this process owns."""
+        """Returns this process' number of rows of each table."""
         return self.shard.counts()
 
     def evicted(self) -> np.ndarray:
-        """The totals of evicted rows of each table."""
+        """Returns the totals of evicted rows of each table."""
         return self.shard.evicted
 
     def _gradients(self) -> _Summed:
-        """The gradients of this process' rows, of all lookups and processes."""
+        """Returns the gradients of this process' rows, summed over all lookups and processes."""
         if self._summed is None:
             width, dtype = self.shard.tables[0].width, self.shard.format.compute
             rows, grads = [np.empty(0, np.int64)], [torch.empty(0, width, dtype=dtype)]

@@ -26,7 +26,7 @@ class Feature:
     """The lookup of a feature: its table, and the pooling of its rows to the model's tensor.
 
     Attributes:
-        table: name; several features may share one.
+        table: name of the table; several features may share one.
         pooling: ``sum`` or ``mean`` give [batch, width], with 0 for a sample without ids; a mean with weights is
             divided by their sum. ``none`` gives [batch, longest, width], with zeros after a sample's last id.
         longest: for ``none``: maximum number of a sample's ids, of which the last ones are kept; None for the longest
@@ -40,11 +40,11 @@ class Feature:
 
 @dataclass(frozen=True)
 class Bags:
-    """Ids of all features in one row.
+    """Ids of all features in one array.
 
     Attributes:
-        lengths: int64 [bags], feature by feature.
-        shapes: of each feature's bags.
+        lengths: int64 [bags], number of ids in each bag, feature by feature.
+        shapes: shape of each feature's bags.
     """
 
     keys: Keys
@@ -57,7 +57,7 @@ class FeatureBags:
     """Features of tables with one layout: the keys that a batch looks up, and the pooling of their rows.
 
     Args:
-        salts: of the tables' keys.
+        salts: hash salts of the tables.
     """
 
     def __init__(
@@ -81,12 +81,12 @@ class FeatureBags:
         """Pools rows [unique, width] for each feature; ``inverse`` gives each key's row."""
         sizes = [math.prod(shape) for shape in bags.shapes.values()]
         parts = pool(rows, inverse, bags.lengths, bags.weights, sizes)
-        if (self._device, self._dtype) != (rows.device, rows.dtype):  # all at once
+        if (self._device, self._dtype) != (rows.device, rows.dtype):  # in one conversion
             parts = torch.cat(parts).to(self._device, self._dtype).split(sizes)
         return {name: part.unflatten(0, shape) for (name, shape), part in zip(bags.shapes.items(), parts, strict=True)}
 
     def keys(self, batch: Mapping[str, JaggedIds]) -> dict[str, Keys]:
-        """The keys of those features of a batch that are looked up here, in the order of their ids."""
+        """Returns the keys of a batch by feature, in the order of the ids; of these tables' features only."""
         found = {}
         for name in batch.keys() & self._features.keys():
             ids = batch[name].ids.numpy()
@@ -94,11 +94,11 @@ class FeatureBags:
         return found
 
     def ids(self, batch: Mapping[str, JaggedIds]) -> list[JaggedIds]:
-        """The ids of the features that are looked up here, in order."""
+        """Returns the ids of these tables' features, in order."""
         return [batch[name] for name in self._features]
 
     def bags(self, batch: Mapping[str, JaggedIds]) -> Bags:
-        """The ids of all features of a batch."""
+        """Concatenates the ids of these tables' features in a batch."""
         ids, tables, lengths, weights = [], [], [], []
         shapes: dict[str, tuple[int, ...]] = {}
         for name, feature in self._features.items():
@@ -144,10 +144,10 @@ class FusedTables:
     ) -> None:
         self.tables, self.source = tuple(tables), source
         self._features = FeatureBags(tables, features, source.salts, device=device, dtype=dtype)
-        self._ahead: list[tuple[list[JaggedIds], Bags]] = []  # of prefetched batches
+        self._ahead: list[tuple[list[JaggedIds], Bags]] = []  # prefetched batches
 
     def look_up(self, batch: Mapping[str, JaggedIds], *, training: bool) -> dict[str, Tensor]:
-        """Pooled rows of each feature. A collective."""
+        """Returns the pooled rows of each feature. A collective."""
         if not self._features:
             return {}
         bags = self._known(batch) or self._features.bags(batch)
@@ -158,7 +158,7 @@ class FusedTables:
         return self._features.keys(batch)
 
     def prefetch(self, batches: Sequence[Mapping[str, JaggedIds]]) -> None:
-        """Begins to bring the rows of coming batches from the disk. A collective."""
+        """Starts to load the rows of coming batches from the disk. A collective."""
         if self.tables[0].disk is None or not self._features:
             return
         nothing = np.empty(0, np.int64)
@@ -167,7 +167,7 @@ class FusedTables:
         self.source.prefetch(Keys.concatenated(keys))
 
     def _known(self, batch: Mapping[str, JaggedIds]) -> Bags | None:
-        """Returns the bags of a prefetched batch, which consists of the same objects; None for another one."""
+        """Returns the bags of a prefetched batch, which is recognised by its objects; None for other batches."""
         if not self._ahead:
             return None
         ids = self._features.ids(batch)
@@ -176,7 +176,7 @@ class FusedTables:
 
 
 def _padded(counts: np.ndarray, longest: int | None) -> tuple[np.ndarray | None, np.ndarray, tuple[int, int]]:
-    """Makes bags of at most one id: the kept ids (None for all), the bags' lengths, and their shape."""
+    """Splits samples into bags of at most one id; returns the kept ids (None for all), the lengths, and the shape."""
     cut = counts if longest is None else np.minimum(counts, longest)
     kept = None
     if (cut != counts).any():
@@ -187,7 +187,7 @@ def _padded(counts: np.ndarray, longest: int | None) -> tuple[np.ndarray | None,
 
 
 def _mean_weights(counts: np.ndarray, factors: np.ndarray | None) -> np.ndarray:
-    """Factors with which a sum is a mean; where they sum to 0, 0."""
+    """Returns the weights with which a sum is a mean; 0 for samples whose weights sum to 0."""
     if factors is None:
         return np.repeat(1 / np.maximum(counts, 1), counts)
     samples = np.repeat(np.arange(len(counts)), counts)

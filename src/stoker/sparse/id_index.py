@@ -3,7 +3,7 @@
 Probing is triangular (1, 3, 6, ... entries further), which visits every entry of a table whose size is a power of two,
 and whose first steps stay near.
 
-Ids of one call are handled together: each round of a loop moves all that are not placed yet by one probe. There is no
+All ids of a call are processed together: each iteration probes once for all ids that are not placed yet. There is no
 Python loop over ids.
 """
 
@@ -14,29 +14,29 @@ import numpy as np
 from stoker.sparse.index_entry import DELETED, EMPTY, ROW, ROW_BITS
 from stoker.sparse.kernels import kernels
 
-FULL = 0.7  # share of entries in use or deleted beyond which the index grows
-AT_ONCE = 2**18  # entries that are placed together while the index is rebuilt
+FULL = 0.7  # share of used and deleted entries above which the index grows
+AT_ONCE = 2**18  # chunk size when the index is rebuilt, in entries
 
 
 class IdIndex:
-    """The row numbers of the ids of several tables.
+    """Row numbers of the ids of several tables.
 
-    The first rows, one for each table, are no id's: they stand for the default row of the table. An id without a row
-    finds row 0.
+    The first rows, one for each table, are the default rows of the tables and belong to no id. The row number of an id
+    without a row is 0.
 
     Args:
-        salts: uint64 [tables], for the hashes of each table's ids.
+        salts: uint64 [tables], hash salt of each table.
 
     Attributes:
-        ids, tables: by row: the id, and its table; table -1 where the row is free.
-        first: the first row that an id can have.
+        ids, tables: by row: its id, and the id's table; table -1 if the row is free.
+        first: smallest row number of an id.
     """
 
     def __init__(self, salts: np.ndarray) -> None:
         self.salts, self.first = salts, len(salts)
         size = max(1024, self.first)
         self.ids, self.tables = np.zeros(size, np.int64), np.full(size, -1, np.int16)
-        self._top = self.first  # rows from here on have never been used
+        self._top = self.first  # exclusive upper bound of rows that were ever used
         self._free = np.empty(0, np.int64)
         self._deleted = 0
         self._allocate(4096)
@@ -46,12 +46,12 @@ class IdIndex:
 
     @property
     def top(self) -> int:
-        """An upper bound, exclusive, of the row numbers in use."""
+        """Exclusive upper bound of the row numbers in use."""
         return self._top
 
     @property
     def bytes(self) -> int:
-        """Memory of the entries, and of ids and tables by row."""
+        """Memory in bytes of entries, ids and tables."""
         return self._pairs.nbytes + self.ids.nbytes + self.tables.nbytes
 
     @property
@@ -60,16 +60,16 @@ class IdIndex:
         return np.flatnonzero(self.tables[: self._top] >= 0)
 
     def hashes(self, ids: np.ndarray, tables: np.ndarray) -> np.ndarray:
-        """Hashes of ids of several tables. uint64 [n]."""
+        """Returns the hashes of ids of several tables, uint64 [n]."""
         return kernels().hashes(ids, tables, self.salts)
 
     def find(self, ids: np.ndarray, tables: np.ndarray, hashes: np.ndarray) -> np.ndarray:
-        """Row numbers; 0 for ids that have none. int64 [n].
+        """Returns row numbers, 0 for ids without a row; int64 [n].
 
         Args:
             ids: int64 [n].
             tables: int64 [n].
-            hashes: as of `hashes`.
+            hashes: results of `hashes`.
         """
         return kernels().find(self._pairs, ids, tables, hashes)[0]
 
@@ -81,7 +81,7 @@ class IdIndex:
         entries = np.empty((len(ids), 2), np.int64)
         entries[:, 0] = ids
         numbers = np.arange(len(ids))
-        np.bitwise_or(tables << ROW_BITS, numbers, out=entries[:, 1])  # the number in this call, until rows are given
+        np.bitwise_or(tables << ROW_BITS, numbers, out=entries[:, 1])  # the index in this call, until rows are assigned
         at, winners = self._place(entries, hashes)
         first = np.flatnonzero(winners == numbers)
         rows = self._take_rows(len(first))
@@ -91,7 +91,7 @@ class IdIndex:
         return numbers[winners]
 
     def remove(self, rows: np.ndarray) -> None:
-        """Frees rows in use, each named once."""
+        """Frees rows in use; row numbers are unique."""
         ids, tables = self.ids[rows], self.tables[rows].astype(np.int64)
         found, at = kernels().find(self._pairs, ids, tables, self.hashes(ids, tables))
         assert np.array_equal(found, rows)
@@ -110,10 +110,10 @@ class IdIndex:
         self._deleted = 0
 
     def _place(self, entries: np.ndarray, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Writes entries of absent ids to free places; several of one id share the entry of one of them.
+        """Writes entries of absent ids to free slots; repeated ids share one slot.
 
         Returns:
-            the place of each, and the number that the entry there has in place of the row.
+            the slot of each entry, and the number in the slot in place of a row.
         """
         whole = entries.view(np.complex128)[:, 0]
         mask = self._mask.view(np.int64)
@@ -121,7 +121,7 @@ class IdIndex:
         going, at, step = np.arange(len(entries)), ended.copy(), 0
         while len(going):
             room = np.flatnonzero(self._pairs[at, 1] < 0)
-            self._entries[at[room]] = whole[going[room]]  # of several writes to one place the last one wins
+            self._entries[at[room]] = whole[going[room]]  # the last of several writes to one slot wins
             pairs = np.take(self._entries, at).view(np.int64).reshape(-1, 2)
             mine = entries[going]
             same = (pairs[:, 0] == mine[:, 0]) & ((pairs[:, 1] ^ mine[:, 1]) >> ROW_BITS == 0)
@@ -132,7 +132,7 @@ class IdIndex:
         return ended, winners
 
     def _reserve(self, more: int) -> None:
-        """Makes room for entries, and forgets deleted ones where there are many."""
+        """Reserves capacity for further entries; rebuilds the index without deleted entries if it is too full."""
         capacity = len(self._pairs)
         if len(self) + self._deleted + more <= FULL * capacity:
             return
@@ -149,7 +149,7 @@ class IdIndex:
     # -- rows --------------------------------------------------------------------------------------------------
 
     def _take_rows(self, count: int) -> np.ndarray:
-        """Free rows, those that were freed last first."""
+        """Returns free rows, the most recently freed ones first."""
         again = min(count, len(self._free))
         old = self._free[len(self._free) - again :][::-1]
         self._free = self._free[: len(self._free) - again]
@@ -163,7 +163,7 @@ class IdIndex:
 
 
 def grown(values: np.ndarray, size: int, fill: int = 0) -> np.ndarray:
-    """A longer copy along the first dimension."""
+    """Returns a copy that is longer along the first dimension."""
     longer = np.full((size, *values.shape[1:]), fill, values.dtype)
     longer[: len(values)] = values
     return longer

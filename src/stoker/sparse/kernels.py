@@ -1,7 +1,7 @@
-"""The loops over a batch's ids and rows: compiled by numba where it is installed, else NumPy and torch.
+"""Kernels over a batch's ids and rows: compiled by numba if it is installed, else in NumPy and torch.
 
-`array_kernels` says what each of them computes. Keys and row numbers are the same from both, and sums of several rows
-are added in the same order; `rowwise_adagrad` may differ in the last bit.
+`array_kernels` documents each of them. Keys, row numbers and the order of sums are the same in both; `rowwise_adagrad`
+may differ in the last bit.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from stoker.sparse import array_kernels
 
 @cache
 def kernels() -> ModuleType:
-    """`numba_kernels`, or `array_kernels` where numba is not installed; numba is loaded by the first lookup."""
+    """Returns `numba_kernels`, or `array_kernels` if numba is not installed; the first call imports numba."""
     if find_spec("numba") is None:
         return array_kernels
     try:
         from stoker.sparse import numba_kernels
-    except ImportError as error:  # a release that does not know this NumPy
+    except ImportError as error:  # numba does not support this release of NumPy
         warnings.warn(f"numba cannot be used, so tables are slower: {error}", stacklevel=2)
         return array_kernels
     return numba_kernels

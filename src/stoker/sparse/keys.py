@@ -17,7 +17,7 @@ class Keys:
     Attributes:
         ids: int64 [n].
         tables: int64 [n], numbers of tables.
-        hashes: uint64 [n], of `hashes_of` with the table's salt.
+        hashes: uint64 [n], results of `hashes_of` with the table's salt.
     """
 
     ids: np.ndarray
@@ -44,7 +44,7 @@ class Keys:
     def deduplicated(self, counts: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, Keys]:
         """Returns the index of each key among the unique ones, the count of each of these, and the unique keys.
 
-        These are in the order of their first occurrence.
+        Unique keys are in the order of their first occurrence.
 
         Args:
             counts: int64 [n], occurrences that each key represents; one each by default.
@@ -58,9 +58,9 @@ class Rows:
     """The rows of some keys.
 
     Attributes:
-        unique: int64 [u], row numbers of the different keys, in the order of their first occurrence; those below
-            `IdIndex.first` are default rows, one for each table, which may occur several times.
-        inverse: int64 [n], for each key its index in ``unique``.
+        unique: int64 [u], row numbers of the unique keys, in the order of their first occurrence. Those below
+            `IdIndex.first` are default rows, one for each table, and may repeat.
+        inverse: int64 [n], index of each key's row in ``unique``.
     """
 
     unique: np.ndarray

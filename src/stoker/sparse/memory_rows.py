@@ -1,4 +1,4 @@
-"""Stored rows and their optimizer state in memory, by row number."""
+"""Storage of rows and their optimizer state in memory, by row number."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ class MemoryRows:
 
     @property
     def matrices(self) -> tuple[np.ndarray, np.ndarray]:
-        """Stored values and optimizer state by row number, for updates where they lie."""
+        """Stored values and optimizer state by row number, for in-place updates."""
         return self._values, self._state
 
     @property
     def bytes(self) -> int:
-        """Memory of values and state."""
+        """Memory of values and state in bytes."""
         return self._values.nbytes + self._state.nbytes
 
     def reserve(self, top: int) -> None:
-        """Makes room for rows below ``top``."""
+        """Reserves memory for rows below ``top``."""
         if top > len(self._values):
             size = max(top, len(self._values) * 3 // 2)
             self._values, self._state = grown(self._values, size), grown(self._state, size)
 
     def values(self, rows: np.ndarray) -> Tensor:
-        """A copy of stored values [n, columns]; a row may be named several times."""
+        """Returns a copy of stored values [n, columns]; rows may repeat."""
         return torch.from_numpy(np.take(self._values, rows, axis=0))
 
     def state(self, rows: np.ndarray) -> Tensor:
-        """A copy of the optimizer's state [n, state_columns]."""
+        """Returns a copy of the optimizer's state [n, state_columns]."""
         return torch.from_numpy(np.take(self._state, rows, axis=0))
 
     def write(self, rows: np.ndarray, values: Tensor, state: Tensor) -> None:
-        """Stores rows, each named once."""
+        """Stores values and state of unique rows."""
         for stored, new in ((self._values, values), (self._state, state)):
             if new.shape[1]:
                 np.put(_whole_rows(stored), rows, _whole_rows(new.contiguous().numpy()))
 
     def free(self, rows: np.ndarray) -> None:
-        """Rows that are not read again before they are written."""
+        """Frees rows; they are not read again before they are written."""
 
 
 def _whole_rows(matrix: np.ndarray) -> np.ndarray:

@@ -1,6 +1,6 @@
-"""The loops over a batch's ids and rows, compiled: one pass each, without temporary arrays. See `array_kernels`.
+"""Kernels over a batch's ids and rows, compiled: one pass each, without temporary arrays. See `array_kernels`.
 
-Machine code is kept beside this file, or in numba's cache folder where that cannot be written.
+Machine code is cached beside this file, or in numba's cache folder if this folder is read-only.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from stoker.sparse.index_entry import EMPTY, ROW, ROW_BITS
 
-_AHEAD = 64  # entries that are read together before they are compared, so that the memory serves them at once
-_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)  # of `mix64`
+_AHEAD = 64  # entries that are read before they are compared, so that their cache misses overlap
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)  # constants of `mix64`
 _30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
@@ -32,7 +32,7 @@ def hashes(ids: np.ndarray, tables: np.ndarray, salts: np.ndarray) -> np.ndarray
 
 @njit(cache=True, nogil=True)
 def deduplicate(ids: np.ndarray, tables: np.ndarray, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """See `array_kernels.deduplicate`: open addressing in a table that is small enough for the cache."""
+    """See `array_kernels.deduplicate`: open addressing in a hash table that fits in the cache."""
     capacity = 1024
     while capacity < 2 * len(ids):
         capacity *= 2
@@ -89,7 +89,7 @@ def sum_bags(
     weights: Tensor | None,
     like: Tensor,
 ) -> Tensor:
-    """See `array_kernels.sum_bags`: gradients are read as they lie, feature by feature."""
+    """See `array_kernels.sum_bags`: reads the gradients feature by feature, without concatenating them."""
     total = like.new_zeros(count, like.shape[1])
     rows, sums, begin, bag = at.numpy(), total.numpy(), 0, 0
     for grad, size in zip(grads, sizes, strict=True):
@@ -128,12 +128,12 @@ def _add_bags(sums: np.ndarray, rows: np.ndarray, grads: np.ndarray, lengths: np
 def rowwise_adagrad(
     values: np.ndarray, state: np.ndarray, rows: np.ndarray, grads: Tensor, *, lr: float, eps: float
 ) -> None:
-    """`row_optimizers._rowwise_adagrad` of some rows of a table, where they lie.
+    """Updates rows of a table in place, as `row_optimizers._rowwise_adagrad`.
 
     Args:
-        values: [rows of the table, width]; changed.
-        state: [rows of the table, 1]; changed.
-        rows: int64 [n], each once.
+        values: [rows of the table, width]; updated in place.
+        state: [rows of the table, 1]; updated in place.
+        rows: int64 [n], unique.
         grads: [n, width].
     """
     number = values.dtype.type

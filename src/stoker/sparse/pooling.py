@@ -1,4 +1,4 @@
-"""Sums of rows, bag by bag, and gradients of those sums, each with one pass over the rows."""
+"""Sum pooling of rows by bag, and its gradient, each in one pass over the rows."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from stoker.sparse.kernels import kernels
 def pool(
     rows: Tensor, inverse: np.ndarray, lengths: np.ndarray, weights: Tensor | None, sizes: Sequence[int]
 ) -> tuple[Tensor, ...]:
-    """The weighted sum of each bag's rows: for each feature [bags, width].
+    """Returns the weighted sums of the bags' rows, [bags, width] for each feature.
 
     Args:
         rows: [unique, width].
         inverse: int64 [n], the row of each id.
-        lengths: int64 [bags], ids of each bag, feature by feature.
-        weights: [n], in the type of the rows; None for 1.
-        sizes: bags of each feature.
+        lengths: int64 [bags], number of ids in each bag, feature by feature.
+        weights: [n], in the dtype of the rows; None for 1.
+        sizes: number of bags of each feature.
     """
     at = torch.from_numpy(inverse)
     if weights is None and (lengths == 1).all():
@@ -33,7 +33,7 @@ def pool(
 
 
 class _Pool(torch.autograd.Function):
-    """torch's `embedding_bag`, whose own gradient takes several times as long."""
+    """torch's `embedding_bag` with a gradient that is several times faster."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""How often reads of a memory-mapped file have waited for the disk."""
+"""Counter of reads of a memory-mapped file that waited for the disk."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-OFTEN = 0.01  # reads that wait, of all: a wait takes about a hundred times as long as asking for a row beforehand
-LAST = 2**14  # reads that count in full; earlier ones by half, a quarter, ...
+OFTEN = 0.01  # share of waiting reads above which prefetching pays: a wait costs about a hundred prefetches of a row
+LAST = 2**14  # most recent reads, which count in full; earlier ones count by half, a quarter, ...
 
 
 def _page_faults() -> int:
-    """Pages that the calling thread has had to read from a disk so far (Linux; elsewhere those of the process)."""
+    """Returns the number of major page faults so far of the calling thread (on Linux; elsewhere of the process)."""
     return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_majflt
 
 
 class ReadWaits:
-    """Counts reads, and page faults that had to wait for the disk: where pages are cached there are none.
+    """Counts reads, and their page faults that waited for the disk. Cached pages cause none.
 
     Args:
-        faults: counts the calling thread's.
+        faults: returns the calling thread's number of major page faults.
     """
 
     def __init__(self, faults: Callable[[], int] = _page_faults) -> None:
@@ -30,7 +30,7 @@ class ReadWaits:
 
     @contextmanager
     def counted(self, reads: int) -> Iterator[None]:
-        """Counts what is read within, by this thread."""
+        """Counts the page faults of this thread within the block, which makes ``reads`` reads."""
         before = self._faults()
         yield
         waits = self._faults() - before
@@ -41,5 +41,5 @@ class ReadWaits:
 
     @property
     def often(self) -> bool:
-        """Whether reads wait often enough that it pays to ask for rows beforehand."""
+        """Whether reads wait often enough for prefetching to pay."""
         return self._waits > OFTEN * self._reads

@@ -14,21 +14,21 @@ from stoker.sparse.id_index import grown
 from stoker.sparse.read_waits import ReadWaits
 
 _FIRST = 4096  # records
-_AT_ONCE = 2**16  # records that are copied together
+_AT_ONCE = 2**16  # chunk size of copies, in records
 
 
 class RowLog:
     """The last record of each row number.
 
-    The file has no name, so that it disappears with the process, in whatever way it ends. Its pages stay in
-    the page cache as long as the machine has memory for it.
+    The file has no name, so that it disappears with the process, however it ends. Its pages stay in the page cache
+    while the machine has free memory.
 
     Args:
         folder: the file's folder; it is created if needed.
-        record: bytes of a record.
+        record: size of a record in bytes.
 
     Attributes:
-        waits: what is known of reads.
+        waits: counter of reads that waited for the disk.
 
     Raises:
         UserError: the folder cannot be written.
@@ -37,7 +37,7 @@ class RowLog:
     def __init__(self, folder: Path, record: int) -> None:
         self._folder, self._record = folder, record
         self.waits = ReadWaits()
-        self._places = np.full(1024, -1, np.int32)  # by row, the record's number
+        self._places = np.full(1024, -1, np.int32)  # number of each row's record
         self._end = self._live = 0
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -47,19 +47,19 @@ class RowLog:
 
     @property
     def bytes(self) -> int:
-        """Memory of the places of records."""
+        """Memory of the records' positions in bytes."""
         return self._places.nbytes
 
     @property
     def file_bytes(self) -> int:
-        """Size of the part of the file that has records, dead ones too."""
+        """Size of the used part of the file in bytes, with dead records."""
         return self._end * self._record
 
     def append(self, rows: np.ndarray, records: np.ndarray) -> None:
-        """Writes records of rows that have none.
+        """Appends records of rows that have none.
 
         Args:
-            rows: int64 [n], each once.
+            rows: int64 [n], unique.
             records: uint8 [n, bytes].
         """
         if self._end + len(rows) > len(self._data):
@@ -72,19 +72,19 @@ class RowLog:
         self._live += len(rows)
 
     def read(self, rows: np.ndarray) -> np.ndarray:
-        """Records of rows that have one. uint8 [n, bytes]."""
+        """Returns the records of rows that have one, uint8 [n, bytes]."""
         with self.waits.counted(len(rows)):
             return np.take(self._data, self._places[rows], axis=0)
 
     def drop(self, rows: np.ndarray) -> None:
-        """Forgets the records of rows, where they have any; each row is named once."""
+        """Drops the records of rows, if they have any; rows are unique."""
         rows = rows[rows < len(self._places)]
         rows = rows[self._places[rows] >= 0]
         self._places[rows] = -1
         self._live -= len(rows)
 
     def touch(self, rows: np.ndarray) -> None:
-        """Brings the records of rows into the page cache; for another thread than the one that writes."""
+        """Loads the records of rows into the page cache; may run in another thread than the one that writes."""
         data, places = self._data, self._places
         at = places[rows[rows < len(places)]]
         at = at[(at >= 0) & (at < len(data))]
@@ -107,7 +107,7 @@ class RowLog:
         self._data = np.frombuffer(mapped, np.uint8).reshape(capacity, self._record)
 
     def _make_room(self, more: int) -> None:
-        """Rewrites the file without dead records where they are half of it, and lengthens it."""
+        """Grows the file; rewrites it without dead records if they are half of it."""
         live = np.flatnonzero(self._places >= 0)
         capacity = len(self._data)
         if self._live > self._end // 2:

@@ -1,4 +1,4 @@
-"""The interface to the storage of rows: on the training processes, or on servers."""
+"""Interface to the storage of rows: on the training processes, or on servers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from stoker.sparse.sparse_state import LazyPart, TableState
 
 
 class TableRows(Protocol):
-    """Rows of tables with one layout, spread by id. Every method is a collective of the processes that train.
+    """Rows of tables with one layout, sharded by id. Every method is a collective of the training processes.
 
     Attributes:
-        salts: uint64 [tables], for the hashes of keys.
-        plans_evictions: whether this process plans passes that evict rows, alone or with all others.
+        salts: uint64 [tables], hash salt of each table.
+        plans_evictions: whether this process plans eviction passes, alone or with all others.
     """
 
     salts: np.ndarray
@@ -26,36 +26,36 @@ class TableRows(Protocol):
 
     @property
     def step(self) -> int:
-        """Steps that have ended."""
+        """Number of completed steps."""
 
     def rows(self, keys: Keys, *, training: bool) -> tuple[Tensor, np.ndarray]:
-        """Rows [unique, width] of keys, and int64 [n] the place of each key's among them.
+        """Returns the unique rows [unique, width] of keys, and the index of each key's row among them, int64 [n].
 
-        In training, with gradients enabled, the rows are leaves whose gradients belong to the step.
+        In training, with gradients enabled, the rows are leaves whose gradients are applied by the step.
         """
 
     def prefetch(self, keys: Keys) -> None:
-        """Starts to load rows from files, where lookups wait for the disk."""
+        """Starts to load rows from files, if lookups wait for the disk."""
 
     def squared_norm(self) -> float:
-        """The squared norm of the step's gradients, over all rows."""
+        """Returns the squared norm of the step's gradients, over all rows."""
 
     def apply(self, *, scale: float, lr_factor: float) -> None:
         """Updates rows and ends the step."""
 
     def discard(self) -> None:
-        """Forgets the step's lookups; the step has not ended."""
+        """Drops the step's lookups, without ending the step."""
 
     def state(
         self, since: int | None, *, rows: int | None = None, is_base: bool = True
     ) -> Iterator[tuple[str, TableState]]:
-        """This process' part of all rows, as `TableShard.state`."""
+        """Returns this process' part of all rows; see `TableShard.state`."""
 
     def lazy_parts(self, since: int | None, *, rows: int, is_base: bool) -> Iterator[LazyPart]:
-        """As `state`, but each part is copied when it is read; no step may be taken before that."""
+        """Returns the parts of `state`, each copied when it is read; no step may be taken before that."""
 
     def rebase(self, step: int | None, *, by: str) -> None:
-        """Sets how far a consumer's incremental states reach back, as `TableShard.rebase`."""
+        """Sets the step from which a consumer's incremental states start; see `TableShard.rebase`."""
 
     def load(self, name: str, state: TableState, *, step: int) -> None:
         """Loads this process' part of a state."""
@@ -64,15 +64,15 @@ class TableRows(Protocol):
         """Waits until loaded rows can be looked up."""
 
     def counts(self) -> dict[str, int]:
-        """Rows of each table in this process' part."""
+        """Returns the number of rows of each table in this process' part."""
 
     def candidates(self, what: str, arrays: list[np.ndarray]) -> np.ndarray:
         """Returns the sum of all shards' answers: `stoker.sparse.eviction_pass.Candidates.answer`."""
 
     def evict(self, plan: EvictionPlan | None) -> None:
-        """Deletes rows after a step. With a plan on the processes that plan evictions."""
+        """Deletes rows after a step. Processes that plan evictions pass a plan."""
 
     def evicted(self) -> np.ndarray:
-        """The totals of evicted rows of each table, on all processes: float64 [tables, 2 + width], as
+        """Returns the totals of evicted rows of each table, on all processes: float64 [tables, 2 + width]; see
         `stoker.sparse.sparse_state.TableState.evicted`.
         """

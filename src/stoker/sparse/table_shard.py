@@ -29,15 +29,15 @@ class TableShard:
     """Rows of several tables, in one index and one store.
 
     Args:
-        tables: with the same ``layout``; keys refer to them by index.
-        rank, world: keys of other owners must not be looked up here.
+        tables: tables with the same ``layout``; keys refer to them by index.
+        rank, world: this shard's rank among ``world``; only keys that it owns may be looked up.
 
     Attributes:
-        step: steps that have ended.
+        step: number of completed steps.
         gone: evicted ids, for incremental states.
-        waiting: ids that have no row yet.
-        state_columns: numbers of a row's optimizer state.
-        last, seen: int32, by row: the step in which its id was last seen, and its occurrences.
+        waiting: ids without a row.
+        state_columns: number of elements of a row's optimizer state.
+        last, seen: int32, by row: the step of its id's last occurrence, and the number of occurrences.
         evicted: float64 [tables, 2 + width]: `stoker.sparse.sparse_state.TableState.evicted` of each table.
     """
 
@@ -60,14 +60,14 @@ class TableShard:
         self.evicted = np.zeros((len(self.tables), 2 + self._settings.width))
         self._scales = np.array([table.init_scale for table in tables])
         self.waiting = WaitingIds(tables, seed=seed, rank=rank, world=world)
-        self._made: list[np.ndarray] = []  # rows that lookups of this step have made
+        self._made: list[np.ndarray] = []  # rows created by this step's lookups
         self._touched: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # rows, last seen before, occurrences
         self.gone = EvictedIds(self.salts)
         self.step = 0
 
     @property
     def memory(self) -> ShardMemory:
-        """Returns its memory."""
+        """Memory of this shard."""
         counters = self.last.nbytes + self.seen.nbytes + self._numbers.nbytes
         file = self.store.file_bytes if isinstance(self.store, TieredRows) else 0
         return ShardMemory(self.store.bytes, self.index.bytes, counters, self.waiting.bytes, file)
@@ -75,10 +75,10 @@ class TableShard:
     # -- lookup and update ---------------------------------------------------------------------------------------
 
     def look_up(self, keys: Keys, counts: np.ndarray | None = None) -> Rows:
-        """Finds rows for training: new ids get them where every id is admitted, and all are counted.
+        """Finds rows for training, and counts occurrences. New ids of tables that admit every id get rows.
 
         Args:
-            keys: [n], with any repetitions.
+            keys: [n], may repeat.
             counts: int64 [n], occurrences that each key represents; one each by default.
         """
         inverse, sums, keys = keys.deduplicated(counts)
@@ -96,12 +96,12 @@ class TableShard:
         return Rows(rows, inverse)
 
     def peek(self, keys: Keys) -> Rows:
-        """Finds rows for evaluation, without any change."""
+        """Finds rows for evaluation, without changing anything."""
         inverse, _, keys = keys.deduplicated()
         return Rows(self.find(keys), inverse)
 
     def find(self, keys: Keys) -> np.ndarray:
-        """Row numbers; those of default rows for ids that have none. int64 [n]."""
+        """Returns row numbers, int64 [n]; those of default rows for ids without a row."""
         rows = self.index.find(keys.ids, keys.tables, keys.hashes)
         absent = np.flatnonzero(rows == 0)
         rows[absent] = keys.tables[absent]
@@ -112,7 +112,7 @@ class TableShard:
         return self.waiting.admits_all[keys.tables] | (self.index.find(keys.ids, keys.tables, keys.hashes) > 0)
 
     def preview(self, keys: Keys) -> Tensor:
-        """Returns the values [n, width] that `look_up` would give, without any change."""
+        """Returns the values [n, width] that a lookup would return, without changing anything."""
         rows = self.find(keys)
         values = self.values(rows)
         new = np.flatnonzero((rows < self.index.first) & self.waiting.admits_all[keys.tables])
@@ -122,7 +122,7 @@ class TableShard:
         return values
 
     def values(self, rows: np.ndarray) -> Tensor:
-        """Values [n, width] of rows, in the type of arithmetic."""
+        """Returns values [n, width] of rows, in the dtype of computation."""
         absent = np.flatnonzero(rows < self.index.first)
         if not len(absent):
             return self.format.decode(self.store.values(rows))
@@ -134,7 +134,7 @@ class TableShard:
         """Applies the optimizer.
 
         Args:
-            rows: int64 [n], each once; default rows are not updated.
+            rows: int64 [n], unique; default rows are not updated.
             grads: [n, width], sums over all occurrences of each row's id.
             values: the result of `values` for these rows, if nothing has been updated since; may be overwritten.
         """
@@ -152,7 +152,7 @@ class TableShard:
         state = self.store.state(rows)
         if decay:
             grads = grads.add(values, alpha=decay)
-        if compiled:  # on the copies, to be the same to the bit wherever rows are
+        if compiled:  # on copies; bit-identical to the update in place
             compiled(values.numpy(), state.numpy(), np.arange(len(rows)), grads, lr=lr, eps=self._settings.eps)
         else:
             self._optimizer.step(values, state, grads, self._settings, lr)
@@ -164,13 +164,13 @@ class TableShard:
         self.store.write(rows, self.format.encode(values, noise), state)
 
     def sum_by_row(self, rows: np.ndarray, grads: Tensor) -> tuple[np.ndarray, Tensor]:
-        """Rows, each once, and the sum of the gradients of each."""
+        """Returns the unique rows, and the sum of the gradients of each."""
         unique, inverse = self._unique(rows)
         total = grads.new_zeros(len(unique), grads.shape[1])
         return unique, total.index_add_(0, torch.from_numpy(inverse), grads)
 
     def end_step(self) -> None:
-        """Admits ids that were seen in this step, and counts the step. `evict` follows where a pass is due."""
+        """Admits ids that occurred in this step, and counts the step. `evict` follows if a pass is due."""
         if (admitted := self.waiting.admitted(self.step)) is not None:
             keys, counts = admitted
             rows = self._insert(keys)
@@ -180,7 +180,7 @@ class TableShard:
         self.step += 1
 
     def undo_step(self) -> None:
-        """Undoes this step's lookups: the rows that they made, and their counts. The step has not ended."""
+        """Undoes this step's lookups: removes the rows that they created, and their counts. The step does not end."""
         for rows, last, sums in reversed(self._touched):
             self.seen[rows] -= sums
             self.last[rows] = last
@@ -195,7 +195,7 @@ class TableShard:
     def _unique(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the different rows and each row's index among them, in linear time."""
         places = np.arange(len(rows), dtype=np.int32)
-        self._numbers[rows] = places  # of several the last assignment stays
+        self._numbers[rows] = places  # the last of several assignments wins
         last = np.take(self._numbers, rows)
         is_last = last == places
         numbers = np.cumsum(is_last) - 1
@@ -206,20 +206,20 @@ class TableShard:
 
     @property
     def waits(self) -> bool:
-        """Whether lookups wait for a disk, so that `prefetch` pays."""
+        """Whether lookups wait for a disk often enough for `prefetch` to pay."""
         return isinstance(self.store, TieredRows) and self.store.waits
 
     def prefetch(self, keys: Keys) -> None:
-        """Starts to load rows from the file, where lookups wait for it, without any change."""
+        """Starts to load rows from the file if lookups wait for it, without changing anything."""
         if isinstance(self.store, TieredRows) and self.store.waits:
             keys = keys.deduplicated()[2]
             rows = self.index.find(keys.ids, keys.tables, keys.hashes)
             self.store.prefetch(rows[rows > 0])
 
-    # -- rows that come and go ---------------------------------------------------------------------------------------
+    # -- creation and deletion of rows -------------------------------------------------------------------------------
 
     def _insert(self, keys: Keys) -> np.ndarray:
-        """Rows of ids that have none, each named once, with their first values. int64 [n]."""
+        """Creates rows with initial values for unique ids without one; returns row numbers, int64 [n]."""
         rows = self.give_rows(keys)
         if len(rows):
             values = self._first(keys.ids, keys.tables)
@@ -228,12 +228,12 @@ class TableShard:
         return rows
 
     def _first(self, ids: np.ndarray, tables: np.ndarray) -> Tensor:
-        """First values. [n, width]."""
+        """Returns initial values [n, width]."""
         draws = uniform(hashes_of(ids, self._value_salts[tables]), self._settings.width)
         return torch.from_numpy((draws * 2 - 1) * self._scales[tables][:, None]).to(self.format.compute)
 
     def give_rows(self, keys: Keys) -> np.ndarray:
-        """Rows of ids that have none, with room in the store. int64 [n]."""
+        """Assigns rows to ids without one, and reserves storage; returns row numbers, int64 [n]."""
         rows = self.index.insert(keys.ids, keys.tables, keys.hashes)
         self._make_room()
         self.store.reserve(self.index.top)
@@ -245,7 +245,7 @@ class TableShard:
             self.last, self.seen, self._numbers = (grown(x, size) for x in (self.last, self.seen, self._numbers))
 
     def evict(self, candidates: Candidates, plan: EvictionPlan) -> None:
-        """Deletes rows, and takes over the default rows of a plan."""
+        """Deletes rows, and sets the default rows of a plan."""
         for rows in candidates.going(plan.below):
             self._remove(rows)
         self.evicted = plan.evicted.copy()
@@ -262,14 +262,14 @@ class TableShard:
     def state(
         self, since: int | None = None, *, rows: int | None = None, is_base: bool = True
     ) -> Iterator[tuple[str, TableState]]:
-        """Yields rows of each table by id: all, or those that were seen in step ``since`` or later.
+        """Yields rows of each table by id: all, or those whose ids occurred in step ``since`` or later.
 
         Evicted ids are recorded from one full state to the next, for the incremental states between them. Steps may
-        be taken between two parts. Then a part has the rows of its ids at the time it is read, and an
-        incremental state since the beginning contains the changes that the parts lack.
+        be taken between two parts. A part then contains the rows at the time it is read, and an incremental state since
+        the start contains the changes that the parts lack.
 
         Args:
-            rows: maximum in each of a table's parts; all in one by default.
+            rows: maximum number of rows in each part of a table; by default a table is one part.
             is_base: whether incremental states may follow this one, if it is a full one.
 
         Raises:
@@ -281,7 +281,7 @@ class TableShard:
     def lazy_parts(
         self, since: int | None = None, *, rows: int | None = None, is_base: bool = True
     ) -> Iterator[LazyPart]:
-        """As `state`, in parts whose rows are copied when they are read; no step may be taken before that."""
+        """Yields the parts of `state`, whose rows are copied when they are read; no step may be taken before that."""
         if since is None and is_base:
             self.rebase(self.step)
         self.gone.check(since)
@@ -292,12 +292,12 @@ class TableShard:
         self.gone.rebase(step, by=by, now=self.step)
 
     def counts(self) -> dict[str, int]:
-        """Rows of each table."""
+        """Returns the number of rows of each table."""
         tables = self.index.tables[: self.index.top]
         return {table.name: int((tables == number).sum()) for number, table in enumerate(self.tables)}
 
     def load(self, name: str, state: TableState, *, step: int) -> None:
-        """Loads this process' part of a state into the present rows.
+        """Loads this process' part of a state into the current rows.
 
         Raises:
             ValueError: the rows do not fit the table.
@@ -307,7 +307,7 @@ class TableShard:
         load_table(self, name, state)
 
     def owned(self, ids: np.ndarray, number: int) -> tuple[Keys, np.ndarray]:
-        """The keys of a table that this process owns, and where they are among these ids."""
+        """Returns the keys that this process owns among ids of a table, and their indices."""
         keys = Keys.of(np.ascontiguousarray(ids), np.full(len(ids), number), self.salts)
         at = np.flatnonzero(owners_of(keys.hashes, self._world) == self._rank)
         return keys[at], at

@@ -21,13 +21,13 @@ _WAITING = 4 * _THREADS  # maximum of pending parts of requests; the oldest belo
 
 
 class TieredRows:
-    """As `MemoryRows`, with a limit on the rows in memory.
+    """`MemoryRows` with a limit on the rows in memory.
 
-    Reading a row does not move it. Writing brings it into memory, and evicts the rows that were not written for the
-    longest time to the file. Every step writes the rows that it has read, so this is an LRU order.
+    Reading a row does not move it. Writing a row puts it in memory, and evicts the least recently written rows to the
+    file. As every step writes the rows that it has read, the order is LRU.
 
     Args:
-        tier: the limit, and the folder of the file.
+        tier: limit on the rows in memory, and the folder of the file.
     """
 
     def __init__(
@@ -39,9 +39,9 @@ class TieredRows:
         widths = [torch.empty(columns, dtype=dtype).nbytes, torch.empty(state_columns, dtype=state_dtype).nbytes]
         self._value_bytes, self._dtypes = widths[0], (dtype, state_dtype)
         self._log = RowLog(tier.folder, sum(widths))
-        self._slots = np.full(1024, -1, np.int32)  # by row
+        self._slots = np.full(1024, -1, np.int32)  # slot of each row
         self._slots[0] = 0
-        self._rows = np.full(tier.rows + 1, -1, np.int64)  # by slot
+        self._rows = np.full(tier.rows + 1, -1, np.int64)  # row of each slot
         self._written = np.zeros(tier.rows + 1, np.int32)
         self._free = np.arange(tier.rows, 0, -1)
         self._clock = 0
@@ -50,21 +50,21 @@ class TieredRows:
 
     @property
     def bytes(self) -> int:
-        """Memory, without that of the page cache."""
+        """Memory in bytes, without the page cache."""
         return sum(x.nbytes for x in (self._slots, self._rows, self._written)) + self._hot.bytes + self._log.bytes
 
     @property
     def file_bytes(self) -> int:
-        """Size of the file."""
+        """Size of the file in bytes."""
         return self._log.file_bytes
 
     def reserve(self, top: int) -> None:
-        """Makes room for rows below ``top``."""
+        """Reserves memory for rows below ``top``."""
         if top > len(self._slots):
             self._slots = grown(self._slots, max(top, len(self._slots) * 3 // 2), -1)
 
     def values(self, rows: np.ndarray) -> Tensor:
-        """A copy of stored values [n, columns]; a row may be named several times."""
+        """Returns a copy of stored values [n, columns]; rows may repeat."""
         slots = self._slots[rows]
         found = self._hot.values(np.maximum(slots, 0))
         if len(cold := np.flatnonzero(slots < 0)):
@@ -73,7 +73,7 @@ class TieredRows:
         return found
 
     def state(self, rows: np.ndarray) -> Tensor:
-        """A copy of the optimizer's state [n, state_columns]."""
+        """Returns a copy of the optimizer's state [n, state_columns]."""
         slots = self._slots[rows]
         found = self._hot.state(np.maximum(slots, 0))
         if found.shape[1] and len(cold := np.flatnonzero(slots < 0)):
@@ -82,8 +82,8 @@ class TieredRows:
         return found
 
     def write(self, rows: np.ndarray, values: Tensor, state: Tensor) -> None:
-        """Stores rows, each named once."""
-        for at in range(0, len(rows), self._most):  # no more at a time than there is room for
+        """Stores values and state of unique rows."""
+        for at in range(0, len(rows), self._most):  # in chunks that fit in memory
             part = slice(at, at + self._most)
             self._write(rows[part], values[part], state[part])
 
@@ -101,7 +101,7 @@ class TieredRows:
         self._hot.write(self._slots[rows].astype(np.int64), values, state)
 
     def free(self, rows: np.ndarray) -> None:
-        """Rows that are not read again before they are written."""
+        """Frees rows; they are not read again before they are written."""
         slots = self._slots[rows]
         slots = slots[slots > 0]
         self._rows[slots], self._slots[rows] = -1, -1
@@ -110,11 +110,11 @@ class TieredRows:
 
     @property
     def waits(self) -> bool:
-        """Whether reads of the file wait for the disk, so that `prefetch` pays; not where the page cache has it."""
+        """Whether reads of the file wait for the disk often enough for `prefetch` to pay; False if it is cached."""
         return self._log.waits.often
 
     def prefetch(self, rows: np.ndarray) -> None:
-        """Has threads bring the records of rows in the file into the page cache, after those that were asked before."""
+        """Loads records of rows from the file into the page cache, in threads, after those of earlier calls."""
         cold = rows[self._slots[rows] < 0]
         if len(cold):
             self._threads = self._threads or ThreadPoolExecutor(_THREADS, thread_name_prefix="rows")
@@ -128,7 +128,7 @@ class TieredRows:
             self._log.touch(self._coming.popleft())
 
     def _push_out(self, least: int) -> None:
-        """Moves rows that were not written for the longest time to the file."""
+        """Moves the least recently written rows to the file."""
         taken = np.flatnonzero((self._rows > 0) & (self._written < self._clock))
         count = min(max(least, self._most // _BATCH), len(taken))
         slots = taken[np.argpartition(self._written[taken], count - 1)[:count]]

@@ -1,4 +1,4 @@
-"""Ids that have no row yet: their counts, and their admission at the end of a step."""
+"""Ids without a row: their counts, and their admission at the end of a step."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from stoker.sparse.table_settings import TableSettings
 
 
 class WaitingIds:
-    """The rules of admission of some tables, by index, and the occurrences so far.
+    """Admission rules of tables, by index, and the occurrences of ids so far.
 
     Args:
-        rank, world: which process' ids are counted here.
+        rank, world: this shard's rank among ``world``; only the ids that it owns are counted.
 
     Attributes:
-        admits_all: bool [tables], those whose ids get a row at first sight.
+        admits_all: bool [tables], whether ids of a table get a row at their first occurrence.
     """
 
     def __init__(self, tables: Sequence[TableSettings], *, seed: int, rank: int, world: int) -> None:
@@ -33,15 +33,15 @@ class WaitingIds:
             for number, table in enumerate(tables)
             if table.admission is not None and table.admission.count > 1
         }
-        self._seen: list[tuple[Keys, np.ndarray]] = []  # in this step
+        self._seen: list[tuple[Keys, np.ndarray]] = []  # occurrences in this step
 
     @property
     def bytes(self) -> int:
-        """Memory of the counters."""
+        """Memory of the counters in bytes."""
         return sum(sketch.counts.nbytes for sketch in self._sketches.values())
 
     def see(self, keys: Keys, counts: np.ndarray) -> None:
-        """Notes ids without a row, and how often each was looked up."""
+        """Records ids without a row, and their numbers of lookups."""
         if len(keys):
             self._seen.append((keys, counts))
 
@@ -50,7 +50,7 @@ class WaitingIds:
         self._seen.clear()
 
     def admitted(self, step: int) -> tuple[Keys, np.ndarray] | None:
-        """Counts the occurrences of a step; returns the ids that get a row, each once, with their occurrences in it."""
+        """Counts a step's occurrences; returns the unique ids that get a row, and their occurrences in the step."""
         if not self._seen:
             return None
         keys = Keys.concatenated([keys for keys, _ in self._seen])
@@ -69,13 +69,13 @@ class WaitingIds:
         return keys[chosen], counts[chosen]
 
     def state(self, number: int) -> dict[str, Tensor]:
-        """The fields of `TableState` that hold a table's counters."""
+        """Returns the fields of `TableState` with a table's counters."""
         sketch = self._sketches.get(number)
         if sketch is None:
             return {}
         return {"buckets": torch.from_numpy(sketch.buckets), "sketch": torch.from_numpy(sketch.counts.copy())}
 
     def load(self, number: int, state: TableState) -> None:
-        """Takes over the counters of this process' ids."""
+        """Loads the counters of this process' ids."""
         if number in self._sketches and len(state.buckets):
             self._sketches[number].load(state.buckets.numpy(), state.sketch.numpy())

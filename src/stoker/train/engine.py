@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from stoker.parallel.pipeline import Pipeline
 
 T = TypeVar("T")
-LENGTHS = 64  # tokens: rows of a pipeline are padded to multiples of this, so that buffers seldom change
+LENGTHS = 64  # tokens: rows of a pipeline are padded to multiples of this, so that buffer sizes seldom change
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Counts:
     """Sizes of a step, over all processes.
 
     Attributes:
-        passes: forward passes of the process that has most.
-        of_island: targets that this process' gradient is averaged over: those of its island.
+        passes: maximum number of forward passes of a process.
+        of_island: number of targets of this process' island, over which its gradient is averaged.
     """
 
     targets: int
@@ -67,15 +67,15 @@ class Engine(Protocol):
     first: bool
     """Whether this process writes files and prints."""
     replicas: int
-    """Data-parallel replicas that a step's samples are split over."""
+    """Number of data-parallel replicas."""
     power_sgd: PowerSgd | None
-    """What PowerSGD remembers, where it sums the gradients."""
+    """PowerSGD's state; None if gradients are summed otherwise."""
 
     def share(self, first: int, last: int, batch: int) -> tuple[int, int]:
         """Returns this process' range of samples in a step."""
 
     def seat(self) -> int:
-        """Returns a number that differs between processes that must draw different random numbers."""
+        """Returns a number that differs between processes whose random numbers must differ."""
 
     def gather(self, mine: Callable[[], list[T]]) -> list[T]:
         """Concatenates the lists of the data-parallel processes on every process. An error of one is raised on all."""
@@ -93,7 +93,7 @@ class Engine(Protocol):
         """Sums over the processes, on the device, without waiting on the host.
 
         Args:
-            alike: values that tensor-parallel processes all computed, so that only one of them is counted.
+            alike: values that are equal on tensor-parallel processes, of which only one is counted.
             each: values that are counted for every process.
         """
 
@@ -101,21 +101,21 @@ class Engine(Protocol):
         """Runs forward passes without gradients; every process gets the same parts."""
 
     def read(self, parts: Sequence[Part], reading: Reading, passes: int, *, tuned: bool = True) -> list[Tensor]:
-        """Returns what ``reading`` takes from forward passes of this process' parts, in evaluation mode, without
+        """Returns the results of ``reading`` on forward passes of this process' parts, in evaluation mode, without
         gradients.
 
         With a pipeline only the last stage returns results; other processes return an empty list.
 
         Args:
-            passes: forward passes of the process with the most parts; see `Counts`.
+            passes: maximum number of forward passes of a process; see `Counts`.
             tuned: whether the adapter is applied.
         """
 
     def decoder(self, context: int | None) -> Decoder | None:
-        """Returns a decoder that generates with the current weights; None where a row is split over processes.
+        """Returns a decoder that generates with the current weights; None if rows are split over processes.
 
         Args:
-            context: most tokens of a prompt with its answer.
+            context: maximum number of tokens of a prompt with its answer.
         """
 
     def continue_rows(self, rows: Sequence[np.ndarray]) -> list[int]:
@@ -224,7 +224,7 @@ class Distributed:
         mine = Counts(own, sum(p.tokens for p in parts), len(parts), own)
         if layout.data == 1:
             return self._fitting(mine)
-        # On the CPU: the number of passes decides what is launched, and the host must not wait for the device.
+        # On the CPU: the number of passes determines the launched kernels, and the host must not wait for the device.
         everybody = torch.zeros(layout.data, 3, dtype=torch.int64)
         if mesh.at("context") == 0:
             everybody[mesh.data_index] = torch.tensor([mine.targets, mine.tokens, mine.passes])
@@ -314,7 +314,7 @@ class Distributed:
 
         shares = isinstance(root, FSDPModule)
         if shares and has_prefix(self._task.model):
-            return None  # the encoder's weights are gathered within a pass only
+            return None  # the encoder's weights are gathered only during a pass
         return Decoder(
             self._task.model,
             language,

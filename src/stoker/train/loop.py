@@ -51,7 +51,7 @@ class LoopOutcome:
     """The end of a run: its state (``done``, ``stopped`` or ``paused``, which other processes resume at once) and step.
 
     Attributes:
-        cached: node-cache counters over all processes; empty where the job has no URL.
+        cached: node-cache counters over all processes; empty if the job has no URL.
     """
 
     state: str
@@ -63,7 +63,7 @@ class LoopOutcome:
 
 
 class Loop:
-    """Trains a task from the state that `resume` restores, or from the start."""
+    """Trains a task from the state restored by `resume`, or from the start."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Loop:
         self.derive_plan()
         scaler = torch.amp.GradScaler(device.type, enabled=device.precision == "fp16")
         self.state = TrainingState(task.model, optimizer, scaler, pieces, aliases, further, island)
-        # A run that stops at a step that is not finite need not restore its buffers.
+        # A run that stops at a non-finite step need not restore its buffers.
         buffers = [] if faults.not_finite == "stop" else list(saved_buffers(task.model).values())
         self.batches = Batches(task, engine, device.torch, batch=self.plan.batch, micro_batch=self.plan.micro_batch)
         self.stepper = Stepper(
@@ -122,7 +122,7 @@ class Loop:
         return self.plan, self.schedule
 
     def resume(self) -> int:
-        """Restores the newest state, from memory or from disk; returns its step, 0 where there is none.
+        """Restores the newest state, from memory or from disk; returns its step, 0 if there is none.
 
         A damaged checkpoint is set aside, and the one before it is restored.
 
@@ -195,7 +195,7 @@ class Loop:
         return LoopOutcome(state, self.progress.step, self.stop.signal, evaluation, first, cached)
 
     def _step(self, step: int) -> StepMetrics | None:
-        """Takes one step; returns None where it went wrong and an earlier state was restored."""
+        """Takes one step; returns None if it failed and an earlier state was restored."""
         result = self._take(step)
         answer = self.anomalies.answer(result, self.progress.recent)
         if answer == "again":  # the weights have not changed: are the samples bad, or was it a transient fault?
@@ -234,7 +234,7 @@ class Loop:
             self.display.note(f"step {step}: {what}")
 
     def _span(self, first: int) -> Span:
-        """Returns the samples of the step that begins at ``first``, or after it where samples are skipped."""
+        """Returns the samples of the step that begins at ``first``, or later if samples are skipped."""
         first, last = next_span(first, self.plan.batch, self.progress.skipped)
         return first, min(last, self.plan.samples)
 
@@ -250,7 +250,7 @@ class Loop:
         done.recent = self.anomalies.remembered(done.recent, result)
 
     def _go_back(self, result: StepResult) -> None:
-        """Restores the newest state before a step that went wrong; its samples are skipped from then on.
+        """Restores the newest state before a failed step, whose samples are skipped from then on.
 
         If that does not help, the next rollback goes further back and skips all samples since. Without a state the
         current weights are kept, as no such step has changed them.
@@ -327,7 +327,7 @@ class Loop:
         self.metrics.flush()
 
     def _state(self) -> State:
-        """Returns the state that a checkpoint saves."""
+        """Returns the state to save in a checkpoint."""
         return self.state.now(self.progress, self.saver.is_whole)
 
     def _keep(self) -> Keep:

@@ -1,4 +1,4 @@
-"""What PowerSGD remembers, in checkpoints: a run goes on to the bit with the same layout."""
+"""PowerSGD's state in checkpoints, with which a run with the same layout resumes bit-identically."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ STEPS, ERROR, RIGHT = "steps", "/error", "/right"
 
 
 class PowerSgdState:
-    """`stoker.train.training_state.FurtherState` of the memories.
+    """`stoker.train.training_state.FurtherState` of PowerSGD.
 
-    Each process has errors of its own, so a checkpoint grows by the trained parameters times the processes that sum
-    their gradients.
+    Errors differ between processes, so a checkpoint grows by the size of the trained parameters times the number of
+    processes that sum their gradients.
     """
 
     base: int | None = None
@@ -54,7 +54,7 @@ class PowerSgdState:
         }
 
     def _row_of(self, error: Tensor) -> Chunk:
-        """This process' error among those of all."""
+        """Returns this process' error as a row of a tensor of all processes' errors."""
         return Chunk(error.unsqueeze(0), (self._row, *[0] * error.dim()), (self._rows, *error.shape))
 
     def places(self, saved: Mapping[str, Saved]) -> Held:

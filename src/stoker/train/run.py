@@ -169,7 +169,7 @@ def _outer(prepared: Prepared) -> OuterStep | None:
 
 
 def _further(prepared: Prepared, outer: OuterStep | None) -> Iterator[FurtherState]:
-    """What checkpoints hold beside weights and moments."""
+    """Yields the state in checkpoints beside weights and moments."""
     yield from (part for part in (outer, prepared.further) if part is not None)
     memories = prepared.engine.power_sgd
     if memories is not None:

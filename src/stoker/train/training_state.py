@@ -23,8 +23,8 @@ class FurtherState(Protocol):
     """State in checkpoints beside the weights and the optimizer's moments. All methods are collectives.
 
     Attributes:
-        streams: whether it must not be copied in memory: it is written to disk part by part.
-        base: step of the full checkpoint that the last result of `now` adds to; None where the result is full.
+        streams: whether it is written to disk part by part, as it is too large to be copied in memory.
+        base: step of the full checkpoint that the last result of `now` adds to; None if that result is full.
     """
 
     @property
@@ -49,7 +49,7 @@ class FurtherState(Protocol):
 
 
 class SeveralStates:
-    """Some `FurtherState`, as one."""
+    """Several `FurtherState` as one."""
 
     def __init__(self, *parts: FurtherState) -> None:
         self._parts = parts
@@ -96,8 +96,8 @@ class TrainingState:
     ) -> None:
         self._further, self._islands = further, island[1]
         self._prefix = f"{ISLAND}{island[0]}/" if island[0] else ""
-        self.left_out = 0  # islands in the restored state beyond those of this run
-        self.forgets = False  # whether the restored state has memories of PowerSGD that do not fit this layout
+        self.left_out = 0  # number of islands in the restored state beyond those of this run
+        self.forgets = False  # whether the restored state has PowerSGD's state of another layout
         self._model, self._optimizer, self._scaler = model, optimizer, scaler
         self._names = (pieces, aliases)
 
@@ -149,5 +149,5 @@ class TrainingState:
 
 
 def _compressed(names: Iterable[str]) -> bool:
-    """Whether there are memories of PowerSGD among tensors of these names."""
+    """Returns whether any of the names is one of PowerSGD's state."""
     return any(name.startswith(POWER_SGD) for name in names)

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 from stoker.launch.nodes.channel import Address, Peer, PeerNetwork
 from stoker.launch.nodes.find_leader import Follow, GroupReply, Lead, Search
 
-PROBE = 2.0  # seconds between two questions of a leader to nodes that are not with it
-SLOW = 5.0  # seconds after which a connection that has brought no answer is closed
+PROBE = 2.0  # seconds between two questions of a leader to nodes outside of its group
+SLOW = 5.0  # timeout of an answer in seconds; the connection is then closed
 
 
 class GroupQuestions:
     """Looks for a leader, and later for another leader's group.
 
     Attributes:
-        lost: addresses of leaders that have gone since this node followed one.
+        lost: addresses of leaders that were lost since this node last followed one.
     """
 
     def __init__(self, network: PeerNetwork) -> None:
@@ -29,9 +29,9 @@ class GroupQuestions:
         """Begins to look for a leader.
 
         Args:
-            known: where nodes may be, in their order.
-            generation: of the group that this node was in; 0 where it was in none.
-            lost: where a leader was just lost.
+            known: possible addresses of nodes, in order of precedence.
+            generation: generation of this node's previous group; 0 if it was in none.
+            lost: address of the leader that was just lost.
         """
         if lost is not None:
             self.lost = (*self.lost, lost)
@@ -52,7 +52,7 @@ class GroupQuestions:
         return decided
 
     def is_probe_due(self, now: float) -> bool:
-        """Whether `probe` is to be called."""
+        """Returns whether it is time to call `probe`."""
         return now - self._probed >= PROBE and not self._network.is_cut
 
     def probe(self, known: Iterable[Address], here: Iterable[Address], now: float) -> None:
@@ -93,6 +93,6 @@ class GroupQuestions:
         return True
 
     def drop_slow(self, now: float) -> None:
-        """Ends connections that have brought no answer."""
+        """Closes connections without an answer after the timeout."""
         for peer in [peer for peer in self._asked if now - peer.began > SLOW]:
             self._network.close_peer(peer)

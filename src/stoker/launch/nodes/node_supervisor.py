@@ -32,10 +32,10 @@ from stoker.node_cache.job_urls import urls_of
 from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import on_node
 
-POLL = 0.05  # seconds between two looks
-TEND = 1.0  # seconds between two looks at how long others have been silent
-FAREWELL = 5.0  # seconds that the outcome gets to reach all nodes
-REFUSALS = 3  # connections in a row that end where the secret is proved: it is another one
+POLL = 0.05  # seconds between two polls
+TEND = 1.0  # seconds between two checks for silent nodes
+FAREWELL = 5.0  # timeout in seconds to send the outcome to all nodes
+REFUSALS = 3  # successive connections closed during authentication, after which the secrets are taken to differ
 
 
 class NodeSupervisor:
@@ -44,11 +44,11 @@ class NodeSupervisor:
     Args:
         spec: the whole job, as it would run with all nodes.
         entry: a function that each process calls instead of training.
-        asked: signals that this process received, in order; it grows.
+        asked: signals that this process received, in order; later ones are appended.
         take: locks the run's folder; yields whether it is new.
         say: prints a line for the user.
         nccl: whether the processes communicate through NCCL.
-        cache: serves objects of this node's cache to other nodes; by default one is made.
+        cache: serves objects of this node's cache to other nodes; by default a new one.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class NodeSupervisor:
                     self._signs.heard(peer, now)
                     try:
                         self._hear(peer, message, now)
-                    except (KeyError, TypeError, ValueError):  # of another version of the program
+                    except (KeyError, TypeError, ValueError):  # a message of another version of the program
                         self._network.close_peer(peer)
         now = time.monotonic()
         self._pass_signals(now)
@@ -132,7 +132,7 @@ class NodeSupervisor:
                 self._lead(now)
         if self._leader is not None:
             self._leader.tick(now)
-            if self._questions.is_probe_due(now):  # a thousand addresses are not gathered in every turn
+            if self._questions.is_probe_due(now):  # gathering a thousand addresses in every turn takes too long
                 self._questions.probe(self._known(), (node.address for node in self._leader.nodes.values()), now)
             self._outcome = self._outcome or self._leader.outcome
         if now - self._tended >= TEND:
@@ -171,7 +171,7 @@ class NodeSupervisor:
                 self._leader.left(peer.name, now)
 
     def _refused(self, peer: Peer) -> None:
-        """The other side closed the connection where the secret is proved."""
+        """Handles a connection that the other side closed during authentication."""
         self._refusals += 1
         if self._refusals >= REFUSALS and self._part.group is None and not self._members:
             self._outcome = UserError(
@@ -231,7 +231,7 @@ class NodeSupervisor:
             words = f"another node is named {node.name}; give each node its own --name"
             peer.send({"kind": "refused", "why": words})
             return
-        if before is not None:  # it was started again before its end was noticed
+        if before is not None:  # it was restarted before its loss was noticed
             self._network.close_peer(before)
             self._members.pop(node.name)
             self._leader.left(node.name, now)
@@ -242,7 +242,7 @@ class NodeSupervisor:
         self._members[node.name] = peer
         peer.send({"kind": "joined", "group": self._leader.group.plain() if self._leader.group else None})
 
-    # -- who leads -------------------------------------------------------------------------------------------
+    # -- choice of the leader --------------------------------------------------------------------------------
 
     def _known(self) -> list[Address]:
         """Returns all addresses at which nodes may be, in order of precedence."""
@@ -288,7 +288,7 @@ class NodeSupervisor:
         return mine < (other.generation, other.members, other.leader)
 
     def _yield(self, leader: Address, now: float) -> None:
-        """Gives way to another leader, which has the newer group."""
+        """Gives way to another leader, whose group takes precedence."""
         self._say(f"node {self._name}: follows the group at {shown(leader)}, which has gone on")
         for peer in list(self._members.values()):
             peer.send({"kind": "elsewhere"})
@@ -299,7 +299,7 @@ class NodeSupervisor:
         self._folder.let_go()
         self._upward = self._network.dial(leader)
 
-    # -- as the leader's hands -------------------------------------------------------------------------------
+    # -- actions of the leader -------------------------------------------------------------------------------
 
     def _send(self, name: str, message: Message) -> None:
         if name == self._name:
@@ -312,7 +312,7 @@ class NodeSupervisor:
     def _hold(self) -> str | None:
         return self._folder.hold(lately_led=self._part.group is not None)
 
-    # -- as one of the nodes ---------------------------------------------------------------------------------
+    # -- a node of the group ---------------------------------------------------------------------------------
 
     def _tell(self, message: Message) -> None:
         """Sends a message to the leader, which may be this node."""

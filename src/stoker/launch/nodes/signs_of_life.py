@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from stoker.launch.nodes.agent import interval
 from stoker.launch.nodes.channel import Peer, text_of
 
-LOST = 10.0  # seconds of silence after which a node counts as lost; four signs of life where those are rarer
+LOST = 10.0  # seconds of silence after which a node counts as lost; four heartbeat intervals if these are longer
 ALIVE = text_of({"kind": "alive"})
-SIGNS = (1.0, 5.0)  # seconds between two signs of life: of a few nodes, and of a thousand
+SIGNS = (1.0, 5.0)  # seconds between two heartbeats: for a few nodes, and for a thousand
 
 
 class SignsOfLife:
@@ -28,7 +28,7 @@ class SignsOfLife:
         self._said[peer] = now
 
     def forget(self, peer: Peer) -> None:
-        """A connection has ended."""
+        """Forgets a node whose connection has ended."""
         self._heard.pop(peer, None)
         self._said.pop(peer, None)
 
@@ -50,5 +50,5 @@ class SignsOfLife:
 
 
 def _every(nodes: int) -> float:
-    """Seconds between two signs of life."""
+    """Returns the seconds between two heartbeats."""
     return min(SIGNS[1], max(SIGNS[0], interval(nodes)))

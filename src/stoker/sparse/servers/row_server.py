@@ -26,27 +26,27 @@ from stoker.sparse.table_settings import Admission, DiskTier, Eviction, TableSet
 
 STATE = ("ids", "values", "optimizer", "seen", "last", "removed", "buckets", "sketch", "evicted")
 _BACKLOG = 128
-_REMEMBERED = 1000  # runs at most whose rows were forgotten
-_STRANGERS = 64  # connections at most that have not proved that they have the secret
+_REMEMBERED = 1000  # maximum number of remembered runs whose rows were dropped
+_STRANGERS = 64  # maximum of unauthenticated connections
 
 
 class RowServer:
-    """Serves one run at a time. A new run replaces the one before, whose rows are dropped.
+    """Serves one run at a time. A new run replaces the previous one, whose rows are dropped.
 
-    Trainers of a run whose rows it no longer has get an error.
+    Trainers of a run whose rows were dropped get an error.
 
     Args:
         listen: address; port 0 takes a free one.
         secret: shared with trainers, which authenticate with it.
-        folder: of snapshots and logs, and of rows that do not fit in memory. Its content is restored, so that a
-            killed server continues where it ended.
+        folder: folder of snapshots, logs, and rows that do not fit in memory. Its content is restored, so that a killed
+            server continues where it ended.
         snapshot_every: steps between snapshots, which bound the size of the log and the time of a restart.
 
     Attributes:
         address: the bound address.
 
     Raises:
-        OSError: it cannot listen there.
+        OSError: the address cannot be bound.
         UserError: the folder cannot be written, or its log does not fit its snapshot.
     """
 
@@ -58,7 +58,7 @@ class RowServer:
         self._lock = threading.Lock()
         self._run: Message = {}
         self._shards: list[ServedShard] = []
-        self._dropped: list[str] = []  # names of runs
+        self._dropped: list[str] = []  # names of runs whose rows were dropped
         self._connected: set[socket.socket] = set()
         self._strangers: set[socket.socket] = set()
         try:
@@ -84,7 +84,7 @@ class RowServer:
             threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
     def close(self) -> None:
-        """Stops serving; files on disk stay."""
+        """Stops serving; files on disk are kept."""
         with suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
@@ -121,7 +121,7 @@ class RowServer:
             _ANSWERS[message["kind"]](connection, shards[message["layout"]], trainer, message, arrays)
 
     def _begin(self, run: Message, *, returns: bool) -> list[ServedShard]:
-        """Starts a run, or continues the present one.
+        """Starts a run, or continues the current one.
 
         Args:
             returns: whether the trainer was connected before.
@@ -166,25 +166,25 @@ class RowServer:
 
 
 def dict_of(table: TableSettings) -> Message:
-    """A table's settings as JSON."""
+    """Converts a table's settings to JSON types."""
     return json.loads(json.dumps(asdict(table), default=str))
 
 
 def settings_of(table: Message) -> TableSettings:
-    """The settings that `dict_of` wrote."""
+    """Restores settings from the output of `dict_of`."""
     parts: dict[str, Any] = {"admission": Admission, "eviction": Eviction, "disk": DiskTier}
     made = {name: kind(**table[name]) for name, kind in parts.items() if table[name]}
     return TableSettings(**{**table, "betas": tuple(table["betas"]), **made})
 
 
 def part_of(step: int, since: int | None, name: str, arrays: Sequence[np.ndarray]) -> SparseState:
-    """A part of a state, from its arrays in the order of ``STATE``."""
+    """Builds a part of a state from its arrays in the order of ``STATE``."""
     tensors = {column: torch.from_numpy(np.array(array)) for column, array in zip(STATE, arrays, strict=True)}
     return SparseState(step, since, {name: TableState(**tensors)})
 
 
 def arrays_of(table: TableState) -> list[np.ndarray]:
-    """Its arrays, in the order of ``STATE``."""
+    """Returns the arrays of a part of a state, in the order of ``STATE``."""
     return [getattr(table, column).numpy() for column in STATE]
 
 

@@ -33,7 +33,7 @@ class RowServers:
         staleness: maximum number of steps that the rows of a lookup may be behind. 0: each lookup includes all steps
             before it, as if the trainers stored the rows themselves. 1 and more: trainers do not wait for each other's
             last steps.
-        patience: seconds that a lost server gets to return.
+        patience: timeout in seconds for a lost server to return.
     """
 
     addresses: tuple[Address, ...]
@@ -53,7 +53,7 @@ class ServedRows:
     """A `RowSource` whose rows are stored by servers.
 
     Args:
-        links: to all servers.
+        links: connections to all servers.
         layout: number of these tables' layout.
     """
 
@@ -74,12 +74,12 @@ class ServedRows:
         self._lookups: list[_Lookup] = []
         self._is_pushed = False
         self._waits = [False] * len(links)  # whether each server's lookups wait for its disk
-        self._losses: list[int] = []  # of the servers, when rows began to be loaded
-        self._decided = 0  # steps made or skipped in this run, by which messages are numbered
+        self._losses: list[int] = []  # losses of this process' servers before rows were loaded
+        self._decided = 0  # steps taken or skipped in this run, by which messages are numbered
         self.step = 0
 
     def rows(self, keys: Keys, *, training: bool) -> tuple[Tensor, np.ndarray]:
-        """Unique rows, and the place of each key's among them."""
+        """Returns the unique rows, and the index of each key's row among them."""
         inverse, counts, keys = keys.deduplicated()
         least = max(0, self._decided - self._servers.staleness) if training else self._decided
         owners = owners_of(keys.hashes, len(self._links))
@@ -95,7 +95,7 @@ class ServedRows:
         return leaf, inverse
 
     def prefetch(self, keys: Keys) -> None:
-        """Asks servers whose lookups wait for their disks to start loading rows. It is not repeated for a lost one."""
+        """Requests rows from servers whose lookups wait for their disks. Requests to lost servers are not repeated."""
         if not any(self._waits):
             return
         keys = keys.deduplicated()[2]
@@ -105,7 +105,7 @@ class ServedRows:
             self._links[number].hint(self._about("prefetch"), [keys.ids[mine], keys.tables[mine]])
 
     def squared_norm(self) -> float:
-        """The squared norm of the step's gradients, over all servers."""
+        """Returns the squared norm of the step's gradients, over all servers."""
         self._push()
         for link in self._links:
             link.ask(self._about("norm", step=self._decided))
@@ -123,7 +123,7 @@ class ServedRows:
         return np.sum([link.answer()[1][0] for link in self._links], axis=0)
 
     def evict(self, plan: EvictionPlan | None) -> None:
-        """Evicts rows on the servers: for them a separate step, whose plan the first process sends."""
+        """Evicts rows on the servers, in a separate step of theirs; the first process sends the plan."""
         self._commit(None, 1.0, plan)
 
     def evicted(self) -> np.ndarray:
@@ -132,11 +132,11 @@ class ServedRows:
         return self._links[0].answer()[1][0]
 
     def discard(self) -> None:
-        """Has the servers forget the step's gradients; the step has not ended."""
+        """Has the servers drop the step's gradients, without ending the step."""
         self._commit(None, 1.0)
 
     def rebase(self, step: int | None, *, by: str) -> None:
-        """Sets how far incremental states reach back, on the servers that this process saves for."""
+        """Sets the step from which incremental states start, on the servers that this process saves for."""
         for link in self._own_links():
             link.ask(self._about("rebase", base=step, by=by, least=self._decided))
             link.answer()
@@ -144,7 +144,7 @@ class ServedRows:
     def state(
         self, since: int | None, *, rows: int | None = None, is_base: bool = True
     ) -> Iterator[tuple[str, TableState]]:
-        """The rows of the servers that this process saves for."""
+        """Returns the state of the servers that this process saves for."""
         self._wait_for_servers()
         for link in self._own_links():
             message = self._about("state", since=since, rows=rows or 2**40, least=self._decided, is_base=is_base)
@@ -152,7 +152,7 @@ class ServedRows:
                 yield from part_of(self.step, since, answer["name"], arrays).tables.items()
 
     def lazy_parts(self, since: int | None, *, rows: int, is_base: bool) -> Iterator[LazyPart]:
-        """The rows of the servers that this process saves for; they are in its memory as soon as they have come."""
+        """Yields the parts of the servers that this process saves for, each held in memory once received."""
         for name, table in self.state(since, rows=rows, is_base=is_base):
             yield LazyPart(name, {part.name: LazyColumn.of(getattr(table, part.name)) for part in fields(table)})
 
@@ -170,13 +170,13 @@ class ServedRows:
             link.ask(self._about("snapshot"))
             link.answer()
         if self._losses and self._losses != [link.losses for link in self._own_links()]:
-            raise RunFailed("a server of rows was lost while rows were being loaded")  # those not yet on its disk
+            raise RunFailed("a server of rows was lost while rows were being loaded")  # rows not yet on disk are lost
         self._losses = []
         if self._group is not None:
             dist.barrier(self._group)
 
     def counts(self) -> dict[str, int]:
-        """Rows of each table on the servers that this process saves for."""
+        """Returns the number of rows of each table on the servers that this process saves for."""
         total = {table.name: 0 for table in self._tables}
         for link in self._own_links():
             link.ask(self._about("counts"))
@@ -187,7 +187,7 @@ class ServedRows:
     def _wait_for_servers(self) -> None:
         """Waits until every server has logged every step.
 
-        A server that is lost afterwards needs nothing from the other trainers, which may be waiting for this one.
+        A server that is lost afterwards does not need the other trainers, which may be waiting for this one.
         """
         nothing = np.empty(0, np.int64)
         for link in self._links:
@@ -237,7 +237,7 @@ class ServedRows:
 def served_rows(
     layouts: Sequence[Sequence[TableSettings]], servers: RowServers, *, seed: int, group: dist.ProcessGroup | None
 ) -> list[ServedRows]:
-    """Begins a run on the servers, and returns its rows, layout by layout. A collective.
+    """Begins a run on the servers; returns its rows by layout. A collective.
 
     Raises:
         RunFailed: a server cannot be reached.

@@ -145,7 +145,7 @@ def build(
     """Builds the initial tower and tables of a job.
 
     Args:
-        servers: servers that hold the rows.
+        servers: servers that store the rows.
 
     Raises:
         CannotRun: the engine of the tables is not installed.
@@ -239,7 +239,7 @@ def step_hook(tables: Callable[[], Embeddings], peak: float) -> Hook:
 
 
 def prefetch_hook(task: RankingTask) -> tuple[Hook, ...]:
-    """Returns the hook that prefetches rows from files for the next step; empty where no rows lie in files."""
+    """Returns the hook that prefetches rows from files for the next step; empty if no rows are in files."""
     if all(table.disk is None for table in task.tables.tables):
         return ()
 
