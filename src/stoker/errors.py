@@ -12,7 +12,7 @@ LONGEST_REASON = 300  # characters
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: where it is, what it is, what to write instead.
+    """An error in the user's input: its position, a message, and a suggestion.
 
     Attributes:
         message: what is wrong, in one sentence.
@@ -61,7 +61,7 @@ class RunFailed(UserError):
 
 
 class DiskFailed(RunFailed):
-    """What the run writes cannot be written: the disk is full, or gone."""
+    """The run's files cannot be written, as the disk is full or missing."""
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def reading(what: str) -> Iterator[None]:
 
 
 def reason_of(error: BaseException) -> str:
-    """What an exception says, as one line of limited length."""
+    """Returns an exception's message as one line of limited length."""
     text = " ".join(str(error).split())
     if isinstance(error, KeyError):
         text = f"{text} is missing"

@@ -63,7 +63,7 @@ def regular(path: str, flags: int) -> int:
 
 
 def no_link(path: str, flags: int) -> int:
-    """An opener for `open`: fails where the file is a link, or no regular file."""
+    """An opener for `open` that fails if the file is a link, or not a regular file."""
     return regular(path, flags | getattr(os, "O_NOFOLLOW", 0))
 
 

@@ -39,7 +39,7 @@ class Greeting:
 
     @property
     def first(self) -> bytes:
-        """What is sent before anything is received."""
+        """Bytes to send before anything is received."""
         return b"" if self._dialled else self._mine
 
     @property
@@ -48,7 +48,7 @@ class Greeting:
         return CHALLENGE if self._dialled else CHALLENGE + MAC
 
     def answer(self, part: bytes) -> bytes:
-        """What is sent after a part of `wants` bytes; afterwards ``seal`` may be there.
+        """Processes a part of `wants` bytes; returns the bytes to send. At the end of the handshake it sets ``seal``.
 
         Raises:
             PeerRefused: the other side does not have the secret.
@@ -67,7 +67,7 @@ class Greeting:
 
     @property
     def _challenges(self) -> tuple[bytes, bytes]:
-        """That of who accepted, and that of who dialled."""
+        """The challenges of the accepting and of the dialling side."""
         return (self._theirs, self._mine) if self._dialled else (self._mine, self._theirs)
 
     def _proof(self, who: str) -> bytes:

@@ -79,7 +79,7 @@ def unwrapped(stream: Any) -> Any:
 
 
 def unescaped(stream: Any) -> Any:
-    """Where to write what is meant to steer the terminal."""
+    """Returns the stream for text that contains terminal control sequences."""
     return getattr(stream, "unescaped", stream)
 
 
@@ -96,7 +96,7 @@ def escaped_output() -> Iterator[None]:
 
 
 def give_up_output() -> None:
-    """What could not be written is not tried again at the end of the process, which would change its exit code."""
+    """Drops unwritten output, so that a failed flush at exit does not change the process' exit code."""
     for stream in (sys.stdout, sys.stderr):
         try:
             unwrapped(stream).flush()
@@ -107,7 +107,7 @@ def give_up_output() -> None:
 
 
 def _usable(stream: Any) -> Any:
-    """The stream with every character writable; nothing where the process began without one."""
+    """Returns the stream with unencodable characters escaped; a null device if the process has no such stream."""
     if stream is None:
         return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123 -- lives as long as the process
     if hasattr(stream, "reconfigure"):

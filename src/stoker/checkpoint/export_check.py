@@ -308,7 +308,7 @@ def _check_parting(
     model: nn.Module,
     allowed: float,
 ) -> None:
-    """Greedy answers may diverge only where the logits of both tokens are equal up to the noise."""
+    """Raises RunFailed if greedy answers diverge where the logits of both tokens differ by more than ``allowed``."""
     for question, ours, theirs in zip(reference.questions, expected, answers, strict=True):
         parted = next((i for i, (a, b) in enumerate(zip(ours.tokens, theirs, strict=False)) if a != b), None)
         if parted is None:

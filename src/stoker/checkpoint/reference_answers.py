@@ -70,7 +70,7 @@ class ReferenceAnswers:
 
 
 def take_reference(tuned: TunedRun, base: Path) -> ReferenceAnswers:
-    """Replays held-out rows, or training rows where there are none, through the trained model.
+    """Replays held-out rows, or training rows if there are none, through the trained model.
 
     Casts the model to float32, unless its base is quantised.
     """

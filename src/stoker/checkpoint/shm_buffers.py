@@ -134,7 +134,7 @@ class Slot:
         self.group = agreement.group
 
     def _pin(self, data: Tensor) -> None:
-        """Page-locks the memory where there are GPUs, whose copies are then several times as fast."""
+        """Page-locks the memory if there are GPUs, which copies it several times faster."""
         if data.numel() and torch.cuda.is_available() and torch.cuda.is_initialized():
             done = torch.cuda.cudart().cudaHostRegister(data.data_ptr(), data.numel(), 0)
             if int(done) == 0:  # without page-locking, copies are slower

@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Rehearses; returns 0 where the run with faults ended as the one without, else 1."""
+    """Rehearses; returns 0 if the run with faults ended as the run without them, else 1."""
     from stoker.cli.report import quiet_libraries
 
     quiet_libraries()

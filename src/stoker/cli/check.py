@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Checks the job; returns 0 where it is valid, 2 where it is not."""
+    """Checks the job; returns 0 if it is valid, else 2."""
     if arguments.schema:
         from stoker.job.json_schema import editor_schema
 

@@ -92,7 +92,7 @@ def _head(question: PlanQuestion, searched: str) -> None:
 
 
 def _by(work: TrainingWork) -> str:
-    """Describes what is trained beside a frozen model."""
+    """Describes the trained parts of a model with frozen weights."""
     by = f"rank {work.rank}" if work.low_rank else f"{work.adapters.tokens} virtual tokens"
     base = "" if work.base == "none" else f", the base in {work.base}"
     return f"{work.tuning}, {by}{base}"

@@ -56,7 +56,7 @@ def rank_label(path: str) -> str:
 
 
 def run_logs(shell: Shell, folder: str) -> list[LogPlace]:
-    """The logs of a run's processes, and those of the runs of a job with stages.
+    """Returns the logs of a run's processes, and those of the runs of its stages.
 
     Args:
         folder: of the run, or of all stages, as the shell reads it.

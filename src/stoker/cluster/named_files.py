@@ -185,7 +185,7 @@ def modules_of(loaded: LoadedJob, base: Path) -> Iterator[Path]:
 
 
 def files_of(value: str, base: Path) -> list[Path]:
-    """The files that a path or pattern means, of a folder all; none where there are none."""
+    """Returns the files of a path or pattern, and all files of a folder; none if nothing matches."""
     path = absolute(value, base)
     if exists(path):
         return below_folder(path) if path.is_dir() else [path]
@@ -226,7 +226,7 @@ def _is_pattern(value: str) -> bool:
 
 
 def _joined(to: str, top: Path, file: Path) -> str:
-    """A file's place, where its folder or pattern is put at ``to``."""
+    """Returns a file's path when its folder or pattern is placed at ``to``."""
     if file == top:
         return to
     if file.is_relative_to(top):

@@ -19,7 +19,7 @@ def write_private(shell: Shell, path: str, content: bytes) -> None:
 
 
 def records_in(shell: Shell, folder: str) -> list[Record]:
-    """The submissions below a folder; files that are none are left out."""
+    """Returns the records of submissions below a folder; files without a valid record are ignored."""
     home = quoted(folder)
     paths = shell.run(f'cd {home} 2>/dev/null && for f in */{FILE}; do [ -f "$f" ] && echo "$f"; done; :')
     found = []

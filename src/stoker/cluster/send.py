@@ -25,7 +25,7 @@ FROM_HERE = '"$HOME"/'  # prefix of a relative path on a host
 
 
 def quoted(folder: str) -> str:
-    """A folder as the shell reads it: one that begins with ``~/`` or no slash is in the user's home."""
+    """Quotes a folder for the shell; a path that begins with ``~/`` or without a slash is in the user's home."""
     if folder.startswith("/"):
         return shlex.quote(folder)
     rest = folder.removeprefix("~/") if folder != "~" else ""

@@ -44,12 +44,12 @@ class SentFile:
 
     @classmethod
     def made(cls, path: str, text: str | bytes) -> SentFile:
-        """A file with this text."""
+        """Creates a file with this text."""
         content = text.encode() if isinstance(text, str) else text
         return cls(path, hashlib.blake2b(content, digest_size=32).hexdigest(), len(content), content=content)
 
     def read(self) -> bytes:
-        """Its content."""
+        """Returns the content of the file."""
         if self.content is not None:
             return self.content
         assert self.source is not None

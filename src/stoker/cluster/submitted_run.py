@@ -43,7 +43,7 @@ def submitted_run(name: str, on: str | None = None) -> SubmittedRun:
 
 
 def target_of(record: Record) -> Target:
-    """The target of a record, as it was when the run was submitted."""
+    """Returns the target of a record, with the settings at the time of submission."""
     block = KINDS[record.kind].model_validate(_plain(record.target))
     data = {"task": "sft", TARGET: {record.kind: dict(record.target)}}
     return open_target(ChosenTarget(record.kind, block, record.on, JobDocument(f"{record.name}.json", data, {})))

@@ -49,7 +49,7 @@ def refused(corpus: Corpus, codec: TextCodec, loaded: LoadedJob) -> list[Problem
 
 
 def _advice(source: TokenisedSource, key: str) -> str:
-    """Advice on the most frequent reason for dropped rows; empty where there is no specific advice."""
+    """Returns advice on the most frequent reason for dropped rows; empty if there is no specific advice."""
     summaries = source.cache.summaries
     reason = next((reason for reason, _ in drop_reasons(summaries).most_common(1)), "")
     if reason == NOT_UTF8:

@@ -38,7 +38,7 @@ is unknown before the end (compressed files, columns)."""
 
 
 def find_format(source: Source, columns: Mapping[str, str], *, questions: bool = False) -> str:
-    """The format of a source, from its first sound rows; `UNREADABLE` where every row is broken.
+    """Returns the format of a source, from its first valid rows; `UNREADABLE` if every row is broken.
 
     Raises:
         UserError: when there is no row at all, or the columns fit no format.
@@ -127,7 +127,7 @@ def _holds_its_rows(source: Source) -> bool:
 def _batches(
     source: Source, rows: Iterator[Raw | Rejected], codec: TextCodec, settings: RowSettings, workers: int
 ) -> Iterator[EncodedBatch]:
-    """The batches of rows in order, tokenised by ``workers`` processes, or by this one where the source is small."""
+    """Yields the batches of rows in order, tokenised by ``workers`` processes; small sources by this one."""
     chunks = _chunks(rows)
     if workers == 1 or source.size_bytes < SMALL:
         for chunk in chunks:
@@ -196,7 +196,7 @@ def cache_path(source: Source, codec: TextCodec, settings: RowSettings) -> Path:
 
 
 def open_cache(source: Source, codec: TextCodec, settings: RowSettings, report: Report | None = None) -> TokenCache:
-    """The cache of a source, built first where it is missing."""
+    """Returns the cache of a source, and builds it first if it is missing."""
     folder = cache_path(source, codec, settings)
     if not (folder / "complete.json").exists():
         _build(folder, source, codec, settings, report=report)

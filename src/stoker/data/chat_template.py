@@ -107,7 +107,7 @@ class ChatTemplate:
         *,
         prompt: bool = False,
     ) -> str:
-        """The text of the messages; with ``prompt``, up to where the model continues.
+        """Renders the messages; with ``prompt``, up to the start of the model's answer.
 
         Raises:
             TemplateRefused: when the template raises on this conversation.

@@ -91,7 +91,7 @@ def parts(texts: Iterable[str]) -> Iterator[str]:
 
 
 def split_held_out(texts: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(to learn from, held out): every twentieth text, spread evenly, and at least one where there are two."""
+    """Splits texts into (training, held out): every twentieth text is held out, and at least one of two or more."""
     step = min(HELD_OUT, max(2, len(texts)))
     return [t for i, t in enumerate(texts) if i % step != step - 1], list(texts[step - 1 :: step])
 

@@ -67,7 +67,7 @@ def unbounded(definition: str) -> Tokenizer:
 
 
 def without_post_processor(definition: str) -> str:
-    """The same tokenizer with untrimmed offsets: byte-level post-processors trim the white space off."""
+    """Returns the tokenizer with untrimmed offsets; byte-level post-processors trim white space off."""
     return json.dumps({**json.loads(definition), "post_processor": None})
 
 

@@ -213,7 +213,7 @@ def _with_merges(
     first: int,
     texts: Sequence[str],
 ) -> dict[str, Any]:
-    """The definition with tokens, those of the merges last, from id ``first`` on."""
+    """Returns the definition with new tokens from id ``first`` on, those of the merges last."""
     model = dict(content["model"])
     if model["type"] == "Unigram":
         model["vocab"] = _pieces_of_unigram(content, texts, first)

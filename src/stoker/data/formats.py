@@ -91,7 +91,7 @@ def verdict_of(label: Any) -> bool | None:
 
 
 def column_of(row: Mapping[str, Any], format: str, columns: Mapping[str, str], ours: str) -> str:
-    """The file's name of our column; our own where the row has neither it nor an alias."""
+    """Returns the file's name of one of our columns; our name if the row has neither it nor an alias."""
     if ours in columns:
         return columns[ours]
     if ours in row:
@@ -325,7 +325,7 @@ def _as_number(value: Any, name: str) -> float:
 
 
 def _prompt_of(row: _Row, chosen: tuple[Message, ...], rejected: tuple[Message, ...]) -> Sequence[Message]:
-    """The turns before the answers: a column's, or those that both sides begin with."""
+    """Returns the turns before the answers: those of the prompt's column, or the common first turns of both sides."""
     if row.get("prompt") is not None:
         if isinstance(row.get("prompt"), str) and row.text("input").strip():
             return _asked(row, "prompt")
@@ -339,7 +339,7 @@ def _prompt_of(row: _Row, chosen: tuple[Message, ...], rejected: tuple[Message, 
 
 
 def _shared_turns(one: tuple[Message, ...], other: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The turns that both begin with; the last turn of each is its answer even where they are equal."""
+    """Returns the common first turns of both; the last turn of each is its answer, even if they are equal."""
     shared = 0
     while shared < min(len(one), len(other)) - 1 and one[shared] == other[shared]:
         shared += 1

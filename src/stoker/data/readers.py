@@ -179,7 +179,7 @@ def _are_json_lines(path: DataFile) -> bool:
 
 
 def _documents(lines: Iterator[tuple[int, bytes]], path: DataFile) -> Iterator[Raw | Rejected]:
-    """The whole file where it is at most `DOCUMENT` bytes, else its parts."""
+    """Yields the whole file if it has at most `DOCUMENT` bytes, else its parts."""
     begun: list[tuple[int, bytes]] = []
     size = 0
     for pair in lines:

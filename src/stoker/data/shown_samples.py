@@ -80,7 +80,7 @@ def samples_from(sources: Sequence[TokenisedSource], codec: TextCodec, begin: in
 
 
 def sequences_from(corpus: Corpus, codec: TextCodec, begin: int, count: int) -> tuple[list[ShownSequence], int | None]:
-    """The sequences of a run from a number on, packed as it packs them, and how many an epoch has (None: no end).
+    """Returns ``count`` sequences from ``begin`` on, packed as in the run, and the number in an epoch (None: endless).
 
     Sequences of later epochs hold the same rows in another order and are not shown.
     """

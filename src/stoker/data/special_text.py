@@ -51,7 +51,7 @@ class SpecialText:
         return sum(map(self.count, value)) if isinstance(value, list | tuple) else 0
 
     def mark(self, value: Any) -> Any:
-        """The same value with a mark behind the first character of each special token."""
+        """Returns the value with a mark behind the first character of each special token."""
         if isinstance(value, str):
             assert self._pattern is not None
             return self._pattern.sub(lambda found: found[0][0] + MARK + found[0][1:], value)

@@ -77,7 +77,7 @@ def _is_read(column: str) -> bool:
 
 
 def _columns(members: list[Member]) -> dict[str, Any] | str:
-    """The columns of a sample, or why there are none."""
+    """Returns the columns of a sample, or the reason why it has none."""
     values: dict[str, Any] = {}
     escapes = False  # only they can write half a surrogate pair
     for _, column, content in members:

@@ -144,7 +144,7 @@ def _send(stream: IO[bytes], content: bytes) -> None:
 
 
 def _receive(stream: IO[bytes]) -> bytes | None:
-    """A message; None where the other side has ended."""
+    """Receives a message; returns None if the other side has ended."""
     head = stream.read(8)
     if len(head) < 8:
         return None

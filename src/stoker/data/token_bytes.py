@@ -69,7 +69,7 @@ def byte_lengths(definition: dict[str, Any]) -> np.ndarray | None:
 
 
 def ids_of(definition: dict[str, Any]) -> dict[str, int]:
-    """The model's own tokens and their ids, without those that were added to it."""
+    """Returns the model's own tokens and their ids, without added ones."""
     vocabulary: dict[str, int] | Sequence[tuple[str, float]] = definition["model"]["vocab"]
     if isinstance(vocabulary, dict):
         return dict(vocabulary)

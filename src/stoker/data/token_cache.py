@@ -270,7 +270,7 @@ class TokenCache:
         return lengths
 
     def origin(self, row: int) -> tuple[str, int]:
-        """(file, row number) where a row came from."""
+        """Returns the origin of a row as (file, row number)."""
         shard, i = self._place(row)
         entry = self._indices[shard][i]
         return self.summaries[shard].files[int(entry["file"])], int(entry["row"])

@@ -120,7 +120,7 @@ class _Pending:
 
     @property
     def margin(self) -> float:
-        """How much better the chosen answer of a pair is."""
+        """Difference in quality between a pair's chosen and rejected answer."""
         return self.example.margin if isinstance(self.example, Preference) else 0.0
 
     @property

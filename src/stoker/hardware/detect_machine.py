@@ -120,7 +120,7 @@ def corrected(cluster: Cluster) -> Cluster:
 
 
 def kind_name(device: str) -> str:
-    """The catalogue's name of a device with this maker's name; the maker's where it has none."""
+    """Converts a vendor's name of a device to the catalogue's; returns unknown names unchanged."""
     try:
         kind = device_kind(device)
     except UserError:

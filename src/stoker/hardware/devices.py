@@ -56,7 +56,7 @@ class DeviceKind:
         return self.link == HOST
 
     def peak(self, precision: str) -> float:
-        """FLOP/s of matrix products; in the next wider precision where the device has no units for this one.
+        """Returns the FLOP/s of matrix products; in the next wider precision if the device has no units for this one.
 
         Raises:
             UserError: there is no such precision.
@@ -255,7 +255,7 @@ def _with_differences(
 
 
 def _generation(kind: DeviceKind) -> str:
-    """The generation of its stacked memory; empty where it has none."""
+    """Returns the generation of the device's stacked memory; empty if it has none."""
     return next((found for name, found in GENERATIONS.items() if kind.name.startswith(name)), "")
 
 

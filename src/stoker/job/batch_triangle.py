@@ -39,7 +39,7 @@ def data_parallel_of(job: Job) -> int | None:
 
 
 def triangle_of(job: Job) -> BatchTriangle:
-    """Solve the job's batch triangle. Raises BatchError where its corners contradict each other."""
+    """Solves the job's batch triangle. Raises BatchError if its corners contradict each other."""
     train, parts = job.train, job.parallel
     schedule = DEFAULT_SCHEDULE if parts.schedule == "auto" else parts.schedule
     return solve_batch(

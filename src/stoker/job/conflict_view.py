@@ -50,7 +50,7 @@ class View:
         return path
 
     def at_each(self, keys: list[str], message: str, suggestion: str) -> Iterator[Problem]:
-        """The same problem at the place of every key that was written; at the first key's where none was."""
+        """Yields a problem at the place of every written key; at the first key's place if none is written."""
         places = [(key, where) for key in keys if (where := self.document.where(parse_key(key)))]
         for key, where in places or [(keys[0], "")]:
             others = ", ".join(other for _, other in places if other != where)

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def scalar(value: Any) -> str:
-    """A value on one line, so that it is read back as the same value."""
+    """Formats a value on one line of YAML that is read back as the same value."""
     if isinstance(value, list):
         return "[" + ", ".join(scalar(item) for item in value) + "]"
     if isinstance(value, dict):
@@ -32,7 +32,7 @@ def scalar(value: Any) -> str:
 
 
 def _text(text: str) -> str:
-    """Bare where that is read back as the same text, also inside brackets; else in quotes."""
+    """Formats a text, without quotes if it is then read back as the same text, also inside brackets."""
     if re.fullmatch(r"[A-Za-z0-9_./~+-][A-Za-z0-9_./:+* -]*", text) and not text.endswith((" ", ":")):
         try:
             if parse_value(text) == text and parse_value(f"[{text}]") == [text]:
@@ -66,7 +66,7 @@ def job_lines(job: Job) -> Iterator[tuple[str, KeyPath | None]]:
 
 
 def nested(items: Iterable[tuple[KeyPath, T]]) -> Iterator[tuple[str, KeyPath, T | None]]:
-    """The indented keys of a YAML file with these leaves, and those of the blocks around them, which have None.
+    """Yields the indented keys of a YAML file with these leaves; the keys of enclosing blocks have the value None.
 
     Each comes with its path and its value; the first leaf of a list's item has a dash before it.
     """

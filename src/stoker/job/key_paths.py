@@ -35,7 +35,7 @@ def dotted(path: KeyPath) -> str:
 
 
 def parse_key(text: str) -> KeyPath:
-    """``data[0].path`` as ``("data", 0, "path")``. Raises UserError where the text is no such path."""
+    """Parses ``data[0].path`` to ``("data", 0, "path")``. Raises UserError if the text is not a path."""
     path: list[str | int] = []
     position = 0
     while position < len(text):
@@ -83,7 +83,7 @@ def field_at(path: KeyPath) -> tuple[FieldInfo | None, KeyPath]:
 
 
 def block_at(path: KeyPath) -> type[Block] | None:
-    """The block at a path: Job for the empty path, None where a path leads to no block."""
+    """Returns the block at a path: Job for the empty path, None if the path does not lead to a block."""
     if not path:
         return Job
     field, found = field_at(path)
@@ -112,7 +112,7 @@ def schema_paths(block: type[Block] = Job, path: KeyPath = ()) -> Iterator[KeyPa
 
 
 def target_paths() -> Iterator[KeyPath]:
-    """Returns every key below ``target``."""
+    """Yields every key below ``target``."""
     return schema_paths(TargetBlock, (TARGET,))
 
 
@@ -188,7 +188,7 @@ def describe(field: FieldInfo) -> str:
 
 
 def in_words(annotation: Any, bounds: list[Any]) -> str:
-    """The same for an annotation and its bounds."""
+    """Describes the accepted values of an annotation with bounds."""
     return " or ".join(_describe(part, bounds) for part in _alternatives(annotation))
 
 

@@ -110,7 +110,7 @@ def _rename(text: str, path: KeyPath, mark: Mark, target: KeyPath) -> Migration 
 
 
 def _move(text: str, document: JobDocument, path: KeyPath, target: KeyPath) -> Migration | None:
-    """Take a key's line out and write it in the block where it belongs."""
+    """Moves a key's line to the block where it belongs."""
     lines = text.splitlines(keepends=True)
     at = document.marks[path].key[0] - 1
     found = _KEY_LINE.match(lines[at].rstrip("\r\n"))

@@ -14,7 +14,7 @@ from stoker.job.yaml_document import COMMAND_LINE, JobDocument, Mark, parse_docu
 
 
 def apply_overrides(document: JobDocument, overrides: Sequence[str]) -> tuple[JobDocument, list[Problem]]:
-    """The document with the overrides written in, in order, and the problems of those that could not be."""
+    """Returns the document with the overrides applied in order, and the problems of invalid ones."""
     problems: list[Problem] = []
     document = expand_shorthands(document)
     for text in overrides:

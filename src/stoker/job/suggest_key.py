@@ -214,7 +214,7 @@ def _by_likeness(parent: KeyPath, level: KeyPath, name: str, here: list[str]) ->
 
 
 def _move(parent: KeyPath, target: KeyPath, *, certain: bool) -> Suggestion:
-    """The target's own name, and its block where that is another one than the key's."""
+    """Suggests the target's name, with its block if it is not the key's block."""
     level = tuple(part for part in parent if isinstance(part, str))
     if target[:-1] == level:
         return Suggestion(f"write `{target[-1]}`", (*parent, target[-1]), certain)
@@ -244,7 +244,7 @@ VALUES = {
 
 
 def nearest(word: str, options: Iterable[str]) -> str | None:
-    """The option most like the word, of equals the one whose number is nearer; None where none is alike."""
+    """Returns the option most similar to a word, of equals the one with the nearest number; None if none is similar."""
     options = list(options)
     meant = VALUES.get(word.lower())
     if meant in options:

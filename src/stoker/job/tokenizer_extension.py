@@ -48,7 +48,7 @@ class Extension:
 
 
 def read_extension(folder: Path) -> Extension | None:
-    """The extension in a tokenizer's folder; None where it extends none.
+    """Reads the extension in a tokenizer's folder; returns None if there is none.
 
     Raises:
         UserError: the file is damaged.
@@ -77,8 +77,7 @@ def special_tokens(block: ModelBlock) -> list[str]:
 
 
 def read_vocabulary(folder: Path) -> tuple[set[str], list[str]] | None:
-    """(all tokens, those that were added as special ones) of a folder's ``tokenizer.json``; None where it has none that
-    can be read."""
+    """Returns (all tokens, added special tokens) of a folder's ``tokenizer.json``; None if it cannot be read."""
     try:
         content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
         added = [token["content"] for token in content["added_tokens"]]

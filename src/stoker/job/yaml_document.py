@@ -96,7 +96,7 @@ def read_document(path: str | Path) -> JobDocument:
 
 
 def parse_mapping(text: str, file: str) -> JobDocument:
-    """The same of a text."""
+    """Parses a text whose top level is a mapping. Raises UserError with every problem's place."""
     document = parse_document(text, file=file)
     if document.data is None:
         raise UserError(Problem("the file is empty", "write one with `stoker new`", file=file, line=1, column=1))

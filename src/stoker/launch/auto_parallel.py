@@ -40,7 +40,7 @@ INSTEAD: dict[tuple[str, Any], Any] = {
 
 
 def cluster_at_hand(loaded: LoadedJob, rank_info: RankInfo | None = None) -> Cluster:
-    """The devices of a job without a layout: a launcher's, those that the job names, or all of this machine's.
+    """Returns the devices of a job without a layout: a launcher's, those that the job names, or all of this machine.
 
     Without GPUs it has as many processes as the stated part of the layout needs, at least one.
 
@@ -211,7 +211,7 @@ def _model_problem(model: PreTrainedModel | None, loaded: LoadedJob) -> Problem 
 
 
 def _judged(loaded: LoadedJob, cluster: Cluster, work: TrainingWork) -> LayoutPlan | None:
-    """The plan with the job's own values in place of the substitutes; None where the search used them unchanged."""
+    """Returns the plan with the job's values in place of substitutes; None if the search used them unchanged."""
     from stoker.plan.memory import peak_memory, room
     from stoker.plan.step_time import step_time
 

@@ -87,7 +87,7 @@ class RankInfo:
 
 
 def joined(environment: Mapping[str, str]) -> RankInfo | None:
-    """This process' rank among those of a launcher; None where no launcher started it.
+    """Returns this process' rank in a launcher's environment; None if no launcher started it.
 
     Raises:
         UserError: the variables are incomplete, or are not numbers.

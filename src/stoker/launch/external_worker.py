@@ -108,7 +108,7 @@ def _taken(spec: RunSpec, rank_info: RankInfo, starts: _Starts | None) -> Iterat
 
 
 def _failures_beside(error: Exception, spec: RunSpec, rank_info: RankInfo) -> list[Failure]:
-    """The failures of all processes so far; none where there is no folder yet to write them in."""
+    """Records this process' failure; returns those of all processes so far, none if the run's folder does not exist."""
     if not spec.output.is_dir():
         return []
     spec.logs.mkdir(exist_ok=True)

@@ -31,7 +31,7 @@ class Restarts:
         self._ended_at: list[tuple[int, int]] = []  # rank and step of those that ended or stopped without reporting why
 
     def after(self, failure: Failure, *, done: int, steps: int) -> Again | None:
-        """The restart after a failure; None where the run ends.
+        """Returns the restart after a failure; None if the run ends.
 
         The same exception at the same step is a bug, which would come again.
 

@@ -86,7 +86,7 @@ def train(
 
 @contextmanager
 def held(folder: RunFolder, begun: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """A context in which this process holds the lock of a run's folder, and the run's folder in shared memory.
+    """Holds the lock of a run's folder, and its shared memory, within the block.
 
     Args:
         begun: called once both are held.

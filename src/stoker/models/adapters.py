@@ -127,7 +127,7 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
 
 
 def unwrap(model: nn.Module) -> PreTrainedModel:
-    """The causal language model itself, with its adapters inside where there are any."""
+    """Returns the causal language model without the adapters' wrapper; the adapters inside are kept."""
     if not isinstance(model, PeftModel):
         return model  # type: ignore[return-value]
     # Not `PeftModel.get_base_model`, which needs an adapter to be there.

@@ -38,7 +38,7 @@ class VocabularySplit(Protocol):
         """The sum over the processes, with its gradient."""
 
     def gather(self, logits_NV: Tensor) -> Tensor:
-        """The logits of the whole vocabulary, from those of this process' part."""
+        """Gathers the logits of the whole vocabulary from those of each process' part."""
 
 
 def transform(logits: Tensor, softcap: float | None) -> Tensor:

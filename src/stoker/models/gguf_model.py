@@ -81,7 +81,7 @@ def weights_of_gguf(path: Path) -> Path:
 
 
 def _plain(loaded: PreTrainedModel) -> PreTrainedModel:
-    """The same weights in a model that is not marked as quantised, which transformers can save."""
+    """Returns a model with the same weights that is not marked as quantised, so that transformers can save it."""
     import torch
 
     config = loaded.config.__class__.from_dict(

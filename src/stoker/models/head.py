@@ -130,7 +130,7 @@ def _widened(logits: Tensor) -> Tensor:
 
 
 def head_of(model: nn.Module) -> Head | None:
-    """The head of a causal language model, or None where it is more than a plain linear layer."""
+    """Returns the head of a causal language model; None if it is not a plain linear layer."""
     linear = model.get_output_embeddings()  # type: ignore[operator]
     if type(linear) is not nn.Linear:
         return None

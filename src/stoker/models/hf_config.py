@@ -36,7 +36,7 @@ def config_of(where: str, block: ModelBlock) -> PreTrainedConfig:
 
 
 def generation_config(where: str, revision: str | None = None) -> GenerationConfig | None:
-    """The generation settings at a folder or a hub id; None where there are none.
+    """Reads the generation settings of a folder or a hub id; returns None if there are none.
 
     Raises:
         UserError: they cannot be read.

@@ -129,7 +129,7 @@ def _keep_exact(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def _weight_files(where: str, block: ModelBlock) -> list[Path]:
-    """The safetensors files of a folder or a hub id; downloads them where they are not in the cache."""
+    """Returns the safetensors files of a folder or a hub id; downloads those that are not in the cache."""
     if Path(where).is_dir():
         return weight_files(Path(where))
     optional = {"revision": block.revision, "_raise_exceptions_for_missing_entries": False}

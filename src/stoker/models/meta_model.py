@@ -69,7 +69,7 @@ def set_parameter(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
 
 
 def name_groups(model: nn.Module) -> list[tuple[str, ...]]:
-    """The names of each parameter and persistent buffer, in order: one, or several where it is shared."""
+    """Returns the names of each parameter and persistent buffer, in order; shared ones have several."""
     names: dict[Tensor, list[str]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         names.setdefault(tensor, []).append(name)

@@ -75,7 +75,7 @@ def _check_stops(file: Path, content: dict[str, Any]) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model: the single one, or those of the index, or none.
+    """Returns the safetensors files of a model: the single one, or those of the index; empty if there are none.
 
     Raises:
         UserError: the index cannot be read, or names a file that is not in the folder.

@@ -24,7 +24,7 @@ class Packaged:
     hub: str = ""  # the id on the hub of the model that it was made from
 
     def path(self) -> Path | None:
-        """The file, or None where the package is not installed. The package is found, not imported."""
+        """Returns the file; None if the package is not installed. The package is located without importing it."""
         spec = find_spec(self.package)
         if spec is None or not spec.submodule_search_locations:
             return None

@@ -88,7 +88,7 @@ class _Pass:
         self.terms.append((each_D * self.targets_D.to(each_D.dtype)).sum())
 
     def total(self) -> Tensor | None:
-        """The summed loss of this pass; None where no layer here has a router."""
+        """Returns the summed loss of this pass; None if no layer here has a router."""
         if not self.terms:
             return None
         return torch.stack(self.terms).sum() * (self.balance.coefficient / self.balance.layers / self.balance.copies)

@@ -57,6 +57,6 @@ def scores(hidden_ND: Tensor, head: Head | LogitsHead) -> Tensor:
 
 
 def score_head_of(model: Any) -> nn.Linear | None:
-    """The head of a model or of a stage; None where another stage has it."""
+    """Returns the head of a model or of a stage; None if another stage has it."""
     head = model.get_output_embeddings()
     return head if isinstance(head, nn.Linear) else None

@@ -39,7 +39,7 @@ def add_special_tokens(tokenizer: PreTrainedTokenizerFast, block: ModelBlock) ->
 
 
 def stop_tokens(block: ModelBlock) -> list[str]:
-    """The stop tokens that the job names; empty where it uses the model's."""
+    """Returns the stop tokens that the job names; empty if it uses the model's."""
     if block.stop is not None:
         return [block.stop] if isinstance(block.stop, str) else block.stop
     eos = block.special_tokens.eos if block.special_tokens is not None else None

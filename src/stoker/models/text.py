@@ -42,7 +42,7 @@ class TextSide:
     context: int | None = None
 
     def prompt_ids(self, job: ResolvedJob) -> list[int] | None:
-        """Token ids of ``tune.text``, where there is one."""
+        """Returns the token ids of ``tune.text``; None if it is not set."""
         text = job.tune.text
         return None if text is None else self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
@@ -74,7 +74,7 @@ def open_text_side(loaded: LoadedJob, base: Path) -> TextSide:
 
 
 def context_of(source: ModelSource, block: ModelBlock) -> int | None:
-    """The longest sequence that a located model was built for; None where its positions have no end."""
+    """Returns the maximum sequence length of a located model; None if its positions have no limit."""
     if source.kind == "scratch":
         return offline_models.SCRATCH[source.where].context
     where = str(tokenizer_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where

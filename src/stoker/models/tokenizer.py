@@ -166,7 +166,7 @@ def with_special_tokens(learnt: Tokenizer) -> PreTrainedTokenizerFast:
 def served_stop_ids(
     tokenizer: PreTrainedTokenizerFast, source: ModelSource | None, block: ModelBlock
 ) -> frozenset[int]:
-    """The stop tokens that the job names, or the end token and those of ``generation_config.json``."""
+    """Returns the stop tokens that the job names, or the end token and those of ``generation_config.json``."""
     if named := stop_tokens(block):
         vocabulary = tokenizer.get_vocab()
         return frozenset(vocabulary[token] for token in named)

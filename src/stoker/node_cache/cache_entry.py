@@ -68,7 +68,7 @@ class CacheEntry:
             return pinned
 
     def lock(self) -> HeldLock | None:
-        """The right to download; None where another process or thread has it. The entry is pinned."""
+        """Returns the lock for downloading the entry, which is pinned; None if another process or thread holds it."""
         return take(self.folder / "lock", wait=False)
 
     def about(self) -> dict[str, Any]:

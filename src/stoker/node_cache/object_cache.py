@@ -63,7 +63,7 @@ class NodeCache:
     # -- objects at the origin -------------------------------------------------------------------------
 
     def find(self, pattern: str) -> list[RemoteObject]:
-        """The objects that a URL means, in the order of their URLs: one, those of a folder, or those of a pattern.
+        """Returns the objects of a URL, sorted by URL: a single one, those of a folder, or those of a pattern.
 
         Processes that ask within `FRESH` seconds share one answer. Where the origin cannot be reached, its last answer
         is taken: a run that has its data here can start again.
@@ -169,7 +169,7 @@ class NodeCache:
 
     @property
     def limit(self) -> int:
-        """Its size limit in bytes: as set, or `SHARE` of the disk's free space and its own content."""
+        """Size limit in bytes: the configured one, or `SHARE` of the disk's free space and the cache's own content."""
         with suppress(OSError, ValueError):
             return int((self.root / "limit").read_text())
         return int(SHARE * (shutil.disk_usage(self._folder("objects")).free + self.size()))
@@ -191,7 +191,7 @@ class NodeCache:
             return self._size
 
     def entries(self) -> Iterator[CacheEntry]:
-        """Returns all entries, unordered."""
+        """Yields all entries, unordered."""
         return entries(self.root / "objects")
 
     def make_room(self, size: int, *, url: str = "") -> None:

@@ -58,7 +58,7 @@ class OriginStore:
         return ObjectVersion.of_info(info)
 
     def below(self, url: str) -> dict[str, ObjectVersion]:
-        """The objects of a folder and the folders in it, by URL; of a pattern, those that fit. In order.
+        """Lists the objects and folders in a folder by URL, or those that match a pattern, sorted.
 
         Raises:
             UserError: this user may not list them.

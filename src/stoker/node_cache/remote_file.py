@@ -30,7 +30,7 @@ class RemoteFile:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Its folders and its name, without scheme and host."""
+        """Folders and name of the path, without scheme and host."""
         return PurePosixPath(str(self).partition("://")[2].partition("/")[2].lstrip("/")).parts
 
     @property
@@ -45,7 +45,7 @@ class RemoteFile:
         return version.checksum or (f"{version.size} {version.tag}" if version.tag else "")
 
     def open(self) -> ObjectReader:
-        """Its bytes, which may still be on their way."""
+        """Opens the content, which may still be downloading."""
         return ObjectReader(node_cache(), self.found)
 
     def fetch(self) -> tuple[Path, HeldLock]:

@@ -84,7 +84,7 @@ def with_weights(folder: Path) -> Path:
 
 
 def _weights(folder: Path, names: Iterable[str]) -> list[str]:
-    """The names of the files that hold the model's weights: safetensors where there are some."""
+    """Returns the names of the files with the model's weights; prefers safetensors."""
     adapter = [ADAPTER] if ADAPTER in names else []
     for single, index in ((WEIGHTS, INDEX), (PICKLED, PICKLED_INDEX)):
         if single in names:
@@ -109,7 +109,7 @@ def _listed(url: str) -> dict[str, RemoteObject]:
 
 
 def _usual(url: str) -> dict[str, RemoteObject]:
-    """The objects below a web address that have usual names, and those that an index among them names."""
+    """Returns the objects below a web address that have usual names, and those listed in a weights index."""
     top = url.rstrip("/")
     found: dict[str, RemoteObject] = {}
     for name in USUAL:

@@ -105,7 +105,7 @@ class RowReader:
         raise StoreError(f"the versions of {self.place} change faster than they can be read")
 
     def _try(self, ids: Mapping[str, np.ndarray]) -> dict[str, np.ndarray] | None:
-        """None where the version is no longer the one to be read."""
+        """Reads the rows of ids; returns None if the version has changed in the meantime."""
         if missing := ids.keys() - self.tables.keys():
             raise StoreError(f"there is no table {sorted(missing)[0]!r}; there are {sorted(self.tables)}")
         now, wanted, out = time.monotonic(), {}, {}

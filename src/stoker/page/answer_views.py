@@ -18,7 +18,7 @@ TOKEN_VALUES = ("kl", "advantage", "value", "reward", "return", "old", "referenc
 
 
 def figures(kept: list[KeptEvaluation]) -> Iterator[dict[str, Any]]:
-    """The figures of evaluations, oldest first, each with a 95 % interval where it has an error."""
+    """Yields the figures of evaluations, oldest first, each with a 95 % interval if it has a standard error."""
     for each in kept:
         for figure in each.figures:
             low, high = _interval(figure)

@@ -118,7 +118,7 @@ def _event(value: dict[str, Any]) -> bytes:
 
 
 def _messages(body: dict[str, Any]) -> list[dict[str, str]]:
-    """The turns of a conversation, after the system message where there is one.
+    """Returns the turns of a conversation, after the optional system message.
 
     Raises:
         PageError: they are none.

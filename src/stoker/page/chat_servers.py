@@ -101,7 +101,7 @@ class ChatServers:
                 yield piece
 
     async def scores(self, served: str, name: str, rows: list[dict[str, Any]], *, weights: str = "") -> dict[str, Any]:
-        """The scores of rows by a ranking model, each with how many of its ids have a row; arguments as `answer`.
+        """Returns a ranking model's scores of rows, each with its number of known ids; arguments as for `answer`.
 
         Raises:
             PageError: the model cannot be loaded, or refuses a row.

@@ -74,7 +74,7 @@ class Detached:
 
     @property
     def code(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """Exit code of the process; None while it runs."""
         found = _read(self.folder / "ended.json").get("code")
         return found if isinstance(found, int) else None
 

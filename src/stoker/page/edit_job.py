@@ -112,7 +112,7 @@ def _make_room(holder: Any, path: KeyPath, depth: int) -> None:
 
 
 def _only_source(data: CommentedMap) -> int:
-    """The index of the one source of `data`, which becomes a list where it is a block."""
+    """Returns the index of the only source of `data`, and converts a single block to a list."""
     now = data.get("data")
     if isinstance(now, dict):
         data["data"] = [now]

@@ -70,7 +70,7 @@ class _JobRoutes:
         return {"name": name, "yaml": recipe_text(name), "full": full, "command": f"stoker new {name}"}
 
     def schema(self, request: Request) -> Any:
-        """The keys of a job; those of other tasks are left out where one is named."""
+        """Returns the keys of a job; with a task, without those of other tasks."""
         task = request.query_params.get("task", "")
         if task and task not in TASKS:
             raise missing("there is no task {name}", "take one of {known}", name=task[:80], known=", ".join(TASKS))
@@ -154,7 +154,7 @@ class _JobRoutes:
         return run, override
 
     def queue(self, _: Request) -> Any:
-        """The jobs that wait and those that train, and how earlier ones ended."""
+        """Returns the waiting and training jobs, and the outcomes of earlier ones."""
         entries = self.page.queue.entries()
         if any(process.state == "waiting" for _, process in entries) and not self.page.queue.has_starter():
             self.page.queue.start_starter()

@@ -17,7 +17,7 @@ def finite(value: Any) -> Any:
 
 
 def as_text(value: Any) -> str:
-    """Text that UTF-8 can hold: of bytes, of half a character, of a date or a decimal number."""
+    """Converts a value to text that UTF-8 can encode: bytes, half a surrogate pair, a date or a decimal number."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
     return str(value).encode("utf-8", "backslashreplace").decode("utf-8")

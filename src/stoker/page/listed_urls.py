@@ -51,7 +51,7 @@ def _is_below(found: tuple[str, str, str], known: tuple[str, str, str]) -> bool:
 
 
 def _parts(url: str) -> tuple[str, str, str] | None:
-    """Scheme, place and path of a URL; None where a library could read something else in it."""
+    """Returns scheme, host and path of a URL; None if libraries could parse it differently."""
     if ODD.search(url) or "::" in url:
         return None
     scheme = scheme_of(url)

@@ -80,7 +80,7 @@ class _LookupRoutes:
 
 
 def whole(value: Any) -> Any:
-    """The same with integers as text that JavaScript would round; an id is the same either way."""
+    """Converts integers that JavaScript would round to text; requests accept ids in either form."""
     if isinstance(value, dict):
         return {key: whole(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

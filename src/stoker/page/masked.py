@@ -18,7 +18,7 @@ _QUERY = re.compile(
 
 
 def masked(value: Any) -> Any:
-    """The same with ``***`` in its texts for passwords, users of web addresses, and values of signed queries."""
+    """Replaces passwords, users of web addresses, and values of signed queries in texts by ``***``."""
     if isinstance(value, dict):
         return {key: masked(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -123,7 +123,7 @@ class MetricSeries:
         return self._columns.names()
 
     def column(self, key: str) -> Numbers:
-        """A column; not a number where a line does not have it."""
+        """Returns a column; NaN for lines without it."""
         with self._lock:
             return self._columns.column(key)
 

@@ -13,7 +13,7 @@ TAIL = 64 << 10  # bytes of a file that are read
 
 
 def newest_lines(path: Path, count: int) -> list[dict[str, Any]]:
-    """The last whole lines of a file, the newest last; fewer where they are long, none where there is no file."""
+    """Returns the last complete lines of a file, the newest last; fewer if they are long, none without a file."""
     try:
         with open(path, "rb", opener=no_link) as file:
             size = os.fstat(file.fileno()).st_size

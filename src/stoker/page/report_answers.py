@@ -43,7 +43,7 @@ def report_answers(folders: Sequence[RunFolder]) -> dict[str, Any]:
 
 
 def _without_paths(value: Any) -> Any:
-    """The same with absolute paths in its texts cut down to the names at their ends."""
+    """Shortens absolute paths in texts to their last component."""
     if isinstance(value, dict):
         return {key: _without_paths(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

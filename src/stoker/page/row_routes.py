@@ -54,7 +54,7 @@ class _RowRoutes:
         return found | {"checkpoints": await run_in_threadpool(_checkpoints, folder, self.page.settings.base)}
 
     async def losses(self, request: Request) -> Any:
-        """The same sequences with the loss of each trained token under a checkpoint of the run."""
+        """Returns the requested sequences with the loss of each trained token under a checkpoint of the run."""
         body = await read_object(request)
         begin, count, packed = _window(body, MOST_MEASURED)
         at = as_word("at", text_of(body, "at", default="last", most=40))
@@ -85,7 +85,7 @@ def _checkpoints(folder: RunFolder, base: Path) -> list[int] | None:
 
 
 def _window(values: Mapping[str, Any], most: int) -> tuple[int, int, bool]:
-    """The first sequence, how many, and whether they are packed."""
+    """Parses the first sequence, the number of sequences, and whether they are packed."""
     begin = number_of(values, "offset", default=0, most=1 << 40)
     return begin, number_of(values, "limit", default=min(50, most), least=1, most=most), flag_of(values, "packed")
 

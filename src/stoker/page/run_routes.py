@@ -217,7 +217,7 @@ def _without_run(entry: QueuedJob, process: Detached) -> dict[str, Any]:
 
 
 def _part(path: Path, offset: int) -> tuple[str, int]:
-    """Lines of a log from a byte on, and where the next begin; none where there is no file."""
+    """Returns lines of a log from a byte offset, and the offset of the next; none if the file is missing."""
     try:
         with open(path, "rb", opener=no_link) as file:
             return masked_part(file, offset, LOG_BYTES)
@@ -254,7 +254,7 @@ def _inode(path: Path) -> int:
 
 
 def _new_lines(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """The whole lines of a file from a byte on, and where the next one begins."""
+    """Returns the complete lines of a file from a byte offset, and the offset of the next."""
 
     if not is_run_file(path):
         return [], offset

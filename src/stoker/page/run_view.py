@@ -108,7 +108,7 @@ class RunViews:
         return health_of(folder, self.events(folder), self.goodput(folder), self.series.of(folder.metrics))
 
     def goodput(self, folder: RunFolder) -> Goodput | None:
-        """The split of a run's time, as it was some seconds ago at most."""
+        """Returns the split of a run's time, cached for some seconds."""
         kept = self._splits.get(folder.path)
         if kept is None or time.monotonic() - kept[0] > max(SPLIT_SECONDS, 20 * kept[1]):
             begin = time.monotonic()
@@ -156,7 +156,7 @@ def short_event(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def job_text(folder: RunFolder) -> str:
-    """The run's ``job.yaml``; empty where it has none."""
+    """Reads the run's ``job.yaml``; returns an empty text if it has none."""
     try:
         return read_file(folder.job).decode("utf-8", "replace") if is_run_file(folder.job) else ""
     except OSError:
@@ -164,7 +164,7 @@ def job_text(folder: RunFolder) -> str:
 
 
 def job_values(folder: RunFolder) -> Any:
-    """The same as data; an empty mapping where it cannot be read."""
+    """Parses the run's ``job.yaml``; returns an empty mapping if it cannot be read."""
     try:
         return parse_document(job_text(folder), file="job.yaml").data or {}
     except UserError:

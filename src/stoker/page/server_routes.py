@@ -114,7 +114,7 @@ class _ServerRoutes:
         return {"command": command}
 
     async def models(self, request: Request) -> Any:
-        """The models that a server answers for, with the base of each adapter and the folder that it is of."""
+        """Returns the models that a server answers for, with the base and the folder of each adapter."""
         server = await run_in_threadpool(self._server, request)
         found = (await self.servers.ask(server, "GET", "/v1/models")).json()["data"]
         rows = [

@@ -54,7 +54,7 @@ class PageSettings:
 
 
 def state_folder(given: Path | None) -> Path:
-    """The page's folder of state, made where it is missing, for its owner alone.
+    """Returns the page's folder of state; creates it with access for its owner only.
 
     Raises:
         UserError: it cannot be made.

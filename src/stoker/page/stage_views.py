@@ -22,7 +22,7 @@ def _record(folder: RunFolder) -> list[dict[str, Any]]:
 
 
 def parents_of(folder: RunFolder) -> list[str]:
-    """The ids of the runs that a stage begins with."""
+    """Returns the ids of the runs that a stage starts from."""
     record = _record(folder)
     own = next((stage for stage in record if stage["folder"] == folder.path), None)
     return [id_of(stage["folder"]) for stage in record if own and stage["name"] in own["needs"]]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def copy_to(x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """The same tensor, whose gradients are summed over the processes, as each uses it differently."""
+    """Returns ``x`` unchanged; in the backward pass its gradients are summed over the processes."""
     return x if group is None else _Copy.apply(x, group)
 
 

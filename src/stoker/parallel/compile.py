@@ -13,7 +13,7 @@ from stoker.parallel.blocks import blocks_of
 
 
 def compile_blocks(model: nn.Module) -> int:
-    """Compiles every block, or the whole model where there are none; returns their number."""
+    """Compiles every block, or the whole model if it has none; returns their number."""
     blocks = blocks_of(model) or [model]
     for block in blocks:
         block.forward = torch.compile(block.forward)

@@ -50,7 +50,7 @@ class _Float64(TorchFunctionMode):
 
 
 def arithmetic_of(device: Device) -> AbstractContextManager[None]:
-    """The context of all computation on a device: `in_float64` where its precision is fp64."""
+    """Returns the context for all computation on a device: `in_float64` if its precision is fp64."""
     return in_float64() if device.precision == "fp64" else nullcontext()
 
 

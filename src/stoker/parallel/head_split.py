@@ -38,7 +38,7 @@ class Heads:
 
 
 def share_heads(config: Any, processes: int, index: int) -> Heads | None:
-    """The share of a process; None where the heads cannot be distributed."""
+    """Returns a process' share of the heads; None if the heads cannot be distributed."""
     query_heads = config.num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None) or query_heads
     group = query_heads // key_heads

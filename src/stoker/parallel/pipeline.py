@@ -72,7 +72,7 @@ class Pipeline:
 
     @torch.no_grad()
     def forward(self, rows: Sequence[Inputs]) -> list[Loss]:
-        """The losses of rows, where the last stage is; rows may differ in length."""
+        """Returns the losses of rows on the last stage, else an empty list; rows may differ in length."""
         self._give(rows, 1.0)
         for index, row in enumerate(rows):
             self.through(index, self._tokens(row))

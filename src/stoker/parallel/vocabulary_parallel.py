@@ -42,7 +42,7 @@ class VocabularyGroup:
         return sum_from(x, self.group)
 
     def gather(self, logits_NV: Tensor) -> Tensor:
-        """The logits of the whole vocabulary, from those of each process' part."""
+        """Gathers the logits of the whole vocabulary from those of each process' part."""
         own = logits_NV.new_full((logits_NV.shape[0], self.widest), -torch.inf)
         own[:, : logits_NV.shape[1]] = logits_NV
         parts = [torch.empty_like(own) for _ in range(dist.get_world_size(self.group))]

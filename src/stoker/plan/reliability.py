@@ -43,7 +43,7 @@ def young_interval(stall: float, mean_between: float) -> float:
 
 
 def daly_interval(stall: float, mean_between: float) -> float:
-    """`young_interval` to higher order; M where a checkpoint costs more than it saves (Daly, 2006)."""
+    """Returns Daly's (2006) higher-order interval; ``mean_between`` if a checkpoint costs more than it saves."""
     if stall >= 2 * mean_between:
         return mean_between
     ratio = stall / (2 * mean_between)

@@ -208,7 +208,7 @@ def _variants(root: Setting, passes: PassTimes) -> Iterator[Setting]:
 
 
 def _with_islands(layout: Layout, root: Setting) -> Layout:
-    """The layout with the islands of the work, where its copies form any."""
+    """Returns the layout with the islands of the work, if its replicas can form any."""
     work = root.work
     if work.sync_every == 1:
         return layout
@@ -217,7 +217,7 @@ def _with_islands(layout: Layout, root: Setting) -> Layout:
 
 
 def _shards(root: Setting) -> Iterator[tuple[Shard, int]]:
-    """(kind, processes of a copy): over all that could share it, or over those of a node."""
+    """Yields (kind, processes of a copy): sharding over all data-parallel processes, or over those of a node."""
     layout = root.layout
     yield "none", 1
     near = max(1, root.cluster.per_node // layout.tensor // layout.context)

@@ -72,7 +72,7 @@ class TrainingWork:
 
     @property
     def low_rank(self) -> int:
-        """Rank of the low-rank matrices; 0 where there are none."""
+        """Rank of the low-rank matrices; 0 without them."""
         return self.rank if self.tuning in ADAPTERS else 0
 
     @property

@@ -113,7 +113,7 @@ def matmul_elements(shape: Shape, matmul: Matmul, rank: int, adapters: Adapters 
 
 
 def _products(shape: Shape, target: str) -> tuple[tuple[str, int | None], ...]:
-    """The products that a name or a pattern of modules means; all where it means none that is known."""
+    """Returns the products selected by a module's name or pattern; all if it selects none that is known."""
     found: list[tuple[str, int | None]] = []
     modules = MODULES
     if shape.family == "gpt2":

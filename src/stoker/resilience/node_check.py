@@ -213,7 +213,7 @@ def _memory_problem(device: torch.device) -> str:
 
 
 def product_problem(device: torch.device, multiply: Multiply) -> str:
-    """Returns what is wrong with a device's matrix products; empty where they are exact."""
+    """Returns the error of a device's matrix products; empty if they are exact."""
     a, b = _factors(device)
     v = torch.arange(a.shape[1], device=device, dtype=torch.float64).remainder(2 * WHOLE + 1)[:, None] - WHOLE
     if not torch.equal(multiply(a, b).double() @ v, a.double() @ (b.double() @ v)):

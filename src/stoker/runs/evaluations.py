@@ -103,7 +103,7 @@ def keep(folder: Path, evaluation: KeptEvaluation, rows: list[dict[str, Any]]) -
 
 
 def read_evaluations(folder: Path) -> list[KeptEvaluation]:
-    """The evaluations of a run, oldest first; files that are none are left out."""
+    """Returns the evaluations of a run, oldest first; other files are ignored."""
     place = folder / FOLDER
     if place.is_symlink() or not place.is_dir():
         return []
@@ -112,7 +112,7 @@ def read_evaluations(folder: Path) -> list[KeptEvaluation]:
 
 
 def _read(path: Path) -> KeptEvaluation | None:
-    """An evaluation's summary; None where the file is of another format, damaged, or a link."""
+    """Reads an evaluation's summary; returns None if the file has another format, is damaged, or is a link."""
     try:
         if path.is_symlink() or path.stat().st_size > LARGEST:
             return None

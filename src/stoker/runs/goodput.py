@@ -106,7 +106,7 @@ class _Record:
 
 
 def goodput(folder: RunFolder, *, metrics: Mapping[str, Numbers] | None = None) -> Goodput | None:
-    """The split of a run's time; None where it has done no step yet, or its metrics bear no times.
+    """Returns the split of a run's time; None before its first step, or if its metrics have no times.
 
     Args:
         metrics: the columns `OF_STEPS` of its metrics, where they have been read already; not a number where a line
@@ -197,7 +197,7 @@ def _began(steps: _Steps, done: int, events: Sequence[_Record]) -> float:
 
 
 def _records(folder: RunFolder, metrics: Mapping[str, Numbers] | None) -> tuple[_Steps, list[_Record]]:
-    """The steps of a run, also those that were done again, and its events; both by time."""
+    """Returns the steps of a run, with repeated ones, and its events; both sorted by time."""
     found = metrics if metrics is not None else _columns(folder.read_metrics())
     each = [_steps(found, repeated=False), _steps(_columns(list(read_lines(folder.repeated))), repeated=True)]
     whole = [np.concatenate(column) for column in zip(*each, strict=True)]

@@ -25,7 +25,7 @@ def is_run(folder: Path) -> bool:
 
 
 def is_of_run(job: Path) -> bool:
-    """Returns whether files that only a run writes are beside a job file, or beside its link target."""
+    """Returns whether a job file, or its link target, is in a run's folder."""
     folders = {job.parent, job.resolve().parent}
     return any(os.path.lexists(folder / name) for folder in folders for name in RECORDS) or any(
         any(folder.glob(pattern)) for folder in folders for pattern in ("checkpoints/*step-*", "logs/rank-*")

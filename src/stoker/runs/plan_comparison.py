@@ -127,7 +127,7 @@ def read_comparison(folder: RunFolder) -> PredictionRecord | None:
 
 
 def measured_of(metrics: Sequence[Mapping[str, Any]], *, memory: float | None = None) -> MeasuredRun | None:
-    """The median step of a start's lines of ``metrics.jsonl``, without the first two where there are more.
+    """Returns the median step of a start's lines of ``metrics.jsonl``, without the first two if there are more.
 
     Args:
         memory: bytes of the fullest process; by default of the one that wrote the metrics.

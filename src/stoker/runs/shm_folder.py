@@ -212,7 +212,7 @@ def is_kept(run: Path) -> bool:
 
 
 def _newest(folder: Path) -> int | None:
-    """The newest step with copies; None where there are none."""
+    """Returns the newest step with copies; None if there are none."""
     steps = []
     for header in folder.glob("rank-*/slot-?.json"):
         with suppress(OSError, ValueError):
@@ -227,7 +227,7 @@ def _identity(run: Path) -> str:
 
 
 def _locked(path: Path, how: int) -> int | None:
-    """A descriptor of a folder, locked; None where others have locked it, or it is gone."""
+    """Opens and locks a folder; returns its descriptor, or None if others have locked it, or it is gone."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except FileNotFoundError:

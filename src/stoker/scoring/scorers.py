@@ -246,7 +246,7 @@ MAKERS: dict[str, Callable[[str, str, Path], Scorer]] = {
 
 
 def scorers_of(rows: Sequence[AnswerRow], chosen: Sequence[str], base: Path) -> dict[str, Scorer]:
-    """Returns the needed scorers: those of the command line, and those that rows name.
+    """Returns the required scorers: those of the command line, and those that rows name.
 
     Raises:
         UserError: a row names a scorer that does not exist, or one that would run code or contact an address, which

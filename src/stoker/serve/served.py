@@ -83,7 +83,7 @@ class Served:
 
     @cached_property
     def tool_format(self) -> ToolFormat | None:
-        """Its format of tool calls; None where its chat template has no known one."""
+        """Format of tool calls; None if the chat template has no known one."""
         return tool_format_of(self.opened.codec.template.source)
 
     @cached_property

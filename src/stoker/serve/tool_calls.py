@@ -128,7 +128,7 @@ def _read_glm(text: str, schemas: Mapping[str, Any]) -> list[ToolCall]:
 
 
 def _value(text: str, key: str, schema: Any) -> Any:
-    """Parses a parameter given as text: a string where the schema says so, else JSON."""
+    """Parses a parameter given as text: as a string if the schema requires one, else as JSON."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     about = properties.get(key) if isinstance(properties, dict) else None
     if isinstance(about, dict) and about.get("type") == "string":

@@ -95,7 +95,7 @@ class Embeddings(nn.Module, ABC):
 
     @abstractmethod
     def lazy_parts(self, since: int | None = None, *, part_bytes: int, is_base: bool = True) -> Iterator[LazyPart]:
-        """As `parts`, but each part is copied when it is read; no step may be taken before that."""
+        """Yields a state in parts, each copied when it is read; no step may be taken before that."""
 
     @abstractmethod
     def rebase(self, version: int | None, *, by: str = "") -> None:

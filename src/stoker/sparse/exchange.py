@@ -32,7 +32,7 @@ class Route:
         return arrived
 
     def to_owners(self, rows: Tensor) -> Tensor:
-        """From rows of sent keys [sent, width], those of received keys [received, width]."""
+        """Sends rows of the sent keys [sent, width]; returns those of the received keys [received, width]."""
         arrived = rows.new_empty(sum(self.received), rows.shape[1])
         dist.all_to_all_single(arrived, rows.contiguous(), self.received, self.sent, group=self.group)
         return arrived

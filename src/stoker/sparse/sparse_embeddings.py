@@ -223,7 +223,7 @@ class SparseEmbeddings(Embeddings):
         return SparseState(self.version, since, {name: TableState.joined(some) for name, some in parts.items()})
 
     def parts(self, since: int | None = None, *, rows: int = 2**20, is_base: bool = True) -> Iterator[SparseState]:
-        """The same as `state`, in parts of limited size, for tables that are larger than memory.
+        """Yields `state` in parts of limited size, for tables that are larger than memory.
 
         Steps may be taken between two parts, unless rows are on servers; a later `state` since the beginning, where
         `rebase` was called, contains the changes that the parts lack.
@@ -236,7 +236,7 @@ class SparseEmbeddings(Embeddings):
                 yield SparseState(self.version, since, {name: table})
 
     def lazy_parts(self, since: int | None = None, *, part_bytes: int, is_base: bool = True) -> Iterator[LazyPart]:
-        """As `parts`, but each part is copied when it is read; no step may be taken before that.
+        """Yields a state in parts, each copied when it is read; no step may be taken before that.
 
         Args:
             part_bytes: approximate size of the rows in a part.
@@ -293,7 +293,7 @@ def no_rows(table: TableSettings) -> TableState:
 
 
 def _over_host_memory(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """The same processes in a group that exchanges tensors in host memory."""
+    """Returns a group of the same processes that exchanges tensors in host memory."""
     if "gloo" in str(dist.get_backend_config(group)):
         return group
     ranks = dist.get_process_group_ranks(group)

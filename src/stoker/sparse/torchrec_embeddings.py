@@ -41,7 +41,7 @@ class _Pass:
 
 
 class TorchRecEmbeddings(Embeddings):
-    """As `SparseEmbeddings`, on TorchRec's tables.
+    """`SparseEmbeddings` on TorchRec's tables.
 
     An id's row is its hash modulo the rows of its table: ids may collide, and every id has a row. A state's ids are
     the numbers of rows.

@@ -69,7 +69,7 @@ def watched() -> Iterator[Draws]:
 
 
 def problem_of(ranks: Sequence[Sequence[Draw]], layout: Layout, rates: frozenset[float] | None) -> str | None:
-    """Returns what is wrong with the masks that a layout's processes drew; None where nothing is.
+    """Returns the problem of the masks that a layout's processes drew; None if there is none.
 
     Args:
         ranks: the masks of each process, in the order of its steps.

@@ -116,7 +116,7 @@ def standing_of(folder: RunFolder, now: Lineage) -> Standing:
 
 
 def read_lineage(folder: RunFolder) -> Lineage | None:
-    """Reads the lineage from a run's folder; None where there is none that can be read."""
+    """Reads the lineage from a run's folder; returns None if it is missing or unreadable."""
     try:
         values = json.loads(read_file(folder.lineage))
         return Lineage(dict(values["job"]), dict(values["inputs"]))

@@ -165,7 +165,7 @@ def fingerprint_of(data: Dataset) -> str:
 
 
 def _correct(outputs: Any, targets: Any) -> Tensor | None:
-    """Counts the samples classified right; None where outputs and targets are not those of a classification."""
+    """Counts the correctly classified samples; None if outputs and targets are not those of a classification."""
     classified = isinstance(outputs, Tensor) and isinstance(targets, Tensor) and outputs.dim() == 2
     if not classified or targets.dim() != 1 or targets.is_floating_point():
         return None

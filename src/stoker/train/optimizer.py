@@ -155,7 +155,7 @@ def empty_moments(
 
 
 def _room(name: str, parameter: Tensor, piece: Piece | None, entry: Saved, *, fused: bool) -> Tensor:
-    """Memory for what a process holds of a saved moment."""
+    """Allocates memory for this process' part of a saved moment."""
     entries = _entries_a_number(entry.shape, tuple(parameter.shape) if piece is None else piece.shape)
     if entries is None:
         # Step counters stay on the CPU, but a fused optimizer keeps them on the parameters' device.

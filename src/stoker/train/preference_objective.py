@@ -87,7 +87,7 @@ class PreferenceObjective:
         return Loss(inputs.counted_once(loss_P.sum()), inputs.counted_once(right_P.sum()))
 
     def per_token(self, log_p_R: Tensor, tokens_R: Tensor) -> Tensor:
-        """Divides log-probabilities by length where the job says so."""
+        """Divides log-probabilities by length if the job requests it."""
         return log_p_R / tokens_R.clamp(min=1) if self._block.length_normalise else log_p_R
 
     def _of_pairs(self, chosen_P: Tensor, rejected_P: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ Span = tuple[int, int]
 
 
 def next_span(first: int, batch: int, skipped: Sequence[Sequence[int]]) -> Span:
-    """Returns the samples of the step that begins at ``first``, or after it where that one is skipped.
+    """Returns the samples of the step that begins at ``first``, or later if they are skipped.
 
     Args:
         batch: samples per step; a step that would reach into a skipped span has fewer.

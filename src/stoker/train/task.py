@@ -131,7 +131,7 @@ class Task(Protocol):
         """Runs the forward pass."""
 
     def evaluation(self) -> Iterable[Part]:
-        """Returns the held-out samples, always the same; empty where there are none."""
+        """Returns the held-out samples, always in the same order; empty if there are none."""
 
     def describe_samples(self, first: int, last: int) -> list[str]:
         """Returns the origin of samples, for people: ``file:row``."""

@@ -78,7 +78,7 @@ class ClusterApi:
         return self._ask("get", version, kind, name) or None
 
     def select(self, version: str, kind: str, *, labels: str = "", fields: str = "") -> list[Manifest]:
-        """The objects of a kind with those labels and fields; none where the cluster does not have the kind."""
+        """Returns the objects of a kind with these labels and fields; none if the cluster does not have the kind."""
         query = [(key, value) for key, value in (("labelSelector", labels), ("fieldSelector", fields)) if value]
         return list((self._ask("get", version, kind, query=query) or {}).get("items", []))
 

@@ -56,5 +56,5 @@ def workload(run: ClusterRun) -> Manifest:
 
 
 def preview(run: ClusterRun) -> str:
-    """The objects as YAML; of the secret, where its value comes from."""
+    """Returns the objects as YAML, with the origin of the secret's value instead of the value."""
     return as_yaml(manifests(run, secret=None), {"Secret": f"stringData.channel is not shown: {ORIGIN}"})

@@ -162,7 +162,7 @@ class Driver:
         self._runs[self._actors[index].run.remote(words, self._secret, f"{host}-{index}")] = index
 
     def _move(self, index: int, why: str, codes: dict[int, int]) -> None:
-        """A node is gone: Ray places its bundle on another one, where its supervisor joins the others."""
+        """Handles the loss of a node: Ray places its bundle on another one, where its supervisor joins the others."""
         if self._asked or not self._runs or self._moved[index] >= MOST_MOVES:
             codes[index] = 1
             return

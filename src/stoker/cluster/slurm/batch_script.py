@@ -132,5 +132,5 @@ def gres_of(submission: Submission, block: SlurmBlock) -> str | None:
 
 
 def _word(text: str) -> str:
-    """A value of an #SBATCH line: in double quotes where it has a space."""
+    """Formats a value of an #SBATCH line, in double quotes if it contains a space."""
     return f'"{text}"' if " " in text else text

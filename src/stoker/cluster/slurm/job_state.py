@@ -87,7 +87,7 @@ class JobState:
     restarts: int = 0
 
     def status(self, own_code: int | None, requeue: int | None) -> Status:
-        """The same in Stoker's terms.
+        """Converts the state to Stoker's status.
 
         Args:
             own_code: the exit code that the job's script has left; None where it has not ended.

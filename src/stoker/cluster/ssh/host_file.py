@@ -157,7 +157,7 @@ def _with_slots(host: Host, slots: tuple[int, ...] | None) -> Host:
 
 
 def _without(host: Host, dropped: dict[str, tuple[int, ...] | None]) -> Host | None:
-    """A host without its dropped slots; None where none is left."""
+    """Returns a host without its dropped slots; None if none is left."""
     if host.name not in dropped:
         return host
     slots = dropped[host.name]

@@ -91,7 +91,7 @@ class ColumnFiles:
 
 
 def read_version(folder: Path) -> ColumnFiles | None:
-    """The version of a folder; None where it is not complete, or its columns are not there any more."""
+    """Reads the version of a folder; returns None if it is incomplete, or its columns are missing."""
     try:
         values = json.loads((folder / COMPLETE).read_text(encoding="utf-8"))
     except FileNotFoundError:

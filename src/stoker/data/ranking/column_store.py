@@ -72,7 +72,7 @@ class ColumnStore:
 
 
 def open_store(sources: Sequence[tuple[Source, str]], features: Features, ignored: Sequence[str]) -> ColumnStore:
-    """The columns of sources, built first where they are not in the cache.
+    """Returns the columns of sources; builds those that are not in the cache.
 
     Args:
         sources: each with the format that its block states.

@@ -152,7 +152,7 @@ class ColumnEncoder:
 
 
 def _each(values: Sequence[Any], change: Callable[[Any], Any]) -> list[Any]:
-    """The values changed one by one; those that cannot be are raised together."""
+    """Converts the values one by one; raises the errors of all invalid ones together."""
     out, reasons = [], {}
     for number, value in enumerate(values):
         try:

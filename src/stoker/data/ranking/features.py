@@ -94,7 +94,7 @@ class Features:
         return iter(self.columns)
 
     def with_columns(self, columns: dict[str, Column]) -> Features:
-        """The same with some of the features replaced."""
+        """Returns a copy with some of the features replaced."""
         return replace(self, columns=tuple(columns.get(column.name, column) for column in self.columns))
 
     @property

@@ -54,7 +54,7 @@ def criteo_row(line: str) -> dict[str, Any]:
 
 
 def libsvm_row(line: str) -> dict[str, Any]:
-    """``{"label": ..., "features": [[index, value], ...]}``, and ``qid`` where there is one.
+    """Parses ``{"label": ..., "features": [[index, value], ...]}``, with an optional ``qid``.
 
     Raises:
         BadLineError: a token is not ``index:value``.

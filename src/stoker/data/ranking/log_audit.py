@@ -258,7 +258,7 @@ def _digests(rows: RowSet) -> np.ndarray:
 
 
 def _digests_of_ids(rows: RowSet, number: int, column: Column) -> np.ndarray:
-    """A number for each row that is the same where its ids and their weights are, and of a sequence their order."""
+    """Returns a digest of each row's ids and weights; for a sequence it also depends on their order."""
     at, row = _places(rows, number)
     lengths = np.bincount(row, minlength=len(rows))
     ends = np.cumsum(lengths)

@@ -77,7 +77,7 @@ def read_batch(store: Columns, features: Features, rows: np.ndarray) -> RowBatch
 
 
 def transformed(values: np.ndarray, column: Column) -> np.ndarray:
-    """Numbers, after the logarithm where the feature has one; float64."""
+    """Returns a feature's numbers, after its logarithm if it has one; float64."""
     wide = values.astype(np.float64)
     return np.sign(wide) * np.log1p(np.abs(wide)) if column.log else wide
 

@@ -52,6 +52,6 @@ def seconds_per_unit(times: np.ndarray) -> float | None:
 
 
 def days_of(times: np.ndarray) -> np.ndarray | None:
-    """The day of each time, counted from 1970, int64; None where the times are not since 1970."""
+    """Returns each time's day since 1970, int64; None if the times do not count from 1970."""
     factor = seconds_per_unit(times)
     return None if factor is None else np.floor(times * factor / DAY).astype(np.int64)

@@ -41,7 +41,7 @@ class ConfigReader:
     _asked: set[str] = field(default_factory=set)
 
     def block(self, path: KeyPath) -> ConfigReader:
-        """The same reader, with keys looked up in the block at ``path``."""
+        """Returns a reader that looks keys up in the block at ``path``."""
         return replace(self, within=path)
 
     def path(self, key: str | KeyPath) -> KeyPath:
@@ -85,14 +85,14 @@ class ConfigReader:
         return self._wrong(key, "true or false")
 
     def text(self, key: str | KeyPath) -> str | None:
-        """A text; None where it is empty."""
+        """Returns a text value; None if it is empty."""
         value = self.value(key)
         if isinstance(value, dict | list):
             return self._wrong(key, "a single text")
         return None if value in (None, "") else str(value)
 
     def words(self, key: str | KeyPath) -> list[str]:
-        """A list of texts, also where it is written with commas in one."""
+        """Returns a list of texts, which may also be written as one text with commas."""
         value = self.value(key)
         if isinstance(value, str):
             return [word.strip() for word in value.split(",") if word.strip()]
@@ -144,7 +144,7 @@ class ConfigReader:
             self.take(*row)
 
     def switch(self, key: str | KeyPath, target: str, value: Any, note: str = "", *, off: str = "off") -> bool | None:
-        """Carries ``value`` where a flag is true and drops the flag where it is false; returns the flag."""
+        """Carries ``value`` if a flag is true, and drops the flag if it is false; returns the flag."""
         asked = self.flag(key)
         if asked:
             self.carry(key, target, value, note)

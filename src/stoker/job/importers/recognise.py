@@ -48,7 +48,7 @@ _SUBCOMMANDS = {"sft": "trl", "dpo": "trl", "grpo": "trl", "kto": "trl", "reward
 
 
 def recognise(document: JobDocument) -> str:
-    """The format's name. Raises UserError where the keys fit none, or two equally."""
+    """Returns the format's name. Raises UserError if the keys fit no format, or two equally."""
     names = set(document.data)
     if any("_component_" in value for value in document.data.values() if isinstance(value, dict)):
         return "torchtune"

@@ -131,7 +131,7 @@ def _short(value: Any) -> str:
 
 
 def _leaf(start: str, entry: Carried | Aside, *, example: bool) -> list[str]:
-    """The line of a value with where it is from; a long note is a comment above it."""
+    """Formats the line of a value with its origin; a long note becomes a comment above it."""
     key = start.lstrip(" -")
     indent = " " * (len(start) - len(key))
     line = f"{start}: {scalar(entry.value)}"

@@ -34,7 +34,7 @@ def parsed(text: str) -> list[Address]:
 
 
 def resolved(host: str) -> str:
-    """The address of a host; IPv4 where it has one.
+    """Resolves the address of a host; prefers IPv4.
 
     Raises:
         CannotRun: it has none.

@@ -30,7 +30,7 @@ class Node:
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> Self:
-        """From what `plain` gave."""
+        """Restores a node from the output of `plain`."""
         name, host, port, devices, spare, job = values
         numbers = range(devices) if isinstance(devices, int) else devices
         return cls(str(name), (str(host), int(port)), tuple(map(int, numbers)), bool(spare), str(job))
@@ -121,7 +121,7 @@ class Group:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """From what `plain` gave."""
+        """Restores a group from the output of `plain`."""
         members = tuple(Member(Node.of(node), int(first), int(count)) for node, first, count in values["members"])
         store = values["store"]
         return cls(

@@ -112,7 +112,7 @@ class Leader:
     # -- events ----------------------------------------------------------------------------------------
 
     def joined(self, node: Node, now: float) -> str:
-        """A node has come; returns why it cannot take part, empty where it can."""
+        """Adds a node; returns the reason why it cannot take part, empty if it can."""
         me = self._roster.me
         if node.job != me.job:
             return (
@@ -304,7 +304,7 @@ class Leader:
                 self._hands.send(node, {"kind": "signal", "numbers": self._asked})
 
     def _tell_restarted(self, start: RunningStart) -> None:
-        """Reports how long a restart took and where the time went, after the first step."""
+        """Reports the duration of a restart and of its phases, after the first step."""
         moments = start.watch.moments
         if self._broke is None or "stepped" not in moments:
             return

@@ -55,7 +55,7 @@ class Roster:
         return spec.loaded.document is self._full.loaded.document
 
     def candidates(self, group: Group | None) -> tuple[list[Node], RunSpec | None]:
-        """The nodes that would train, and the job for them; None where no layout fits.
+        """Returns the nodes that would train, and the job for them; None instead of a job if no layout fits.
 
         Args:
             group: the last one, whose nodes come first.

@@ -26,5 +26,5 @@ FAMILIES: dict[str, Family] = {family.name: family for family in ALL}
 
 
 def family_of(config: object) -> Family | None:
-    """The facts of a model by its configuration's ``model_type``; None where there are none."""
+    """Returns the facts of a model by its configuration's ``model_type``; None for unknown types."""
     return FAMILIES.get(str(getattr(config, "model_type", "")))

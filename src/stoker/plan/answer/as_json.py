@@ -96,7 +96,7 @@ def timeline_json(plan: LayoutPlan) -> dict[str, Any]:
 
 
 def plan_json(plan: LayoutPlan, *, stages: tuple[Memory, ...] | None = None) -> dict[str, Any]:
-    """A plan; with the memory of each of its stages where they are given or it is the only one."""
+    """Converts a plan to JSON types; includes the memory of each stage if it is given, or there is only one stage."""
     setting, speed = plan.setting, plan.speed
     layout = setting.layout
     result = {

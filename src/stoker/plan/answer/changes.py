@@ -75,7 +75,7 @@ class _Asked:
 
 
 def _batch(asked: _Asked) -> Iterator[Candidate]:
-    """The nearest batch that the devices divide, where this one they do not."""
+    """Yields the nearest divisible batch if the devices do not divide this one."""
     work, cluster = asked.work, asked.cluster
     batch, gpus = work.global_batch, cluster.gpus
     if batch % gpus == 0:

@@ -131,6 +131,6 @@ def cost_of(plan: LayoutPlan, length: Length) -> Cost:
 
 
 def price_of(cluster: Cluster, seconds: float) -> float | None:
-    """Price of all nodes for this time; None where the cluster has no price, or the run does not end."""
+    """Returns the price of all nodes for this time; None if the cluster has no price, or the run does not end."""
     hourly = cluster.total_price_per_hour
     return None if hourly is None or seconds == inf else hourly * seconds / HOUR

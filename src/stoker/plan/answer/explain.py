@@ -152,7 +152,7 @@ def _changes(plan: LayoutPlan) -> Iterator[_Change]:
 
 
 def _more_devices(plan: LayoutPlan, on: str) -> Iterator[Help]:
-    """A fuller node, or one node more; where the batch cannot be divided over that, the next number that helps."""
+    """Yields a fuller node, or one more node; if the batch is not divisible then, the next number that helps."""
     setting = plan.setting
     cluster = setting.cluster
     if cluster.device.is_cpu:

@@ -226,7 +226,7 @@ class _Page:
         self, x: float, y: float, wide: float, high: float, *, fill: str = "", kind: str = "", words: str = "",
         label: str = "", pale: bool = False,
     ) -> None:  # fmt: skip
-        """A bar with a tooltip, and a label in it where that fits."""
+        """Draws a bar with a tooltip, and with a label if it fits."""
         paint = (f' fill="{fill}"' if fill else "") + (' fill-opacity="0.6"' if pale else "")
         hint = f"<title>{escape(words)}</title>" if words else ""
         self.parts.append(

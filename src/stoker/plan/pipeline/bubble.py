@@ -112,7 +112,7 @@ def _1f1b_seconds(times: Sequence[StageTime], micro_batches: int, send: float) -
 
 
 def _looped_seconds(schedule: ScheduleName, times: Sequence[StageTime], processes: int, micro_batches: int) -> float:
-    """A process' own work and its waits for the others, at the process where that is most.
+    """Returns the maximum over processes of a process' own work and its waits for the others.
 
     It waits for those before it where a micro-batch first comes down to its first stage, and for those after it
     where it comes to its last.

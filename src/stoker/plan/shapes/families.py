@@ -16,7 +16,7 @@ from stoker.plan.shapes.settings import Settings
 
 
 def _sparse(layers: int, dense: Callable[[int], bool]) -> tuple[Layer, ...]:
-    """A mixture in all layers but those named dense; empty where it is in all."""
+    """Returns the layers of a model with mixtures in all but its dense layers; empty if all layers have one."""
     if not any(map(dense, range(layers))):
         return ()
     return tuple(Layer(feed_forward="dense" if dense(i) else "experts") for i in range(layers))
@@ -196,7 +196,7 @@ def _deepseek_pattern(c: Settings) -> tuple[Layer, ...]:
 
 
 def mpt(c: Settings) -> Shape:
-    """MPT: ALiBi, no biases at all; transformers does not read its ``expansion_ratio`` either."""
+    """MPT: ALiBi, no biases; ``expansion_ratio`` is ignored, as in transformers."""
     return decoder(c, fused_qkv=True)
 
 

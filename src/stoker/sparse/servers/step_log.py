@@ -47,7 +47,7 @@ class StepLog:
         self._open()
 
     def snapshot(self) -> Iterator[SparseState]:
-        """The parts of the newest snapshot; none where there is no snapshot."""
+        """Yields the parts of the newest snapshot; none without a snapshot."""
         for path in sorted((self._folder / f"snapshot-{self._newest()}").glob("*.safetensors")):
             yield SparseState.from_tensors(load_file(path))
 
@@ -154,7 +154,7 @@ class StepLog:
 
 
 def _record_at(data: np.ndarray, at: int) -> tuple[dict[str, Any], list[np.ndarray], int] | None:
-    """A record and its end, or None where there is no whole one."""
+    """Returns a record and its end; None if there is no complete one."""
     if at + _HEAD.size > len(data):
         return None
     checksum, text, size = _HEAD.unpack(data[at : at + _HEAD.size].tobytes())

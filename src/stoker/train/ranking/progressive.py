@@ -49,7 +49,7 @@ def write_period(folder: Path, step: int, period: ValidationPeriod, figures: Ran
 
 
 def read_periods(folder: Path) -> list[dict[str, Any]]:
-    """Reads the periods of a run in order, each once; empty where there are none."""
+    """Reads the unique periods of a run in order; empty if there are none."""
     if not (folder / FILE).is_file():
         return []
     found = {line["period"]: line for line in map(json.loads, read_file(folder / FILE).splitlines())}

@@ -14,7 +14,7 @@ NotNegative = Annotated[float, Field(ge=0)]
 
 
 class FeatureBlock(Block):
-    """A feature, where what is found from the data is not what it is."""
+    """Settings of a feature that differ from those found in the data."""
 
     name: Text = Field(description="its column")
     kind: Literal["auto", "dense", "buckets", "id", "ids", "sequence"] = Field(
@@ -34,7 +34,7 @@ class FeatureBlock(Block):
 
 
 class AdmissionBlock(Block):
-    """Which new ids get a row."""
+    """Admission of new ids: which of them get a row."""
 
     count: PositiveInt = Field(default=1, description="occurrences before an id gets a row")
     probability: Annotated[float, Field(gt=0, le=1)] = Field(
@@ -44,7 +44,7 @@ class AdmissionBlock(Block):
 
 
 class EvictionBlock(Block):
-    """Which rows are deleted, those for which all that is stated holds, and what replaces them."""
+    """Eviction of rows: conditions, all of which must hold, and the replacement of evicted rows."""
 
     age: PositiveInt | None = Field(default=None, description="steps since the id was last seen")
     every: PositiveInt = Field(default=1000, description="steps between two passes")

@@ -102,7 +102,7 @@ class RankingScorer:
         return [answer for answer in answers if answer is not None]
 
     def lookups(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, tuple[int, int]]]:
-        """Counts, for each feature of a row, the ids with a row in its table and those that get the default row.
+        """Counts, for each feature of a row, the ids with a row in its table and those without one.
 
         Raises:
             BadRowError: a row cannot be used.

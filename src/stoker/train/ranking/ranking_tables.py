@@ -126,7 +126,7 @@ def embeddings_of(
 
 
 def servers_of(block: RankingBlock, base: Path) -> RowServers | None:
-    """Returns the servers of a job's rows; None where the training processes hold them.
+    """Returns the servers of a job's rows; None if the training processes store them.
 
     Raises:
         UserError: an address is not HOST:PORT, or the secret cannot be read.

@@ -21,7 +21,7 @@ NonNegative = Annotated[float, Field(ge=0)]
 
 
 class PtxBlock(Block):
-    """What a policy goes on being trained on beside its answers (Ouyang et al., 2022, eq. 2)."""
+    """Other data on which a policy is trained beside its answers (Ouyang et al., 2022, eq. 2)."""
 
     data: Text = Field(description="rows or texts: a file, a folder, a hub id or a packaged name")
     weight: Annotated[float, Field(gt=0)] = Field(default=1.0, description="factor of their mean cross entropy")
@@ -29,7 +29,7 @@ class PtxBlock(Block):
 
 
 class PolicyBlock(Block):
-    """How a policy answers, and what its answers are worth."""
+    """Settings of a policy's answers and of their rewards."""
 
     reward: Text | None = Field(
         default=None, description="folder of a run of task reward, or name of an earlier stage, whose scores count"

@@ -110,7 +110,7 @@ class RolloutFiles:
         return sorted(int(path.stem) for path in self.folder.glob("*.npz") if path.stem.isdigit())
 
     def at_step(self, step: int) -> Iteration | None:
-        """Returns the rollouts that a step trained on; None where there are none that early."""
+        """Returns the rollouts that a step trained on; None if the step is before the first stored iteration."""
         return self._newest(self.numbers(), step)
 
     def _newest(self, numbers: Sequence[int], step: int) -> Iteration | None:

@@ -28,7 +28,7 @@ BETAS = {
 
 
 class DpoBlock(Block):
-    """How answers are compared, and with which reference."""
+    """Comparison of answers: the loss and its reference."""
 
     loss: Literal["sigmoid", "ipo", "hinge", "robust", "simpo", "orpo", "kto"] = Field(
         default="sigmoid",
@@ -61,7 +61,7 @@ class DpoBlock(Block):
 
 
 class ResolvedDpoBlock(DpoBlock):
-    """The same without ``auto``, except for a reference of that name."""
+    """The block without ``auto``, except for a reference of that name."""
 
     beta: float
     length_normalise: bool

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class RewardBlock(Block):
-    """What is asked of the scores."""
+    """Terms of a reward model's loss."""
 
     margin: Annotated[float, Field(ge=0)] = Field(
         default=0.0, description="factor of the rows' margins, by which the scores of a pair are to differ; 0: not used"
