@@ -14,7 +14,7 @@ __all__ = ["FitResult", "Trainer"]
 
 
 def __getattr__(name: str) -> Any:
-    """The public names, loaded when they are asked for: `import stoker` must not wait for torch."""
+    """Loads a public name on first access, as `import stoker` must not wait for torch."""
     if name in __all__:
         from stoker.train import trainer
 

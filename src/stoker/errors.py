@@ -16,10 +16,10 @@ class Problem:
 
     Attributes:
         message: what is wrong, in one sentence.
-        suggestion: what to write or do instead; empty where nothing better than the message can be said.
+        suggestion: what to write or do instead; empty if nothing better than the message can be said.
         key: dotted path of the job's key, such as ``train.lr`` or ``data[0].path``; empty outside a job.
         file: the file it is in; empty for the command line.
-        line, column: counted from 1; 0 where there is no such place.
+        line, column: counted from 1; 0 if there is no such place.
     """
 
     message: str

@@ -44,7 +44,7 @@ def irregular(path: Path) -> str:
 
 
 def read_file(path: Path) -> bytes:
-    """The content of a regular file.
+    """Returns the content of a regular file.
 
     Raises:
         OSError: it cannot be read, or is no regular file: a FIFO would have to be waited for.
@@ -54,7 +54,7 @@ def read_file(path: Path) -> bytes:
 
 
 def regular(path: str, flags: int) -> int:
-    """An opener for `open`: fails immediately for anything but a regular file."""
+    """An opener for `open` that fails immediately for anything but a regular file."""
     descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
     if kind := _kind(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -82,7 +82,7 @@ class Seal:
         self._sent = self._read = 0
 
     def frame(self, payload: bytes) -> bytes:
-        """The next frame to be sent."""
+        """Returns the next frame to be sent."""
         if len(payload) > LARGEST:
             raise ValueError(f"a frame of {len(payload)} bytes")
         head = LENGTH.pack(len(payload))
@@ -103,7 +103,7 @@ class Seal:
         return int(length) + MAC
 
     def payload(self, head: bytes, rest: bytes) -> bytes:
-        """The payload of the next frame that was received.
+        """Returns the payload of the next frame that was received.
 
         Raises:
             PeerRefused: the frame is not the next one of the other side.
@@ -122,6 +122,6 @@ def _code(key: bytes, number: int, head: bytes, payload: bytes) -> bytes:
 
 
 def derived(secret: bytes, *labels: str | int | bytes) -> bytes:
-    """A key for one purpose (HMAC-SHA256 over the labels, each behind its length)."""
+    """Returns a key for one purpose (HMAC-SHA256 over the labels, each behind its length)."""
     parts = [label if isinstance(label, bytes) else str(label).encode() for label in labels]
     return hmac.digest(secret, b"".join(len(part).to_bytes(4) + part for part in parts), "sha256")

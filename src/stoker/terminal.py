@@ -17,7 +17,7 @@ _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u2
 
 
 def visible(text: str) -> str:
-    """The text with each character that would steer a terminal as its escape, as it is written in JSON and YAML."""
+    """Escapes control characters of a text, in the notation of JSON and YAML."""
     return _STEERING.sub(_escaped, text)
 
 
@@ -74,7 +74,7 @@ class Output:
 
 
 def unwrapped(stream: Any) -> Any:
-    """The stream that an `Output` writes to."""
+    """Returns the stream that an `Output` writes to."""
     return stream._stream if isinstance(stream, Output) else stream
 
 

@@ -74,7 +74,7 @@ def remembered(folder: Path | None, before: int | None) -> list[MemoryCopies]:
     """Returns the steps whose copies are complete across the processes' machines, newest first. A collective.
 
     Args:
-        folder: the run's folder in shared memory; None where there is none.
+        folder: the run's folder in shared memory; None if there is none.
         before: only steps before this one.
     """
     mine: dict[Key, dict[int, Copy]] = {}
@@ -113,7 +113,7 @@ def forget_after(folder: Path | None, step: int) -> None:
 def intersection(
     offsets: Sequence[int], sizes: Sequence[int], other_offsets: Sequence[int], other_sizes: Sequence[int]
 ) -> list[tuple[int, int]] | None:
-    """Returns the overlap of two boxes of a tensor, (start, stop) per dimension; None where they do not overlap."""
+    """Returns the overlap of two boxes of a tensor, (start, stop) per dimension; None if they do not overlap."""
     common = []
     for a, n, b, m in zip(offsets, sizes, other_offsets, other_sizes, strict=True):
         low, high = max(a, b), min(a + n, b + m)

@@ -23,7 +23,7 @@ def restore_newest(
     """Restores the newest state; see `stoker.checkpoint.saver.Saver.restore_newest`. A collective.
 
     Args:
-        memory: folder of the in-memory copies; None where there is none.
+        memory: folder of the in-memory copies; None if there is none.
     """
     copies = remembered(memory, before)
     newest = max((copy.step for copy in copies), default=-1)

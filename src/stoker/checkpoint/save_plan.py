@@ -101,7 +101,7 @@ def agree(held: Held, place: Path | None) -> Agreement:
 
     Args:
         place: parent folder of the copies in this machine's memory, where files of earlier processes of the run will be
-            overwritten. None where no copies are made.
+            overwritten. None if no copies are made.
 
     Raises:
         ValueError: the boxes of the processes overlap or leave a gap: a bug of a layout.

@@ -293,7 +293,7 @@ class Saver:
             before: only states of steps before this one.
 
         Returns:
-            None where there is none.
+            None if there is none.
 
         Raises:
             RunFailed: checkpoints exist, but none can be read; or they are of another model.

@@ -67,14 +67,14 @@ class Slot:
 
     @property
     def step(self) -> int:
-        """Step of the copy in it; -1 where there is none."""
+        """Step of the copy in it; -1 if there is none."""
         if self._step is None:
             copy = read_copy(self.header)
             self._step = copy.step if copy else -1
         return self._step
 
     def is_there(self) -> bool:
-        """Returns whether other processes can find the last copy; also True where none was made yet."""
+        """Returns whether other processes can find the last copy; also True if none was made yet."""
         return not self.group or _identity(self.path) == self._file
 
     def forget_step(self) -> None:
@@ -157,7 +157,7 @@ class Slot:
 
 
 def read_copy(header: Path) -> Copy | None:
-    """Reads the copy described by a header; None where there is none, or its bytes are missing."""
+    """Reads the copy described by a header; None if there is none, or its bytes are missing."""
     try:
         kept = json.loads(header.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -185,7 +185,7 @@ def forget_copies(copies: Sequence[Copy]) -> None:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Identifies the file at a path; None where there is none."""
+    """Identifies the file at a path; None if there is none."""
     with suppress(FileNotFoundError):
         found = path.stat()
         return found.st_dev, found.st_ino

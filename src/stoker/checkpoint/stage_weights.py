@@ -23,7 +23,7 @@ def stage_weights(run: str, digest: str, job: ResolvedJob, base: Path) -> str:
         job: the stage's job from the user's file; only code that it trusts may run.
 
     Returns:
-        The result of the verification; empty where the folder existed.
+        The result of the verification; empty if the folder existed.
 
     Raises:
         UserError: the run cannot be merged.

@@ -62,7 +62,7 @@ class SaveOutcome:
         where: on disk, or in memory.
         seconds: time from the start of the save until it was complete.
         stall: seconds that training was stopped for it.
-        bytes: total bytes written; 0 where nothing was.
+        bytes: total bytes written; 0 if nothing was.
         every: new interval of in-memory copies in steps; None for a checkpoint.
         deleted: checkpoints deleted to make room for it.
         error: error that prevented it.

@@ -41,7 +41,7 @@ class Storage(Protocol):
         """Returns the path of a complete checkpoint, for torch.distributed.checkpoint."""
 
     def begin(self, step: int, maker: int) -> str | None:
-        """Begins an attempt that the process ``maker`` of this machine will finish; None where the step is saved."""
+        """Begins an attempt that the process ``maker`` of this machine will finish; None if the step is saved."""
 
     @contextmanager
     def create(self, attempt: str, name: str) -> Iterator[IO[bytes]]:
@@ -69,7 +69,7 @@ class Storage(Protocol):
         """Opens a file of a checkpoint."""
 
     def room(self) -> int | None:
-        """Returns the free bytes; None where they are unknown."""
+        """Returns the free bytes; None if they are unknown."""
 
     def put_aside(self, step: int) -> str:
         """Renames a checkpoint, so that it is not listed; returns the path of its files."""
@@ -240,7 +240,7 @@ def read_state(storage: Storage, step: int) -> dict[str, Any]:
 
 
 def base_of(storage: Storage, step: int) -> int | None:
-    """Returns the step of the checkpoint that this one adds to; None where it is full, or damaged."""
+    """Returns the step of the checkpoint that this one adds to; None if it is full, or damaged."""
     try:
         base: int | None = read_state(storage, step).get(BASE)
     except (FileNotFoundError, ValueError, KeyError):

@@ -88,7 +88,7 @@ def write_part(
 def commit(
     storage: Storage, attempt: str, *, step: int, parts: Sequence[Written], metadata: bytes, numbers: Mapping[str, Any]
 ) -> int:
-    """Makes a checkpoint visible after its parts have been written; returns its bytes, 0 where another attempt was
+    """Makes a checkpoint visible after its parts have been written; returns its bytes, 0 if another attempt was
     faster.
 
     Raises:

@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _stated(arguments: argparse.Namespace) -> list[Fault]:
-    """Returns the faults of the command line; step 0 where none is given."""
+    """Returns the faults of the command line; step 0 if none is given."""
     from stoker.resilience.fault_injection import Fault
 
     faults = [Fault("kill", step, rank) for rank, step in (_place("--kill", text) for text in arguments.kill)]
@@ -143,7 +143,7 @@ def _stated(arguments: argparse.Namespace) -> list[Fault]:
 
 
 def _nodes(arguments: argparse.Namespace, loaded: LoadedJob, faults: list[Fault]) -> int:
-    """Returns the number of nodes of the run with faults; 1 where no option concerns nodes."""
+    """Returns the number of nodes of the run with faults; 1 if no option concerns nodes."""
     from stoker.job.layout import layout_of
 
     named = [int(fault.node) for fault in faults if fault.node]

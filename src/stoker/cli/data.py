@@ -30,7 +30,7 @@ class _Shown:
 
     Attributes:
         dropped: requested rows that were dropped.
-        packed: sequences as the run packs them; None where they were not requested.
+        packed: sequences as the run packs them; None if they were not requested.
         total: number of those per epoch; None for no end.
     """
 

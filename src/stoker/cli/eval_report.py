@@ -16,7 +16,7 @@ from stoker.runs.find_run import find_run
 
 
 def place_of_results(arguments: argparse.Namespace, base: Path) -> Path | None:
-    """Returns the folder for results; None where they are only printed."""
+    """Returns the folder for results; None if they are only printed."""
     if arguments.to is not None:
         return base / str(arguments.to)
     return None if locate(arguments.run, base, or_run=True) is not None else find_run(arguments.run, base).path

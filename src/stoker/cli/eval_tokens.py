@@ -28,7 +28,7 @@ class _Window:
 
     Attributes:
         total: total number; None for no end.
-        packed: sequences as the run packs them; None where the rows themselves were requested.
+        packed: sequences as the run packs them; None if the rows themselves were requested.
     """
 
     total: int | None

@@ -55,7 +55,7 @@ class StagePlan:
 
     @property
     def memory(self) -> float | None:
-        """Bytes on a device; None where nothing fits."""
+        """Bytes on a device; None if nothing fits."""
         return None if isinstance(self.found, NothingFits) else self.found.plan.memory.peak
 
 

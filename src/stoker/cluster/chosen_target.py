@@ -41,13 +41,13 @@ class ChosenTarget:
     document: JobDocument
 
     def problem(self, key: str, message: str, suggestion: str = "") -> Problem:
-        """A problem at a key of the block, such as ``hosts[1]``; at the block for the empty key."""
+        """Returns a problem at a key of the block, such as ``hosts[1]``; at the block for the empty key."""
         inner: KeyPath = parse_key(key) if key else ()
         return self.document.problem((TARGET, self.kind, *inner), message, suggestion)
 
 
 def choose_target(loaded: LoadedJob, on: str | None) -> ChosenTarget:
-    """The target of ``--on``, or else of the job.
+    """Returns the target of ``--on``, or else of the job.
 
     Raises:
         UserError: it is `local`, there is none of that name, or its block is wrong; with every problem's place.
@@ -65,10 +65,10 @@ def choose_target(loaded: LoadedJob, on: str | None) -> ChosenTarget:
 
 
 def named_target(name: str, written: JobDocument | None = None) -> ChosenTarget:
-    """The target of a file, or of that name in the user's configuration.
+    """Returns the target of a file, or of that name in the user's configuration.
 
     Args:
-        written: the job that names it, for the place of an error; None where the command line does.
+        written: the job that names it, for the place of an error; None if the command line does.
     """
     if name.endswith(SUFFIXES):
         if not Path(name).is_file():
@@ -94,7 +94,7 @@ def named_target(name: str, written: JobDocument | None = None) -> ChosenTarget:
 
 
 def configuration() -> Path:
-    """The user's file of targets: $XDG_CONFIG_HOME/stoker/targets.yaml, by default below ~/.config."""
+    """Returns the user's file of targets: $XDG_CONFIG_HOME/stoker/targets.yaml, by default below ~/.config."""
     home = os.environ.get("XDG_CONFIG_HOME")
     return (Path(home) if home else Path("~/.config").expanduser()) / "stoker" / CONFIGURATION
 
@@ -104,7 +104,7 @@ def _at(written: JobDocument | None, name: str, message: str, hint: str) -> Prob
 
 
 def _read(data: Any, marks: dict[KeyPath, Mark], read: JobDocument, below: KeyPath, name: str) -> ChosenTarget:
-    """The target of a mapping at a path of a document: checked as the block of a job is."""
+    """Returns the target of a mapping at a path of a document: checked as the block of a job is."""
     depth = len(below)
     inner = {(TARGET, *path[depth:]): mark for path, mark in marks.items() if path[:depth] == below}
     if not below:

@@ -45,7 +45,7 @@ class LogFile:
 
 
 def rank_of(path: str) -> int | None:
-    """The rank of a log's name; None of another file."""
+    """Returns the rank of a log's name; None of another file."""
     found = _RANK.search(path)
     return int(found[1]) if found else None
 

@@ -50,7 +50,7 @@ class Record:
     stages: Sequence[str] = ()
 
     def to_json(self) -> str:
-        """The record as the text of its file."""
+        """Returns the record as the text of its file."""
         return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
 
     @classmethod
@@ -100,7 +100,7 @@ def find(name: str) -> Record | None:
 
 
 def found(name: str) -> Record:
-    """The record of a name.
+    """Returns the record of a name.
 
     Raises:
         UserError: it does not exist; the nearest is named.

@@ -52,7 +52,7 @@ class Shell(Protocol):
         """Returns the command that copies a folder there, without source and destination; None without rsync."""
 
     def place(self, path: str) -> str:
-        """A path there, as that command's destination."""
+        """Returns a path there, as that command's destination."""
 
 
 class LocalShell:

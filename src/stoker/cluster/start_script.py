@@ -43,7 +43,7 @@ def environment_text(values: Mapping[str, str], *, hidden: bool = False) -> str:
 
 
 def python_word(python: str) -> str:
-    """The Python of a target as a word of the shell; ``~/`` is the home of the user there."""
+    """Quotes the target's Python for the shell; ``~/`` is the user's home on the target."""
     return f'"$HOME"/{shlex.quote(python[2:])}' if python.startswith("~/") else shlex.quote(python)
 
 
@@ -79,7 +79,7 @@ def preparing_lines(submission: Submission, keys: TargetKeys) -> list[str]:
 
 
 def node_line(submission: Submission, keys: TargetKeys, *, rendezvous: Sequence[str], more: str = "") -> str:
-    """The line that starts `stoker node`.
+    """Returns the line that starts `stoker node`.
 
     Args:
         more: further arguments, in shell syntax.

@@ -23,7 +23,7 @@ class SubmittedRun:
 
 
 def submitted_run(name: str, on: str | None = None) -> SubmittedRun:
-    """The submitted run of a name.
+    """Returns the submitted run of a name.
 
     Args:
         on: a target, whose own records are read instead of this user's, for runs submitted from another machine.

@@ -29,7 +29,7 @@ class Status:
     Attributes:
         state: ``waiting`` (for the scheduler), ``running``, ``done``, ``stopped``, ``failed``, or ``lost``: the target
             no longer knows it.
-        why: the reason, as text; empty where there is none.
+        why: the reason, as text; empty if there is none.
         nodes: where it runs.
     """
 
@@ -77,6 +77,6 @@ class Target(Protocol):
 
 
 def open_target(chosen: ChosenTarget) -> Target:
-    """The target that a block means."""
+    """Returns the target of a block."""
     target: Target = import_module(MODULES[chosen.kind]).open_target(chosen)
     return target

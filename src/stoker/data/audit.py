@@ -105,7 +105,7 @@ class Audit:
     problems: tuple[Problem, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The report as other programs read it."""
+        """Converts the report to JSON types."""
         values = json.loads(json.dumps(asdict(self)))  # lists, and keys that are strings
         read, dropped = self.evaluation_rows
         values |= {

@@ -39,7 +39,7 @@ def drop_reasons(summaries: Sequence[ShardSummary]) -> Counter[str]:
 
 
 def refused(corpus: Corpus, codec: TextCodec, loaded: LoadedJob) -> list[Problem]:
-    """The problems of each source."""
+    """Returns the problems of each source."""
     problems = []
     for i, source in enumerate(corpus.sources):
         problems += _source_gate(source, f"data[{i}]", codec, loaded)
@@ -116,7 +116,7 @@ def _source_gate(source: TokenisedSource, key: str, codec: TextCodec, loaded: Lo
 
 
 def _ending(source: TokenisedSource, codec: TextCodec) -> str | None:
-    """The special token that ends the last answer of a source's first row, trailing white space left out."""
+    """Returns the special token that ends the last answer of a source's first row, trailing white space left out."""
     row = source.cache[0]
     special = {i: token.content for i, token in codec.tokenizer.get_added_tokens_decoder().items() if token.special}
     for number in reversed(row.ids[row.trained].tolist()):

@@ -59,7 +59,7 @@ class _Places:
         self._of = [order[bounds[i] : bounds[i + 1]] for i in range(known)]
 
     def of(self, symbol: int) -> np.ndarray:
-        """The positions of a symbol, ascending."""
+        """Returns the positions of a symbol, ascending."""
         found = self._of[symbol]
         standing = self.symbols[found] == symbol
         if not standing.all():
@@ -67,7 +67,7 @@ class _Places:
         return found
 
     def of_pair(self, left: int, right: int) -> np.ndarray:
-        """The positions of a pair's left halves, ascending; of overlapping pairs (``aaa``) the first."""
+        """Returns the positions of a pair's left halves, ascending; of overlapping pairs (``aaa``) the first."""
         lefts, rights = self.of(left), self.of(right)
         if len(lefts) <= len(rights):
             found = lefts[self.symbols[self.after[lefts]] == right]
@@ -184,7 +184,7 @@ class _Rules:
         return self._texts[left] + ("" if right == ADOPTED else self._texts[right].removeprefix(self._inside))
 
     def add(self, left: int, right: int) -> int:
-        """The number of a new symbol."""
+        """Returns the number of a new symbol."""
         number = len(self._texts)
         self._texts.append(self.text(left, right))
         if right != ADOPTED:

@@ -33,7 +33,7 @@ LOOKED_AT = 200  # sound rows read to find the format
 UNREADABLE = "unreadable"  # the format of a source without a sound row
 
 Report = Callable[[str, int, int, float | None], None]
-"""Called with (source, rows read, tokens written, share of the source read) during a build; the share is None where it
+"""Called with (source, rows read, tokens written, share of the source read) during a build; the share is None if it
 is unknown before the end (compressed files, columns)."""
 
 
@@ -103,7 +103,7 @@ def _size(row: Raw | Rejected) -> int:
 
 @dataclass
 class _Meter:
-    """The share of a source that has been read: ``total`` is its bytes, None where they are not the rows' own."""
+    """The share of a source that has been read: ``total`` is its bytes, None if they are not the rows' own."""
 
     total: int | None
     read: int = 0
@@ -191,7 +191,7 @@ def _build(
 
 
 def cache_path(source: Source, codec: TextCodec, settings: RowSettings) -> Path:
-    """The folder of a source's cache."""
+    """Returns the folder of a source's cache."""
     return cache_folder() / "tokens" / cache_key(source.fingerprint(), codec, settings)
 
 
@@ -204,7 +204,7 @@ def open_cache(source: Source, codec: TextCodec, settings: RowSettings, report: 
 
 
 def open_stream(source: Source, codec: TextCodec, settings: RowSettings, report: Report | None = None) -> TokenCache:
-    """The cache of a source while it is being built: returns once the first shard can be read."""
+    """Returns the cache of a source while it is being built: returns once the first shard can be read."""
     folder = cache_path(source, codec, settings)
     if (folder / "complete.json").exists():
         return TokenCache(folder)

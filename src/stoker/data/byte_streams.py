@@ -82,12 +82,12 @@ def opened(path: DataFile) -> io.BufferedReader[Any]:
 
 
 def utf8_advice(path: DataFile) -> str:
-    """The command that makes UTF-8 of a file in another encoding."""
+    """Returns the command that converts a file in another encoding to UTF-8."""
     return f"write it as UTF-8: iconv -f {_encoding_of(path)} -t UTF-8 {path.name} > new{path.suffix}"
 
 
 def _encoding_of(path: DataFile) -> str:
-    """The encoding that a file which is not UTF-8 is most likely in: gb18030, cp1251 or cp1252."""
+    """Returns the most likely encoding of a file that is not UTF-8: gb18030, cp1251 or cp1252."""
     with ByteStream(path) as stream:
         sample = stream.buffer.read(2**20)
     sample = sample[: sample.rfind(b"\n") + 1] or sample

@@ -40,7 +40,7 @@ DEFAULT = "plain"  # for a tokenizer without a template: it needs no token that 
 
 
 def as_template_message(message: Message) -> dict[str, Any]:
-    """A message as chat templates read it: reasoning under its names, arguments as objects."""
+    """Converts a message to the format of chat templates: reasoning under its names, arguments as objects."""
     as_read: dict[str, Any] = {"role": message.role, "content": message.content}
     if not message.extra:
         return as_read
@@ -185,7 +185,7 @@ class ChatTemplate:
         tools: Sequence[dict[str, Any]] | None,
         silent: Sequence[int],
     ) -> tuple[tuple[int, int], ...]:
-        """The text without these turns; the role's mark of an assistant's turn stays."""
+        """Returns the text without these turns; the role's mark of an assistant's turn stays."""
         bounds = [0]
         for i in silent:
             try:
@@ -219,13 +219,13 @@ class ChatTemplate:
 
 
 def answers_in(messages: Sequence[Mapping[str, Any]], train_on: str, silent: Collection[int]) -> list[int]:
-    """The turns that are trained; arguments as of `ChatTemplate.render_trained`."""
+    """Returns the turns that are trained; arguments as of `ChatTemplate.render_trained`."""
     answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     return [i for i in (answers[-1:] if train_on == "last" else answers) if i not in silent]
 
 
 def _common_prefix(a: str, b: str) -> int:
-    """The length of the common beginning of two texts."""
+    """Returns the length of the common beginning of two texts."""
     limit = min(len(a), len(b))
     if a[:limit] == b[:limit]:
         return limit

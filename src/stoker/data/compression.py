@@ -18,7 +18,7 @@ class Compression:
     """Two tokenizers on the same texts.
 
     Attributes:
-        before, after: tokens; ``before`` is None where there is no earlier tokenizer.
+        before, after: tokens; ``before`` is None if there is no earlier tokenizer.
         same: texts with equal ids.
         restored: texts that decode as with the earlier tokenizer, or without one, to themselves.
         used: number of distinct new tokens in them.
@@ -39,7 +39,7 @@ class Compression:
         return 1 - self.after / self.before if self.before else None
 
     def as_json(self) -> dict[str, Any]:
-        """The values for `--json`."""
+        """Returns the values for `--json`."""
         return {
             **asdict(self),
             "fewer": self.fewer,

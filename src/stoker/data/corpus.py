@@ -140,7 +140,7 @@ def open_corpus(
 
 
 def _located(problem: Problem, key: str, loaded: LoadedJob | None) -> Problem:
-    """A problem at its key in the job, unless it is in a data file."""
+    """Returns a problem at its key in the job, unless it is in a data file."""
     if problem.file:
         return problem
     if loaded is None:

@@ -17,7 +17,7 @@ COMPARED = 1000  # columns that a name is looked for among
 def detect(
     rows: Sequence[dict[str, Any] | str], columns: Mapping[str, str] | None = None, *, questions: bool = False
 ) -> str:
-    """The format that most of `rows` have the columns of.
+    """Returns the format whose columns most of `rows` have.
 
     Args:
         columns: the job's `{our name: the file's name}`.
@@ -45,7 +45,7 @@ def detect(
 
 
 def _nearest(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> tuple[str, dict[str, str]]:
-    """The format most like a file and the columns to map to it, by their names, else by their content."""
+    """Returns the format most similar to a file, and the columns to map, by their names, else by their content."""
     likely = max(FORMATS, key=lambda name: _likeness(FORMATS[name].needed, names))
     by_name = {ours: _closest(ours, names) for ours in FORMATS[likely].needed}
     if all(by_name.values()):

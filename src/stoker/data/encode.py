@@ -28,11 +28,13 @@ class Encoder:
         return unbounded(without_post_processor(self._definition))
 
     def encode_documents(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of documents, with the tokens that the tokenizer puts around one (such as ``<s>``)."""
+        """Returns the ids of documents, with the tokens that the tokenizer puts around one (such as ``<s>``)."""
         return [e.ids for e in self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=True)]
 
     def encode(self, texts: Sequence[str], places: Sequence[Sequence[int]]) -> list[Encoded]:
-        """The ids of texts, with no special tokens added, and where places of each (in characters, ascending) fall."""
+        """Returns the ids of texts without special tokens, and the token indices of ``places`` (in characters,
+        ascending).
+        """
         encodings = self._bare.encode_batch(list(texts), add_special_tokens=False)
         return [
             (e.ids, [find_place(e, place, len(text)) for place in at])
@@ -40,7 +42,7 @@ class Encoder:
         ]
 
     def encode_one(self, text: str) -> list[int]:
-        """The ids of one text, with no special tokens added."""
+        """Returns the ids of one text, with no special tokens added."""
         return self._bare.encode(text, add_special_tokens=False).ids
 
     def encode_beginning(self, text: str) -> list[int]:
@@ -59,7 +61,7 @@ class Encoder:
 
 
 def unbounded(definition: str) -> Tokenizer:
-    """The tokenizer of a ``tokenizer.json``, without truncation and padding."""
+    """Returns the tokenizer of a ``tokenizer.json``, without truncation and padding."""
     tokenizer = Tokenizer.from_str(definition)
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -15,7 +15,7 @@ BLOCK = 2**20
 
 
 def file_digest(files: Sequence[Path], memo: Path) -> list[str]:
-    """The blake2b digest of each file's content.
+    """Returns the blake2b digest of each file's content.
 
     Args:
         memo: a JSON file of digests by real path, size and time of change; written where it can be.

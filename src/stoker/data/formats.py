@@ -141,7 +141,7 @@ class _Row:
         self._read: set[str] = set()
 
     def ignored(self) -> list[str]:
-        """The columns with content that have not been read."""
+        """Returns the columns with content that have not been read."""
         return [name for name, value in self._value.items() if name not in self._read and has_content(value)]
 
     def use_all(self) -> None:
@@ -149,7 +149,7 @@ class _Row:
         self._read.update(self._value)
 
     def as_conversation(self) -> Conversation:
-        """The row in the format of a conversation that it fits.
+        """Returns the row in the format of a conversation that it fits.
 
         Raises:
             Refused: it fits none.
@@ -163,7 +163,7 @@ class _Row:
         return conversation
 
     def name(self, ours: str) -> str:
-        """The file's name of our column, which counts as read."""
+        """Returns the file's name of our column, which counts as read."""
         name = column_of(self._value, self._format, self._columns, ours)
         self._read.add(name)
         return name
@@ -191,7 +191,7 @@ class _Row:
         return self.turns_in(self.need(ours), ours, role)
 
     def turns_in(self, value: Any, ours: str, role: str) -> list[Message]:
-        """A value of a column as messages; see `turns`."""
+        """Returns a value of a column as messages; see `turns`."""
         name, turns = self.name(ours), parsed(value)
         # An answer may itself be JSON: in text, only a list whose every item has a role counts as messages.
         found = None if isinstance(value, str) and not isinstance(turns, list) else messages_in(turns, f"{name}[]")
@@ -218,7 +218,7 @@ def _instruction(row: _Row) -> Conversation:
 
 
 def _asked(row: _Row, ours: str) -> list[Message]:
-    """A question and its input as one turn."""
+    """Returns a question and its input as one turn."""
     question = row.need(ours)
     asked = [part for part in ("" if question is None else text_of(question), row.text("input")) if part.strip()]
     if not asked:
@@ -242,7 +242,7 @@ def _prompt(row: _Row) -> Conversation:
 
 
 def _question(row: _Row) -> Conversation:
-    """A prompt without an answer is one with an empty answer."""
+    """Converts a prompt without an answer to a conversation with an empty answer."""
     turns = [*row.system(), *row.turns("prompt", "user")]
     if turns[-1].role != "assistant":
         turns.append(Message("assistant", ""))

@@ -26,7 +26,7 @@ class Numbered:
         """The old ids of each symbol."""
 
     def run(self, run: bytes) -> list[int]:
-        """The symbols of a run."""
+        """Returns the symbols of a run."""
         numbers: list[int] = []
         waiting = b""
         for token_id in np.frombuffer(run, dtype=np.int64).tolist():
@@ -53,7 +53,7 @@ class Numbered:
             self._add(piece, Symbol(piece), (self._unknown or 0,))
 
     def word(self, word: str) -> list[int]:
-        """The symbols of a word that has no tokens: its characters."""
+        """Returns the symbols of a word that has no tokens: its characters."""
         numbers = []
         for piece in pieces_of(word, self._inside):
             token_id = self._ids.get(piece)
@@ -93,7 +93,7 @@ def _length(lead: int) -> int:
 
 
 def old_ids(merges: Sequence[Merge], numbered: Numbered) -> Iterator[tuple[int, ...]]:
-    """The old ids that the token of each merge consists of."""
+    """Yields the old ids that the token of each merge consists of."""
     cuts = list(numbered.pieces)
     for merge in merges:
         cuts.append(cuts[merge.left] + (cuts[merge.right] if merge.right is not None else ()))

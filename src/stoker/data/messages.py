@@ -75,7 +75,7 @@ def text_of(content: Any) -> str:
 
 
 def content_of(content: Any) -> tuple[str, dict[str, Any]]:
-    """The text of a turn's content, and its other parts as ``reasoning_content`` and ``tool_calls``.
+    """Returns the text of a turn's content, and its other parts as ``reasoning_content`` and ``tool_calls``.
 
     Parts are ``{"type": "text", "text": ...}``, or with the text under ``value``; likewise of the types
     reasoning, thinking and tool_call.
@@ -199,7 +199,7 @@ def _weight(extra: dict[str, Any], role: Role) -> bool:
 
 
 def trained(messages: list[Message]) -> tuple[Message, ...]:
-    """The messages up to the assistant's last.
+    """Returns the messages up to the assistant's last.
 
     Raises:
         Refused: the assistant never speaks, or only in turns whose weight is 0.

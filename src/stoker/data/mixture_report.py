@@ -31,7 +31,7 @@ class Drawn:
 
 
 def drawn(corpus: Corpus, job: ResolvedJob) -> tuple[Drawn, ...]:
-    """The parts of a resolved job's sources. Packed sequences are assumed to be filled without a gap."""
+    """Returns the parts of a resolved job's sources. Packed sequences are assumed to be filled without a gap."""
     kept = [
         source.cache.column("length")[: len(mask)][~mask].reshape(-1, corpus.together).sum(axis=1)
         for source, mask in zip(corpus.sources, corpus.held_out, strict=True)

@@ -16,7 +16,7 @@ SUFFIXES = (".inter", ".user", ".item")
 
 
 def movielens_rows(folder: Path, source: str) -> Iterator[Raw]:
-    """The ratings in the order of their file, each with its user's and its film's columns; genres are a list."""
+    """Yields the ratings in the order of their file, each with its user's and its film's columns; genres are a list."""
     users = {row["user_id"]: {name: row[name] for name in USER} for row in _table(folder / "ml-100k.user")}
     films = {
         row["item_id"]: {"release_year": row["release_year"], "genres": row["class"].split()}

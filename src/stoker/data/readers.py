@@ -215,7 +215,7 @@ def _parts(lines: Iterable[tuple[int, bytes]], path: DataFile) -> Iterator[Raw |
 
 
 def _array(stream: ByteStream, path: DataFile) -> Iterator[Raw | Rejected]:
-    """The items of a JSON array, parsed one at a time out of the file's text."""
+    """Yields the items of a JSON array, parsed one at a time out of the file's text."""
     data = stream.buffer.read().removeprefix(BOM)
     if stream.damage:
         raise UserError(_problem(path, stream.damage, "a JSON array is read whole or not at all"))
@@ -241,7 +241,7 @@ def _array(stream: ByteStream, path: DataFile) -> Iterator[Raw | Rejected]:
 
 
 def _items(text: str) -> Iterator[Any]:
-    """The items of the array that `text` is, or of the one array of objects in it, or the object it is."""
+    """Yields the items of the array in `text`, or of its only array of objects, or the object itself."""
     decoder = json.JSONDecoder()
     at = _after_space(text, 0)
     if text[at] != "[":

@@ -22,7 +22,7 @@ class RenderedRow:
     """The result of rendering a row.
 
     Attributes:
-        texts: the conversation, or one for each answer of a preference or a ranking. Empty where there is a reason.
+        texts: the conversation, or one for each answer of a preference or a ranking. Empty if there is a reason.
         reason: why the row cannot be trained on.
         ignored: the fields with content that do not reach the text.
         untrained: the assistant's turns that are not trained because of their weight.
@@ -67,7 +67,7 @@ def _answers(example: Preference | Ranking) -> tuple[tuple[Message, ...], ...]:
 
 
 def _conversations(example: Chat) -> Iterator[Conversation]:
-    """A conversation itself, or one for each answer to a prompt, where only the answers are trained."""
+    """Yields a conversation itself, or one for each answer to a prompt, where only the answers are trained."""
     if isinstance(example, Conversation):
         yield example
         return
@@ -111,7 +111,7 @@ def separated(
     *,
     prompt: bool = False,
 ) -> str:
-    """The rendered text of turns whose special tokens are text; see `SpecialText.separate`.
+    """Returns the rendered text of turns whose special tokens are text; see `SpecialText.separate`.
 
     Raises:
         Inseparable: the template looks for special tokens in content itself.
@@ -123,7 +123,7 @@ def separated(
 
 
 def _name(messages: tuple[Message, ...], turn: int, field: str) -> str:
-    """A field by the file's names: ``messages[].name``, or the column that is the turn's content."""
+    """Returns a field by the file's names: ``messages[].name``, or the column that is the turn's content."""
     if turn < 0:
         return field
     place = messages[turn].place

@@ -124,7 +124,7 @@ class Columns:
 
 
 def digest_of(sequences: Sequence[Sequence[int]]) -> int:
-    """A digest of token ids."""
+    """Returns a digest of token ids."""
     return _digest(b"".join(np.array(ids, dtype=np.uint32).tobytes() for ids in sequences))
 
 

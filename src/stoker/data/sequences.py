@@ -84,7 +84,7 @@ class Sequences:
     Args:
         caches: one of each source.
         mixture: the order in which rows are drawn from the sources.
-        capacity: tokens of a packed sequence; None where a sequence is one row.
+        capacity: tokens of a packed sequence; None if a sequence is one row.
         endless: whether the mixture has no epochs (streams).
         together: consecutive rows of the cache that are drawn as one.
     """
@@ -157,7 +157,7 @@ class Sequences:
         self._ends.append((self._ends[-1] if self._ends else 0) + len(packed))
 
     def _make_window(self, number: int) -> tuple[Draws, list[list[int]]]:
-        """The draws of a window, and the places among them of each of its sequences."""
+        """Returns the draws of a window, and the places among them of each of its sequences."""
         assert self.capacity is not None
         sources, rows = self.mixture.draws(np.arange(self._slots[number], self._slots[number + 1]))
         lengths = np.empty(len(rows), dtype=np.int64)

@@ -41,7 +41,7 @@ class ShownSequence:
 
     Attributes:
         number: its number in training order, from 0.
-        capacity: the maximum of its tokens; None where the run does not pack.
+        capacity: the maximum of its tokens; None if the run does not pack.
     """
 
     number: int
@@ -66,7 +66,7 @@ def some_samples(corpus: Corpus, codec: TextCodec, count: int) -> list[ShownSamp
 
 
 def samples_from(sources: Sequence[TokenisedSource], codec: TextCodec, begin: int, count: int) -> list[ShownSample]:
-    """The sequences from a number on, in the order of the sources and of their rows; fewer at the end.
+    """Returns the sequences from a number on, in the order of the sources and of their rows; fewer at the end.
 
     Args:
         begin: of the first sequence, counted from 0; each of a pair is one.
@@ -133,7 +133,7 @@ def _names(name: str, file: str) -> bool:
 
 
 def token_texts(codec: TextCodec, ids: Sequence[int]) -> tuple[str, ...]:
-    """The text of each token; joined, they are the whole text. A character of several tokens goes to the last."""
+    """Returns the text of each token; their concatenation is the whole text. A character belongs to its last token."""
     decode = codec.tokenizer.decode
     texts, start, before = [], 0, ""
     for end in range(1, len(ids) + 1):

@@ -63,7 +63,7 @@ class Source:
     corpus: str = ""
 
     def rows(self) -> Iterator[Raw | Rejected]:
-        """The rows of all files in order, broken ones in their place, cut to the slice.
+        """Yields the rows of all files in order, broken ones in their place, cut to the slice.
 
         A slice in percent or from the end counts the rows first, which reads the files twice.
 
@@ -234,7 +234,7 @@ def _candidates(name: str, base: Path) -> list[Path]:
 
 
 def _glob(pattern: str, base: Path) -> Iterator[str]:
-    """The matches of a pattern. Links to a folder above themselves are not followed, unlike in `glob`."""
+    """Yields the matches of a pattern. Links to a folder above themselves are not followed, unlike in `glob`."""
     parts = pattern.split("/")
     if "**" not in parts:
         yield from glob.iglob(pattern, root_dir=base)  # noqa: PTH207 -- Path.glob takes no absolute pattern
@@ -247,7 +247,7 @@ def _glob(pattern: str, base: Path) -> Iterator[str]:
 
 
 def _folders(folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[Path]:
-    """A folder and all below it, hidden ones left out, those outside of ``above`` (device, inode)."""
+    """Yields a folder and all below it, hidden ones left out, those outside of ``above`` (device, inode)."""
     try:
         status = folder.stat()
         here = (status.st_dev, status.st_ino)
@@ -281,7 +281,7 @@ def _root(path: Path, files: list[Path]) -> Path:
 
 
 def _nearest(path: Path, base: Path) -> str:
-    """The existing name most like a missing one, in its folder or in the catalogue."""
+    """Returns the existing name most like a missing one, in its folder or in the catalogue."""
     folder = path.parent
     try:
         siblings = [p.name for p in folder.iterdir() if p.is_dir() or data_suffix(p)]
@@ -304,7 +304,7 @@ def _missing_package(files: Sequence[DataFile]) -> tuple[str, str] | None:
 
 
 def _download(name: str, split: str, download: Callable[..., str] | None, near: str) -> tuple[Path, list[Path]]:
-    """A hub data set's folder and the files of a split in it; requests that split's files first."""
+    """Returns a hub data set's folder and the files of a split in it; requests that split's files first."""
     if download is None:
         from huggingface_hub import snapshot_download as download
     assert download is not None

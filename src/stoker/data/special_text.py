@@ -100,6 +100,6 @@ class SpecialText:
 
 
 def _made_of(merge: str | list[str]) -> set[str]:
-    """The tokens that a merge needs, and the one that it makes."""
+    """Returns the tokens that a merge needs, and the one that it makes."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return {left, right, left + right}

@@ -97,7 +97,7 @@ def _words(split: str) -> tuple[str, ...]:
 
 
 def relative(file: DataFile, root: Path | str) -> str:
-    """The name of a file below a folder, or below a URL."""
+    """Returns the name of a file below a folder, or below a URL."""
     return file.relative_to(root).as_posix() if isinstance(file, Path) else str(file).removeprefix(f"{root}/")
 
 

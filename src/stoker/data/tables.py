@@ -95,7 +95,7 @@ def _csv_reason(message: str, lines: int) -> str:
 
 
 def parquet_rows(path: DataFile, start: int = 0) -> Iterator[Raw | Rejected]:
-    """The rows of a Parquet file from the one numbered `start` (from 0) on, row group by row group.
+    """Yields the rows of a Parquet file from the one numbered `start` (from 0) on, row group by row group.
 
     Raises:
         UserError: pyarrow is not installed, or the file is not Parquet.
@@ -151,7 +151,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _seekable(path: DataFile) -> IO[bytes]:
-    """The file opened; an archive is unpacked into a temporary file, since Parquet is read from its end."""
+    """Returns the file opened; an archive is unpacked into a temporary file, since Parquet is read from its end."""
     if path.suffix.lower() not in MAGIC:
         if not isinstance(path, RemoteFile):
             return path.open("rb")

@@ -25,7 +25,7 @@ Member = tuple[str, str, bytes | None]  # the sample's name, the column's, the c
 
 
 def tar_rows(stream: ByteStream, path: DataFile) -> Iterator[Raw | Rejected]:
-    """The samples of a shard in their order, broken ones as `Rejected` in their place."""
+    """Yields the samples of a shard in their order, broken ones as `Rejected` in their place."""
     source, row = str(path), 0
     damage: list[str] = []
     for _, members in groupby(_members(stream, damage), key=lambda member: member[0]):

@@ -61,7 +61,7 @@ def _to_json(
 
 
 def environment() -> jinja2.Environment:
-    """The sandbox that transformers renders templates in: same options, same names."""
+    """Returns the sandbox that transformers renders templates in: same options, same names."""
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse

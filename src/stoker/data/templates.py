@@ -21,7 +21,7 @@ GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "c
 
 
 def template_of(block: SourceBlock, base: Path, *, own: str) -> str:
-    """The chat template of a source in Jinja.
+    """Returns the chat template of a source in Jinja.
 
     Args:
         own: the tokenizer's.
@@ -71,7 +71,7 @@ def arguments_of(source: str) -> set[str]:
 
 
 def with_arguments(source: str, arguments: Mapping[str, Any]) -> str:
-    """The template with default values for its arguments."""
+    """Returns the template with default values for its arguments."""
     lines = (
         f"{{% if {name} is not defined %}}{{% set {name} = {_literal(value)} %}}{{% endif %}}\n"
         for name, value in arguments.items()
@@ -80,7 +80,7 @@ def with_arguments(source: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _literal(value: Any) -> str:
-    """A value of a job file as Jinja writes it."""
+    """Returns a value of a job file as Jinja writes it."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_literal(str(key))}: {_literal(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):

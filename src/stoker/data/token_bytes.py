@@ -18,7 +18,7 @@ Kind = Literal["byte-level", "fallback"]
 
 
 def _printable() -> dict[str, int]:
-    """The byte of each character in byte-level tokens: printable bytes are themselves (GPT-2)."""
+    """Returns the byte of each character in byte-level tokens: printable bytes are themselves (GPT-2)."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(seen)]
     return {chr(byte): byte for byte in seen} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -39,13 +39,13 @@ def kind_of(definition: dict[str, Any]) -> Kind | None:
 
 
 def byte_of(token: str) -> int | None:
-    """The byte that a token of the form ``<0xE4>`` is; None for all others."""
+    """Returns the byte that a token of the form ``<0xE4>`` is; None for all others."""
     found = _FALLBACK.fullmatch(token)
     return int(found[1], 16) if found else None
 
 
 def bytes_of(token: str, kind: Kind) -> bytes:
-    """The bytes of text that a token encodes."""
+    """Returns the bytes of text that a token encodes."""
     if kind == "byte-level":
         # Other characters occur in added tokens only.
         return b"".join(bytes((BYTE_OF[c],)) if c in BYTE_OF else c.encode() for c in token)

@@ -38,7 +38,7 @@ KINDS, LONGEST_KIND = 50, 160  # reasons counted separately in a shard, and char
 
 
 def cache_key(fingerprint: str, codec: TextCodec, settings: RowSettings) -> str:
-    """The digest that names a cache."""
+    """Returns the digest that names a cache."""
     parts = [FORMAT, repr(INDEX.descr), fingerprint, codec.fingerprint, asdict(settings)]
     content = json.dumps(parts, sort_keys=True)
     return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
@@ -138,20 +138,20 @@ class ShardWriter:
 
 
 def reason_kind(reason: str) -> str:
-    """The stable phrase of a reason, by which reasons are counted. A template's message belongs to it."""
+    """Returns the stable phrase of a reason, by which reasons are counted. A template's message belongs to it."""
     phrase, _, detail = reason.partition(":")
     return reason[:LONGEST_KIND] if phrase == TEMPLATE_REFUSES and detail else phrase
 
 
 def _bounded(kinds: Counter[str]) -> dict[str, int]:
-    """The most frequent reasons; a template may give a different one for every row."""
+    """Returns the most frequent reasons; a template may give a different one for every row."""
     most = dict(kinds.most_common(KINDS))
     rest = kinds.total() - sum(most.values())
     return most | ({"other reasons": rest} if rest else {})
 
 
 def _renumbered(batch: EncodedBatch, number_of: dict[str, int]) -> np.ndarray:
-    """The batch's index with the shard's numbers of the files."""
+    """Returns the batch's index with the shard's numbers of the files."""
     index = batch.index.copy()
     if len(index):
         index["file"] = np.array([number_of[file] for file in batch.files], dtype=np.int32)[index["file"]]

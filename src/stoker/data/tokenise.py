@@ -40,7 +40,7 @@ class TextCodec:
         definition: the content of ``tokenizer.json``.
         template: the chat template, with the special tokens it may name.
         stop_ids: tokens that end an answer when the model is served.
-        end_id: the token after a document of plain text; None where the tokenizer has none.
+        end_id: the token after a document of plain text; None if the tokenizer has none.
         vocabulary: number of ids, added tokens included.
     """
 
@@ -73,7 +73,7 @@ class TextCodec:
         return {k: v for k, v in self.__dict__.items() if k not in ("encoder", "special_text")}
 
     def for_source(self, block: SourceBlock, base: Path) -> TextCodec:
-        """The codec with the chat template of a source and its arguments.
+        """Returns the codec with the chat template of a source and its arguments.
 
         Raises:
             UserError: see `stoker.data.templates.template_of`.
@@ -254,7 +254,7 @@ def _special(example: Example | str, codec: TextCodec, settings: RowSettings, ou
 
 
 def _encode(pending: Sequence[_Pending], codec: TextCodec) -> list[tuple[list[int], list[Span], bool]]:
-    """The ids of each text, the spans of its trained tokens, and whether its prompts are exact prefixes."""
+    """Returns the ids of each text, the spans of its trained tokens, and whether its prompts are exact prefixes."""
     texts = [(rendered, item.document) for item in pending for rendered in item.texts]
     groups: dict[tuple[bool, bool], list[int]] = defaultdict(list)
     for i, (rendered, document) in enumerate(texts):

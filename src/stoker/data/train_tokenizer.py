@@ -31,7 +31,7 @@ def learn_vocabulary(sources: Sequence[tuple[Source, SourceBlock]], size: int) -
 
 
 def learn_from_texts(texts: Iterable[str], size: int, kind: Kind = "bpe") -> Tokenizer:
-    """A tokenizer of up to ``size`` ids over bytes."""
+    """Returns a tokenizer of up to ``size`` ids over bytes."""
     if kind == "wordpiece":
         return learn_wordpiece(texts, size, SPECIAL)
     tokenizer = Tokenizer(models.BPE() if kind == "bpe" else models.Unigram())
@@ -48,7 +48,7 @@ def learn_from_texts(texts: Iterable[str], size: int, kind: Kind = "bpe") -> Tok
 
 
 def texts_of(source: Source, block: SourceBlock, most: int | None = None) -> Iterator[str]:
-    """The texts of a source: its documents, or the turns of its conversations; broken rows give none.
+    """Yields the texts of a source: its documents, or the turns of its conversations; broken rows give none.
 
     Args:
         most: characters after which no further row is read; by default `LEARNT_FROM`.

@@ -37,7 +37,7 @@ def mark_trained(encoded: Encoded, stop_ids: frozenset[int]) -> tuple[list[Span]
 
 
 def fit(length: int, trained: Sequence[Span], seq_len: int, too_long: Cut) -> tuple[list[Span], str]:
-    """Splits a row of ``length`` tokens into windows of at most ``seq_len``; returns them, or a reason for none.
+    """Splits a row of ``length`` tokens into windows of at most ``seq_len``; returns them, or a reason.
 
     The first token of a sequence is never predicted, so a window must have a trained token after its first.
     Windows of a split row overlap by one token, so that every token but the row's first is predicted once.

@@ -53,7 +53,7 @@ def inside_of(model: dict[str, Any]) -> str:
 
 
 def unknown_of(model: dict[str, Any]) -> int | None:
-    """The id of WordPiece's unknown token."""
+    """Returns the id of WordPiece's unknown token."""
     return model["vocab"].get(model["unk_token"]) if model.get("type") == "WordPiece" else None
 
 
@@ -71,7 +71,7 @@ def missing_inside(model: dict[str, Any], scripts: frozenset[str]) -> list[str]:
 def unknown_words(
     tokenizer: Tokenizer, texts: Iterable[str], scripts: frozenset[str], model: dict[str, Any]
 ) -> Counter[str]:
-    """The count of each word, normalised, that is an unknown token and consists of letters of these scripts."""
+    """Returns the count of each word, normalised, that is an unknown token and consists of letters of these scripts."""
     unknown, normalizer = unknown_of(model), tokenizer.normalizer
     counted: Counter[str] = Counter()
     for text in texts:
@@ -87,5 +87,5 @@ def unknown_words(
 
 
 def pieces_of(word: str, inside: str) -> list[str]:
-    """The characters of a word as pieces."""
+    """Returns the characters of a word as pieces."""
     return [word[:1], *(inside + character for character in word[1:])]

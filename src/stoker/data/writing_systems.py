@@ -27,7 +27,7 @@ def script_of(character: str) -> str:
 
 
 def codes_of(text: str) -> np.ndarray:
-    """The code points of a text, shape (characters,)."""
+    """Returns the code points of a text, shape (characters,)."""
     return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32)
 
 

@@ -29,7 +29,7 @@ class TemplateRanking:
 
 
 def rank(answers: Mapping[str, Sequence[ScoredAnswer]], scorer: str, *, seed: int) -> TemplateRanking | None:
-    """Ranks templates by a scorer; None where it scored no row.
+    """Ranks templates by a scorer; None if it scored no row.
 
     The intervals hold simultaneously for all pairs of templates (Bonferroni), as the same rows select the first one.
     """

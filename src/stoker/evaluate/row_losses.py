@@ -40,7 +40,7 @@ class RowLoss:
         source, row: its file, and its row number there.
         part: number of the piece of a split row.
         loss: sum over its targets, nats.
-        text_bytes: bytes of text that the targets encode; 0 where the tokenizer does not define them.
+        text_bytes: bytes of text that the targets encode; 0 if the tokenizer does not define them.
     """
 
     source: str

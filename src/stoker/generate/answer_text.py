@@ -41,7 +41,7 @@ class AnswerText:
         return self._decoded
 
     def push(self, token: int) -> str:
-        """Returns the text that a token adds; empty where a character is incomplete or a stop string may have begun."""
+        """Returns the text that a token adds; empty if a character is incomplete or a stop string may have begun."""
         self._ids.append(token)
         piece = self._stream.step(self._tokenizer, token) or ""
         self._decoded += len(piece)

@@ -30,7 +30,7 @@ class _Pass:
         rows, columns: allocated size.
         start: first column used by any row.
         first, end: columns of the pass' tokens.
-        fresh_BT: True where a token is written, shape (B, T); None where all are.
+        fresh_BT: True if a token is written, shape (B, T); None if all are.
     """
 
     rows: int

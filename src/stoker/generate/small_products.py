@@ -35,7 +35,7 @@ class BlockedWeights:
         self._held: dict[nn.Linear, Tensor] = {}
 
     def product(self, layer: nn.Linear, x_NI: Tensor) -> Tensor | None:
-        """Returns ``x W^T + b``, shape (N, O); None where this layer has no copy."""
+        """Returns ``x W^T + b``, shape (N, O); None if this layer has no copy."""
         held = self._held.get(layer)
         if held is None:
             if not self._enough or x_NI.shape[0] > MOST:

@@ -90,7 +90,7 @@ class Waiting:
     def next(
         self, running: int, rows: int, fits: Callable[[Generation, int], bool], token_bytes: int
     ) -> Prefill | None:
-        """Returns the prompts at the head of the queue that run next; None where there is no room for any.
+        """Returns the prompts at the head of the queue that run next; None if there is no room for any.
 
         Args:
             running: requests that have begun.

@@ -152,7 +152,7 @@ def _tf32(on: bool) -> Iterator[None]:
 
 
 def _affordable(sizes: Sequence[int], budget: float, device: Device) -> tuple[int, ...]:
-    """The sizes whose products, each done as often as it must be, take no longer than the budget."""
+    """Returns the sizes whose products, each done as often as it must be, take no longer than the budget."""
     sizes = sorted(sizes)
     probe = sizes[min(2, len(sizes) - 1)]
     square = torch.randn(probe, probe, device=device.torch)

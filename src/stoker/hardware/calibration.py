@@ -149,7 +149,7 @@ class Calibration:
     def bandwidth(self, kind: str = "copy", size: float | None = None) -> float | None:
         """Bytes per second that cross the device's memory bus, for tensors of a size, by default large ones.
 
-        None where the kind was not measured.
+        None if the kind was not measured.
         """
         curve = self.curve(kind)
         if curve is None:
@@ -202,7 +202,7 @@ def kept_calibration(device: str, threads: int) -> Calibration | None:
 
 
 def read_calibration(path: Path, *, device: str | None = None, threads: int | None = None) -> Calibration:
-    """A calibration from its file.
+    """Returns a calibration from its file.
 
     Args:
         device, threads: whose it must be; by default anyone's.

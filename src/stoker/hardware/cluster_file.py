@@ -64,7 +64,7 @@ ALIASES = {
 
 
 def load_cluster(text: str | Path) -> Cluster:
-    """A cluster from a YAML file's path, YAML text, or a short form, with corrections from finished runs.
+    """Returns a cluster from a YAML file's path, YAML text, or a short form, with corrections from finished runs.
 
     Short forms: ``H100`` (one), ``8xH100``, ``64xH100`` (nodes of eight), ``4x8xA100-80GB`` (nodes x devices), a type
     of node (``aws-p5``, ``4x dgx-h100``), ``local`` (this machine), ``cpu`` (this machine's processor).

@@ -42,7 +42,7 @@ def machines(processes: int, per_machine: int) -> Cluster:
 
 
 def this_processor(processes: int = 1) -> Cluster:
-    """The processor, as one device for each process, with a part of its cores, rates and memory.
+    """Returns the processor, as one device for each process, with a part of its cores, rates and memory.
 
     A process has ``cores // processes`` threads, and at least one.
     """
@@ -82,7 +82,7 @@ def _processor_kind(found: Calibration | None, share: float, memory_gib: float) 
 
 
 def _gpu_machine(gpus: list[tuple[str, float]], processes: int | None) -> Cluster:
-    """A node of the first GPU's kind: its name, and GiB as the driver reports them."""
+    """Returns a node of the first GPU's kind: its name, and GiB as the driver reports them."""
     name, memory = gpus[0]
     found, notes = _measured(name, 0)
     try:
@@ -106,7 +106,7 @@ def _gpu_machine(gpus: list[tuple[str, float]], processes: int | None) -> Cluste
 
 
 def corrected(cluster: Cluster) -> Cluster:
-    """The cluster with corrections learnt from finished runs, and a note of each."""
+    """Returns the cluster with corrections learnt from finished runs, and a note of each."""
     cpu = cluster.device.is_cpu
     threads = max(1, cluster.host_cores // cluster.per_node) if cpu else 0
     try:
@@ -129,7 +129,7 @@ def kind_name(device: str) -> str:
 
 
 def _unknown_gpu(name: str, found: Calibration) -> DeviceKind:
-    """A GPU that the catalogue lacks, from its measurements; its link is assumed to be PCIe."""
+    """Returns a GPU that the catalogue lacks, from its measurements; its link is assumed to be PCIe."""
     kind = _processor_kind(found, 1.0, 0.0)
     to_host = found.bandwidth("to-host")
     host = to_host / 1e9 if to_host else kind.host_gbs

@@ -75,7 +75,7 @@ def peak_resident() -> float:
 
 
 def choose_device(precision: str = "auto", on: torch.device | None = None) -> Device:
-    """The device of this process and its precision; ``auto`` takes the fastest that trains without special care.
+    """Returns this process' device and precision; ``auto`` takes the fastest that trains without special care.
 
     bfloat16 needs hardware for it: on a processor without, it is about 20 times slower than float32.
 

@@ -84,7 +84,7 @@ _GB200 = {"fp32": 80, "tf32": 1250, "fp16": 2500, "bf16": 2500, "fp8": 5000}
 
 
 def _half(tflops: float, **others: float) -> dict[str, float]:
-    """A device whose fp16 and bf16 are equally fast."""
+    """Returns a device whose fp16 and bf16 are equally fast."""
     return {"fp16": tflops, "bf16": tflops, **others}
 
 
@@ -185,7 +185,7 @@ FARTHEST = 2.0  # factor of the nearest device's memory beyond which it must be 
 
 @cache
 def device_kind(name: str) -> DeviceKind:
-    """The device that a name means, however it is written: ``H100``, ``NVIDIA H100 80GB HBM3``, ``rtx 4090``.
+    """Returns the device of a name in any spelling: ``H100``, ``NVIDIA H100 80GB HBM3``, ``rtx 4090``.
 
     It is the nearest device of its family; where the name states others (``A100-64GB``, ``H100-80GB-HBM2e-500W``), its
     memory, bandwidth and power replace the catalogue's.
@@ -230,7 +230,7 @@ def device_kind(name: str) -> DeviceKind:
 def _with_differences(
     kind: DeviceKind, *, gigabytes: int | None, stack: str, watts: int | None, gbs: float | None
 ) -> DeviceKind:
-    """The device with the memory, memory generation, bandwidth and power limit that a name states."""
+    """Returns the device with the memory, memory generation, bandwidth and power limit that a name states."""
     changes: dict[str, float] = {}
     said = [kind.name.split("-")[0], f"{gigabytes or _nominal(kind)}GB", _form_of(kind).upper()]
     own, factor = _generation(kind), 1.0
@@ -280,7 +280,7 @@ def _sizes_of(kind: DeviceKind) -> tuple[str, ...]:
 
 
 def _nearest_names(name: str, names: list[str]) -> str:
-    """The names of the family that is named, else those most like the one given, else all families."""
+    """Returns the names of the family that is named, else those most like the one given, else all families."""
     families = list(dict.fromkeys(candidate.split("-")[0] for candidate in names))
     near = [candidate for candidate in names if candidate.split("-")[0].lower() in name.lower()]
     if not near:

@@ -88,7 +88,7 @@ def _shm(folder: Path) -> int | None:
 
 
 def _limit(file: Path) -> int | None:
-    """A limit of a control group; None for ``max``, and for the number that means the same in version 1."""
+    """Returns a limit of a control group; None for ``max``, and for the number that means the same in version 1."""
     text = _text(file).strip()
     return int(text) if text.isdecimal() and int(text) < 2**60 else None
 

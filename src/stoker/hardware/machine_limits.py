@@ -69,7 +69,7 @@ def _lacking(error: BaseException) -> str | None:
 
 
 def _starved() -> str | None:
-    """A resource so scarce that libraries fail with unrelated errors."""
+    """Returns the resource that is too scarce for libraries to report proper errors; None if all suffice."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != resource.RLIM_INFINITY and files < FEWEST_FILES:
         return FILES

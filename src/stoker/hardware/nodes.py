@@ -86,7 +86,7 @@ NODE_TYPES = (
 
 
 def reference_node(device: DeviceKind) -> NodeType:
-    """The node assumed for a device: its maker's, or else a server of eight cards and one 100 Gb/s port."""
+    """Returns the node assumed for a device: its maker's, or else a server of eight cards and one 100 Gb/s port."""
     for node in NODE_TYPES:
         if node.device in (device.name, device.like):
             return node

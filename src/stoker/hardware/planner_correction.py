@@ -39,7 +39,7 @@ class Correction:
         compute: factor of the seconds of computation.
         memory: factor of the estimated bytes.
         constant: bytes added to them.
-        calibration: date of the measurements behind the predictions; None where there are none.
+        calibration: date of the measurements behind the predictions; None if there are none.
         run, model, date: its source, for the reader.
         stoker: version of the planner that it corrects.
     """
@@ -96,7 +96,7 @@ def fitted(
 
 
 def kept_corrections(device: str, threads: int) -> tuple[Correction, ...]:
-    """The corrections of a device, for each precision and tuning, of this version of the planner.
+    """Returns the corrections of a device, for each precision and tuning, of this version of the planner.
 
     Raises:
         UserError: the file is damaged.

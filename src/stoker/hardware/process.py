@@ -20,7 +20,7 @@ def available_cores() -> int:
 
 
 def processor_name() -> str:
-    """The processor's name from the system."""
+    """Returns the processor's name from the system."""
     info = Path("/proc/cpuinfo")
     if info.is_file():
         for line in info.read_text().splitlines():

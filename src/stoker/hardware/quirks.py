@@ -31,7 +31,7 @@ class Quirk:
 def quirks_of(
     facts: HostFacts, environment: Mapping[str, str], *, processes: int, meet: Sequence[str] = ()
 ) -> list[Quirk]:
-    """The quirks of a host.
+    """Returns the quirks of a host.
 
     Args:
         environment: the variables that are set: none is changed, and a quirk that would set only these is left out.
@@ -48,7 +48,7 @@ def quirks_of(
 
 
 def in_one_line(quirks: Sequence[Quirk]) -> str:
-    """The quirks for the user: ``NCCL_P2P_DISABLE=1 (GeForce RTX 4090: no peer access); ...``."""
+    """Returns the quirks for the user: ``NCCL_P2P_DISABLE=1 (GeForce RTX 4090: no peer access); ...``."""
     parts = []
     for quirk in quirks:
         settings = " ".join(f"{name}={value}" for name, value in quirk.variables.items())

@@ -108,7 +108,7 @@ def _batch_from(
 
 
 def _out_of_step(solved: BatchTriangle, pipeline: Layout) -> BatchError:
-    """The error of a number of micro-batches that the schedule cannot run, with numbers that it can."""
+    """Returns the error of a number of micro-batches that the schedule cannot run, with numbers that it can."""
     over = f"`schedule: {pipeline.schedule}` over {pipeline.pipeline} processes"
     needs = (
         f"needs at least {pipeline.pipeline} micro-batches a step"

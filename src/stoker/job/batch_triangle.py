@@ -24,7 +24,7 @@ def is_scratch(job: Job) -> bool:
 
 
 def seq_len_of(job: Job) -> int:
-    """The longest sequence in tokens: as written, else 512 for from-scratch models and 1024 for others."""
+    """Returns the longest sequence in tokens: as written, else 512 for from-scratch models and 1024 for others."""
     if job.train.seq_len != "auto":
         return job.train.seq_len
     return SCRATCH_SEQ_LEN if is_scratch(job) else SEQ_LEN

@@ -80,7 +80,7 @@ def _without_text(view: View) -> Iterator[Problem]:
 
 
 def _score_head(view: View) -> Iterator[Problem]:
-    """A head with one score is trained whole, which only full tuning and adapters on layers go with."""
+    """Yields problems of a head with one score, which only full tuning and adapters on layers can train."""
     method = view.value("tune.method")
     if view.task.head == "score" and method in VIRTUAL:
         message = f"`tune: {method}` trains virtual tokens alone, and `task: {view.task.name}` needs a head of its own"
@@ -156,7 +156,7 @@ def _batch(view: View) -> Iterator[Problem]:
 
 
 def _one_target(view: View) -> Iterator[Problem]:
-    """A target is one of its blocks."""
+    """Yields a problem if ``target`` does not have exactly one block."""
     target = view.value(TARGET)
     if not isinstance(target, TargetBlock) or chosen_block(target) is not None:
         return
@@ -168,14 +168,14 @@ def _one_target(view: View) -> Iterator[Problem]:
 
 
 def _increments(view: View) -> Iterator[Problem]:
-    """Checkpoints of changed rows: of tasks with tables."""
+    """Yields a problem of checkpoints of changed rows in tasks without tables."""
     if view.value("checkpoint.full_every") != 1 and not view.task.has_tables:
         message = f"`checkpoint.full_every` is about rows of tables, and `task: {view.task.name}` has none"
         yield from view.at_each(["checkpoint.full_every", "task"], message, "remove it, or write `task: ranking`")
 
 
 def _sync(view: View) -> Iterator[Problem]:
-    """A store that follows a run: of rows, by one rule."""
+    """Yields problems of ``export.sync``, such as a task without tables or two update intervals."""
     sync = view.value("export.sync")
     if sync is None:
         return

@@ -19,7 +19,7 @@ def reason_for(copies: int, nodes: int | None) -> str:
     """Explains the number of islands.
 
     Args:
-        nodes: None where it is not known yet.
+        nodes: None if it is not known yet.
     """
     if nodes is None or nodes == 1:
         return "each copy of the model is one" + ("; on several nodes each node" if nodes is None else " on one node")

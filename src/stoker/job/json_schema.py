@@ -15,7 +15,7 @@ FROM_MEANS = "name of an earlier stage, whose weights this one begins with"
 
 
 def editor_schema() -> dict[str, Any]:
-    """The schema (JSON Schema 2020-12) as a mapping that `json.dumps` takes."""
+    """Returns the schema (JSON Schema 2020-12) as a mapping that `json.dumps` takes."""
     schema: dict[str, Any] = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **Job.model_json_schema(),
@@ -45,7 +45,7 @@ def editor_schema() -> dict[str, Any]:
 
 
 def _with_stages(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a job, or of a file with stages: each has a name and any keys of a job."""
+    """Returns the schema of a job, or of a file with stages: each has a name and any keys of a job."""
     properties, block = schema["properties"], schema["$defs"]["ModelBlock"]
     earlier = {"type": "string", "minLength": 1, "description": FROM_MEANS}
     begun = {**block, "properties": {**block["properties"], "from": earlier}, "required": ["from"]}

@@ -64,7 +64,7 @@ def block_of(annotation: Any) -> tuple[type[Block] | None, bool]:
 
 
 def field_at(path: KeyPath) -> tuple[FieldInfo | None, KeyPath]:
-    """The field a path leads to or into, and the part of the path that names it, index included."""
+    """Returns the field a path leads to or into, and the part of the path that names it, index included."""
     block: type[Block] | None = Job
     field: FieldInfo | None = None
     depth = 0
@@ -166,7 +166,7 @@ EXAMPLES = {
 
 
 def example_of(path: KeyPath) -> str:
-    """An example value for a key, as YAML text."""
+    """Returns an example value for a key, as YAML text."""
     key = dotted(tuple(part for part in path if isinstance(part, str))).replace("evaluate.data.", "data.")
     field, _ = field_at(path)
     default = None if field is None else field.default
@@ -193,12 +193,12 @@ def in_words(annotation: Any, bounds: list[Any]) -> str:
 
 
 def _bare(annotation: Any) -> list[Any]:
-    """The alternatives without their bounds."""
+    """Returns the alternatives without their bounds."""
     return [get_args(part)[0] if get_origin(part) is Annotated else part for part in _alternatives(annotation)]
 
 
 def _alternatives(annotation: Any) -> list[Any]:
-    """The members of a union, without None; an annotation that is no union alone in a list."""
+    """Returns the members of a union, without None; an annotation that is no union alone in a list."""
     if get_origin(annotation) in (Union, types.UnionType):
         return [inner for part in get_args(annotation) for inner in _alternatives(part) if part is not type(None)]
     return [annotation]
@@ -252,7 +252,7 @@ def _bound(bounds: list[Any], name: str) -> str | None:
 
 
 def flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """The leaves of a job's mapping by dotted key, such as ``data.0.path``."""
+    """Returns the leaves of a job's mapping by dotted key, such as ``data.0.path``."""
     if isinstance(value, dict):
         items = value.items()
     elif isinstance(value, list):

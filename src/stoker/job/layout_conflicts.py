@@ -61,7 +61,7 @@ def copies_of(view: View) -> int:
 
 
 def _pipeline(view: View) -> Layout:
-    """The layout's pipeline alone."""
+    """Returns the layout's pipeline alone."""
     parts = _parts(view)
     schedule = DEFAULT_SCHEDULE if parts.schedule == "auto" else parts.schedule
     return Layout(pipeline=parts.pipeline, schedule=schedule)

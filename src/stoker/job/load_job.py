@@ -34,7 +34,7 @@ class ReadJob:
     document: JobDocument
 
     def problem(self, key: str, message: str, suggestion: str = "") -> Problem:
-        """A problem at a key's place; if it was not written, at the nearest enclosing key, or the file."""
+        """Returns a problem at a key's place; if it was not written, at the nearest enclosing key, or the file."""
         return self.document.problem(parse_key(key), message, suggestion)
 
 

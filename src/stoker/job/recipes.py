@@ -37,19 +37,19 @@ SHARED = (
 
 
 def recipe_names() -> list[str]:
-    """The names of all recipes, the default first."""
+    """Returns the names of all recipes, the default first."""
     names = sorted(path.stem for path in FOLDER.glob("*.yaml"))
     return sorted(names, key=lambda name: name != DEFAULT_RECIPE)
 
 
 def recipe_description(name: str) -> str:
-    """The paragraph that opens a recipe. Raises UserError for an unknown name."""
+    """Returns the paragraph that opens a recipe. Raises UserError for an unknown name."""
     opening = takewhile(lambda line: line.startswith("#"), _recipe_text(name).splitlines())
     return " ".join(line.removeprefix("#").strip() for line in opening)
 
 
 def write_recipe(name: str = DEFAULT_RECIPE) -> str:
-    """The recipe as a job file with every key of the schema: set, or switched off by ``#``.
+    """Returns the recipe as a job file with every key of the schema: set, or switched off by ``#``.
 
     Raises UserError for an unknown name.
     """
@@ -74,7 +74,7 @@ def _recipe_text(name: str) -> str:
 
 
 def _block_lines(block: type[Block], values: dict[str, Any], path: KeyPath, *, live: bool) -> Iterator[str]:
-    """The lines of a block: the keys in ``values`` live if the block itself is, all others switched off."""
+    """Yields the lines of a block: the keys in ``values`` live if the block itself is, all others switched off."""
     for name, field in block.model_fields.items():
         here = (*path, name)
         inner, is_list = block_of(field.annotation)
@@ -142,7 +142,7 @@ def _indent(path: KeyPath) -> str:
 
 
 def _with_dash(lines: list[str]) -> Iterator[str]:
-    """The lines of a list's item: a dash before its first key."""
+    """Yields the lines of a list's item: a dash before its first key."""
     begun = False
     for line in lines:
         is_comment = line.startswith(" ") and line.lstrip().startswith("#")

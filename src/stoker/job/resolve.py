@@ -38,7 +38,7 @@ class Origin:
 
 
 def resolve(job: Job, document: JobDocument) -> tuple[ResolvedJob, dict[str, Origin]]:
-    """The job with its ``auto`` values decided, and the origin of every leaf by dotted key.
+    """Returns the job with its ``auto`` values decided, and the origin of every leaf by dotted key.
 
     Raises BatchError where the batch triangle has no solution.
     """

@@ -62,7 +62,7 @@ def findings(error: ValidationError, document: JobDocument) -> list[KeyFinding]:
 
 
 def _written_path(loc: tuple[int | str, ...], document: JobDocument) -> KeyPath:
-    """The validator's location without the names of union members, which are no keys of the file."""
+    """Returns the validator's location without the names of union members, which are no keys of the file."""
     path: KeyPath = ()
     value: Any = document.data
     part: Any
@@ -167,7 +167,7 @@ def _is_number(text: str) -> bool:
 
 
 def shown(value: Any) -> str:
-    """A value as it appears in a message: text in quotes and of limited length, collections by their kind."""
+    """Returns a value as it appears in a message: text in quotes and of limited length, collections by their kind."""
     if isinstance(value, dict):
         return "a block"
     if isinstance(value, list):

@@ -42,7 +42,7 @@ class Stage:
     trained: Mapping[KeyPath, Any] = field(default_factory=dict)
 
     def load(self, trained: Mapping[str, str] | None = None) -> LoadedJob:
-        """The stage's job, checked and resolved.
+        """Returns the stage's job, checked and resolved.
 
         Args:
             trained: digests of the weights of the stages that it names, if it is to begin with them.

@@ -202,7 +202,7 @@ def _tasks() -> dict[str, TaskSpec]:
 
 
 def task_of(job: Job) -> TaskSpec:
-    """The task of a job."""
+    """Returns the task of a job."""
     return TASKS[job.task]
 
 
@@ -217,7 +217,7 @@ def together_of(job: Job) -> int:
 
 
 def block_of_task(job: Job, kind: type[B]) -> B:
-    """The block of a job's task, of the type that the task has declared."""
+    """Returns the block of a job's task, of the type that the task has declared."""
     block = getattr(job, job.task)
     assert isinstance(block, kind)
     return block

@@ -21,7 +21,7 @@ class BadTemplate(ValueError):
 
 
 def pieces_of(role: str, text: str) -> list[tuple[str, str]]:
-    """A role's text as (literal, placeholder behind it); the last placeholder is empty.
+    """Returns a role's text as (literal, placeholder behind it); the last placeholder is empty.
 
     Raises:
         BadTemplate: braces that do not match, an unknown placeholder, or a turn without its content.

@@ -105,7 +105,7 @@ def rows_of(tokens: int, have: int) -> int:
 
 
 def fingerprint(vocabulary: Mapping[str, int]) -> str:
-    """A digest of all tokens and their ids."""
+    """Returns a digest of all tokens and their ids."""
     digest = hashlib.blake2b(digest_size=16)
     for token, number in sorted(vocabulary.items(), key=lambda item: (item[1], item[0])):
         digest.update(f"{number} {token}\0".encode(errors="surrogatepass"))

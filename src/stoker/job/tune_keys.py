@@ -19,12 +19,12 @@ VIRTUAL = ("prefix", "prompt", "p-tuning")  # methods that train virtual tokens
 
 
 def keys_of(method: str, *, deep: bool = False) -> tuple[str, ...]:
-    """The keys of a method; ``deep`` virtual tokens have no encoder."""
+    """Returns the keys of a method; ``deep`` virtual tokens have no encoder."""
     return ("tokens", "deep") if deep and method == "p-tuning" else KEYS[method]
 
 
 def methods_with(key: str) -> list[str]:
-    """The methods that a key has an effect in."""
+    """Returns the methods that a key has an effect in."""
     return [method for method, keys in KEYS.items() if key in keys]
 
 
@@ -39,7 +39,7 @@ def merges(job: Job) -> bool:
 
 
 def block_numbers(written: str, count: int) -> set[int]:
-    """The blocks that ``tune.layers`` means, such as ``0-3,20-``, counted from 0.
+    """Returns the blocks that ``tune.layers`` means, such as ``0-3,20-``, counted from 0.
 
     Raises:
         UserError: the model has no such blocks.

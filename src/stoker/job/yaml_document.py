@@ -48,7 +48,7 @@ class JobDocument:
     Attributes:
         planned: whether `parallel: auto` was written: the layout is the planner's to choose, but for what else is
             written of it.
-        nodes: that the job runs on, where that is known, each with equally many processes; 1 where they differ.
+        nodes: that the job runs on, where that is known, each with equally many processes; 1 if they differ.
     """
 
     file: str
@@ -58,7 +58,7 @@ class JobDocument:
     nodes: int | None = None
 
     def at(self, path: KeyPath) -> Any:
-        """The value at a path. Raises KeyError where none was written."""
+        """Returns the value at a path. Raises KeyError where none was written."""
         value = self.data
         for part in path:
             inside = part in value if isinstance(value, dict) else isinstance(value, list) and part in range(len(value))
@@ -68,7 +68,7 @@ class JobDocument:
         return value
 
     def problem(self, path: KeyPath, message: str, suggestion: str = "", *, at_key: bool = False) -> Problem:
-        """A problem at a path's value, or at its key; else at the nearest enclosing key, else at the file."""
+        """Returns a problem at a path's value, or at its key; else at the nearest enclosing key, else at the file."""
         key = dotted(path)
         for end in range(len(path), 0, -1):
             mark = self.marks.get(path[:end])
@@ -83,7 +83,7 @@ class JobDocument:
         return Problem(message, suggestion, key=key, file=self.file, line=1, column=1)
 
     def where(self, path: KeyPath) -> str:
-        """A value's place as text: ``job.yaml:3:5``, or the override's text; empty where none was written."""
+        """Returns a value's place as text: ``job.yaml:3:5``, or the override's text; empty if none was written."""
         mark = self.marks.get(path)
         if mark is None:
             return ""
@@ -141,12 +141,12 @@ def unfit(text: str) -> str:
 
 
 def parse_value(text: str) -> Any:
-    """The value after ``key=`` on the command line, as a YAML scalar or flow. Raises UserError."""
+    """Returns the value after ``key=`` on the command line, as a YAML scalar or flow. Raises UserError."""
     return parse_document(text, file=COMMAND_LINE).data
 
 
 def kind_of(value: Any) -> str:
-    """The kind of a YAML value, for messages."""
+    """Returns the kind of a YAML value, for messages."""
     if isinstance(value, dict):
         return "a block"
     if isinstance(value, list):

@@ -142,7 +142,7 @@ class _Stated:
 
 
 def _blank(loaded: LoadedJob) -> PreTrainedModel:
-    """The model on the meta device: its configuration decides how it can be split."""
+    """Returns the model on the meta device: its configuration decides how it can be split."""
     from stoker.models.load_model import meta_model
     from stoker.models.prepare_architecture import training_form
 
@@ -171,7 +171,7 @@ def _check_family(stated: _Stated, model: PreTrainedModel | None) -> None:
 
 
 def _checked(loaded: LoadedJob, stated: _Stated, setting: Setting) -> LoadedJob:
-    """The job with the plan written into it, checked.
+    """Returns the job with the plan written into it, checked.
 
     Raises:
         JobError: it could not be written so.

@@ -53,7 +53,7 @@ def measure_machine(
 
 
 def _gpus(seconds: float, report: Callable[[str], None]) -> tuple[Calibration, ...]:
-    """The first one's rates: the others are like it."""
+    """Returns the rates of the first device; the others are of the same kind."""
     report(f"rates of one GPU: {seconds:.0f} s")
     found = calibrate(seconds)
     count = torch.cuda.device_count()

@@ -51,7 +51,7 @@ class RankInfo:
 
     @property
     def nodes(self) -> int:
-        """Nodes with equally many processes; 1 where they have different numbers."""
+        """Nodes with equally many processes; 1 if they have different numbers."""
         return self.world // self.local_world if self.world % self.local_world == 0 else 1
 
     @property
@@ -133,7 +133,7 @@ def _from_torchrun(environment: Mapping[str, str]) -> RankInfo:
 
 
 def _number(environment: Mapping[str, str], name: str, default: int | None) -> int:
-    """A variable's number; without a default that of WORLD_SIZE, as on one machine."""
+    """Returns a variable's number; without a default that of WORLD_SIZE, as on one machine."""
     if name not in environment:
         return int(environment["WORLD_SIZE"]) if default is None else default
     try:
@@ -157,7 +157,7 @@ def _from_slurm(environment: Mapping[str, str]) -> RankInfo:
 
 
 def first_host(nodes: str) -> str:
-    """The first of Slurm's list of nodes: ``gpu[003-006,9],login`` -> ``gpu003``."""
+    """Returns the first node of Slurm's list: ``gpu[003-006,9],login`` -> ``gpu003``."""
     match = re.match(r"([^\[,]+)(?:\[(\w+))?", nodes)
     assert match is not None, nodes
     return match[1] + (match[2] or "")

@@ -80,7 +80,7 @@ class Failure:
 
 
 def failure_of_exit(rank: int, pid: int | None, exit_code: int | None) -> Failure:
-    """The failure of a process that ended without reporting one; a negative code is the signal that killed it."""
+    """Returns the failure of a process that ended without a report; a negative code is the signal that killed it."""
     how = f"ended with exit code {exit_code}"
     if exit_code is not None and exit_code < 0:
         how = f"was killed by {signal.Signals(-exit_code).name}"
@@ -88,13 +88,13 @@ def failure_of_exit(rank: int, pid: int | None, exit_code: int | None) -> Failur
 
 
 def failure_of_hang(rank: int, pid: int | None, *, phase: str, step: int, silent: float) -> Failure:
-    """The failure of a process without a heartbeat for ``silent`` seconds."""
+    """Returns the failure of a process without a heartbeat for ``silent`` seconds."""
     words = f"process {pid} stopped in step {step}, at `{phase}`: no sign of life for {silent:.0f} s"
     return Failure(rank, time.time(), "hung", (Problem(words),))
 
 
 def failure_of(error: BaseException, rank: int) -> Failure:
-    """An exception of this process, in a form that other processes can read."""
+    """Returns an exception of this process, in a form that other processes can read."""
     if isinstance(error, UserError) and type(error).__name__ in TOLD:
         return Failure(rank, time.time(), type(error).__name__, error.problems)
     lacking = machine_problem(error)
@@ -120,7 +120,7 @@ def passes_by(failure: Failure, *, steps: int) -> bool:
 
 
 def first_of(failures: Sequence[Failure]) -> Failure:
-    """The failure that caused the others."""
+    """Returns the failure that caused the others."""
     return min(failures, key=lambda failure: (failure.consequence, failure.time))
 
 

@@ -53,7 +53,7 @@ class Watch:
         return max((pulse.steps for pulse in self.pulses.values()), default=0)
 
     def silence(self, rank: int, until: float) -> float:
-        """Seconds since a rank's last heartbeat; 0 where it gave none."""
+        """Seconds since a rank's last heartbeat; 0 if it gave none."""
         return until - self.pulses[rank].beat if rank in self.pulses else 0.0
 
     def hear(self, pulses: Mapping[int, Pulse], now: float) -> None:
@@ -73,7 +73,7 @@ class Watch:
         return now - self._looked >= self._every
 
     def look(self, running: Set[int], now: float) -> list[Hung]:
-        """The processes that have stopped; reports stragglers. To be called repeatedly.
+        """Returns the processes that have stopped; reports stragglers. To be called repeatedly.
 
         Args:
             running: ranks whose processes run.
@@ -97,7 +97,7 @@ class Watch:
 
 
 def cause_of(silent: list[Hung], waits: Collection[int]) -> Hung:
-    """The process that the others wait for.
+    """Returns the process that the others wait for.
 
     Args:
         silent: as `Watch.look` gives them.

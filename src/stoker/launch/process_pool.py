@@ -133,7 +133,7 @@ class Pool:
         return [answers[rank][0] for rank in range(world)]
 
     def _collect(self, world: int, timeout: float) -> dict[int, Any]:
-        """The ranks' answers: a tuple of the result, or a failure; no entry for ranks that have not finished."""
+        """Returns the ranks' answers, each a tuple of the result, or a failure; unfinished ranks have none."""
         answers: dict[int, Any] = {}
         deadline = time.monotonic() + timeout + GRACE
         while len(answers) < world and (left := deadline - time.monotonic()) > 0:
@@ -212,7 +212,7 @@ def _serve(connection: Connection, rank: int, device_type: str, secret: bytes) -
 
 
 def _answered(call: _Call, rank: int, device: torch.device) -> bytes:
-    """The call's result in a tuple, or the rank's failure; pickled."""
+    """Returns the call's result in a tuple, or the rank's failure; pickled."""
     faulthandler.dump_traceback_later(call.timeout)
     try:
         sys.path[:] = call.paths

@@ -38,7 +38,7 @@ class NodeRanks:
         meet: their rendezvous: a file that does not exist yet, in a folder private to this user, or
             host and port of a store.
         secret: shared by the processes of the run.
-        node: name of the node; empty where there is only one.
+        node: name of the node; empty if there is only one.
         address: that their groups bind to.
         devices: number of each process' device; by default counted from 0.
         listening: the socket of the store, on the node of rank 0.

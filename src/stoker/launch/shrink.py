@@ -29,7 +29,7 @@ def with_fewer(
     """Returns the job for at most ``left`` processes: with a smaller data-parallel size, or replanned if it was
     planned.
 
-    The batch is unchanged; passes and accumulation follow from it. None where no layout is possible.
+    The batch is unchanged; passes and accumulation follow from it. None if no layout is possible.
 
     Args:
         current: the job that ran.
@@ -90,7 +90,7 @@ def left_out(spec: RunSpec) -> list[int]:
 
 
 def _written(document: JobDocument, values: dict[str, Any], *, dropped: tuple[str, ...]) -> JobDocument:
-    """The document with other values of keys ``block.key``, and without some."""
+    """Returns the document with other values of keys ``block.key``, and without some."""
     data = {name: dict(value) if isinstance(value, dict) else value for name, value in document.data.items()}
     marks: dict[KeyPath, Mark] = dict(document.marks)
     for key in dropped:

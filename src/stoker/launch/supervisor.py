@@ -106,7 +106,7 @@ def show_cursor() -> None:
 
 
 def _alone(spec: RunSpec, entry: Entry | None, shared: SharedFolder, asked: list[int]) -> RunResult:
-    """The supervisor of the only node: its leader and its processes in one loop, without a channel."""
+    """Returns the supervisor of the only node: its leader and its processes in one loop, without a channel."""
     nccl = has_nccl()
     listed: list[Message] = []
     agent = Agent(entry, name="", address=LOOPBACK, secret=None, tell=listed.append, nccl=nccl)

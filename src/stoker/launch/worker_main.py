@@ -91,7 +91,7 @@ def main(
 
 
 def _as_launched(rank_info: RankInfo) -> dict[str, str]:
-    """The variables that user code and libraries read to learn which process they are in."""
+    """Returns the variables that user code and libraries read to learn which process they are in."""
     return {
         "RANK": str(rank_info.rank),
         "WORLD_SIZE": str(rank_info.world),

@@ -46,7 +46,7 @@ class AdaptableLayer:
 
 
 def layers_of(model: PreTrainedModel) -> list[AdaptableLayer]:
-    """The layers of a model that can get an adapter."""
+    """Returns the layers of a model that can get an adapter."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     split = {name for name, module in model.named_modules() if isinstance(module, Parts)}
     found = []
@@ -95,7 +95,7 @@ def layers_to_adapt(model: PreTrainedModel, tune: TuneBlock, whole: Collection[s
 
 
 def modules_trained_whole(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
-    """The modules that ``tune.modules_to_save`` selects, by transformers' names and in its order.
+    """Returns the modules that ``tune.modules_to_save`` selects, by transformers' names and in its order.
 
     Tied weights stay tied: naming one of two layers that share a matrix trains it in both.
 
@@ -129,7 +129,7 @@ def means(written: str, name: str) -> bool:
 
 
 def blocks_path(model: PreTrainedModel) -> str:
-    """The path of a model's blocks: from its family, else the list with the most parameters."""
+    """Returns the path of a model's blocks: from its family, else the list with the most parameters."""
     family = family_of(model.config)
     if family is not None:
         return family.blocks
@@ -192,7 +192,7 @@ def _is_within(name: str, modules: Collection[str]) -> bool:
 
 
 def _unknown(key: str, kind: str, written: str, names: Iterable[str]) -> str:
-    """The message about an unknown name, with the nearest known one."""
+    """Returns the message about an unknown name, with the nearest known one."""
     leaves = sorted({name.rpartition(".")[2] for name in names if not name.rpartition(".")[2].isdigit()})
     parts = sorted({part for name in names for part in name.split(".") if not part.isdigit()})
     near = written

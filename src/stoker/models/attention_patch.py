@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 def interface_of(config: Any) -> Callable[..., Any] | None:
-    """The attention function that a model is set to; None for ``eager``."""
+    """Returns the attention function that a model is set to; None for ``eager``."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # takes a second, and all families import this file
 
     name = config._attn_implementation

@@ -36,7 +36,7 @@ class Built:
     Attributes:
         model: with its parameters on the meta device and real buffers. Only a quantised base has its weights already.
         weights: by the current names of the model's parameters.
-        new_rows: of tokens that the model did not have; None where it had all.
+        new_rows: of tokens that the model did not have; None if it had all.
     """
 
     model: nn.Module
@@ -53,7 +53,7 @@ def build_meta(
     text: Sequence[int] | None = None,
     first: Drawn | None = None,
 ) -> Built:
-    """The job's model without memory: fused layers split, adapters inserted.
+    """Returns the job's model without memory: fused layers split, adapters inserted.
 
     Args:
         base: the folder that relative paths start from.
@@ -124,7 +124,7 @@ def _reader(blank: Blank, text: Sequence[int] | None) -> FirstValues:
 
 
 def _new_parameters(model: nn.Module, device: Device) -> dict[str, nn.Parameter]:
-    """The parameters that tuning added to a base that has its weights, with memory on the device."""
+    """Returns the parameters that tuning added to a base that has its weights, with memory on the device."""
     for module in model.modules():
         if isinstance(module, VirtualPrompt | Prefix):
             module.encoder.to_empty(device=device.torch)
@@ -133,7 +133,7 @@ def _new_parameters(model: nn.Module, device: Device) -> dict[str, nn.Parameter]
 
 
 def build_model(job: ResolvedJob, base: Path, device: Device, *, stop_id: int | None = None) -> nn.Module:
-    """The job's whole model on its device. See `build_meta`."""
+    """Returns the job's whole model on its device. See `build_meta`."""
     built = build_meta(job, base, device, stop_id=stop_id)
     fill_whole(allocate(built.model, device.torch), built.weights)
     return built.model

@@ -35,7 +35,7 @@ class VocabularySplit(Protocol):
         """The sum over the processes, in place."""
 
     def add(self, x: Tensor) -> Tensor:
-        """The sum over the processes, with its gradient."""
+        """Returns the sum over the processes, with its gradient."""
 
     def gather(self, logits_NV: Tensor) -> Tensor:
         """Gathers the logits of the whole vocabulary from those of each process' part."""
@@ -92,7 +92,7 @@ class _Chunk:
         return self.total_C.log() + self.top_C
 
     def entropy_C(self) -> Tensor:
-        """The entropy of each distribution, shape (C, 1): log sum - sum of p x logit."""
+        """Returns the entropy of each distribution, shape (C, 1): log sum - sum of p x logit."""
         weighted_C = (self.p_CV * self.p_CV.log().nan_to_num(neginf=0.0)).sum(dim=1, keepdim=True)
         if self._form.across is not None:
             self._form.across.total(weighted_C)

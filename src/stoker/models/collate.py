@@ -41,7 +41,7 @@ class Inputs:
 
     Attributes:
         ids: token ids, shape (B, T).
-        positions: position ids, shape (B, T); None where the model makes them itself.
+        positions: position ids, shape (B, T); None if the model makes them itself.
         mask: 1 for tokens, 0 for padding, shape (B, T); None without padding.
         segments: of a packed row, in order; None for padded rows.
         predict: flat indices of the positions whose next token is trained, shape (N,). The last position of a shared
@@ -82,7 +82,7 @@ class Inputs:
 
 
 def lengthen(inputs: Inputs, length: int) -> Inputs:
-    """A packed row extended to a length by a document without targets, whose positions stay within the row's own."""
+    """Extends a packed row by a document without targets, whose positions stay within the row's range."""
     more = length - inputs.ids.shape[1]
     assert more >= 0 and inputs.segments is not None and inputs.positions is not None
     if not more:
@@ -105,7 +105,7 @@ def nothing(device: torch.device) -> Inputs:
 
 
 def trim(row: Row) -> Row:
-    """The row up to its last trained token."""
+    """Returns the row up to its last trained token."""
     ids, trained = row
     end = int(np.flatnonzero(trained)[-1]) + 1 if trained.any() else len(ids)
     return ids[:end], trained[:end]
@@ -187,7 +187,7 @@ def common_prefixes(documents: Sequence[np.ndarray]) -> list[tuple[list[int], in
 
 
 def pad(rows: Sequence[Row], device: torch.device) -> Inputs:
-    """The rows as a batch, padded on the right. The mask marks padding, never a token's id."""
+    """Returns the rows as a batch, padded on the right. The mask marks padding, never a token's id."""
     trimmed = [trim(row) for row in rows]
     longest = max(len(ids) for ids, _ in trimmed)
     ids = np.zeros((len(rows), longest), dtype=np.int64)

@@ -18,7 +18,7 @@ LEAST = 8  # tokens of a sequence, as in train.seq_len
 
 
 def stated_context(block: ModelBlock, base: Path) -> int | None:
-    """The context length of a local model; None for a model elsewhere, or where positions have no end.
+    """Returns the context length of a local model; None for a model elsewhere, or where positions have no end.
 
     Raises:
         UserError: the configuration cannot be read.

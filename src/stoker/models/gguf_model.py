@@ -36,7 +36,7 @@ def alone(path: Path) -> Iterator[Path]:
 
 
 def tokenizer_of_gguf(path: Path) -> Path:
-    """The folder with the tokenizer and the configuration of a GGUF file."""
+    """Returns the folder with the tokenizer and the configuration of a GGUF file."""
     folder = _folder(path, "tokenizer")
     with lock(folder):
         if not folder.exists():
@@ -64,7 +64,7 @@ def _restore_splitting(path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 def weights_of_gguf(path: Path) -> Path:
-    """The folder with the configuration and the float32 weights of a GGUF file, as safetensors."""
+    """Returns the folder with the configuration and the float32 weights of a GGUF file, as safetensors."""
     folder = _folder(path, "weights")
     with lock(folder):
         if not folder.exists():

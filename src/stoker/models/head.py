@@ -53,7 +53,7 @@ class Head:
         return transform(self.linear(hidden_ND) * self.scale, self.softcap)
 
     def likeliest(self, hidden_ND: Tensor) -> Tensor:
-        """The most likely token of each of a few positions, shape (N,)."""
+        """Returns the most likely token of each of a few positions, shape (N,)."""
         top_N, best_N = self.logits(hidden_ND).max(dim=-1)
         if self.across is None:
             return best_N
@@ -64,7 +64,7 @@ class Head:
         return chosen_N
 
     def tempered(self, temperature: float) -> Head:
-        """The head whose logits are divided by a temperature."""
+        """Returns the head whose logits are divided by a temperature."""
         softcap = None if self.softcap is None else self.softcap / temperature
         return self if temperature == 1 else replace(self, scale=self.scale / temperature, softcap=softcap)
 
@@ -78,7 +78,7 @@ class Head:
         )
 
     def scores(self, hidden_ND: Tensor, target_N: Tensor, *, entropy: bool = False) -> TokenScores:
-        """The log-probability of each target, and optionally the entropy, in float32.
+        """Returns the log-probability of each target, and optionally the entropy, in float32.
 
         The backward pass recomputes the logits, chunk by chunk.
         """

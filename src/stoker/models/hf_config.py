@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def config_of(where: str, block: ModelBlock) -> PreTrainedConfig:
-    """The configuration at a folder or a hub id.
+    """Returns the configuration at a folder or a hub id.
 
     Raises:
         UserError: it cannot be read, or loading it would run code that the job does not allow.

@@ -35,7 +35,7 @@ class Initial:
         self._seed = seed
 
     def read(self, name: str, rows: tuple[slice, ...]) -> Tensor:
-        """The part ``rows`` of a parameter of that name."""
+        """Returns the part ``rows`` of a parameter of that name."""
         *path, leaf = name.split(".")
         modules: list[nn.Module] = [self._model]
         for part in path:
@@ -56,7 +56,7 @@ class Initial:
 
 
 def initial_adapter(name: str, shape: torch.Size, seed: int) -> Tensor:
-    """The first value of a LoRA matrix, as peft draws it: one of the two random, their product zero."""
+    """Returns the first value of a LoRA matrix, as peft draws it: one of the two random, their product zero."""
     whole = torch.zeros(shape)
     with drawn_for(seed, name):
         if ".lora_A." in name:

@@ -50,10 +50,10 @@ class LanguageModel:
 
     Attributes:
         model: the transformers model, with adapters inside where there are any.
-        head: its head; None where it is not a plain linear layer, so that the model computes its own logits.
+        head: its head; None if it is not a plain linear layer, so that the model computes its own logits.
         packs: whether documents are packed into one row.
         virtual: ids of the virtual tokens before every document.
-        balance: the auxiliary loss of its routers; None where it has none.
+        balance: the auxiliary loss of its routers; None if it has none.
         critic: a separate critic model; None without.
     """
 
@@ -71,7 +71,7 @@ class LanguageModel:
         return self.model.base_model(**_arguments(inputs)).last_hidden_state
 
     def loss(self, inputs: Inputs, objective: Objective = next_token) -> Loss:
-        """The loss of the trained tokens."""
+        """Returns the loss of the trained tokens."""
         if self.critic is not None and self.critic.at_work:
             return self.critic.language.loss(inputs, objective)
         with balanced(self.balance, inputs) as at_work:
@@ -129,7 +129,7 @@ class LanguageModel:
         ]
 
     def _behind(self, row: Row) -> Row:
-        """A row after the virtual tokens, which do not predict its first token: no row's first token is predicted."""
+        """Returns a row behind the virtual tokens; its first token is not a target, as in all rows."""
         if not self.virtual:
             return row
         ids, trained = row
@@ -225,7 +225,7 @@ def _isolates(model: PreTrainedModel) -> bool:
 
 
 def _predicting(whole: LanguageModel, inputs: Inputs) -> Tensor:
-    """The hidden states at the predicting positions, shape (N, D)."""
+    """Returns the hidden states at the predicting positions, shape (N, D)."""
     return whole.hidden(inputs).flatten(0, 1)[inputs.predict]
 
 

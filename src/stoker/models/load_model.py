@@ -53,7 +53,7 @@ def blank_model(
     stop_id: int | None = None,
     storage: torch.dtype = torch.uint8,
 ) -> Blank:
-    """The model of a job, its parameters on the meta device.
+    """Returns the model of a job, its parameters on the meta device.
 
     Args:
         block: the job's ``model:``.
@@ -88,7 +88,7 @@ def blank_model(
 
 
 def meta_model(block: ModelBlock, base: Path) -> PreTrainedModel:
-    """The model of a job from its configuration alone, its parameters on the meta device.
+    """Returns the model of a job from its configuration alone, its parameters on the meta device.
 
     Raises:
         UserError: it cannot be found, or its configuration cannot be read.
@@ -103,7 +103,7 @@ def meta_model(block: ModelBlock, base: Path) -> PreTrainedModel:
 
 
 def _build(config: PreTrainedConfig, block: ModelBlock, where: str, dtype: torch.dtype) -> PreTrainedModel:
-    """The model of a configuration, its parameters on the meta device, its buffers real."""
+    """Returns the model of a configuration, its parameters on the meta device, its buffers real."""
     with parameters_on_meta(), reading(f"the configuration of the model {block.name}"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=block.trust_remote_code)
         for module in model.modules():  # recomputes buffers with float32 as the default, as loading by transformers
@@ -145,7 +145,7 @@ def _weight_files(where: str, block: ModelBlock) -> list[Path]:
 def _read_whole(
     block: ModelBlock, where: str, dtype: torch.dtype, storage: torch.dtype = torch.uint8
 ) -> PreTrainedModel:
-    """The model as transformers loads it, in one piece."""
+    """Returns the model as transformers loads it, in one piece."""
     if (Path(where) / "adapter_config.json").is_file():  # transformers would load the model that it names
         raise UserError(f"{block.name} holds an adapter beside a model: move adapter_config.json elsewhere")
     if Path(where).is_dir():

@@ -29,7 +29,7 @@ QUICKLY_READ = 4_000_000  # bytes of a tokenizer.json, a tenth of a second
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The content of ``config.json``.
+    """Returns the content of ``config.json``.
 
     Raises:
         UserError: it is no JSON object, or a number in it is impossible.

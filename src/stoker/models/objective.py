@@ -20,7 +20,7 @@ class Loss(NamedTuple):
 
     Attributes:
         total: summed over the targets, 0-d, with gradient.
-        correct: number of targets that were predicted right, 0-d; None where that is undefined.
+        correct: number of targets that were predicted right, 0-d; None if that is undefined.
     """
 
     total: Tensor
@@ -73,7 +73,7 @@ class Measures:
         self._sums = self._sums.to(now.device, wide) + now
 
     def take(self, like: Tensor) -> Tensor:
-        """The sums since the last call, shape (names,), in the type and on the device of a tensor."""
+        """Returns the sums since the last call, shape (names,), in the type and on the device of a tensor."""
         sums, self._sums = self._sums.to(like), torch.zeros(len(self.names))
         return sums
 
@@ -83,15 +83,15 @@ class Measures:
 
 
 def likeliest(hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Tensor:
-    """The most likely token after each predicting position, shape (N,)."""
+    """Returns the most likely token after each predicting position, shape (N,)."""
     return head.likeliest(hidden_ND)
 
 
 def document_log_probabilities(hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Tensor:
-    """The log-probability of the trained tokens of each document, shape (rows,)."""
+    """Returns the log-probability of the trained tokens of each document, shape (rows,)."""
     return inputs.sum_by_document(head.scores(hidden_ND, inputs.targets).log_probability)
 
 
 def next_token(hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Loss:
-    """The cross entropy of each target."""
+    """Returns the cross entropy of each target."""
     return Loss(*head.cross_entropy(hidden_ND, inputs.targets))

@@ -181,7 +181,7 @@ def visible(s: Segment, window: int | None, device: torch.device) -> Tensor:
 
 
 def biased(mask: Tensor, slopes: tuple[float, ...], dtype: torch.dtype) -> Tensor:
-    """The bias that ALiBi adds to the scores (Press et al., 2022), shape (1 or B, H, queries, keys).
+    """Returns the bias that ALiBi adds to the scores (Press et al., 2022), shape (1 or B, H, queries, keys).
 
     It is the key's position times the slope of the head. Only differences within a row of scores matter, so positions
     may start at any key.

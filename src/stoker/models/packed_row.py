@@ -33,10 +33,10 @@ class AcrossRow(Protocol):
     def is_first(self) -> bool: ...
 
     def total(self, x: Tensor) -> Tensor:
-        """The sum over the processes; gradients flow to every addend."""
+        """Returns the sum over the processes; gradients flow to every addend."""
 
     def stretches(self, segments: Sequence[Segment]) -> list[QuerySpan]:
-        """The queries of this process, in the order of `enter`."""
+        """Returns the queries of this process, in the order of `enter`."""
 
     def enter(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Maps this process' tokens to its queries, and the keys and values of the whole row."""
@@ -45,7 +45,7 @@ class AcrossRow(Protocol):
         """Maps the outputs of its queries to this process' tokens."""
 
     def heads(self, count: int) -> slice:
-        """The query heads of this process."""
+        """Returns the query heads of this process."""
 
 
 @dataclass(frozen=True)
@@ -114,5 +114,5 @@ def _within(row: PackedRow | None) -> Iterator[None]:
 
 
 def row_at_hand() -> PackedRow | None:
-    """The innermost row, whose segments masks come from; None outside of `segments`."""
+    """Returns the innermost row, whose segments masks come from; None outside of `segments`."""
     return _rows[-1]

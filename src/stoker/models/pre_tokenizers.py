@@ -39,7 +39,7 @@ PRE_TOKENIZERS: dict[tuple[tuple[str, ...], bool], str] = {
 
 
 def pre_tokenizer_named(name: str) -> tuple[PreTokenizer, bool] | None:
-    """The splitting rules of a name, and whether a piece that is a token skips the merges; or None."""
+    """Returns the splitting rules of a name, and whether a piece that is a token skips the merges; or None."""
     for (rules, ignore_merges), known in PRE_TOKENIZERS.items():
         if known == name:
             steps = [_step(rule) for rule in rules if rule != GPT2]

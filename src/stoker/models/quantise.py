@@ -121,7 +121,7 @@ def is_quantised(job: ResolvedJob) -> bool:
 
 
 def device_for(job: ResolvedJob, on: torch.device | None = None) -> Device:
-    """The device of this process and the precision of a job on it; a quantised base computes in float32 on a CPU."""
+    """Returns this process' device with the job's precision; a quantised base computes in float32 on a CPU."""
     device = choose_device(job.train.precision, on)
     if is_quantised(job) and device.type == "cpu" and job.train.precision == "auto":
         return Device(device.type, "fp32", WHY_FP32, device.index)
@@ -134,7 +134,7 @@ def cut_by(job: ResolvedJob) -> bool:
 
 
 def fact(job: ResolvedJob, device: Device, layout: Layout) -> str | None:
-    """Describes in one line how the job's base is stored and computed; None where it is not quantised."""
+    """Describes in one line how the job's base is stored and computed; None if it is not quantised."""
     if not is_quantised(job):
         return None
     assert job.model is not None
@@ -158,7 +158,7 @@ def _is_packed(parameter: nn.Parameter) -> bool:
 
 
 def unpacker(layer: nn.Module) -> Callable[[], Tensor] | None:
-    """A function that unpacks the matrix of a quantised linear layer, shape (outputs, inputs); None for other layers.
+    """Returns a function that unpacks a quantised linear layer's matrix (outputs, inputs); None for other layers.
 
     It returns the values that the layer itself computes with, also while ``fully_shard`` has gathered them.
     """
@@ -188,7 +188,7 @@ def can_be_cut(parameter: nn.Parameter) -> bool:
 
 
 def elements(parameter: nn.Parameter) -> int:
-    """The number of weights in a parameter, packed or not."""
+    """Returns the number of weights in a parameter, packed or not."""
     state = getattr(parameter, "quant_state", None)
     return prod(state.shape) if state is not None else parameter.numel()
 

@@ -144,7 +144,7 @@ def untrained(new: NewRows, tune: TuneBlock) -> str | None:
 
 
 def rows_by_token(model: PreTrainedModel) -> Mapping[str, nn.Parameter]:
-    """The parameters with a row for each token, by all of their names."""
+    """Returns the parameters with a row for each token, by all of their names."""
     modules: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]
     found: dict[str, nn.Parameter] = {}
     for name, module in model.named_modules(remove_duplicate=False):

@@ -41,7 +41,7 @@ class RouterBalance:
 
 
 def routers_of(model: nn.Module) -> dict[nn.Module, int]:
-    """The routers of a transformers model, and the index of the logits in their output."""
+    """Returns the routers of a transformers model, and the index of the logits in their output."""
     recorders = (getattr(model, "_can_record_outputs", None) or {}).get("router_logits", ())
     recorders = recorders if isinstance(recorders, list | tuple) else [recorders]
     kinds = {r.target_class: r.index for r in recorders if hasattr(r, "target_class")}
@@ -49,7 +49,7 @@ def routers_of(model: nn.Module) -> dict[nn.Module, int]:
 
 
 def watch_routers(model: Any, coefficient: float) -> RouterBalance | None:
-    """Makes the routers of a model report to `balanced`; None where it has none, or the coefficient is 0."""
+    """Makes the routers of a model report to `balanced`; None if it has none, or the coefficient is 0."""
     routers = routers_of(model) if coefficient else {}
     chosen = getattr(model.config.get_text_config(), "num_experts_per_tok", None)
     if not routers or not chosen:
@@ -112,14 +112,15 @@ def current_pass() -> AbstractContextManager[None]:
 
 
 def in_loss(loss: Tensor, at_work: _Pass | None) -> Tensor:
-    """The loss of the pass, unchanged, with the gradient of its auxiliary loss added to its own."""
+    """Returns the loss of the pass, unchanged, with the gradient of its auxiliary loss added to its own."""
     total = at_work.total() if at_work is not None else None
     return loss if total is None else loss + (total - total.detach())
 
 
 def with_auxiliary(hidden: Tensor, at_work: _Pass | None, scale: float | Tensor) -> Tensor:
-    """A pipeline stage's hidden states, unchanged; their backward pass also starts that of the stage's auxiliary loss,
-    times ``scale``."""
+    """Returns a pipeline stage's hidden states unchanged; their backward pass includes ``scale`` times the stage's
+    auxiliary loss.
+    """
     total = at_work.total() if at_work is not None else None
     return hidden if total is None else _WithAuxiliary.apply(hidden, total * scale)
 

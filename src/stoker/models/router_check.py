@@ -25,7 +25,7 @@ def router_problem(loaded: ReadJob, base: Path) -> Problem | None:
 
 
 def no_routers(loaded: ReadJob) -> Problem:
-    """The problem that the job's model has no routers."""
+    """Returns the problem that the job's model has no routers."""
     assert loaded.job.model is not None
     message = f"`train.router_aux_loss` balances the experts of a mixture, and {loaded.job.model.name} has none"
     return loaded.problem("train.router_aux_loss", message, "remove it")

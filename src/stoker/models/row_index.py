@@ -73,7 +73,7 @@ def index_of(segments: Sequence[Segment], runs: Sequence[Queries], device: torch
 
 
 def on_device(values: np.ndarray, device: torch.device) -> Tensor:
-    """A copy that the host does not wait for."""
+    """Returns a copy that the host does not wait for."""
     tensor = torch.from_numpy(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 

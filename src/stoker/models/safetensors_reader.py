@@ -40,7 +40,7 @@ class _Origin:
     Attributes:
         name: of the tensor; of the first one, where they make several.
         keys: of the stored tensors, in order, by the converter's pattern that they match.
-        converter: makes the tensor from them; None where it is stored unchanged.
+        converter: makes the tensor from them; None if it is stored unchanged.
     """
 
     name: str
@@ -182,7 +182,7 @@ class Stored:
 
 
 def _origins(model: PreTrainedModel, keys: list[str]) -> dict[str, _Origin]:
-    """The stored tensors of each tensor of a model, by its name."""
+    """Returns the stored tensors of each tensor of a model, by its name."""
     state = model.state_dict()
     rules = get_model_conversion_mapping(model)
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]

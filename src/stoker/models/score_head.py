@@ -32,7 +32,9 @@ def add_score_head(model: PreTrainedModel, *, dtype: torch.dtype) -> nn.Linear:
 
 
 def first_scores(model: nn.Module, head: nn.Linear, seed: int) -> Drawn:
-    """The head's first weights by name: normal, deviation 1/sqrt(D + 1) (Huang et al., 2024, "The N+ Details", 11)."""
+    """Returns the head's initial weights by name: normal, deviation 1/sqrt(D + 1) (Huang et al., 2024, "The N+
+    Details", 11).
+    """
     names = [f"{name}.weight" for name, module in model.named_modules() if module is head]
     return {name: partial(_draw, head.in_features, seed) for name in names}
 

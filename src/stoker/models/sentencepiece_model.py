@@ -25,7 +25,7 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # of SentencePiece.Type
 
 
 def _proto(path: Path) -> Any:
-    """The content of a ``.model`` file.
+    """Returns the content of a ``.model`` file.
 
     Raises:
         UserError: it cannot be read, or the package is not installed.
@@ -75,7 +75,7 @@ def as_folder(path: Path) -> Iterator[Path]:
 
 
 def _unigram(proto: Any) -> Tokenizer:
-    """A Unigram model as a `tokenizers.Tokenizer`; transformers converts BPE ones."""
+    """Returns a Unigram model as a `tokenizers.Tokenizer`; transformers converts BPE ones."""
     spec, rules = proto.trainer_spec, proto.normalizer_spec
     pieces = [(piece.piece, score) for piece, score in zip(proto.pieces, _scores(proto), strict=True)]
     tokenizer = Tokenizer(models.Unigram(pieces, spec.unk_id, spec.byte_fallback))
@@ -99,7 +99,7 @@ def _unigram(proto: Any) -> Tokenizer:
 
 
 def _scores(proto: Any) -> list[float]:
-    """The scores of a Unigram model's pieces; user-defined pieces win over every other segmentation of their text."""
+    """Returns the scores of a Unigram model's pieces; user-defined pieces win over all other segmentations."""
     best = max(piece.score for piece in proto.pieces if piece.type == _NORMAL)
     return [len(p.piece.encode()) * best - 0.1 if p.type == _USER_DEFINED else p.score for p in proto.pieces]
 
@@ -124,7 +124,7 @@ def write_extended(old: Path, tokens: Sequence[str], new: Path) -> None:
 
 
 def pieces_in(path: Path) -> int:
-    """The number of pieces in a ``.model`` file."""
+    """Returns the number of pieces in a ``.model`` file."""
     return len(_proto(path).pieces)
 
 

@@ -47,7 +47,7 @@ def stop_tokens(block: ModelBlock) -> list[str]:
 
 
 def unknown_stops(block: ModelBlock, vocabulary: Collection[str], special: Sequence[str]) -> list[Problem]:
-    """The stop tokens that are neither in the vocabulary nor added to it."""
+    """Returns the stop tokens that are neither in the vocabulary nor added to it."""
     added = special_tokens(block)
     problems = []
     for stop in stop_tokens(block):
@@ -63,7 +63,7 @@ def unknown_stops(block: ModelBlock, vocabulary: Collection[str], special: Seque
 def with_new_tokens(
     tokenizer: PreTrainedTokenizerFast, block: ModelBlock, extension: Extension | None
 ) -> Extension | None:
-    """The tokenizer's extension together with the job's special tokens, which are added to the tokenizer."""
+    """Returns the tokenizer's extension together with the job's special tokens, which are added to the tokenizer."""
     known = tokenizer.get_vocab()
     backend = tokenizer.backend_tokenizer
     names = [*stop_tokens(block), *special_tokens(block)]

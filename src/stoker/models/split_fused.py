@@ -82,7 +82,7 @@ def join_fused(model: nn.Module, family: Family) -> None:
 
 
 def saved_tensors(model: nn.Module, family: Family | None, path: str) -> dict[str, Tensor]:
-    """The tensors of a module of a split model, by the names and in the shapes that transformers saves."""
+    """Returns the tensors of a module of a split model, by the names and in the shapes that transformers saves."""
     split = {} if family is None else {name: (layer, flat) for name, layer, _, flat in _layers(model, family)}
     inside = {name: found for name, found in split.items() if f"{name}.".startswith(f"{path}.")}
     below = tuple(f"{name}." for name in inside)
@@ -127,7 +127,7 @@ def _joined(layer: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def _linear(layer: Any, rows: tuple[int, int] | None, transposed: bool) -> nn.Linear:
-    """A part of a stored layer, with its own memory."""
+    """Returns a part of a stored layer, with its own memory."""
     span = slice(None) if rows is None else slice(*rows)
     weight = layer.weight.detach().T if transposed else layer.weight.detach()
     bias = None if layer.bias is None else layer.bias.detach()[span].clone()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(job: ResolvedJob, base: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer of a language job with the special tokens that the job names.
+    """Returns the tokenizer of a language job with the special tokens that the job names.
 
     Raises:
         UserError: it cannot be found or loaded, it is not backed by a ``tokenizer.json``, or a stop token is unknown.
@@ -42,7 +42,7 @@ def load_tokenizer(job: ResolvedJob, base: Path) -> PreTrainedTokenizerFast:
 
 
 def _tokenizer_without(job: ResolvedJob, base: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer that the job names, the model's, or one trained on the job's data."""
+    """Returns the tokenizer that the job names, the model's, or one trained on the job's data."""
     assert job.model is not None
     name = job.model.tokenizer or job.model.name
     source = locate(name, base)
@@ -69,7 +69,7 @@ def extension_of(job: ResolvedJob, base: Path) -> Extension | None:
 
 
 def _extension_of_folder(block: ModelBlock, base: Path) -> Extension | None:
-    """Returns the tokens that ``model.tokenizer`` adds; None where the model has a row for each of them."""
+    """Returns the tokens that ``model.tokenizer`` adds; None if the model has a row for each of them."""
     if block.tokenizer is None:
         return None
     extension = read_extension(path_of(block.tokenizer, base))
@@ -94,7 +94,7 @@ def _extension_of_folder(block: ModelBlock, base: Path) -> Extension | None:
 def load_tokenizer_from(
     source: ModelSource, *, trust_remote_code: bool = False, revision: str | None = None
 ) -> PreTrainedTokenizerFast:
-    """The tokenizer at a located source."""
+    """Returns the tokenizer at a located source."""
     from transformers import AutoTokenizer
 
     where = str(tokenizer_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
@@ -139,7 +139,7 @@ def _opened(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def _learnt(data: Sequence[SourceBlock], size: str, base: Path) -> Path:
-    """The folder of a byte-level BPE of the catalogue size's vocabulary, trained once on the job's data and cached."""
+    """Returns the folder of a byte-level BPE with the catalogue size's vocabulary, trained on the job's data once."""
     vocabulary = offline_models.SCRATCH[size].vocabulary
     sources = [open_source(block, base) for block in data]
     key = hashlib.blake2b(digest_size=16)
@@ -154,7 +154,7 @@ def _learnt(data: Sequence[SourceBlock], size: str, base: Path) -> Path:
 
 
 def with_special_tokens(learnt: Tokenizer) -> PreTrainedTokenizerFast:
-    """A learnt vocabulary as transformers' tokenizer, with the names of its special tokens."""
+    """Returns a learnt vocabulary as transformers' tokenizer, with the names of its special tokens."""
     from transformers import PreTrainedTokenizerFast
 
     end, padding = SPECIAL
@@ -185,7 +185,7 @@ def chat_template(tokenizer: PreTrainedTokenizerFast) -> tuple[str, bool]:
 
 
 def codec_of(tokenizer: PreTrainedTokenizerFast, stops: frozenset[int]) -> TextCodec:
-    """The codec of a tokenizer for data preparation."""
+    """Returns the codec of a tokenizer for data preparation."""
     template, _ = chat_template(tokenizer)
     special = tuple(sorted((k, v) for k, v in tokenizer.special_tokens_map.items() if isinstance(v, str)))
     return TextCodec(

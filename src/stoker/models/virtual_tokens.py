@@ -59,13 +59,13 @@ class VirtualPrompt(nn.Module):
         return list(range(self.first, self.first + self.config.num_virtual_tokens))
 
     def embeddings(self) -> Tensor:
-        """The embeddings of the virtual tokens, shape (K, D)."""
+        """Returns the embeddings of the virtual tokens, shape (K, D)."""
         if isinstance(self.encoder, nn.Embedding):
             return self.encoder.weight
         return _made_by(self.encoder, self.config)
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        """The embeddings of ids, shape (B, T, D)."""
+        """Returns the embeddings of ids, shape (B, T, D)."""
         first = self.first
         own_BTD = self.base_layer(ids_BT.clamp(max=first - 1))
         if not self.enabled:
@@ -83,7 +83,7 @@ class Prefix(nn.Module):
         self.enabled = True
 
     def embeddings(self) -> Tensor:
-        """The keys and values of all layers, shape (K, L * 2 * H * Q)."""
+        """Returns the keys and values of all layers, shape (K, L * 2 * H * Q)."""
         return _made_by(self.encoder, self.config)
 
     def keys_and_values(self, rows: int, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
@@ -215,7 +215,7 @@ def _encoder(config: PromptLearningConfig, tune: TuneBlock) -> nn.Module:
 
 
 def _first_embeddings(tune: TuneBlock, reader: FirstValues, vocabulary: int, *, seed: int) -> Tensor:
-    """The embeddings of a text, repeated, or of tokens drawn from the vocabulary, shape (K, D).
+    """Returns the embeddings of a text, repeated, or of tokens drawn from the vocabulary, shape (K, D).
 
     Both learn faster than random numbers (Lester et al., 2021, section 3.2).
     """
@@ -228,7 +228,7 @@ def _first_embeddings(tune: TuneBlock, reader: FirstValues, vocabulary: int, *, 
 
 
 def virtual_of(model: nn.Module) -> VirtualPrompt | Prefix | None:
-    """A model's virtual tokens."""
+    """Returns a model's virtual tokens."""
     return next((module for module in model.modules() if isinstance(module, VirtualPrompt | Prefix)), None)
 
 
@@ -238,7 +238,7 @@ def has_prefix(model: nn.Module) -> bool:
 
 
 def virtual_ids(model: nn.Module) -> list[int]:
-    """The ids of the virtual tokens before every row; empty without an enabled prompt."""
+    """Returns the ids of the virtual tokens before every row; empty without an enabled prompt."""
     found = virtual_of(model)
     return found.ids if isinstance(found, VirtualPrompt) and found.enabled else []
 

@@ -21,7 +21,7 @@ class WeightSource(Protocol):
     """Reads parts of whole tensors, by their names in a model."""
 
     def read(self, name: str, rows: Rows) -> Tensor:
-        """The part ``rows`` of a tensor, on the CPU, in the stored type; it may be a view.
+        """Returns the part ``rows`` of a tensor, on the CPU, in the stored type; it may be a view.
 
         Raises:
             UserError: it cannot be read.
@@ -42,7 +42,7 @@ def fill(wanted: Iterable[tuple[str, Rows, Tensor]], source: WeightSource) -> No
 
 
 def all_rows(shape: Iterable[int]) -> Rows:
-    """The `Rows` of a whole tensor."""
+    """Returns the `Rows` of a whole tensor."""
     return tuple(slice(0, size) for size in shape)
 
 
@@ -66,7 +66,7 @@ class InMemoryWeights:
 
 
 def plain_name(name: str) -> str:
-    """The name of a parameter in the model without adapters."""
+    """Returns the name of a parameter in the model without adapters."""
     return re.sub(r"\.base_layer(?=\.)", "", name.removeprefix("base_model.model."))
 
 

@@ -92,7 +92,7 @@ class CacheEntry:
         return 0
 
     def used(self) -> float:
-        """The time of the last use, in seconds since 1970."""
+        """Returns the time of the last use, in seconds since 1970."""
         with suppress(OSError):
             return (self.folder / "use").stat().st_mtime
         return 0.0

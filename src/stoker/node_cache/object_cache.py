@@ -75,7 +75,7 @@ class NodeCache:
         return list(self._shared(f"find {pattern}", pattern, lambda: _found(pattern)))
 
     def version(self, url: str) -> RemoteObject:
-        """The object at a URL.
+        """Returns the object at a URL.
 
         Raises:
             UserError: there is none, or it may not be read.
@@ -285,7 +285,7 @@ def _cache_in(root: Path) -> NodeCache:
 
 
 def node_cache() -> NodeCache:
-    """The cache of this machine and user."""
+    """Returns the cache of this machine and user."""
     return _cache_in(cache_folder() / "remote")
 
 

@@ -55,7 +55,7 @@ class ObjectVersion:
         return self.size == other.size and (self.tag == other.tag or not comparable)
 
     def key(self, url: str) -> str:
-        """The name of this content of a URL in the cache."""
+        """Returns the name of this content of a URL in the cache."""
         return hashlib.blake2b(f"{url}\0{self.size}\0{self.tag}".encode(), digest_size=16).hexdigest()
 
     def hasher(self) -> Any:

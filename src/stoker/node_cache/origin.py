@@ -93,7 +93,7 @@ class OriginStore:
         return f"md5:{tag}" if plain and str(head.get("ETag", "")).strip('"') == tag else ""
 
     def pieces(self, url: str, version: ObjectVersion, start: int) -> Iterator[bytes]:
-        """The bytes from ``start`` on, in order.
+        """Yields the bytes from ``start`` on, in order.
 
         Raises:
             OSError: they end early, or the origin cannot be reached.

@@ -33,7 +33,7 @@ class Prefetch:
             threading.Thread(target=self._fetch_all, daemon=True, name=f"stoker-prefetch-{number}").start()
 
     def in_turn(self) -> Iterator[RemoteFile]:
-        """The files, each when it is to be read; afterwards it may leave the cache."""
+        """Yields the files, each when it is to be read; afterwards it may leave the cache."""
         try:
             for number, file in enumerate(self._files):
                 with self._changed:
@@ -65,7 +65,7 @@ class Prefetch:
                         self._pins[number] = pin
 
     def _take(self) -> int | None:
-        """The next file to fetch, once there is room for it; None at the end."""
+        """Returns the next file to fetch, once there is room for it; None at the end."""
         with self._changed:
             while not self._over:
                 self._next = max(self._next, self._reading)

@@ -96,7 +96,7 @@ def _weights(folder: Path, names: Iterable[str]) -> list[str]:
 
 
 def _listed(url: str) -> dict[str, RemoteObject]:
-    """The objects right below a URL, by name."""
+    """Returns the objects right below a URL, by name."""
     if scheme_of(url) in WEB:
         found = _usual(url)
     else:
@@ -134,7 +134,7 @@ def _add(found: dict[str, RemoteObject], top: str, name: str) -> None:
 
 
 def _folder(root: Path, files: dict[str, RemoteObject]) -> Path:
-    """The folder of this machine for some objects; the same for the same contents."""
+    """Returns the folder of this machine for some objects; the same for the same contents."""
     content = {name: {"url": shown(each.url), **each.version.plain()} for name, each in sorted(files.items())}
     for name, each in files.items():
         if PurePosixPath(name).name != name or name in (".", "..", LISTING):

@@ -97,7 +97,7 @@ def unsigned(url: str) -> str:
 
 
 def name_of(url: str) -> str:
-    """The last part of the path."""
+    """Returns the last part of the path."""
     path = urlsplit(url).path if scheme_of(url) in WEB else url.partition("://")[2]
     return PurePosixPath(path.rstrip("/")).name
 

@@ -36,7 +36,7 @@ class LmdbWriter:
         return database
 
     def _rows(self, version: int) -> Any:
-        """The database of a version's rows."""
+        """Returns the database of a version's rows."""
         if version not in self._opened:
             self._opened[version] = self._made(f"rows:{version}")
         return self._opened[version]

@@ -54,7 +54,7 @@ class StoredTable:
         return np.float64 if self.dtype == "float64" else np.float32
 
     def default_rows(self, count: int) -> np.ndarray:
-        """The default row, repeated ``count`` times, [count, width]."""
+        """Returns the default row, repeated ``count`` times, [count, width]."""
         return np.tile(np.array(self.default or (0.0,) * self.width, self.decoded), (count, 1))
 
     def decode(self, raw: np.ndarray) -> np.ndarray:
@@ -66,7 +66,7 @@ class StoredTable:
 
 
 def tables_of(manifest: Mapping[str, Any]) -> dict[str, StoredTable]:
-    """The tables of a manifest by name."""
+    """Returns the tables of a manifest by name."""
     if manifest.get("format") not in (1, FORMAT):
         raise StoreError(f"the store has format {manifest.get('format')}, and this reader reads 1 and {FORMAT}")
     entries = enumerate(manifest["tables"])
@@ -219,7 +219,7 @@ class LmdbBackend:
 
 
 def lmdb_keys(table: int, ids: np.ndarray) -> list[bytes]:
-    """The keys of ids."""
+    """Returns the keys of ids."""
     keys = np.empty((len(ids), 10), np.uint8)
     keys[:, :2] = np.frombuffer(table.to_bytes(2, "big"), np.uint8)
     keys[:, 2:] = (ids.view(np.uint64) ^ _SIGN).astype(">u8").view(np.uint8).reshape(-1, 8)

@@ -85,7 +85,7 @@ class RowReader:
         self.head = head  # read before the manifest, which is as new at least
 
     def file(self, name: str) -> bytes:
-        """A file of the version, such as the tower's weights."""
+        """Returns a file of the version, such as the tower's weights."""
         if content := self.backend.file(self.version, name):
             return content
         raise StoreError(f"{self.place} has no {name} of version {self.version}")

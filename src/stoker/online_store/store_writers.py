@@ -42,7 +42,7 @@ def existing_store(place: str) -> StoreWriter:
 
 
 def scheme_of(place: str) -> str:
-    """The scheme of a URL of a store; empty for a folder.
+    """Returns the scheme of a URL of a store; empty for a folder.
 
     Raises:
         UserError: it is a URL of something else.
@@ -84,7 +84,7 @@ def keep_newest(writer: StoreWriter, keep: int) -> list[int]:
 
 
 def shown_place(place: str) -> str:
-    """A folder or URL without its password."""
+    """Returns a folder or URL without its password."""
     parts = urlsplit(place)
     if "://" not in place or parts.password is None:
         return place

@@ -27,7 +27,7 @@ TRIES, WITHIN = 10, 60.0  # wrong tokens, seconds
 
 
 def account_routes(page: Page) -> list[Route]:
-    """The routes of users."""
+    """Returns the routes of users."""
     own = _AccountRoutes(page)
     return [
         route("/api/me", own.me),
@@ -103,13 +103,13 @@ class _AccountRoutes:
         return {"lines": list(self.page.audit.lines())[::-1][:1000]}
 
     def script(self, request: Request) -> Any:
-        """The actions so far as a shell script."""
+        """Returns the actions so far as a shell script."""
         account = account_of(request)
         text = self.page.audit.script(self.page.settings.base, "" if account.may("admin") else account.name)
         return Response(text, media_type="text/x-shellscript; charset=utf-8")
 
     def users(self, _: Request) -> Any:
-        """The users and their roles."""
+        """Returns the users and their roles."""
         users = [{"name": each.name, "role": each.role} for each in self.page.accounts.all()]
         file = self.page.settings.users
         return {"users": users, "editable": file is not None, "file": self._shown(file) if file is not None else ""}

@@ -60,7 +60,7 @@ class Session:
 
 
 def read_users(path: Path) -> tuple[Account, ...]:
-    """The users of a file: a line each with name, role and SHA-256 of the token; ``#`` begins a comment.
+    """Returns the users of a file: a line each with name, role and SHA-256 of the token; ``#`` begins a comment.
 
     Raises:
         UserError: the file cannot be read, or a line is wrong.
@@ -99,11 +99,11 @@ class Accounts:
 
     @property
     def admitted(self) -> Account | None:
-        """The user of requests without a session; None where a login is demanded."""
+        """The user of requests without a session; None if a login is demanded."""
         return None if self._settings.demands_login else self.all()[0]
 
     def of_token(self, token: str) -> Account | None:
-        """The user whom a token belongs to; takes as long for any token."""
+        """Returns the user whom a token belongs to; takes as long for any token."""
         given = hash_of(token)
         found = None
         for account in self.all():
@@ -112,7 +112,7 @@ class Accounts:
         return found
 
     def begin(self, account: Account) -> tuple[Session, str]:
-        """A session for a user, and its cookie."""
+        """Returns a session for a user, and its cookie."""
         session = Session(account, secrets.token_hex(16), time.time() + SESSION_SECONDS)
         body = f"{account.name}|{session.id}|{session.until:.0f}"
         text = f"{body}|{self._sign('session', body, account.hash)}"
@@ -150,7 +150,7 @@ class Accounts:
 
 
 def _kept_key(path: Path) -> bytes:
-    """The key that sessions are signed with, made once; a damaged one is made again, which ends all sessions."""
+    """Returns the key that signs sessions, created once; replacing a damaged key ends all sessions."""
     try:
         key = read_file(path)
         if len(key) == KEY_BYTES:

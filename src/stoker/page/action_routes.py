@@ -29,7 +29,7 @@ TARGETS_SECONDS = 60.0
 
 
 def action_routes(page: Page) -> list[Route]:
-    """The routes of actions."""
+    """Returns the routes of actions."""
     own = _ActionRoutes(page, Actions(page))
     return [
         route("/api/actions", own.begin, method="POST", role="run"),
@@ -81,11 +81,11 @@ class _ActionRoutes:
         return self.actions.begin(name, asked, subject, key if run is not None else "", options)
 
     def all(self, _: Request) -> Any:
-        """The actions, the newest first."""
+        """Returns the actions, the newest first."""
         return {"actions": [_summary(action, process) for action, process in self.actions.all()[:LISTED]]}
 
     def one(self, request: Request) -> Any:
-        """An action with its output, and its JSON once it has ended."""
+        """Returns an action with its output, and its JSON once it has ended."""
         action, process = self.actions.find(request.path_params["id"])
         offset = number_of(request.query_params, "offset", default=-1, least=-1)
         said, end = process.output("err", offset=offset, most=OUTPUT)
@@ -117,7 +117,7 @@ class _ActionRoutes:
         return {"targets": found, "kinds": list(KINDS)}
 
     async def submitted(self, _: Request) -> Any:
-        """The runs that were submitted, with their states."""
+        """Returns the runs that were submitted, with their states."""
         result = await self.page.verbs.run(["runs", "--submitted", "--json"], seconds=TARGETS_SECONDS)
         keep = ("name", "kind", "on", "time", "nodes", "devices", "output", "status")
         rows = result.answer if isinstance(result.answer, list) else []
@@ -132,7 +132,7 @@ def _summary(action: Action, process: Detached) -> dict[str, Any]:
 
 
 def _json(out: str) -> Any:
-    """The JSON that a verb printed: all of its output, or the last line."""
+    """Returns the JSON that a verb printed: all of its output, or the last line."""
     for text in (out, out.strip().rpartition("\n")[2]):
         try:
             return json.loads(text)

@@ -94,7 +94,7 @@ def _templates(asked: Asked, name: str, value: Any) -> list[str]:
 
 
 def _data(asked: Asked, name: str, value: Any) -> list[str]:
-    """The data to measure on: a name of the catalogue, a listed URL, or a file that may be read."""
+    """Returns the data to measure on: a name of the catalogue, a listed URL, or a file that may be read."""
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9][\w-]*", value):
         if (asked.page.settings.base / value).exists():
             return [_allowed(asked, name, value)]
@@ -126,7 +126,7 @@ def _run(asked: Asked, name: str, value: Any) -> list[str]:
 
 
 def as_word(name: str, value: Any) -> str:
-    """An option's value that is one word.
+    """Returns an option's value that is one word.
 
     Raises:
         PageError: it is none.
@@ -147,7 +147,7 @@ def _allowed(asked: Asked, name: str, value: Any) -> str:
 
 
 def shown_path(asked: Asked, path: Path) -> str:
-    """A path as a command has it."""
+    """Returns a path for a command."""
     base = asked.page.settings.base
     return str(path.relative_to(base)) if path.is_relative_to(base) else str(path)
 
@@ -254,7 +254,7 @@ class Actions:
         return sorted(found, key=lambda each: -each[0].time)
 
     def find(self, key: str) -> tuple[Action, Detached]:
-        """The action of an id.
+        """Returns the action of an id.
 
         Raises:
             PageError: there is none.

@@ -44,7 +44,7 @@ COMPRESSION = 4  # a third of the time of level 9, for a few percent more bytes
 
 
 def page_of(settings: PageSettings) -> Page:
-    """The parts of a page."""
+    """Returns the parts of a page."""
     return Page(
         settings=settings,
         accounts=Accounts(settings),
@@ -57,7 +57,7 @@ def page_of(settings: PageSettings) -> Page:
 
 
 def application(page: Page) -> ASGIApp:
-    """The application: the API, and the files of the page."""
+    """Returns the application: the API, and the files of the page."""
     servers = ChatServers(page.settings.base, page.settings.state)
     routes = [
         *account_routes(page),
@@ -89,7 +89,7 @@ async def _no_such_path(_: Request) -> Response:
 
 
 async def _index(_: Request) -> Response:
-    """The page; the addresses of its views are behind ``#``."""
+    """Returns the page; the addresses of its views are behind ``#``."""
     if not (STATIC / "index.html").is_file():
         return error_response(missing("this installation has no files of the page"))
     return FileResponse(STATIC / "index.html")

@@ -45,7 +45,7 @@ class ServedRun:
 
 
 def served_run(page: Page, key: str) -> ServedRun:
-    """The run of an id, whose job may be opened.
+    """Returns the run of an id, whose job may be opened.
 
     Raises:
         PageError: there is none, or its job reaches out of the page's folders or runs code.
@@ -58,7 +58,7 @@ def served_run(page: Page, key: str) -> ServedRun:
 
 
 def chat_routes(page: Page, servers: ChatServers) -> list[Route]:
-    """The routes of the chat."""
+    """Returns the routes of the chat."""
     own = _ChatRoutes(page, servers)
     return [route("/api/chat", own.chat, method="POST", role="run")]
 
@@ -94,7 +94,7 @@ class _ChatRoutes:
 
 
 def newest_weights(events: list[dict[str, Any]]) -> str:
-    """An identifier of a run's newest checkpoint, from its events; also new where another run took the run's name."""
+    """Returns an identifier of a run's newest checkpoint, from its events; runs with one name have different ones."""
     began = next((event.get("time") for event in events if event.get("event") == "started"), None)
     saved = [event for event in events if event.get("event") == "saved" and event.get("where") != "memory"]
     return f"{began} {saved[-1].get('step')} {saved[-1].get('time')}" if saved else str(began)

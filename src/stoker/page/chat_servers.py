@@ -249,7 +249,7 @@ def _refusal(status: int, message: str) -> PageError:
 
 
 def _text_of(line: str) -> str:
-    """The text that a line of the stream adds."""
+    """Returns the text that a line of the stream adds."""
     if not line.startswith("data: {"):
         return ""
     found = json.loads(line.removeprefix("data: "))

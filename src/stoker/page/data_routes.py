@@ -30,7 +30,7 @@ MOST_CHANGES = 100_000  # of a version
 
 
 def data_routes(page: Page) -> list[Route]:
-    """The routes of data and plans."""
+    """Returns the routes of data and plans."""
     own = _DataRoutes(page, Uploads(page.settings.uploads), JobVerbs(page))
     return [
         route("/api/uploads", own.begin, method="POST", role="run"),
@@ -77,7 +77,7 @@ class _DataRoutes:
         return self.uploads.as_json(self.uploads.find(request.path_params["id"]))
 
     def all(self, _: Request) -> Any:
-        """The uploaded files and their versions."""
+        """Returns the uploaded files and their versions."""
         return {"data": [self.uploads.as_json(upload) for upload in self.uploads.all()]}
 
     def file_rows(self, request: Request) -> Any:
@@ -106,7 +106,7 @@ class _DataRoutes:
         return {"command": command}
 
     def removed(self, _: Request) -> Any:
-        """The files that were taken off the list."""
+        """Returns the files that were taken off the list."""
         keep = ("id", "name", "size", "time", "parent")
         return {
             "data": [
@@ -131,7 +131,7 @@ class _DataRoutes:
         return {"command": command}
 
     def _lines_of_removed(self, key: str) -> dict[str, str]:
-        """The lines that restore a removed file, and that delete it for good."""
+        """Returns the lines that restore a removed file, and that delete it for good."""
         places = self.uploads.places_of_removed(key)
         return {
             "restore": self._line("mv", places[-1], self.page.settings.uploads / key),
@@ -182,7 +182,7 @@ class _DataRoutes:
 
 
 def _parsed_changes(body: dict[str, Any]) -> tuple[set[int], dict[int, Any]]:
-    """The rows to leave out, and those with other values.
+    """Returns the rows to leave out, and those with other values.
 
     Raises:
         PageError: a row is no number, or a value is no row.

@@ -84,7 +84,7 @@ class Detached:
         return _process_of(self.folder / "pid.json")
 
     def times(self) -> tuple[float | None, float | None]:
-        """The times of its start and its end, seconds since 1970."""
+        """Returns the times of its start and its end, seconds since 1970."""
         return _read(self.folder / "begun.json").get("time"), _read(self.folder / "ended.json").get("time")
 
     def stop(self, number: int = signal.SIGTERM) -> bool:
@@ -127,7 +127,7 @@ def _write_process(path: Path, process: psutil.Process) -> None:
 
 
 def _process_of(path: Path) -> psutil.Process | None:
-    """The process that was written down, while it lives."""
+    """Returns the process that was written down, while it lives."""
     found = _read(path)
     try:
         process = psutil.Process(int(found["pid"]))

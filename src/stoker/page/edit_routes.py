@@ -17,7 +17,7 @@ MOST_EDITS = 200
 
 
 def edit_routes() -> list[Route]:
-    """The route of edits; it reads and writes no file."""
+    """Returns the route of edits; it reads and writes no file."""
     return [route("/api/edit", edit, method="POST")]
 
 

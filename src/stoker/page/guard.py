@@ -118,12 +118,12 @@ def _caching(api: bool) -> tuple[bytes, bytes]:
 
 
 def cookie_name(settings: PageSettings) -> str:
-    """The name of the session's cookie."""
+    """Returns the name of the session's cookie."""
     return f"stoker-session-{settings.port}"
 
 
 def _name_of(host: str) -> str:
-    """The host of a header ``Host``, without its port."""
+    """Returns the host of a header ``Host``, without its port."""
     if host.startswith("["):
         return host.partition("]")[0] + "]"
     return host.partition(":")[0]
@@ -155,12 +155,12 @@ def _login() -> PageError:
 
 
 def error_response(error: PageError) -> JSONResponse:
-    """An error as a response."""
+    """Returns an error as a response."""
     return JSONResponse(finite(error.as_json()), error.status, headers=dict(error.headers))
 
 
 async def read_object(request: Request) -> dict[str, Any]:
-    """The JSON object of a request's body; an empty body is an empty object.
+    """Returns the JSON object of a request's body; an empty body is an empty object.
 
     Raises:
         PageError: it is too large, comes too slowly, or is no JSON object.
@@ -194,7 +194,7 @@ def _no_constant(name: str) -> Any:
 
 
 def text_of(body: dict[str, Any], key: str, *, default: str | None = None, most: int = 1 << 20) -> str:
-    """A text of a body.
+    """Returns a text of a body.
 
     Raises:
         PageError: it is missing, no text, or too long.
@@ -222,7 +222,7 @@ def flag_of(values: Any, key: str) -> bool:
 
 
 def number_of(values: Any, key: str, *, default: int | None = None, least: int = 0, most: int = 1 << 62) -> int:
-    """A whole number of a body or a query.
+    """Returns a whole number of a body or a query.
 
     Raises:
         PageError: it is missing, none, or out of bounds.

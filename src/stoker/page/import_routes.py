@@ -23,7 +23,7 @@ NAME = re.compile(r"[\w][\w.-]{0,100}")
 
 
 def import_routes(page: Page) -> list[Route]:
-    """The route of imports."""
+    """Returns the route of imports."""
     return [route("/api/import", _ImportRoutes(page).run, method="POST", role="run")]
 
 

@@ -66,7 +66,7 @@ def devices_wanted(answer: dict[str, Any]) -> int:
 
 
 def _written_problems(document: JobDocument) -> list[Problem]:
-    """The problems that can be seen without looking for any file."""
+    """Returns the problems that can be seen without looking for any file."""
     if isinstance(document.data, dict) and STAGES in document.data:
         return []
     try:
@@ -77,13 +77,13 @@ def _written_problems(document: JobDocument) -> list[Problem]:
 
 
 def problem_of(each: dict[str, Any], path: str) -> Problem:
-    """A problem of a verb's JSON; the name of the temporary file is left out."""
+    """Returns a problem of a verb's JSON, without the name of the temporary file."""
     words = {key: str(each.get(key, "")).replace(path, "job.yaml") for key in ("message", "suggestion", "key", "file")}
     return Problem(**words, line=int(each.get("line", 0)), column=int(each.get("column", 0)))
 
 
 def resolved_keys(answer: dict[str, Any]) -> dict[str, Any]:
-    """The value of every leaf with its origin, by dotted key."""
+    """Returns the value of every leaf with its origin, by dotted key."""
     job = answer.get("job")
     origins = answer.get("origins") or {}
     return {

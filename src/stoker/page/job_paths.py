@@ -30,7 +30,7 @@ NAMED = {"path", "name", "data", "model", "tokenizer", "template", "output", "to
 
 
 def allowed_folders(settings: PageSettings) -> tuple[Path, ...]:
-    """The folders that jobs may read."""
+    """Returns the folders that jobs may read."""
     return (*settings.runs, settings.uploads, settings.state / "jobs", *settings.data)
 
 
@@ -86,7 +86,7 @@ def path_problems(document: JobDocument, settings: PageSettings, account: Accoun
 
 
 def _at(document: JobDocument, path: KeyPath, problem: Problem) -> Problem:
-    """A problem with the place of a key."""
+    """Returns a problem with the place of a key."""
     place = document.problem(path, problem.message)
     return replace(problem, key=place.key, file=place.file, line=place.line, column=place.column)
 
@@ -105,7 +105,7 @@ def _needs_trust(text: str, words: list[str], *, listed: bool) -> Problem | None
 
 
 def _leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """The values, and the keys that are scorers, each with its place."""
+    """Yields the values, and the keys that are scorers, each with its place."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if FUNCTION.match(str(key)) or str(key).strip().startswith(SCHEMA):
@@ -119,7 +119,7 @@ def _leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def _words(path: KeyPath) -> list[str]:
-    """The keys of a path without indices; a key such as ``ranking.model`` is two."""
+    """Returns the keys of a path without indices; a key such as ``ranking.model`` is two."""
     return [word for part in path if isinstance(part, str) for word in part.split(".")]
 
 
@@ -137,7 +137,7 @@ def _leads_on(url: str) -> bool:
 
 
 def _shown(text: str) -> str:
-    """A text for messages: a URL without its password."""
+    """Returns a text for messages: a URL without its password."""
     return (shown(text) if URL.match(text) else text)[:80]
 
 

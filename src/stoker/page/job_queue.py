@@ -98,7 +98,7 @@ class JobQueue:
         return found
 
     def of_run(self, run: Path) -> tuple[QueuedJob, Detached] | None:
-        """The newest job of a run's folder."""
+        """Returns the newest job of a run's folder."""
         return next(((e, p) for e, p in reversed(self.entries()) if e.run == str(run)), None)
 
     def cancel(self, number: int) -> bool:
@@ -168,7 +168,7 @@ class JobQueue:
 
 
 def devices_of(process: Detached) -> list[str]:
-    """The GPUs that a job was given."""
+    """Returns the GPUs that a job was given."""
     try:
         return [str(name) for name in json.loads(read_file(process.folder / DEVICES))]
     except (OSError, ValueError, TypeError):
@@ -176,7 +176,7 @@ def devices_of(process: Detached) -> list[str]:
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs of this machine that CUDA_VISIBLE_DEVICES leaves, as `nvidia-smi` lists them; none without it."""
+    """Returns this machine's GPUs listed by `nvidia-smi` and CUDA_VISIBLE_DEVICES; none without `nvidia-smi`."""
     try:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -36,7 +36,7 @@ ENDS_WITHIN, POLL = 10.0, 0.1  # seconds that the process of a run that has stop
 
 
 def job_routes(page: Page) -> list[Route]:
-    """The routes of jobs."""
+    """Returns the routes of jobs."""
     own = _JobRoutes(page)
     return [
         route("/api/recipes", in_thread(own.recipes)),
@@ -56,11 +56,11 @@ class _JobRoutes:
     page: Page
 
     def recipes(self, _: Request) -> Any:
-        """The names and descriptions of all recipes."""
+        """Returns the names and descriptions of all recipes."""
         return {"recipes": [{"name": name, "description": recipe_description(name)} for name in recipe_names()]}
 
     def recipe(self, request: Request) -> Any:
-        """A recipe: short, and with every key explained."""
+        """Returns a recipe: short, and with every key explained."""
         name = request.path_params["name"]
         if name not in recipe_names():
             near = nearest(name[:80], recipe_names())

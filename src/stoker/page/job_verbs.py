@@ -35,7 +35,7 @@ class JobVerbs:
         return text
 
     async def of_run(self, request: Request) -> str:
-        """The job of a run; code that it names is not run for being looked at."""
+        """Returns the job of a run; code that it names is not run for being looked at."""
         folder = await run_in_threadpool(self.page.run_of, request)
         text = await run_in_threadpool(job_text, folder)
         document = await run_in_threadpool(document_of, text)
@@ -43,7 +43,7 @@ class JobVerbs:
         return text
 
     async def answer(self, verb: str, text: str, options: Sequence[str], seconds: float) -> dict[str, Any]:
-        """The JSON of a verb over a job.
+        """Returns the JSON of a verb over a job.
 
         Raises:
             PageError: the verb found the job wrong, with the place.

@@ -33,7 +33,7 @@ SHOWN = 100  # rows of a log in one answer
 
 
 def lookup_routes(page: Page, servers: ChatServers) -> list[Route]:
-    """The routes of ranking models."""
+    """Returns the routes of ranking models."""
     own = _LookupRoutes(page, servers)
     return [
         route("/api/score", own.score, method="POST", role="run"),
@@ -47,7 +47,7 @@ class _LookupRoutes:
     servers: ChatServers
 
     async def score(self, request: Request) -> Any:
-        """The scores of rows, and which of their ids have no row in the tables."""
+        """Returns the scores of rows, and which of their ids have no row in the tables."""
         body = await read_object(request)
         rows = body.get("rows")
         if not isinstance(rows, list) or not 0 < len(rows) <= MOST_ROWS or not all(isinstance(r, dict) for r in rows):

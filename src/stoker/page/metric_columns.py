@@ -52,7 +52,7 @@ class MetricColumns:
         self.last = last
 
     def names(self) -> list[str]:
-        """The names of all columns."""
+        """Returns the names of all columns."""
         return list(self._columns)
 
     def column(self, key: str, begin: int = 0) -> Numbers:

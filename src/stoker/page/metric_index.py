@@ -63,7 +63,7 @@ class MetricIndex:
         self.count = 0  # lines in them
 
     def read(self, metrics: IO[bytes]) -> list[tuple[Block, dict[str, Numbers]]]:
-        """The blocks that belong to a file of metrics, oldest first, each with its columns.
+        """Returns the blocks that belong to a file of metrics, oldest first, each with its columns.
 
         Where others follow them the file is written from its beginning by the next `append`.
         """
@@ -119,7 +119,7 @@ class MetricIndex:
 
 
 def _digest(metrics: IO[bytes], end: int) -> str:
-    """The digest of the bytes before ``end``."""
+    """Returns the digest of the bytes before ``end``."""
     begin = max(0, end - ENDS)
     metrics.seek(begin)
     return hashlib.sha256(metrics.read(end - begin)).hexdigest()

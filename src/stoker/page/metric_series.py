@@ -110,7 +110,7 @@ class MetricSeries:
                 self._offset += len(whole) + 1
 
     def last(self) -> dict[str, Any]:
-        """The newest line; empty if there is none."""
+        """Returns the newest line; empty if there is none."""
         return self._columns.last
 
     @property
@@ -119,7 +119,7 @@ class MetricSeries:
         return self._offset
 
     def keys(self) -> list[str]:
-        """The names of all columns."""
+        """Returns the names of all columns."""
         return self._columns.names()
 
     def column(self, key: str) -> Numbers:
@@ -133,7 +133,7 @@ class MetricSeries:
             return {key: self._columns.column(key) for key in keys}
 
     def curve(self, keys: Sequence[str], *, axis: Axis, begin: float | None, end: float | None, points: int) -> Curve:
-        """The series of some keys within a window of the axis.
+        """Returns the series of some keys within a window of the axis.
 
         Args:
             axis: ``step``; ``tokens`` that went through the model so far; ``seconds`` of all steps so far.
@@ -165,7 +165,7 @@ def _buckets(values: Numbers, starts: NDArray[np.int64]) -> tuple[Numbers, Numbe
 
 
 def _mean(values: Numbers, starts: NDArray[np.int64]) -> Numbers:
-    """The mean of the finite values of each bucket."""
+    """Returns the mean of the finite values of each bucket."""
     if not len(starts):
         return values[:0]
     finite = np.isfinite(values)

@@ -73,11 +73,11 @@ class ModelServers:
     base: Path
 
     def place(self, key: str) -> Path:
-        """The folder of a server."""
+        """Returns the folder of a server."""
         return self.state / "servers" / key
 
     def process(self, server: ModelServer) -> Detached:
-        """The process of a server."""
+        """Returns the process of a server."""
         return Detached(self.place(server.id))
 
     def all(self) -> list[ModelServer]:
@@ -89,7 +89,7 @@ class ModelServers:
         return sorted(found, key=lambda server: -server.time)
 
     def find(self, key: str) -> ModelServer:
-        """The server of an id.
+        """Returns the server of an id.
 
         Raises:
             PageError: there is none.
@@ -180,7 +180,7 @@ class ModelServers:
         return found[1] if found else ""
 
     def as_json(self, server: ModelServer) -> dict[str, Any]:
-        """A server as the API shows it."""
+        """Converts a server to JSON types."""
         process, place = self.process(server), self.place(server.id)
         address, state, code = self.address(server), process.state, process.code
         status = "running" if address and state == "running" else "starting"
@@ -221,7 +221,7 @@ class ModelServers:
         return address
 
     async def ask(self, server: ModelServer, method: str, path: str, body: Any = None) -> httpx2.Response:
-        """A server's answer to the page.
+        """Returns a server's answer to the page.
 
         Raises:
             PageError: it does not run, does not answer, or refuses with a reason.
@@ -253,7 +253,7 @@ class ModelServers:
 
 
 def model_name(text: str, taken: Sequence[str] = ()) -> str:
-    """The name under which a model is to be served.
+    """Returns the name under which a model is to be served.
 
     Raises:
         PageError: it can be none, or is taken.

@@ -35,7 +35,7 @@ class PageError(Exception):
         return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
 
     def as_json(self) -> dict[str, Any]:
-        """The body of the answer."""
+        """Returns the body of the answer."""
         return {"error": problem_json(self.problem)}
 
 
@@ -69,12 +69,12 @@ def passed_on(status: int, text: str) -> PageError:
 
 
 def of_user_error(error: UserError) -> PageError:
-    """The answer for an error that the rooms below raise: its first problem."""
+    """Returns the response to an error of the packages below: its first problem."""
     return PageError(400, error.problems[0] if error.problems else said("the request is wrong"))
 
 
 def problem_json(problem: Problem) -> dict[str, Any]:
-    """A problem as the API has it."""
+    """Converts a problem to JSON types."""
     place = {"file": problem.file, "line": problem.line, "column": problem.column, "key": problem.key}
     return {"message": problem.message, "hint": problem.suggestion, **place}
 

@@ -59,7 +59,7 @@ def report_html(answers: Mapping[str, Any], language: str = "") -> str:
 
 
 def modules(first: str) -> dict[str, str]:
-    """A module and all that it imports, by path below the static folder, importing each other by bare names."""
+    """Returns a module and all that it imports, by path below the static folder, importing each other by bare names."""
     found: dict[str, str] = {}
     waiting = [first]
     while waiting:

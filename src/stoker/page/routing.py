@@ -44,7 +44,7 @@ class Page:
     verbs: Verbs
 
     def run_of(self, request: Request) -> RunFolder:
-        """The run whose id is in a request's path."""
+        """Returns the run whose id is in a request's path."""
         return self.runs.find(request.path_params["id"])
 
 
@@ -71,7 +71,7 @@ def route(path: str, answer: Answer, *, method: str = "GET", role: str = "see") 
 
 
 def in_thread(answer: Callable[[Request], Any]) -> Answer:
-    """An answer that reads files, in a thread."""
+    """Runs an answer that reads files in a thread."""
 
     async def threaded(request: Request) -> Any:
         return await run_in_threadpool(answer, request)
@@ -88,12 +88,12 @@ def json_response(value: Any, status: int = 200) -> Response:
 
 
 def event(name: str, value: Any, number: str = "") -> bytes:
-    """A server-sent event."""
+    """Returns a server-sent event."""
     head = f"id: {number}\n" if number else ""
     return f"{head}event: {name}\ndata: {json.dumps(finite(value), ensure_ascii=False)}\n\n".encode()
 
 
 def stream(events: AsyncIterator[bytes]) -> Response:
-    """A response of server-sent events."""
+    """Returns a response of server-sent events."""
     headers = {"cache-control": "no-cache, no-transform", "x-accel-buffering": "no"}
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)

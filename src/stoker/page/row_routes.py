@@ -28,7 +28,7 @@ MOST_MEASURED = 200  # sequences whose losses can be requested together
 
 
 def row_routes(page: Page) -> list[Route]:
-    """The routes of rows."""
+    """Returns the routes of rows."""
     own = _RowRoutes(page, JobVerbs(page))
     return [
         route("/api/rows", own.rows, method="POST", role="run"),
@@ -91,7 +91,7 @@ def _window(values: Mapping[str, Any], most: int) -> tuple[int, int, bool]:
 
 
 def _shown(found: dict[str, Any], total: int | None, command: str) -> dict[str, Any]:
-    """The sequences of a verb's answer."""
+    """Returns the sequences of a verb's answer."""
     if "packed" in found:
         return {"total": total, "sequences": sequences_of(found["packed"]), "command": command}
     return {"total": total, "rows": rows_of(found.get("samples")), "command": command}

@@ -44,7 +44,7 @@ class Health:
 def health_of(
     folder: RunFolder, events: list[dict[str, Any]], split: Goodput | None, lines: MetricSeries
 ) -> list[Health]:
-    """The sides of a run that a person looks at."""
+    """Returns the aspects of a run's health."""
     found = [_data(events), _memory(folder, lines), _speed(folder, lines), _goodput(split), _faults(events)]
     return [each for each in found if each is not None]
 

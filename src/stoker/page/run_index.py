@@ -46,7 +46,7 @@ class RunIndex:
         self._looked = -FRESH
 
     def find(self, key: str) -> RunFolder:
-        """The run of an id.
+        """Returns the run of an id.
 
         Raises:
             PageError: there is none.

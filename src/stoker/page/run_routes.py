@@ -43,7 +43,7 @@ _RESUME = re.compile(r"(\d{1,18})-(\d{1,18})")
 
 
 def run_routes(page: Page) -> list[Route]:
-    """The routes of runs."""
+    """Returns the routes of runs."""
     own = _RunRoutes(page)
     return [
         route("/api/runs", in_thread(own.list)),
@@ -73,7 +73,7 @@ class _RunRoutes:
         return {"runs": sorted(runs.values(), key=lambda run: -(run["updated"] or 0))}
 
     def detail(self, request: Request) -> Any:
-        """A run, or a job that has none yet."""
+        """Returns a run, or a job that has none yet."""
         try:
             return self._with_status(self.page.views.detail(self.page.run_of(request)))
         except PageError as error:
@@ -85,7 +85,7 @@ class _RunRoutes:
             raise error
 
     def _with_status(self, summary: dict[str, Any]) -> dict[str, Any]:
-        """A run whose job may wait, or may be starting again."""
+        """Returns a run whose job may wait, or may be starting again."""
         queued = self.page.queue.of_run(Path(summary["folder"]))
         return summary if queued is None else summary | {"status": _status(summary, queued[1])}
 
@@ -111,7 +111,7 @@ class _RunRoutes:
         return {"events": self.page.views.short_events(self.page.run_of(request))}
 
     def samples(self, request: Request) -> Any:
-        """The answers to held-out prompts, at each step at which there are some."""
+        """Returns the answers to held-out prompts, at each step at which there are some."""
         return {"samples": self.page.views.samples(self.page.run_of(request))}
 
     def log(self, request: Request) -> Any:
@@ -192,7 +192,7 @@ def _status(summary: dict[str, Any], process: Detached) -> str:
 
 
 def _without_run(entry: QueuedJob, process: Detached) -> dict[str, Any]:
-    """The summary of a job whose run has not begun."""
+    """Returns the summary of a job whose run has not begun."""
     state = process.state
     words = {"waiting": "queued", "starting": "starting", "running": "starting", "ended": "failed", "lost": "failed"}
     begun, ended = process.times()

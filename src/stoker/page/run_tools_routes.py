@@ -60,12 +60,12 @@ class _RunTools:
     page: Page
 
     def evaluations(self, request: Request) -> Any:
-        """The evaluations that the run's folder keeps, oldest first."""
+        """Returns the evaluations that the run's folder keeps, oldest first."""
         kept = read_evaluations(self.page.run_of(request).path)
         return {"evaluations": list(figures(kept)), "kept": [each.as_json() for each in kept]}
 
     async def rollouts(self, request: Request) -> Any:
-        """The answers of a step of ppo or grpo, token by token."""
+        """Returns the answers of a step of ppo or grpo, token by token."""
         query = request.query_params
         folder = await run_in_threadpool(self.page.run_of, request)
         document = await run_in_threadpool(lambda: document_of(job_text(folder)))
@@ -100,7 +100,7 @@ class _RunTools:
         return {"folder": str(folder.path), "files": found, "exports": exported}
 
     def stacks(self, request: Request) -> Any:
-        """The stacks that the processes of a hung run wrote, by rank."""
+        """Returns the stacks that the processes of a hung run wrote, by rank."""
         logs = self.page.run_of(request).path / "logs"
         found = []
         for path in sorted(logs.iterdir()) if logs.is_dir() and not logs.is_symlink() else ():
@@ -173,7 +173,7 @@ class _RunTools:
         return {"command": command, "undo": aside.name}
 
     def removed(self, _: Request) -> Any:
-        """The runs that were moved aside."""
+        """Returns the runs that were moved aside."""
         places = [path for root in self.page.settings.runs for path in (root / REMOVED).glob("*@*") if path.is_dir()]
         return {"runs": [{"undo": path.name, "name": path.name.rpartition("@")[0]} for path in places]}
 

@@ -52,7 +52,7 @@ class RunViews:
         return kept[1]
 
     def short_events(self, folder: RunFolder) -> list[dict[str, Any]]:
-        """The events of a run, without long tables."""
+        """Returns the events of a run, without long tables."""
         return [short_event(each) for each in self.events(folder)]
 
     def samples(self, folder: RunFolder) -> list[dict[str, Any]]:
@@ -96,7 +96,7 @@ class RunViews:
         return {key: masked(value) for key, value in found.items()}
 
     def _job_values(self, folder: RunFolder) -> Any:
-        """The run's job as data, read again when it has changed."""
+        """Returns the run's job as data, read again when it has changed."""
         stamp = _stamp(folder.job)
         kept = self._jobs.get(folder.path)
         if kept is None or kept[0] != stamp:
@@ -104,7 +104,7 @@ class RunViews:
         return kept[1]
 
     def health(self, folder: RunFolder) -> list[Health]:
-        """The sides of a run that a person looks at, each with a level."""
+        """Returns the aspects of a run's health, each with a level."""
         return health_of(folder, self.events(folder), self.goodput(folder), self.series.of(folder.metrics))
 
     def goodput(self, folder: RunFolder) -> Goodput | None:
@@ -172,7 +172,7 @@ def job_values(folder: RunFolder) -> Any:
 
 
 def _formats(values: Any) -> list[str]:
-    """The formats that a run of a job can be exported in."""
+    """Returns the formats that a run of a job can be exported in."""
     task = TASKS.get(str(values.get("task"))) if isinstance(values, dict) else None
     return list(task.exports) if task else []
 

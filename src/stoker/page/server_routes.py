@@ -34,7 +34,7 @@ LOG = 64 << 10  # bytes of a server's log in one answer
 
 
 def server_routes(page: Page) -> list[Route]:
-    """The routes of servers of models."""
+    """Returns the routes of servers of models."""
     own = _ServerRoutes(page, ModelServers(page.settings.state, page.settings.base))
     one = "/api/servers/{id}"
     return [
@@ -63,11 +63,11 @@ class _ServerRoutes:
         return self.servers.find(request.path_params["id"])
 
     def all(self, _: Request) -> Any:
-        """The servers, the newest first."""
+        """Returns the servers, the newest first."""
         return {"servers": [self.servers.as_json(server) for server in self.servers.all()]}
 
     def one(self, request: Request) -> Any:
-        """A server, and the end of its log."""
+        """Returns a server, and the end of its log."""
         server = self._server(request)
         log, _ = self.servers.process(server).output("err", offset=-1, most=LOG)
         return {**self.servers.as_json(server), "log": masked(log)}
@@ -148,7 +148,7 @@ class _ServerRoutes:
         return {"command": command}
 
     def keys(self, request: Request) -> Any:
-        """The names and roles of a server's keys."""
+        """Returns the names and roles of a server's keys."""
         file = self.servers.place(self._server(request).id) / KEYS
         found = read_keys(file, SERVER_ROLES, option="--keys")
         return {"keys": [{"name": key.name, "role": key.role} for key in found], "command": self._keys_line(file)}

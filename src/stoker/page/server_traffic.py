@@ -69,7 +69,7 @@ def _quantiles(buckets: Sequence[tuple[float, float]]) -> dict[str, float | None
 
 
 def quantile(share: float, buckets: Sequence[tuple[float, float]]) -> float | None:
-    """A quantile of a histogram, as Prometheus' ``histogram_quantile`` estimates it: linear within a bucket.
+    """Returns a quantile of a histogram, as Prometheus' ``histogram_quantile`` estimates it: linear within a bucket.
 
     Args:
         buckets: (upper bound, how many were at most that), the last bound infinite.

@@ -29,7 +29,7 @@ def parents_of(folder: RunFolder) -> list[str]:
 
 
 def stages_of(folder: RunFolder, events_of: Callable[[RunFolder], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The stages of the job that a run is one of, in its order, each with the state of its run."""
+    """Returns the stages of a run's job in order, each with the state of its run."""
     return [
         {"name": stage["name"], "task": stage["task"], "needs": stage["needs"], "id": id_of(stage["folder"])}
         | {"status": _state(RunFolder(stage["folder"]), events_of)}

@@ -84,7 +84,7 @@ class Uploads:
         return upload
 
     def find(self, key: str) -> Upload:
-        """The upload of an id.
+        """Returns the upload of an id.
 
         Raises:
             PageError: there is none.
@@ -233,7 +233,7 @@ class Uploads:
         return place, aside
 
     def removed(self) -> list[Upload]:
-        """The uploads that were taken off the list, the last removed first."""
+        """Returns the uploads that were taken off the list, the last removed first."""
         found = []
         for place in sorted(
             self._folder.glob("removed-*"), key=lambda path: path.name.rpartition("-")[2], reverse=True
@@ -264,7 +264,7 @@ class Uploads:
             shutil.rmtree(place)
 
     def places_of_removed(self, key: str) -> list[Path]:
-        """The folders of a removed upload, at least one.
+        """Returns the folders of a removed upload, at least one.
 
         Raises:
             PageError: none of this id was removed.
@@ -281,7 +281,7 @@ def _no_row(status: int, upload: Upload, row: int) -> PageError:
 
 
 def clean_name(name: str) -> str:
-    """The name of a file, without folders, of a kind that is read; a long one is cut before its suffix.
+    """Returns the name of a file, without folders, of a kind that is read; a long one is cut before its suffix.
 
     Raises:
         PageError: it is no such name.
@@ -299,5 +299,5 @@ def clean_name(name: str) -> str:
 
 
 def _cut(text: str, most: int) -> str:
-    """The beginning of a text, at most ``most`` bytes of UTF-8."""
+    """Returns the beginning of a text, at most ``most`` bytes of UTF-8."""
     return text.encode()[:most].decode("utf-8", "ignore")

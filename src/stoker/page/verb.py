@@ -41,7 +41,7 @@ class VerbResult:
 
 
 def command_of(arguments: Sequence[str]) -> list[str]:
-    """The command line that starts a verb in this installation."""
+    """Returns the command line that starts a verb in this installation."""
     return [sys.executable, "-m", "stoker", *arguments]
 
 
@@ -101,7 +101,7 @@ class Verbs:
 
 
 def _json_of(out: bytes) -> Any:
-    """The JSON of an output: all of it, or its last line that is some."""
+    """Returns the JSON of an output: all of it, or its last line that is some."""
     try:
         return json.loads(out)
     except ValueError:

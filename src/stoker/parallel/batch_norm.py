@@ -60,7 +60,7 @@ def _forward(norm: Any, group: dist.ProcessGroup, x: Tensor) -> Tensor:
 
 
 def _total(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The sum over the processes, whose gradients are summed as well."""
+    """Returns the sum over the processes, whose gradients are summed as well."""
     return copy_to(sum_from(x, group), group)
 
 

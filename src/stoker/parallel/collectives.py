@@ -19,7 +19,7 @@ def copy_to(x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 
 
 def sum_from(x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """The sum over the processes, whose gradient, the same on each, goes to every addend."""
+    """Returns the sum over the processes, whose gradient, the same on each, goes to every addend."""
     return x if group is None else _Sum.apply(x, group)
 
 

@@ -96,7 +96,7 @@ class ExchangeHeads(_Group):
 
 
 def parts_of_row(mesh: Mesh) -> int:
-    """The length of a row must be divisible by this."""
+    """Returns the number that the length of a row must be divisible by."""
     layout = mesh.layout
     halves = 2 if layout.context > 1 and layout.context_by == "gather" else 1
     return layout.context * halves * (layout.tensor if layout.sequence else 1)

@@ -52,7 +52,7 @@ class Gradients:
         self._join_ties()
 
     def norm(self) -> Tensor:
-        """The L2 norm over all parameters of all processes, the same on each; 0-d."""
+        """Returns the L2 norm over all parameters of all processes, the same on each; 0-d."""
         own: dict[bool, list[Tensor]] = {True: [], False: []}
         for t in self._trained:
             if t.parameter.grad is not None and not t.copy:

@@ -73,7 +73,7 @@ class Mesh:
         return self._new_group(last.reshape(-1, size), axis)
 
     def _new_group(self, lines: np.ndarray, axis: str) -> dist.ProcessGroup | None:
-        """The group of this process' line; every process creates all groups, in the same order."""
+        """Returns the group of this process' line; every process creates all groups, in the same order."""
         if lines.shape[1] == 1:
             return None
         backend = dist.distributed_c10d._get_default_group()._get_backend(self.device)
@@ -103,7 +103,7 @@ class Mesh:
         return 1 if group is None else dist.get_world_size(group)
 
     def at(self, axis: Literal["island", "pipe", "replica", "shard", "context", "tensor"]) -> int:
-        """The coordinate of this process."""
+        """Returns the coordinate of this process."""
         return self._at[axis]
 
     @property

@@ -80,7 +80,7 @@ class ModelStage(nn.Module):
         self.reading: Reading | None = None
 
     def forward(self, x: Tensor, number: Tensor) -> Tensor:
-        """The hidden states after this stage, shape (1, T, D), or the scaled loss, shape (1,).
+        """Returns the hidden states after this stage, shape (1, T, D), or the scaled loss, shape (1,).
 
         With a ``reading``, its result instead of the loss.
 
@@ -103,7 +103,7 @@ class ModelStage(nn.Module):
 
 
 def hidden_states(model: Any, inputs: Inputs, mesh: Mesh, x: Tensor | None = None) -> Tensor:
-    """The last hidden states of this process' tokens, shape (1, T, D).
+    """Returns the last hidden states of this process' tokens, shape (1, T, D).
 
     Args:
         x: output of the previous stage; None on the first.
@@ -115,11 +115,11 @@ def hidden_states(model: Any, inputs: Inputs, mesh: Mesh, x: Tensor | None = Non
 
 
 def predicting(hidden_BTD: Tensor, inputs: Inputs, mesh: Mesh) -> Tensor:
-    """The hidden states at the predicting positions, shape (N, D)."""
+    """Returns the hidden states at the predicting positions, shape (N, D)."""
     return to_head(hidden_BTD, mesh).flatten(0, 1)[inputs.predict]
 
 
 def to_head(hidden_BTD: Tensor, mesh: Mesh) -> Tensor:
-    """The input of the head: the hidden states of all tokens, on every tensor process."""
+    """Returns the input of the head: the hidden states of all tokens, on every tensor process."""
     group = mesh.groups["tensor"]
     return gather_parts(hidden_BTD, 1, group) if mesh.layout.sequence else copy_to(hidden_BTD, group)

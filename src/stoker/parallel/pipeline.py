@@ -126,7 +126,7 @@ class Pipeline:
         return next((stage for stage in self.stages if stage.head is not None), None)
 
     def _schedule(self, micro_batches: int, tokens: int) -> Any:
-        """The schedule for rows of a length; its buffers have a fixed size."""
+        """Returns the schedule for rows of a length; its buffers have a fixed size."""
         key = (micro_batches, tokens)
         if key not in self._schedules:
             layout, device = self.mesh.layout, self.mesh.device
@@ -153,5 +153,5 @@ class Pipeline:
 
 
 def _its_output(loss: Tensor, _: Tensor) -> Tensor:
-    """The last stage's output is the loss."""
+    """Returns the sum of the last stage's losses, which are its output."""
     return loss.sum()

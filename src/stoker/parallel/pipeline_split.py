@@ -40,7 +40,7 @@ class _Same(nn.Module):
 
 
 def blocks_of_stages(layout: Layout, blocks: int) -> list[range]:
-    """The blocks of each stage: from the layout, else evenly, with the remainder on the first stages."""
+    """Returns the blocks of each stage: from the layout, else evenly, with the remainder on the first stages."""
     count = layout.stage_count
     sizes = layout.stages or tuple(blocks // count + (i < blocks % count) for i in range(count))
     assert sum(sizes) == blocks and len(sizes) == count
@@ -49,7 +49,7 @@ def blocks_of_stages(layout: Layout, blocks: int) -> list[range]:
 
 
 def stages_of_process(layout: Layout, pipe: int) -> list[int]:
-    """The stages of a process of the pipeline: one; every n-th in looped schedules; one from each end in a V."""
+    """Returns a process' pipeline stages: one; every n-th in looped schedules; one from each end in a V."""
     if layout.stages_per_process == 1:
         return [pipe]
     if layout.schedule == "zbv":

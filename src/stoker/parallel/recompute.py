@@ -46,8 +46,9 @@ def recompute_blocks(model: nn.Module, which: Recompute = "full", family: Family
 
 
 def _as_laid_out() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """The contexts of the first and the second computation: the second gets the row of the first, as pipelines have
-    several micro-batches at a time."""
+    """Returns the contexts of the first and the second computation. The second restores the row of the first, as
+    pipelines have several micro-batches in flight.
+    """
     return nullcontext(), _both(current_row(), router_balance.current_pass())
 
 

@@ -55,7 +55,7 @@ def shard(
 
 
 def sharded_modules(root: nn.Module) -> Iterator[FSDPModule]:
-    """The modules that have been sharded, the root first."""
+    """Yields the modules that have been sharded, the root first."""
     return (module for module in root.modules() if isinstance(module, FSDPModule))
 
 

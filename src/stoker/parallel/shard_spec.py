@@ -27,7 +27,7 @@ class Piece:
 
 
 def chunk(size: int, parts: int, index: int) -> tuple[int, int]:
-    """The range of the ``index``-th of ``parts`` parts of a dimension, as in ``torch.chunk``.
+    """Returns the range of the ``index``-th of ``parts`` parts of a dimension, as in ``torch.chunk``.
 
     Parts have the same size, rounded up; the last ones may be smaller or empty.
     """

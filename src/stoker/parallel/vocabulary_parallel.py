@@ -38,7 +38,7 @@ class VocabularyGroup:
         dist.all_reduce(x, group=self.group)
 
     def add(self, x: Tensor) -> Tensor:
-        """The sum over the processes, with its gradient."""
+        """Returns the sum over the processes, with its gradient."""
         return sum_from(x, self.group)
 
     def gather(self, logits_NV: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ def _split_rows(
 
 
 def _look_up(embedding: nn.Module, forward: object, start: int, stop: int, mesh: Mesh, ids_BT: Tensor) -> Tensor:
-    """The embeddings of this process' part of the vocabulary, summed over the processes; shape (B, T, D)."""
+    """Returns the embeddings of this process' part of the vocabulary, summed over the processes; shape (B, T, D)."""
     own = (ids_BT >= start) & (ids_BT < stop)
     vectors: Tensor = forward(embedding, torch.where(own, ids_BT - start, 0))  # type: ignore[operator]
     vectors = vectors * own[..., None]

@@ -124,7 +124,7 @@ class MeasuredPasses:
         return self._traffic(CLIPPED * stepped, kind="add") + self._traffic(STEPPED * stepped, kind="add")
 
     def _product(self, matmul: Matmul, tokens: float, setting: Setting, *, trained: bool | None = None) -> StageTime:
-        """A product, forward, for its input's gradient, and for its weights'."""
+        """Returns the time of a matrix product: forward, and backward for the input's and the weights' gradients."""
         work, tensor = setting.work, setting.layout.tensor
         trained = work.tuning == "full" if trained is None else trained
         rows = max(1, round(tokens * matmul.uses / max(1, matmul.copies // setting.expert)))

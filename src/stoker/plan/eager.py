@@ -32,7 +32,7 @@ class Arithmetic:
         product: of the inputs and outputs of products.
         casts: whether each product saves a cast copy of its input.
         norms_trained: whether norms save the normalised values, which only their weights' gradients need.
-        rank: of the adapters on the products; 0 where there are none.
+        rank: of the adapters on the products; 0 if there are none.
         reads: whether products save their inputs, which only the gradients of their weights or adapters need.
     """
 
@@ -51,7 +51,7 @@ def arithmetic(precision: str, *, held: Held = "fp32", rank: int = 0, frozen: bo
         precision: of products.
         held: the weights that a block computes with: float32 under autocast (one process, DDP), or 16-bit copies
             (FSDP2's mixed precision, and a frozen base), with 16-bit hidden states as well.
-        rank: of adapters on a frozen base; 0 where there are none.
+        rank: of adapters on a frozen base; 0 if there are none.
         frozen: whether the base is frozen; by default if there are adapters.
     """
     frozen = rank > 0 if frozen is None else frozen

@@ -146,7 +146,7 @@ def types_of(setting: Setting) -> Arithmetic:
 
 
 def _unpacked(setting: Setting, stage: int, types: Arithmetic) -> float:
-    """The largest matrix of a quantised base while it is multiplied with: unpacked, one at a time."""
+    """Returns the largest matrix of a quantised base while it is multiplied with: unpacked, one at a time."""
     if setting.work.base == "none":
         return 0.0
     return types.product * max(

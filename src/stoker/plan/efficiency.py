@@ -69,7 +69,7 @@ BY_ARCHITECTURE = {
 
 
 def efficiency_of(device: DeviceKind) -> Efficiency:
-    """The shares of a device's architecture, or the defaults for an unknown one.
+    """Returns the shares of a device's architecture, or the defaults for an unknown one.
 
     A board that may draw less power computes at a lower clock, about the cube root of it.
     """

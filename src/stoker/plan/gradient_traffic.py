@@ -52,7 +52,7 @@ class GradientTraffic:
 
 
 def gradient_traffic(setting: Setting, efficiency: Efficiency, *, compute: float, last: float) -> GradientTraffic:
-    """The collectives of a step.
+    """Returns the collectives of a step.
 
     Args:
         compute: seconds of all passes.

@@ -34,7 +34,7 @@ class ExpertMixture:
         shared_width: of the MLP of all experts that every token goes through; 0 for none.
         router_bias: whether the router adds a learnt bias.
         shared_gate: whether the shared experts' output is scaled by a learnt gate.
-        latent_width: of the space that the routed experts work in; 0 where it is the hidden one.
+        latent_width: of the space that the routed experts work in; 0 if it is the hidden one.
     """
 
     experts: int

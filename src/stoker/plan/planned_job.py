@@ -36,7 +36,7 @@ MOMENT_BYTES = {"fp32": 4, "bf16": 2, "8bit": 1 + 4 / 64}  # of a moment's entry
 
 
 def work_of(loaded: LoadedJob, cluster: Cluster | None = None, *, base: Path | None = None) -> TrainingWork:
-    """The work of a resolved job.
+    """Returns the work of a resolved job.
 
     Args:
         cluster: whose devices decide a precision that is `auto`; without one it is bf16.
@@ -108,7 +108,7 @@ def scored(shape: Shape) -> Shape:
 
 
 def work_of_shape(job: ResolvedJob, shape: Shape, *, precision: str) -> TrainingWork:
-    """The work of a resolved job with a model of this shape.
+    """Returns the work of a resolved job with a model of this shape.
 
     Raises:
         UserError: the planner has no figures for the precision.
@@ -211,7 +211,7 @@ def software_of_job(job: ResolvedJob, shape: Shape) -> Software:
 
 
 def setting_of_job(job: ResolvedJob, cluster: Cluster, work: TrainingWork) -> Setting:
-    """The layout and the micro-batch that a resolved job states, on a cluster of as many devices."""
+    """Returns the layout and the micro-batch that a resolved job states, on a cluster of as many devices."""
     layout, chunks = layout_of(job), layout_of(job).stages_per_process
     return Setting(
         work, cluster, layout, job.train.micro_batch, chunks=chunks, software=software_of_job(job, work.shape)

@@ -45,7 +45,7 @@ class Shape:
         parallel_residual: whether attention and MLP read the same input.
         dropout: whether hidden states have dropout, so that their masks are saved for the backward pass.
         mixture, latent, state_space: a sparse mixture, latent attention, a Mamba-2 mixer.
-        pattern: the parts of each layer; empty where all are alike.
+        pattern: the parts of each layer; empty if all are alike.
         layer_vectors: further elements of each layer that has attention.
         outside_vectors: further elements outside the layers.
         family: transformers' ``model_type``, whose code computes it; empty if it is unknown.
@@ -111,17 +111,17 @@ class Shape:
         return self.heads * (self.latent.value_size if self.latent else self.head_size)
 
     def layer(self, index: int) -> Layer:
-        """The parts of the layer at an index (from 0)."""
+        """Returns the parts of the layer at an index (from 0)."""
         if self.pattern:
             return self.pattern[index]
         return Layer(feed_forward="experts" if self.mixture else "dense")
 
     def layer_matmuls(self, index: int) -> tuple[Matmul, ...]:
-        """The matrix products of the layer at an index, in the order of its computation."""
+        """Returns the matrix products of the layer at an index, in the order of its computation."""
         return self._matmuls[self.layer(index)]
 
     def matmuls(self, layer: Layer) -> tuple[Matmul, ...]:
-        """The matrix products of a kind of layer that the model has."""
+        """Returns the matrix products of a kind of layer that the model has."""
         return self._matmuls[layer]
 
     @cached_property

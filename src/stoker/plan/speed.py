@@ -26,7 +26,7 @@ class Speed:
 
 
 def mfu_formula(work: TrainingWork) -> str:
-    """The definition of the reported MFU."""
+    """Returns the definition of the reported MFU."""
     times = 6 if work.tuning == "full" else 4
     return f"tokens/s of a device x ({times} N + 12 L H Q T) FLOP a token / its peak FLOP/s in {work.precision}"
 

@@ -35,7 +35,7 @@ class Account:
 
     Attributes:
         happened: whether it occurred; the run may have ended before.
-        noticed: the event that shows it was noticed; None where nothing depended on it.
+        noticed: the event that shows it was noticed; None if nothing depended on it.
         after: seconds until it was noticed.
         lost: steps that were repeated.
         recovery: seconds until the next step was done, where the processes were restarted.

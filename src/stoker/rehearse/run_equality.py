@@ -23,7 +23,7 @@ class Equality:
 
     Attributes:
         steps: steps of the run without faults; ``reached`` those of the other.
-        first_difference: the first step with different losses; None where all are bitwise equal.
+        first_difference: the first step with different losses; None if all are bitwise equal.
         loss, weight: the largest relative difference; infinite where a value is missing.
         samples: whether both saw every sample at the same step, and so exactly once.
         tolerance: bound of ``loss`` and ``weight``; 0 under the same layout.

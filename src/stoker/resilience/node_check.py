@@ -45,7 +45,7 @@ class Report:
     """Result of the tests of one process' device and machine.
 
     Attributes:
-        wrong: description of its errors; empty where it works.
+        wrong: description of its errors; empty if it works.
         rate: FLOP/s of its matrix products.
         expected: rate measured earlier for such a device; None without one.
         reduce: bytes/s of an all-reduce; 0 for a single process.

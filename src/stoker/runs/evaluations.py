@@ -31,7 +31,7 @@ class Figure:
     Attributes:
         of: the subject of the measurement: a template, a task; empty if there is only one.
         name: the scorer or metric.
-        standard_error: None where it is not defined, as for one row.
+        standard_error: None if it is not defined, as for one row.
         rows: number of rows that it is the mean of.
         low, high: its confidence interval, where one was computed.
     """
@@ -69,7 +69,7 @@ class KeptEvaluation:
     details: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """The contents of the file; numbers that are not finite are null."""
+        """Returns the contents of the file; numbers that are not finite are null."""
         whole: dict[str, Any] = _finite({"version": VERSION, **asdict(self)})
         return whole
 

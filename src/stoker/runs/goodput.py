@@ -134,7 +134,7 @@ class Running:
 
 
 def _split(steps: _Steps, events: Sequence[_Record]) -> Goodput:
-    """The split over records in the order of their times; of an event and a step at one time the step comes first."""
+    """Returns the split over records sorted by time; at equal times steps precede events."""
     parts: dict[Cause, float] = dict.fromkeys(WORDS, 0.0)
     rest: Cause = "start_up"
     before = np.searchsorted(steps.time, [event.time for event in events], side="right").tolist()
@@ -190,7 +190,7 @@ def _add_steps(parts: dict[Cause, float], steps: _Steps, which: slice, at: float
 
 
 def _began(steps: _Steps, done: int, events: Sequence[_Record]) -> float:
-    """The time of the first start among the steps from ``done`` on and some events."""
+    """Returns the time of the first start among the steps from ``done`` on and some events."""
     first = min([*steps.time[done : done + 1], *(event.time for event in events[:1])])
     start = next((event for event in events if event.name in STARTS), None)
     return float(min(first, start.began or start.time) if start is not None else first)

@@ -44,7 +44,7 @@ def list_runs(root: Path) -> list[RunSummary]:
 
 
 def summarise(folder: RunFolder) -> RunSummary:
-    """The state of a run from its events and metrics."""
+    """Returns the state of a run from its events and metrics."""
     events, metrics = folder.read_events(), folder.read_metrics()
     started: dict[str, Any] = next((e for e in reversed(events) if e.get("event") in ("started", "resumed")), {})
     held_out = [e.get("loss") for e in events if e.get("event") == "evaluated"]

@@ -29,7 +29,7 @@ class Predicted:
         device: the catalogue's name of a GPU, the maker's of a processor.
         threads: of a process, on a processor; 0 on a GPU.
         machines, per_machine: how many, and processes on each.
-        calibration: date of the measurements of the device; None where the catalogue's figures were used.
+        calibration: date of the measurements of the device; None if the catalogue's figures were used.
         corrected_by: the run that predictions of its kind were corrected by; None without.
         memory, time: by component, without that correction.
         peak, upper: bytes: the point estimate, and its upper bound.

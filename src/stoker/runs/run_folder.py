@@ -242,7 +242,7 @@ def _ends_in_newline(file: IO[bytes]) -> bool:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON Lines file; an unfinished last line of a killed process is skipped.
+    """Yields the objects of a JSON Lines file; an unfinished last line of a killed process is skipped.
 
     Raises:
         UserError: the file cannot be read.

@@ -46,7 +46,7 @@ def on_node(name: str) -> None:
 
 
 def this_node() -> str:
-    """The name that `on_node` was given; empty for none."""
+    """Returns the name that `on_node` was given; empty for none."""
     return _node[0]
 
 
@@ -221,7 +221,7 @@ def _newest(folder: Path) -> int | None:
 
 
 def _identity(run: Path) -> str:
-    """The digest of the run's first event, which differs for another run in the same folder."""
+    """Returns the digest of the run's first event, which differs for another run in the same folder."""
     with open(run / "events.jsonl", "rb", opener=regular) as file:
         return hashlib.sha256(file.readline()).hexdigest()
 

@@ -45,8 +45,8 @@ class AnswerRow:
 
     Attributes:
         source, row: its file, and its row number there.
-        turns: the conversation up to the prompt; empty where the row has no prompt column.
-        expected: the row's value for the expected answer, unchanged; None where the row has none.
+        turns: the conversation up to the prompt; empty if the row has no prompt column.
+        expected: the row's value for the expected answer, unchanged; None if the row has none.
         scorers: names of the row's own scorers.
         fields: all columns.
     """

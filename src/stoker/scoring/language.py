@@ -40,7 +40,7 @@ def _identifier() -> Any:
 
 
 def languages() -> tuple[str, ...]:
-    """Returns the codes of the known languages, from ISO 639-1 where there is one."""
+    """Returns the codes of the known languages, from ISO 639-1 if there is one."""
     return tuple(sorted(map(str, _identifier().labels)))
 
 

@@ -50,7 +50,7 @@ def _tested(seconds: float, answer: str, row: AnswerRow) -> Score:
 
 
 def problem_of_tests(row: AnswerRow) -> Problem | None:
-    """Returns why a row has no usable tests; None where it has."""
+    """Returns why a row has no usable tests; None if it has."""
     name = _column(row.fields)
     if name is None:
         return row.problem("the scorer code runs unit tests, and this row has none", "give it a column `tests`")

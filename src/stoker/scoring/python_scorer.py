@@ -64,7 +64,7 @@ def python_function(name: str, argument: str, base: Path) -> Callable[..., Any]:
 
 
 def _lists_taken(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Returns the lists that a function takes; none where it scores one answer."""
+    """Returns the lists that a function takes; none if it scores one answer."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # some C functions have no readable signature

@@ -47,7 +47,7 @@ class ProgramOutcome:
 
 
 def sandbox_problem() -> str:
-    """Returns why programs cannot be run on this system; empty where they can."""
+    """Returns why programs cannot be run on this system; empty if they can."""
     if platform.system() != "Linux" or platform.machine() not in sandbox_child.SYSCALLS:
         return f"there is no sandbox for {platform.system()} on {platform.machine()}"
     return ""

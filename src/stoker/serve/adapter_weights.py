@@ -121,7 +121,7 @@ def is_plain_lora(tune: TuneBlock) -> bool:
 
 
 def of_run(folder: RunFolder, loaded: LoadedJob, at: str, base: Path) -> AdapterWeights | None:
-    """Reads the adapter from a run's checkpoint; None where it trained anything but plain LoRA."""
+    """Reads the adapter from a run's checkpoint; None if it trained anything but plain LoRA."""
     tune = loaded.job.tune
     if not is_plain_lora(tune):
         return None

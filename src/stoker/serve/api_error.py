@@ -23,7 +23,7 @@ class ApiError(Exception):
         status: HTTP status.
         param: the wrong field of the request.
         code: error code for programs.
-        retry_after: seconds after which the client may retry; None where a retry does not help.
+        retry_after: seconds after which the client may retry; None if a retry does not help.
     """
 
     def __init__(

@@ -85,7 +85,7 @@ def _of_run(service: Service, folder: Path) -> tuple[ServedBase, AdapterWeights,
 def adapter_of_run(
     run: RunFolder, loaded: LoadedJob, at: str, folder: Path, models: Models
 ) -> tuple[ServedBase, AdapterWeights, OpenModel] | None:
-    """Returns a run's adapter, its host and the open model; None where no base fits.
+    """Returns a run's adapter, its host and the open model; None if no base fits.
 
     Args:
         at: the checkpoint.

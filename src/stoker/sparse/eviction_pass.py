@@ -172,7 +172,7 @@ def _after(before: np.ndarray, sums: np.ndarray) -> np.ndarray:
 
 
 def _limit(rule: Eviction, mine: Sequence[np.ndarray], totals: Totals) -> np.int64:
-    """The key below which candidates go, so that no more than ``max_rows`` rows remain.
+    """Returns the key below which candidates are evicted, so that at most ``max_rows`` rows remain.
 
     Args:
         mine: bool [tables] by layout, the tables with this rule.

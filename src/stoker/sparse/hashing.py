@@ -27,7 +27,7 @@ def mix64(x: np.ndarray) -> np.ndarray:
 
 
 def salt_of(*labels: object) -> np.uint64:
-    """A 64-bit number for a purpose, such as a table's name."""
+    """Returns a 64-bit number for a purpose, such as a table's name."""
     text = "\0".join(str(label) for label in labels)
     return np.uint64(int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little"))
 
@@ -38,12 +38,12 @@ def hashes_of(ids: np.ndarray, salts: np.ndarray | np.uint64) -> np.ndarray:
 
 
 def buckets_of(hashes: np.ndarray) -> np.ndarray:
-    """The part of the ids, out of `BUCKETS`, that each hash is in: its upper bits. int64 [n]."""
+    """Returns the part of the ids, out of `BUCKETS`, that each hash is in: its upper bits. int64 [n]."""
     return (hashes >> _BUCKET_SHIFT).view(np.int64)
 
 
 def owners_of(hashes: np.ndarray, world: int) -> np.ndarray:
-    """The process, out of ``world``, that owns each hash. int64 [n]."""
+    """Returns the process, out of ``world``, that owns each hash. int64 [n]."""
     return buckets_of(hashes) % world
 
 

@@ -90,7 +90,7 @@ def _ftrl(values: Tensor, state: Tensor, grads: Tensor, settings: TableSettings,
 
 
 def _ftrl_first(values: Tensor, settings: TableSettings) -> Tensor:
-    """The z whose weights are the first values."""
+    """Returns the initial z, whose weights are the initial values, and n."""
     n = torch.full_like(values, settings.initial)
     scale = (settings.ftrl_beta + n.sqrt()) / settings.lr + settings.l2
     return torch.cat([-values * scale - values.sign() * settings.l1, n], dim=1)

@@ -81,5 +81,5 @@ def room_for(rows: int, first: int = 1) -> int:
 
 
 def state_bytes(tables: Sequence[TableSettings], rows: int) -> int:
-    """A copy of rows as checkpoints have them."""
+    """Returns a copy of rows in the format of checkpoints."""
     return rows * (SAVED + row_bytes(tables[0]))

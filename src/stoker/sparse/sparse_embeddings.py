@@ -167,7 +167,7 @@ class SparseEmbeddings(Embeddings):
             fused.prefetch(batches)
 
     def gradient_norm(self) -> float:
-        """The Euclidean norm of this step's gradients, over all rows of all processes. A collective."""
+        """Returns the Euclidean norm of this step's gradients, over all rows of all processes. A collective."""
         return math.sqrt(sum(fused.source.squared_norm() for fused in self._fused))
 
     def apply_gradients(self, *, scale: float = 1.0, lr_factor: float = 1.0) -> None:
@@ -283,7 +283,7 @@ def row_bytes(table: TableSettings) -> int:
 
 
 def no_rows(table: TableSettings) -> TableState:
-    """A state without rows."""
+    """Returns a state without rows."""
     form = RowFormat(table.dtype, table.width)
     numbers = (torch.empty(0, dtype=torch.int32) for _ in range(2))
     state = torch.empty(0, OPTIMIZERS[table.optimizer].columns(table.width), dtype=form.compute)

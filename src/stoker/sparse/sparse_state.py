@@ -37,7 +37,7 @@ class TableState:
 
     @classmethod
     def joined(cls, parts: Sequence[TableState]) -> TableState:
-        """The rows of several, in the order of their ids."""
+        """Returns the rows of several, in the order of their ids."""
         if len(parts) == 1:
             return parts[0]
         columns = {part.name: torch.cat([getattr(some, part.name) for some in parts]) for part in fields(cls)}

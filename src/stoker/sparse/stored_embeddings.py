@@ -104,5 +104,5 @@ def stored_tables(tables: Sequence[TableSettings]) -> dict[str, StoredTable]:
 
 
 def stored_rows(state: TableState) -> tuple[np.ndarray, np.ndarray]:
-    """The ids of a state, and their rows as bytes, uint8 [n, row bytes]."""
+    """Returns the ids of a state, and their rows as bytes, uint8 [n, row bytes]."""
     return state.ids.numpy(), state.values.contiguous().numpy().view(np.uint8)

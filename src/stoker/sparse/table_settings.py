@@ -99,7 +99,7 @@ class TableSettings:
         dtype: of the stored values. Arithmetic is float64 for float64, else float32. float16 and int8 (with a scale
             for each row) are rounded stochastically, by draws from (seed, table, id, step).
         init_scale: first values are uniform in [-init_scale, init_scale), a function of (seed, table, id).
-        disk: None where all rows are in memory.
+        disk: None if all rows are in memory.
     """
 
     name: str

@@ -228,7 +228,7 @@ class TorchRecEmbeddings(Embeddings):
         return dict(zip(bags.shapes, found, strict=True))
 
     def _once(self, name: str, pooled: Tensor) -> Tensor:
-        """The numbers of a feature, each once. [batch, width]."""
+        """Returns the numbers of a feature, each once. [batch, width]."""
         return pooled[:, : pooled.shape[1] // self._repeats[name]]
 
     def _look_up(self, bags: Mapping[str, Bag]) -> dict[str, Tensor]:

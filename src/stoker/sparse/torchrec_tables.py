@@ -155,7 +155,7 @@ class TorchRecTables:
         self._optimizer.zero_grad()  # which passes the settings to FBGEMM's kernels
 
     def local(self) -> Iterator[LocalTable]:
-        """The tables of this process."""
+        """Yields the tables of this process."""
         states = {key.split(".")[-2]: state for key, state in self._optimizer.state_dict()["state"].items()}
         for key, weight in self._model.state_dict().items():
             own = key.split(".")[1]
@@ -188,7 +188,7 @@ def first_values(table: TableSettings, rows: int, seed: int) -> Tensor:
 def _placed(
     configs: list[Any], kind: Any, more: dict[str, Any], device: torch.device, group: dist.ProcessGroup, parts: Any
 ) -> Any:
-    """The tables, each whole on one process."""
+    """Returns the tables, each whole on one process."""
     parts["set_gradient_division"](False)
     parts["collective_utils"]._INITIALIZED = False  # else only processes that ask for the first time take part in that
     world = dist.get_world_size(group)
@@ -239,7 +239,7 @@ def _optimizer(table: TableSettings, parts: Mapping[str, Any]) -> tuple[Any, dic
 
 
 def _what_to_install() -> str:
-    """The set of packages that fits this torch."""
+    """Returns the set of packages that fits this torch."""
     torch_version = ".".join(torch.__version__.split(".")[:2])
     if (matched := MATCHED.get(torch_version)) is None:
         return (

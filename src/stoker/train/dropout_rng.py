@@ -73,7 +73,7 @@ def problem_of(ranks: Sequence[Sequence[Draw]], layout: Layout, rates: frozenset
 
     Args:
         ranks: the masks of each process, in the order of its steps.
-        rates: the dropout rates of the job; None where they are not known.
+        rates: the dropout rates of the job; None if they are not known.
     """
     found = {draw.rate for draws in ranks for draw in draws}
     if not found:

@@ -54,7 +54,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over evaluated parts; ``correct`` is None where it cannot be counted."""
+    """Sums over evaluated parts; ``correct`` is None if it cannot be counted."""
 
     loss: float
     correct: int | None

@@ -18,10 +18,10 @@ class Evaluation:
 
     Attributes:
         loss: the task's loss per target; for cross entropy in nats.
-        accuracy: share of targets that were the most likely choice; None where the task has no accuracy.
+        accuracy: share of targets that were the most likely choice; None if the task has no accuracy.
         targets: number of targets.
         target: name of one target.
-        perplexity: exp(loss); None where the task's loss has none.
+        perplexity: exp(loss); None if the task's loss has none.
         measures: further measures of the task's objective, as means over the targets.
     """
 

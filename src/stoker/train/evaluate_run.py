@@ -39,7 +39,7 @@ class MeasuredLoss:
     """An evaluation and the number of rows behind it.
 
     Attributes:
-        text_bytes: bytes of text that the targets encode, without special tokens; None where the tokenizer does not
+        text_bytes: bytes of text that the targets encode, without special tokens; None if the tokenizer does not
             define them.
         details: further results of the run's task.
     """

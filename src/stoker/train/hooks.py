@@ -25,7 +25,7 @@ class Hook:
         after_run: called after the last step of a run that ends or pauses without an error.
         coming: takes this process' parts of the next step, before the passes of the current one; not called in the last
             step. Batches are laid out one step earlier for it. Every process calls it in the same steps, so it may be a
-            collective. None where it is not needed.
+            collective. None if it is not needed.
     """
 
     before_passes: Callable[[int], None] = lambda _step: None

@@ -66,7 +66,7 @@ def git_revision(folder: Path) -> str | None:
 
 
 def _commit_of(repository: Path, branch: str) -> str:
-    """Returns the commit of a branch, such as ``refs/heads/main``; empty where it has none."""
+    """Returns the commit of a branch, such as ``refs/heads/main``; empty if it has none."""
     if not BRANCH.fullmatch(branch):
         return ""
     common = repository / "commondir"  # in a worktree: the branches are in its repository

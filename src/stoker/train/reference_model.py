@@ -76,7 +76,7 @@ class OtherModel:
 
     @cached_property
     def _job(self) -> ResolvedJob | None:
-        """A job of this model without tuning; None where it is a run."""
+        """A job of this model without tuning; None if it is a run."""
         job = self._loaded.job
         assert job.model is not None
         update: dict[str, object] = {"tune": job.tune.model_copy(update={"method": "full", "new_rows_first": 0})}

@@ -31,7 +31,7 @@ class ReferenceTable:
 
     @classmethod
     def read(cls, model: str) -> ReferenceTable:
-        """Reads a model's values from disk; empty where nothing can be read.
+        """Reads a model's values from disk; empty if nothing can be read.
 
         Args:
             model: digest of the model's content.

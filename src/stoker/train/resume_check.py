@@ -102,7 +102,7 @@ def check_none_lost(folder: RunFolder, place: Path | str) -> None:
 
 
 def _data_of(folder: RunFolder) -> dict[str, str]:
-    """Returns the fingerprints that the run recorded; empty where its record is lost."""
+    """Returns the fingerprints that the run recorded; empty if its record is lost."""
     try:
         return dict(json.loads(read_file(folder.environment))["data"])
     except (OSError, ValueError, KeyError, TypeError):

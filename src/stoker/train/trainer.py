@@ -33,7 +33,7 @@ class FitResult:
     Attributes:
         state: ``done``, or ``stopped`` by a signal; `Trainer.fit` then resumes.
         step: optimizer steps done.
-        loss: loss of the last step; None where no step was done.
+        loss: loss of the last step; None if no step was done.
         evaluation: evaluation of the current weights on the held-out data; None without any.
         folder: the run's folder: metrics, events, checkpoints.
         model: the trained module.

@@ -64,7 +64,7 @@ class TraceComparison:
         return self.largest[kind].size if kind in self.largest else 0.0
 
     def first_beyond(self, bound: float) -> str | None:
-        """Describes the first quantity that differs by more than ``bound``; None where none does."""
+        """Describes the first quantity that differs by more than ``bound``; None if none does."""
         return next((found.beyond(bound) for found in self.in_order if not found.within(bound)), None)
 
     def as_json(self) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class Cell:
     train: dict[str, Any] = field(default_factory=dict)
 
     def number(self, key: str) -> int:
-        """Returns an integer of the ``parallel:`` block; 1 where it is missing or no integer."""
+        """Returns an integer of the ``parallel:`` block; 1 if it is missing or no integer."""
         value = self.parallel.get(key, 1)
         return value if isinstance(value, int) and not isinstance(value, bool) else 1
 

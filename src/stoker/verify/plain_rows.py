@@ -26,7 +26,7 @@ def batches_of(
     Args:
         sources: rows of each source.
         sizes: number of samples of each step.
-        capacity: tokens of a packed sample; None where a sample is one row.
+        capacity: tokens of a packed sample; None if a sample is one row.
     """
     rows = [row for source in sources for row in source]
     slots = order([len(source) for source in sources], seed)

@@ -49,7 +49,7 @@ def in_other_form(twin: Twin) -> tuple[str, ...]:
 
 
 def why_not(twin: Twin, job: ResolvedJob, reference: Trace) -> str | None:
-    """Returns why the plain loop cannot run a job; None where it can."""
+    """Returns why the plain loop cannot run a job; None if it can."""
     return next(_reasons(twin, job, reference), None)
 
 

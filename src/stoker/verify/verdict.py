@@ -16,8 +16,8 @@ class Check:
 
     Attributes:
         name: name for people and programs.
-        passed: None where nothing was compared; ``reason`` then has the cause.
-        reason: first difference of a failure; empty where it passed.
+        passed: None if nothing was compared; ``reason`` then has the cause.
+        reason: first difference of a failure; empty if it passed.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Check:
     comparison: TraceComparison | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """The values for `--json`."""
+        """Returns the values for `--json`."""
         sizes = self.comparison.as_json() if self.comparison else {}
         return {"passed": self.passed, "reason": self.reason, **sizes}
 
@@ -36,10 +36,10 @@ class Verdict:
     """Result of verifying a layout.
 
     Attributes:
-        layout: None where the layout is malformed.
-        comparison: comparison with one process; None where it did not run.
-        passed: None where the layout is impossible; ``reason`` then has the cause.
-        reason: first difference of a failure; empty where it passed.
+        layout: None if the layout is malformed.
+        comparison: comparison with one process; None if it did not run.
+        passed: None if the layout is impossible; ``reason`` then has the cause.
+        reason: first difference of a failure; empty if it passed.
         seconds: duration, including the single-process run for its first use.
         checks: all checks except the comparison with one process.
         facts: remarks for people.

@@ -52,9 +52,9 @@ class Trace(Computed):
         replicas: the largest final difference between processes with the same values.
         drops: whether the model has dropout.
         draws: the dropout masks, by process.
-        resumed: place of the state that it resumed from; None where it started fresh.
+        resumed: place of the state that it resumed from; None if it started fresh.
         batch_norm: whether the model mixes the samples of a pass.
-        packed: whether rows are packed and the head is separate; None where the model allows neither.
+        packed: whether rows are packed and the head is separate; None if the model allows neither.
     """
 
     first: Mapping[str, Tensor] = field(default_factory=dict)

@@ -101,7 +101,7 @@ class ClusterApi:
         yield from self._stream(f"the log of {pod}", f"pods/{pod}/log", query, None)
 
     def watch_pods(self, labels: str, seconds: int) -> Iterator[Manifest]:
-        """The pods with those labels, each again when it changes, until the time is over."""
+        """Yields the pods with those labels, each again when it changes, until the time is over."""
         query = [("labelSelector", labels), ("watch", "true"), ("timeoutSeconds", f"{seconds}")]
         for line in self._stream("the pods", "pods", query, seconds + ANSWER):
             event = json.loads(line)
@@ -172,7 +172,7 @@ class ClusterApi:
             ) from error
 
     def _error(self, what: str, version: str, status: int, message: str) -> UserError:
-        """The error of an answer; the first line that fits."""
+        """Returns the error of an answer; the first line that fits."""
         group = version.partition("/")[0] if "/" in version else ""
         there = f"in the namespace {self.namespace}"
         lines: tuple[tuple[bool, type[UserError], str, str], ...] = (
@@ -211,7 +211,7 @@ class ClusterApi:
 
 
 def _client(kubeconfig: str | None, context: str | None) -> tuple[ApiClient, str]:
-    """The client, and the namespace of its context."""
+    """Returns the client, and the namespace of its context."""
     from kubernetes import config
     from kubernetes.client import ApiClient, Configuration
     from kubernetes.config.incluster_config import SERVICE_TOKEN_FILENAME

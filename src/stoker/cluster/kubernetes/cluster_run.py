@@ -32,7 +32,7 @@ class ClusterRun:
         fingerprint: digest of all that is sent.
         base: the folder from which it was submitted.
         job: the job file's text.
-        archive: all other files, as a tar.xz; None where there are none.
+        archive: all other files, as a tar.xz; None if there are none.
     """
 
     name: str
@@ -69,7 +69,7 @@ class ClusterRun:
         return self.deadline + GRACE
 
     def host(self, index: int) -> str:
-        """The name by which the pod of a node is found in its namespace; not of a RayJob, whose pods have none."""
+        """Returns the host name of a node's pod in its namespace; not of a RayJob, whose pods have none."""
         assert self.kind != "rayjob"
         between = {"job": "", "jobset": "node-0-", "trainjob": "node-0-", "volcano": "node-"}[self.kind]
         return f"{self.name}-{between}{index}.{self.name}"

@@ -14,7 +14,7 @@ CLAIM = "devices"
 
 
 def claim_name(run: ClusterRun) -> str:
-    """The name of the claim template."""
+    """Returns the name of the claim template."""
     return f"{run.name}-devices"
 
 
@@ -44,7 +44,7 @@ def claim_template(run: ClusterRun) -> Manifest:
 
 
 def pod_claims(run: ClusterRun) -> list[Manifest]:
-    """The ``resourceClaims`` of a pod."""
+    """Returns the ``resourceClaims`` of a pod."""
     return [{"name": CLAIM, "resourceClaimTemplateName": claim_name(run)}] if claims(run) else []
 
 

@@ -11,7 +11,7 @@ WRONG_INPUT, CANNOT_RUN = 2, 3  # exit codes of Stoker that another start cannot
 
 
 def job(run: ClusterRun) -> Manifest:
-    """The Job."""
+    """Returns the Job."""
     gang = gang_parts(run, CONTAINER)
     return {
         "apiVersion": "batch/v1",

@@ -10,7 +10,7 @@ from stoker.cluster.kubernetes.pod_template import CONTAINER
 
 
 def jobset(run: ClusterRun) -> Manifest:
-    """The JobSet. Pods are started again by its Job; once that has failed, so has the set."""
+    """Returns the JobSet. Its Jobs restart pods; the set fails when a Job has failed."""
     gang = gang_parts(run, CONTAINER)
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",

@@ -44,7 +44,7 @@ from stoker.job.targets.kubernetes import KubernetesBlock
 
 
 def open_target(chosen: ChosenTarget) -> KubernetesTarget:
-    """The target of a block."""
+    """Returns the target of a block."""
     return KubernetesTarget(chosen)
 
 
@@ -164,7 +164,7 @@ class KubernetesTarget:
         return self._record(run, time.time())
 
     def describe(self, record: Record) -> Iterator[str]:
-        """The workload, its pods with their nodes and reasons, and the latest events."""
+        """Yields the workload, its pods with their nodes and reasons, and the latest events."""
         found = self._workload(record)
         status = self.status(record)
         yield f"{record.handle['words']}: {status.state}"
@@ -178,7 +178,7 @@ class KubernetesTarget:
             yield f"event: {event.get('reason', '')}: {event.get('message', '')}"
 
     def records(self) -> Sequence[Record]:
-        """The runs whose config maps are in the namespace."""
+        """Returns the runs whose config maps are in the namespace."""
         found = []
         for kept in self.api.select("v1", "ConfigMap", labels=f"{MANAGED_BY}={STOKER}"):
             run = run_of_config_maps(kept)
@@ -188,7 +188,7 @@ class KubernetesTarget:
         return found
 
     def run_of(self, submission: Submission) -> ClusterRun:
-        """The submission as the manifests need it."""
+        """Converts the submission for the manifests."""
         return run_of_submission(submission, self.block, self.chosen.name)
 
     def _create(self, run: ClusterRun) -> None:

@@ -15,7 +15,7 @@ FINGERPRINT = "stoker/fingerprint"  # annotation: digest of all that was sent
 
 
 def given(**fields: Any) -> Manifest:
-    """A mapping without the fields that are None, empty lists or empty mappings."""
+    """Returns a mapping without the fields that are None, empty lists or empty mappings."""
     return {key: value for key, value in fields.items() if isinstance(value, Present) or value not in (None, [], {})}
 
 
@@ -45,12 +45,12 @@ def run_labels(run: ClusterRun) -> dict[str, str]:
 
 
 def selector(name: str) -> str:
-    """The label selector of a run's objects."""
+    """Returns the label selector of a run's objects."""
     return f"{MANAGED_BY}={STOKER},{INSTANCE}={name}"
 
 
 def times(quantity: int | str, count: int) -> int | str:
-    """An amount several times: 3 x ``32Gi`` is ``96Gi``; 3 x ``1.5Gi`` is ``4.5Gi``."""
+    """Returns an amount several times: 3 x ``32Gi`` is ``96Gi``; 3 x ``1.5Gi`` is ``4.5Gi``."""
     if isinstance(quantity, int):
         return quantity * count
     number, unit = re.fullmatch(r"([0-9.]+)([A-Za-z]*)", quantity).groups()  # type: ignore[union-attr]

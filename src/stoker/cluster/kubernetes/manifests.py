@@ -51,7 +51,7 @@ def manifests(run: ClusterRun, *, secret: str | None) -> list[Manifest]:
 
 
 def workload(run: ClusterRun) -> Manifest:
-    """The object that makes the pods."""
+    """Returns the object that makes the pods."""
     return WORKLOADS[run.kind](run)
 
 

@@ -21,7 +21,7 @@ WIDTH = 110  # columns of the script
 
 
 def node_script(run: ClusterRun) -> str:
-    """The shell script of a pod of the run."""
+    """Returns the shell script of a pod of the run."""
     python = run.block.python
     words = [python, "-m", "stoker.cluster.kubernetes.pod", f"{run.output}/logs"]
     words += ["node", f"{GIVEN}/{JOB}", *run.overrides]
@@ -37,7 +37,7 @@ def nodes_of(run: ClusterRun) -> str:
 
 
 def preparation(run: ClusterRun) -> str:
-    """The script's lines before Stoker starts."""
+    """Returns the script's lines before Stoker starts."""
     lines = ["set -e", f"(umask 077 && cp {SECRET_FOLDER}/{SECRET_KEY} {OWN_SECRET})", f"cd {WORK}"]
     if run.archive is not None:
         lines.append(unpacking(run))
@@ -56,7 +56,7 @@ def unpacking(run: ClusterRun) -> str:
 
 
 def wrapped(command: str) -> str:
-    """A command over several lines, broken before options; a long word stays whole."""
+    """Returns a command over several lines, broken before options; a long word stays whole."""
     lines, line = [], ""
     for part in command.replace(" --", "\n--").split("\n"):
         if line and len(line) + len(part) + 1 > WIDTH:

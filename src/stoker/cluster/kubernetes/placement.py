@@ -43,7 +43,7 @@ def one_per_host(block: KubernetesBlock) -> bool:
 
 
 def pod_tolerations(tolerations: list[TolerationBlock]) -> list[Manifest]:
-    """The ``tolerations`` of a pod."""
+    """Returns the ``tolerations`` of a pod."""
     return [
         given(
             key=each.key,

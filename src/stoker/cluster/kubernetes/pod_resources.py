@@ -22,7 +22,7 @@ def amounts(run: ClusterRun) -> dict[str, int | str]:
 
 
 def pod_resources(run: ClusterRun) -> Manifest:
-    """The ``resources`` of the container.
+    """Returns the ``resources`` of the container.
 
     Requests equal limits. A pod that names cores and memory is then of class Guaranteed; kubelets pin no other's cores.
     """

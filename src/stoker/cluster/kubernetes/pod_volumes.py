@@ -13,12 +13,12 @@ OWNER_ONLY = 0o400
 
 
 def secret_name(run: ClusterRun) -> str:
-    """The secret of the supervisors' channel."""
+    """Returns the secret of the supervisors' channel."""
     return f"{run.name}-channel"
 
 
 def dataset_name(run: ClusterRun) -> str:
-    """The Fluid dataset, and the claim of the same name that Fluid makes for it."""
+    """Returns the Fluid dataset, and the claim of the same name that Fluid makes for it."""
     return f"{run.name}-data"
 
 
@@ -45,7 +45,7 @@ def pod_volumes(run: ClusterRun) -> list[tuple[Manifest, Manifest]]:
 
 
 def _sent(run: ClusterRun) -> Manifest:
-    """The config maps in one folder."""
+    """Returns the config maps in one folder."""
     parts = len(parts_of(run))
     if parts < 2:
         return {"configMap": {"name": run.name}}
@@ -54,7 +54,7 @@ def _sent(run: ClusterRun) -> Manifest:
 
 
 def source_of(volume: VolumeBlock) -> Manifest:
-    """The volume's source; exactly one is given."""
+    """Returns the volume's source; exactly one is given."""
     if volume.claim is not None:
         return {"persistentVolumeClaim": given(claimName=volume.claim, readOnly=volume.read_only or None)}
     if volume.host_path is not None:

@@ -82,7 +82,7 @@ def _start_parameters(run: ClusterRun) -> dict[str, str]:
 
 
 def _submitter(run: ClusterRun) -> Manifest:
-    """The pod that starts the driver. KubeRay writes its command."""
+    """Returns the pod that starts the driver. KubeRay writes its command."""
     amounts = {"requests": dict(SUBMITTER_AMOUNTS), "limits": dict(SUBMITTER_AMOUNTS)}
     container = given(name=SUBMITTER, image=run.block.image, imagePullPolicy=run.block.image_pull, resources=amounts)
     secrets = [{"name": name} for name in run.block.image_pull_secrets]

@@ -22,26 +22,26 @@ _RANK = re.compile(r"rank (\d+) \| ?")
 
 
 def pods_of(api: ClusterApi, name: str) -> list[Object]:
-    """The run's pods in the order of their nodes; of a node that was started again, the older pod first."""
+    """Returns the run's pods in the order of their nodes; of a node that was started again, the older pod first."""
     pods = api.select("v1", "Pod", labels=f"{INSTANCE}={name}")
     return sorted(pods, key=lambda pod: (index_of(pod), pod["metadata"].get("creationTimestamp", "")))
 
 
 def index_of(pod: Object) -> int:
-    """The number of the pod's node; -1 of a pod that is no node, such as the head of a Ray cluster."""
+    """Returns the number of the pod's node; -1 of a pod that is no node, such as the head of a Ray cluster."""
     labels = pod["metadata"].get("labels", {})
     return next((int(labels[key]) for key in INDEX_LABELS if key in labels), -1)
 
 
 def phase_of(pod: Object) -> str:
-    """The phase, or that the pod is being ended."""
+    """Returns the phase, or that the pod is being ended."""
     if "deletionTimestamp" in pod["metadata"]:
         return "Terminating"
     return str(pod.get("status", {}).get("phase", "Pending"))
 
 
 def pod_reasons(api: ClusterApi, pod: Object) -> list[str]:
-    """The reason why a pod does not run."""
+    """Returns the reason why a pod does not run."""
     found = reasons(pod, events_of(api, pod))
     for name in claims_of(pod) if phase_of(pod) == "Pending" else ():
         claim = api.read("v1", "PersistentVolumeClaim", name)
@@ -54,7 +54,7 @@ def pod_reasons(api: ClusterApi, pod: Object) -> list[str]:
 
 
 def events_of(api: ClusterApi, item: Object) -> list[Object]:
-    """The events of an object, the oldest first."""
+    """Returns the events of an object, the oldest first."""
     events = api.select("v1", "Event", fields=f"involvedObject.uid={item['metadata']['uid']}")
     return sorted(events, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
 

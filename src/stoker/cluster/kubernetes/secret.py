@@ -30,5 +30,5 @@ def channel_secret(run: ClusterRun, *, value: str | None) -> Manifest:
 
 
 def new_value() -> str:
-    """A new random value, in hexadecimal digits."""
+    """Returns a new random value, in hexadecimal digits."""
     return secrets.token_hex(BYTES)

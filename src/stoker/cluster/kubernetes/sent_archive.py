@@ -17,7 +17,7 @@ ARCHIVE = "files.tar.xz"  # its parts are ARCHIVE.0, ARCHIVE.1 ...
 
 
 def archive_of(files: Sequence[SentFile]) -> bytes | None:
-    """The files as a tar.xz that depends on their names and contents alone; None for no files."""
+    """Returns the files as a tar.xz that depends on their names and contents alone; None for no files."""
     if not files:
         return None
     buffer = io.BytesIO()

@@ -7,7 +7,7 @@ from stoker.cluster.kubernetes.manifest_fields import INSTANCE, Manifest, metada
 
 
 def service(run: ClusterRun) -> Manifest:
-    """The service. Pods are found before they are ready: they are ready only once they have found each other."""
+    """Returns the service. It lists pods before they are ready, as they become ready only after finding each other."""
     return {
         "apiVersion": "v1",
         "kind": "Service",

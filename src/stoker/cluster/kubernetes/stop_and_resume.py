@@ -22,7 +22,7 @@ def stop_workload(api: ClusterApi, block: KubernetesBlock, workload: Manifest) -
 
 
 def start_again(api: ClusterApi, block: KubernetesBlock, workload: Manifest) -> bool:
-    """Starts the pods of a stopped workload; False where it has ended, and cannot be started."""
+    """Starts the pods of a stopped workload; False if it has ended, and cannot be started."""
     if not was_stopped(api, block, workload):
         return _is_at_work(workload)
     if gang_of(block) == "kueue":

@@ -15,7 +15,7 @@ from stoker.job.targets.kubernetes import KubernetesBlock
 
 
 def run_of_submission(submission: Submission, block: KubernetesBlock, on: str) -> ClusterRun:
-    """The submission as the manifests need it: paths of the run absolute, its files as an archive."""
+    """Converts a submission for the manifests: absolute paths of the run, and its files as an archive."""
     job = submission.loaded.job
     output = in_folder(block, submission.output)
     overrides = [f"output={output}"] if output != submission.output else []
@@ -46,7 +46,7 @@ def run_of_submission(submission: Submission, block: KubernetesBlock, on: str) -
 
 
 def in_folder(block: KubernetesBlock, path: str) -> str:
-    """A path of the job as the pods name it."""
+    """Returns a path of the job as the pods name it."""
     return path if "://" in path or path.startswith("/") else f"{block.folder.rstrip('/')}/{path}"
 
 

@@ -21,7 +21,7 @@ WAIT = 120  # seconds between the first pod and the last, after which Coscheduli
 
 
 def training_runtime(run: ClusterRun) -> Manifest:
-    """The runtime."""
+    """Returns the runtime."""
     queue = run.block.queue if run.gang == "volcano" else None
     template = given(
         metadata=given(annotations=given(**{VOLCANO_QUEUE: queue})),
@@ -36,7 +36,7 @@ def training_runtime(run: ClusterRun) -> Manifest:
 
 
 def trainjob(run: ClusterRun) -> Manifest:
-    """The TrainJob."""
+    """Returns the TrainJob."""
     gang = gang_parts(run, CONTAINER)
     return {
         "apiVersion": API,
@@ -52,7 +52,7 @@ def trainjob(run: ClusterRun) -> Manifest:
 
 
 def _gang(run: ClusterRun) -> Manifest | None:
-    """The policy by which the trainer makes the pod group itself."""
+    """Returns the policy by which the trainer makes the pod group itself."""
     if run.gang == "volcano":
         return {"volcano": given(networkTopology=hypernodes(run))}
     return {"coscheduling": {"scheduleTimeoutSeconds": WAIT}} if run.gang == "coscheduling" else None

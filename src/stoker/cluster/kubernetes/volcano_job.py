@@ -10,7 +10,7 @@ from stoker.cluster.kubernetes.pod_template import CONTAINER, pod_template
 
 
 def volcano_job(run: ClusterRun) -> Manifest:
-    """The Job. Its policies are tried in this order; exit codes that another start cannot change end it."""
+    """Returns the Job. Its policies are tried in order; exit codes that a restart cannot change end it."""
     plugins = {"svc": ["--publish-not-ready-addresses=true"], **({"ssh": []} if run.block.mpi else {})}
     policies = [
         *({"exitCode": code, "action": "TerminateJob"} for code in (WRONG_INPUT, CANNOT_RUN)),

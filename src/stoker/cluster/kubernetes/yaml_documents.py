@@ -15,7 +15,7 @@ WIDTH = 4096  # columns: long values, such as base64, stay on a line
 
 
 def as_yaml(documents: Iterable[Manifest], comments: dict[str, str] | None = None) -> str:
-    """The documents, with ``---`` between them.
+    """Returns the documents, with ``---`` between them.
 
     Args:
         comments: a line before the document of a kind, by kind.
@@ -33,7 +33,7 @@ def as_yaml(documents: Iterable[Manifest], comments: dict[str, str] | None = Non
 
 
 def _literal(value: Any) -> Any:
-    """The value with texts of several lines as literal blocks, and empty mappings as ``{}``."""
+    """Returns the value with texts of several lines as literal blocks, and empty mappings as ``{}``."""
     if isinstance(value, dict):
         return {key: _literal(inner) for key, inner in value.items()}
     if isinstance(value, list):

@@ -43,7 +43,7 @@ class Plan:
 
     @classmethod
     def read(cls, path: Path) -> Plan:
-        """The plan of a file that the submission wrote."""
+        """Returns the plan of a file that the submission wrote."""
         values = json.loads(path.read_text())
         return cls(**{**values, "placement": Placement(**values["placement"])})
 

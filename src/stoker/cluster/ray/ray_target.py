@@ -40,7 +40,7 @@ METADATA = "stoker"  # key of a Ray job's metadata, under which its record is
 
 
 def open_target(chosen: ChosenTarget) -> RayTarget:
-    """The target of a block."""
+    """Returns the target of a block."""
     assert isinstance(chosen.block, RayBlock)
     return RayTarget(chosen, chosen.block)
 
@@ -263,7 +263,7 @@ class RayTarget:
         return Placement(submission.nodes, self._block.cpus * devices, devices if wants else 0, self._block.resources)
 
     def _plan(self, submission: Submission, *, gpus: int | None) -> str:
-        """The driver's file."""
+        """Returns the driver's file."""
         placement = self._placement(submission, None)
         placement = placement if gpus is None else replace(placement, gpus=gpus)
         output = submission.output
@@ -290,7 +290,7 @@ class RayTarget:
             raise RunFailed(Problem(f"Ray: {' '.join(str(error).split())[:300]}")) from error
 
     def _said(self, record: Record, *, whole: bool = True) -> list[str]:
-        """The lines of the driver's log.
+        """Returns the lines of the driver's log.
 
         Args:
             whole: whether the last line has ended; else one without its end is left for later.

@@ -90,7 +90,7 @@ class JobState:
         """Converts the state to Stoker's status.
 
         Args:
-            own_code: the exit code that the job's script has left; None where it has not ended.
+            own_code: the exit code that the job's script has left; None if it has not ended.
             requeue: `faults.requeue` of the job.
         """
         code = self.code if own_code is None else own_code

@@ -35,7 +35,7 @@ UNSCHEDULABLE = ("node configuration is not available", "Node count specificatio
 
 
 def open_target(chosen: ChosenTarget) -> SlurmTarget:
-    """The target of a block.
+    """Returns the target of a block.
 
     Raises:
         UserError: keys of the block exclude each other.
@@ -216,7 +216,7 @@ class SlurmTarget:
         return f"{quoted(record.handle['folder'])}/{shlex.quote(record.name)}"
 
     def _files(self, name: str) -> str:
-        """The submission's folder, from where sbatch is called."""
+        """Returns the submission's folder, from where sbatch is called."""
         return "." if self._block.login else f"{self._block.folder.rstrip('/')}/{name}"
 
     def _script(self, submission: Submission) -> str:

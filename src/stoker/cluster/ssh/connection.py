@@ -38,7 +38,7 @@ class SshSettings:
     connect: int = 15
 
     def words(self) -> list[str]:
-        """The options of an ssh command. ssh takes the first value of an option: the user's come first.
+        """Returns the options of an ssh command. ssh takes the first value of an option: the user's come first.
 
         Only commands of equal settings share a connection: of those that join it, ssh drops options such as ``SetEnv``.
         """
@@ -107,7 +107,7 @@ class Connection:
         return f"{self.user}@{name}:{path}" if self.user else f"{name}:{path}"
 
     def real_name(self) -> str:
-        """The host's name or address as ssh's configuration has it (`HostName`)."""
+        """Returns the host's name or address as ssh's configuration has it (`HostName`)."""
         port = ["-p", str(self.port)] if self.port is not None else []
         words = ["ssh", *self.settings.words(), *port, "-G", self.destination]
         try:

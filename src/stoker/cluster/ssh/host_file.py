@@ -40,7 +40,7 @@ class Host:
 
 
 def parse_host(line: str, problem: Placed) -> Host:
-    """The host of a line: ``gpu1 slots=8``, ``me@gpu1 slots=8 address=10.0.0.1``, ``gpu1:8`` (MPICH).
+    """Returns the host of a line: ``gpu1 slots=8``, ``me@gpu1 slots=8 address=10.0.0.1``, ``gpu1:8`` (MPICH).
 
     Raises:
         UserError: it is no such line.

@@ -43,7 +43,7 @@ SECONDS_TO_END = 90.0  # beyond the job's own deadline, until the process groups
 
 
 def open_target(chosen: ChosenTarget) -> SshTarget:
-    """The target of a block; its host file is read.
+    """Returns the target of a block; its host file is read.
 
     Raises:
         UserError: the hosts are not named, or wrongly.
@@ -236,7 +236,7 @@ class SshTarget:
             return error.said
 
     def _from_anywhere(self, hosts: Sequence[Host]) -> SshBlock:
-        """The block as any folder understands it: the hosts that were chosen, absolute paths."""
+        """Returns the block as any folder understands it: the hosts that were chosen, absolute paths."""
         paths = {
             key: str(Path.cwd() / Path(value).expanduser())
             for key in ("identity", "config")
@@ -282,7 +282,7 @@ def status_of(states: dict[str, str], requeue: int | None = None) -> Status:
 
 
 def _hosts(chosen: ChosenTarget, block: SshBlock) -> list[Host]:
-    """The hosts of a block, of its list or its host file, as `include` and `exclude` leave them."""
+    """Returns the hosts of a block, of its list or its host file, as `include` and `exclude` leave them."""
     if block.hosts and block.hostfile:
         raise UserError(chosen.problem("hostfile", "`hosts` and `hostfile` both name the hosts", "keep one of them"))
     if block.hostfile:
@@ -322,7 +322,7 @@ def _listed(chosen: ChosenTarget, block: SshBlock) -> list[Host]:
 
 
 def _hosts_of(record: Record) -> list[Host]:
-    """The hosts of a submitted job."""
+    """Returns the hosts of a submitted job."""
 
     def of(values: dict[str, Any]) -> Host:
         slots = values["slots"]

@@ -46,7 +46,7 @@ class RowSet:
         return len(self.rows)
 
     def batch(self, positions: np.ndarray) -> RowBatch:
-        """The rows at these positions."""
+        """Returns the rows at these positions."""
         return read_batch(self.store, self.features, self.rows[positions])
 
     def column(self, name: str) -> np.ndarray:
@@ -64,7 +64,7 @@ class RowSet:
         return [f"{files[file]}:{row}" for file, row in self.store.array("place")[self.rows[positions]]]
 
     def first_ids(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """The first id of each row of a feature, int64, and whether the row has one."""
+        """Returns the first id of each row of a feature, int64, and whether the row has one."""
         number = [column.name for column in self.features.columns].index(name)
         begin, lengths = self.store.spans(number, self.rows)
         there = lengths > 0
@@ -73,7 +73,7 @@ class RowSet:
         return found, there
 
     def periods(self) -> np.ndarray:
-        """The period of each row, numbers that do not fall: its day, or its file, or a tenth of all rows; int64."""
+        """Returns the period of each row, int64, never decreasing: its day, its file, or a tenth of all rows."""
         if self.features.time is not None:
             days = days_of(self.column("time"))
             if days is not None:
@@ -84,7 +84,7 @@ class RowSet:
         return np.arange(len(self)) * PERIODS // max(1, len(self))
 
     def part(self, start: int, stop: int) -> RowSet:
-        """The rows from one position to another."""
+        """Returns the rows from one position to another."""
         return replace(self, rows=self.rows[start:stop])
 
 
@@ -151,7 +151,7 @@ def open_log(
 
 
 def open_rows(data: Sequence[SourceBlock], features: Features, base: Path, ignored: Sequence[str] = ()) -> RowSet:
-    """The rows of sources under features that a run has already.
+    """Opens the rows of sources with an existing run's features.
 
     Raises:
         UserError: a source cannot be read, or all rows are bad.
@@ -162,7 +162,7 @@ def open_rows(data: Sequence[SourceBlock], features: Features, base: Path, ignor
 
 
 def features_of(sources: Sequence[tuple[Source, str]], settings: LogSettings) -> Features:
-    """The features of sources, found from their first rows."""
+    """Returns the features of sources, found from their first rows."""
     rows = (row for source, form in sources for row in log_rows(source, form))
     first = [raw.value for raw in islice(rows, SAMPLE) if isinstance(raw, Raw) and isinstance(raw.value, dict)]
     if not first:

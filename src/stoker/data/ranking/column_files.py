@@ -86,7 +86,7 @@ class ColumnFiles:
     summary: LogSummary
 
     def path(self, name: str) -> Path:
-        """The file of a column."""
+        """Returns the file of a column."""
         return self.folder / f"{name}.bin"
 
 

@@ -44,7 +44,7 @@ class LogSettings:
     longest: int = 50
 
     def stated(self, name: str) -> StatedFeature:
-        """Returns the job's settings of a feature, empty where it has none."""
+        """Returns the job's settings of a feature, empty if it has none."""
         return next((feature for feature in self.features if feature.name == name), StatedFeature(name))
 
     @property

@@ -46,7 +46,7 @@ class ColumnStore:
         return self.summary.rows
 
     def array(self, name: str) -> np.ndarray:
-        """A column, read-only."""
+        """Returns a column, read-only."""
         wide = {"labels": len(self.features.labels), "place": 2}.get(name)
         kind, size = np.dtype(self._type(name)), self._files.sizes[name]
         found = np.memmap(self._files.path(name), kind, "r", shape=size // kind.itemsize) if size else np.empty(0, kind)
@@ -106,7 +106,7 @@ def open_store(sources: Sequence[tuple[Source, str]], features: Features, ignore
 
 
 def _parts_of(source: Source, form: str) -> list[LogPart]:
-    """A source file by file, so that one with more files at its end is the same log, longer; a slice of it as one."""
+    """Splits a source into files, so that appended files extend a log; a slice of a source is one part."""
     if source.corpus or source.part != ALL_ROWS:
         return [LogPart(f"{source.fingerprint()};", lambda: log_rows(source, form))]
     ordered = replace(source, files=in_order(source.files))

@@ -76,7 +76,7 @@ class ColumnEncoder:
             codes.update((text, code) for code, text in enumerate(texts))
 
     def encode(self, rows: Sequence[Raw | Rejected]) -> EncodedRows:
-        """The arrays of a batch of rows."""
+        """Returns the arrays of a batch of rows."""
         rejected = [row for row in rows if isinstance(row, Rejected)]
         good = [row for row in rows if isinstance(row, Raw)]
         while True:
@@ -130,7 +130,7 @@ class ColumnEncoder:
         return 0 if is_missing(value) else _id(self._group_ids, value, str(self.features.group))
 
     def _lists(self, number: int, column: Column, cells: list[Any]) -> Arrays:
-        """The ids of a feature, of all rows one after another."""
+        """Returns the ids of a feature, of all rows one after another."""
         ids_of = self._ids[column.name]
         if column.kind == "id":
             there = [v is not None and v != "" and v == v for v in cells]  # noqa: PLR0124 -- NaN is no equal of itself

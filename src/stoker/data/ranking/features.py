@@ -19,7 +19,7 @@ class Column:
     Attributes:
         name: the feature's name, which is its column's unless it is a cross.
         why: how its kind was detected, as text for people.
-        separator: between the values of a cell; empty where a cell is one value, or a list.
+        separator: between the values of a cell; empty if a cell is one value, or a list.
         weighted: whether each id comes with a weight, as ``{"id": 0.5}``, ``[["id", 0.5]]`` or ``id:0.5``.
         table: name of its embedding table; features with one table share rows.
         longest: maximum length of a sequence; the newest ids are kept.
@@ -62,7 +62,7 @@ class Features:
     Attributes:
         labels: columns of labels.
         positive: the lowest value of a positive label; None where labels are 0 and 1.
-        time: column of the time; None where the rows are already ordered by it.
+        time: column of the time; None if the rows are already ordered by it.
         group: column by which the grouped AUC and rankings are computed, such as the user.
         weight: column of the rows' weights in the loss.
         slices: columns by whose values the metrics are reported too.
@@ -104,7 +104,7 @@ class Features:
         return self.with_columns(plain)
 
     def as_json(self) -> dict[str, Any]:
-        """The values for a file of JSON."""
+        """Returns the values for a file of JSON."""
         return asdict(self)
 
     @classmethod

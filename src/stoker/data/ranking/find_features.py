@@ -29,7 +29,7 @@ Row = Mapping[str, Any]
 
 
 def find_features(rows: Sequence[Row], settings: LogSettings) -> Features:
-    """The features of a log.
+    """Returns the features of a log.
 
     Args:
         rows: the first ones, at most `SAMPLE`.
@@ -192,7 +192,7 @@ def _is_skewed(values: Sequence[Any]) -> bool:
 
 
 def _with_table(column: Column, columns: Sequence[Column]) -> Column:
-    """A sequence shares the table of the feature that its items are of, by name: ``history_item_id``, ``item_seq``."""
+    """Returns a sequence with the table of its items' feature, found by name: ``history_item_id``, ``item_seq``."""
     if column.kind != "sequence" or column.table != column.name:
         return column
     core = _SEQUENCE_NAME.sub("_", column.name).strip("_").lower()

@@ -14,7 +14,7 @@ ROWS = 1_000_000  # that the numbers are taken from, evenly spaced
 
 
 def fit_features(store: ColumnStore, rows: np.ndarray) -> Features:
-    """The features of a store with the means, scales and boundaries of some of its rows, the training part."""
+    """Returns the features of a store with the means, scales and boundaries of some of its rows, the training part."""
     features = store.features
     spaced = rows[:: max(1, -(-len(rows) // ROWS))]
     fitted: dict[str, Column] = {}

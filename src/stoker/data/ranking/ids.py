@@ -28,7 +28,7 @@ class NoIdError(ValueError):
 
 
 def id_of(value: Any) -> int:
-    """The id of a value of a row.
+    """Returns the id of a value of a row.
 
     Raises:
         NoIdError: it is an integer beyond 64 bits, or neither an integer nor a text.
@@ -46,7 +46,7 @@ def id_of(value: Any) -> int:
 
 
 def hashed(text: str) -> int:
-    """The id of a text that is no integer: 63 bits."""
+    """Returns the id of a text that is no integer: 63 bits."""
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little") & _POSITIVE
 
@@ -75,7 +75,7 @@ class IdsOfValues(dict[Any, int]):
 
 
 def crossed(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """The ids of pairs, which depend on the order within the pair; int64 like the ids themselves."""
+    """Returns the ids of pairs, which depend on the order within the pair; int64 like the ids themselves."""
     with np.errstate(over="ignore"):
         once = mix64(first.astype(np.int64).view(np.uint64) * _GOLDEN + _GOLDEN)
         return (mix64((once ^ second.astype(np.int64).view(np.uint64)) * _GOLDEN + _GOLDEN)).view(np.int64)

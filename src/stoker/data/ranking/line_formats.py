@@ -42,7 +42,7 @@ def line_format_of(line: str) -> LineFormat | None:
 
 
 def criteo_row(line: str) -> dict[str, Any]:
-    """The columns of a line of Criteo's logs, empty cells as None.
+    """Returns the columns of a line of Criteo's logs, empty cells as None.
 
     Raises:
         BadLineError: there are not 40 cells.

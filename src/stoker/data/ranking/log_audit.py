@@ -90,7 +90,7 @@ class LogAudit:
     problems: tuple[Problem, ...] = field(default=())
 
     def as_json(self) -> dict[str, Any]:
-        """The values for ``--json``."""
+        """Returns the values for ``--json``."""
         found = asdict(self)
         found["columns"] = [dict(zip(("name", "kind", "why", "details"), c, strict=True)) for c in self.columns]
         found["dropped"] = [asdict(row) for row in self.dropped]
@@ -98,7 +98,7 @@ class LogAudit:
 
 
 def audit_log(log: ClickLog, problems: Sequence[Problem] = ()) -> LogAudit:
-    """The audit of an opened log; reads every column once.
+    """Returns the audit of an opened log; reads every column once.
 
     Args:
         problems: those of `stoker.data.ranking.log_gate`.
@@ -152,7 +152,7 @@ def _details(column: Column) -> str:
 
 
 def _lookups(rows: RowSet, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """The ids of rows, and which row each is of."""
+    """Returns the ids of rows, and each id's row."""
     at, row = _places(rows, number)
     return rows.store.array(f"column{number}")[at], row
 
@@ -241,7 +241,7 @@ def _repeated(training: RowSet, held_out: RowSet) -> int:
 
 
 def _digests(rows: RowSet) -> np.ndarray:
-    """A number for each row that is the same where labels and features are."""
+    """Returns a digest of each row's labels and features."""
     total = np.zeros(len(rows), dtype=np.uint64)
     with np.errstate(over="ignore"):
         for number, column in enumerate(rows.features.columns):

@@ -19,7 +19,7 @@ class RaggedIds:
     Attributes:
         ids: of all rows one after another, int64.
         lengths: ids of each row, int64 [rows].
-        weights: of each id, float32; None where they have none.
+        weights: of each id, float32; None if they have none.
     """
 
     ids: np.ndarray
@@ -34,7 +34,7 @@ class RowBatch:
     Attributes:
         labels: float32 [rows, labels].
         weights: of the rows in the loss, float32 [rows].
-        dense: float32 [rows, numbers], standardised, 0 where a number is missing.
+        dense: float32 [rows, numbers], standardised, 0 if a number is missing.
         ids: by feature.
     """
 
@@ -48,14 +48,14 @@ class Columns(Protocol):
     """Encoded rows; names as `stoker.data.ranking.encode_columns.ColumnEncoder` has them."""
 
     def array(self, name: str) -> np.ndarray:
-        """A column."""
+        """Returns a column."""
 
     def spans(self, number: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the offset and the number of each row's ids in their column; int64."""
 
 
 def read_batch(store: Columns, features: Features, rows: np.ndarray) -> RowBatch:
-    """The features of rows.
+    """Returns the features of rows.
 
     Args:
         features: those of the store, fitted (see `stoker.data.ranking.fit_features`).

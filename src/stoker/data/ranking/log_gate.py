@@ -12,7 +12,7 @@ NAMED = 3  # dropped rows that a problem names
 
 
 def log_problems(log: ClickLog, data: Sequence[SourceBlock], held_out: Sequence[SourceBlock]) -> list[Problem]:
-    """The problems of a log: too many rows dropped, or a label that is always the same."""
+    """Returns the problems of a log: too many rows dropped, or a label that is always the same."""
     problems = []
     for store, blocks, key in zip(log.stores, (data, held_out), ("data", "evaluate.data"), strict=False):
         summary, allowed = store.summary, min(block.max_dropped for block in blocks)

@@ -29,7 +29,7 @@ def in_order(files: tuple[DataFile, ...]) -> tuple[DataFile, ...]:
 
 
 def log_rows(source: Source, form: str = "auto") -> Iterator[Raw | Rejected]:
-    """The rows of a source, broken ones in their place; each value is a dict.
+    """Yields the rows of a source, broken ones in their place; each value is a dict.
 
     Args:
         form: ``criteo``, ``libsvm``, ``libffm``; auto finds these from a file's first line, and takes the suffix
@@ -100,7 +100,7 @@ def _as_in_json(raw: Raw | Rejected) -> Raw | Rejected:
 
 
 def _json_value(value: Any) -> Any:
-    """A value of Parquet as JSON has it: bytes as text, dates and timestamps as ISO 8601 writes them."""
+    """Returns a value of Parquet as JSON has it: bytes as text, dates and timestamps as ISO 8601 writes them."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
     if isinstance(value, date):

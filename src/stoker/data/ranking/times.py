@@ -44,7 +44,7 @@ def _date(text: str) -> float:
 
 
 def seconds_per_unit(times: np.ndarray) -> float | None:
-    """Returns the unit, in seconds, of times since 1970; None where the numbers are not such times (1, 2, 3)."""
+    """Returns the unit, in seconds, of times since 1970; None if the numbers are not such times (1, 2, 3)."""
     if not len(times):
         return None
     middle = float(np.median(times))

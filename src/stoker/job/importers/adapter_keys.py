@@ -24,7 +24,7 @@ class AdapterKeys:
         loraplus: the ratio of the learning rates.
         layers: numbers of the blocks.
         others: further keys of adapters, which the tool's own importer reads.
-        defaults: the tool's rank, alpha and dropout; None where they are Stoker's.
+        defaults: the tool's rank, alpha and dropout; None if they are Stoker's.
     """
 
     rank: str

@@ -45,7 +45,7 @@ class ConfigReader:
         return replace(self, within=path)
 
     def path(self, key: str | KeyPath) -> KeyPath:
-        """A key's path from the top of the file."""
+        """Returns a key's path from the top of the file."""
         return (*self.within, *parse_key(key)) if isinstance(key, str) else key
 
     def value(self, key: str | KeyPath) -> Any:
@@ -58,7 +58,7 @@ class ConfigReader:
             return None
 
     def number(self, key: str | KeyPath) -> float | None:
-        """A number, also one in quotes, as 1e-4 is to YAML 1.1."""
+        """Returns a number, also one in quotes, as 1e-4 is to YAML 1.1."""
         value = self.value(key)
         if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
             return value
@@ -68,7 +68,7 @@ class ConfigReader:
             return self._wrong(key, "a number")
 
     def whole(self, key: str | KeyPath) -> int | None:
-        """A whole number."""
+        """Returns a whole number."""
         value = self.number(key)
         if value is None or float(value).is_integer():
             return None if value is None else int(value)
@@ -242,12 +242,12 @@ class ConfigReader:
 
 
 def _name(path: KeyPath) -> str:
-    """The path without the numbers of lists."""
+    """Returns the path without the numbers of lists."""
     return ".".join(part for part in path if isinstance(part, str))
 
 
 def _reason(path: KeyPath, reasons: Reasons) -> str | None:
-    """The reason of a key: its own, or that of a block around it."""
+    """Returns the reason of a key: its own, or that of a block around it."""
     parts = _name(path).split(".")
     blocks = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
     return next((reasons[name] for block in blocks for name in (block, f"{block}.*") if name in reasons), None)

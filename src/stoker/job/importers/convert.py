@@ -223,7 +223,7 @@ def _document(values: dict[str, Carried]) -> JobDocument:
 
 
 def _at_source(problem: Problem, values: dict[str, Carried]) -> Problem:
-    """The problem at the place in the foreign file that its value is from."""
+    """Returns the problem at the place in the foreign file that its value is from."""
     entry = values.get(problem.key)
     if entry is None or not entry.where:
         return Problem(problem.message, problem.suggestion, key=problem.key)

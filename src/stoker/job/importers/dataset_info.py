@@ -77,7 +77,7 @@ def source_of(name: str, register: JobDocument, config: ConfigReader, key: str) 
 
 
 def as_text(found: ForeignSource) -> ForeignSource:
-    """The source for continued pre-training, which reads the column of the prompts only."""
+    """Returns the source for continued pre-training, which reads the column of the prompts only."""
     if found.format == "instruction":
         column = found.columns.get("instruction", "instruction")
         found.format, found.columns = "text", {} if column == "text" else {"text": column}

@@ -23,7 +23,7 @@ TEMPLATES = {
 
 @dataclass
 class ForeignSource:
-    """The settings of one source in a foreign file; None where it omits one."""
+    """The settings of one source in a foreign file; None if it omits one."""
 
     path: str = ""
     format: str | None = None
@@ -73,7 +73,7 @@ def local(path: str, document_file: str) -> str:
 
 
 def take_first(source: ConfigReader, files: list[str]) -> str:
-    """The first of a source's files: a source has one path here."""
+    """Returns the first of a source's files: a source has one path here."""
     more = len(files) > 1
     why = "Stoker takes one path or glob a source: the first is written" if more else "`path`"
     source.drop("data_files", why, matters=more)

@@ -56,7 +56,7 @@ def is_there(path: Path) -> bool:
 
 
 def find_beside(name: str, document: JobDocument) -> Path | None:
-    """A file that another one names: from where we are, from that file's folder, or from one above it."""
+    """Returns a file that another one names: from where we are, from that file's folder, or from one above it."""
     here = Path(document.file).resolve().parent
     for folder in (Path.cwd(), here, *here.parents):
         if is_there(folder / name):

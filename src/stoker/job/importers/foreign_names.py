@@ -52,7 +52,7 @@ def _one_of(config: ConfigReader, key: str, target: str, value: str, asked: str,
 
 
 def options_of(target: str) -> list[str]:
-    """The values that the job's key ``target`` takes by name."""
+    """Returns the values that the job's key ``target`` takes by name."""
     field = field_at(parse_key(target))[0]
     return [] if field is None else choices(field.annotation)
 

@@ -16,7 +16,7 @@ class Carried:
     Attributes:
         target: the job's key, as ``train.lr`` or ``data[0].path``.
         value: the job's value.
-        key: the source's key; empty where the value is the source's own default.
+        key: the source's key; empty if the value is the source's own default.
         given: the source's value.
         note: the difference in meaning; empty if there is none.
         where: ``file:line:column``; empty for a default.

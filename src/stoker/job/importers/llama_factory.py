@@ -160,7 +160,7 @@ def _data(config: ConfigReader, data_info: str | None, *, chat: bool) -> None:
 
 
 def _tokens(config: ConfigReader) -> str | KeyPath | None:
-    """The tokens that the file adds, and those by which its template ends an answer."""
+    """Returns the tokens that the file adds, and those by which its template ends an answer."""
     tokens_file = config.text("new_special_tokens_config")
     described = find_beside(tokens_file, config.document) if tokens_file is not None else None
     if described is not None:

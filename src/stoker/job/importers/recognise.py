@@ -69,7 +69,7 @@ def recognise(document: JobDocument) -> str:
 
 
 def format_of(name: str) -> str:
-    """The format that ``--from`` means. Raises UserError for others, naming the nearest."""
+    """Returns the format of ``--from``. Raises UserError for unknown ones, with the nearest."""
     wanted = name.lower().replace("_", "-").replace("llamafactory", "llama-factory")
     if wanted in FORMATS:
         return wanted

@@ -39,7 +39,7 @@ def write_job(
 
 
 def plain(values: Mapping[str, Carried]) -> dict[str, Any]:
-    """The job's values as nested blocks and lists, in the schema's order."""
+    """Returns the job's values as nested blocks and lists, in the schema's order."""
     tree: dict[str | int, Any] = {"version": SCHEMA_VERSION}
     for path, entry in _in_order(values):
         block = tree

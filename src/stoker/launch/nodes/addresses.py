@@ -90,7 +90,7 @@ def is_own(host: str) -> bool:
 
 
 def interface_of(host: str) -> str:
-    """The name of the interface that has an address.
+    """Returns the name of the interface that has an address.
 
     Raises:
         CannotRun: none has it.

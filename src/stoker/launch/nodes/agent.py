@@ -40,7 +40,7 @@ class Agent:
 
     Args:
         entry: a function that each process calls instead of training.
-        name: name of the node; empty where it is the only one.
+        name: name of the node; empty if it is the only one.
         address: that the processes bind to.
         secret: the nodes' shared secret; None with a single node.
         tell: sends messages to the leader.
@@ -193,10 +193,10 @@ class Agent:
 
 
 def told_of(rank: int, pulse: Pulse, now: float) -> list[object]:
-    """A heartbeat for a message: its age instead of its moment, as clocks differ."""
+    """Returns a heartbeat for a message: its age instead of its moment, as clocks differ."""
     return [rank, round(now - pulse.beat, 4), *(getattr(pulse, name) for name in FIELDS)]
 
 
 def pulses_of(message: Message, now: float) -> dict[int, Pulse]:
-    """The heartbeats of a message, by rank."""
+    """Returns the heartbeats of a message, by rank."""
     return {int(rank): Pulse(now - age, *rest) for rank, age, *rest in message["of"]}

@@ -56,12 +56,12 @@ class NodePeers:
 
     @classmethod
     def of(cls, group: Group, name: str, source: str, secret: bytes) -> NodePeers | None:
-        """Returns a group's peers; None where the node is alone."""
+        """Returns a group's peers; None if the node is alone."""
         nodes = tuple((member.node.name, member.node.address) for member in group.members)
         return cls(name, nodes, source, secret) if len(nodes) > 1 else None
 
     def order(self, key: str) -> list[tuple[str, Address]]:
-        """The nodes in the order of an object's key, its home first; the same on all nodes."""
+        """Returns the nodes in the order of an object's key, its home first; the same on all nodes."""
         return sorted(self.nodes, key=lambda node: hashlib.blake2b(f"{key} {node[0]}".encode()).digest())
 
     def feed(self, key: str) -> Feed:
@@ -95,7 +95,7 @@ class NodePeers:
             raise ConnectionError(f"the supervisor at {address[0]}:{address[1]} does not answer") from error
 
     def _dialled(self, address: Address, hello: dict[str, Any]) -> Stream:
-        """A connection to a supervisor, which may still be starting where something is to be fetched."""
+        """Returns a connection to a supervisor, which may still be starting where something is to be fetched."""
         until = time.monotonic() + (self.patience if hello["fetch"] and address not in _ABSENT else 0.0)
         while True:
             try:

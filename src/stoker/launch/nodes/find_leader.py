@@ -76,7 +76,7 @@ class Search:
         self._answers: dict[Address, GroupReply | None] = {}  # None: it did not answer
 
     def to_ask(self, now: float) -> list[Address]:
-        """The addresses to ask now; each is asked again after a while."""
+        """Returns the addresses to ask now; each is asked again after a while."""
         due = [a for a in self._order if a != self._own and now - self._asked.get(a, -AGAIN) >= AGAIN]
         self._asked |= dict.fromkeys(due, now)
         return due

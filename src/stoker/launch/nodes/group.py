@@ -98,7 +98,7 @@ class Group:
         return {member.node.name: member for member in self.members}
 
     def member(self, name: str) -> Member | None:
-        """The member of a name."""
+        """Returns the member of a name."""
         return self._by_name.get(name)
 
     def after(self, name: str) -> Member | None:
@@ -109,7 +109,7 @@ class Group:
         return self.members[(names.index(name) + 1) % len(names)]
 
     def node_of(self, rank: int) -> Member:
-        """The member that has a rank."""
+        """Returns the member that has a rank."""
         return next(member for member in self.members if rank in member.ranks)
 
     def plain(self) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def placed(nodes: Sequence[Node], world: int) -> tuple[Member, ...]:
 
 
 def equal_nodes(members: Sequence[Member]) -> int:
-    """The number of nodes where each has equally many ranks; else 1."""
+    """Returns the number of nodes where each has equally many ranks; else 1."""
     return len(members) if len({member.count for member in members}) == 1 else 1
 
 

@@ -54,7 +54,7 @@ class Leader:
 
     Args:
         spec: the whole job, as it would run with all nodes.
-        me: name of this node; empty where it is the only one.
+        me: name of this node; empty if it is the only one.
         least, most: nodes to train with.
         nccl: whether the processes talk through NCCL, and devices are GPUs.
         group: the group that this node was in, whose leader is lost.
@@ -426,7 +426,7 @@ class Leader:
         return True
 
     def _where(self, rank: int) -> dict[str, Any]:
-        """The node of a rank, for events of several nodes."""
+        """Returns the node of a rank, for events of several nodes."""
         return {"node": self.group.node_of(rank).node.name} if self._roster.is_multi and self.group else {}
 
     def _over(self, outcome: Outcome) -> None:

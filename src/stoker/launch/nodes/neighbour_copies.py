@@ -116,7 +116,7 @@ class Sender:
             self._note(rank, size, time.monotonic() - begin)
 
     def _send(self, stream: Stream, rank: int, header: Path, stamp: int) -> int | None:
-        """Sends a copy; its bytes, None where it was replaced meanwhile."""
+        """Sends a copy; its bytes, None if it was replaced meanwhile."""
         try:
             text = header.read_text(encoding="utf-8")
             descriptor = os.open(header.with_suffix(""), os.O_RDONLY)
@@ -151,7 +151,7 @@ class Keeper:
     """Stores copies of other nodes' ranks; each connection has a thread.
 
     Args:
-        place: returns the run's folder in shared memory and the generation, None where there is none yet.
+        place: returns the run's folder in shared memory and the generation, None if there is none yet.
     """
 
     def __init__(self, place: Callable[[], tuple[Path, int] | None]) -> None:

@@ -155,7 +155,7 @@ class NodePart:
         self._begin_copies(group)
 
     def _spec_of(self, group: Group) -> RunSpec:
-        """The job as the group runs it."""
+        """Returns the job as the group runs it."""
         if group.job is None:
             return self._spec
         document = replace(self._spec.loaded.document, data=group.job, nodes=group.nodes)

@@ -17,7 +17,7 @@ class Roster:
 
     Args:
         spec: the whole job, as it would run with all nodes.
-        me: the leader's node; its name is empty where it is the only one.
+        me: the leader's node; its name is empty if it is the only one.
         most: maximum number of nodes.
         nccl: whether devices are GPUs.
 

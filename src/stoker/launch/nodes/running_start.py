@@ -108,7 +108,7 @@ class EndedStart:
 
 
 def failure_of_lost(members: Sequence[Member]) -> Failure:
-    """The failure that lost nodes are."""
+    """Returns the failure caused by lost nodes."""
     return Failure(members[0].first, time.time(), "exit", (Problem(words_of_lost(members)),))
 
 

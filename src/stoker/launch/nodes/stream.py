@@ -50,7 +50,7 @@ class Stream:
         self.send(json.dumps(message).encode())
 
     def hear(self) -> dict[str, Any]:
-        """The next frame, which is a message."""
+        """Returns the next frame, which is a message."""
         message = json.loads(self.receive())
         if not isinstance(message, dict):
             raise PeerRefused
@@ -61,7 +61,7 @@ class Stream:
         self._connection.sendall(self._seal.frame(payload))
 
     def receive(self) -> bytes:
-        """The payload of the next frame.
+        """Returns the payload of the next frame.
 
         Raises:
             OSError: the other side is gone.

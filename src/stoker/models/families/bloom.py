@@ -23,7 +23,7 @@ def _forward(  # the arguments are BloomBlock's
     layer_past: Any = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The attention layer with its dropout and the residual added, shape (B, T, D).
+    """Runs the attention layer with dropout and the residual; returns the hidden states, shape (B, T, D).
 
     ``alibi`` counts positions along the row, which may hold several documents; the interface gets the slopes instead.
     """

@@ -106,7 +106,7 @@ class Family:
 
 
 def find(model: nn.Module, path: str) -> nn.Module | None:
-    """The module at a path, or None."""
+    """Returns the module at a path, or None."""
     try:
         return model.get_submodule(path)
     except AttributeError:
@@ -114,7 +114,7 @@ def find(model: nn.Module, path: str) -> nn.Module | None:
 
 
 def regions_of(block: nn.Module, family: Family) -> tuple[Region, ...]:
-    """The regions that a block has: dense blocks and those with experts may alternate in one model."""
+    """Returns the regions that a block has: dense blocks and those with experts may alternate in one model."""
 
     def has(region: Region) -> bool:
         needed = (region.enter, *region.row, *([region.experts] if region.experts else []))

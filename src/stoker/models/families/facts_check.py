@@ -45,6 +45,6 @@ def _paths(region: Region) -> tuple[str, ...]:
 
 
 def _prefixes(name: str) -> set[str]:
-    """The paths of all modules that contain a parameter."""
+    """Returns the paths of all modules that contain a parameter."""
     parts = name.split(".")
     return {".".join(parts[:i]) for i in range(1, len(parts))}

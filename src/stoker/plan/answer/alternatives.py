@@ -115,7 +115,7 @@ def reason(plan: LayoutPlan, best: LayoutPlan) -> str:
 
 
 def misfit(plan: LayoutPlan) -> str:
-    """The memory that does not fit, and its largest component."""
+    """Returns the memory that does not fit, and its largest component."""
     memory, host = plan.memory, plan.setting.cluster.host_memory_gib_per_gpu
     if memory.upper <= plan.capacity:
         return f"does not fit the host: needs {memory.host / GIB:.1f} GiB for each device, available {host:.1f} GiB"

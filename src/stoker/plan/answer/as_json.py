@@ -24,7 +24,7 @@ AFTER = ("data parallel", "optimizer")  # parts that follow the passes of a step
 
 
 def answer_json(found: PlanAnswer | NothingFits) -> dict[str, Any]:
-    """The whole answer; infinite numbers are None."""
+    """Returns the whole answer; infinite numbers are None."""
     question = found.question
     head = {
         "cluster": _cluster(question.cluster),
@@ -200,7 +200,7 @@ def _values(source: object, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """The value with None for infinite numbers, which JSON lacks."""
+    """Returns the value with None for infinite numbers, which JSON lacks."""
     if isinstance(value, dict):
         return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

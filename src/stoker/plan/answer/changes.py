@@ -143,7 +143,7 @@ def _device(asked: _Asked) -> Iterator[Candidate]:
 
 
 def _shorter(asked: _Asked) -> Iterator[Candidate]:
-    """The longest rows that fit, in multiples of `SEQ_STEP`."""
+    """Yields the longest rows that fit, in multiples of `SEQ_STEP`."""
     work = asked.work
 
     def with_rows(steps: int) -> TrainingWork:

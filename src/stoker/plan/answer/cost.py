@@ -20,7 +20,7 @@ class Length:
     """Length of a job's training.
 
     Attributes:
-        steps: optimizer steps; None where it depends on the data.
+        steps: optimizer steps; None if it depends on the data.
         epochs: passes over the data, if the job sets them.
         save_every: steps between checkpoints; None if the job leaves it open.
     """
@@ -49,7 +49,7 @@ class Cost:
         as_written: the same at the job's interval; None if it has none.
         saving: seconds of a checkpoint and a recovery.
         checkpoint: size of a checkpoint in bytes.
-        price: of all time, interruptions included; None where the cluster has none.
+        price: of all time, interruptions included; None if the cluster has none.
         currency: of the price.
     """
 
@@ -81,7 +81,7 @@ class Cost:
 
     @property
     def price_per_billion_tokens(self) -> float | None:
-        """Price of a billion tokens; None where there is no price."""
+        """Price of a billion tokens; None if there is no price."""
         return None if self.price is None else self.price * 1e9 / self.tokens
 
 

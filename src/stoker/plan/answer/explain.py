@@ -73,7 +73,7 @@ class Help:
 
 
 def plan_of(setting: Setting) -> LayoutPlan:
-    """The plan of a setting, whether it fits or not."""
+    """Returns the plan of a setting, whether it fits or not."""
     stage, memory = peak_memory(setting)
     capacity = room(setting.cluster)
     return LayoutPlan(setting, stage, memory, step_time(setting), capacity)

@@ -163,7 +163,7 @@ def _draw_after(page: _Page, y: float, start: float, after: Mapping[str, float],
 
 
 def mostly(spans: Iterable[Span], seconds: float, cells: int) -> list[Kind | None]:
-    """The most frequent kind of action in each of ``cells`` equal parts of the step; None for waiting."""
+    """Returns the most frequent kind of action in each of ``cells`` equal parts of the step; None for waiting."""
     shares: list[dict[Kind | None, float]] = [{} for _ in range(cells)]
     for span in spans:
         start, end = span.start / seconds * cells, span.end / seconds * cells
@@ -195,7 +195,7 @@ def byte_unit(size: float) -> tuple[float, str]:
 
 
 def shortened(words: str, pixels: float) -> str:
-    """The part of a label that fits."""
+    """Returns the part of a label that fits."""
     letters = int(pixels / LETTER)
     return words if len(words) <= letters else words[: max(letters - 1, 0)] + "…"
 

@@ -43,7 +43,7 @@ def is_file(like: str) -> bool:
 
 
 def cluster_words(cluster: Cluster, *, like: str, was: Cluster) -> str:
-    """The ``--on`` option for a cluster that differs from ``--on like`` in its nodes or its device.
+    """Returns the ``--on`` option for a cluster that differs from ``--on like`` in its nodes or its device.
 
     Where ``like`` is a cluster's file, the change to make in it.
     """

@@ -27,7 +27,7 @@ ROWS = 16  # processes that are shown; of more, as many at equal distances
 
 
 def memory_text(stages: Sequence[StageMemory], *, capacity: float, width: int = 80) -> Text:
-    """A bar for each stage, the bound's end as ``╎`` and the device's capacity in bytes as ``┃``."""
+    """Returns a bar for each stage, the bound's end as ``╎`` and the device's capacity in bytes as ``┃``."""
     numbers, (unit, name) = components_of(stages), byte_unit(capacity)
     labels = [f"{stage.total / unit:.1f} ≤ {stage.bound / unit:.1f}" for stage in stages]
     left = min(max(len(stage.name) for stage in stages), width // 4)

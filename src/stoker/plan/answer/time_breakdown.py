@@ -41,7 +41,7 @@ class Cause:
 
 
 def causes_of(setting: Setting) -> dict[str, Cause]:
-    """The parts of a step by name; they add up to its seconds."""
+    """Returns the parts of a step by name; they add up to its seconds."""
     parts = dict(step_time(setting).parts)
     compute = parts.pop("compute")
     found = {PARTS.get(name, name): seconds for name, seconds in parts.items()}

@@ -48,7 +48,7 @@ def chunks_of(schedule: ScheduleName) -> int:
 
 
 def stages_of(schedule: ScheduleName, *, process: int, processes: int, chunks: int) -> tuple[int, ...]:
-    """A process' stages, first to last: every ``processes``-th one; in the V form one from each end."""
+    """Returns a process' stages, first to last: every ``processes``-th one; in the V form one from each end."""
     if schedule == "zbv":
         return process, 2 * processes - 1 - process
     return tuple(process + chunk * processes for chunk in range(chunks))
@@ -62,7 +62,7 @@ def round_size(processes: int, micro_batches: int) -> int:
 
 @lru_cache(maxsize=64)
 def order(schedule: ScheduleName, *, processes: int, micro_batches: int, chunks: int | None = None) -> Order:
-    """The actions of each process, in order.
+    """Returns the actions of each process, in order.
 
     Args:
         chunks: stages of each process; by default Stoker's number. GPipe and 1F1B take one, ZB-V two.

@@ -76,7 +76,7 @@ class Timeline:
 
 
 def simulate(order: Order, times: Sequence[StageTime], *, send: float = 0.0) -> Timeline:
-    """The time of every action of an order.
+    """Returns the time of every action of an order.
 
     Args:
         times: of each stage, first to last; they may differ.

@@ -17,7 +17,7 @@ FULL_EVERY = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "cohere2": 4}
 
 
 def decoder(c: Settings, **facts: Any) -> Shape:
-    """The sizes that a configuration states, with facts of the family, which override them."""
+    """Returns the sizes that a configuration states, with facts of the family, which override them."""
     width, heads = c.integer("hidden_size"), c.integer("num_attention_heads")
     base: dict[str, Any] = {
         "name": c.family,

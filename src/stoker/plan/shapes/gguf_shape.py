@@ -26,7 +26,7 @@ FAMILIES = {"gptneox": "gpt_neox", "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_m
 
 
 def shape_of_gguf(path: Path) -> Shape:
-    """The shape of the model in a file; only its header is read.
+    """Returns the shape of the model in a file; only its header is read.
 
     Raises:
         UserError: the file cannot be read, the package gguf is missing, or the family is unknown.

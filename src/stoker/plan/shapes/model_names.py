@@ -85,7 +85,7 @@ def known_shape(name: str) -> Shape | None:
 
 
 def shape_named(name: str) -> Shape:
-    """The shape of the catalogue that a name means.
+    """Returns the catalogue's shape of a name.
 
     Raises:
         UserError: none; with the name most like it.

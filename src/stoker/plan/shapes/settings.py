@@ -122,7 +122,7 @@ class Settings:
         self.config, self.family, self.place = config, family, place
 
     def value(self, key: str) -> Any:
-        """The first that is not null under the key's names, or the family's default, or None."""
+        """Returns the first that is not null under the key's names, or the family's default, or None."""
         for name in NAMES.get(key, (key,)):
             if self.config.get(name) is not None:
                 return self.config[name]
@@ -131,7 +131,7 @@ class Settings:
         return DEFAULTS[self.family].get(key)
 
     def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """A whole number.
+        """Returns a whole number.
 
         Raises:
             UserError: it is missing without a default, or no whole number of at least ``least``.

@@ -160,7 +160,7 @@ class ServedShard:
             return self._candidates_now().answer(what, arrays)
 
     def _candidates_now(self) -> Candidates:
-        """The candidates for a pass, which stay the same until the next step."""
+        """Returns the candidates for a pass, which stay the same until the next step."""
         if self._candidates is None:
             self._candidates = Candidates(self.shard)
         return self._candidates

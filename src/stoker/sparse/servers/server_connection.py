@@ -77,7 +77,7 @@ class ServerConnection:
                 self._connection.sendall(self._seal.frame(bytes(data[at : at + LARGEST])))
 
     def receive(self) -> tuple[Message, list[np.ndarray]]:
-        """The next message and its arrays.
+        """Returns the next message and its arrays.
 
         Raises:
             OSError: the other side has gone.

@@ -53,8 +53,8 @@ class RankingExport:
     written: the folder or URL.
         version: version in a store; None for a folder.
         lines: results of reading back and replaying.
-        warning: why there is no ONNX file; empty where there is one.
-        warning: why there is no ONNX; empty where there is.
+        warning: why there is no ONNX file; empty if there is one.
+        warning: why there is no ONNX; empty if there is.
     """
 
     written: str

@@ -32,8 +32,8 @@ class Scored:
     Attributes:
         labels: [rows, labels].
         logits: [rows, labels].
-        groups: group of each row; None where the log has none.
-        grouped: whether each row has a group; None where all have. Group metrics ignore rows without one.
+        groups: group of each row; None if the log has none.
+        grouped: whether each row has a group; None if all have. Group metrics ignore rows without one.
         slices: value of each row, by column.
     """
 
@@ -58,7 +58,7 @@ class RankingFigure:
     """A metric and its standard error.
 
     Attributes:
-        standard_error: None where it cannot be estimated.
+        standard_error: None if it cannot be estimated.
     """
 
     value: float

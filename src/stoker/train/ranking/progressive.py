@@ -57,7 +57,7 @@ def read_periods(folder: Path) -> list[dict[str, Any]]:
 
 
 def over_periods(folder: Path, labels: Sequence[str], last: int | None = None) -> RankingFigures | None:
-    """Averages the metrics over the periods of a run, weighted by rows; None where it has none.
+    """Averages the metrics over the periods of a run, weighted by rows; None if it has none.
 
     A metric is averaged over the periods that have it: a period with a single class has no AUC.
 

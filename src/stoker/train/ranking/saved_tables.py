@@ -53,7 +53,7 @@ class SavedTables:
     were evicted since the last full one, so each needs that one alone. After a restart the next checkpoint is full.
 
     Attributes:
-        base: step of the full checkpoint that the last result of `now` adds to; None where the result is full.
+        base: step of the full checkpoint that the last result of `now` adds to; None if the result is full.
     """
 
     def __init__(self, task: RankingTask, make: Callable[[], Embeddings], full_every: int = 1) -> None:

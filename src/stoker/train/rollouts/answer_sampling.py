@@ -74,7 +74,7 @@ class Episode:
 
 
 Continue = Callable[[Sequence[Episode]], Sequence[tuple[int, ...] | None] | None]
-"""Maps unfinished episodes to the tokens that follow, or None for an episode that has ended; returns None where all
+"""Maps unfinished episodes to the tokens that follow, or None for an episode that has ended; returns None if all
 have ended on every process. A collective.
 """
 

@@ -38,7 +38,7 @@ class Environment:
     """A user's function, ``function(messages, row)``.
 
     It receives the conversation, the model's turn last, and all columns of the prompt's row. It returns a text (a user
-    turn), a message, or a list of messages; None where the answer is complete.
+    turn), a message, or a list of messages; None if the answer is complete.
 
     Attributes:
         name: name in the job.
@@ -51,7 +51,7 @@ class Environment:
     turns: int
 
     def __call__(self, turns: Turns, row: AnswerRow) -> Reply | None:
-        """Returns the reply to a conversation; None where it is complete.
+        """Returns the reply to a conversation; None if it is complete.
 
         Raises:
             UserError: the function raises, or returns no messages; it names the row's place.
