@@ -59,7 +59,7 @@ class Cadence:
         """Records a copy; returns whether ``every`` has changed.
 
         Args:
-            costs: for every process, the same list on all: seconds per copy and per step, None where not yet known.
+            costs: for every process, the same list on all: seconds per copy and per step, None if not yet known.
         """
         before, self._last = self.every, step
         copies = [copy for copy, _ in costs if copy is not None]

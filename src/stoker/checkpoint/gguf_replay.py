@@ -32,7 +32,7 @@ class GgufAnswers:
 
     Attributes:
         tokens: the greedy continuation of each prompt.
-        scores: the natural log-probability of each target; None where llama.cpp gives none, as for a token that ends
+        scores: the natural log-probability of each target; None if llama.cpp gives none, as for a token that ends
             inside a UTF-8 character.
         texts: ids of each text, special tokens not added.
         rendered: each conversation as text, ready for the next answer.

@@ -22,7 +22,7 @@ HUB_CACHE = re.compile(r"models--([\w.-]+?)--([\w.-]+)")  # a folder of huggingf
 SETTINGS = (
     *("lr", "schedule", "warmup", "batch", "seq_len", "optimizer", "weight_decay", "clip", "precision"),
 )  # of ``train``
-TUNING = ("rank", "alpha", "dropout", "targets", "rslora", "dora", "tokens", "deep")  # of ``tune``, where it has them
+TUNING = ("rank", "alpha", "dropout", "targets", "rslora", "dora", "tokens", "deep")  # of ``tune``, if it has them
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class BaseName:
 
     @property
     def warning(self) -> str | None:
-        """A warning to the users of the export, where the name is local."""
+        """A warning to the users of the export, if the name is local."""
         if not self.local:
             return None
         where = "at a URL" if is_url(self.name) else "a folder or file of this machine"

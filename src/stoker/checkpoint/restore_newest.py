@@ -13,7 +13,7 @@ from stoker.checkpoint.state import Damaged, DamagedError, Places, Restored, Sav
 from stoker.checkpoint.store import Store
 from stoker.errors import RunFailed
 
-SETTLE = 30.0  # seconds that writers of ended processes get to finish, where there is nothing newer
+SETTLE = 30.0  # timeout in seconds for writers of ended processes to finish, if there is nothing newer
 POLL = 0.05  # seconds
 
 

@@ -42,7 +42,7 @@ def stepped(
 
     Args:
         pieces: pieces of the parameters that are split by tensor parallelism, by name in ``model``.
-        aliases: name in the whole model by name in ``model``, where they differ: on pipeline stages, and for the last
+        aliases: name in the whole model by name in ``model``, if they differ: on pipeline stages, and for the last
             stage's copy of a tied embedding, its head.
     """
     reshard(model)

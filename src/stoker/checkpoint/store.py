@@ -99,7 +99,7 @@ class Store:
         """Writes a checkpoint; training waits.
 
         Args:
-            agreement: the processes' agreement, where it exists already.
+            agreement: the processes' agreement, if it exists already.
 
         Raises:
             RunFailed: the disk is full or cannot be written; earlier checkpoints are untouched.

@@ -199,7 +199,7 @@ def _prepared(arguments: argparse.Namespace, opened: LoadedJob, most: int) -> tu
     from stoker.launch.forkserver import start_server, wait_for_server
 
     quiet_environment()
-    start_server(language=is_language(opened.job))  # it imports what the workers need, in parallel to this process
+    start_server(language=is_language(opened.job))  # it imports the workers' modules, in parallel to this process
     loaded, devices = _laid_out(arguments, opened, most)
     from stoker.hardware.device import check_devices
     from stoker.launch.data_gate import check_data

@@ -46,7 +46,7 @@ class StagePlan:
 
     @property
     def seconds(self) -> float | None:
-        """Duration of all steps, including checkpoints and interruptions; None where their number depends on
+        """Duration of all steps, including checkpoints and interruptions; None if their number depends on
         the data.
         """
         if isinstance(self.found, NothingFits) or not self.found.cost.known:
@@ -86,7 +86,7 @@ def plan_stages(arguments: argparse.Namespace) -> int:
 
 
 def _total(plans: list[StagePlan]) -> tuple[float | None, float | None]:
-    """Returns the largest memory and the total time; None where one is unknown."""
+    """Returns the largest memory and the total time; None if one is unknown."""
     memory, seconds = [plan.memory for plan in plans], [plan.seconds for plan in plans]
     return (
         None if None in memory else max(m for m in memory if m is not None),

@@ -125,7 +125,7 @@ def spec_of(opened: LoadedJob, rank_info: RankInfo | None, *, quiet: bool) -> Ru
         from stoker.launch.forkserver import start_server
 
         quiet_environment()
-        # It imports what the workers need, in parallel to this process.
+        # It imports the workers' modules, in parallel to this process.
         start_server(language=is_language(opened.job))
     loaded = with_nodes(planned(opened, rank_info), 1 if rank_info is None else rank_info.nodes)
     from stoker.launch.cluster_env import check_world

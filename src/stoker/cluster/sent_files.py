@@ -30,7 +30,7 @@ class SentFile:
         path: below the folder of the submission, with ``/``.
         digest: blake2b of its content; of a file above 1 GiB, of its size and of blocks of it.
         size: bytes.
-        source: the file here; None where ``content`` is given.
+        source: the file here; None if ``content`` is given.
         content: of a file that is made here.
         in_place: whether the nodes see it where it is, so that it counts in the fingerprint and is not sent.
     """

@@ -70,7 +70,7 @@ class Columns:
         self._ids: list[int] = []
         self._spans: list[Span] = []
         self._entries: list[tuple[int, int, int, int, int, int, bool, int, bool, bool, bool, float]] = []
-        self._digests: list[int | None] = []  # None where the digest is that of the ids
+        self._digests: list[int | None] = []  # None if the digest is that of the ids
         self._files: dict[str, int] = {}
 
     def add(

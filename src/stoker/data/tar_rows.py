@@ -21,7 +21,7 @@ from stoker.node_cache.remote_file import DataFile
 TEXT = ("txt", "text", "md")
 JSON = "json"
 LABEL = "cls"  # a class, as a number or a word
-Member = tuple[str, str, bytes | None]  # the sample's name, the column's, the content; None where it is too long
+Member = tuple[str, str, bytes | None]  # the sample's name, the column's, the content; None if it is too long
 
 
 def tar_rows(stream: ByteStream, path: DataFile) -> Iterator[Raw | Rejected]:

@@ -1,4 +1,4 @@
-"""Comparison of prompt templates on the same rows: the best one, where the data are significant."""
+"""Comparison of prompt templates on the same rows; names the best one if the difference is significant."""
 
 from __future__ import annotations
 

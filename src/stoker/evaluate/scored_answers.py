@@ -114,7 +114,7 @@ def answer(
     """Generates and scores a model's answers to all rows.
 
     Args:
-        conversations: prompt of each row, where it is not the row's own.
+        conversations: prompt of each row, if it is not the row's own.
 
     Raises:
         UserError: a row has no usable prompt; nothing was generated.

@@ -43,7 +43,7 @@ class Decoder:
         context: most tokens of a sequence, prompt and answer together; None without a limit.
         within: runs a pass while the model's weights are gathered.
         others: for processes whose passes depend on each other: takes whether this process has a pass to run, and
-            returns whether any has. None where passes are independent.
+            returns whether any has. None if passes are independent.
         release: frees the weights that stay gathered after a pass.
         blocked: copies of weights in a faster layout, valid while the decoder is used.
     """

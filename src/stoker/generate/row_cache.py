@@ -123,7 +123,7 @@ class RowCache(Cache):
         """Opens the next columns for a pass.
 
         Returns:
-            (the pass' attention mask, shape (B, columns), None where every row uses every column; positions of its
+            (the pass' attention mask, shape (B, columns), None if every row uses every column; positions of its
             tokens, shape (B, T)).
         """
         self._reserve(len(self.starts), self.end + tokens)

@@ -78,7 +78,7 @@ def small_products(layers: Iterable[nn.Linear], blocked: BlockedWeights | None =
     """Replaces the product of those layers that are on the CPU within the block.
 
     Args:
-        blocked: blocked copies, where the layers' weights do not change.
+        blocked: blocked copies, if the layers' weights do not change.
     """
     plain = [layer for layer in layers if "forward" not in vars(layer) and layer.weight.device.type == "cpu"]
     for layer in plain:

@@ -37,7 +37,7 @@ class Cluster:
         network_latency_s, link_latency_s: seconds of one step of a ring across nodes and inside of one.
         host_memory_gib: GiB of a node's host.
         host_cores: its cores.
-        price_per_hour: of a node; None where unknown.
+        price_per_hour: of a node; None if unknown.
         failures_per_gpu_hour: interruptions of the run per device and hour.
         recovery_s: seconds from an interruption until training continues from the checkpoint.
         storage_gbs: GB/s that each node writes checkpoints with, all of them at once.
@@ -79,7 +79,7 @@ class Cluster:
 
     @property
     def total_price_per_hour(self) -> float | None:
-        """The price of all nodes; None where unknown."""
+        """The price of all nodes; None if unknown."""
         return None if self.price_per_hour is None else self.price_per_hour * self.nodes
 
     @property

@@ -168,7 +168,7 @@ _SIZES = {  # other sizes in names: nominal ones, or those of another maker's pa
 _STACK = re.compile(r"\bhbm(\d?e?)\b")
 _WATTS = re.compile(r"\b(\d{3,4}) ?w(?:atts?)?\b")
 _RATE = re.compile(r"\b(\d+(?:\.\d+)?) ?([tg])b ?(?:/ ?s|ps)\b")
-# GB/s of a stack of memory by generation, as the catalogue's devices reach it, and what they have.
+# GB/s per stack of memory by generation, from the catalogue's devices, and the generation of each device.
 STACKS = {"2": 311.0, "2e": 400.0, "3": 670.0, "3e": 800.0}
 GENERATIONS = {
     "V100": "2", "A100-40GB": "2", "A100-80GB": "2e", "A800": "2e", "H100-80GB-SXM": "3", "H100-80GB-PCIe": "2e",
@@ -216,7 +216,7 @@ def device_kind(name: str) -> DeviceKind:
     if not found:
         names = [kind.name for kind in CATALOGUE]
         raise UserError(Problem(f"`{name}` is no device of the catalogue", f"write {_nearest_names(name, names)}"))
-    if stack is not None:  # the nearest with that memory, where the form leaves it open
+    if stack is not None:  # the nearest with that memory, if the form leaves it open
         found = [kind for kind in found if _generation(kind) == stack[1]] or found
     return _with_differences(
         found[0],

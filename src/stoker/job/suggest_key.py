@@ -76,7 +76,7 @@ SAME_VALUE = {
 }
 ALIASES = {alias: target for target, names in SAME_VALUE.items() for alias in names.split()}
 
-# The same, where the name means this only inside one block.
+# The same, if the name means this only inside one block.
 IN_BLOCK = {
     ("model", "path"): "model.name",
     ("model", "id"): "model.name",

@@ -36,7 +36,7 @@ def _nothing() -> None:
 
 
 def start_server(*, language: bool = True) -> None:
-    """Starts it, where it does not run yet; from the main thread, with which it ends.
+    """Starts the server if it does not run yet; called from the main thread, with which it ends.
 
     Args:
         language: whether its processes will need language models.

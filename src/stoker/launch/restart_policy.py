@@ -28,7 +28,7 @@ class Restarts:
         self.most, self._back_off = faults.restarts, faults.back_off
         self._count, self._furthest = 0, -1
         self._last: tuple[int, str, tuple[Problem, ...]] | None = None
-        self._ended_at: list[tuple[int, int]] = []  # rank and step of those that ended or stopped without reporting why
+        self._ended_at: list[tuple[int, int]] = []  # rank and step of processes that ended without a report
 
     def after(self, failure: Failure, *, done: int, steps: int) -> Again | None:
         """Returns the restart after a failure; None if the run ends.

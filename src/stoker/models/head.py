@@ -39,7 +39,7 @@ class Head:
         linear: the output embedding.
         scale: factor of the logits (Cohere, Granite); 1 for most.
         softcap: bound of the logits (Gemma 2); None for most.
-        across: the processes that the vocabulary is split over; None where ``linear`` is whole. The gradient of the
+        across: the processes that the vocabulary is split over; None if ``linear`` is whole. The gradient of the
             hidden states then covers this process' part of the vocabulary only, and has to be summed.
     """
 

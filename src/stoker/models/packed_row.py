@@ -53,7 +53,7 @@ class PackedRow:
     """A row and the masks of its segments, made in the first layer and used in all.
 
     Attributes:
-        index: for kernels that take a whole row; None where attention goes segment by segment, as on a CPU.
+        index: for kernels that take a whole row; None if attention goes segment by segment, as on a CPU.
     """
 
     segments: tuple[Segment, ...]

@@ -38,7 +38,7 @@ class _Origin:
     """The stored tensors that make a tensor of the model.
 
     Attributes:
-        name: of the tensor; of the first one, where they make several.
+        name: of the tensor; of the first one, if they make several.
         keys: of the stored tensors, in order, by the converter's pattern that they match.
         converter: makes the tensor from them; None if it is stored unchanged.
     """

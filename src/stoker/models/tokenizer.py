@@ -128,7 +128,7 @@ def stop_problems(block: ModelBlock, data: Sequence[SourceBlock], base: Path) ->
             return []
     except UserError as error:
         return list(error.problems)
-    vocabulary = read_vocabulary(folder)  # None where it is missing, or refused when it is loaded
+    vocabulary = read_vocabulary(folder)  # None if it is missing, or refused when it is loaded
     return unknown_stops(block, *vocabulary) if vocabulary is not None else []
 
 

@@ -81,7 +81,7 @@ def application(page: Page) -> ASGIApp:
         routes=routes, middleware=[Middleware(GZipMiddleware, minimum_size=LEAST_COMPRESSED, compresslevel=COMPRESSION)]
     )
     app.state.accounts = page.accounts
-    return PageGuard(app, page.settings, page.accounts)  # outermost: what fails inside has its headers as well
+    return PageGuard(app, page.settings, page.accounts)  # outermost: its headers are also on error responses
 
 
 async def _no_such_path(_: Request) -> Response:

@@ -79,7 +79,7 @@ class ChatServers:
         Args:
             served: the folder of a run, or a model.
             name: under which it is served.
-            adapter: whether the run's adapter is used, where it has one.
+            adapter: whether the run's adapter is used, if it has one.
             weights: which are the newest now; a server that has read others ends, once it has answered.
             options: of OpenAI's API.
 

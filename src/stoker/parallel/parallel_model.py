@@ -26,7 +26,7 @@ class ParallelModel:
         root: the module that is called for a forward pass; None with a pipeline.
         pipeline: runs the stages; None without a pipeline.
         pieces: by name in ``model``, of the parameters that are split over tensor processes.
-        aliases: name in the whole model, by name in ``model``, where they differ.
+        aliases: name in the whole model, by name in ``model``, if they differ.
         gradients: of the trained parameters.
     """
 

@@ -135,7 +135,7 @@ def _within(model: nn.Module, mesh: Mesh, balance: RouterBalance | None, *, comp
 
 
 def _pack(model: nn.Module, family: Family | None) -> bool:
-    """Has the model take packed rows, where it can."""
+    """Enables packed rows if the model supports them."""
     packs = family is not None and not has_prefix(model)
     if packs:
         packed_attention.register()

@@ -248,7 +248,7 @@ def _factors_of_own(wrapper: Any, own: slice, adapter: str) -> tuple[Tensor, Ten
 
 
 def _change(block: nn.Module, path: str, change: Callable[[Any], Any]) -> None:
-    """Replaces an attribute of a module in the block, where there is one."""
+    """Replaces an attribute of a module within the block, if the module has it."""
     holder, _, key = path.rpartition(".")
     module = find(block, holder)
     if module is not None and hasattr(module, key):

@@ -66,7 +66,7 @@ class SearchResult:
 
     Attributes:
         plans: the fastest ones that fit, fastest first, except that a simpler one within 3 % comes first.
-        nearest: of those that do not fit, the one that comes nearest to it; None where one fits.
+        nearest: of those that do not fit, the one that comes nearest to it; None if one fits.
         looked_at: settings in all.
     """
 

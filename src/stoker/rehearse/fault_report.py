@@ -38,7 +38,7 @@ class Account:
         noticed: the event that shows it was noticed; None if nothing depended on it.
         after: seconds until it was noticed.
         lost: steps that were repeated.
-        recovery: seconds until the next step was done, where the processes were restarted.
+        recovery: seconds until the next step was done, if the processes were restarted.
         rank: rank that the event names, if any.
     """
 

@@ -37,7 +37,7 @@ class Trial:
 
     Attributes:
         exit_code: exit code of the run with faults.
-        message: last error line of that run, where it did not reach its end.
+        message: last error line of that run, if it did not reach its end.
         goodput: goodput of the run with faults.
     """
 

@@ -109,7 +109,7 @@ def goodput(folder: RunFolder, *, metrics: Mapping[str, Numbers] | None = None) 
     """Returns the split of a run's time; None before its first step, or if its metrics have no times.
 
     Args:
-        metrics: the columns `OF_STEPS` of its metrics, where they have been read already; not a number where a line
+        metrics: the columns `OF_STEPS` of its metrics, if they have been read already; not a number where a line
             has none.
     """
     steps, events = _records(folder, metrics)

@@ -199,7 +199,7 @@ class ChatAnswer:
         }
 
     def _scores(self, tokens: list[Token]) -> dict[str, Any] | None:
-        """Returns the log-probabilities of tokens, where they were requested."""
+        """Returns the log-probabilities of tokens, if they were requested."""
         if not self.body.logprobs:
             return None
         content = []

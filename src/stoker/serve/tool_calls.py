@@ -45,7 +45,7 @@ class ToolFormat:
     Attributes:
         name: name of the format.
         begin: marks before calls.
-        end: mark after a call; empty where calls last until the end of the answer.
+        end: mark after a call; empty if calls last until the end of the answer.
         read: parses the calls in the text after the mark, given the tools' schemas by name.
         at_start: whether an answer that starts with ``{`` is a call too.
     """
@@ -239,7 +239,7 @@ class ForcedCall:
         return "", []
 
     def finish(self) -> tuple[str, list[ToolCall]]:
-        """Returns the call; or the text, where it was truncated."""
+        """Returns the call; or the text, if it was truncated."""
         try:
             return "", _read_json(self._text, {})
         except ValueError:

@@ -58,7 +58,7 @@ class EvictedIds:
             raise ValueError(f"a state since {since} wants a whole one at that version or before: {last}")
 
     def since(self, step: int | None, table: int) -> Tensor:
-        """Ids of a table that were evicted in a step or later; none where ``step`` is None. int64 [n], ascending."""
+        """Ids of a table that were evicted in a step or later; none if ``step`` is None. int64 [n], ascending."""
         found = [np.empty(0, np.int64)]
         if step is not None:
             found += [keys.ids[keys.tables == table] for when, keys in self._removed if when >= step]

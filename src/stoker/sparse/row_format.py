@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stoker.sparse.table_settings import Dtype
 
-_DROPPED_BITS = 13  # of float32's 23 bits of mantissa, those that float16 does not have
+_DROPPED_BITS = 13  # mantissa bits of float32 that float16 does not have
 _SCALE_BYTES = 4  # a float32 behind the int8 values
 _LARGEST_HALF = 65504.0
 _SMALLEST_NORMAL, _UNIT = 2.0**-14, 2.0**-24  # below the first, float16 has the multiples of the second

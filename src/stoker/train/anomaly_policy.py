@@ -48,7 +48,7 @@ class AnomalyPolicy:
         return "skip" if 0 < self._left_out <= MOST_IN_A_ROW else "stop"
 
     def remembered(self, before: Sequence[float], result: StepResult) -> list[float]:
-        """Returns the losses that the next step is compared with; empty where spikes are not looked for."""
+        """Returns the losses that the next step is compared with; empty if spikes are not looked for."""
         return [*before, result.loss][-self._faults.window :] if self._faults.spike and not result.wrong else []
 
     def goes_back_before(self, step: int) -> int | None:

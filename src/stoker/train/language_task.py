@@ -56,7 +56,7 @@ class LanguageTask:
         """
         Args:
             model: holds the parameters, with its adapters around it.
-            root: computes the loss, where the language model itself does not.
+            root: computes the loss, if the language model itself does not.
             objective: the loss function on hidden states.
             extras: adds inputs beside tokens.
             together: sequences of one data row, which stay in one forward pass.

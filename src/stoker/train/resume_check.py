@@ -15,7 +15,7 @@ from stoker.job.load_job import load_job
 from stoker.job.resolved import ResolvedJob
 from stoker.runs.run_folder import RunFolder
 
-# Length, frequencies and layout: none of these changes what a step computes.
+# Length, frequencies and layout: none of these changes the result of a step.
 MAY_CHANGE = (
     "steps",
     "epochs",

@@ -33,9 +33,9 @@ class PlainSetting:
     steps: int
     warmup: int  # steps
     evaluate_every: int  # steps
-    peft: dict[str, Any] = field(default_factory=dict)  # its keys; empty where the whole model is trained
+    peft: dict[str, Any] = field(default_factory=dict)  # its keys; empty if the whole model is trained
     loraplus_ratio: float = 1.0  # learning rate of the second LoRA matrix over the first
-    first: dict[str, Tensor] = field(default_factory=dict)  # initial values, where they are random
+    first: dict[str, Tensor] = field(default_factory=dict)  # initial values, if they are random
     known: int = 0  # tokens that the model knows; 0 where there are no new ones
     vocabulary: int = 0  # rows, including those for new tokens
     new_rows_first: int = 0  # steps that train only those

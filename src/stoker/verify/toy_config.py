@@ -15,7 +15,7 @@ from stoker.models import offline_models
 from stoker.models.gguf_model import tokenizer_of_gguf
 from stoker.models.model_source import locate
 
-HEADS, HEAD_SIZE = 8, 8  # fewest heads, where the job's model has that many
+HEADS, HEAD_SIZE = 8, 8  # fewest heads, if the job's model has that many
 WIDTH = HEADS * HEAD_SIZE
 GROUPED = 2  # fewest key-value heads of a model that has fewer of them than query heads
 LARGEST_GROUP = 4  # most query heads per key-value head; more are reduced with an equal remainder

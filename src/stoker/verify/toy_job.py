@@ -68,9 +68,9 @@ class Twin:
         base: the job's keys, except those that depend on the layout or the run.
         asked: optimizer steps of each of its runs; None for a quick default.
         config: configuration of the original model; None for a module.
-        epoch: samples of a module's data; None where rows are written.
+        epoch: samples of a module's data; None if rows are written.
         clips: whether gradients are clipped.
-        dropout: the job's dropout rates; None where only the module knows them.
+        dropout: the job's dropout rates; None if only the module knows them.
         facts: changes beside the sizes, and their reasons, for people.
         kind: kind of a row.
     """
@@ -126,7 +126,7 @@ class Twin:
 
         Args:
             beside: the layout whose model is used, for the single-process run that it is compared with.
-            output: the run's folder, where it resumes another run.
+            output: the run's folder, if it resumes another run.
 
         Raises:
             UserError: no small model of this kind exists.

@@ -15,7 +15,7 @@ from stoker.job.task_spec import Rows, TaskSpec
 
 FIRST_CHARACTER = 0x4E00  # no normaliser changes these
 TOKENS = 127  # fewer than the model's vocabulary, as is common
-KNOWN = 101  # tokens that the model knows, where the job adds new ones
+KNOWN = 101  # tokens that the model knows, if the job adds new ones
 PAD, END = "<|pad|>", "<|end|>"
 PAD_ID, END_ID = 0, 1
 CHARACTERS = {chr(FIRST_CHARACTER + i): i + 2 for i in range(TOKENS - 2)}  # and their ids

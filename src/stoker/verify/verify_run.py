@@ -91,7 +91,7 @@ def trace(
 
     Args:
         device_type: ``cpu`` or ``cuda``; a layout of one process takes the best available device.
-        last: the last step, where the job sets its length in epochs.
+        last: the last step, if the job sets its length in epochs.
         dropout: whether dropout is active.
         faulty: whether the first two steps are not finite.
 

@@ -115,7 +115,7 @@ def _followed(api: ClusterApi, name: str, ended: Callable[[], bool], container: 
                 if last:
                     return
                 last = ended()
-                for pod in pods_of(api, name) if last else ():  # those that the watch has not seen yet
+                for pod in pods_of(api, name) if last else ():  # pods that the watch has not seen yet
                     found.put(pod)
                 continue
             if item is None:

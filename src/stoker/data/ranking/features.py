@@ -61,7 +61,7 @@ class Features:
 
     Attributes:
         labels: columns of labels.
-        positive: the lowest value of a positive label; None where labels are 0 and 1.
+        positive: the lowest value of a positive label; None if labels are 0 and 1.
         time: column of the time; None if the rows are already ordered by it.
         group: column by which the grouped AUC and rankings are computed, such as the user.
         weight: column of the rows' weights in the loss.

@@ -69,7 +69,7 @@ class Peer:
         self.mask = 0
         self.began = time.monotonic()
         self.is_up = self.is_over = False
-        self.hands_over = False  # whether what follows is for who takes the connection over
+        self.hands_over = False  # whether later bytes are for the new owner of the connection
         self._greeting = Greeting(secret, dialled=dialled)
         self._proved = False
         self.seal: Seal | None = None

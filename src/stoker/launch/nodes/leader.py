@@ -410,7 +410,7 @@ class Leader:
             self._hands.say(f"{words_of_lost(gone)}; waiting for {missing} more node{'s' * (missing > 1)}")
 
     def _shrink(self, group: Group, ended: Mapping[str, Message], error: UserError) -> bool:
-        """Continues without lost devices, where the job allows it and others are left."""
+        """Continues without lost devices, if the job allows it and others are left."""
         lost = [int(rank) for said in ended.values() for rank in said["out"]]
         if not lost and self._restarts.lost is not None and not isinstance(error, CannotRun):
             lost = [self._restarts.lost]

@@ -49,7 +49,7 @@ def communication_of(
 
     Args:
         after: exposed seconds of the collectives of gradients and weights, as the step's time has them.
-        of: micro-batches of the step, where the timeline has fewer.
+        of: micro-batches of the step, if the timeline has fewer.
     """
     efficiency = efficiency_of(setting.cluster.device)
     traffic = data_parallel(setting, PassTimes(efficiency).stages(setting), efficiency)

@@ -135,7 +135,7 @@ def figures_of(scored: Scored, names: Sequence[str], at: Sequence[int]) -> Ranki
 
     Args:
         names: names of the labels.
-        at: sizes k of NDCG and recall, where there are groups.
+        at: sizes k of NDCG and recall, if there are groups.
     """
     labels = {name: _figures(scored, number, at) for number, name in enumerate(names)}
     slices: dict[str, dict[str, dict[str, dict[str, RankingFigure]]]] = {name: {} for name in names}

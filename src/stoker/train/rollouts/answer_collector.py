@@ -63,7 +63,7 @@ class AnswerCollector:
         self._reference: ReferenceWeights | None = None
 
     def begin(self) -> None:
-        """Copies the initial weights, where they are the reference."""
+        """Copies the initial weights, if they are the reference."""
         if self._settings.kl and not isinstance(self._task.model, PeftModel):
             self._reference = ReferenceWeights(self._task.model)
 

@@ -64,7 +64,7 @@ def _environment(block: PolicyBlock, loaded: LoadedJob, base: Path, text: TextSi
 
 
 def critic_values(loaded: LoadedJob, base: Path, block: PolicyBlock) -> Drawn:
-    """Returns the initial weights of the job's critic by name: the reward run's, where it has the same adapters."""
+    """Returns the initial weights of the job's critic by name: the reward run's, if it has the same adapters."""
     return critic_from(block.reward, loaded, base) if block.reward is not None else {}
 
 

@@ -121,7 +121,7 @@ class PolicyTask(LanguageTask):
         return self._files
 
     def reach(self, first: int, last: int, step: int, engine: Engine) -> list[str]:
-        """Samples the answers of the iterations that a step needs, where they do not exist yet.
+        """Samples the answers of the iterations that a step needs, if they do not exist yet.
 
         After a restart in the middle of an iteration, its answers are read from the run's folder.
 

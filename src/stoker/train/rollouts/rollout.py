@@ -65,7 +65,7 @@ class Rollout:
         return None if reference is None else float((self.tokens["old"] - reference).sum())
 
     def token_values(self) -> dict[str, np.ndarray]:
-        """Returns the values of all tokens by name, and ``kl``, the log-ratio to the reference, where there is one.
+        """Returns the values of all tokens by name, and ``kl``, the log-ratio to the reference, if there is one.
 
         Tokens that the model did not sample have NaN.
         """

@@ -10,7 +10,7 @@ from stoker.train.rollouts.policy_settings import PolicySettings
 from stoker.train.rollouts.rollout import Rollout
 
 APART = 0.02  # nats: mean difference between the engine's and the trainer's log-probabilities; float32 gives 1e-5
-NEGATIVE = -1.0  # nats per answer: below what chance gives
+NEGATIVE = -1.0  # nats per answer: lower than by chance
 NEVER_ENDS = 0.05  # share of answers with a stop token below which the alarm is raised
 COLLAPSED, GROWN = 0.25, 4.0  # of the mean length of the first iteration
 
