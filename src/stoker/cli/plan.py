@@ -16,6 +16,7 @@ from stoker.job.stages import has_stages
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from stoker.cluster.planned_cluster import PlannedCluster
     from stoker.hardware.cluster import Cluster
     from stoker.job import LoadedJob
     from stoker.plan.answer.full_answer import PlanQuestion
@@ -34,7 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``stoker plan``."""
     parser.add_argument("job", metavar="JOB", nargs="?", help="the job file")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
-    parser.add_argument("--on", metavar="CLUSTER", default="local", help="a cluster file, or e.g. 4x8xH100")
+    parser.add_argument(
+        "--on",
+        metavar="CLUSTER",
+        help="a cluster's file, 4x8xH100, or a target of `stoker submit` (default: the job's own `target`)",
+    )
+    parser.add_argument("--cluster-only", action="store_true", help="look up no target: --on is a cluster")
     parser.add_argument("--show", action="store_true", help="draw the memory of every stage and one step in time")
     parser.add_argument("--picture", metavar="FILE.svg", help="the same as a picture")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON, and nothing else")
@@ -80,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     from stoker.cli.plan_report import picture, print_answer, refusal
     from stoker.plan.answer.full_answer import NothingFits, answer
 
-    found = answer(question_of_job(loaded, arguments.on))
+    found = answer(question_on(loaded, planned_on(loaded, arguments)))
     if arguments.picture and not isinstance(found, NothingFits):
         _write(Path(arguments.picture), picture(found))
     if arguments.json:
@@ -99,29 +105,48 @@ def _plan_task(
 ) -> int:
     """Plans a task without a language model; returns 3 where it does not fit."""
     from stoker.cli.plan_ranking import print_ranking_plan
-    from stoker.hardware.cluster_file import load_cluster
 
     for option in ("show", "picture"):
         if getattr(arguments, option):
             raise UserError(Problem(f"--{option} is of language models: task {loaded.job.task} has no picture"))
-    found = planned(loaded, Path.cwd(), load_cluster(arguments.on))
+    on = planned_on(loaded, arguments)
+    found = planned(loaded, Path.cwd(), on.cluster)
     if arguments.json:
         print(json.dumps(found.as_json()))
     else:
-        print_ranking_plan(found, arguments.on)
+        print_ranking_plan(found, on.on)
     return 0 if found.fits else 3
 
 
+def planned_on(loaded: LoadedJob, arguments: argparse.Namespace) -> PlannedCluster:
+    """Returns the cluster of the command line or of the job's target, and prints the target's nodes."""
+    from stoker.cluster.planned_cluster import planned_cluster
+
+    found = planned_cluster(loaded, arguments.on, targets=not arguments.cluster_only)
+    if found.target and not arguments.json:
+        cluster = found.cluster
+        nodes = f"{cluster.nodes} node{'s' * (cluster.nodes > 1)} with {cluster.per_node} x {cluster.device.name}"
+        print(f"target {found.target}: {nodes}")
+    return found
+
+
 def question_of_job(loaded: LoadedJob, on: str) -> PlanQuestion:
-    """Returns the planner's question for a resolved job and a cluster."""
+    """Returns the planner's question for a resolved job and a cluster's file or short form."""
+    from stoker.cluster.planned_cluster import PlannedCluster
     from stoker.hardware.cluster_file import load_cluster
+
+    return question_on(loaded, PlannedCluster(load_cluster(on), on))
+
+
+def question_on(loaded: LoadedJob, planned: PlannedCluster) -> PlanQuestion:
+    """Returns the planner's question for a resolved job and a cluster."""
     from stoker.job.layout import layout_of
     from stoker.job.load_job import with_nodes
     from stoker.plan.answer.cost import Length
     from stoker.plan.answer.full_answer import PlanQuestion
     from stoker.plan.planned_job import setting_of_job, software_of_job, work_of
 
-    cluster = load_cluster(on)
+    cluster = planned.cluster
     loaded = with_nodes(loaded, cluster.nodes)
     work = work_of(loaded, cluster)
     if loaded.origins["train.batch"].source == "default":  # at least a row for each device
@@ -130,7 +155,9 @@ def question_of_job(loaded: LoadedJob, on: str) -> PlanQuestion:
     asked = None
     if stated and not loaded.document.planned and layout_of(loaded.job).world == cluster.gpus:
         asked = setting_of_job(loaded.job, cluster, work)
-    return PlanQuestion(work, cluster, on, Length.of(loaded.job), software_of_job(loaded.job, work.shape), asked)
+    return PlanQuestion(
+        work, cluster, planned.on, Length.of(loaded.job), software_of_job(loaded.job, work.shape), asked
+    )
 
 
 def _write(path: Path, text: str) -> None:

@@ -8,7 +8,7 @@ import shutil
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.cli.plan import question_of_job
+from stoker.cli.plan import planned_on, question_on
 from stoker.cli.preflight import open_stages
 from stoker.errors import CannotRun, Problem, UserError
 from stoker.job.load_job import LoadedJob
@@ -70,9 +70,10 @@ def plan_stages(arguments: argparse.Namespace) -> int:
             hint = f"write `stoker check {arguments.job} --only STAGE > stage.yaml` and plan that"
             raise UserError(Problem(f"{option} draws one job, and this file has stages", hint))
     chosen = read_stages(arguments.job, arguments.overrides).chosen(only=arguments.only, begin=arguments.begin)
+    opened = open_stages(chosen)
+    on = planned_on(opened[0], arguments)  # the target is that of all stages
     plans = [
-        StagePlan(stage, loaded, answer(question_of_job(loaded, arguments.on)))
-        for stage, loaded in zip(chosen, open_stages(chosen), strict=True)
+        StagePlan(stage, loaded, answer(question_on(loaded, on))) for stage, loaded in zip(chosen, opened, strict=True)
     ]
     if arguments.json:
         print(json.dumps(_as_json(plans)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,22 +75,30 @@ def named_target(name: str, written: JobDocument | None = None) -> ChosenTarget:
             raise UserError(_at(written, name, f"there is no file {name}", "name a file with a block such as `ssh:`"))
         document = parse_document(read_text(name), file=name)
         return _read(document.data, document.marks, document, (), name)
-    file = configuration()
-    data: Any = {}
-    marks: dict[KeyPath, Mark] = {}
-    document = JobDocument(str(file), data, marks)
-    if file.is_file():
-        document = parse_document(read_text(file), file=str(file))
-        data = document.data or {}
-        if not isinstance(data, dict):
-            hint = "write `mine: {ssh: {hosts: [...]}}`"
-            raise UserError(Problem("targets are written by name", hint, file=str(file), line=1, column=1))
+    document = configured_targets()
+    data = document.data
     if name not in data:
         near = difflib.get_close_matches(name, data, n=1, cutoff=0.5)
         known = f"it has {', '.join(map(str, data))}" if data else "write `NAME: {ssh: {hosts: [...]}}` there"
         hint = f"did you mean {near[0]}?" if near else known
-        raise UserError(_at(written, name, f"there is no target {name} in {file}", hint))
+        raise UserError(_at(written, name, f"there is no target {name} in {document.file}", hint))
     return _read(data[name], document.marks, document, (name,), name)
+
+
+def configured_targets() -> JobDocument:
+    """The targets of the user's configuration, by name; without any where there is no such file.
+
+    Raises:
+        UserError: the file cannot be read, or has no names.
+    """
+    file = configuration()
+    if not file.is_file():
+        return JobDocument(str(file), {}, {})
+    document = parse_document(read_text(file), file=str(file))
+    if not isinstance(document.data or {}, dict):
+        hint = "write `mine: {ssh: {hosts: [...]}}`"
+        raise UserError(Problem("targets are written by name", hint, file=str(file), line=1, column=1))
+    return replace(document, data=document.data or {})
 
 
 def configuration() -> Path:

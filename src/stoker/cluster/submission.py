@@ -169,22 +169,10 @@ def with_layout(loaded: LoadedJob, chosen: ChosenTarget, keys: TargetKeys, hosts
     if keys.cluster is None:
         hint = f"write `cluster: 4x8xH100` under `target.{chosen.kind}:`, or the layout under `parallel:`"
         raise UserError(loaded.document.problem(("parallel",), "`parallel: auto` needs to know the nodes", hint))
-    from stoker.hardware.cluster_file import load_cluster
+    from stoker.cluster.planned_cluster import target_cluster
     from stoker.launch.auto_parallel import with_plan
 
-    try:
-        cluster = load_cluster(keys.cluster)
-    except UserError as error:
-        raise UserError(
-            *(p if p.line else chosen.problem("cluster", p.message, p.suggestion) for p in error.problems)
-        ) from error
-    nodes = keys.nodes if keys.nodes != "auto" else hosts
-    if nodes is not None and cluster.nodes == 1:
-        cluster = cluster.with_nodes(nodes)
-    if keys.devices not in ("auto", cluster.per_node):
-        message = f"`cluster: {keys.cluster}` has {cluster.per_node} devices a node, and `devices` is {keys.devices}"
-        raise UserError(chosen.problem("devices", message, "remove `devices`"))
-    return with_plan(loaded, cluster=cluster)
+    return with_plan(loaded, cluster=target_cluster(chosen, keys, keys.cluster, hosts))
 
 
 def counted(loaded: LoadedJob, chosen: ChosenTarget, keys: TargetKeys, hosts: int | None) -> tuple[int, int]:

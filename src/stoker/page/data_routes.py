@@ -171,7 +171,7 @@ class _DataRoutes:
         return found | {"samples": rows_of(found.get("samples")), "command": "stoker data job.yaml"}
 
     async def _plan(self, text: str, on: str) -> Any:
-        options = ["--json"]
+        options = ["--json", "--cluster-only"]  # targets name files and commands of this machine
         if on:
             cluster = self.page.settings.base / on
             if not CLUSTER.fullmatch(on) and on != "local" and not is_inside(cluster, self.page.settings.data):
