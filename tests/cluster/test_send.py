@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import stat
+import subprocess
+import sys
+import tarfile
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -45,6 +49,24 @@ def test_the_code_is_whole_and_the_same_for_the_same_code(tmp_path: Path) -> Non
     send(LocalShell(), [archive], str(tmp_path), "run")
     code = tmp_path / "run" / CODE / "stoker"
     assert (code / "cli/main.py").is_file() and (code / "job/recipes/sft-lora.yaml").is_file() and not stale.exists()
+
+
+def test_runs_of_the_same_code_share_what_python_compiles(tmp_path: Path) -> None:
+    def place(name: str, archive: SentFile) -> Path:
+        send(LocalShell(), [archive], str(tmp_path), name)
+        return tmp_path / name / CODE / "stoker"
+
+    first = place("one", code_archive())
+    words = [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(first.parent)!r}); import stoker.errors"]
+    subprocess.run(words, check=True)
+    compiled = [path.name for path in (place("two", code_archive()) / "__pycache__").iterdir()]
+    assert any(name.startswith("errors.") for name in compiled)
+    buffer = BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("stoker/__init__.py"))
+    other = place("three", SentFile.made(ARCHIVE, buffer.getvalue()))
+    assert [path.name for path in other.iterdir()] == ["__init__.py"]
+    assert (first / "errors.py").is_file() and not list((tmp_path / STORE).glob("code-*"))
 
 
 def test_secrets_are_for_their_owner_alone(tmp_path: Path) -> None:

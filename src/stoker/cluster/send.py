@@ -1,7 +1,8 @@
 """Sends files by content: a file whose content the host already has, under any name, is not sent again.
 
-A host stores contents in ``<folder>/.store/<digest>``. A run's folder has links to them, and Stoker's own code
-unpacked.
+A host stores contents in ``<folder>/.store/<digest>``. A run's folder has links to them, and to Stoker's own code,
+which is unpacked once into ``.store/<digest>.code``: runs of the same code share the bytecode that Python compiles
+there.
 """
 
 from __future__ import annotations
@@ -40,12 +41,16 @@ def missing_script(folder: str) -> str:
 
 def link_script(folder: str, name: str) -> str:
     """Returns a script that links a run's files from the store: lines ``<digest> <path>`` on standard input."""
-    home = f"{quoted(folder)}/{shlex.quote(name)}"
+    home, code = f"{quoted(folder)}/{shlex.quote(name)}", f"../{STORE}/$code"
     return (
-        f"mkdir -p {home}/logs && chmod 700 {home} && cd {home} && rm -rf {CODE} && while IFS= read -r line; do "
+        f"mkdir -p {home}/logs && chmod 700 {home} && cd {home} && rm -rf {CODE} && "
+        "code= && while IFS= read -r line; do "
         'd=${line%% *}; p=${line#* }; case $p in */*) mkdir -p "${p%/*}";; esac; '
+        f'[ "$p" != {ARCHIVE} ] || code=$d.code; '
         f'ln -f "../{STORE}/$d" "$p" 2>/dev/null || cp -f "../{STORE}/$d" "$p" || exit 1; done && '
-        f"if [ -f {ARCHIVE} ]; then mkdir {CODE} && tar -xf {ARCHIVE} -C {CODE}; fi"
+        f'if [ -n "$code" ]; then if [ ! -d {code} ]; then t=$(mktemp -d ../{STORE}/code-XXXXXX) && '
+        f"tar -xf {ARCHIVE} -C $t && {{ mv -T $t {code} 2>/dev/null || rm -rf $t; }}; fi; "
+        f"[ -d {code} ] && ln -s {code} {CODE}; fi"
     )
 
 
