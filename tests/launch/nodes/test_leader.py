@@ -267,6 +267,66 @@ def test_fewer_nodes_go_on_with_a_smaller_layout_and_grow_again_losing_no_step(t
     assert [event["step"] for event in cluster.events("regrouped")] == [6] and len(cluster.events("fault")) == 1
 
 
+@pytest.mark.parametrize(
+    ("out", "spare", "left"),
+    [
+        ([2, 3], False, {"a": [0, 1], "c": [2, 3]}),  # a node of which nothing is left
+        ([2], False, {"a": [0, 1], "b": [2], "c": [3]}),
+        ([2, 3], True, {"a": [0, 1], "c": [2, 3], "s": [4, 5]}),
+        ([0, 1], False, {"b": [0, 1], "c": [2, 3]}),  # the leader's own: it leads without ranks
+    ],
+)
+def test_a_node_that_does_not_pass_its_test_is_left_out(
+    tmp_path: Path, out: list[int], spare: bool, left: dict[str, list[int]]
+) -> None:
+    cluster = Cluster(tmp_path, more=", lost: shrink")
+    cluster.join(node("b"), node("c"), *([node("s", spare=True)] if spare else []))
+    cluster.after(0.0)
+    before = cluster.started()
+    bad = before.node_of(out[0]).node.name
+    failed = Failure(out[0], time.time(), "CannotRun", (Problem(f"rank {out[0]} on {bad} does not pass its test"),))
+    for member in before.members:
+        name = member.node.name
+        failure = failed if name == bad else consequence(member.first)
+        cluster.says(name, "ended", result=None, failures=[asdict(failure)], out=out if name == bad else [])
+    assert cluster.leader.outcome is None
+    cluster.after(0.0)  # without a back-off, as other devices train
+    group = cluster.started()
+    assert ranks(group) == left
+    assert {each.name for each in group.others} == cluster.leader.nodes.keys() - left.keys()
+    (shrunk,) = cluster.events("shrunk")
+    assert shrunk["without"] == out and bad in shrunk["why"]
+    assert cluster.leader.spec.layout.world == group.world and cluster.leader.spec.loaded.job.train.batch == 24
+    assert (group.job is None) == spare and not cluster.events("fault")
+
+
+@pytest.mark.parametrize("lost", ["replace", "shrink"])
+def test_a_device_is_left_out_only_where_the_job_allows_it_and_a_layout_is_left(tmp_path: Path, lost: str) -> None:
+    cluster = Cluster(tmp_path, 2, least=2, most=2, more=f", lost: {lost}", me=node("a", 1))
+    cluster.join(node("b", 1))
+    cluster.after(0.0)
+    group = cluster.started()
+    for member in group.members:
+        out = [member.first] if lost == "shrink" or member.first else []
+        cluster.says(member.node.name, "ended", result=None, failures=[asdict(killed(member.first))], out=out)
+    assert not cluster.events("shrunk") and len(cluster.events("fault")) == 1
+
+
+def test_a_device_whose_process_keeps_ending_at_one_step_is_left_out(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, more=", lost: shrink")
+    cluster.join(node("b"), node("c"))
+    cluster.after(0.0)
+    for _ in range(2):
+        assert ranks(cluster.started()) == {"a": [0, 1], "b": [2, 3], "c": [4, 5]}
+        cluster.ended("b", killed(3))
+        cluster.ended("a", consequence(0))
+        cluster.ended("c", consequence(4))
+        cluster.after(2.0)
+    assert ranks(cluster.started()) == {"a": [0, 1], "b": [2], "c": [3]}
+    assert [event["without"] for event in cluster.events("shrunk")] == [[3]]
+    assert cluster.leader.nodes["b"].devices == (0,)
+
+
 def test_each_node_that_is_left_is_an_island(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, least=2, overrides=["parallel.sync.every=5"])
     cluster.join(node("b"), node("c"))

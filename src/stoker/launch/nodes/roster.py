@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import gcd
 
+from stoker.hardware.cluster import Cluster
+from stoker.hardware.detect_machine import this_machine, this_processor
 from stoker.launch.nodes.group import Group, Node, chosen, equal_nodes, placed
 from stoker.launch.run_spec import RunSpec
 from stoker.launch.shrink import with_fewer
@@ -20,12 +23,23 @@ class Roster:
         me: the leader's node; its name is empty if it is the only one.
         most: maximum number of nodes.
         nccl: whether devices are GPUs.
+        machine: describes some of this machine's devices; by default its GPUs with `nccl`, else its processor.
 
     Attributes:
         nodes: by name.
     """
 
-    def __init__(self, spec: RunSpec, me: Node, *, most: int, nccl: bool, now: float) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        me: Node,
+        *,
+        most: int,
+        nccl: bool,
+        now: float,
+        machine: Callable[[int], Cluster] | None = None,
+    ) -> None:
+        self._machine = machine or (this_machine if nccl else this_processor)
         self._full, self.me, self._most, self._nccl = spec, me, most, nccl
         self.nodes: dict[str, Node] = {me.name: me}
         self._since: dict[str, float] = {me.name: now}
@@ -61,7 +75,8 @@ class Roster:
             group: the last one, whose nodes come first.
         """
         before = [member.node.name for member in group.members] if group else []
-        nodes = chosen(list(self.nodes.values()), self._most, before=[self.me.name, *before])
+        able = [node for node in self.nodes.values() if node.devices]
+        nodes = chosen(able, self._most, before=[self.me.name, *before])
         total = sum(len(node.devices) for node in nodes)
         full = self._full
         if total >= full.layout.world:
@@ -72,8 +87,17 @@ class Roster:
             devices=None,
             left=total,
             nodes_of=lambda world: equal_nodes(placed(nodes, world)),
+            cluster_of=lambda world: self._cluster(nodes, world),
         )
         return nodes, replace(full, loaded=fewer) if fewer is not None else None
+
+    def _cluster(self, nodes: Sequence[Node], world: int) -> Cluster:
+        """The devices of nodes, for the planner: they are taken to be like this machine's.
+
+        Where nodes have different numbers of devices, it is as if they were cut into equal smaller ones.
+        """
+        per_node = gcd(*(member.count for member in placed(nodes, world)))
+        return self._machine(per_node).with_nodes(world // per_node)
 
     def can_grow(self, group: Group, now: float) -> bool:
         """Returns whether new nodes allow a larger layout."""
@@ -109,7 +133,8 @@ class Roster:
             named = spec.devices or range(world)
             devices = [device for rank, device in enumerate(named) if rank not in lost]
         read = spec.read or spec.loaded.document
-        fewer = with_fewer(spec.loaded, read, devices=devices, left=world - len(lost))
+        left = world - len(lost)
+        fewer = with_fewer(spec.loaded, read, devices=devices, left=left, cluster_of=self._machine)
         if fewer is None:
             return None
         self._full = replace(spec, loaded=fewer)
