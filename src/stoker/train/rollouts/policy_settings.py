@@ -62,3 +62,8 @@ class PolicySettings:
     def critic(self) -> bool:
         """Whether there is a critic."""
         return self.advantage == "gae"
+
+    @property
+    def in_groups(self) -> bool:
+        """Whether an answer is compared with the other answers to its prompt alone."""
+        return self.advantage in ("group", "group mean", "leave one out")

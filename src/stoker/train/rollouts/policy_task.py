@@ -34,16 +34,15 @@ from stoker.train.rollouts.policy_settings import PolicySettings
 from stoker.train.rollouts.pretraining_mix import PretrainingMix
 from stoker.train.rollouts.rewards import Rewards
 from stoker.train.rollouts.rollout import Rollout
-from stoker.train.rollouts.rollout_figures import alarms, figures_of
+from stoker.train.rollouts.rollout_figures import alarms, figures_of, ratio_alarms
 from stoker.train.rollouts.rollout_files import ROLLOUTS, Iteration, RolloutFiles
-from stoker.train.rollouts.shaping import add_advantages, groups, tells_apart
+from stoker.train.rollouts.shaping import add_advantages, groups, tells_apart, token_weights
 from stoker.train.rollouts.token_scores import by_target
 from stoker.train.task import Part
 
 if TYPE_CHECKING:
     from stoker.train.engine import Engine
 
-RATIO, APPROX_KL = 0.01, 1e-3  # limits before the first step on new answers: of ratio - 1, and of the KL
 CRITIC_COLUMNS = ("value", RETURN, "weight")
 
 
@@ -172,13 +171,7 @@ class PolicyTask(LanguageTask):
     def judge(self, measures: Mapping[str, float]) -> list[str]:
         """Checks, before the first step on new answers, that the trained policy equals the one that sampled them."""
         first, self._untouched = self._untouched, False
-        apart = abs(measures["ratio"] - 1) > RATIO or measures["approx_kl"] > APPROX_KL
-        if not first or self._only_critic or not apart:
-            return []
-        return [
-            f"the probability ratio is {measures['ratio']:.3f} before the first step on new answers, and must be 1 "
-            f"(approx_kl {measures['approx_kl']:.2g}): dropout is active, or passes with and without gradients differ"
-        ]
+        return ratio_alarms(measures) if first and not self._only_critic else []
 
     def _new_alarms(self, iteration: Iteration) -> list[str]:
         """Returns alarms that the iteration before did not raise."""
@@ -249,7 +242,7 @@ class PolicyTask(LanguageTask):
         if self.settings.kl and not self.settings.kl_in_reward:
             names.append("reference")
         columns = {name: [r.tokens[name] for r in rows] for name in names}
-        columns["weight"] = [w * (not self._only_critic) for w in self._weights(rows)]
+        columns["weight"] = [w * (not self._only_critic) for w in token_weights(rows, self.settings)]
         targets = len(inputs.targets) if self.settings.weight == "token" else len(rows)
         return Part(replace(inputs, given=by_target(inputs, columns)), targets=targets, tokens=inputs.tokens)
 
@@ -259,15 +252,9 @@ class PolicyTask(LanguageTask):
         """
         rows = [rollouts[i] for i in inputs.given["number"].tolist()]
         columns = {name: [r.tokens[name] for r in rows] for name in ("value", RETURN)}
-        columns["weight"] = self._weights(rows)
+        columns["weight"] = token_weights(rows, self.settings)
         given, own = by_target(inputs, columns), self.language.critic is not None
         return Part(replace(inputs, given=given), targets=0, tokens=inputs.tokens, other_model=own)
-
-    def _weights(self, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
-        """Returns the weight of each token of answers."""
-        of = {"answer": lambda r: r.length, "longest": lambda _: self.settings.max_tokens}
-        tokens = of.get(self.settings.weight, lambda _: 1)
-        return [np.full_like(r.tokens["old"], 1.0 / tokens(r)) for r in rollouts]
 
     def describe_samples(self, first: int, last: int) -> list[str]:
         numbers = sorted({self.plan.place(sample)[0] for sample in range(first, last)})

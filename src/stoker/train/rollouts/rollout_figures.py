@@ -13,6 +13,7 @@ APART = 0.02  # nats: mean difference between the engine's and the trainer's log
 NEGATIVE = -1.0  # nats per answer: lower than by chance
 NEVER_ENDS = 0.05  # share of answers with a stop token below which the alarm is raised
 COLLAPSED, GROWN = 0.25, 4.0  # of the mean length of the first iteration
+RATIO, APPROX_KL = 0.01, 1e-3  # limits before the first step on new answers: of |ratio - 1|, and of the KL
 
 
 def figures_of(rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -45,6 +46,7 @@ def alarms(figures: Mapping[str, float], first: Mapping[str, float], settings: P
     """
     apart, kl, ended = figures["logprob_difference"], figures.get("kl", 0.0), figures["ended"]
     length = figures["response_tokens"] / max(1.0, first["response_tokens"])
+    alike = not figures["informative"] if settings.in_groups else not figures["score_deviation"]
     checks = {
         "log-probabilities": (
             apart > APART,
@@ -62,7 +64,7 @@ def alarms(figures: Mapping[str, float], first: Mapping[str, float], settings: P
             "missing_end_penalty teaches it",
         ),
         "no variance": (
-            not figures["informative"] if settings.plan.answers > 1 else not figures["score_deviation"],
+            alike,
             "answers that are compared all have the same score, so there is nothing to learn: the prompts are too easy "
             "or too hard, or the reward does not read what is written",
         ),
@@ -76,3 +78,14 @@ def alarms(figures: Mapping[str, float], first: Mapping[str, float], settings: P
         ),
     }
     return {kind: text for kind, (wrong, text) in checks.items() if wrong}
+
+
+def ratio_alarms(measures: Mapping[str, float]) -> list[str]:
+    """Returns an alarm where the policy in training is not the one that has sampled, before the first step."""
+    ratio, approx_kl = measures["ratio"], measures["approx_kl"]
+    if abs(ratio - 1) <= RATIO and approx_kl <= APPROX_KL:
+        return []
+    return [
+        f"the probability ratio is {ratio:.3f} before the first step on new answers, and must be 1 "
+        f"(approx_kl {approx_kl:.2g}): dropout is active, or passes with and without gradients differ"
+    ]

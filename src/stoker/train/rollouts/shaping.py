@@ -1,4 +1,4 @@
-"""Reward shaping and advantages over all answers of an iteration."""
+"""Reward shaping, advantages over all answers of an iteration, and the weights of their tokens."""
 
 from __future__ import annotations
 
@@ -85,3 +85,10 @@ def _token_rewards(rollouts: Sequence[Rollout], settings: PolicySettings, kl: fl
 def tells_apart(group: Sequence[Rollout]) -> bool:
     """Returns whether the answers to a prompt differ in score, so that they give a gradient."""
     return len({rollout.score for rollout in group}) > 1
+
+
+def token_weights(rollouts: Sequence[Rollout], settings: PolicySettings) -> list[np.ndarray]:
+    """Returns the weights of the tokens of answers in the step's sum; see `PolicySettings.weight`."""
+    of = {"answer": lambda r: r.length, "longest": lambda _: settings.max_tokens}
+    tokens = of.get(settings.weight, lambda _: 1)
+    return [np.full_like(r.tokens["old"], 1.0 / tokens(r)) for r in rollouts]
