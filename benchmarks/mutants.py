@@ -1,11 +1,12 @@
-"""Mutations: a line of the source is changed in a copy, and `stoker verify` of a small job has to tell.
+"""Mutations: a line of the source is changed in a copy, and `stoker verify` of a small job has to tell, or a test.
 
 make mutants                                                     # all of mutations.yaml
 python benchmarks/mutants.py --only clamp key-heads-even         # some
 python benchmarks/mutants.py --jobs 4 --results killed.jsonl     # four at a time; goes on where it was stopped
 
-A mutation is killed when `stoker verify` does not pass: it names what differs, or the run breaks. Ends with 1 where
-fewer than 95 % are killed, a survivor has no reason, or a job does not pass on the source as it is.
+A mutation is killed when `stoker verify` does not pass: it names what differs, or the run breaks. A mutation of a
+policy's formulas, which have no reference there, names a file of tests instead, and is killed when they fail. Ends with
+1 where fewer than 95 % are killed, a survivor has no reason, or a job or test does not pass on the unchanged source.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ from ruamel.yaml import YAML
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parent / "src"
+TESTS = "tests/"  # what begins so is a file of tests, not a job
 WANTED = 0.95  # of the mutations
 LIMIT = 300.0  # seconds of one of them
 POLL = 0.05  # seconds
-HEAVY = ("torch", "transformers", "peft", "torch.distributed.fsdp", "torch.distributed.pipelining")
+HEAVY = ("torch", "transformers", "peft", "pytest", "torch.distributed.fsdp", "torch.distributed.pipelining")
 UNCHANGED = "unchanged"
 ORIGINAL = "original"  # the folder of the source as it was when this began
 MODULE = """
@@ -60,8 +62,9 @@ class Mutation:
     Attributes:
         file: below ``src/stoker``.
         old, new: ``old`` occurs once in the file.
-        job: by which `stoker verify` should tell.
         why: what would be trained otherwise.
+        job: by which `stoker verify` should tell.
+        test: a file of tests that should tell instead.
         harmless: why it cannot matter, where that is so.
     """
 
@@ -69,9 +72,15 @@ class Mutation:
     file: str
     old: str
     new: str
-    job: str
     why: str
+    job: str = ""
+    test: str = ""
     harmless: str = ""
+
+    @property
+    def by(self) -> str:
+        """The job or the file of tests."""
+        return self.test or self.job
 
 
 @dataclass(frozen=True)
@@ -102,8 +111,8 @@ class Catalogue:
             times = path.read_text(encoding="utf-8").count(mutation.old) if path.is_file() else 0
             if times != 1:
                 found.append(f"{mutation.name}: {mutation.file} has {mutation.old!r} {times} times, and not once")
-            if mutation.job not in self.jobs:
-                found.append(f"{mutation.name}: there is no job {mutation.job!r}")
+            if mutation.by not in self.jobs and not _is_test(mutation.by):
+                found.append(f"{mutation.name}: there is no job or test {mutation.by!r}")
         return found
 
 
@@ -111,6 +120,10 @@ def read_catalogue(path: Path = HERE / "mutations.yaml") -> Catalogue:
     """The mutations and their jobs."""
     content = YAML(typ="safe", pure=True).load(path)
     return Catalogue(content["models"], content["jobs"], [Mutation(**entry) for entry in content["mutations"]])
+
+
+def _is_test(by: str) -> bool:
+    return by.startswith(TESTS) and (HERE.parent / by).is_file()
 
 
 def write_jobs(catalogue: Catalogue, folder: Path) -> None:
@@ -136,7 +149,7 @@ def write_jobs(catalogue: Catalogue, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Running:
-    """A `stoker verify` that has been started."""
+    """A `stoker verify` or a test that has been started."""
 
     name: str
     pid: int
@@ -149,19 +162,19 @@ class Running:
 
 
 def start(work: Mutation | str, jobs: Path) -> Running:
-    """Runs `stoker verify` with a mutation, or a job with the source as it is, which must pass.
+    """Runs `stoker verify` or a test with a mutation, or with the source as it is, where it must pass.
 
     It is forked from this process, which has loaded the libraries.
     """
     mutation = work if isinstance(work, Mutation) else None
-    job = mutation.job if mutation else str(work)
+    by = mutation.by if mutation else str(work)
     folder = TemporaryDirectory(prefix="stoker-mutant-")
     source = mutated(mutation, jobs / ORIGINAL, Path(folder.name))
     began = time.perf_counter()
     pid = os.fork()
     if pid == 0:
         os.setsid()
-        _child(jobs / f"{job}.yaml", source, Path(folder.name))
+        _child(by if _is_test(by) else jobs / f"{by}.yaml", source, Path(folder.name))
     return Running(name_of(work), pid, began, folder)
 
 
@@ -187,20 +200,23 @@ def ended(running: Running) -> Result | None:
     return judged(running.name, code, output, seconds)
 
 
-def _child(job: Path, source: Path, scratch: Path) -> None:
+def _child(by: Path | str, source: Path, scratch: Path) -> None:
     """Never returns."""
     try:
         file = os.open(scratch / "output", os.O_WRONLY | os.O_CREAT)
         for descriptor in (1, 2):
             os.dup2(file, descriptor)
-        os.chdir(job.parent)
+        os.chdir(by.parent if isinstance(by, Path) else HERE.parent)
         sys.path.insert(0, str(source))
         os.environ.update(PYTHONPATH=str(source), STOKER_CACHE=str(scratch / "cache"), OMP_NUM_THREADS="1")
         # What runs is forked from here instead of from a server that loads the libraries another time.
         forking = multiprocessing.get_context("fork")
         multiprocessing.get_context = lambda method=None: forking  # type: ignore[assignment]
         forkserver.ensure_running = lambda: None
-        code = int(importlib.import_module("stoker.cli.main").main(["verify", job.name, "--json", "--fail-fast"]))
+        if isinstance(by, Path):
+            code = int(importlib.import_module("stoker.cli.main").main(["verify", by.name, "--json", "--fail-fast"]))
+        else:
+            code = int(importlib.import_module("pytest").main([by, "-q", "-x", "-n", "0", "-p", "no:cacheprovider"]))
     except BaseException:
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
         code = 70
@@ -209,7 +225,7 @@ def _child(job: Path, source: Path, scratch: Path) -> None:
 
 
 def judged(name: str, code: int | None, output: str, seconds: float) -> Result:
-    """What the exit of ``stoker verify`` says."""
+    """What the exit of ``stoker verify`` or of a test says."""
     if code is None:
         return Result(name, True, f"it did not end within {LIMIT:g} s", seconds)
     lines = [line for line in output.splitlines() if line.startswith('{"passed"')]
@@ -261,7 +277,7 @@ def main() -> int:
         known = {result.name: result for result in (Result(**json.loads(line)) for line in lines)}
     for module in HEAVY:
         importlib.import_module(module)
-    work: list[Mutation | str] = [*dict.fromkeys(m.job for m in chosen), *chosen]
+    work: list[Mutation | str] = [*dict.fromkeys(m.by for m in chosen), *chosen]
     work = [each for each in work if name_of(each) not in known]
     by_name = {mutation.name: mutation for mutation in chosen}
     with TemporaryDirectory(prefix="stoker-mutants-") as folder:
@@ -306,7 +322,7 @@ def summary(chosen: list[Mutation], results: dict[str, Result]) -> int:
             f"  {'harmless' if mutation.harmless else 'SURVIVED'} {mutation.name}: {mutation.harmless or mutation.why}"
         )
     if broken:
-        print(f"jobs that do not pass on the source as it is, so that their mutations say nothing: {', '.join(broken)}")
+        print(f"jobs and tests that fail on the unchanged source, so their mutations say nothing: {', '.join(broken)}")
     return int(share < WANTED or bool(broken) or any(not mutation.harmless for mutation in survived))
 
 

@@ -1,4 +1,4 @@
-"""The mutations fit the source: each changes a line that is there once, under a job that is there."""
+"""The mutations fit the source: each changes a line that is there once, under a job or a test that is there."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def test_every_mutation_changes_a_line_of_the_source() -> None:
 
 
 def test_what_does_not_fit_is_named() -> None:
-    one = mutants.Mutation("one", "train/step.py", "self", "other", "job", "why")
-    gone = mutants.Mutation("one", "train/gone.py", "old", "new", "none", "why")
+    one = mutants.Mutation("one", "train/step.py", "self", "other", "why", job="job")
+    gone = mutants.Mutation("one", "train/gone.py", "old", "new", "why", test="tests/gone.py")
     first, second, *rest = mutants.Catalogue({}, {"job": ""}, [one, gone]).problems(ROOT / "src")
     assert first == "one: the name is taken twice"
     assert second.startswith("one: train/step.py has 'self' ") and len(rest) == 2

@@ -51,9 +51,7 @@ def test_nothing_is_said_of_a_sound_iteration() -> None:
         ("long", "response_tokens", 32.0, 32.1, ["4.0 times their first length", "reward may grow with length"]),
     ],
 )
-def test_an_alarm_begins_at_its_threshold(
-    kind: str, figure: str, quiet: float, loud: float, causes: list[str]
-) -> None:
+def test_an_alarm_begins_at_its_threshold(kind: str, figure: str, quiet: float, loud: float, causes: list[str]) -> None:
     assert alarms({**SOUND, figure: quiet}, FIRST, GROUPS) == {}
     ((found, text),) = alarms({**SOUND, figure: loud}, FIRST, GROUPS).items()
     assert found == kind and all(cause in text for cause in causes), text

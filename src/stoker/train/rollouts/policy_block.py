@@ -68,6 +68,9 @@ class PolicyBlock(Block):
     reward_clip: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="largest score of an answer, on both sides of 0"
     )
+    advantage_clip: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="largest advantage of a token, on both sides of 0, after whitening"
+    )
     offload_idle: bool = Field(
         default=False,
         description="keep what idles in the host's memory: optimizer states and a critic of its own while answers are "
@@ -90,6 +93,7 @@ REASONS = {
     "entropy": "no bonus",
     "missing_end_penalty": "an answer that does not end is scored like any other",
     "reward_clip": "scores are not clipped",
+    "advantage_clip": "advantages are not clipped",
     "offload_idle": "moving takes time in every round",
     "ptx": "answers alone are learnt from",
     "ptx.weight": "as much as the rewards",
@@ -104,6 +108,7 @@ EXAMPLES = {
     "clip_high": "0.28",
     "dual_clip": "3.0",
     "reward_clip": "5.0",
+    "advantage_clip": "5.0",
     "ptx.data": "my.jsonl",
     "environment": "python:my_tools:reply",
     "ptx.sequences": "8",

@@ -23,6 +23,7 @@ from stoker.models.objective import Loss, Measures
 
 PTX = "ptx"  # given to passes over other data, not to those over answers
 LOG_RATIO = 20.0  # log-ratios are clamped to this, so that exp is finite
+LARGEST_K3 = 10.0  # k3 is clamped to this: it grows as exp, and one token would outweigh all others
 KL = Literal["k1", "k2", "k3", "k3+"]
 
 
@@ -31,7 +32,7 @@ def kl_estimate(log_p_N: Tensor, reference_N: Tensor, kind: KL) -> Tensor:
 
     Values, with l = log p - log reference (Schulman, 2020): k1 = l, k2 = l^2 / 2, k3 = exp(-l) - 1 + l. As a loss only
     k2 has the gradient of the reverse KL; k1's is zero in expectation, and k3's is that of the forward KL. ``k3+`` has
-    the value of k3 and the gradient of k2.
+    the value of k3 and the gradient of k2. Values of k3 are clamped to `LARGEST_K3`, where k3 itself has no gradient.
     """
     log_ratio_N = (log_p_N - reference_N).clamp(-LOG_RATIO, LOG_RATIO)
     if kind == "k1":
@@ -39,7 +40,7 @@ def kl_estimate(log_p_N: Tensor, reference_N: Tensor, kind: KL) -> Tensor:
     k2_N = log_ratio_N.square() / 2
     if kind == "k2":
         return k2_N
-    k3_N = (-log_ratio_N).expm1() + log_ratio_N
+    k3_N = ((-log_ratio_N).expm1() + log_ratio_N).clamp(max=LARGEST_K3)
     return k3_N if kind == "k3" else k3_N.detach() + k2_N - k2_N.detach()
 
 

@@ -28,6 +28,7 @@ class PolicySettings:
         missing_end: penalty of an answer without a stop token.
         overlong: tokens before ``max_tokens`` over which a penalty grows from 0 to 1 (DAPO, eq. 13).
         score_clip: scores are clipped to this range around 0; None for no clipping.
+        advantage_clip: advantages are clipped to this range around 0, after whitening; None for no clipping.
         dynamic: most sampling rounds of an iteration, which replace prompts whose answers all have the same score
             (DAPO, section 3.2); 1 for no replacement.
         gamma, lam: discount, and lambda of GAE.
@@ -49,6 +50,7 @@ class PolicySettings:
     missing_end: float = 0.0
     overlong: int = 0
     score_clip: float | None = None
+    advantage_clip: float | None = None
     dynamic: int = 1
     gamma: float = 1.0
     lam: float = 0.95

@@ -58,6 +58,10 @@ def add_advantages(rollouts: Sequence[Rollout], settings: PolicySettings, kl: fl
         advantages = whitened([rollout.tokens["advantage"] for rollout in rollouts], shift=True)
         for rollout, advantages_A in zip(rollouts, advantages, strict=True):
             rollout.tokens["advantage"] = advantages_A
+    if settings.advantage_clip is not None:
+        for rollout in rollouts:
+            clipped_A = rollout.tokens["advantage"].clip(-settings.advantage_clip, settings.advantage_clip)
+            rollout.tokens["advantage"] = clipped_A
 
 
 def _of_group(group: Sequence[Rollout], settings: PolicySettings, kl: float) -> np.ndarray:

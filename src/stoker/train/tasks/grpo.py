@@ -138,6 +138,7 @@ def settings_of(job: ResolvedJob) -> PolicySettings:
         missing_end=block.missing_end_penalty,
         overlong=block.overlong,
         score_clip=block.reward_clip,
+        advantage_clip=block.advantage_clip,
         dynamic=block.dynamic,
     )
 

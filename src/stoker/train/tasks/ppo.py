@@ -132,6 +132,7 @@ def settings_of(job: ResolvedJob) -> PolicySettings:
         kl_in_reward=block.kl_in == "reward",
         missing_end=block.missing_end_penalty,
         score_clip=block.reward_clip,
+        advantage_clip=block.advantage_clip,
         gamma=block.gamma,
         lam=block.lam,
         whiten_rewards=block.whiten_rewards,
