@@ -49,6 +49,7 @@ def test_a_run_learns_which_answers_are_better(tune: Any, reward: dict[str, Any]
     ran = run(base, {**reward, "tune": tune})
     first, last = evaluations(ran)[0], evaluations(ran)[-1]
     assert last["loss"] < first["loss"] and last["accuracy"] == 1.0 and last["margin"] > max(0.0, first["margin"])
+    assert "offset" not in ran.prepared.facts
     assert {"accuracy", "margin"} <= ran.folder.read_metrics()[-1].keys()
     assert offset_of(ran.prepared.task.model) == pytest.approx(last["chosen_score"])
     (offset,) = (value for name, value in ran.last_state().tensors.items() if name.endswith("offset"))
@@ -176,6 +177,7 @@ def test_ranked_answers_are_pairs_that_are_held_out_by_row(reward: dict[str, Any
     }
     runs = [run(base, {**plain, "data": f"{name}.jsonl", "output": name}) for name in ("pairs", "ranked")]
     assert runs[0].losses == runs[1].losses
+    assert offset_of(runs[0].prepared.task.model) == 0 and "nothing is held out" in runs[0].prepared.facts["offset"]
     held_out = run(base, {**reward, "data": "ranked.jsonl", "output": "held-out", "steps": 1}).prepared.corpus
     assert held_out is not None
     (mask,) = held_out.held_out

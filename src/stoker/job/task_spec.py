@@ -116,6 +116,7 @@ class TaskSpec:
             or the name of a model or a run; see `stoker.models.critic`.
         critic_rate: learning rate of a critic that is a separate model, as a multiple of the job's.
         first_values: initial weights that the task adds to the model, by name, where random ones are not best.
+        facts: further lines about a language model's run that are printed before it begins, by name.
         extras: extra inputs of a forward pass, for a job and the folder of its paths.
         samples: builds the task's samples, if they are not sequences of the corpus: called as
             `stoker.train.language_task.LanguageTask` is.
@@ -168,6 +169,7 @@ class TaskSpec:
     critic: Callable[[Job], str] = lambda _: NO_CRITIC
     critic_rate: Callable[[ResolvedJob], float] = lambda _: 1.0
     first_values: Callable[[LoadedJob, Path], Drawn] | None = None
+    facts: Callable[[LoadedJob, Path], Mapping[str, str]] = lambda *_: {}
     extras: Callable[[LoadedJob, Path], BatchExtras] | None = None
     samples: Callable[[LoadedJob, Path, TextSide], Callable[..., LanguageTask]] | None = None
     target: str = "token"

@@ -19,7 +19,7 @@ from stoker.hardware.device import Device
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
-from stoker.job.task_spec import NO_CRITIC, SHARED_CRITIC, task_of, together_of
+from stoker.job.task_spec import NO_CRITIC, task_of, together_of
 from stoker.models.adapters import unwrap
 from stoker.models.build_model import Built, build_meta
 from stoker.models.critic import attach_critic
@@ -74,7 +74,7 @@ def prepare_language(
     model = built.model
     _check_rows(loaded, text, built)
     described = describe_parameters(model)
-    described_critic = _describe_critic(spec.critic(job), critic, first)
+    described_critic = f"{spec.critic(job)}: {describe_parameters(critic.model)}" if critic is not None else ""
     balance = _balance(loaded, unwrap(model))
     samples = _samples(replace(loaded, job=job), base, text, objective)
     layout = mesh.layout if mesh else layout_of(job)
@@ -85,6 +85,7 @@ def prepare_language(
     whole = spread_out.model if spread_out else model
     task = samples(whole, language, corpus, device.torch, root=spread_out.root if spread_out else None)
     facts = {"model": f"{job.model.name}: {described}", **_facts(job, text, language, device, layout)}
+    facts |= spec.facts(loaded, base)
     if described_critic:
         facts["critic"] = described_critic
     if balance is not None:
@@ -130,13 +131,6 @@ def _ready(
         language = replace(language, critic=_critic_alone(critic, job, device))
         attach_critic(model, built.weights, critic.model, critic.weights)
     return language, None
-
-
-def _describe_critic(named: str, critic: Built | None, first: Drawn) -> str:
-    """Describes a critic; empty without one."""
-    if critic is not None:
-        return f"{named}: {describe_parameters(critic.model)}"
-    return f"begins {'as the reward model' if first else 'at random'}" if named == SHARED_CRITIC else ""
 
 
 def _critic_alone(critic: Built, job: ResolvedJob, device: Device) -> OwnCritic:

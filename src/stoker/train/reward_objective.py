@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from stoker.train.tasks.reward import RewardBlock
 
 MARGIN = "margin"
+NOT_CENTRED = "0: nothing is held out to centre the scores on; write evaluate.fraction or evaluate.data"
 
 
 def answer_scores(hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from running import run
+from running import run, write_job
 
 from stoker.checkpoint.load_run import open_run
 from stoker.cluster.chosen_target import choose_target
@@ -23,6 +23,7 @@ from stoker.job.yaml_document import read_document
 from stoker.models.adapters import unwrap
 from stoker.train.reward_objective import offset_of
 from stoker.train.rollouts.rollout_files import ROLLOUTS, RolloutFiles
+from stoker.train.rollouts.run_reward import critic_start
 
 LORA = {"method": "lora", "rank": 4}
 
@@ -71,7 +72,24 @@ def test_a_critic_begins_as_the_reward_model(with_reward: dict[str, Any], base: 
 
 def test_a_critic_with_other_adapters_begins_at_random(with_reward: dict[str, Any], base: Path) -> None:
     ran = run(base, {**with_reward, "steps": 1, "tune": {**LORA, "rank": 2}})
-    assert ran.prepared.facts["critic"] == "begins at random"
+    assert "begins at random, as tune.rank is 2 here and 4 in the reward run" in ran.prepared.facts["critic"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tune": "full"}, "begins at random, as a critic in the policy's own body has no adapter of its own"),
+        ({"model": "wide"}, "begins at random, as the reward run is on"),
+        ({"tune": LORA}, "begins as the reward model"),
+    ],
+)
+def test_a_critic_that_does_not_begin_as_the_reward_model_says_why(
+    with_reward: dict[str, Any], base: Path, wide: Path, change: dict[str, Any], said: str
+) -> None:
+    job = {**with_reward, **change}
+    job["model"] = str(wide) if job["model"] == "wide" else job["model"]
+    assert said in critic_start("rm", load_job(write_job(base, job)), base)
+    assert critic_start(None, load_job(write_job(base, job)), base) == "begins at random"
 
 
 def test_what_is_sent_to_another_machine_trains_there_as_here(

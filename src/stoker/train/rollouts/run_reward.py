@@ -68,13 +68,13 @@ def _of_reward(run: str, loaded: LoadedJob, base: Path) -> TunedRun:
 
 
 def critic_from(run: str, loaded: LoadedJob, base: Path) -> Drawn:
-    """Returns initial weights of a critic from a reward run with the same adapters on the same model; else none.
+    """Returns initial weights of a shared critic from a reward run with the same adapters on the same model; else none.
 
     A critic starts as the reward model (Huang et al., 2024, "The N+ Details", 7), so its first values are the scores.
     """
     folder = find_run(run, base)
     theirs = load_job(folder.job).job
-    if not _adapts_alike(theirs, loaded.job):
+    if _difference(theirs, loaded.job):
         return {}
     tensors = state_at(folder, theirs, "last", base).tensors
     found: dict[str, Callable[[], Tensor]] = {}
@@ -92,12 +92,28 @@ def critic_from(run: str, loaded: LoadedJob, base: Path) -> Drawn:
     return found
 
 
+def critic_start(run: str | None, loaded: LoadedJob, base: Path) -> str:
+    """Describes what a shared critic begins as, and why it does not begin as the reward run `run`."""
+    if run is None:
+        return "begins at random"
+    why = _difference(load_job(find_run(run, base).job).job, loaded.job)
+    hint = f"to begin as its scores, write critic: {run}, or a reward run that is tuned as this job is"
+    return f"begins at random, as {why} ({hint})" if why else "begins as the reward model"
+
+
 def _same(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _adapts_alike(theirs: ResolvedJob, ours: ResolvedJob) -> bool:
+def _difference(theirs: ResolvedJob, ours: ResolvedJob) -> str:
+    """Returns why the adapters of a reward run do not fit a job's critic; empty if they do."""
     assert theirs.model is not None and ours.model is not None
-    keys = ("method", "rank", "alpha", "targets", "rslora", "dora", "modules_to_save")
-    alike = all(getattr(theirs.tune, key) == getattr(ours.tune, key) for key in keys)
-    return ours.tune.method in ("lora", "qlora") and alike and theirs.model.name == ours.model.name
+    if ours.tune.method not in ("lora", "qlora"):
+        return f"a critic in the policy's own body has no adapter of its own (tune: {ours.tune.method})"
+    if theirs.model.name != ours.model.name:
+        return f"the reward run is on {theirs.model.name} and the policy on {ours.model.name}"
+    for key in ("method", "rank", "alpha", "targets", "rslora", "dora", "modules_to_save"):
+        other, own = getattr(theirs.tune, key), getattr(ours.tune, key)
+        if other != own:
+            return f"tune.{key} is {own} here and {other} in the reward run"
+    return ""

@@ -177,6 +177,14 @@ def _critic_values(loaded: LoadedJob, base: Path) -> Drawn:
     return critic_values(loaded, base, block_of_task(loaded.job, PpoBlock))
 
 
+def _facts(loaded: LoadedJob, base: Path) -> dict[str, str]:
+    if _block(loaded.job).critic != SHARED_CRITIC:
+        return {}
+    from stoker.train.rollouts.open_policy import critic_facts
+
+    return critic_facts(loaded, base, block_of_task(loaded.job, PpoBlock))
+
+
 def _critic_rate(job: ResolvedJob) -> float:
     return (_block(job).critic_lr or job.train.lr) / job.train.lr
 
@@ -225,6 +233,7 @@ TASK = TaskSpec(
     critic=lambda job: _block(job).critic,
     critic_rate=_critic_rate,
     first_values=_critic_values,
+    facts=_facts,
     dropout=False,
     objective=_objective,
     samples=_samples,

@@ -52,6 +52,13 @@ def _extras(loaded: LoadedJob, _: Path) -> BatchExtras:
     return RewardExtras(loaded, block_of_task(loaded.job, RewardBlock))
 
 
+def _facts(loaded: LoadedJob, _: Path) -> dict[str, str]:
+    from stoker.train.reward_objective import NOT_CENTRED
+
+    evaluate = loaded.job.evaluate
+    return {} if evaluate.data or evaluate.fraction else {"offset": NOT_CENTRED}
+
+
 def _details(task: LanguageTask, engine: Engine, documents: Sequence[Document], names: Sequence[str]) -> dict[str, Any]:
     from stoker.train.reward_calibration import calibration
 
@@ -74,6 +81,7 @@ TASK = TaskSpec(
     rows=lambda _: "pairs",
     head="score",
     objective=_objective,
+    facts=_facts,
     extras=_extras,
     details=_details,
     target="pair",
