@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,14 @@ class Asked:
 
     def __init__(self, *args: Any) -> None:
         self.args = args
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _float32() -> Iterator[None]:
+    """As the harness computes; a processor with matrix units for bfloat16 would use them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stoker.hardware.device.has_bf16_matrix_units", lambda: False)
+        yield
 
 
 @pytest.fixture(scope="module")
