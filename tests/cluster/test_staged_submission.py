@@ -174,6 +174,7 @@ def nodes_of(base: Path, port: int) -> list[int]:
 
 
 @pytest.mark.slow  # two nodes train three stages, then two of them again
+@pytest.mark.usefixtures("warm_processes")
 def test_two_nodes_train_the_chain_and_what_depends_on_a_change(base: Path) -> None:
     (base / "secret").write_text("ab" * 32)
     (base / "secret").chmod(0o600)
