@@ -11,6 +11,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from stoker.cluster.private_files import PrivateFile
 from stoker.errors import Problem, UserError
 from stoker.job.job_to_yaml import dump_job
 from stoker.job.key_paths import leaves
@@ -34,12 +35,14 @@ class NamedFiles:
         found: files by their path below the submission's folder.
         made: generated texts by such a path: jobs of runs, with the paths on the nodes.
         moved: values of the job's keys that differ on the nodes, by key.
+        private: secrets, which are in none of the others, by their path.
     """
 
     base: Path
     found: dict[str, Path] = field(default_factory=dict)
     made: dict[str, str] = field(default_factory=dict)
     moved: dict[str, Any] = field(default_factory=dict)
+    private: dict[str, PrivateFile] = field(default_factory=dict)
 
     def add(self, value: str) -> str:
         """Adds the files that a path or pattern matches; returns their name on the nodes."""
@@ -48,6 +51,15 @@ class NamedFiles:
             return value
         to = place_below(top, self.base)
         self.found |= {_joined(to, top, file): file for file in files_of(value, self.base)}
+        return to
+
+    def add_private(self, key: str, value: str) -> str:
+        """Adds a secret; returns as `add` does. An absolute path is one on the nodes where there is none here."""
+        source = absolute(value, self.base)
+        if not source.is_file():
+            return value
+        to = place_below(source, self.base)
+        self.private[to] = PrivateFile(key, value, to, source)
         return to
 
     def add_run(self, value: str) -> str:
@@ -119,6 +131,8 @@ def _add_named(files: NamedFiles, loaded: LoadedJob, named: Named) -> str:
 
     if named.kind == "source":
         return files.add(named.value)
+    if named.kind == "secret":
+        return files.add_private(named.key, named.value)
     if named.kind == "scorer":
         schema = named.value.removeprefix(SCHEMA)
         return f"{SCHEMA}{files.add(schema)}" if schema and schema != named.value else named.value

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 
+from stoker.cluster.private_files import PrivateFile
 from stoker.cluster.record import FILE, Record
 from stoker.cluster.send import quoted
 from stoker.cluster.shell import Shell
@@ -16,6 +18,18 @@ def write_private(shell: Shell, path: str, content: bytes) -> None:
         path: as the shell reads it.
     """
     shell.run(f"umask 077 && rm -f {path} && cat > {path}", given=content)
+
+
+def send_private(shell: Shell, home: str, files: Iterable[PrivateFile]) -> None:
+    """Writes private files below a run's folder.
+
+    Args:
+        home: the run's folder, as the shell reads it.
+    """
+    for file in files:
+        if "/" in file.path:
+            shell.run(f"umask 077 && mkdir -p {home}/{shlex.quote(file.path.rpartition('/')[0])}")
+        write_private(shell, f"{home}/{shlex.quote(file.path)}", file.source.read_bytes())
 
 
 def records_in(shell: Shell, folder: str) -> list[Record]:

@@ -87,6 +87,8 @@ def needed_files(named: NamedFiles, base: Path, chosen: ChosenTarget) -> tuple[S
             named.found[place_below(file, base)] = file
     if problems:
         raise UserError(*problems)
+    for path in named.private:  # also where `send` names it
+        named.found.pop(path, None)
     code = [code_archive()] if keys.code else []
     if keys.in_place:
         return (*code, *(replace(file, in_place=True) for file in _sent(named.found)))

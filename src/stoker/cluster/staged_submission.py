@@ -9,8 +9,9 @@ from typing import Any
 
 from stoker.cluster.chosen_target import ChosenTarget
 from stoker.cluster.named_files import NamedFiles, named_files
+from stoker.cluster.private_files import PrivateFile, checked_private
 from stoker.cluster.sent_files import SentFile, fingerprint_of, needed_files
-from stoker.cluster.submission import JOB, Submission, counted, name_of, port_of, with_layout
+from stoker.cluster.submission import JOB, Submission, counted, moved_on, name_of, port_of, with_layout
 from stoker.job.job_to_yaml import scalar
 from stoker.job.key_paths import TARGET, parse_key
 from stoker.job.layout import layout_of
@@ -56,11 +57,15 @@ def staged_submission_of(
     largest = max(planned, key=lambda loaded: layout_of(loaded.job).world)
     nodes, devices = counted(largest, chosen, keys, hosts)
     named = NamedFiles(base)
+    private: dict[str, PrivateFile] = {}
     for stage, loaded in zip(staged.stages, planned, strict=True):
         own = named_files(loaded, base, without={"model.name" if key == FROM else key for key in stage.needs})
-        named = NamedFiles(base, named.found | own.found, named.made | own.made)
+        named = NamedFiles(base, named.found | own.found, named.made | own.made, private=named.private | own.private)
+        sent_privately = checked_private(loaded, own.private.values(), chosen)
+        private |= {file.path: file for file in sent_privately}
         if not keys.in_place:
-            written += [text for text in _moved(stage, own.moved) if text not in written]
+            moved = moved_on(own, sent_privately)
+            written += [text for text in _moved(stage, moved) if text not in written]
     sent = needed_files(named, base, chosen)
     text = _text(with_overrides(staged.document, written))
     files = (SentFile.made(JOB, text), *sent)
@@ -77,6 +82,7 @@ def staged_submission_of(
         port=keys.port if keys.port != "auto" else port_of(chosen_name),
         base=base,
         stages=tuple(stage.name for stage in staged.stages),
+        private=tuple(private.values()),
     )
 
 

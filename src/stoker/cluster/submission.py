@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from stoker.cluster.chosen_target import ChosenTarget
-from stoker.cluster.named_files import named_files, with_paths
+from stoker.cluster.named_files import NamedFiles, named_files, with_paths
+from stoker.cluster.private_files import PrivateFile, checked_private
 from stoker.cluster.record import Record
 from stoker.cluster.sent_files import ARCHIVE, SentFile, fingerprint_of, needed_files
 from stoker.errors import CannotRun, UserError
@@ -44,6 +45,7 @@ class Submission:
         base: the folder in which the command was given.
         stages: names of the stages; empty for a job without stages. With stages `output` is the folder of their runs,
             and `loaded` the first stage's job.
+        private: secrets that are sent for their owner only; not in the fingerprint.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Submission:
     port: int
     base: Path
     stages: tuple[str, ...] = ()
+    private: tuple[PrivateFile, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -124,9 +127,10 @@ def submission_of(
     nodes, devices = counted(loaded, chosen, keys, hosts)
     loaded = with_nodes(loaded, nodes)
     named = named_files(loaded, base)
+    private = checked_private(loaded, named.private.values(), chosen)
     sent = needed_files(named, base, chosen)
     if not keys.in_place:
-        loaded = with_paths(loaded, named.moved)
+        loaded = with_paths(loaded, moved_on(named, private))
     text = dump_job(loaded.job.model_copy(update={"target": LOCAL}))  # the nodes do not need the target
     files = (SentFile.made(JOB, text), *sent)
     chosen_name = name or name_of(loaded.job.output)
@@ -141,7 +145,14 @@ def submission_of(
         output=loaded.job.output,
         port=keys.port if keys.port != "auto" else port_of(chosen_name),
         base=base,
+        private=private,
     )
+
+
+def moved_on(named: NamedFiles, private: Sequence[PrivateFile]) -> dict[str, Any]:
+    """Returns the keys with other values on the nodes; those of secrets that are not sent keep theirs."""
+    stay = {file.key for file in named.private.values()} - {file.key for file in private}
+    return {key: value for key, value in named.moved.items() if key not in stay}
 
 
 def name_of(output: str) -> str:

@@ -62,13 +62,13 @@ class Named:
     Attributes:
         key: such as ``dpo.reference``.
         value: the key's value in the job.
-        kind: ``model`` (a model or a run), ``run``, ``source`` (rows of data), or ``scorer`` (such as
-            ``json_schema:FILE``; ``python:MODULE:FUNCTION`` names a module).
+        kind: ``model`` (a model or a run), ``run``, ``source`` (rows of data), ``scorer`` (such as
+            ``json_schema:FILE``; ``python:MODULE:FUNCTION`` names a module), or ``secret`` (a file for its owner only).
     """
 
     key: str
     value: str
-    kind: Literal["model", "run", "source", "scorer"]
+    kind: Literal["model", "run", "source", "scorer", "secret"]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from stoker.cluster.chosen_target import ChosenTarget
 from stoker.cluster.log_files import LogPlace, read_logs, run_logs
 from stoker.cluster.record import FILE, Record
-from stoker.cluster.records_there import records_in, write_private
+from stoker.cluster.records_there import records_in, send_private, write_private
 from stoker.cluster.send import quoted, send
 from stoker.cluster.shell import LocalShell, Shell, ShellFailed
 from stoker.cluster.slurm.batch_script import ENDED, SCRIPT, STOP, batch_script
@@ -102,6 +102,7 @@ class SlurmTarget:
         notes = [
             f"sent to {where}{self._files(submission.name)}, beside this script ({SCRIPT}):",
             *(f"  {file.path}  {file.size} bytes  {file.digest[:16]}" for file in self._sent(submission)),
+            *(f"  {file.path}  mode 600" for file in submission.private),
             f"  {SECRET}  32 random bytes, mode 600",
             f"  {ENVIRONMENT}, mode 600:",
             *(f"    {line}" for line in shown.splitlines()),
@@ -117,6 +118,7 @@ class SlurmTarget:
         sent = send(shell, files, self._folder, name)
         home = self._home(name)
         shell.run(f"cd {home} && rm -f {STOP} {ENDED}")
+        send_private(shell, home, submission.private)
         write_private(shell, f"{home}/{SECRET}", secrets.token_hex(32).encode())
         write_private(shell, f"{home}/{ENVIRONMENT}", environment_text(variables(block, os.environ)).encode())
         number = self._sbatch(home, self._from)

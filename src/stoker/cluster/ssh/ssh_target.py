@@ -15,7 +15,7 @@ from typing import Any
 from stoker.cluster.chosen_target import ChosenTarget
 from stoker.cluster.log_files import LogPlace, read_logs, run_logs
 from stoker.cluster.record import FILE, Record
-from stoker.cluster.records_there import records_in, write_private
+from stoker.cluster.records_there import records_in, send_private, write_private
 from stoker.cluster.send import link_script, missing_script, quoted, send
 from stoker.cluster.shell import ShellFailed, on_all
 from stoker.cluster.ssh.connection import Connection, SshSettings
@@ -87,6 +87,7 @@ class SshTarget:
             f"# {submission.label} to {len(hosts)} host{'s' * (len(hosts) > 1)}, {submission.devices} on each",
             f"# sent to {self._block.folder}/.store unless it is there, and linked into {self._home(submission.name)}:",
             *(f"#   {file.path}  {file.size} bytes  {file.digest[:16]}" for file in submission.files),
+            *(f"# written there with mode 600: {file.path}" for file in submission.private),
             f"# written there with mode 600: {SECRET} (32 random bytes), {ENVIRONMENT}:",
             *(f"#   {line}" for line in shown.splitlines()),
             "# where a host has no address here, the one found on it is written in its place",
@@ -119,6 +120,7 @@ class SshTarget:
             sent = send(connection, files, block.folder, name)
             for file, content in ((SECRET, secret), (ENVIRONMENT, environment), (FILE, record.to_json().encode())):
                 write_private(connection, f"{home}/{file}", content)
+            send_private(connection, home, submission.private)
             return sent
 
         sent = sum(on_all(places, place))

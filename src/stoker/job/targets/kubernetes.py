@@ -170,6 +170,11 @@ class KubernetesBlock(TargetKeys):
         default=False, description="send this Stoker's own code; false: the image has Stoker installed already"
     )
 
+    @property
+    def instead_of_private(self) -> str:
+        """Files are sent in config maps, which whoever may read the namespace's objects can read."""
+        return "put it on a volume with mode 600, and write its absolute path there, such as /work/run.secret"
+
 
 def gang_of(block: KubernetesBlock) -> Gang:
     """Returns the gang scheduler of the pods."""

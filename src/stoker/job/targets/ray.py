@@ -29,3 +29,8 @@ class RayBlock(TargetKeys):
     wait: Annotated[float, Field(gt=0)] = Field(
         default=3600.0, description="seconds within which the nodes must be free, all at once"
     )
+
+    @property
+    def instead_of_private(self) -> str:
+        """Ray keeps what is sent with a job where all jobs can read it."""
+        return "put it on every node with mode 600, and write its absolute path there"

@@ -55,3 +55,8 @@ class TargetKeys(Block):
     def in_place(self) -> bool:
         """Returns whether the nodes share this machine's files, so that data is not sent."""
         return False
+
+    @property
+    def instead_of_private(self) -> str:
+        """What to write where files cannot be sent for their owner only; empty where they can."""
+        return ""

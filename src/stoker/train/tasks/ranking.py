@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.job.block import Block
-from stoker.job.task_spec import Decided, TaskSpec, block_of_task
+from stoker.job.task_spec import Decided, Named, TaskSpec, block_of_task
 from stoker.train.ranking.engine_conflicts import engine_conflicts
 from stoker.train.ranking.ranking_block import EXAMPLES, NAMES, REASONS, RankingBlock
 
@@ -150,6 +150,11 @@ def _export(
     return export_ranking(run, to, at=at, trusted=trusted, base=base, keep=keep)
 
 
+def _names(job: Job) -> tuple[Named, ...]:
+    servers = _block(job).servers
+    return () if servers is None else (Named("ranking.servers.secret", servers.secret, "secret"),)
+
+
 def _toy(loaded: LoadedJob) -> tuple[dict[str, Any], int]:
     """Returns the model and the log themselves: towers are small, and rows are read from columns on disk."""
     from stoker.errors import UserError
@@ -193,6 +198,7 @@ TASK = TaskSpec(
     perplexity=False,
     prepare=_prepare,
     grows=lambda job: block_of_task(job, RankingBlock).progressive,
+    names=_names,
     plan=_plan,
     gate=_gate,
     audit=_audit,
