@@ -6,12 +6,12 @@ import io
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 import pytest
 
-from stoker.checkpoint import replay
+from stoker.checkpoint import replay, score_export
 from stoker.train.ranking import replay_export
 
 
@@ -23,14 +23,17 @@ def replay_in_process() -> Iterator[None]:
     def run(command: list[str], **options: Any) -> Any:
         if "stoker.checkpoint.replay" in command:
             program = lambda: replay._main(command[-1:])  # noqa: E731
+        elif "stoker.checkpoint.score_export" in command:
+            program = lambda: score_export._main(command[-1])  # noqa: E731
         elif "stoker.train.ranking.replay_export" in command:
             program = replay_export._main
         else:
             return start(command, **options)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "stdin", io.StringIO(options["input"]))
-            program()
-        return subprocess.CompletedProcess(command, 0)
+            with redirect_stdout(io.StringIO()) as printed:
+                program()
+        return subprocess.CompletedProcess(command, 0, stdout=printed.getvalue())
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "run", run)

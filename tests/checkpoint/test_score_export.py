@@ -69,4 +69,7 @@ def test_an_export_scores_as_the_run(  # in a fresh process
     tokens = AutoTokenizer.from_pretrained("exported")
     assert tokens.pad_token_id == scorer.config.pad_token_id
     assert main(["export", "runs/reward", "--format", "gguf", "--to", "other"]) == 2
-    assert "write merged" in capsys.readouterr().err
+    assert "write adapter or merged" in capsys.readouterr().err
+    if tune == "full":
+        assert main(["export", "runs/reward", "--format", "adapter", "--to", "other"]) == 2
+        assert "write --format merged" in capsys.readouterr().err

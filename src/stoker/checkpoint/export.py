@@ -24,7 +24,7 @@ from stoker.checkpoint.gguf_layout import gguf_problem
 from stoker.checkpoint.gguf_writer import write_gguf
 from stoker.checkpoint.load_run import TunedRun
 from stoker.checkpoint.model_card import public_name, write_card
-from stoker.checkpoint.score_export import as_classifier, check_classifier, padding_of
+from stoker.checkpoint.score_export import as_classifier, check_classifier, padding_of, save_score_adapter
 from stoker.data.tokenise import TextCodec
 from stoker.errors import RunFailed, UserError
 from stoker.job.resolved import ResolvedJob
@@ -130,7 +130,7 @@ def write_export(tuned: TunedRun, export: Export, base: Path, verify: Callable[[
     partial.mkdir()
     try:
         try:
-            write = _classifier if task_of(tuned.job).head == "score" else _WRITERS[export.format]
+            write = (_SCORE_WRITERS if task_of(tuned.job).head == "score" else _WRITERS)[export.format]
             written = write(tuned, export, base, partial)
         except OSError as error:
             raise RunFailed(f"the export could not be written to {export.to}: {error.strerror or error}") from error
@@ -152,12 +152,17 @@ def write_export(tuned: TunedRun, export: Export, base: Path, verify: Callable[[
 def _adapter(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
     save_adapter(tuned.model, folder, public_name(tuned.job, base).name)
     tokenizer = served_tokenizer(tuned)
-    if extension_of(tuned.job, base) is not None and rows_of(base_of(tuned, base), tuned.job) < len(tokenizer):
-        keep_rows(unwrap(tuned.model), folder, len(tokenizer))  # peft resizes the base to one for each token
+    _keep_known_rows(tuned, base, folder, len(tokenizer))
     tokenizer.save_pretrained(folder)
     GenerationConfig(eos_token_id=_stops(tuned)).save_pretrained(folder)
     write_card(tuned, export.format, base, folder)
     return folder
+
+
+def _keep_known_rows(tuned: TunedRun, base: Path, folder: Path, tokens: int) -> None:
+    """Truncates trained embeddings in an adapter to the rows of tokens, as peft resizes the base to one for each."""
+    if extension_of(tuned.job, base) is not None and rows_of(base_of(tuned, base), tuned.job) < tokens:
+        keep_rows(unwrap(tuned.model), folder, tokens)
 
 
 def rows_of(base_name: str, job: ResolvedJob) -> int:
@@ -200,6 +205,17 @@ def _classifier(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Pa
     model = as_classifier(merged_model(tuned.model), pad_id=pad_id)
     with held_as(model, DTYPES[export.weights]):
         model.save_pretrained(folder)
+    return _beside_scores(tuned, export, base, folder, pad_id)
+
+
+def _score_adapter(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
+    pad_id = padding_of(tuned)
+    save_score_adapter(tuned.model, folder, public_name(tuned.job, base).name, pad_id=pad_id)
+    _keep_known_rows(tuned, base, folder, len(tuned.tokenizer))
+    return _beside_scores(tuned, export, base, folder, pad_id)
+
+
+def _beside_scores(tuned: TunedRun, export: Export, base: Path, folder: Path, pad_id: int) -> Path:
     tokenizer = served_tokenizer(tuned)
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_id)
     tokenizer.save_pretrained(folder)
@@ -276,4 +292,8 @@ _WRITERS: dict[Format, Callable[[TunedRun, Export, Path, Path], Path]] = {
     "adapter": _adapter,
     "merged": _merged,
     "gguf": _gguf,
+}
+_SCORE_WRITERS: dict[Format, Callable[[TunedRun, Export, Path, Path], Path]] = {
+    "adapter": _score_adapter,
+    "merged": _classifier,
 }

@@ -23,19 +23,34 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stoker.checkpoint.export import DTYPES, Export, check_export, check_quantisable, merged_model, write_export
+from stoker.checkpoint.export import (
+    DTYPES,
+    Export,
+    base_of,
+    check_export,
+    check_quantisable,
+    merged_model,
+    write_export,
+)
 from stoker.checkpoint.gguf_replay import GgufAnswers, ask_llamacpp
 from stoker.checkpoint.load_run import TunedRun
 from stoker.checkpoint.model_card import public_name
 from stoker.checkpoint.reference_answers import ReferenceAnswers, take_reference
 from stoker.checkpoint.replay import ReplayAnswer, answer, answer_afresh, next_logits
-from stoker.checkpoint.score_export import TOLERANCE, furthest, replay_scores, replayed_rows, scores_alone
+from stoker.checkpoint.score_export import (
+    TOLERANCE,
+    ScoreRequest,
+    furthest,
+    replay_scores,
+    replayed_rows,
+    scores_alone,
+)
 from stoker.checkpoint.text_check import check_stops, check_texts, left_out, texts_of_gguf
 from stoker.checkpoint.weights_check import check_quantised_weights, stored_in_folder, stored_in_gguf, take_stored
 from stoker.errors import RunFailed
 from stoker.job.task_spec import task_of
 from stoker.models.adapters import unwrap
-from stoker.models.quantise import quantised_copy
+from stoker.models.quantise import quantisation, quantised_copy
 
 FLOAT32 = 1e-3  # largest difference of logits by the order of summation, relative to their standard deviation
 EIGHT_BIT = 5e-2  # bitsandbytes rounds activations to 8 bits, so the smallest difference before becomes a whole step
@@ -128,13 +143,22 @@ def export_run(tuned: TunedRun, export: Export, base: Path) -> Exported:
 
 def _export_scores(tuned: TunedRun, export: Export, base: Path) -> Exported:
     """Exports a reward model, and compares its scores in a fresh process with those of the run."""
-    tuned.model.float()
-    rows = replayed_rows(tuned, base)
-    before, after = scores_alone(unwrap(tuned.model), rows), list[float]()
-    allowed = TOLERANCE[export.weights]
+    assert tuned.job.model is not None
+    quantise, model = tuned.job.model.quantise, unwrap(tuned.model)
+    settings = quantisation(quantise, model.dtype)
+    request = ScoreRequest(replayed_rows(tuned, base))
+    if export.format == "adapter":
+        dtype, bits = str(model.dtype).removeprefix("torch."), settings.to_dict() if settings is not None else None
+        request = replace(request, base=base_of(tuned, base), dtype=dtype, quantisation=bits)
+    if settings is None:
+        tuned.model.float()
+    rows = request.rows
+    before, after = scores_alone(model, rows), list[float]()
+    computed = next(name for name, dtype in DTYPES.items() if dtype == model.dtype)
+    allowed = max(EIGHT_BIT if quantise == "8bit" else 0.0, TOLERANCE[export.weights if settings is None else computed])
 
     def check(written: Path) -> None:
-        after.extend(replay_scores(written, rows))
+        after.extend(replay_scores(written, request))
         apart = furthest(before, after)
         if not apart <= allowed:
             raise RunFailed(
@@ -150,7 +174,8 @@ def _export_scores(tuned: TunedRun, export: Export, base: Path) -> Exported:
     found = Verified(
         line, len(rows), sum(map(len, rows)), bool(tuned.job.evaluate.fraction), *means, apart, apart, allowed
     )
-    return Exported(written, found, "", public_name(tuned.job, base).name, None)
+    name = public_name(tuned.job, base)
+    return Exported(written, found, "", name.name, name.warning if export.format == "adapter" else None)
 
 
 def verify(reference: ReferenceAnswers, model: nn.Module, export: Export, written: Path) -> Verified:

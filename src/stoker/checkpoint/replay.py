@@ -157,7 +157,7 @@ def answer_afresh(
     limit = time_limit(artifact, request.base) if limit is None else limit
     with TemporaryDirectory() as temporary:
         out = Path(temporary) / "answers.safetensors"
-        named = _with_base(artifact, request.base, Path(temporary))
+        named = with_base(artifact, request.base, Path(temporary))
         asked = asdict(request) | {"out": str(out)}
         try:
             done = subprocess.run(
@@ -193,7 +193,7 @@ def time_limit(artifact: Path, base: str | None) -> float:
     return STARTING + sum(file.stat().st_size for file in files if file.is_file()) / BYTES_PER_SECOND
 
 
-def _with_base(folder: Path, base: str | None, temporary: Path) -> Path:
+def with_base(folder: Path, base: str | None, temporary: Path) -> Path:
     """Returns a copy of an adapter that names its base by its path on this machine."""
     config = folder / "adapter_config.json"
     if base is None or not config.is_file():

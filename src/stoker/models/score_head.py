@@ -25,10 +25,15 @@ def add_score_head(model: PreTrainedModel, *, dtype: torch.dtype) -> nn.Linear:
     width = model.get_output_embeddings().weight.shape[1]
     head = nn.Linear(int(width), 1, bias=False, device=META, dtype=dtype)
     head.register_buffer(OFFSET, torch.zeros((), dtype=dtype))
+    head.register_forward_pre_hook(_in_type_of_weights)  # a frozen base in 16 bits has hidden states in 16 bits
     model.set_output_embeddings(head)
     for config in {id(c): c for c in (model.config, model.config.get_text_config())}.values():
         config.tie_word_embeddings = False
     return head
+
+
+def _in_type_of_weights(head: nn.Module, arguments: tuple[Tensor]) -> tuple[Tensor]:
+    return (arguments[0].to(next(head.parameters()).dtype),)
 
 
 def first_scores(model: nn.Module, head: nn.Linear, seed: int) -> Drawn:

@@ -65,8 +65,11 @@ def _details(task: LanguageTask, engine: Engine, documents: Sequence[Document], 
     return calibration(task, engine, documents, names)
 
 
-def _next_commands(_: ResolvedJob, run: str) -> tuple[str, ...]:
-    return f"eval {run} YOUR.jsonl", f"export {run} --format merged --to exported"
+def _next_commands(job: ResolvedJob, run: str) -> tuple[str, ...]:
+    from stoker.job.tune_keys import merges
+
+    form = "merged" if merges(job) else "adapter"
+    return f"eval {run} YOUR.jsonl", f"export {run} --format {form} --to exported"
 
 
 TASK = TaskSpec(
@@ -88,6 +91,6 @@ TASK = TaskSpec(
     perplexity=False,
     dropout=False,
     roles=lambda _: ("reward",),
-    exports=("merged",),
+    exports=("adapter", "merged"),
     next_commands=_next_commands,
 )
