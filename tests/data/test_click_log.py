@@ -17,7 +17,7 @@ from stoker.data.ranking.column_settings import LogSettings, StatedFeature
 from stoker.data.ranking.features import Features
 from stoker.data.ranking.find_features import find_features
 from stoker.data.ranking.ids import crossed, id_of
-from stoker.data.ranking.log_audit import audit_log
+from stoker.data.ranking.log_audit import AdmissionRule, audit_log
 from stoker.data.ranking.log_gate import log_problems
 from stoker.errors import UserError
 from stoker.job.schema import SourceBlock
@@ -282,6 +282,23 @@ def test_the_audit_counts_ids(tmp_path: Path) -> None:
     ]
     assert audit.reasons == {"unknown label": 1}
     assert any("score alone tells label (AUC 1.000)" in leak for leak in audit.leaks)
+
+
+def test_the_audit_says_what_the_jobs_own_admission_gives(tmp_path: Path) -> None:
+    seen = {"a": 1, "b": 2, "c": 5, "d": 12}
+    ids = [name for name, count in seen.items() for _ in range(count)]
+    rows = [{"label": n % 2, "user_id": name, "time": 10**9} for n, name in enumerate(ids)]
+    log = log_of(tmp_path, "log.jsonl", json_lines(rows), fraction=0.0)
+    assert len(log.training) == 20 and audit_log(log).ids["user_id"].admitted is None
+    by_count = audit_log(log, admission=AdmissionRule(5, 1.0)).ids["user_id"]
+    assert by_count.admitted == by_count.covered[5] == (0.5, 17 / 20)
+    rule = AdmissionRule(count=2, probability=0.3)
+    drawn = np.random.default_rng(0).random((20_000, 12)) < 0.3  # of each sighting from the second on
+    chance = {name: drawn[:, : count - 1].any(1).mean() for name, count in seen.items()}
+    admitted = audit_log(log, admission=rule).ids["user_id"].admitted
+    assert admitted is not None
+    assert admitted[0] == pytest.approx(np.mean(list(chance.values())), abs=0.01)
+    assert admitted[1] == pytest.approx(sum(chance[name] * count for name, count in seen.items()) / 20, abs=0.01)
 
 
 def test_the_audit_finds_held_out_rows_that_are_trained_on(tmp_path: Path) -> None:

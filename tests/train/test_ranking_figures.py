@@ -24,6 +24,7 @@ from stoker.job.schema import SourceBlock
 from stoker.launch.process_pool import Pool
 from stoker.parallel.float64_mode import in_float64
 from stoker.runs.run_folder import RunFolder
+from stoker.scoring.ranking_metrics import normalised_entropy
 from stoker.sparse.jagged_ids import JaggedIds
 from stoker.train.ranking.figures import Scored, figures_of
 from stoker.train.ranking.progressive import ValidationPeriod, over_periods, read_periods, write_period
@@ -114,6 +115,19 @@ def test_means_over_periods_are_by_label_and_of_every_metric(tmp_path: Path) -> 
     assert until is not None
     assert (until.rows, "auc" in until.labels["clicked"]) == (2, False)
     assert over_periods(tmp_path, names, last=0) is None
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.1])
+def test_the_interval_of_the_normalised_entropy_is_that_of_a_bootstrap(rate: float) -> None:
+    draw = np.random.default_rng(3)
+    logits = draw.normal(np.log(rate / (1 - rate)), 1.0, 1500)
+    labels = (draw.random(1500) < 1 / (1 + np.exp(-logits))).astype(float)
+    figure = figures_of(Scored(labels[:, None], logits[:, None]), ["clicked"], ()).labels["clicked"][
+        "normalised_entropy"
+    ]
+    again = (draw.integers(0, 1500, 1500) for _ in range(800))
+    spread = np.std([normalised_entropy(labels[rows], logits[rows]) for rows in again])
+    assert figure.standard_error == pytest.approx(spread, rel=0.1)
 
 
 def test_slices_are_of_each_label() -> None:

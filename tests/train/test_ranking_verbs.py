@@ -15,6 +15,7 @@ from stoker.errors import UserError
 from stoker.job.load_job import load_job
 from stoker.runs.run_folder import RunFolder
 from stoker.train.prepare import prepare
+from stoker.verify.toy_job import make_twin
 
 
 def test_the_verbs_from_the_log_to_its_metrics(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,6 +94,31 @@ def test_verify_compares_layouts(clicks: Path, capsys: pytest.CaptureFixture[str
     write_job(clicks, {**ranking_job(), "train": {"batch": 8}, "parallel": {"data": 2}})
     assert main(["verify", "job.yaml", "--steps", "3"]) == 0
     assert "1 of 1 layouts compute what one process computes" in capsys.readouterr().out
+
+
+def test_verify_says_what_its_copy_leaves_out(clicks: Path) -> None:
+    def facts(**ranking: Any) -> str:
+        return "; ".join(make_twin(load_job(write_job(clicks, ranking_job(ranking=ranking))), clicks, clicks).facts)
+
+    assert not facts()
+    servers = {"addresses": ["10.0.0.7:29500"], "secret": "run.secret"}
+    assert "without `ranking.servers`" in facts(servers=servers) and "progressive" not in facts(servers=servers)
+    assert "without `ranking.progressive`" in facts(progressive=True)
+
+
+def test_the_audit_prints_what_the_jobs_admission_covers(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_job(clicks, ranking_job())
+    assert main(["data", "job.yaml"]) == 0 and "admitted" not in capsys.readouterr().out
+    write_job(clicks, ranking_job(ranking={"table": {"admission": {"count": 5}}}))
+    assert main(["data", "job.yaml"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    head = next(number for number, line in enumerate(lines) if "admitted: ids / lookups" in line)
+    by_own, by_five = (lines[head].index(word) for word in ("admitted:", "seen 5+:"))
+    own, five = (lines[head + 1][at:].split("  ")[0] for at in (by_own, by_five))
+    assert own == five and "/" in own
+    assert main(["data", "job.yaml", "--json"]) == 0
+    ids = json.loads(capsys.readouterr().out)["ids"]
+    assert all(found["admitted"] == found["covered"]["5"] for found in ids.values())
 
 
 OWN = """

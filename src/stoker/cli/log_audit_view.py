@@ -25,10 +25,12 @@ def print_log_audit(audit: LogAudit) -> None:
             "-" if found.new_a_period is None else f"{found.new_a_period:,.1f}",
             "-" if found.unseen is None else f"{found.unseen:.1%}",
             *(f"{ids:.0%} / {lookups:.1%}" for ids, lookups in (found.covered[least] for least in COUNTS[1:])),
+            *([] if found.admitted is None else ["{:.0%} / {:.1%}".format(*found.admitted)]),
         )
         for name, found in audit.ids.items()
     ]
-    counts = (f"seen {least}+: ids / lookups" for least in COUNTS[1:])
+    counts = [f"seen {least}+: ids / lookups" for least in COUNTS[1:]]
+    counts += ["admitted: ids / lookups"] if any(found.admitted is not None for found in audit.ids.values()) else []
     _print_table(("ids of", "different", "lookups", "seen once", "new a period", "held out unseen", *counts), rows)
     labels = [f"positive {name}" for name in audit.labels]
     periods = [(p.name, f"{p.rows:,}", *(f"{rate:.2%}" for rate in p.rates)) for p in audit.periods]

@@ -134,7 +134,8 @@ class TaskSpec:
             the
             data (None for the held-out rows), its format, the checkpoint, the keys that may run code, and the base of
             relative paths.
-        toy: (keys of the job's small copy, samples of an epoch) for `stoker verify`, where data is not rows of text.
+        toy: (keys of the job's small copy, samples of an epoch, what it leaves out) for `stoker verify`, where data is
+            not rows of text.
         toy_keys: keys of the block with other values in the small copy, where data is rows.
         resident: frozen copies of the model in memory with the trained one, for the planner.
         reads: forward passes without gradients for each that is trained on, for the planner.
@@ -182,7 +183,7 @@ class TaskSpec:
     gate: Callable[[LoadedJob, Path], None] | None = None
     audit: Callable[[LoadedJob, Path], LogAudit] | None = None
     measure: Callable[[str, str | None, str, str, Sequence[str], Path], RankingFigures] | None = None
-    toy: Callable[[LoadedJob], tuple[dict[str, Any], int]] | None = None
+    toy: Callable[[LoadedJob], tuple[dict[str, Any], int, tuple[str, ...]]] | None = None
     toy_keys: Callable[[Job], dict[str, Any]] = lambda _: {}
     resident: Callable[[Job], int] = lambda _: 0
     reads: Callable[[Job], int] = lambda _: 0

@@ -252,8 +252,8 @@ def make_twin(
     common: dict[str, Any] = {"task": job.task, "seed": job.seed, "train": train_keys(job)}
     spec = task_of(job)
     if spec.toy is not None:
-        own, samples = spec.toy(loaded)
-        return Twin(folder, common | own, steps, None, samples, clips, None, ())
+        own, samples, facts = spec.toy(loaded)
+        return Twin(folder, common | own, steps, None, samples, clips, None, facts)
     if spec.block is not None:
         block = getattr(job, job.task).model_dump(exclude_none=True) | spec.toy_keys(job)
         common[job.task] = {key: value for key, value in block.items() if value is not None}

@@ -24,6 +24,19 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio
 
 
 @dataclass(frozen=True)
+class AdmissionRule:
+    """The job's rule: from the ``count``-th occurrence of an id on, each admits it with ``probability``."""
+
+    count: int
+    probability: float
+
+    def admitted(self, counts: np.ndarray) -> np.ndarray:
+        """Returns the probability that ids with these numbers of occurrences get a row."""
+        drawn = np.maximum(counts - self.count + 1, 0)
+        return 1 - (1 - self.probability) ** drawn
+
+
+@dataclass(frozen=True)
 class IdAudit:
     """Counts of a feature's ids.
 
@@ -34,6 +47,7 @@ class IdAudit:
         once: fraction of the ids that occur once.
         covered: by a number of occurrences, (fraction of the ids, fraction of the lookups) of ids with at least as
             many.
+        admitted: the same of the ids that the job's own rule admits, in expectation; None without a rule.
         new_a_period: distinct ids whose first row is in each period after the first, on average.
         unseen: fraction of the held-out lookups whose id is not in the training rows.
     """
@@ -43,6 +57,7 @@ class IdAudit:
     empty: int
     once: float
     covered: dict[int, tuple[float, float]]
+    admitted: tuple[float, float] | None
     new_a_period: float | None
     unseen: float | None
 
@@ -97,11 +112,12 @@ class LogAudit:
         return {"ok": not self.problems, **found}
 
 
-def audit_log(log: ClickLog, problems: Sequence[Problem] = ()) -> LogAudit:
+def audit_log(log: ClickLog, problems: Sequence[Problem] = (), *, admission: AdmissionRule | None = None) -> LogAudit:
     """Returns the audit of an opened log; reads every column once.
 
     Args:
         problems: those of `stoker.data.ranking.log_gate`.
+        admission: the job's rule; None where every id has a row.
     """
     store, features, training = log.training.store, log.features, log.training
     summaries = [other.summary for other in log.stores]
@@ -113,7 +129,7 @@ def audit_log(log: ClickLog, problems: Sequence[Problem] = ()) -> LogAudit:
                 total[name] = total.get(name, 0) + count
     rates = training.labels.mean(0) if len(training) else []
     numbers = {column.name: number for number, column in enumerate(features.columns)}
-    ids = {c.name: _ids(log, numbers[c.name], c) for c in features.ids if c.stored and c.kind != "buckets"}
+    ids = {c.name: _ids(log, numbers[c.name], c, admission) for c in features.ids if c.stored and c.kind != "buckets"}
     missing = {
         c.name: float(np.isnan(store.array(f"column{numbers[c.name]}")[training.rows]).mean())
         for c in features.columns
@@ -164,7 +180,7 @@ def _places(rows: RowSet, number: int) -> tuple[np.ndarray, np.ndarray]:
     return at, np.repeat(np.arange(len(rows)), lengths)
 
 
-def _ids(log: ClickLog, number: int, column: Column) -> IdAudit:
+def _ids(log: ClickLog, number: int, column: Column, admission: AdmissionRule | None) -> IdAudit:
     ids, row = _lookups(log.training, number)
     found, first, counts = np.unique(ids, return_index=True, return_counts=True)
     total = max(1, len(ids))
@@ -172,6 +188,10 @@ def _ids(log: ClickLog, number: int, column: Column) -> IdAudit:
         least: (float((counts >= least).mean()) if len(counts) else 0.0, float(counts[counts >= least].sum()) / total)
         for least in COUNTS
     }
+    admitted: tuple[float, float] | None = None
+    if admission is not None:
+        chance = admission.admitted(counts)
+        admitted = float(chance.mean()) if len(counts) else 0.0, float((chance * counts).sum()) / total
     new: float | None = None
     periods = log.training.periods()
     if len(found) and len(different := np.unique(periods)) > 1:
@@ -183,7 +203,7 @@ def _ids(log: ClickLog, number: int, column: Column) -> IdAudit:
         unseen = float((~np.isin(later, found)).mean()) if len(later) else None
     empty = len(log.training) - len(np.unique(row))
     once = float((counts == 1).mean()) if len(counts) else 0.0
-    return IdAudit(len(found), len(ids), empty, once, covered, new, unseen)
+    return IdAudit(len(found), len(ids), empty, once, covered, admitted, new, unseen)
 
 
 def _periods(training: RowSet) -> Iterator[Period]:

@@ -152,7 +152,7 @@ def _figures(scored: Scored, label: int, at: Sequence[int]) -> dict[str, Ranking
     found: dict[str, RankingFigure | None] = {
         "auc": _auc(labels, logits),
         "log_loss": RankingFigure(float(losses.mean()), _standard_error(losses)),
-        "normalised_entropy": _plain(normalised_entropy(labels, logits)),
+        "normalised_entropy": _normalised_entropy(labels, losses, normalised_entropy(labels, logits)),
         "calibration": _calibration(labels, logits),
         "positive_rate": RankingFigure(float((labels > 0).mean()), _standard_error((labels > 0).astype(float))),
     }
@@ -166,8 +166,17 @@ def _figures(scored: Scored, label: int, at: Sequence[int]) -> dict[str, Ranking
     return {name: figure for name, figure in found.items() if figure is not None}
 
 
-def _plain(value: float | None) -> RankingFigure | None:
-    return None if value is None else RankingFigure(value)
+def _normalised_entropy(labels: np.ndarray, losses: np.ndarray, value: float | None) -> RankingFigure | None:
+    """Mean loss over the entropy H of the positive rate p, whose slope is log((1 - p) / p); its error by the delta
+    method.
+    """
+    if value is None:
+        return None
+    rate = float((labels > 0).mean())
+    slope = math.log((1 - rate) / rate)
+    entropy = float(losses.mean()) / value
+    error = _standard_error(losses - value * slope * (labels > 0))
+    return RankingFigure(value, None if error is None else error / entropy)
 
 
 def _auc(labels: np.ndarray, logits: np.ndarray) -> RankingFigure | None:

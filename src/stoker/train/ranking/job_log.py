@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stoker.data.ranking.click_log import ClickLog, open_log
 from stoker.data.ranking.column_settings import LogSettings, StatedFeature
-from stoker.data.ranking.log_audit import LogAudit, audit_log
+from stoker.data.ranking.log_audit import AdmissionRule, LogAudit, audit_log
 from stoker.data.ranking.log_gate import log_problems
 from stoker.errors import Problem, UserError
 from stoker.job.load_job import LoadedJob
@@ -84,4 +84,6 @@ def placed(loaded: LoadedJob, problem: Problem) -> Problem:
 def audit_of(loaded: LoadedJob, base: Path) -> LogAudit:
     """Audits a job's log."""
     log = _opened(loaded, base)
-    return audit_log(log, _problems(loaded, log))
+    rule = block_of_task(loaded.job, RankingBlock).table.admission
+    admission = AdmissionRule(rule.count, rule.probability) if rule is not None else None
+    return audit_log(log, _problems(loaded, log), admission=admission)

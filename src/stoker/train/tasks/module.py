@@ -77,7 +77,7 @@ def _prepare(loaded: LoadedJob, device: Device, mesh: Mesh | None, _: Path) -> P
     return prepare_module(loaded.job, model, loss=loss, data=data, held_out=held_out, device=device, mesh=mesh)
 
 
-def _toy(loaded: LoadedJob) -> tuple[dict[str, Any], int]:
+def _toy(loaded: LoadedJob) -> tuple[dict[str, Any], int, tuple[str, ...]]:
     """Returns the module itself: its size is its author's choice."""
     from stoker.train.import_object import import_path
     from stoker.train.module_task import as_dataset
@@ -85,7 +85,7 @@ def _toy(loaded: LoadedJob) -> tuple[dict[str, Any], int]:
     block = block_of_task(loaded.job, ModuleBlock)
     samples = as_dataset(import_path(block.data, "module.data", loaded)(), "data")
     values = {name: value for name, value in block.model_dump().items() if value not in (None, {})}
-    return {"module": values}, len(samples)  # type: ignore[arg-type]
+    return {"module": values}, len(samples), ()  # type: ignore[arg-type]
 
 
 TASK = TaskSpec(

@@ -155,7 +155,7 @@ def _names(job: Job) -> tuple[Named, ...]:
     return () if servers is None else (Named("ranking.servers.secret", servers.secret, "secret"),)
 
 
-def _toy(loaded: LoadedJob) -> tuple[dict[str, Any], int]:
+def _toy(loaded: LoadedJob) -> tuple[dict[str, Any], int, tuple[str, ...]]:
     """Returns the model and the log themselves: towers are small, and rows are read from columns on disk."""
     from stoker.errors import UserError
     from stoker.job.paths import absolute, exists
@@ -172,7 +172,14 @@ def _toy(loaded: LoadedJob) -> tuple[dict[str, Any], int]:
         data.append({"path": path, "format": source.format} | ({"split": source.split} if source.split else {}))
     block = block_of_task(job, RankingBlock).model_copy(update={"progressive": False, "servers": None})
     values = {key: value for key, value in block.model_dump(exclude_none=True).items() if value != []}
-    return {"ranking": values, "data": data}, len(open_log_of(loaded, base).training)
+    facts = []
+    if block_of_task(job, RankingBlock).servers is not None:
+        facts.append("without `ranking.servers`: the processes hold the rows, and no server is asked")
+    if block_of_task(job, RankingBlock).progressive:
+        facts.append(
+            "without `ranking.progressive`: rows are shuffled, and no day is evaluated before it is trained on"
+        )
+    return {"ranking": values, "data": data}, len(open_log_of(loaded, base).training), tuple(facts)
 
 
 def _next(job: ResolvedJob, run: str) -> tuple[str, ...]:
