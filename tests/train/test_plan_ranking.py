@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,9 @@ from stoker.launch.process_pool import Pool
 from stoker.sparse.exchanged_rows import ExchangedRows
 from stoker.sparse.hashing import owners_of
 from stoker.sparse.keys import Keys
-from stoker.sparse.table_settings import Admission, DiskTier, TableSettings
+from stoker.sparse.shard_memory import row_bytes
+from stoker.sparse.table_settings import DiskTier, TableSettings
+from stoker.sparse.table_shard import TableShard
 from stoker.train.ranking import id_use
 from stoker.train.ranking.id_use import IdUse
 from stoker.train.ranking.plan_ranking import held_by_one, sent_bytes
@@ -153,14 +158,104 @@ def test_the_exchange_is_as_predicted(world: int, on_disk: bool, pool: Pool, tmp
     assert np.mean(sent) == pytest.approx(wanted.total, rel=0.02)
 
 
-def test_a_terabyte_on_64_processes_from_a_part_of_it() -> None:
-    """A 64th of the rows at one in 15,000 of their number: shares are even, and memory grows in proportion."""
-    table = TableSettings("a", 64, admission=Admission(count=1))
-    rows = 2**40 // (64 * 4 + 4) // 15_000
+SCALE = 1024  # a power of two, as the index doubles
+PROCESSES = 64
+FIRST = 1300  # new ids of a process in the first step, at that scale
+
+
+def ids_of_one(rows: int, rank: int, salt: np.ndarray) -> np.ndarray:
+    """Those of ``rows`` ids that a process owns."""
     ids = np.arange(rows)
-    owners = owners_of(Keys.of(ids, np.zeros(rows, np.int64), np.array([1], np.uint64)).hashes, 64)
-    shares = np.bincount(owners, minlength=64)
-    use = IdUse((table,), (np.ones(rows, np.int64),), (15_000.0,), rows)
-    one = held_by_one(use, 10**6, holders=64)
-    assert shares.max() * 15_000 * (64 * 4 + 4) == pytest.approx(2**40 / 64, rel=0.1)
-    assert 2**40 / 64 <= one.rows <= 1.5 * 2**40 / 64
+    return ids[owners_of(Keys.of(ids, np.zeros(rows, np.int64), salt).hashes, PROCESSES) == rank]
+
+
+@pytest.mark.parametrize(("optimizer", "rank"), [("rowwise_adagrad", 0), ("adam", 63)])
+def test_the_memory_of_a_terabyte_on_64_processes(optimizer: Any, rank: int) -> None:
+    """One process' share of a table that is 1,024 times smaller is filled; the plan is of the whole one."""
+    table = TableSettings("a", 64, optimizer=optimizer)
+    rows = 2**40 // row_bytes(table) // SCALE
+    shard = TableShard([table], seed=0, rank=rank, world=PROCESSES)
+    own = ids_of_one(rows, rank, shard.salts)
+    for begin in range(0, len(own), FIRST):
+        some = own[begin : begin + FIRST]
+        found = shard.look_up(Keys.of(some, np.zeros(len(some), np.int64), shard.salts))
+        shard.update(found.unique, torch.ones(len(found.unique), 64))
+        shard.end_step()
+    assert len(shard.index) == len(own)
+    use = IdUse((table,), (np.ones(rows, np.int64),), (float(SCALE),), rows)
+    assert use.total * row_bytes(table) == pytest.approx(2**40, rel=1e-6)
+    plan, taken = held_by_one(use, FIRST * SCALE * PROCESSES, holders=PROCESSES), shard.memory
+    assert plan.total / SCALE == pytest.approx(taken.total, rel=0.1)
+    for part in ("rows", "index", "counters"):
+        assert getattr(plan, part) / SCALE == pytest.approx(getattr(taken, part), rel=0.1)
+
+
+class ThreadsAsProcesses:
+    """Collectives between threads, which stand for the processes of a group; bytes to others are counted."""
+
+    def __init__(self, world: int) -> None:
+        self.own, self.world = threading.local(), world
+        self.barrier = threading.Barrier(world)
+        self.given: list[Any] = [None] * world
+        self.sent = np.zeros(world, np.int64)
+
+    def get_rank(self, group: Any = None) -> int:
+        return int(self.own.rank)
+
+    def get_world_size(self, group: Any = None) -> int:
+        return self.world
+
+    def all_to_all_single(
+        self, output: torch.Tensor, given: torch.Tensor, received: Any = None, sent: Any = None, *, group: Any
+    ) -> None:
+        rank, even = self.own.rank, [len(given) // self.world] * self.world
+        parts = given.detach().split(sent or even)
+        self.given[rank] = parts
+        self.sent[rank] += sum(part.nbytes for other, part in enumerate(parts) if other != rank)
+        self.barrier.wait()
+        output.copy_(torch.cat([others[rank] for others in self.given]))
+        self.barrier.wait()
+
+    def run(self, body: Callable[[int], None]) -> None:
+        def one(rank: int) -> None:
+            self.own.rank = rank
+            try:
+                body(rank)
+            except BaseException:
+                self.barrier.abort()
+                raise
+
+        with ThreadPoolExecutor(self.world) as threads:
+            list(threads.map(one, range(self.world)))
+
+
+def skewed(batch: int, seed: int, tables: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids of a batch with an id of each table in every sample, and their tables: few ids take most of the lookups."""
+    draw = np.random.default_rng(seed)
+    return draw.zipf(1.1, batch * tables) % 2**22, np.tile(np.arange(tables), batch)
+
+
+def test_the_exchange_of_64_processes_with_skewed_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exchange's own code sends the batches of 64 processes; the plan knows eight other batches, as from a log."""
+    tables = [TableSettings(name, 16) for name in "abcd"]
+    group, batch = ThreadsAsProcesses(PROCESSES), 1024
+    for name in ("get_rank", "get_world_size", "all_to_all_single"):
+        monkeypatch.setattr(dist, name, getattr(group, name))
+    uniques = np.zeros(PROCESSES)
+
+    def step(rank: int) -> None:
+        rows = ExchangedRows(tables, seed=0, group=group)  # type: ignore[arg-type]
+        keys = Keys.of(*skewed(batch, rank, len(tables)), rows.salts)
+        leaf, inverse = rows.rows(keys, training=True)
+        uniques[rank] = len(leaf)
+        assert len(inverse) == batch * len(tables)
+        leaf.grad = torch.ones_like(leaf)
+        rows.apply(scale=1.0, lr_factor=1.0)
+
+    group.run(step)
+    salts = ExchangedRows(tables, seed=0, group=None).salts
+    known = [Keys.of(*skewed(batch, 1000 + n, len(tables)), salts).deduplicated()[2] for n in range(8)]
+    wanted = sent_bytes(tables, float(np.mean([*map(len, known)])), passes=1, holders=PROCESSES)
+    assert uniques.mean() < 0.8 * batch * len(tables)  # many ids of a batch are the same
+    assert group.sent.mean() == pytest.approx(wanted.total, rel=0.02)
+    assert group.sent == pytest.approx(wanted.total, rel=0.1)  # of each process, though the hottest ids have one owner
