@@ -1,7 +1,7 @@
 """A plain PyTorch loop, written from the documentation of the job's keys: the reference for Stoker's single process.
 
-It imports nothing of Stoker but `plain_balance`: schedule, decay, clipping and loss are implemented a second time. Rows
-pass one by one through transformers' model and peft's adapters; `plain_rows` has their order.
+It imports nothing of Stoker but `plain_router_loss`: schedule, decay, clipping and loss are implemented a second time.
+Rows pass one by one through transformers' model and peft's adapters; `plain_rows` has their order.
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ class PlainSetting:
 def train(
     setting: PlainSetting, batches: Sequence[Sequence[Sequence[Row]]], held_out: Sequence[Row]
 ) -> tuple[Numbers, Tensors, dict[str, Tensor]]:
-    """Trains on one batch per step; returns numbers, gradients of the first and the last step, and the final
-    weights.
-    """
+    """Trains on one batch per step; returns numbers, gradients of the first and the last step, and final weights."""
     model, job = build(setting), setting.train
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizer = optimizer_of(trained, setting)
