@@ -216,7 +216,7 @@ def test_a_layout_is_whole_or_its_problems_are_told_at_their_places(
         ({"data": 2, "compress_rank": 2}, "has no effect without `compress: powersgd`"),
         ({"data": 2, "shard": "zero2", "compress": "bf16"}, "`shard` spreads one over processes"),
         ({"data": 2, "pipeline": 2, "compress": "powersgd"}, "`pipeline` spreads one over processes"),
-        ({"data": 2, "sync": {"every": 5}, "compress": "bf16"}, "each island has one copy"),
+        ({"data": 2, "sync": {"every": 5, "islands": 2}, "compress": "bf16"}, "each island has one copy"),
     ],
 )
 def test_compression_that_would_have_no_effect(tmp_path: Path, parallel: dict[str, Any], told: str) -> None:

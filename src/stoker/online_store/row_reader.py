@@ -91,8 +91,7 @@ class RowReader:
         raise StoreError(f"{self.place} has no {name} of version {self.version}")
 
     def rows(self, ids: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns rows [n, width] of int64 ids [n] by table, or the default row. One round trip for rows not in the
-        cache.
+        """Returns rows [n, width] of int64 ids [n] by table, or the default row; one round trip for uncached rows.
 
         Raises:
             StoreError: there is no such table, or versions change too fast.
