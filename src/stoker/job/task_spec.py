@@ -130,8 +130,7 @@ class TaskSpec:
             ones.
         gate: of other tasks with sources, raises on invalid data; called once, before processes start.
         audit: of such tasks, the report of `stoker data`.
-        measure: the result of `stoker eval` for a run, if it is not a language model's loss: called with the run,
-            the
+        measure: the result of `stoker eval` for a run, if it is not a language model's loss: called with the run, the
             data (None for the held-out rows), its format, the checkpoint, the keys that may run code, and the base of
             relative paths.
         toy: (keys of the job's small copy, samples of an epoch, what it leaves out) for `stoker verify`, where data is

@@ -22,8 +22,7 @@ class ObjectVersion:
     Attributes:
         size: bytes; None if the origin does not report it.
         tag: changes with the content: ``tag`` and the origin's entity tag, else ``time`` and its modification time;
-            empty
-            if the origin reports neither.
+            empty if the origin reports neither.
         checksum: ``md5:9e107d...``; empty if the origin reports none.
     """
 

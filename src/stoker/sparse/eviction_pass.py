@@ -86,9 +86,8 @@ class Candidates:
         Args:
             what: ``rows``: int64 [tables, 2], rows and candidates. ``digits``: int64 [tables, 256], candidates by
                 the next digit of their keys, of those with the given prefix. ``sums``: int64 [tables, 2 + 2 x width],
-                    of
-                candidates with keys below the given ones: their number, their occurrences, and the sum of their values
-                times occurrences in multiples of 2^-16, and of the remainders in multiples of 2^-48.
+                of candidates with keys below the given ones: their number, their occurrences, and the sum of their
+                values times occurrences in multiples of 2^-16, and of the remainders in multiples of 2^-48.
             arrays: ``digits``: int64 [2], the prefix of the keys, and the number of bits after the digit. ``sums``: the
                 keys, int64 [tables].
         """
