@@ -83,7 +83,7 @@ def main() -> int:
             place = {"folder": str(lab.folder / "own/st"), "shared": lab.kind == "loopback"}
             lab.target("ssh", ssh={**hosts, **place, "python": sys.executable, "forward": ["OMP_NUM_THREADS"]})
             lab.target("slurm", slurm={"nodes": 3, "gres": "none", "python": lab.python})
-            found = measure(lab, arguments.repeat)
+            kind, found = lab.kind, measure(lab, arguments.repeat)
         finally:
             lab.do("down")
     local = statistics.median(found["local"])
@@ -92,7 +92,7 @@ def main() -> int:
         listed = " ".join(f"{value:.1f}" for value in seconds)
         print(f"{name:<12} {median:6.1f} s  {median / local:5.2f} x  ({listed})")
     if arguments.json:
-        arguments.json.write_text(json.dumps({"kind": lab.kind, **found}, indent=2) + "\n")
+        arguments.json.write_text(json.dumps({"kind": kind, **found}, indent=2) + "\n")
     return 0
 
 
