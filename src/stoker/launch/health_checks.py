@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from stoker.checkpoint.run_weights import trainable
 from stoker.errors import CannotRun, Problem
@@ -16,6 +15,7 @@ from stoker.job.layout import Layout
 from stoker.launch.cluster_env import RankInfo
 from stoker.launch.run_spec import RunSpec
 from stoker.launch.shrink import leave_out
+from stoker.parallel.local_shard import local_shard
 from stoker.resilience.link_check import check_links, exchange_with
 from stoker.resilience.node_check import (
     check_device,
@@ -127,7 +127,7 @@ def checkpoints_of(spec: RunSpec) -> Path | None:
 def state_bytes(prepared: Prepared, layout: Layout) -> int:
     """Estimates the size of a checkpoint: trained parameters with the optimizer's moments; a collective."""
     parameters = trainable(prepared.task.model).values()
-    held = [p.to_local() if isinstance(p, DTensor) else p for p in parameters]
+    held = [local_shard(p) for p in parameters]
     mine = torch.tensor(sum(p.numel() * p.element_size() for p in held), dtype=torch.int64)
     if dist.is_initialized():
         dist.all_reduce(mine)

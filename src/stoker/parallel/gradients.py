@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
+from stoker.parallel.local_shard import local_shard
 from stoker.parallel.mesh import Axis, Mesh, sum_over
 
 
@@ -56,7 +57,7 @@ class Gradients:
         own: dict[bool, list[Tensor]] = {True: [], False: []}
         for t in self._trained:
             if t.parameter.grad is not None and not t.copy:
-                own[t.split].append(_local(t.parameter.grad))
+                own[t.split].append(local_shard(t.parameter.grad))
         split, whole = (self._total([norm.square() for norm in _norms(own[key])]) for key in (True, False))
         if self._mesh.layout.shard != "none":
             sum_over(_shards(self._mesh), split, whole)
@@ -69,7 +70,7 @@ class Gradients:
         """Scales the gradients down to a norm of ``limit``; 0 disables it."""
         if limit:
             factor = (limit / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
-            gradients = [_local(t.parameter.grad) for t in self._trained if t.parameter.grad is not None]
+            gradients = [local_shard(t.parameter.grad) for t in self._trained if t.parameter.grad is not None]
             for kind, alike in _by_kind(gradients).items():
                 torch._foreach_mul_(alike, factor.to(*kind))
 
@@ -84,7 +85,7 @@ class Gradients:
     def _total(self, squares: list[Tensor]) -> Tensor:
         if squares:
             return torch.stack([s.to(self._mesh.device) for s in squares]).sum()
-        kinds = [_local(t.parameter).dtype for t in self._trained]
+        kinds = [local_shard(t.parameter).dtype for t in self._trained]
         return torch.zeros((), dtype=kinds[0] if kinds else torch.float32, device=self._mesh.device)
 
     def _sum(self, parameters: list[Parameter], axis: Axis) -> None:
@@ -94,21 +95,21 @@ class Gradients:
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        sum_over(group, *(_local(p.grad) for p in parameters if p.grad is not None))
+        sum_over(group, *(local_shard(p.grad) for p in parameters if p.grad is not None))
 
     def _join_ties(self) -> None:
         """Sums the gradients of a tied embedding's two uses: on the first stage and, as the head, on the last."""
         tied = [t.parameter for t in self._trained if t.tied]
         if not tied or self._mesh.layout.pipeline == 1:
             return
-        gradients = [_local(p.grad) if p.grad is not None else torch.zeros_like(_local(p)) for p in tied]
+        gradients = [local_shard(p.grad) if p.grad is not None else torch.zeros_like(local_shard(p)) for p in tied]
         total = torch.stack(gradients).sum(0) if len(gradients) > 1 else gradients[0].clone()
         if len(tied) == 1:  # the other copy is another process'
             dist.all_reduce(total, group=self._mesh.groups["ends"])
         for parameter, gradient in zip(tied, gradients, strict=True):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-                gradient = _local(parameter.grad)  # noqa: PLW2901
+                gradient = local_shard(parameter.grad)  # noqa: PLW2901
             gradient.copy_(total)
 
 
@@ -127,7 +128,3 @@ def _by_kind(tensors: Sequence[Tensor]) -> dict[tuple[torch.device, torch.dtype]
 def _shards(mesh: Mesh) -> dist.ProcessGroup | None:
     group = mesh.sharding.get_group("shard") if mesh.sharding.ndim > 1 else mesh.sharding.get_group()
     return group if dist.get_world_size(group) > 1 else None
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+
+from stoker.parallel.local_shard import local_shard
 
 
 class IdleOffload:
@@ -37,7 +38,7 @@ class IdleOffload:
             return
         found: dict[int, Tensor] = {}
         for tensor in self._tensors():
-            own = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+            own = local_shard(tensor).detach()
             if type(own) is Tensor and own.untyped_storage().size():
                 bytes_ = torch.empty(0, dtype=torch.uint8, device=own.device).set_(own.untyped_storage())
                 found[bytes_.data_ptr()] = bytes_

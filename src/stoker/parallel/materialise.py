@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from stoker.models.meta_model import allocate
 from stoker.models.weight_source import Rows, WeightSource, all_rows, fill
+from stoker.parallel.local_shard import local_shard
 from stoker.parallel.shard_spec import Piece, chunk
 
 
@@ -37,7 +38,7 @@ def materialise(
     """
     wanted = []
     for name, parameter in allocate(model, device, offload=offload).items():
-        into = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        into = local_shard(parameter)
         wanted.append((name, rows_held(parameter, placements.get(name)), into.data))
     fill(wanted, source)
 
@@ -61,7 +62,7 @@ def rows_held(parameter: torch.Tensor, piece: Piece | None) -> Rows:
                 held = rows[placement.dim]
                 start, stop = chunk(held.stop - held.start, mesh.size(axis), mesh.get_local_rank(axis))
                 rows[placement.dim] = slice(held.start + start, held.start + stop)
-    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    local = local_shard(parameter)
     sizes = tuple(row.stop - row.start for row in rows)
     assert sizes == tuple(local.shape), f"{sizes} indices are held in the shape {tuple(local.shape)}"
     return tuple(rows)

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from stoker.parallel.copy_stream import Copies, copies_of
+from stoker.parallel.local_shard import local_shard
 
 Groups = list[dict[str, Any]]
 BUCKET_BYTES = 1 << 27  # of weights that are stepped at a time, while others are copied
@@ -62,7 +62,7 @@ class HostOptimizer(Optimizer):
             self._inner.step()
             for parameter in bucket:
                 self._copies[parameter].grad = None
-            self._up.begin([(_local(parameter), _local(self._copies[parameter])) for parameter in bucket])
+            self._up.begin([(local_shard(parameter), local_shard(self._copies[parameter])) for parameter in bucket])
         self._up.precede_device()
 
     def _to_host(self, bucket: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -70,8 +70,8 @@ class HostOptimizer(Optimizer):
             if parameter not in self._gradients:
                 self._gradients[parameter] = _on_host(parameter)
             assert parameter.grad is not None
-            yield _local(self._copies[parameter]), _local(parameter)
-            yield _local(self._gradients[parameter]), _local(parameter.grad)
+            yield local_shard(self._copies[parameter]), local_shard(parameter)
+            yield local_shard(self._gradients[parameter]), local_shard(parameter.grad)
 
 
 class _States(MutableMapping[Tensor, dict[str, Any]]):
@@ -111,13 +111,9 @@ def _buckets(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     size = 0
     for parameter in parameters:
         bucket.append(parameter)
-        size += _local(parameter).nbytes
+        size += local_shard(parameter).nbytes
         if size >= BUCKET_BYTES:
             yield bucket
             bucket, size = [], 0
     if bucket:
         yield bucket
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

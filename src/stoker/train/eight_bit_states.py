@@ -11,7 +11,8 @@ from functools import cache
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+
+from stoker.parallel.local_shard import local_shard
 
 BLOCK = 64
 LEVELS = 7  # powers of ten in a block's range
@@ -26,7 +27,7 @@ class EightBitMoments:
     """
 
     def zeros(self, name: str, parameter: Tensor) -> dict[str, Tensor]:
-        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        local = local_shard(parameter)
         if local.dim() < 2 or local.shape[-1] % BLOCK or not local.is_contiguous():
             return {name: torch.zeros_like(parameter)}
         a_block = parameter.detach()[..., : local.shape[-1] // BLOCK]

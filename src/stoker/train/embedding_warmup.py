@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from stoker.checkpoint.run_weights import NONE, stepped
+from stoker.parallel.local_shard import local_shard
 from stoker.parallel.materialise import rows_held
 from stoker.parallel.shard_spec import Piece
 from stoker.train.hooks import Hook
@@ -77,6 +77,5 @@ class NewRowsFirst:
         for parameter, old in self._old.items():
             grad = parameter.grad
             if grad is not None:
-                local = grad.to_local() if isinstance(grad, DTensor) else grad
-                local[:old].zero_()
+                local_shard(grad)[:old].zero_()
         return loss

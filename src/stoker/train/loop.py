@@ -42,7 +42,7 @@ from stoker.train.training_state import FurtherState, TrainingState
 
 WENT_ON = {"skip": "the step is left out", "back": "there is no checkpoint to go back to"}
 LEFT_OUT = "islands of this state are not in the layout: what they learnt since the last synchronisation is left out"
-FORGETS = "what PowerSGD remembered is of another layout: its errors are left out, and it begins with exact steps"
+FORGETS = "PowerSGD's state is of another layout: its errors are dropped, and the next steps are exact"
 Replan = Callable[[Progress], tuple[RunSchedule, Schedule]]
 
 

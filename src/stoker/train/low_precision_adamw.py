@@ -6,10 +6,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
+from stoker.parallel.local_shard import local_shard
 from stoker.parallel.offload import Groups
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -66,7 +66,7 @@ class LowPrecisionAdamW(Optimizer):
                 if parameter.device not in seeded:
                     random.manual_seed(int(state["step"]))
                     seeded.add(parameter.device)
-                self._step(_local(parameter), _local(parameter.grad), state, group, random)
+                self._step(local_shard(parameter), local_shard(parameter.grad), state, group, random)
 
     def _generator(self, device: torch.device) -> torch.Generator:
         if device not in self._random:
@@ -82,7 +82,7 @@ class LowPrecisionAdamW(Optimizer):
         random: torch.Generator,
     ) -> None:
         """Updates a parameter, some rows at a time."""
-        tensors = {name: _local(state[name]) for name in state if name.startswith(MOMENTS)}
+        tensors = {name: local_shard(state[name]) for name in state if name.startswith(MOMENTS)}
         rows = max(1, AT_ONCE * parameter.shape[0] // max(1, parameter.numel())) if parameter.dim() else 1
         cut = {name: torch.atleast_1d(tensor).split(rows) for name, tensor in tensors.items()}
         parts = zip(torch.atleast_1d(parameter).split(rows), torch.atleast_1d(gradient).split(rows), strict=True)
@@ -108,7 +108,3 @@ class LowPrecisionAdamW(Optimizer):
             for name, exact in zip(MOMENTS, (first, second), strict=True):
                 self._moments.write(name, held, exact, random)
         state["step"] += 1
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

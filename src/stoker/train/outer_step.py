@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from stoker.checkpoint.chunks import Held, chunk_of
 from stoker.checkpoint.run_weights import saved_buffers, stepped
 from stoker.checkpoint.state import Saved
 from stoker.checkpoint.store import OUTER
 from stoker.job.schema import SyncBlock
+from stoker.parallel.local_shard import local_shard
 from stoker.parallel.mesh import Mesh, sum_over
 from stoker.parallel.shard_spec import Piece
 from stoker.runs.run_folder import StepMetrics
@@ -64,19 +64,19 @@ class OuterStep:
     def synchronise(self) -> None:
         """Takes the outer step; a collective."""
         found = [(self._kept[name], parameter) for name, parameter, _ in stepped(self._model, *self._names)]
-        means = self._means([_own(parameter) for _, parameter in found])
+        means = self._means([local_shard(parameter) for _, parameter in found])
         for (kept, parameter), mean in zip(found, means, strict=True):
-            weights = _own(kept["weights"])
+            weights = local_shard(kept["weights"])
             if self._sync.outer == "average":
                 weights.copy_(mean)
             else:
-                change, momentum = weights - mean, _own(kept["momentum"])
+                change, momentum = weights - mean, local_shard(kept["momentum"])
                 momentum.mul_(self._sync.outer_momentum).add_(change)
                 weights.sub_(change.add_(momentum, alpha=self._sync.outer_momentum), alpha=self._sync.outer_lr)
-            _own(parameter).copy_(weights)
+            local_shard(parameter).copy_(weights)
         buffers = [b for b in saved_buffers(self._model).values() if b.is_floating_point()]
-        for buffer, mean in zip(buffers, self._means([_own(b) for b in buffers]), strict=True):
-            _own(buffer).copy_(mean)
+        for buffer, mean in zip(buffers, self._means([local_shard(b) for b in buffers]), strict=True):
+            local_shard(buffer).copy_(mean)
 
     def _means(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Returns the means over the islands."""
@@ -110,9 +110,4 @@ class OuterStep:
         """Sets the outer state of a run without islands to that of a synchronisation at this point."""
         for name, parameter, _ in stepped(self._model, *self._names) if self._begins else ():
             for kind, tensor in self._kept[name].items():
-                _own(tensor).copy_(_own(parameter)) if kind == "weights" else _own(tensor).zero_()
-
-
-def _own(value: Tensor) -> Tensor:
-    """Returns this process' shard of a tensor."""
-    return value.to_local() if isinstance(value, DTensor) else value
+                local_shard(tensor).copy_(local_shard(parameter)) if kind == "weights" else local_shard(tensor).zero_()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from stoker.checkpoint.run_weights import AVERAGE
+from stoker.parallel.local_shard import local_shard
 from stoker.runs.run_folder import StepMetrics
 from stoker.train.hooks import Hook
 
@@ -33,13 +32,8 @@ class WeightAverage:
         for parameter in (p for group in self._optimizer.param_groups for p in group["params"]):
             state = self._optimizer.state.get(parameter, {})
             if AVERAGE in state:
-                average = _own(state[AVERAGE])
-                average.lerp_(_own(parameter).to(average), 1 - self._decay)
+                average = local_shard(state[AVERAGE])
+                average.lerp_(local_shard(parameter).to(average), 1 - self._decay)
             elif state or self._stateless:  # else no step has been taken on it, and it has no moments yet
                 kept = torch.promote_types(parameter.dtype, torch.float32)
                 self._optimizer.state[parameter] = {**state, AVERAGE: parameter.detach().to(kept, copy=True)}
-
-
-def _own(value: Tensor) -> Tensor:
-    """Returns this process' shard of a tensor."""
-    return value.to_local() if isinstance(value, DTensor) else value

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -25,6 +24,7 @@ from stoker.models import chunked_head
 from stoker.models.families import family_of
 from stoker.models.virtual_tokens import has_prefix
 from stoker.parallel.float64_mode import in_float64
+from stoker.parallel.local_shard import local_shard
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.shard_spec import Piece
 from stoker.resilience.heartbeat import Heart
@@ -192,7 +192,7 @@ def _not_finite(model: nn.Module, mesh: Mesh | None) -> Callable[[int, Tensor], 
     def after_passes(step: int, loss: Tensor) -> Tensor:
         if step == 1 and rank == last:
             gradients = (p.grad for p in model.parameters() if p.grad is not None)
-            locally = (g.to_local() if isinstance(g, DTensor) else g for g in gradients)
+            locally = (local_shard(g) for g in gradients)
             next(g for g in locally if g.numel()).fill_(math.inf)
         return loss * math.nan if step == 2 and rank == 0 else loss
 

@@ -19,7 +19,7 @@ from stoker.train.rollouts.policy_settings import PolicySettings
 from stoker.train.rollouts.policy_task import PolicyTask
 from stoker.train.rollouts.pretraining_mix import open_mix
 from stoker.train.rollouts.rewards import Reward, Rewards, ScorerReward, length_reward
-from stoker.train.rollouts.run_reward import RunReward, critic_from, critic_start
+from stoker.train.rollouts.run_reward import RunReward, critic_from
 
 
 def policy_samples(
@@ -66,11 +66,6 @@ def _environment(block: PolicyBlock, loaded: LoadedJob, base: Path, text: TextSi
 def critic_values(loaded: LoadedJob, base: Path, block: PolicyBlock) -> Drawn:
     """Returns the initial weights of the job's critic by name: the reward run's, if it has the same adapters."""
     return critic_from(block.reward, loaded, base) if block.reward is not None else {}
-
-
-def critic_facts(loaded: LoadedJob, base: Path, block: PolicyBlock) -> dict[str, str]:
-    """Returns the line about a shared critic."""
-    return {"critic": critic_start(block.reward, loaded, base)}
 
 
 def rewards_of(block: PolicyBlock, loaded: LoadedJob, base: Path, text: TextSide) -> Rewards:

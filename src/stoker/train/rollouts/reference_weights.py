@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import nn
 
 from stoker.checkpoint.run_weights import trainable
 from stoker.models.head import OWN_CRITIC
+from stoker.parallel.local_shard import local_shard
 from stoker.parallel.shard import reshard
 
 
@@ -24,14 +24,14 @@ class ReferenceWeights:
     def __init__(self, model: nn.Module) -> None:
         reshard(model)
         self._model = model
-        self._kept = {name: _own(p).to("cpu", copy=True) for name, p in _policy(model).items()}
+        self._kept = {name: local_shard(p.detach()).to("cpu", copy=True) for name, p in _policy(model).items()}
 
     @contextmanager
     @torch.no_grad()
     def in_place(self) -> Iterator[None]:
         """Swaps the copy into the model within the block, and restores its weights bitwise afterwards."""
         reshard(self._model)
-        own = {name: _own(p) for name, p in _policy(self._model).items()}
+        own = {name: local_shard(p.detach()) for name, p in _policy(self._model).items()}
         trained = {name: tensor.clone() for name, tensor in own.items()}
         try:
             for name, tensor in own.items():
@@ -46,9 +46,3 @@ class ReferenceWeights:
 def _policy(model: nn.Module) -> dict[str, nn.Parameter]:
     """Returns the trained parameters, without a separate critic's."""
     return {name: p for name, p in trainable(model).items() if not name.startswith(f"{OWN_CRITIC}.")}
-
-
-def _own(parameter: nn.Parameter) -> Tensor:
-    """Returns this process' shard of a parameter."""
-    data = parameter.detach()
-    return data.to_local() if isinstance(data, DTensor) else data

@@ -180,9 +180,9 @@ def _critic_values(loaded: LoadedJob, base: Path) -> Drawn:
 def _facts(loaded: LoadedJob, base: Path) -> dict[str, str]:
     if _block(loaded.job).critic != SHARED_CRITIC:
         return {}
-    from stoker.train.rollouts.open_policy import critic_facts
+    from stoker.train.rollouts.run_reward import critic_start
 
-    return critic_facts(loaded, base, block_of_task(loaded.job, PpoBlock))
+    return {"critic": critic_start(block_of_task(loaded.job, PpoBlock).reward, loaded, base)}
 
 
 def _critic_rate(job: ResolvedJob) -> float:
