@@ -22,6 +22,7 @@ from stoker.generate.row_cache import Kept, RowCache
 from stoker.generate.small_products import BlockedWeights, plain_linears, small_products
 from stoker.hardware.device import Device
 from stoker.models.adapters import unwrap, without_adapter
+from stoker.models.cache_argument import NAMES, cache_argument
 from stoker.models.language_model import LanguageModel, lay_out_for
 from stoker.models.virtual_tokens import Prefix, VirtualPrompt, virtual_of
 from stoker.parallel.float64_mode import arithmetic_of
@@ -86,6 +87,10 @@ class Decoder:
     @cached_property
     def _takes_positions(self) -> bool:
         return "position_ids" in signature(self._body.forward).parameters
+
+    @cached_property
+    def _cache_argument(self) -> str:
+        return cache_argument(self._body) or NAMES[-1]
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -189,7 +194,7 @@ class Decoder:
         (B, T, V).
         """
         mask, positions = cache.begin(ids_BT.shape[1], ids_BT.device)
-        arguments: dict[str, Any] = {"input_ids": ids_BT, "past_key_values": cache, "use_cache": True}
+        arguments: dict[str, Any] = {"input_ids": ids_BT, self._cache_argument: cache, "use_cache": True}
         if mask is not None:
             arguments["attention_mask"] = mask.to(torch.int64)
         elif not self._takes_positions:

@@ -27,6 +27,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from stoker.errors import UserError
 from stoker.job.schema import TuneBlock
+from stoker.models.cache_argument import NAMES, cache_argument
 from stoker.models.init_weights import drawn_for
 from stoker.models.meta_model import META
 
@@ -100,14 +101,17 @@ class Prefix(nn.Module):
             return arguments, options
         options = {**dict(zip(signature(body.forward).parameters, arguments, strict=False)), **options}
         given = options["input_ids"] if options.get("input_ids") is not None else options["inputs_embeds"]
-        rows, cache = given.shape[0], options.get("past_key_values")
+        rows, given_caches = given.shape[0], [options.pop(name, None) for name in NAMES]
+        cache = next((cache for cache in given_caches if cache is not None), None)
         if cache is None:
             cache = DynamicCache()
         if not cache.get_seq_length():
             for number, (keys, values) in enumerate(self.keys_and_values(rows, body.dtype)):
                 cache.update(keys, values, number)
         count = self.config.num_virtual_tokens
-        counted: dict[str, Any] = {"past_key_values": cache}
+        name = cache_argument(body)
+        assert name is not None  # `add_virtual_tokens` refuses others
+        counted: dict[str, Any] = {name: cache}
         mask, positions = options.get("attention_mask"), options.get("position_ids")
         if mask is not None:
             counted["attention_mask"] = torch.cat((mask.new_ones(rows, count), mask), dim=1)
@@ -158,7 +162,7 @@ def add_virtual_tokens(model: PreTrainedModel, tune: TuneBlock, reader: FirstVal
         # The innermost model around the embedding: outer ones may be bypassed (OPT).
         inside = [m for path, m in model.named_modules() if isinstance(m, PreTrainedModel) and name.startswith(path)]
         body: Any = inside[-1]
-        if "past_key_values" not in signature(body.forward).parameters:
+        if cache_argument(body) is None:
             raise UserError(f"tune.method: {type(model).__name__} takes no cache of keys and values for a prefix")
         prefix = Prefix(encoder, config)
         body.add_module("prefix", prefix)
