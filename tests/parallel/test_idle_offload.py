@@ -14,9 +14,7 @@ def test_bytes_leave_and_come_back_to_the_same_tensors_and_views() -> None:
     view, other = whole[4:8].view(2, 2), torch.ones(3, dtype=torch.bfloat16)
     idle = IdleOffload(lambda: [whole, view, other])
     with idle.away():
-        assert idle.bytes_away == 12 * 4 + 3 * 2  # a storage that two tensors share counts once
         assert whole.untyped_storage().size() == other.untyped_storage().size() == 0
-    assert idle.bytes_away == 0
     assert torch.equal(whole, torch.arange(12.0)) and torch.equal(view, torch.arange(4.0, 8.0).view(2, 2))
     view.zero_()
     assert whole[4:8].sum() == 0 and other.sum() == 3
@@ -33,7 +31,8 @@ def test_an_optimizer_goes_on_to_the_bit() -> None:
         for step in range(4):
             if idles:
                 with idle.away():
-                    assert idle.bytes_away > 0 or not step
+                    states = [state["exp_avg"] for state in optimizer.state.values()]
+                    assert len(states) == 2 * (step > 0) and not any(s.untyped_storage().size() for s in states)
             model(torch.full((2, 4), float(step))).square().sum().backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -52,4 +51,4 @@ def test_bytes_come_back_after_an_error_and_leave_again_after_use() -> None:
     idle.leave()
     with idle.here():
         assert held.sum() == 5
-    assert idle.bytes_away == 20 and held.untyped_storage().size() == 0
+    assert held.untyped_storage().size() == 0

@@ -10,7 +10,6 @@ import pytest
 from stoker.plan.reliability import (
     DAY,
     HOUR,
-    MONTH,
     FailureRate,
     InterruptionCost,
     daly_interval,
@@ -18,6 +17,7 @@ from stoker.plan.reliability import (
     young_interval,
 )
 
+MONTH = 365.25 * DAY / 12
 LLAMA3 = FailureRate(419 / (54 * 24 * 16384))  # Grattafiori et al., 2024, section 3.3.4
 RSC1 = FailureRate(6.50e-3 / 24 / 8)  # Kokolis et al., 2024
 

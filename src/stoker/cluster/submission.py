@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -101,10 +100,6 @@ class Submission:
         meet = ",".join(rendezvous)
         words = [python, "-m", "stoker", "node", job, "--rendezvous", meet, "--secret", secret]
         return [*words, "--nodes", str(self.nodes), "--devices", str(self.devices), *more]
-
-    def node_command(self, **given: object) -> str:
-        """Returns the command of `node_words` as a shell command line."""
-        return shlex.join(self.node_words(**given))  # type: ignore[arg-type]
 
 
 def submission_of(

@@ -32,7 +32,6 @@ class DeviceKind:
         link_gbs: GB/s, one way, from one device to all others of its node together.
         link: the kind of that link.
         host_gbs: GB/s, one way, to the host's memory.
-        sms: streaming multiprocessors (AMD: compute units), where known.
         source: where the figures are from.
         power: its board's power limit relative to that of the chip's fastest board; fewer watts are a lower clock.
         like: the catalogue's device that the figures are derived from, where a name states others.
@@ -45,7 +44,6 @@ class DeviceKind:
     link_gbs: float
     link: str
     host_gbs: float
-    sms: int | None = None
     source: str = ""
     power: float = 1.0
     like: str = ""
@@ -91,64 +89,63 @@ def _half(tflops: float, **others: float) -> dict[str, float]:
 # The first word alone means the first device that begins with it.
 # fmt: off
 CATALOGUE = (
-    DeviceKind("V100-16GB-SXM2", 15.77, 900, {"fp32": 15.7, "fp16": 125}, 150, NVLINK, PCIE3, 80, _VOLTA),
-    DeviceKind("V100-32GB-SXM2", 31.74, 900, {"fp32": 15.7, "fp16": 125}, 150, NVLINK, PCIE3, 80, _VOLTA),
-    DeviceKind("V100-16GB-PCIe", 15.77, 900, {"fp32": 14, "fp16": 112}, PCIE3, "PCIe", PCIE3, 80, _VOLTA),
-    DeviceKind("V100-32GB-PCIe", 31.74, 900, {"fp32": 14, "fp16": 112}, PCIE3, "PCIe", PCIE3, 80, _VOLTA),
-    DeviceKind("A100-80GB-SXM", 79.2, 2039, _A100, 300, NVLINK, PCIE4, 108, _AMPERE),
-    DeviceKind("A100-40GB-SXM", 39.4, 1555, _A100, 300, NVLINK, PCIE4, 108, _AMPERE),
-    DeviceKind("A100-80GB-PCIe", 79.2, 1935, _A100, PCIE4, "PCIe", PCIE4, 108, _AMPERE),
-    DeviceKind("A100-40GB-PCIe", 39.4, 1555, _A100, PCIE4, "PCIe", PCIE4, 108, _AMPERE),
-    DeviceKind("A800-80GB-SXM", 79.3, 2039, _A100, 200, NVLINK, PCIE4, 108, "NVIDIA A800 datasheet: A100, fewer links"),
-    DeviceKind("H100-80GB-SXM", 79.1, 3350, _H100, 450, NVLINK, PCIE5, 132, _HOPPER),
-    DeviceKind("H100-80GB-PCIe", 79.1, 2000, _half(756, fp32=51, tf32=378, fp8=1513), PCIE5, "PCIe", PCIE5, 114,
-               _HOPPER),
-    DeviceKind("H100-94GB-NVL", 93.1, 3938, _half(835, fp32=60, tf32=417.5, fp8=1670), PCIE5, "PCIe", PCIE5, 132,
+    DeviceKind("V100-16GB-SXM2", 15.77, 900, {"fp32": 15.7, "fp16": 125}, 150, NVLINK, PCIE3, _VOLTA),
+    DeviceKind("V100-32GB-SXM2", 31.74, 900, {"fp32": 15.7, "fp16": 125}, 150, NVLINK, PCIE3, _VOLTA),
+    DeviceKind("V100-16GB-PCIe", 15.77, 900, {"fp32": 14, "fp16": 112}, PCIE3, "PCIe", PCIE3, _VOLTA),
+    DeviceKind("V100-32GB-PCIe", 31.74, 900, {"fp32": 14, "fp16": 112}, PCIE3, "PCIe", PCIE3, _VOLTA),
+    DeviceKind("A100-80GB-SXM", 79.2, 2039, _A100, 300, NVLINK, PCIE4, _AMPERE),
+    DeviceKind("A100-40GB-SXM", 39.4, 1555, _A100, 300, NVLINK, PCIE4, _AMPERE),
+    DeviceKind("A100-80GB-PCIe", 79.2, 1935, _A100, PCIE4, "PCIe", PCIE4, _AMPERE),
+    DeviceKind("A100-40GB-PCIe", 39.4, 1555, _A100, PCIE4, "PCIe", PCIE4, _AMPERE),
+    DeviceKind("A800-80GB-SXM", 79.3, 2039, _A100, 200, NVLINK, PCIE4, "NVIDIA A800 datasheet: A100, fewer links"),
+    DeviceKind("H100-80GB-SXM", 79.1, 3350, _H100, 450, NVLINK, PCIE5, _HOPPER),
+    DeviceKind("H100-80GB-PCIe", 79.1, 2000, _half(756, fp32=51, tf32=378, fp8=1513), PCIE5, "PCIe", PCIE5, _HOPPER),
+    DeviceKind("H100-94GB-NVL", 93.1, 3938, _half(835, fp32=60, tf32=417.5, fp8=1670), PCIE5, "PCIe", PCIE5,
                "NVIDIA H100 NVL product brief; its bridge joins two cards only"),
-    DeviceKind("H100-96GB-SXM", 95.0, 2400, _H100, 450, NVLINK, PCIE5, 132,
+    DeviceKind("H100-96GB-SXM", 95.0, 2400, _H100, 450, NVLINK, PCIE5,
                "torchtitan performance notes: 500 W, HBM2e, peak as SXM; bandwidth derived from six HBM2e stacks",
                power=500 / 700),
-    DeviceKind("H200-141GB-SXM", 139.8, 4800, _H100, 450, NVLINK, PCIE5, 132, "NVIDIA H200 datasheet (2024)"),
-    DeviceKind("GH200-96GB", 94.5, 4000, _H100, 450, NVLINK, 450, 132,
+    DeviceKind("H200-141GB-SXM", 139.8, 4800, _H100, 450, NVLINK, PCIE5, "NVIDIA H200 datasheet (2024)"),
+    DeviceKind("GH200-96GB", 94.5, 4000, _H100, 450, NVLINK, 450,
                "NVIDIA GH200 datasheet (2023): NVLink-C2C to the host"),
-    DeviceKind("H800-80GB-SXM", 79.1, 3350, _H100, 200, NVLINK, PCIE5, 132, "NVIDIA H800 datasheet: H100, fewer links"),
-    DeviceKind("H20-96GB-SXM", 95.0, 4000, _half(148, fp32=44, tf32=74, fp8=296), 450, NVLINK, PCIE5, 78,
+    DeviceKind("H800-80GB-SXM", 79.1, 3350, _H100, 200, NVLINK, PCIE5, "NVIDIA H800 datasheet: H100, fewer links"),
+    DeviceKind("H20-96GB-SXM", 95.0, 4000, _half(148, fp32=44, tf32=74, fp8=296), 450, NVLINK, PCIE5,
                "NVIDIA H20 product sheet (2023)"),
-    DeviceKind("B200-180GB-SXM", 178.35, 8000, {**_B200, "fp4": 9000}, 900, NVLINK, PCIE5, 148, _BLACKWELL),
-    DeviceKind("B300-270GB-SXM", 267.7, 8000, {**_B200, "fp4": 13500}, 900, NVLINK, PCIE6, 148, _BLACKWELL),
-    DeviceKind("GB200-186GB", 184.3, 8000, {**_GB200, "fp4": 10000}, 900, NVLINK, 225, 152, _RACK),
-    DeviceKind("GB300-279GB", 276.6, 8000, {**_GB200, "fp4": 15000}, 900, NVLINK, 225, 152, _RACK),
-    DeviceKind("MI250X-64GB-GCD", 63.98, 1638, _half(191.5, fp32=47.9), 100, FABRIC, PCIE4, 110,
+    DeviceKind("B200-180GB-SXM", 178.35, 8000, {**_B200, "fp4": 9000}, 900, NVLINK, PCIE5, _BLACKWELL),
+    DeviceKind("B300-270GB-SXM", 267.7, 8000, {**_B200, "fp4": 13500}, 900, NVLINK, PCIE6, _BLACKWELL),
+    DeviceKind("GB200-186GB", 184.3, 8000, {**_GB200, "fp4": 10000}, 900, NVLINK, 225, _RACK),
+    DeviceKind("GB300-279GB", 276.6, 8000, {**_GB200, "fp4": 15000}, 900, NVLINK, 225, _RACK),
+    DeviceKind("MI250X-64GB-GCD", 63.98, 1638, _half(191.5, fp32=47.9), 100, FABRIC, PCIE4,
                "AMD MI250X datasheet: one of the two dies of a module; the link is two of 50 GB/s to other modules"),
-    DeviceKind("MI250-64GB-GCD", 63.98, 1638, _half(181, fp32=45.3), 100, FABRIC, PCIE4, 104,
+    DeviceKind("MI250-64GB-GCD", 63.98, 1638, _half(181, fp32=45.3), 100, FABRIC, PCIE4,
                "AMD MI250 datasheet: one of the two dies of a module"),
-    DeviceKind("MI300A-128GB", 127.8, 5300, _half(980.6, fp32=122.6, tf32=490.3, fp8=1961.2), 384, FABRIC, PCIE5, 228,
+    DeviceKind("MI300A-128GB", 127.8, 5300, _half(980.6, fp32=122.6, tf32=490.3, fp8=1961.2), 384, FABRIC, PCIE5,
                "AMD MI300A datasheet (2023)"),
     DeviceKind("MI300X-192GB", 191.7, 5300, _half(1307.4, fp32=163.4, tf32=653.7, fp8=2614.9), 448, FABRIC, PCIE5,
-               304, "AMD MI300X datasheet (2023): seven links of 64 GB/s"),
+               "AMD MI300X datasheet (2023): seven links of 64 GB/s"),
     DeviceKind("MI325X-256GB", 255.7, 6000, _half(1307.4, fp32=163.4, tf32=653.7, fp8=2614.9), 448, FABRIC, PCIE5,
-               304, "AMD MI325X datasheet (2024)"),
+               "AMD MI325X datasheet (2024)"),
     DeviceKind("MI350X-288GB", 287.6, 8000, _half(2306.9, fp32=144.2, fp8=4613.7, fp4=9227.5), 537.6, FABRIC, PCIE5,
-               256, "AMD MI350X datasheet (2025)"),
+               "AMD MI350X datasheet (2025)"),
     DeviceKind("MI355X-288GB", 287.6, 8000, _half(2516.6, fp32=157.3, fp8=5033.2, fp4=10066.3), 537.6, FABRIC, PCIE5,
-               256, "AMD MI355X datasheet (2025): seven links of 76.8 GB/s"),
-    DeviceKind("RTX3090-24GB", 23.7, 936, _half(71, fp32=35.6, tf32=35.6), PCIE4, "PCIe", PCIE4, 82,
+               "AMD MI355X datasheet (2025): seven links of 76.8 GB/s"),
+    DeviceKind("RTX3090-24GB", 23.7, 936, _half(71, fp32=35.6, tf32=35.6), PCIE4, "PCIe", PCIE4,
                "NVIDIA GA102 whitepaper"),
-    DeviceKind("RTX4090-24GB", 23.65, 1008, _half(165.2, fp32=82.6, tf32=82.6, fp8=330.3), PCIE4, "PCIe", PCIE4, 128,
+    DeviceKind("RTX4090-24GB", 23.65, 1008, _half(165.2, fp32=82.6, tf32=82.6, fp8=330.3), PCIE4, "PCIe", PCIE4,
                "NVIDIA Ada whitepaper"),
-    DeviceKind("A6000-48GB", 47.5, 768, _half(154.8, fp32=38.7, tf32=77.4), PCIE4, "PCIe", PCIE4, 84,
+    DeviceKind("A6000-48GB", 47.5, 768, _half(154.8, fp32=38.7, tf32=77.4), PCIE4, "PCIe", PCIE4,
                "NVIDIA RTX A6000 datasheet; its bridge joins two cards only"),
-    DeviceKind("L40S-48GB", 44.5, 864, _half(362, fp32=91.6, tf32=183, fp8=733), PCIE4, "PCIe", PCIE4, 142,
+    DeviceKind("L40S-48GB", 44.5, 864, _half(362, fp32=91.6, tf32=183, fp8=733), PCIE4, "PCIe", PCIE4,
                "NVIDIA L40S datasheet"),
-    DeviceKind("A10G-24GB", 22.1, 600, _half(70, fp32=31.5, tf32=35), PCIE4, "PCIe", PCIE4, 80,
+    DeviceKind("A10G-24GB", 22.1, 600, _half(70, fp32=31.5, tf32=35), PCIE4, "PCIe", PCIE4,
                "NVIDIA A10G datasheet, as AWS publishes it"),
-    DeviceKind("T4-16GB", 14.75, 320, {"fp32": 8.1, "fp16": 65}, PCIE3, "PCIe", PCIE3, 40, "NVIDIA T4 datasheet"),
-    DeviceKind("L4-24GB", 22.1, 300, _half(121, fp32=30.3, tf32=60, fp8=242.5), PCIE4, "PCIe", PCIE4, 58,
+    DeviceKind("T4-16GB", 14.75, 320, {"fp32": 8.1, "fp16": 65}, PCIE3, "PCIe", PCIE3, "NVIDIA T4 datasheet"),
+    DeviceKind("L4-24GB", 22.1, 300, _half(121, fp32=30.3, tf32=60, fp8=242.5), PCIE4, "PCIe", PCIE4,
                "NVIDIA L4 datasheet"),
-    DeviceKind("TPUv4-32GB", 32.0, 1228, _half(275, fp32=68.75), 300, "ICI", PCIE3, None,
+    DeviceKind("TPUv4-32GB", 32.0, 1228, _half(275, fp32=68.75), 300, "ICI", PCIE3,
                "Jouppi et al., 2023, table 4; fp16 taken as bf16, fp32 as a quarter of it"),
     # A process of a server processor with AVX-512: an order of magnitude, until this machine is measured.
-    DeviceKind("CPU", 64.0, 50, _half(0.5, fp32=0.5), 2, HOST, 50, None, "assumed; `stoker plan --calibrate` measures"),
+    DeviceKind("CPU", 64.0, 50, _half(0.5, fp32=0.5), 2, HOST, 50, "assumed; `stoker plan --calibrate` measures"),
 )
 # fmt: on
 

@@ -87,11 +87,6 @@ def likeliest(hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Ten
     return head.likeliest(hidden_ND)
 
 
-def document_log_probabilities(hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Tensor:
-    """Returns the log-probability of the trained tokens of each document, shape (rows,)."""
-    return inputs.sum_by_document(head.scores(hidden_ND, inputs.targets).log_probability)
-
-
 def next_token(hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Loss:
     """Returns the cross entropy of each target."""
     return Loss(*head.cross_entropy(hidden_ND, inputs.targets))

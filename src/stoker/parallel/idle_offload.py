@@ -27,11 +27,6 @@ class IdleOffload:
         self._tensors = tensors
         self._held: list[tuple[Tensor, Tensor]] = []  # (bytes on the device, the same on the host)
 
-    @property
-    def bytes_away(self) -> int:
-        """Freed bytes of device memory."""
-        return sum(host.numel() for _, host in self._held)
-
     def leave(self) -> None:
         """Moves the bytes to host memory; does nothing if they are there already."""
         if self._held:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from math import exp, expm1, inf, sqrt
 
 HOUR, DAY = 3600.0, 86400.0  # seconds
-MONTH = 365.25 * DAY / 12
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,6 @@ def test_answers_are_kept_with_all_that_is_known_of_them(job: dict[str, Any], ba
     for rollout in first.rollouts:  # the reference is the model as it was
         np.testing.assert_allclose(rollout.tokens["reference"], rollout.tokens["old"], atol=1e-6)
     assert any(np.abs(r.tokens["reference"] - r.tokens["old"]).max() > 1e-4 for r in iteration.rollouts)
-    assert files.at_step(4).number == 0 and files.at_step(5).number == 1  # type: ignore[union-attr]
     lines = ran.folder.read_metrics()
     assert lines[0]["ratio"] == pytest.approx(1.0, abs=1e-5) and lines[0]["approx_kl"] == pytest.approx(0.0, abs=1e-8)
     assert lines[1]["ratio"] != 1.0

@@ -44,11 +44,6 @@ def run_labels(run: ClusterRun) -> dict[str, str]:
     return {NAME: STOKER, INSTANCE: run.name, MANAGED_BY: STOKER, **run.block.labels}
 
 
-def selector(name: str) -> str:
-    """Returns the label selector of a run's objects."""
-    return f"{MANAGED_BY}={STOKER},{INSTANCE}={name}"
-
-
 def times(quantity: int | str, count: int) -> int | str:
     """Returns an amount several times: 3 x ``32Gi`` is ``96Gi``; 3 x ``1.5Gi`` is ``4.5Gi``."""
     if isinstance(quantity, int):

@@ -63,11 +63,6 @@ class Agent:
         self._processes: Processes | None = None
         self._deadline: float | None = None
 
-    @property
-    def is_at_work(self) -> bool:
-        """Returns whether processes run, or their end has not been reported yet."""
-        return self._processes is not None
-
     def start(self, spec: RunSpec, group: Group, shared: SharedFolder, listening: socket.socket | None = None) -> None:
         """Starts the processes of this node's ranks in the group."""
         member = group.member(self._name)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from torch import Tensor, cat
 
@@ -66,15 +65,6 @@ class RankingInputs:
     vectors: Mapping[str, Tensor]
     lengths: Mapping[str, Tensor]
     dense: Tensor
-
-
-class RankingModel(Protocol):
-    """A tower from `RankingInputs` to logits [B, T]. Its attributes declare the tables that it needs."""
-
-    first_order: bool  # whether each feature also has a table of single weights
-    unpooled: bool  # whether sequences have one vector per id
-
-    def __call__(self, inputs: RankingInputs) -> Tensor: ...
 
 
 def side_by_side(inputs: RankingInputs, shape: RankingShape) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -108,17 +107,6 @@ class RolloutFiles:
     def numbers(self) -> list[int]:
         """Returns the numbers of the iterations on disk, in order."""
         return sorted(int(path.stem) for path in self.folder.glob("*.npz") if path.stem.isdigit())
-
-    def at_step(self, step: int) -> Iteration | None:
-        """Returns the rollouts that a step trained on; None if the step is before the first stored iteration."""
-        return self._newest(self.numbers(), step)
-
-    def _newest(self, numbers: Sequence[int], step: int) -> Iteration | None:
-        low, high = 0, len(numbers)
-        while low < high:  # first steps of iterations increase
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if self.read(numbers[middle]).step <= step else (low, middle)
-        return self.read(numbers[low - 1]) if low else None
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:08d}.npz"
