@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from xml.etree import ElementTree
 
@@ -12,11 +13,9 @@ from stoker.plan.answer.picture import (
     LETTER,
     PLOT,
     StageMemory,
-    memory_svg,
     mostly,
     plan_svg,
     ticks,
-    timeline_svg,
 )
 from stoker.plan.answer.terminal_picture import memory_text, timeline_text
 from stoker.plan.pipeline.schedule_order import order
@@ -35,19 +34,26 @@ def step(micro_batches: int = 4, processes: int = 2) -> Timeline:
     return simulate(made, [StageTime(0.010, 0.012, 0.008)] * (2 * processes), send=0.001)
 
 
-def bars(svg: str) -> list[ElementTree.Element]:
-    """The bars that a pointer is told something about."""
-    return [rect for rect in ElementTree.fromstring(svg).iter(f"{SVG}rect") if rect.find(f"{SVG}title") is not None]
+def drawn(timeline: Timeline, after: Mapping[str, float] | None = None) -> str:
+    return plan_svg(STAGES, timeline, capacity=80 * GIB, after=after or {}, title="A model on a cluster")
+
+
+def bars(svg: str) -> tuple[list[ElementTree.Element], list[ElementTree.Element]]:
+    """Returns the bars with a tooltip: those of the memory, then those of the step."""
+    found = [rect for rect in ElementTree.fromstring(svg).iter(f"{SVG}rect") if rect.find(f"{SVG}title") is not None]
+    components = sum(len(stage.components) for stage in STAGES)
+    return found[:components], found[components:]
 
 
 def test_bars_of_memory_are_as_long_as_their_sizes() -> None:
-    found = bars(memory_svg(STAGES, capacity=80 * GIB))
+    svg = drawn(step())
+    found, _ = bars(svg)
     sizes = [size for stage in STAGES for size in stage.components.values()]
     scale = float(found[0].attrib["width"]) / sizes[0]
     assert [float(bar.attrib["width"]) for bar in found] == pytest.approx([size * scale for size in sizes], abs=1e-3)
     assert float(found[1].attrib["x"]) == pytest.approx(LEFT + sizes[0] * scale, abs=2e-3)  # stacked
     assert found[0].attrib["fill"] == found[2].attrib["fill"] != found[1].attrib["fill"]  # one colour a component
-    page = ElementTree.fromstring(memory_svg(STAGES, capacity=80 * GIB))
+    page = ElementTree.fromstring(svg)
     (limit,) = [line for line in page.iter(f"{SVG}line") if line.attrib["class"] == "limit"]
     assert float(limit.attrib["x1"]) - LEFT == pytest.approx(80 * GIB * scale, abs=0.01)
     bounds = [float(r.attrib["width"]) for r in page.iter(f"{SVG}rect") if r.attrib.get("class") == "bound"]
@@ -56,7 +62,7 @@ def test_bars_of_memory_are_as_long_as_their_sizes() -> None:
 
 def test_bars_of_a_step_are_as_long_as_their_times() -> None:
     timeline = step()
-    found = bars(timeline_svg(timeline))
+    _, found = bars(drawn(timeline))
     spans = [span for process in timeline.processes for span in process]
     scale = PLOT / timeline.seconds
     assert [float(bar.attrib["x"]) - LEFT for bar in found] == pytest.approx([s.start * scale for s in spans], abs=1e-3)
@@ -67,7 +73,7 @@ def test_bars_of_a_step_are_as_long_as_their_times() -> None:
 
 def test_what_follows_the_passes_is_as_long_as_it_takes() -> None:
     timeline, after = step(), {"data parallel": 0.02, "optimizer": 0.005}
-    found = bars(timeline_svg(timeline, after=after))
+    _, found = bars(drawn(timeline, after))
     spans = sum(map(len, timeline.processes))
     scale = PLOT / (timeline.seconds + 0.025)
     last = [bar for bar in found if (bar.findtext(f"{SVG}title") or "").startswith(tuple(after))]
@@ -77,21 +83,15 @@ def test_what_follows_the_passes_is_as_long_as_it_takes() -> None:
     assert float(last[-1].attrib["x"]) + float(last[-1].attrib["width"]) == pytest.approx(LEFT + PLOT, abs=0.01)
 
 
-def both() -> str:
-    return plan_svg(STAGES, step(), capacity=80 * GIB, after={"optimizer": 0.01}, title="A model on a cluster")
-
-
 def test_a_long_step_is_drawn_with_few_bars_of_the_same_total() -> None:
     timeline = step(micro_batches=512, processes=4)
-    found = bars(timeline_svg(timeline))
+    _, found = bars(drawn(timeline))
     assert len(found) <= 4 * PLOT
-    drawn = sum(float(bar.attrib["width"]) for bar in found) / (4 * PLOT)
-    assert drawn == pytest.approx(1 - sum(timeline.idle) / 4, abs=0.02)
+    share = sum(float(bar.attrib["width"]) for bar in found) / (4 * PLOT)
+    assert share == pytest.approx(1 - sum(timeline.idle) / 4, abs=0.02)
 
 
-@pytest.mark.parametrize(
-    "svg", [memory_svg(STAGES, capacity=80 * GIB), timeline_svg(step()), timeline_svg(step(64)), both()]
-)
+@pytest.mark.parametrize("svg", [drawn(step()), drawn(step(64)), drawn(step(), {"optimizer": 0.01})])
 def test_no_words_lie_over_others_or_leave_the_page(svg: str) -> None:
     page = ElementTree.fromstring(svg)
     lines: dict[float, list[tuple[float, float]]] = {}

@@ -65,13 +65,6 @@ def components_of(stages: Sequence[StageMemory]) -> dict[str, int]:
     return {name: number for number, name in enumerate(names)}
 
 
-def memory_svg(stages: Sequence[StageMemory], *, capacity: float, title: str = "Memory by pipeline stage") -> str:
-    """Stacked bars of the stages' components, their bounds dashed, against the capacity of a device in bytes."""
-    page = _Page(title)
-    _draw_memory(page, stages, capacity)
-    return page.done()
-
-
 def plan_svg(
     stages: Sequence[StageMemory],
     timeline: Timeline,
@@ -81,7 +74,16 @@ def plan_svg(
     title: str,
     step: str = "One step",
 ) -> str:
-    """Both pictures on one page: the memory of the stages above, one step below, each with its heading."""
+    """Draws the memory of the stages above, one step below, each with its heading.
+
+    Memory is a stacked bar of each stage's components, its bound dashed, against the capacity of a device. The step is
+    every process' actions over time, by kind; a process' stages after its first are paler.
+
+    Args:
+        capacity: bytes of a device.
+        after: seconds that follow the passes on all processes, by cause.
+        step: heading of the step.
+    """
     page = _Page(title)
     page.heading("Memory at its fullest moment")
     _draw_memory(page, stages, capacity)
@@ -113,17 +115,6 @@ def _draw_memory(page: _Page, stages: Sequence[StageMemory], capacity: float) ->
     page.text(limit - LETTER * len(words), top - 9, words)
     page.axis(bottom, most / unit, name)
     page.legend([(COLOURS[number % len(COLOURS)], component) for component, number in numbers.items()])
-
-
-def timeline_svg(timeline: Timeline, *, after: Mapping[str, float] | None = None, title: str = "One step") -> str:
-    """Draws every process' actions over time, by kind; a process' stages after its first are paler.
-
-    Args:
-        after: seconds that follow the passes on all processes, by cause.
-    """
-    page = _Page(title)
-    _draw_timeline(page, timeline, after or {})
-    return page.done()
 
 
 def _draw_timeline(page: _Page, timeline: Timeline, after: Mapping[str, float]) -> None:
