@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 SERVER = Path(__file__).with_name("warm_server.py")
-PROGRAMS = ("stoker", "stoker.page.detached", "stoker.page.job_queue", "stoker.page.tied")
+PROGRAMS = ("stoker", "stoker.page.detached_process", "stoker.page.job_queue", "stoker.page.end_with_parent")
 NUMBER = 8  # bytes of a number that the server writes
 
 

@@ -15,7 +15,7 @@ import pytest
 from browsing import Browser, eventually, make_run
 
 from stoker.page import model_servers
-from stoker.page.detached import Detached
+from stoker.page.detached_process import DetachedProcess
 from stoker.page.server_traffic import quantile, traffic_of
 from stoker.serve.metrics import Metrics
 from stoker.serve.named_keys import hash_of
@@ -61,9 +61,9 @@ def _stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
     monkeypatch.setattr(model_servers, "command_of", lambda words: [sys.executable, str(file), *words])
     yield
     for place in (tmp_path / "state" / "servers").glob("*"):
-        while Detached(place).state == "starting":
+        while DetachedProcess(place).state == "starting":
             time.sleep(0.02)
-        Detached(place).stop(signal.SIGKILL)
+        DetachedProcess(place).stop(signal.SIGKILL)
 
 
 def id_of_run(page: Browser, name: str) -> str:

@@ -18,7 +18,7 @@ from browsing import PATIENCE, Browser, eventually, make_run
 from filelock import FileLock
 
 from stoker.cli.main import main
-from stoker.page.detached import Detached
+from stoker.page.detached_process import DetachedProcess
 from stoker.page.job_check import devices_wanted
 from stoker.page.job_queue import JobQueue
 from stoker.page.job_routes import kept_job
@@ -223,7 +223,7 @@ def test_a_job_asks_for_a_gpu_a_process(parallel: dict[str, int], plan: str, wan
 
 
 def test_a_process_whose_end_is_being_written_is_not_lost(tmp_path: Path) -> None:
-    process, me = Detached(tmp_path), psutil.Process()
+    process, me = DetachedProcess(tmp_path), psutil.Process()
     here, gone = {"pid": me.pid, "created": me.create_time()}, {"pid": me.pid, "created": 0.0}
     (tmp_path / "begun.json").write_text(json.dumps({"time": 0.0}))
     (tmp_path / "watcher.json").write_text(json.dumps(here))
@@ -237,7 +237,7 @@ def test_a_process_whose_end_is_being_written_is_not_lost(tmp_path: Path) -> Non
 
 
 def test_a_process_is_not_mistaken_for_another_of_its_number(tmp_path: Path) -> None:
-    process = Detached(tmp_path / "one")
+    process = DetachedProcess(tmp_path / "one")
     process.prepare([sys.executable, "-c", ""], cwd=tmp_path)
     (tmp_path / "one" / "begun.json").write_text('{"time": 1}')
     (tmp_path / "one" / "pid.json").write_text('{"pid": 1, "created": 5}')

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from browsing import TOKENS, Browser, make_run
 
-from stoker.page.masked import masked_part
+from stoker.page.mask_secrets import masked_part
 
 
 def test_a_user_is_added_changed_and_removed(make_page: Callable[..., Browser], tmp_path: Path) -> None:

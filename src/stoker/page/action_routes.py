@@ -12,11 +12,11 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from stoker.page.actions import VERBS, Action, Actions, Asked, shown_path
-from stoker.page.detached import Detached
+from stoker.page.detached_process import DetachedProcess
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_paths import document_of, path_problems, refuse
 from stoker.page.job_routes import kept_job
-from stoker.page.masked import masked
+from stoker.page.mask_secrets import masked
 from stoker.page.page_error import refused, wrong
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_view import job_text
@@ -124,7 +124,7 @@ class _ActionRoutes:
         return {"runs": [{key: row.get(key) for key in keep} for row in rows], "command": "stoker runs --submitted"}
 
 
-def _summary(action: Action, process: Detached) -> dict[str, Any]:
+def _summary(action: Action, process: DetachedProcess) -> dict[str, Any]:
     begun, ended = process.times()
     state = process.state
     words = {"waiting": "starting", "lost": "failed", "ended": "done" if process.code == 0 else "failed"}

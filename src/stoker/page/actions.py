@@ -19,7 +19,7 @@ from typing import Any
 
 from stoker.files import read_file, replace_file
 from stoker.page.accounts import Account
-from stoker.page.detached import Detached
+from stoker.page.detached_process import DetachedProcess
 from stoker.page.job_paths import SCHEMA, allowed_folders, is_inside
 from stoker.page.listed_urls import is_listed
 from stoker.page.page_error import PageError, missing, refused, wrong
@@ -226,7 +226,7 @@ class Actions:
             raise refused(429, "{n} actions run already", retry_after=5, n=AT_ONCE)
         action = Action(secrets.token_hex(8), verb, run, command, asked.account.name, round(time.time(), 3), to)
         self._page.audit.write(asked.account.name, verb, command=command)
-        process = Detached(self._folder / action.id)
+        process = DetachedProcess(self._folder / action.id)
         process.prepare(command_of(words), cwd=self._page.settings.base, env={"NO_COLOR": "1", "TERM": "dumb"})
         replace_file(process.folder / "action.json", json.dumps(asdict(action)))
         process.start()
@@ -245,7 +245,7 @@ class Actions:
             path, number = path.with_name(f"{stem}-{number}"), number + 1
         return shown_path(asked, path)
 
-    def all(self) -> list[tuple[Action, Detached]]:
+    def all(self) -> list[tuple[Action, DetachedProcess]]:
         """Returns all actions, the newest first."""
         found = []
         for place in self._folder.iterdir():
@@ -253,7 +253,7 @@ class Actions:
                 found.append(self.find(place.name))
         return sorted(found, key=lambda each: -each[0].time)
 
-    def find(self, key: str) -> tuple[Action, Detached]:
+    def find(self, key: str) -> tuple[Action, DetachedProcess]:
         """Returns the action of an id.
 
         Raises:
@@ -262,5 +262,5 @@ class Actions:
         if ID.fullmatch(key):
             with suppress(OSError, ValueError, TypeError):
                 place = self._folder / key
-                return Action(**json.loads(read_file(place / "action.json"))), Detached(place)
+                return Action(**json.loads(read_file(place / "action.json"))), DetachedProcess(place)
         raise missing("there is no action of this id", "GET /api/actions lists them")

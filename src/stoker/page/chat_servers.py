@@ -50,7 +50,7 @@ class ChatServer:
     weights: str = ""
 
     def end(self) -> None:
-        """Ends it; see `stoker.page.tied`."""
+        """Ends it; see `stoker.page.end_with_parent`."""
         if self.process.stdin is not None:
             self.process.stdin.close()
 
@@ -177,7 +177,7 @@ class ChatServers:
         words = ["serve", f"{name}={served}", "--port", "0", "--token-file", str(secret), "--queue", "8"]
         with errors.open("wb") as file:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "stoker.page.tied", *command_of(words)),
+                *(sys.executable, "-m", "stoker.page.end_with_parent", *command_of(words)),
                 cwd=self._base,
                 env=environment(),
                 stdin=asyncio.subprocess.PIPE,

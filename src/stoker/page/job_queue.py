@@ -20,7 +20,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from stoker.files import read_file, replace_file
-from stoker.page.detached import Detached, spawn
+from stoker.page.detached_process import DetachedProcess, spawn
 from stoker.page.page_error import refused
 
 POLL = 0.25  # seconds
@@ -83,21 +83,21 @@ class JobQueue:
             entry = QueuedJob(
                 number, of_user["name"], str(run), str(job), command, of_user["user"], round(time.time(), 3), devices
             )
-            process = Detached(self._place(number))
+            process = DetachedProcess(self._place(number))
             process.prepare(arguments, cwd=cwd)
             replace_file(process.folder / "entry.json", json.dumps(asdict(entry)))
         self.start_starter()
         return entry
 
-    def entries(self) -> list[tuple[QueuedJob, Detached]]:
+    def entries(self) -> list[tuple[QueuedJob, DetachedProcess]]:
         """Returns all jobs, the oldest first, without removed ones."""
         found = []
         for place in sorted(self._folder.glob("[0-9]*")):
             with suppress(OSError, ValueError, TypeError):
-                found.append((QueuedJob(**json.loads(read_file(place / "entry.json"))), Detached(place)))
+                found.append((QueuedJob(**json.loads(read_file(place / "entry.json"))), DetachedProcess(place)))
         return found
 
-    def of_run(self, run: Path) -> tuple[QueuedJob, Detached] | None:
+    def of_run(self, run: Path) -> tuple[QueuedJob, DetachedProcess] | None:
         """Returns the newest job of a run's folder."""
         return next(((e, p) for e, p in reversed(self.entries()) if e.run == str(run)), None)
 
@@ -105,14 +105,14 @@ class JobQueue:
         """Removes a waiting job; returns whether it did."""
         with FileLock(self._folder / ENTRY_LOCK, timeout=10):
             place = self._place(number)
-            if not place.is_dir() or Detached(place).state != "waiting":
+            if not place.is_dir() or DetachedProcess(place).state != "waiting":
                 return False
             place.rename(place.with_name(f"cancelled-{place.name}-{time.time_ns()}"))
             return True
 
     def stop(self, number: int) -> bool:
         """Removes a waiting job, or asks its process to end; returns whether it did either."""
-        process, until = Detached(self._place(number)), time.monotonic() + PATIENCE
+        process, until = DetachedProcess(self._place(number)), time.monotonic() + PATIENCE
         while (state := process.state) in ALIVE and time.monotonic() < until:
             if self.cancel(number) if state == "waiting" else process.stop():
                 return True
@@ -167,7 +167,7 @@ class JobQueue:
         return self._folder / f"{number:06d}"
 
 
-def devices_of(process: Detached) -> list[str]:
+def devices_of(process: DetachedProcess) -> list[str]:
     """Returns the GPUs that a job was given."""
     try:
         return [str(name) for name in json.loads(read_file(process.folder / DEVICES))]

@@ -3,7 +3,7 @@
 server.json  its models, its address, and the user who started it
 token        the page's own token, which may load models and read ``/metrics``
 keys         the named keys of its callers, as `stoker keys` writes them
-and the files of `stoker.page.detached`: process.json, pid.json, out, err, ended.json
+and the files of `stoker.page.detached_process`: process.json, pid.json, out, err, ended.json
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from filelock import FileLock
 from starlette.concurrency import run_in_threadpool
 
 from stoker.files import read_file, replace_file
-from stoker.page.detached import Detached
+from stoker.page.detached_process import DetachedProcess
 from stoker.page.job_routes import shown
-from stoker.page.masked import masked
+from stoker.page.mask_secrets import masked
 from stoker.page.page_error import PageError, missing, passed_on, refused, wrong
 from stoker.page.verb import command_of
 
@@ -76,9 +76,9 @@ class ModelServers:
         """Returns the folder of a server."""
         return self.state / "servers" / key
 
-    def process(self, server: ModelServer) -> Detached:
+    def process(self, server: ModelServer) -> DetachedProcess:
         """Returns the process of a server."""
-        return Detached(self.place(server.id))
+        return DetachedProcess(self.place(server.id))
 
     def all(self) -> list[ModelServer]:
         """Returns all servers, the newest first."""

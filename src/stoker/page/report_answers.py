@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stoker.page.answer_views import figures
-from stoker.page.masked import masked
+from stoker.page.mask_secrets import masked
 from stoker.page.metric_series import SeriesCache
 from stoker.page.run_index import id_of
 from stoker.page.run_view import RunViews

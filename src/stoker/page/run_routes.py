@@ -19,10 +19,10 @@ from starlette.routing import Route
 
 from stoker.errors import UserError
 from stoker.files import no_link
-from stoker.page.detached import Detached
+from stoker.page.detached_process import DetachedProcess
 from stoker.page.guard import cookie_name, number_of
 from stoker.page.job_queue import QueuedJob
-from stoker.page.masked import masked, masked_part
+from stoker.page.mask_secrets import masked, masked_part
 from stoker.page.metric_series import AXES, Axis
 from stoker.page.page_error import PageError, missing, wrong
 from stoker.page.routing import PING, Page, event, in_thread, route, stream
@@ -180,7 +180,7 @@ class _RunRoutes:
             await asyncio.sleep(POLL)
 
 
-def _status(summary: dict[str, Any], process: Detached) -> str:
+def _status(summary: dict[str, Any], process: DetachedProcess) -> str:
     """Returns the status of a run whose process is queued, or has begun and not written anything yet."""
     status, state = str(summary["status"]), process.state
     if state == "waiting":
@@ -191,7 +191,7 @@ def _status(summary: dict[str, Any], process: Detached) -> str:
     return status
 
 
-def _without_run(entry: QueuedJob, process: Detached) -> dict[str, Any]:
+def _without_run(entry: QueuedJob, process: DetachedProcess) -> dict[str, Any]:
     """Returns the summary of a job whose run has not begun."""
     state = process.state
     words = {"waiting": "queued", "starting": "starting", "running": "starting", "ended": "failed", "lost": "failed"}

@@ -16,7 +16,7 @@ from stoker.files import read_file
 from stoker.job.key_paths import flat
 from stoker.job.task_spec import TASKS
 from stoker.job.yaml_document import parse_document
-from stoker.page.masked import masked
+from stoker.page.mask_secrets import masked
 from stoker.page.metric_series import SeriesCache
 from stoker.page.metric_tail import newest_lines
 from stoker.page.run_health import RECENT, Health, finite_number, health_of, whole_number

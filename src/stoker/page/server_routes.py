@@ -17,7 +17,7 @@ from stoker.files import read_file
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_paths import allowed_folders, document_of, is_inside, path_problems, refuse
 from stoker.page.job_routes import shown
-from stoker.page.masked import masked
+from stoker.page.mask_secrets import masked
 from stoker.page.model_servers import KEYS, ModelServer, ModelServers, model_name
 from stoker.page.page_error import missing, refused, wrong
 from stoker.page.routing import Page, in_thread, route

@@ -14,7 +14,7 @@ from playwright.sync_api import Locator, Page, expect
 from served_page import TRAINING, ServedPage, View
 
 from conftest import run_id
-from stoker.page.detached import Detached
+from stoker.page.detached_process import DetachedProcess
 
 # A browser, and servers of models.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("warm_processes")]
@@ -29,7 +29,7 @@ def own(tmp_path: Path, served: ServedPage) -> Iterator[ServedPage]:
     yield page
     page.stop()
     for place in (page.base / "state/servers").glob("*"):
-        Detached(place).stop(signal.SIGKILL)
+        DetachedProcess(place).stop(signal.SIGKILL)
 
 
 def open_tab(own: ServedPage, view: View, run: str) -> Page:

@@ -6,7 +6,7 @@ watcher.json   the same of its parent, which writes down its end
 out, err       its output
 ended.json     its exit code, and when it ended
 
-`python -m stoker.page.detached FOLDER` is its parent: it starts the process in a separate session, and waits for it.
+`python -m stoker.page.detached_process FOLDER` is its parent: it starts the process in a separate session and waits.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ WATCHER = "watcher.json"
 
 
 @dataclass(frozen=True)
-class Detached:
-    """A process by its folder."""
+class DetachedProcess:
+    """A process that outlives the page, by its folder."""
 
     folder: Path
 
@@ -53,7 +53,7 @@ class Detached:
             env: further variables.
         """
         replace_file(self.folder / "begun.json", json.dumps({"time": time.time()}))
-        spawn(["-m", "stoker.page.detached", str(self.folder)], env={**os.environ, **(env or {})})
+        spawn(["-m", "stoker.page.detached_process", str(self.folder)], env={**os.environ, **(env or {})})
 
     @property
     def state(self) -> State:

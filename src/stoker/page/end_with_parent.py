@@ -1,6 +1,6 @@
 """Runs a command that ends with the process that started it: its standard input is a pipe that then closes.
 
-`python -m stoker.page.tied COMMAND ...` also ends when the command does, with its exit code.
+`python -m stoker.page.end_with_parent COMMAND ...` also ends when the command does, with its exit code.
 """
 
 from __future__ import annotations
