@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stoker.data import pack, sequences
 from stoker.data.held_out import hold_out
 from stoker.data.mix import proportional, weighted
-from stoker.data.row_batch import Columns
+from stoker.data.row_batch import EncodedBatchBuilder
 from stoker.data.sequences import GrowingSource, Selection, Sequences
 from stoker.data.token_cache import ShardWriter, TokenCache, write_json
 from stoker.data.tokenise import EncodedBatch
@@ -35,7 +35,7 @@ def cache_of(folder: Path, lengths: list[int], shards: int = 1, *, complete: boo
 def grow(folder: Path, lengths: list[int], first: int, shards: int) -> None:
     writer = ShardWriter(folder, 1000, first)
     for part in np.array_split(np.arange(len(lengths)), shards):
-        batch, columns = EncodedBatch(rows_in=len(part)), Columns()
+        batch, columns = EncodedBatch(rows_in=len(part)), EncodedBatchBuilder()
         for i in part.tolist():
             ids = [i % 1000] * lengths[i]
             columns.add(ids, [(0, len(ids))], ("f", i), stops=True, lost=0, continues=False, exact=True)

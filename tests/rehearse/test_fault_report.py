@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from stoker.rehearse.fault_report import accounts
+from stoker.rehearse.fault_report import fault_effects
 from stoker.resilience.fault_injection import Fault
 from stoker.runs.run_folder import RunFolder
 
@@ -25,11 +25,11 @@ EVENTS = [
 LINES = [{"step": step, "time": at} for step, at in ((5, 109.0), (4, 114.5), (5, 115.0))]
 
 
-def test_accounts(tmp_path: Path) -> None:
+def test_effects(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.events.write_text("".join(json.dumps(event) + "\n" for event in EVENTS))
     folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in LINES))
-    assert [account.describe() for account in accounts(folder, FAULTS)] == [
+    assert [effect.describe() for effect in fault_effects(folder, FAULTS)] == [
         "kill 1@6: noticed after 0.5 s (fault, rank 1), 2 steps lost, training again after 4.5 s",
         "nan 0@9: noticed after 0.2 s (not_finite)",
         "slow 0@12:3: noticed after 3.0 s (slow, rank 0)",

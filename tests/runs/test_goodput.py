@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.runs.goodput import WORDS, Running, goodput
+from stoker.runs.goodput import WORDS, RunningGoodput, goodput
 from stoker.runs.run_folder import RunFolder
 
 
@@ -175,7 +175,7 @@ def test_while_it_trains_it_says_the_same(history: History, monkeypatch: pytest.
     history.step()
     history.event("fault")
     history.start("resumed", 4)
-    running = Running(history.write(repeated=1))
+    running = RunningGoodput(history.write(repeated=1))
     history.step(stall=0.25)
     monkeypatch.setattr(time, "time", lambda: history.now)
     found = goodput(history.write(repeated=1))

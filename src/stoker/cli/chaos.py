@@ -214,15 +214,15 @@ def _answer(trial: Trial) -> dict[str, Any]:
         "run": str(trial.disturbed.path),
         "exit_code": trial.exit_code,
         "message": trial.message if trial.exit_code else "",
-        "faults": [asdict(account) for account in trial.accounts],
+        "faults": [asdict(effect) for effect in trial.effects],
         "equality": {**asdict(trial.equality), "holds": trial.equality.holds},
         "goodput": split and {"effective": split.effective, "wall": split.wall, "parts": split.parts},
     }
 
 
 def _print(trial: Trial) -> None:
-    for account in trial.accounts:
-        print(f"  {account.describe()}")
+    for effect in trial.effects:
+        print(f"  {effect.describe()}")
     same = trial.equality
     if trial.exit_code:
         print(f"the run ended at step {same.reached} of {same.steps}: {trial.message}", file=sys.stderr)

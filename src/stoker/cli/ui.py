@@ -52,12 +52,12 @@ def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     token = _token(arguments.token)
     try:
-        from stoker.page.start import start
+        from stoker.page.start_page import start_page
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in PACKAGES:
             raise
         raise UserError(Problem(f"the page needs {error.name}", "pip install 'stoker[ui]'")) from error
-    return start(arguments, token)
+    return start_page(arguments, token)
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -63,7 +63,7 @@ class EncodedBatch:
     special_tokens: int = 0
 
 
-class Columns:
+class EncodedBatchBuilder:
     """Collects sequences into the arrays of an `EncodedBatch`."""
 
     def __init__(self) -> None:

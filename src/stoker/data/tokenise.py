@@ -21,7 +21,7 @@ from stoker.data.chat_template import BUILT_IN, ChatTemplate, Rendered
 from stoker.data.encode import Encoded, Encoder
 from stoker.data.readers import decode
 from stoker.data.render_row import RenderedRow, render_example, separated, turns_of
-from stoker.data.row_batch import Columns, EncodedBatch, Span, digest_of
+from stoker.data.row_batch import EncodedBatch, EncodedBatchBuilder, Span, digest_of
 from stoker.data.rows import Chat, Conversation, Example, Preference, Ranking, Raw, Rejected, Text
 from stoker.data.special_text import Inseparable, SpecialText
 from stoker.data.template_environment import TemplateRefused
@@ -137,7 +137,7 @@ class _Pending:
 
 def tokenise(raws: Iterable[Raw | Rejected], codec: TextCodec, settings: RowSettings) -> EncodedBatch:
     """Decodes, parses, renders and encodes a chunk of rows. Every row comes out as tokens or as a reason."""
-    out, columns = EncodedBatch(), Columns()
+    out, columns = EncodedBatch(), EncodedBatchBuilder()
     dropped: dict[int, Rejected] = {}
     prepared: list[_Pending] = []
     names = dict(settings.columns)

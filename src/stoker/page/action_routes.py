@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.routing import Route
 
-from stoker.page.actions import VERBS, Action, Actions, Asked, shown_path
+from stoker.page.actions import VERBS, Actions, Asked, StartedVerb, shown_path
 from stoker.page.detached_process import DetachedProcess
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_paths import document_of, path_problems, refuse
@@ -60,7 +60,7 @@ class _ActionRoutes:
         action = await run_in_threadpool(self._begin, name, body, options, account)
         return {"id": action.id, "command": action.command, "to": action.to}
 
-    def _begin(self, name: str, body: dict[str, Any], options: dict[str, Any], account: Any) -> Action:
+    def _begin(self, name: str, body: dict[str, Any], options: dict[str, Any], account: Any) -> StartedVerb:
         page, subject, run = self.page, "", None
         kind = VERBS[name].subject
         key = text_of(body, "run", default="", most=200)
@@ -124,7 +124,7 @@ class _ActionRoutes:
         return {"runs": [{key: row.get(key) for key in keep} for row in rows], "command": "stoker runs --submitted"}
 
 
-def _summary(action: Action, process: DetachedProcess) -> dict[str, Any]:
+def _summary(action: StartedVerb, process: DetachedProcess) -> dict[str, Any]:
     begun, ended = process.times()
     state = process.state
     words = {"waiting": "starting", "lost": "failed", "ended": "done" if process.code == 0 else "failed"}

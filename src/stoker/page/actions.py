@@ -174,7 +174,7 @@ VERBS: Mapping[str, Verb] = {
 
 
 @dataclass(frozen=True)
-class Action:
+class StartedVerb:
     """A verb that was started.
 
     Attributes:
@@ -197,7 +197,7 @@ class Actions:
     def __init__(self, page: Page) -> None:
         self._page, self._folder = page, page.settings.state / "actions"
 
-    def begin(self, verb: str, asked: Asked, subject: str, run: str, options: Mapping[str, Any]) -> Action:
+    def begin(self, verb: str, asked: Asked, subject: str, run: str, options: Mapping[str, Any]) -> StartedVerb:
         """Starts a verb.
 
         Args:
@@ -224,7 +224,7 @@ class Actions:
         command = shlex.join(["stoker", *(word for word in words if word != "--json")])
         if sum(process.state in ("starting", "running") for _, process in self.all()) >= AT_ONCE:
             raise refused(429, "{n} actions run already", retry_after=5, n=AT_ONCE)
-        action = Action(secrets.token_hex(8), verb, run, command, asked.account.name, round(time.time(), 3), to)
+        action = StartedVerb(secrets.token_hex(8), verb, run, command, asked.account.name, round(time.time(), 3), to)
         self._page.audit.write(asked.account.name, verb, command=command)
         process = DetachedProcess(self._folder / action.id)
         process.prepare(command_of(words), cwd=self._page.settings.base, env={"NO_COLOR": "1", "TERM": "dumb"})
@@ -245,7 +245,7 @@ class Actions:
             path, number = path.with_name(f"{stem}-{number}"), number + 1
         return shown_path(asked, path)
 
-    def all(self) -> list[tuple[Action, DetachedProcess]]:
+    def all(self) -> list[tuple[StartedVerb, DetachedProcess]]:
         """Returns all actions, the newest first."""
         found = []
         for place in self._folder.iterdir():
@@ -253,7 +253,7 @@ class Actions:
                 found.append(self.find(place.name))
         return sorted(found, key=lambda each: -each[0].time)
 
-    def find(self, key: str) -> tuple[Action, DetachedProcess]:
+    def find(self, key: str) -> tuple[StartedVerb, DetachedProcess]:
         """Returns the action of an id.
 
         Raises:
@@ -262,5 +262,5 @@ class Actions:
         if ID.fullmatch(key):
             with suppress(OSError, ValueError, TypeError):
                 place = self._folder / key
-                return Action(**json.loads(read_file(place / "action.json"))), DetachedProcess(place)
+                return StartedVerb(**json.loads(read_file(place / "action.json"))), DetachedProcess(place)
         raise missing("there is no action of this id", "GET /api/actions lists them")

@@ -1,6 +1,6 @@
 """Columns of long runs, cached on disk, so that the next process of the page does not read their lines again.
 
-A file is a sequence of blocks, each a line of JSON (`Block`) followed by its columns as float64. A block is
+A file is a sequence of blocks, each a line of JSON (`IndexBlock`) followed by its columns as float64. A block is
 appended as a run grows. Reading stops at a block that is corrupt, or belongs to another file of metrics: the later
 lines are read from the metrics, which are authoritative.
 """
@@ -29,7 +29,7 @@ MOST_HEADER = 1 << 20  # bytes
 
 
 @dataclass(frozen=True)
-class Block:
+class IndexBlock:
     """The header of a block.
 
     Attributes:
@@ -62,14 +62,14 @@ class MetricIndex:
         self.end = 0  # bytes of the metrics that they cover
         self.count = 0  # lines in them
 
-    def read(self, metrics: IO[bytes]) -> list[tuple[Block, dict[str, Numbers]]]:
+    def read(self, metrics: IO[bytes]) -> list[tuple[IndexBlock, dict[str, Numbers]]]:
         """Returns the blocks that belong to a file of metrics, oldest first, each with its columns.
 
         Where others follow them the file is written from its beginning by the next `append`.
         """
         self.end = self.count = self._size = 0
         number = os.fstat(metrics.fileno()).st_ino
-        blocks: list[tuple[Block, dict[str, Numbers]]] = []
+        blocks: list[tuple[IndexBlock, dict[str, Numbers]]] = []
         try:
             with open(self._path, "rb", opener=no_link) as file:
                 os.utime(self._path)
@@ -93,7 +93,7 @@ class MetricIndex:
         data = b"".join(column.tobytes() for column in columns.values())
         count = len(next(iter(columns.values()), ()))
         number = os.fstat(metrics.fileno()).st_ino
-        block = Block(number, self.end, end, _digest(metrics, end), count, list(columns), last, 0)
+        block = IndexBlock(number, self.end, end, _digest(metrics, end), count, list(columns), last, 0)
         block = replace(block, sum=_sum(block, data))
         whole = json.dumps(asdict(block)).encode() + b"\n" + data
         try:
@@ -125,14 +125,14 @@ def _digest(metrics: IO[bytes], end: int) -> str:
     return hashlib.sha256(metrics.read(end - begin)).hexdigest()
 
 
-def _sum(block: Block, data: bytes) -> int:
+def _sum(block: IndexBlock, data: bytes) -> int:
     return crc32(data, crc32(json.dumps(asdict(replace(block, sum=0))).encode()))
 
 
-def _block(file: IO[bytes]) -> tuple[Block, dict[str, Numbers]] | None:
+def _block(file: IO[bytes]) -> tuple[IndexBlock, dict[str, Numbers]] | None:
     """Returns the next block of a file; None at its end, or if it is corrupt."""
     try:
-        block = Block(**json.loads(file.readline(MOST_HEADER)))
+        block = IndexBlock(**json.loads(file.readline(MOST_HEADER)))
         data = file.read(8 * block.count * len(block.keys))
         if block.format != FORMAT or _sum(block, data) != block.sum:
             return None

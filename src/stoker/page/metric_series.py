@@ -31,7 +31,7 @@ PIECE = 128 << 10  # bytes that are read at a time; larger pieces leave the cach
 
 
 @dataclass(frozen=True)
-class Curve:
+class BucketedSeries:
     """Series over an axis, in buckets.
 
     Attributes:
@@ -132,7 +132,9 @@ class MetricSeries:
         with self._lock:
             return {key: self._columns.column(key) for key in keys}
 
-    def curve(self, keys: Sequence[str], *, axis: Axis, begin: float | None, end: float | None, points: int) -> Curve:
+    def curve(
+        self, keys: Sequence[str], *, axis: Axis, begin: float | None, end: float | None, points: int
+    ) -> BucketedSeries:
         """Returns the series of some keys within a window of the axis.
 
         Args:
@@ -155,7 +157,7 @@ class MetricSeries:
         x = x[chosen]
         starts = np.unique(np.linspace(0, len(chosen), min(points, len(chosen)) + 1).astype(np.int64)[:-1])
         series = {key: _buckets(column[chosen], starts) for key, column in columns.items()}
-        return Curve(len(chosen), axis, _mean(x, starts), series)
+        return BucketedSeries(len(chosen), axis, _mean(x, starts), series)
 
 
 def _buckets(values: Numbers, starts: NDArray[np.int64]) -> tuple[Numbers, Numbers, Numbers]:

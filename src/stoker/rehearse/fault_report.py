@@ -30,7 +30,7 @@ RESTARTED: tuple[Kind, ...] = (
 
 
 @dataclass(frozen=True)
-class Account:
+class FaultEffect:
     """Effect of one fault.
 
     Attributes:
@@ -65,26 +65,26 @@ class Account:
         return f"{self.fault}: {', '.join(words)}"
 
 
-def accounts(folder: RunFolder, faults: Sequence[Fault]) -> list[Account]:
+def fault_effects(folder: RunFolder, faults: Sequence[Fault]) -> list[FaultEffect]:
     """Returns the effect of each fault."""
     events = folder.read_events()
     lines = sorted(
         [*folder.read_metrics(), *read_lines(folder.repeated)], key=lambda line: float(line.get("time", 0.0))
     )
-    return [_account(number, fault, events, lines) for number, fault in enumerate(faults)]
+    return [_effect(number, fault, events, lines) for number, fault in enumerate(faults)]
 
 
-def _account(
+def _effect(
     number: int, fault: Fault, events: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, Any]]
-) -> Account:
+) -> FaultEffect:
     mine = next((n for n, e in enumerate(events) if e["event"] == "chaos" and e["number"] == number), None)
     if mine is None:
-        return Account(fault, happened=False)
+        return FaultEffect(fault, happened=False)
     begin, since = events[mine]["time"], events[mine + 1 :]
     # An event after the next fault of this kind is not evidence for this one.
     found = next((e for e in since if _tells_of(e, fault) or _is_chaos(e, fault.kind)), None)
     found = None if found is None or _is_chaos(found, fault.kind) else found
-    account = Account(
+    effect = FaultEffect(
         fault,
         happened=True,
         noticed=found["event"] if found else None,
@@ -92,12 +92,12 @@ def _account(
         rank=found.get("rank") if found else None,
     )
     if fault.kind not in RESTARTED:
-        return account
+        return effect
     resumed = next((e for e in since if e["event"] in ("resumed", "started")), None)
     again = next((line["time"] for line in lines if resumed and line["time"] >= resumed["time"]), None)
-    return Account(
+    return FaultEffect(
         **{
-            **vars(account),
+            **vars(effect),
             "lost": fault.step - 1 - resumed.get("step", 0) if resumed else 0,
             "recovery": again - begin if again is not None else None,
         }

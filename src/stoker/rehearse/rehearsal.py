@@ -20,7 +20,7 @@ from stoker.job import LoadedJob
 from stoker.job.layout import layout_of
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of
-from stoker.rehearse.fault_report import RESTARTED, Account, accounts
+from stoker.rehearse.fault_report import RESTARTED, FaultEffect, fault_effects
 from stoker.rehearse.loopback_nodes import train_on_loopback
 from stoker.rehearse.run_equality import Equality, compare
 from stoker.resilience.fault_injection import KINDS, OF_NODES, Fault, Kind, write_faults
@@ -45,7 +45,7 @@ class Trial:
     disturbed: RunFolder
     exit_code: int
     message: str
-    accounts: tuple[Account, ...]
+    effects: tuple[FaultEffect, ...]
     equality: Equality
     goodput: Goodput | None
 
@@ -130,7 +130,7 @@ class Rehearsal:
             folder,
             code,
             message,
-            tuple(accounts(folder, faults)),
+            tuple(fault_effects(folder, faults)),
             compare(calm, folder, precision=precision, same_layout=same),
             goodput(folder),
         )

@@ -116,7 +116,7 @@ def goodput(folder: RunFolder, *, metrics: Mapping[str, Numbers] | None = None) 
     return _split(steps, events) if len(steps.time) else None
 
 
-class Running:
+class RunningGoodput:
     """The effective training time of a running run over all of its starts; created as a start begins to train."""
 
     def __init__(self, folder: RunFolder) -> None:

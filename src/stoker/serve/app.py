@@ -56,7 +56,7 @@ def app_of(service: Service) -> ASGIApp:
     return guarded(service, routes)
 
 
-class Running(Protocol):
+class ServerState(Protocol):
     """Server state that every server has.
 
     Attributes:
@@ -72,7 +72,7 @@ class Running(Protocol):
         """Whether the computing thread or process still runs."""
 
 
-def guarded(service: Running, routes: list[Route]) -> ASGIApp:
+def guarded(service: ServerState, routes: list[Route]) -> ASGIApp:
     """Returns an application with these routes, OpenAI's error format, and the request guard."""
 
     async def of_http(_: Request, error: Exception) -> Response:
@@ -97,7 +97,7 @@ def guarded(service: Running, routes: list[Route]) -> ASGIApp:
     return RequestGuard(inner, service.options, service.metrics, frozenset(route.path for route in routes))
 
 
-def health(service: Running) -> Endpoint:
+def health(service: ServerState) -> Endpoint:
     """Returns the health endpoint."""
 
     async def state(_: Request) -> Response:
@@ -108,7 +108,7 @@ def health(service: Running) -> Endpoint:
     return state
 
 
-def metrics(service: Running) -> Endpoint:
+def metrics(service: ServerState) -> Endpoint:
     """Returns the endpoint of Prometheus counters."""
 
     async def page(_: Request) -> Response:

@@ -20,7 +20,7 @@ from stoker.serve.guard import Queue
 from stoker.serve.metrics import Metrics
 from stoker.serve.open_served import name_and_place
 from stoker.serve.ranking_app import RankingService, ranking_app
-from stoker.serve.score_batcher import MOST_ROWS, ScoreBatcher, Scorer
+from stoker.serve.score_batcher import MOST_ROWS, RowScorer, ScoreBatcher
 from stoker.serve.server import Tls, listening_socket, serve
 from stoker.serve.server_options import ServerOptions
 from stoker.train.ranking.job_log import settings_of
@@ -45,13 +45,13 @@ def ranks(written: str, folder: Path) -> bool:
 
 def open_scorers(
     written: Sequence[str], folder: Path, *, at: str, trusted: Sequence[str], cache_rows: int, cache_seconds: float
-) -> dict[str, Scorer]:
+) -> dict[str, RowScorer]:
     """Opens the models of a command line, by name.
 
     Raises:
         UserError: one is no ranking model, cannot be read, or two have the same name.
     """
-    found: dict[str, Scorer] = {}
+    found: dict[str, RowScorer] = {}
     for one in written:
         if not ranks(one, folder):
             raise UserError(Problem(f"{one} is no ranking model", "serve language models by a server of their own"))
@@ -59,7 +59,7 @@ def open_scorers(
         if place.partition("://")[0] in SCHEMES:
             with store_errors(place):
                 reader = RowReader(place, cache_rows=cache_rows, cache_seconds=cache_seconds)
-                scorer: Scorer = StoredScorer(reader, trusted=bool(trusted))
+                scorer: RowScorer = StoredScorer(reader, trusted=bool(trusted))
             name = name or reader.manifest["run"]
         elif (absolute(place, folder) / "manifest.json").is_file():
             path = absolute(place, folder)
@@ -74,7 +74,7 @@ def open_scorers(
     return found
 
 
-def _scorer_of_run(place: str, folder: Path, at: str, trusted: Sequence[str]) -> Scorer:
+def _scorer_of_run(place: str, folder: Path, at: str, trusted: Sequence[str]) -> RowScorer:
     run, loaded = open_job(place, trusted, folder)
     features, device = features_of_run(run), device_for(loaded.job)
     precision = "fp64" if device.precision == "fp64" else "fp32"
@@ -90,7 +90,9 @@ def _block(job: object) -> RankingBlock:
     return block
 
 
-def ranking_service(scorers: dict[str, Scorer], options: ServerOptions, *, rows: int | None = None) -> RankingService:
+def ranking_service(
+    scorers: dict[str, RowScorer], options: ServerOptions, *, rows: int | None = None
+) -> RankingService:
     """Returns the state of a server, with its threads started."""
     models = {name: ScoreBatcher(scorer, most=rows or MOST_ROWS) for name, scorer in scorers.items()}
     for batcher in models.values():

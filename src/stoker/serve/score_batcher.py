@@ -16,7 +16,7 @@ Rows = Sequence[Mapping[str, Any]]
 _Waiting = tuple[Rows, "Future[Answer]"]
 
 
-class Scorer(Protocol):
+class RowScorer(Protocol):
     """Interface of a row scorer; see `stoker.train.ranking.ranking_scorer`."""
 
     @property
@@ -37,7 +37,7 @@ class ScoreBatcher:
         most: most rows of a pass.
     """
 
-    def __init__(self, scorer: Scorer, *, most: int = MOST_ROWS) -> None:
+    def __init__(self, scorer: RowScorer, *, most: int = MOST_ROWS) -> None:
         self.scorer, self._most = scorer, most
         self._waiting: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="scores", daemon=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from stoker.hardware.device import Device
-from stoker.runs.goodput import Running
+from stoker.runs.goodput import RunningGoodput
 from stoker.runs.run_folder import MetricsWriter, RunFolder, StepMetrics
 from stoker.train.run_cache_stats import RunCacheStats
 from stoker.train.step import StepResult
@@ -17,12 +17,12 @@ class MetricsLog:
     def __init__(self, folder: RunFolder, device: Device) -> None:
         self._folder, self._device = folder, device
         self._writer: MetricsWriter | None = None
-        self._effective: Running | None = None
+        self._effective: RunningGoodput | None = None
         self.cache: RunCacheStats | None = None  # set when the loop starts
 
     def open(self) -> None:
         """Starts writing."""
-        self._writer, self._effective = MetricsWriter(self._folder), Running(self._folder)
+        self._writer, self._effective = MetricsWriter(self._folder), RunningGoodput(self._folder)
 
     def add(self, result: StepResult, *, samples: int, stall: float, left_out: bool) -> StepMetrics:
         """Returns the metrics of a step, and writes them in the process that writes.

@@ -15,7 +15,7 @@ from stoker.serve.server import Tls, listening_socket, serve
 ENDING = 2.0  # seconds for pending answers, when the server is asked to end
 
 
-def start(arguments: argparse.Namespace, token: str | None) -> int:
+def start_page(arguments: argparse.Namespace, token: str | None) -> int:
     """Answers until SIGTERM.
 
     Raises:
