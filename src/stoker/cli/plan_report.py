@@ -48,7 +48,7 @@ def print_answer(found: PlanAnswer, *, pictures: bool) -> None:
     print()
     _binds(found.binds, plan)
     _helps(found.helps, priced=found.cost.price is not None)
-    _others(found.alternatives, plan)
+    _others(found.alternatives)
     _notes(question.notes)
 
 
@@ -184,7 +184,7 @@ def _helps(helps: list[Help], *, priced: bool) -> None:
         _say(label, "nothing that was tried: twice the memory, the links, the batch; a node more")
 
 
-def _others(others: list[Alternative], plan: LayoutPlan) -> None:
+def _others(others: list[Alternative]) -> None:
     unnamed = [other for other in others if not other.called][:SHOWN]
     print()
     print("others    (the simplest of the plans within 3 % of the fastest is proposed)")

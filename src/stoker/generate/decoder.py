@@ -24,7 +24,7 @@ from stoker.hardware.device import Device
 from stoker.models.adapters import unwrap, without_adapter
 from stoker.models.cache_argument import NAMES, cache_argument
 from stoker.models.language_model import LanguageModel, lay_out_for
-from stoker.models.virtual_tokens import Prefix, VirtualPrompt, virtual_of
+from stoker.models.virtual_tokens import Prefix, VirtualPrompt, virtual_of, virtual_tokens_off
 from stoker.parallel.float64_mode import arithmetic_of
 
 T = TypeVar("T")
@@ -75,6 +75,10 @@ class Decoder:
     @cached_property
     def _virtual(self) -> VirtualPrompt | Prefix | None:
         return virtual_of(self.model)
+
+    @property
+    def _prefix(self) -> Prefix | None:
+        return self._virtual if isinstance(self._virtual, Prefix) else None
 
     @cached_property
     def _body(self) -> nn.Module:
@@ -150,10 +154,11 @@ class Decoder:
 
     def virtual_keys_values(self, adapter: str | None) -> Kept | None:
         """Returns the keys and values before every row; None without a prefix. Must be called within `at_work`."""
-        found = self._virtual
-        if not isinstance(found, Prefix) or adapter == BASE:
+        if self._prefix is None or adapter == BASE:
             return None
-        return tuple((keys[0], values[0]) for keys, values in found.keys_and_values(1, self.language.model.dtype))
+        return tuple(
+            (keys[0], values[0]) for keys, values in self._prefix.keys_and_values(1, self.language.model.dtype)
+        )
 
     def run(self, ids_BT: Tensor, cache: RowCache, read: Callable[[Tensor], T]) -> T:
         """Runs a pass over the next columns of a cache.
@@ -164,7 +169,7 @@ class Decoder:
         """
         if self.others is not None:
             self.others(True)
-        with _prefix_given(self._virtual):
+        with virtual_tokens_off(self._prefix):  # the cache has it already
             found = self.within(lambda: read(self._hidden(ids_BT, cache)))
         cache.advance(ids_BT.shape[1])
         return found
@@ -178,7 +183,7 @@ class Decoder:
 
     def _nothing(self, cache: RowCache) -> None:
         ids_BT = torch.zeros(1, 1, dtype=torch.int64, device=self.device.torch)
-        with _prefix_given(self._virtual):
+        with virtual_tokens_off(self._prefix):  # the cache has it already
             self.within(lambda: self.logits(self._hidden(ids_BT, cache)[:, -1]))
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
@@ -221,16 +226,3 @@ def decoder_of(model: nn.Module, device: Device, *, context: int | None = None, 
     blocked = blocked_weights(model, device) if frozen else None
     with arithmetic_of(device), device.autocast():
         return Decoder(model, lay_out_for(unwrap(model)), device, context, blocked=blocked)
-
-
-@contextmanager
-def _prefix_given(found: VirtualPrompt | Prefix | None) -> Iterator[None]:
-    """Stops a prefix from filling the cache, which contains it already."""
-    if not isinstance(found, Prefix) or not found.enabled:
-        yield
-        return
-    found.enabled = False
-    try:
-        yield
-    finally:
-        found.enabled = True

@@ -92,7 +92,7 @@ def with_plan(loaded: LoadedJob, rank_info: RankInfo | None = None, *, cluster: 
             continue
         problem = _model_problem(model, chosen)
         if problem is None:
-            return replace(chosen, plan=_words(plan, _judged(chosen, cluster, work) or plan, found))
+            return replace(chosen, plan=_words(_judged(chosen, cluster, work) or plan, found))
         refused.append(problem)
     raise CannotRun(_nothing(found, work, cluster, refused))
 
@@ -230,7 +230,7 @@ def _spread_over_data(loaded: LoadedJob, cluster: Cluster, stated: _Stated, batc
     return replace(found, plan=f"the planner does not know the model's shape ({why}), and spreads over the data")
 
 
-def _words(plan: LayoutPlan, judged: LayoutPlan, found: SearchResult) -> str:
+def _words(judged: LayoutPlan, found: SearchResult) -> str:
     memory, capacity = judged.memory, judged.capacity / GIB
     most = f"{memory.peak / GIB:.2f} GiB ({memory.upper / GIB:.2f} at most, of {capacity:.1f})"
     return f"planner: the fastest that fits of {found.looked_at}; {judged.seconds:.3g} s a step, {most}"

@@ -18,7 +18,7 @@ from stoker.errors import UserError
 from stoker.job.resolved import ResolvedTune
 from stoker.models.adapter_targets import AdaptableLayer, layers_to_adapt, modules_trained_whole
 from stoker.models.meta_model import set_parameter
-from stoker.models.virtual_tokens import without_virtual_tokens
+from stoker.models.virtual_tokens import virtual_of, virtual_tokens_off
 
 
 def lora_config(tune: ResolvedTune, layers: Sequence[AdaptableLayer]) -> LoraConfig:
@@ -103,7 +103,7 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
             yield
         return
     if not isinstance(model, PeftModel):
-        with without_virtual_tokens(model):
+        with virtual_tokens_off(virtual_of(model)):
             yield
         return
     originals: dict[str, torch.Tensor] = getattr(model, "originals", {})

@@ -131,7 +131,7 @@ def _extend(
     def write(place: Path) -> Tokenizer:
         old.save_pretrained(place)
         (place / FILE).unlink(missing_ok=True)
-        _put(place, extended, pieces, old)
+        _put(place, extended, pieces)
         after = load_tokenizer_from(ModelSource("folder", str(place))).backend_tokenizer
         found = after.get_vocab(with_added_tokens=True)
         moved = [token for token, number in vocabulary.items() if found.get(token) != number]
@@ -145,7 +145,7 @@ def _extend(
     return _written(folder, write, texts, before=before, made=extended)
 
 
-def _put(place: Path, extended: Extended, pieces: Path | None, old: PreTrainedTokenizerFast) -> None:
+def _put(place: Path, extended: Extended, pieces: Path | None) -> None:
     """Puts new tokens into the files of the saved old tokenizer."""
     beside = pieces or place / PIECES
     if beside.is_file() and pieces_in(beside) == extended.first:

@@ -248,14 +248,13 @@ def virtual_ids(model: nn.Module) -> list[int]:
 
 
 @contextmanager
-def without_virtual_tokens(model: nn.Module) -> Iterator[None]:
-    """Disables the virtual tokens within the block."""
-    found = virtual_of(model)
-    if found is None:
+def virtual_tokens_off(tokens: VirtualPrompt | Prefix | None) -> Iterator[None]:
+    """Disables virtual tokens within the block, if there are any."""
+    if tokens is None or not tokens.enabled:
         yield
         return
-    found.enabled = False
+    tokens.enabled = False
     try:
         yield
     finally:
-        found.enabled = True
+        tokens.enabled = True

@@ -134,7 +134,7 @@ class _Splitter:
             self._split(f"{name}{inner}", linear, "weight", 0, share)
             self._split(f"{name}{inner}", linear, "bias", 0, share)
             linear.out_features = linear.weight.shape[0]
-        _note_width(layer, "out_features", self.size)
+        _note_width(layer, "out_features")
 
     def _row(self, name: str, layer: nn.Module, share: Callable[[int], tuple[int, int]], *, sums: bool) -> None:
         bias = None
@@ -147,7 +147,7 @@ class _Splitter:
             if linear.bias is not None and sums:
                 bias = linear
                 linear.forward = partial(_without_bias, linear)
-        _note_width(layer, "in_features", self.size)
+        _note_width(layer, "in_features")
         if sums:
             layer.register_forward_hook(partial(_leave_row, self.mesh, bias))
 
@@ -197,7 +197,8 @@ def _linears(layer: nn.Module) -> Iterator[tuple[str, Any, str]]:
             yield f".lora_{side}.{adapter}", linear, side
 
 
-def _note_width(layer: nn.Module, key: str, size: int) -> None:
+def _note_width(layer: nn.Module, key: str) -> None:
+    """Takes over a width of the layer below an adapter, once that one is split."""
     if hasattr(layer, "base_layer"):
         setattr(layer, key, getattr(layer.base_layer, key))
 

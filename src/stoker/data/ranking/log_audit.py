@@ -129,7 +129,7 @@ def audit_log(log: ClickLog, problems: Sequence[Problem] = (), *, admission: Adm
                 total[name] = total.get(name, 0) + count
     rates = training.labels.mean(0) if len(training) else []
     numbers = {column.name: number for number, column in enumerate(features.columns)}
-    ids = {c.name: _ids(log, numbers[c.name], c, admission) for c in features.ids if c.stored and c.kind != "buckets"}
+    ids = {c.name: _ids(log, numbers[c.name], admission) for c in features.ids if c.stored and c.kind != "buckets"}
     missing = {
         c.name: float(np.isnan(store.array(f"column{numbers[c.name]}")[training.rows]).mean())
         for c in features.columns
@@ -180,7 +180,7 @@ def _places(rows: RowSet, number: int) -> tuple[np.ndarray, np.ndarray]:
     return at, np.repeat(np.arange(len(rows)), lengths)
 
 
-def _ids(log: ClickLog, number: int, column: Column, admission: AdmissionRule | None) -> IdAudit:
+def _ids(log: ClickLog, number: int, admission: AdmissionRule | None) -> IdAudit:
     ids, row = _lookups(log.training, number)
     found, first, counts = np.unique(ids, return_index=True, return_counts=True)
     total = max(1, len(ids))

@@ -56,7 +56,7 @@ def read_accelerate(document: JobDocument) -> ConfigReader:
         config.problem("distributed_type", f"Stoker has no counterpart of `{kind}`", f"known are {', '.join(TYPES)}")
     _processes(config, kind)
     _precision(config)
-    read_fsdp(config, "fsdp_config", asked=kind == "FSDP")
+    read_fsdp(config, asked=kind == "FSDP")
     _deepspeed(config, kind)
     _megatron(config, kind)
     _axes(config)

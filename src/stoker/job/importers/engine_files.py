@@ -65,4 +65,4 @@ def _fsdp(config: ConfigReader) -> None:
     if isinstance(config.value("fsdp_config"), str):
         config.drop("fsdp_config", "a file of its own: write its `reshard_after_forward` as `shard`", matters=True)
     else:
-        read_fsdp(config, "fsdp_config", asked=asked, stated=bool(strategy))
+        read_fsdp(config, asked=asked, stated=bool(strategy))

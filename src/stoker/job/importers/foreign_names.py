@@ -129,6 +129,7 @@ SHARDINGS = {
 }  # fmt: skip
 HYBRID = "sharded within a machine, replicated between them: write `shard_size` (devices of a machine) beside it"
 BY_BLOCK = "Stoker shards block by block, always"
+FSDP = "fsdp_config"
 FSDP_FREE: dict[str, str] = {
     BY_BLOCK: "auto_wrap_policy transformer_layer_cls_to_wrap min_num_params use_orig_params wrap",
     "Stoker reads each process's part of the weights only": "cpu_ram_efficient_loading sync_module_states",
@@ -139,20 +140,20 @@ FSDP_FREE: dict[str, str] = {
 }
 
 
-def read_fsdp(config: ConfigReader, block: str, *, asked: bool, stated: bool = False) -> None:
-    """The keys of an ``fsdp_config`` block, with or without the prefix ``fsdp_``.
+def read_fsdp(config: ConfigReader, *, asked: bool, stated: bool = False) -> None:
+    """Reads the keys of the block ``fsdp_config``, with or without the prefix ``fsdp_``.
 
     Args:
         asked: whether the file enables FSDP; its block is idle otherwise.
         stated: whether the sharding was carried already.
     """
-    inside = config.value(block)
+    inside = config.value(FSDP)
     if not isinstance(inside, dict):
         return
     if not asked:
-        config.drop(block, "idle: the file does not ask for FSDP")
+        config.drop(FSDP, "idle: the file does not ask for FSDP")
         return
-    names = {str(key).removeprefix("fsdp_"): f"{block}.{key}" for key in inside}
+    names = {str(key).removeprefix("fsdp_"): f"{FSDP}.{key}" for key in inside}
     stated = _strategy(config, names) or stated
     if not stated:
         config.default("parallel.shard", "zero3", "FULL_SHARD")
