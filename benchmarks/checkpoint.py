@@ -29,11 +29,11 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from stoker.checkpoint.chunks import Chunk
+from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.state import Saved, State
-from stoker.checkpoint.store import Store
 from stoker.runs.shm_folder import shared_memory
 
 MODELS = {

@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.state import State
 from stoker.checkpoint.storage import BASE
-from stoker.checkpoint.store import Store
 from stoker.sparse import Feature, JaggedIds, SparseEmbeddings, TableSettings
 from stoker.train.ranking.saved_tables import SavedTables
 

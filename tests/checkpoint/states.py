@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import torch
 
+from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.state import State
-from stoker.checkpoint.store import Store
 
 
 def state(step: int) -> State:

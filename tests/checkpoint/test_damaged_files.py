@@ -11,8 +11,8 @@ import pytest
 import torch
 from states import state
 
+from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.saver import Saver
-from stoker.checkpoint.store import Store
 from stoker.errors import RunFailed
 
 FILES = (".metadata", "__0_0.distcp", "state.json")

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from states import assert_saved, state
 
+from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.disk_space import SPARE, make_room
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.storage import LocalStorage
-from stoker.checkpoint.store import Store
 from stoker.errors import DiskFailed
 from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import is_kept, shared_folder, shared_memory

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from stoker.checkpoint.chunks import Chunk, Held
+from stoker.checkpoint.dcp_store import BASE_ROWS, ROWS, Store
 from stoker.checkpoint.disk_space import SPARE, make_room
 from stoker.checkpoint.memory_restore import remembered
 from stoker.checkpoint.retention import Keep
@@ -15,7 +16,6 @@ from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.state import Saved, State
 from stoker.checkpoint.storage import BASE, LocalStorage
-from stoker.checkpoint.store import BASE_ROWS, ROWS, Store
 from stoker.runs.shm_folder import shared_folder, shared_memory
 
 

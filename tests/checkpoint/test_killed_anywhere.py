@@ -13,12 +13,12 @@ import torch
 from states import state
 from test_full_disk import size_of
 
+from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.state import Restored, State
 from stoker.checkpoint.storage import LocalStorage
-from stoker.checkpoint.store import Store
 from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import shared_memory
 

@@ -17,6 +17,7 @@ from states import assert_saved, state
 from stoker.checkpoint.chunks import Chunk, Held
 from stoker.checkpoint.collective import rank
 from stoker.checkpoint.copy_interval import Cadence
+from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.gather import gather_whole
 from stoker.checkpoint.memory_restore import remembered
 from stoker.checkpoint.retention import Keep
@@ -24,7 +25,6 @@ from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.shm_buffers import copies_in, forget_copies
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.state import State
-from stoker.checkpoint.store import Store
 from stoker.launch.process_pool import Pool
 from stoker.runs.shm_folder import shared_folder, shared_memory
 

@@ -11,12 +11,12 @@ import torch.distributed as dist
 from states import assert_saved, state
 
 from stoker.checkpoint.collective import rank
+from stoker.checkpoint.dcp_store import Store, place_of
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.state import DamagedError
 from stoker.checkpoint.storage import STATE, attempt_name
-from stoker.checkpoint.store import Store, place_of
 from stoker.errors import UserError
 from stoker.launch.process_pool import Pool
 

@@ -15,12 +15,12 @@ import pytest
 import torch
 from states import assert_saved, state, visible, wait_for_end, wait_for_writers
 
+from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.state import Saved
 from stoker.checkpoint.storage import attempt_name
-from stoker.checkpoint.store import Store
 from stoker.errors import RunFailed
 from stoker.runs.shm_folder import PREFIX
 
@@ -157,7 +157,7 @@ from states import state
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.retention import Keep
-from stoker.checkpoint.store import Store
+from stoker.checkpoint.dcp_store import Store
 saver = Saver(Store(Path(sys.argv[1])), Snapshots())
 for step in range(1, 10_000):
     saver.save_in_background(state(step), Keep(3))

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 from stoker.checkpoint.chunks import Chunk, Held
+from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.gather import gather_whole
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.run_weights import held_gradients, held_weights
 from stoker.checkpoint.state import DamagedError, State
-from stoker.checkpoint.store import Store
 from stoker.errors import RunFailed
 from stoker.job.layout import Layout
 from stoker.launch.process_pool import Pool

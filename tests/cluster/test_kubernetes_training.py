@@ -17,7 +17,7 @@ from kubernetes_runs import IMAGE
 from ruamel.yaml import YAML
 
 from made_module import made_module
-from stoker.checkpoint.store import Store
+from stoker.checkpoint.dcp_store import Store
 from stoker.cluster.chosen_target import choose_target
 from stoker.cluster.kubernetes.kubernetes_target import KubernetesTarget
 from stoker.cluster.record import Record

@@ -18,7 +18,7 @@ from starting import assert_gone
 from test_external_worker import free_port
 
 from made_module import made_module
-from stoker.checkpoint.store import Store
+from stoker.checkpoint.dcp_store import Store
 from stoker.runs.run_folder import RunFolder
 
 pytestmark = [pytest.mark.pool, pytest.mark.slow]

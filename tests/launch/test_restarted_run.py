@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from stoker.checkpoint.store import Store
+from stoker.checkpoint.dcp_store import Store
 from stoker.resilience.fault_injection import Fault, write_faults
 from stoker.runs.run_folder import RunFolder
 

@@ -123,8 +123,8 @@ def test_a_store_that_does_not_answer(cache: NodeCache, monkeypatch: pytest.Monk
 def test_checkpoints_go_to_the_same_store_and_come_back_once(bucket: Any, cache: NodeCache) -> None:
     import torch
 
+    from stoker.checkpoint.dcp_store import Store
     from stoker.checkpoint.state import State
-    from stoker.checkpoint.store import Store
 
     tensors = {"a": torch.arange(300_000, dtype=torch.float32), "b": torch.ones(3, 5)}
     store = Store("s3://bucket/run/checkpoints")

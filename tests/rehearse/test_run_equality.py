@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.state import State
-from stoker.checkpoint.store import Store
 from stoker.rehearse.run_equality import Equality, compare
 from stoker.runs.run_folder import MetricsWriter, RunFolder, StepMetrics
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.state import DamagedError, State
-from stoker.checkpoint.store import Store
 from stoker.resilience.fault_injection import SLOW_STEPS, Chaos, Fault, flip, read_faults, write_faults
 from stoker.runs.run_folder import RunFolder
 

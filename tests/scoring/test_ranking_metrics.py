@@ -21,7 +21,7 @@ from stoker.scoring.ranking_metrics import (
     probabilities,
     recall,
 )
-from stoker.train.ranking.figures import Scored, figures_of
+from stoker.train.ranking.evaluation_metrics import Scored, figures_of
 
 
 @pytest.fixture(params=["distinct", "ties"])

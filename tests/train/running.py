@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stoker.checkpoint.store import State, Store
+from stoker.checkpoint.dcp_store import State, Store
 from stoker.job.job_to_yaml import scalar
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.runs.run_folder import RunFolder

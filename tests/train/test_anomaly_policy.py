@@ -12,7 +12,7 @@ import torch
 from running import Crash, Ran, assert_same_state, at_sample, run, watching
 from torch import Tensor
 
-from stoker.checkpoint.store import Store
+from stoker.checkpoint.dcp_store import Store
 from stoker.errors import RunFailed
 from stoker.job.job_to_yaml import scalar
 from stoker.job.layout import layout_of

@@ -19,7 +19,7 @@ from stoker.errors import UserError
 from stoker.hardware.cache_folder import cache_folder
 from stoker.job.load_job import load_job
 from stoker.models.language_model import has_dropout
-from stoker.train import reference
+from stoker.train import reference_scores
 from stoker.train.language_task import LanguageTask
 
 ROWS, HELD_OUT = 20, 4
@@ -93,7 +93,7 @@ def test_the_reference_is_the_model_without_its_adapter(
     with torch.no_grad():
         expected = torch.stack([alone(plain, *row) for row in rows])
         torch.testing.assert_close(part.inputs.given["reference"], expected, rtol=1e-5, atol=1e-4)
-        tuned = torch.stack(ran.prepared.engine.read([part], reference.sums, 1))[0]
+        tuned = torch.stack(ran.prepared.engine.read([part], reference_scores.sums, 1))[0]
         with task.around(part):
             loss = task.loss(part).total
     chosen, rejected = (0.5 * (tuned - expected)).tolist()
@@ -119,8 +119,8 @@ def test_full_tuning_resumes_on_the_first_weights(
     assert load_job(write_job(base, full)).job.dpo.reference == "precomputed"
     (table,) = (cache_folder() / "reference").glob("*.npy")
     computed: list[int] = []
-    by_engine = reference._by_engine
-    monkeypatch.setattr(reference, "_by_engine", lambda *a: computed.append(len(a[-1])) or by_engine(*a))
+    by_engine = reference_scores._by_engine
+    monkeypatch.setattr(reference_scores, "_by_engine", lambda *a: computed.append(len(a[-1])) or by_engine(*a))
     half = run(base, {**full, "steps": 4, "output": "runs/half", "train": {**full["train"], "schedule": "constant"}})
     assert not computed  # kept by content
     table.unlink()

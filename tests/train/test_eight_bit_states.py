@@ -12,7 +12,7 @@ from running import run
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from stoker.checkpoint.store import Saved
+from stoker.checkpoint.dcp_store import Saved
 from stoker.errors import UserError
 from stoker.job.schema import TrainBlock
 from stoker.parallel.shard_spec import Piece

@@ -17,7 +17,7 @@ import torch
 from running import Crash, Ran, assert_same_state, at_sample, crash_at, run, stop_at, write_job
 from torch import Tensor, nn
 
-from stoker.checkpoint.store import Store
+from stoker.checkpoint.dcp_store import Store
 from stoker.errors import RunFailed
 from stoker.runs.listing import summarise
 from stoker.runs.run_folder import RunFolder

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from made_module import made_module
-from stoker.checkpoint.store import Store
+from stoker.checkpoint.dcp_store import Store
 from stoker.errors import UserError
 from stoker.job.islands import islands_of
 from stoker.job.layout import layout_of

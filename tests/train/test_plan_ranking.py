@@ -24,8 +24,8 @@ from stoker.sparse.keys import Keys
 from stoker.sparse.shard_memory import row_bytes
 from stoker.sparse.table_settings import DiskTier, TableSettings
 from stoker.sparse.table_shard import TableShard
-from stoker.train.ranking import id_use
-from stoker.train.ranking.id_use import IdUse
+from stoker.train.ranking import id_statistics
+from stoker.train.ranking.id_statistics import IdUse
 from stoker.train.ranking.plan_ranking import held_by_one, sent_bytes
 
 
@@ -115,8 +115,8 @@ def test_a_long_log_is_extrapolated(
             file.write(json.dumps({"clicked": label, "user_id": user, "item_id": n % 7, "timestamp": 10**9 + n}) + "\n")
     write_job(clicks, ranking_job(ranking={"ignore": []}))
     whole = {table["name"]: table["rows"] for table in planned(capsys)["tables"]}
-    monkeypatch.setattr(id_use, "READ", 1000)
-    monkeypatch.setattr(id_use, "AT_ONCE", 100)
+    monkeypatch.setattr(id_statistics, "READ", 1000)
+    monkeypatch.setattr(id_statistics, "AT_ONCE", 100)
     found = planned(capsys)
     rows = {table["name"]: table["rows"] for table in found["tables"]}
     assert found["read"] == pytest.approx(1000 / 3000) and rows["item_id"] == 7 == whole["item_id"]

@@ -14,7 +14,7 @@ from test_islands import JOB, train
 from torch import Tensor
 
 from made_module import made_module
-from stoker.checkpoint.store import Store
+from stoker.checkpoint.dcp_store import Store
 from stoker.launch.process_pool import Pool
 from stoker.runs.run_folder import RunFolder
 from stoker.train.loop import FORGETS

@@ -11,8 +11,8 @@ from click_logs import CONSTANT, ranking_job
 from running import assert_same_state, run, stop_at, write_job
 from steps_in_layout import steps_in_layout
 
+from stoker.checkpoint.dcp_store import BASE_ROWS, Store
 from stoker.checkpoint.rows_by_id import rows_by_id
-from stoker.checkpoint.store import BASE_ROWS, Store
 from stoker.launch.process_pool import Pool
 from stoker.train.ranking.open_run import measure_run
 

@@ -14,8 +14,8 @@ from click_logs import CONSTANT, ranking_job
 from running import run, write_job
 from steps_in_layout import steps_in_layout
 
+from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.rows_by_id import rows_by_id
-from stoker.checkpoint.store import Store
 from stoker.cli.main import main
 from stoker.data.ranking.click_log import open_log
 from stoker.data.ranking.column_settings import LogSettings
@@ -26,7 +26,7 @@ from stoker.parallel.float64_mode import in_float64
 from stoker.runs.run_folder import RunFolder
 from stoker.scoring.ranking_metrics import normalised_entropy
 from stoker.sparse.jagged_ids import JaggedIds
-from stoker.train.ranking.figures import Scored, figures_of
+from stoker.train.ranking.evaluation_metrics import Scored, figures_of
 from stoker.train.ranking.progressive import ValidationPeriod, over_periods, read_periods, write_period
 from stoker.train.ranking.ranking_task import RankingBatch, RankingTask, scored_rows
 

@@ -11,8 +11,8 @@ import torch
 from click_logs import ranking_job
 from running import run, write_job
 
+from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.rows_by_id import rows_by_id
-from stoker.checkpoint.store import Store
 from stoker.cli.main import main
 from stoker.runs.run_folder import RunFolder
 from stoker.train.ranking import exported_tower

@@ -11,8 +11,8 @@ import torch
 from running import write_job
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.load_run import open_run
-from stoker.checkpoint.store import Store
 from stoker.job.layout import layout_of
 from stoker.job.load_job import load_job
 from stoker.launch.process_pool import Pool

@@ -17,8 +17,8 @@ import torch
 from running import watching, write_job, write_rows
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.state import State
-from stoker.checkpoint.store import Store
 from stoker.job.layout import layout_of
 from stoker.job.load_job import load_job
 from stoker.launch.process_pool import Pool

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from stoker.checkpoint.dcp_store import Store, place_of
 from stoker.checkpoint.run_weights import AVERAGE, averaged, restore_weights
 from stoker.checkpoint.state import Places, State
-from stoker.checkpoint.store import Store, place_of
 from stoker.errors import UserError
 from stoker.hardware.device import Device
 from stoker.job.load_job import LoadedJob, load_job

@@ -26,7 +26,7 @@ class MemoryCopies:
     Attributes:
         group: group of the agreement that they were made under.
         copies: the copies on this machine.
-        numbers: as in `stoker.checkpoint.store.State`.
+        numbers: as in `stoker.checkpoint.dcp_store.State`.
         holders: by rank in that group, the current ranks whose machine has its copy.
     """
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stoker.checkpoint.collective import by_first, together
+from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.memory_exchange import fetched
 from stoker.checkpoint.memory_restore import MemoryCopies, remembered
 from stoker.checkpoint.state import Damaged, DamagedError, Places, Restored, Saved
-from stoker.checkpoint.store import Store
 from stoker.errors import RunFailed
 
 SETTLE = 30.0  # timeout in seconds for writers of ended processes to finish, if there is nothing newer

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stoker.checkpoint.chunks import Chunk, Held, chunk_of
-from stoker.checkpoint.store import ISLAND, OUTER, State
+from stoker.checkpoint.dcp_store import ISLAND, OUTER, State
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.models.head import OWN_CRITIC
 from stoker.parallel.shard import reshard

@@ -12,6 +12,7 @@ from typing import Any, Self
 from stoker.checkpoint.collective import by_first, rank, together
 from stoker.checkpoint.copy_interval import Cadence
 from stoker.checkpoint.dcp_errors import FULL, os_error
+from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.disk_space import make_room
 from stoker.checkpoint.memory_restore import forget_after, remembered
 from stoker.checkpoint.restore_newest import restore_newest
@@ -20,7 +21,6 @@ from stoker.checkpoint.save_plan import Agreement, agree
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.state import Damaged, Places, Restored, SaveOutcome, State
 from stoker.checkpoint.storage import BASE
-from stoker.checkpoint.store import Store
 from stoker.errors import DiskFailed, RunFailed
 from stoker.runs.shm_folder import this_node
 

@@ -30,7 +30,7 @@ class Copy:
     Attributes:
         data: file of its bytes.
         group: group of the `Agreement` that it was made under.
-        numbers: as in `stoker.checkpoint.store.State`.
+        numbers: as in `stoker.checkpoint.dcp_store.State`.
     """
 
     data: Path

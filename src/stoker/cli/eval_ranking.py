@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stoker.terminal import visible
-from stoker.train.ranking.figures import RankingFigure, RankingFigures
+from stoker.train.ranking.evaluation_metrics import RankingFigure, RankingFigures
 
 SHOWN = 20  # values shown per slice: the first ones, as the most frequent are not known here
 

@@ -74,9 +74,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     try:
         if arguments.engine != "torch":
-            from stoker.serve.other_engine import serve_other
+            from stoker.serve.external_engine import serve_external
 
-            return serve_other(arguments, token, quiet_libraries)
+            return serve_external(arguments, token, quiet_libraries)
         quiet_libraries()
         from stoker.serve.torch_server import serve_torch
 

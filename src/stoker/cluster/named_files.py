@@ -68,8 +68,8 @@ class NamedFiles:
         Raises:
             UserError: there is no such run, or it has no checkpoint.
         """
+        from stoker.checkpoint.dcp_store import place_of
         from stoker.checkpoint.storage import storage_of
-        from stoker.checkpoint.store import place_of
 
         folder = find_run(value, self.base)
         home, run = place_below(folder.path, self.base), load_job(folder.job)

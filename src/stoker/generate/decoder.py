@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from stoker.errors import UserError
 from stoker.generate.request import BASE
 from stoker.generate.row_cache import Kept, RowCache
-from stoker.generate.small_products import BlockedWeights, plain_linears, small_products
+from stoker.generate.small_matmul import BlockedWeights, plain_linears, small_matmuls
 from stoker.hardware.device import Device
 from stoker.models.adapters import unwrap, without_adapter
 from stoker.models.cache_argument import NAMES, cache_argument
@@ -107,7 +107,7 @@ class Decoder:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(arithmetic_of(self.device))
             stack.enter_context(self.device.autocast())
-            stack.enter_context(small_products(self._linears, self.blocked))
+            stack.enter_context(small_matmuls(self._linears, self.blocked))
             if training:
                 self.model.eval()
             try:

@@ -38,8 +38,8 @@ if TYPE_CHECKING:  # of rooms above too; see the import contract
     from stoker.train.engine import Engine
     from stoker.train.language_task import LanguageTask
     from stoker.train.prepared import Prepared
+    from stoker.train.ranking.evaluation_metrics import RankingFigures
     from stoker.train.ranking.export_ranking import RankingExport
-    from stoker.train.ranking.figures import RankingFigures
     from stoker.train.ranking.plan_ranking import RankingPlan
 
 B = TypeVar("B", bound=Block)

@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.routing import Route
 
-from stoker.checkpoint.store import Store, place_of
+from stoker.checkpoint.dcp_store import Store, place_of
 from stoker.job.load_job import load_job
 from stoker.page.actions import as_word
 from stoker.page.answer_views import rows_of, sequences_of

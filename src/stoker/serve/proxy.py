@@ -19,9 +19,9 @@ from stoker.serve.bodies import ChatBody, CompletionBody, SamplingFields, parse
 from stoker.serve.chat import DEFAULT_TOKENS, check_calls
 from stoker.serve.endpoint_state import Service
 from stoker.serve.engine_thread import EngineThread
+from stoker.serve.external_engine import RunningServer
 from stoker.serve.guard import Queue, read_json, unless_left
 from stoker.serve.metrics import CALLER, CONTENT_TYPE, Metrics
-from stoker.serve.other_engine import RunningServer
 from stoker.serve.served import Models
 from stoker.serve.server import listening_socket, serve
 from stoker.serve.server_options import ServerOptions

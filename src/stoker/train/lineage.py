@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from stoker.checkpoint.dcp_store import Store, place_of
 from stoker.checkpoint.storage import BASE, read_state
-from stoker.checkpoint.store import Store, place_of
 from stoker.data.file_digests import file_digest
 from stoker.data.sources import open_source
 from stoker.errors import UserError

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adafactor, AdamW, Optimizer
 
 from stoker.checkpoint.chunks import Chunk, chunk_of
+from stoker.checkpoint.dcp_store import Saved
 from stoker.checkpoint.run_weights import NONE, stepped, trainable
-from stoker.checkpoint.store import Saved
 from stoker.errors import Problem, UserError
 from stoker.job.resolved import ResolvedTrain
 from stoker.models.head import OWN_CRITIC

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from stoker.checkpoint.chunks import Held, chunk_of
+from stoker.checkpoint.dcp_store import OUTER
 from stoker.checkpoint.run_weights import saved_buffers, stepped
 from stoker.checkpoint.state import Saved
-from stoker.checkpoint.store import OUTER
 from stoker.job.schema import SyncBlock
 from stoker.parallel.local_shard import local_shard
 from stoker.parallel.mesh import Mesh, sum_over

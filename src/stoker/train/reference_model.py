@@ -34,7 +34,7 @@ Compute = Callable[[Sequence[Document]], np.ndarray]
 """Returns the summed log-probability of each document."""
 
 
-class OtherModel:
+class ReferenceModel:
     """The reference that a job names: ``precomputed`` for the job's own base model, else a model or a run."""
 
     def __init__(self, loaded: LoadedJob, base: Path, named: str) -> None:
@@ -54,7 +54,7 @@ class OtherModel:
         Raises:
             UserError: the model cannot be opened, or has another tokenizer.
         """
-        from stoker.train.reference import PLACE, forward_passes, sums
+        from stoker.train.reference_scores import PLACE, forward_passes, sums
 
         size = dist.get_world_size() if dist.is_initialized() else 1
         values = torch.zeros(len(documents), dtype=torch.float64)

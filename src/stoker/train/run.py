@@ -14,9 +14,9 @@ import torch
 from torch.optim import Optimizer
 
 from stoker.checkpoint.collective import rank
+from stoker.checkpoint.dcp_store import Store, place_of
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.snapshots import Snapshots
-from stoker.checkpoint.store import Store, place_of
 from stoker.data.mixture_report import in_words
 from stoker.errors import RunFailed
 from stoker.job.job_to_yaml import dump_job

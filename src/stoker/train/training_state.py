@@ -10,10 +10,10 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from stoker.checkpoint.chunks import Held
+from stoker.checkpoint.dcp_store import ISLAND, POWER_SGD
 from stoker.checkpoint.run_weights import NONE, held_weights
 from stoker.checkpoint.state import Saved, State
 from stoker.checkpoint.storage import BASE
-from stoker.checkpoint.store import ISLAND, POWER_SGD
 from stoker.parallel.shard_spec import Piece
 from stoker.train.optimizer import empty_moments, held_moments
 from stoker.train.run_schedule import Progress

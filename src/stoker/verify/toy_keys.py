@@ -1,4 +1,4 @@
-"""Keys of a job's small copy: its training and its tuning, with sizes for a small model."""
+"""Keys of a job's twin: its training and its tuning, with sizes for a small model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random weights of a job's small copy."""
+"""Random weights of a job's twin."""
 
 from __future__ import annotations
 

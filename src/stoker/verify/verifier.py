@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.state import Where
-from stoker.checkpoint.store import Store
 from stoker.errors import Problem, UserError
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import load_job

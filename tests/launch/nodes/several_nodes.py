@@ -17,7 +17,7 @@ import psutil
 import torch
 
 from made_module import made_module
-from stoker.checkpoint.store import Store
+from stoker.checkpoint.dcp_store import Store
 from stoker.runs.run_folder import RunFolder
 
 STEPS = 60

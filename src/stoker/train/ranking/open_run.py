@@ -28,7 +28,7 @@ from stoker.runs.find_run import find_run
 from stoker.runs.run_folder import RunFolder
 from stoker.sparse.embeddings import Embeddings
 from stoker.train.engine import SingleProcess
-from stoker.train.ranking.figures import RankingFigure, RankingFigures, figures_of
+from stoker.train.ranking.evaluation_metrics import RankingFigure, RankingFigures, figures_of
 from stoker.train.ranking.job_log import open_log_of, settings_of
 from stoker.train.ranking.prepare import build, dtype_of
 from stoker.train.ranking.progressive import over_periods, read_periods

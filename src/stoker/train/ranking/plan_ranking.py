@@ -19,7 +19,7 @@ from stoker.sparse.row_format import RowFormat
 from stoker.sparse.shard_memory import ShardMemory, predicted, row_bytes, state_bytes
 from stoker.sparse.table_settings import TableSettings
 from stoker.train.optimizer import MOMENTS
-from stoker.train.ranking.id_use import IdUse, LogReader, within_limits
+from stoker.train.ranking.id_statistics import IdUse, LogReader, within_limits
 from stoker.train.ranking.job_log import open_log_of
 from stoker.train.ranking.prepare import build
 from stoker.train.ranking.ranking_block import RankingBlock

@@ -14,7 +14,7 @@ import numpy as np
 
 from stoker.data.ranking.click_log import RowSet
 from stoker.files import read_file
-from stoker.train.ranking.figures import RankingFigure, RankingFigures
+from stoker.train.ranking.evaluation_metrics import RankingFigure, RankingFigures
 
 FILE = "progressive.jsonl"  # in the run's folder, a line a period; the last line of a repeated period counts
 PREFIX = "next_"  # prefix of the metrics of a period that is about to be trained on

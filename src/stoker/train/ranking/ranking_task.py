@@ -25,7 +25,7 @@ from stoker.parallel.batch_norm import uncounted
 from stoker.sparse.embeddings import Embeddings
 from stoker.sparse.jagged_ids import JaggedIds
 from stoker.train.evaluate import Evaluation, evaluate
-from stoker.train.ranking.figures import Scored, figures_of
+from stoker.train.ranking.evaluation_metrics import Scored, figures_of
 from stoker.train.ranking.progressive import PREFIX, periods_of, write_period
 from stoker.train.ranking.ranking_batch import RankingBatch, ids_looked_up, ranking_batch_of, ranking_inputs
 from stoker.train.task import Part

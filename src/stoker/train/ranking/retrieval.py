@@ -11,7 +11,7 @@ import torch
 from stoker.data.ranking.click_log import RowSet
 from stoker.models.ranking.model_inputs import RankingInputs
 from stoker.models.ranking.two_tower import TwoTower
-from stoker.train.ranking.figures import RankingFigure
+from stoker.train.ranking.evaluation_metrics import RankingFigure
 from stoker.train.ranking.ranking_task import EVALUATION_SAMPLES, RankingBatch, RankingTask
 
 GROUPS = 256  # ranked at a time

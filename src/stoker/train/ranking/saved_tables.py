@@ -11,8 +11,8 @@ from torch import Tensor
 
 from stoker.checkpoint.chunks import ArrivingChunk, Chunk, DeferredChunk, Held
 from stoker.checkpoint.collective import rank
+from stoker.checkpoint.dcp_store import BASE_ROWS, ROWS, TABLES
 from stoker.checkpoint.state import Saved
-from stoker.checkpoint.store import BASE_ROWS, ROWS, TABLES
 from stoker.errors import RunFailed
 from stoker.sparse.embeddings import Embeddings
 from stoker.sparse.sparse_embeddings import no_rows

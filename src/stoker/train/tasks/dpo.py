@@ -159,7 +159,7 @@ def _objective(job: Job) -> Objective:
 
 
 def _extras(loaded: LoadedJob, base: Path) -> BatchExtras:
-    from stoker.train.reference import ReferenceScores
+    from stoker.train.reference_scores import ReferenceScores
 
     return ReferenceScores(loaded, base, block_of_task(loaded.job, ResolvedDpoBlock))
 

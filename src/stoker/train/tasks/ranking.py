@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from stoker.parallel.mesh import Mesh
     from stoker.runs.run_folder import RunFolder
     from stoker.train.prepared import Prepared
+    from stoker.train.ranking.evaluation_metrics import RankingFigures
     from stoker.train.ranking.export_ranking import RankingExport
-    from stoker.train.ranking.figures import RankingFigures
     from stoker.train.ranking.plan_ranking import RankingPlan
 
 BATCH = 256

@@ -16,9 +16,9 @@ from states import assert_saved, state, visible
 
 from stoker.checkpoint.dcp_file_layout import DcpFileLayout
 from stoker.checkpoint.dcp_planners import ChunkSaver
+from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.state import DamagedError, State
-from stoker.checkpoint.store import Store
 from stoker.errors import RunFailed
 
 

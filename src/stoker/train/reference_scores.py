@@ -29,7 +29,7 @@ from stoker.train.batch_extras import BatchExtras
 from stoker.train.engine import Engine
 from stoker.train.mismatched import mismatched
 from stoker.train.preference_objective import GOOD, KL, REFERENCE, answer_scores
-from stoker.train.reference_model import Compute, OtherModel
+from stoker.train.reference_model import Compute, ReferenceModel
 from stoker.train.reference_table import ReferenceTable, row_key
 from stoker.train.task import Part
 
@@ -89,7 +89,7 @@ class ReferenceScores(BatchExtras):
             return
         # The trained model has virtual tokens before every row; its reference has none.
         if self._block.reference == "precomputed" and self._loaded.job.tune.method not in VIRTUAL:
-            digest = OtherModel(self._loaded, self._base, self._block.reference).digest()
+            digest = ReferenceModel(self._loaded, self._base, self._block.reference).digest()
             self._fill(self._documents(task), digest, partial(_by_engine, task.language, engine, task.device))
         else:
             self._fill_by_another(self._documents(task), task.device)
@@ -116,7 +116,7 @@ class ReferenceScores(BatchExtras):
         return [*drawn, *mismatched(drawn[:-1], drawn[-1]), *held_out, *others]
 
     def _fill_by_another(self, documents: Sequence[Document], device: torch.device | None) -> None:
-        other = OtherModel(self._loaded, self._base, self._block.reference)
+        other = ReferenceModel(self._loaded, self._base, self._block.reference)
         self._fill(documents, other.digest(), partial(other.compute, device=device))
 
     def _fill(self, documents: Sequence[Document], digest: str, compute: Compute) -> None:

@@ -74,7 +74,7 @@ def plain_linears(model: nn.Module) -> list[nn.Linear]:
 
 
 @contextmanager
-def small_products(layers: Iterable[nn.Linear], blocked: BlockedWeights | None = None) -> Iterator[None]:
+def small_matmuls(layers: Iterable[nn.Linear], blocked: BlockedWeights | None = None) -> Iterator[None]:
     """Replaces the product of those layers that are on the CPU within the block.
 
     Args:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from stoker.generate.small_products import MOST, PACKED, BlockedWeights, plain_linears, product, small_products
+from stoker.generate.small_matmul import MOST, PACKED, BlockedWeights, plain_linears, product, small_matmuls
 
 
 @pytest.mark.parametrize("rows", range(1, MOST + 1))
@@ -26,7 +26,7 @@ def test_layers_compute_as_before_after_the_block_and_with_more_rows_or_another_
     model = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 4)).eval()
     few, many = torch.randn(2, 3, 8), torch.randn(MOST + 1, 8)
     expected_few, expected_many = model(few), model(many)
-    with small_products(plain_linears(model)):
+    with small_matmuls(plain_linears(model)):
         assert "forward" in vars(model[0])
         torch.testing.assert_close(model(few), expected_few)
         assert torch.equal(model(many), expected_many)
@@ -37,7 +37,7 @@ def test_layers_compute_as_before_after_the_block_and_with_more_rows_or_another_
 def test_a_layer_whose_forward_was_replaced_keeps_it() -> None:
     layer = nn.Linear(4, 4)
     replaced = layer.forward = lambda x: x + 1  # type: ignore[method-assign]
-    with small_products([layer]):
+    with small_matmuls([layer]):
         assert layer.forward is replaced
     assert layer.forward is replaced
 
@@ -45,7 +45,7 @@ def test_a_layer_whose_forward_was_replaced_keeps_it() -> None:
 def test_frozen_layers_keep_blocked_weights_from_a_few_tokens_on() -> None:
     model = nn.Sequential(nn.Linear(24, 20), nn.Linear(20, 8, bias=False)).eval()
     blocked = BlockedWeights(model)  # type: ignore[arg-type]
-    with torch.inference_mode(), small_products(model, blocked):  # type: ignore[arg-type]
+    with torch.inference_mode(), small_matmuls(model, blocked):  # type: ignore[arg-type]
         for rows in (1, 2, PACKED, 5, MOST, MOST + 1, 70):
             x = torch.randn(rows, 24)
             expected = model[1].weight @ (model[0].weight @ x.T + model[0].bias[:, None])
@@ -56,7 +56,7 @@ def test_frozen_layers_keep_blocked_weights_from_a_few_tokens_on() -> None:
 def test_blocked_weights_need_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = nn.Linear(24, 20)
     free = SimpleNamespace(available=3 * layer.weight.nbytes)
-    monkeypatch.setattr("stoker.generate.small_products.psutil.virtual_memory", lambda: free)
+    monkeypatch.setattr("stoker.generate.small_matmul.psutil.virtual_memory", lambda: free)
     assert BlockedWeights([layer]).product(layer, torch.randn(4, 24)) is None
     free.available = 4 * layer.weight.nbytes
     assert BlockedWeights([layer]).product(layer, torch.randn(4, 24)) is not None

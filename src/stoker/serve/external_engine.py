@@ -25,7 +25,7 @@ POLL = 0.2  # seconds between polls of a starting server
 
 
 @dataclass(frozen=True)
-class OtherServer:
+class ExternalServer:
     """A server of another program.
 
     Attributes:
@@ -157,7 +157,7 @@ def _base_of(adapter: Path) -> str:
     return named
 
 
-def planned(arguments: argparse.Namespace) -> OtherServer:
+def planned(arguments: argparse.Namespace) -> ExternalServer:
     """Returns the server to start.
 
     Raises:
@@ -172,7 +172,7 @@ def planned(arguments: argparse.Namespace) -> OtherServer:
         lora = words[words.index("--lora-modules") + 1 :] if "--lora-modules" in words else []
         names = (words[words.index("--served-model-name") + 1], *(word.partition("=")[0] for word in lora))
         words += ["--host", "127.0.0.1", "--port", str(port)]
-        return OtherServer("vLLM", tuple(words), names, key, {"VLLM_API_KEY": key}, port)
+        return ExternalServer("vLLM", tuple(words), names, key, {"VLLM_API_KEY": key}, port)
     name, file = _gguf(arguments)
     rows = arguments.rows or ROWS
     if find_spec("xllamacpp") is not None:
@@ -180,13 +180,13 @@ def planned(arguments: argparse.Namespace) -> OtherServer:
 
         settings = {"model": file, "name": name, "rows": rows, "key": key, "threads": available_cores()}
         command = (sys.executable, "-P", "-m", "stoker.serve.llamacpp_process")
-        return OtherServer("llama.cpp", command, (name,), key, {}, package=True, settings=json.dumps(settings))
+        return ExternalServer("llama.cpp", command, (name,), key, {}, package=True, settings=json.dumps(settings))
     if shutil.which("llama-server") is None:
         what = "llama.cpp is not installed: neither the package xllamacpp nor the program llama-server"
         raise UserError(Problem(what, "pip install 'stoker[llamacpp]'"))
     port = _free_port()
     words = [*_llamacpp_words(arguments), "--host", "127.0.0.1", "--port", str(port)]
-    return OtherServer("llama.cpp", tuple(words), (name,), key, {"LLAMA_API_KEY": key}, port)
+    return ExternalServer("llama.cpp", tuple(words), (name,), key, {"LLAMA_API_KEY": key}, port)
 
 
 def _free_port() -> int:
@@ -204,7 +204,7 @@ class RunningServer:
         address: its URL.
     """
 
-    def __init__(self, server: OtherServer) -> None:
+    def __init__(self, server: ExternalServer) -> None:
         self.server = server
         environment = {**os.environ, **server.environment}
         self._process = subprocess.Popen(
@@ -267,7 +267,7 @@ class RunningServer:
         raise RunFailed(f"{self.server.program} did not listen within {START_SECONDS:g} s")
 
 
-def serve_other(arguments: argparse.Namespace, token: str | None, prepare: Callable[[], None]) -> int:
+def serve_external(arguments: argparse.Namespace, token: str | None, prepare: Callable[[], None]) -> int:
     """Starts the other program's server and serves it until SIGTERM, or prints its command line.
 
     Args:
