@@ -47,7 +47,7 @@ SHOWN = (  # modules whose texts come to the page: problems of a job, of its dat
         "evaluate/row_losses.py",
         "checkpoint/load_run.py",
     ),
-    *("train/ranking/ranking_block.py", "train/ranking/engine_conflicts.py", "train/ranking/prepare.py"),
+    *("train/ranking/ranking_block.py", "train/ranking/engine_conflicts.py", "train/ranking/prepare_ranking.py"),
     *("train/ranking/ranking_tables.py", "train/rollouts/open_policy.py", "train/rollouts/open_critic.py"),
 )
 ELSEWHERE = (  # of those, what is written into files, drawn for terminals, or read from other programs
