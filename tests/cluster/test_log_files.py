@@ -71,7 +71,7 @@ def test_a_log_that_begins_anew_is_read_from_its_beginning(tmp_path: Path) -> No
 
     place = LogPlace(LocalShell(), f"{tmp_path}/rank-*.log", rank_label)
     stream = read_logs([place], rank=0, follow=True, ended=ended)
-    assert list(stream) == ["short"]
+    assert list(stream) == ["a long first line", "short"]
 
 
 class Unreachable(LocalShell):

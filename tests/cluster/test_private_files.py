@@ -10,6 +10,7 @@ import pytest
 from submitting import submission_in
 
 from stoker.cluster.chosen_target import choose_target
+from stoker.cluster.private_files import contents_of
 from stoker.cluster.records_there import send_private
 from stoker.cluster.send import send
 from stoker.cluster.shell import LocalShell
@@ -46,7 +47,7 @@ def test_it_arrives_readable_by_its_owner_only_and_in_no_store(tmp_path: Path, s
     assert f"secret: {private.path}" in submission.job
     there = tmp_path / "there"
     send(LocalShell(), submission.files, str(there), "tiny")
-    send_private(LocalShell(), str(there / "tiny"), submission.private)
+    send_private(LocalShell(), str(there / "tiny"), contents_of(submission.private))
     arrived = there / "tiny" / private.path
     assert arrived.read_text() == SECRET and stat.S_IMODE(arrived.stat().st_mode) == 0o600
     if secret == "run.secret":  # also though `send` names it

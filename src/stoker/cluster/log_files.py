@@ -81,16 +81,17 @@ def read_logs(
     A host that cannot be reached is reported in a separate line.
     """
     known: dict[tuple[str, str], LogFile] = {}
-    last = False
+    last = not follow
     while True:
-        last = last or not follow or ended()  # checked before reading, so that no earlier line is missed
         before = sum(file.offset for file in known.values())
         for _, line in new_lines(places, known, rank=rank):
             yield line
-        grown = sum(file.offset for file in known.values()) != before
-        if last and not grown:
+        if sum(file.offset for file in known.values()) != before:
+            continue
+        if last:
             break
-        if not grown:
+        last = ended()  # what it wrote before its end is read after this
+        if not last:
             time.sleep(POLL)
     for file in known.values():
         if file.begun:
@@ -121,16 +122,20 @@ def _new(
     places: Sequence[LogPlace], known: dict[tuple[str, str], LogFile], rank: int | None
 ) -> Iterator[tuple[tuple[str, str], bytes]]:
     """Yields the files that have grown, with their new bytes."""
-    listed = on_all(places, _listed_or_why)
-    for place, files in zip(places, listed, strict=True):
+    hosts: dict[int, list[LogPlace]] = {}
+    for place in places:
+        hosts.setdefault(id(place.shell), []).append(place)
+    listed = on_all(list(hosts.values()), _listed_or_why)
+    for (first, *_), files in zip(hosts.values(), listed, strict=True):
+        shell = first.shell
         if isinstance(files, ShellFailed):
-            key = (place.shell.name, UNREACHED)
+            key = (shell.name, UNREACHED)
             if key not in known:  # reported once; the logs of the other hosts are shown
-                known[key] = LogFile(place.shell.name)
+                known[key] = LogFile(shell.name)
                 yield key, f"{files.said}\n".encode()
             continue
-        wanted: list[tuple[tuple[str, str], str, int]] = []
-        for size, inode, path in files:
+        wanted: dict[tuple[str, str], tuple[str, int]] = {}
+        for place, size, inode, path in files:
             if rank is not None and rank_of(path) != rank:
                 continue
             key = (path.rpartition("/")[2], inode)
@@ -139,29 +144,35 @@ def _new(
                 file.offset, file.begun = 0, b""
             length = min(size - file.offset, MOST)
             if length > 0:
-                wanted.append((key, path, length))
+                wanted[key] = path, length
         if not wanted:
             continue
-        asked = "".join(f"{known[key].offset + 1} {length} {path}\n" for key, path, length in wanted)
+        asked = "".join(f"{known[key].offset + 1} {length} {path}\n" for key, (path, length) in wanted.items())
         script = 'while read -r o n p; do tail -c +$o "$p" | head -c $n; done'
-        content = place.shell.run(script, given=asked.encode())
-        for key, _, length in wanted:
+        content = shell.run(script, given=asked.encode())
+        for key, (_, length) in wanted.items():
             part, content = content[:length], content[length:]
             known[key].offset += len(part)
             yield key, part
 
 
-def _listed_or_why(place: LogPlace) -> list[tuple[int, str, str]] | ShellFailed:
+def _listed_or_why(places: Sequence[LogPlace]) -> list[tuple[LogPlace, int, str, str]] | ShellFailed:
     try:
-        return _listed(place)
+        return _listed(places)
     except ShellFailed as error:
         return error
 
 
-def _listed(place: LogPlace) -> list[tuple[int, str, str]]:
-    """(size, inode, path) of each file."""
+def _listed(places: Sequence[LogPlace]) -> list[tuple[LogPlace, int, str, str]]:
+    """(place, size, inode, path) of each file, in one command: each costs processes on both sides.
+
+    Args:
+        places: on one host.
+    """
+    script = "; ".join(f"stat -c '{index} %s %i %n' {place.pattern} 2>/dev/null" for index, place in enumerate(places))
     found = []
-    for line in place.shell.run(f"stat -c '%s %i %n' {place.pattern} 2>/dev/null || :").decode().splitlines():
-        size, inode, path = line.split(" ", 2)
-        found.append((int(size), inode, path))
-    return sorted(found, key=lambda one: (rank_of(one[2]) or 0, one[2]))
+    for line in places[0].shell.run(f"{script}; :").decode().splitlines():
+        index, size, inode, path = line.split(" ", 3)
+        found.append((int(index), int(size), inode, path))
+    found.sort(key=lambda one: (one[0], rank_of(one[3]) or 0, one[3]))
+    return [(places[index], size, inode, path) for index, size, inode, path in found]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import shlex
-from collections.abc import Iterable
+import tarfile
+from collections.abc import Mapping
 
-from stoker.cluster.private_files import PrivateFile
 from stoker.cluster.record import FILE, Record
 from stoker.cluster.send import quoted
 from stoker.cluster.shell import Shell
@@ -20,16 +21,21 @@ def write_private(shell: Shell, path: str, content: bytes) -> None:
     shell.run(f"umask 077 && rm -f {path} && cat > {path}", given=content)
 
 
-def send_private(shell: Shell, home: str, files: Iterable[PrivateFile]) -> None:
-    """Writes private files below a run's folder.
+def send_private(shell: Shell, home: str, files: Mapping[str, bytes]) -> None:
+    """Writes files below a run's folder that only their owner can read (mode 600), all of them in one command.
 
     Args:
         home: the run's folder, as the shell reads it.
+        files: contents by path.
     """
-    for file in files:
-        if "/" in file.path:
-            shell.run(f"umask 077 && mkdir -p {home}/{shlex.quote(file.path.rpartition('/')[0])}")
-        write_private(shell, f"{home}/{shlex.quote(file.path)}", file.source.read_bytes())
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        for path, content in files.items():
+            info = tarfile.TarInfo(path)
+            info.size, info.mode = len(content), 0o600
+            tar.addfile(info, io.BytesIO(content))
+    paths = shlex.join(files)
+    shell.run(f"umask 077 && mkdir -p {home} && cd {home} && rm -f {paths} && tar -xof -", given=archive.getvalue())
 
 
 def records_in(shell: Shell, folder: str) -> list[Record]:

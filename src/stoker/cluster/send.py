@@ -63,15 +63,14 @@ def send(shell: Shell, files: Sequence[SentFile], folder: str, name: str) -> int
     by_digest = {file.digest: file for file in files}
     wanted = "".join(f"{digest}\n" for digest in by_digest).encode()
     missing = [by_digest[digest] for digest in shell.run(missing_script(folder), given=wanted).decode().split()]
-    if missing:
-        _bring(shell, missing, folder)
+    accept = _bring(shell, missing, folder) if missing else ""
     lines = "".join(f"{file.digest} {file.path}\n" for file in files)
-    shell.run(link_script(folder, name), given=lines.encode())
+    shell.run(accept + link_script(folder, name), given=lines.encode())
     return sum(file.size for file in missing)
 
 
-def _bring(shell: Shell, files: Sequence[SentFile], folder: str) -> None:
-    """Sends contents to the store, through a temporary folder until they are complete."""
+def _bring(shell: Shell, files: Sequence[SentFile], folder: str) -> str:
+    """Sends contents to a temporary folder; returns the commands that move them to the store if they are complete."""
     store = f"{quoted(folder)}/{STORE}"
     came = shell.run(f"cd {store} && mktemp -d in-XXXXXX && command -v rsync || :").decode().split("\n")
     inbox, has_rsync = came[0], len(came) > 1 and bool(came[1])
@@ -82,7 +81,7 @@ def _bring(shell: Shell, files: Sequence[SentFile], folder: str) -> None:
     else:
         shell.run(f"cd {store}/{inbox} && tar -xf -", given=lambda stdin: _write_archive(files, stdin))
     count = f'[ "$(ls | wc -l)" -eq {len(files)} ] || {{ echo "not all files have arrived" >&2; exit 1; }}'
-    shell.run(f"cd {store}/{inbox} && {count} && for f in *; do mv -f $f ../$f; done && cd .. && rmdir {inbox}")
+    return f"( cd {store}/{inbox} && {count} && for f in *; do mv -f $f ../$f; done && cd .. && rmdir {inbox} ) && "
 
 
 def _by_rsync(shell: Shell, copies: Sequence[str], files: Sequence[SentFile], to: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from stoker.cluster.chosen_target import ChosenTarget
 from stoker.cluster.log_files import LogPlace, read_logs, run_logs
+from stoker.cluster.private_files import contents_of
 from stoker.cluster.record import FILE, Record
 from stoker.cluster.records_there import records_in, send_private, write_private
 from stoker.cluster.send import quoted, send
@@ -118,9 +119,12 @@ class SlurmTarget:
         sent = send(shell, files, self._folder, name)
         home = self._home(name)
         shell.run(f"cd {home} && rm -f {STOP} {ENDED}")
-        send_private(shell, home, submission.private)
-        write_private(shell, f"{home}/{SECRET}", secrets.token_hex(32).encode())
-        write_private(shell, f"{home}/{ENVIRONMENT}", environment_text(variables(block, os.environ)).encode())
+        private = {
+            SECRET: secrets.token_hex(32).encode(),
+            ENVIRONMENT: environment_text(variables(block, os.environ)).encode(),
+            **contents_of(submission.private),
+        }
+        send_private(shell, home, private)
         number = self._sbatch(home, self._from)
         record = submission.record(
             "slurm",

@@ -14,8 +14,9 @@ from typing import Any
 
 from stoker.cluster.chosen_target import ChosenTarget
 from stoker.cluster.log_files import LogPlace, read_logs, run_logs
+from stoker.cluster.private_files import contents_of
 from stoker.cluster.record import FILE, Record
-from stoker.cluster.records_there import records_in, send_private, write_private
+from stoker.cluster.records_there import records_in, send_private
 from stoker.cluster.send import link_script, missing_script, quoted, send
 from stoker.cluster.shell import ShellFailed, on_all
 from stoker.cluster.ssh.connection import Connection, SshSettings
@@ -111,16 +112,17 @@ class SshTarget:
         script = start_script(submission, block, self._rendezvous(hosts, submission))
         files = [*submission.files, SentFile.made(START, script)]
         places = connections[:1] if block.shared else connections
-        secret = secrets.token_hex(32).encode()
-        environment = environment_text(variables(block, os.environ)).encode()
         record = self._record(submission, hosts)
-        home = self._home(name)
+        private = {
+            SECRET: secrets.token_hex(32).encode(),
+            ENVIRONMENT: environment_text(variables(block, os.environ)).encode(),
+            FILE: record.to_json().encode(),
+            **contents_of(submission.private),
+        }
 
         def place(connection: Connection) -> int:
             sent = send(connection, files, block.folder, name)
-            for file, content in ((SECRET, secret), (ENVIRONMENT, environment), (FILE, record.to_json().encode())):
-                write_private(connection, f"{home}/{file}", content)
-            send_private(connection, home, submission.private)
+            send_private(connection, self._home(name), private)
             return sent
 
         sent = sum(on_all(places, place))
