@@ -31,7 +31,7 @@ from stoker.errors import Problem
 from stoker.job import load_job
 from stoker.launch.first_failure import Failure
 from stoker.launch.nodes import channel
-from stoker.launch.nodes.agent import Agent, interval, told_of
+from stoker.launch.nodes.agent import Agent, interval, message_of
 from stoker.launch.nodes.channel import STRANGERS, Address, PeerNetwork
 from stoker.launch.nodes.group import Group, Node, placed
 from stoker.launch.nodes.node_part import NodePart
@@ -80,7 +80,7 @@ class Asleep(Agent):
         self._reported = now
         steps = 1 + int((now - self.began) / STEP)
         pulse = Pulse(now - 0.01, "train", steps + 1, steps, steps, 0.5 * steps, STEP, 0.0, 0.0)
-        self._node.report({"kind": "pulses", "of": [told_of(rank, pulse, now) for rank in self.ranks]})
+        self._node.report(message_of(dict.fromkeys(self.ranks, pulse), now))
 
     def fail(self) -> None:
         """A process of this node is killed."""

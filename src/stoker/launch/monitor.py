@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Collection, Mapping
 
 from stoker.errors import RunFailed
 from stoker.launch.run_spec import RunSpec
@@ -59,11 +59,13 @@ class Watch:
     def hear(self, pulses: Mapping[int, Pulse], now: float) -> None:
         """Takes over new heartbeats."""
         self.pulses |= pulses
-        self._restored.update(rank for rank, pulse in pulses.items() if pulse.done >= 0)
-        self._stepped.update(rank for rank, pulse in pulses.items() if pulse.steps > 0)
         for phase in WAITED_FOR:
             seen = max((getattr(pulse, phase) for pulse in pulses.values()), default=0.0)
             self._longest[phase] = max(self._longest.get(phase, 0.0), seen)
+        if "stepped" in self.moments:
+            return
+        self._restored.update(rank for rank, pulse in pulses.items() if pulse.done >= 0)
+        self._stepped.update(rank for rank, pulse in pulses.items() if pulse.steps > 0)
         reached = {"started": self.pulses, "restored": self._restored, "stepped": self._stepped}
         for name in (name for name, ranks in reached.items() if len(ranks) == self._world):
             self.moments.setdefault(name, now)
@@ -72,11 +74,10 @@ class Watch:
         """Returns whether the next check is due."""
         return now - self._looked >= self._every
 
-    def look(self, running: Set[int], now: float) -> list[Hung]:
-        """Returns the processes that have stopped; reports stragglers. To be called repeatedly.
+    def look(self, now: float) -> list[Hung]:
+        """Returns the processes that are silent, those that have ended among them; reports stragglers.
 
-        Args:
-            running: ranks whose processes run.
+        To be called repeatedly.
         """
         if not self.is_due(now):
             return []
@@ -92,8 +93,7 @@ class Watch:
             )
             times = slow.own / max(slow.median, 1e-9)
             self._say(f"rank {slow.rank} is slow: its own work takes {times:.1f} times as long as the others'")
-        pulses = {rank: pulse for rank, pulse in self.pulses.items() if rank in running}
-        return hung(pulses, now=now, hang=self._spec.loaded.job.faults.hang, longest=self._longest)
+        return hung(self.pulses, now=now, hang=self._spec.loaded.job.faults.hang, longest=self._longest)
 
 
 def cause_of(silent: list[Hung], waits: Collection[int]) -> Hung:

@@ -11,9 +11,8 @@ import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 # In the order of a process' life; those of a step are in `STEP`.
 PHASES = ("start", "prepare", "restore", "rollouts", "data", "train", "optimizer", "evaluate", "save", "end")
@@ -26,13 +25,12 @@ RUN_DELAY = Path("/proc/thread-self/schedstat")  # nanoseconds on a processor an
 Clock = Callable[[], float]
 
 
-@dataclass(frozen=True)
-class Pulse:
-    """A process' phase and step at its last heartbeat.
+class Pulse(NamedTuple):
+    """A process' phase and step at its last heartbeat. A leader makes eight hundred a second of a thousand nodes.
 
-    beat: time of the last heartbeat, seconds of the machine's monotonic clock.
+    Attributes:
+        beat: time of the last heartbeat, seconds of the machine's monotonic clock.
         phase: phase that began then; see `PHASES`.
-        phase: that began then; see `PHASES`.
         step: step of the phase; during `evaluate` and `save` the last finished one.
         done: the last finished step; -1 before the process has restored its state.
         steps: number of steps that this process has finished.

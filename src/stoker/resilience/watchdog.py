@@ -70,7 +70,9 @@ def hung(
 
     The probable cause is the process that is furthest behind; at equal progress, the one whose phase began first.
     """
-    silent = [(rank, p) for rank, p in pulses.items() if p.phase != "end" and now - p.beat > limit(p, hang, longest)]
+    least = LEAST if hang == "auto" else hang  # of all limits; most processes are below it
+    late = [(rank, p) for rank, p in pulses.items() if now - p.beat > least and p.phase != "end"]
+    silent = [(rank, p) for rank, p in late if now - p.beat > limit(p, hang, longest)]
     order = sorted(silent, key=lambda pair: (pair[1].done, pair[1].step, PHASES.index(pair[1].phase), pair[1].beat))
     return [Hung(rank, p.phase, p.step, now - p.beat) for rank, p in order]
 

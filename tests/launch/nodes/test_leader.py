@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,12 +16,14 @@ from stoker.job import load_job
 from stoker.job.layout import layout_of
 from stoker.job.load_job import with_nodes
 from stoker.launch.first_failure import Failure, Interrupted
+from stoker.launch.nodes.agent import message_of, pulses_of
 from stoker.launch.nodes.group import Group, Member, Node, chosen, placed
 from stoker.launch.nodes.leader import JOIN, RETURN, Hands, Leader
 from stoker.launch.nodes.outcome import outcome_of, plain
 from stoker.launch.nodes.roster import SETTLED
 from stoker.launch.nodes.running_start import STACKS
 from stoker.launch.run_spec import RunResult, RunSpec
+from stoker.resilience.heartbeat import Pulse
 from stoker.runs.run_folder import RunFolder
 
 JOB = """
@@ -107,8 +110,8 @@ class Cluster:
         for rank, count in steps.items():
             assert self.leader.group is not None
             name = self.leader.group.node_of(rank).node.name
-            told = [rank, age, phase, done + 1, done, count, 0.1 * count, 0.1, 0.0, 0.0, 0.0]
-            self.says(name, "pulses", of=[told])
+            pulse = Pulse(self.now - age, phase, done + 1, done, count, 0.1 * count, 0.1, 0.0, 0.0)
+            self.says(name, **message_of({rank: pulse}, self.now))
 
     def events(self, name: str) -> list[dict[str, Any]]:
         return [event for event in RunFolder(self.spec.output).read_events() if event["event"] == name]
@@ -381,8 +384,9 @@ def test_a_straggler_on_another_node_is_named(three: Cluster) -> None:
     for steps in (1, 30):
         for rank in range(6):
             own = steps * (0.4 if rank == 4 else 0.1)
-            told = [rank, 0.0, "train", steps + 1, steps, steps, own, 0.1, 0.0, 0.0, 0.0]
-            three.says(three.leader.group.node_of(rank).node.name, "pulses", of=[told])  # type: ignore[union-attr]
+            pulse = Pulse(three.now, "train", steps + 1, steps, steps, own, 0.1, 0.0, 0.0)
+            name = three.leader.group.node_of(rank).node.name  # type: ignore[union-attr]
+            three.says(name, **message_of({rank: pulse}, three.now))
         three.after(0.2)
     assert [event["rank"] for event in three.events("slow")] == [4]
 
@@ -444,3 +448,25 @@ def test_nodes_keep_their_order_and_spares_come_last() -> None:
         ("a", 0, 3),
         ("b", 3, 1),
     ]
+
+
+def test_a_report_names_a_value_once_that_all_processes_have() -> None:
+    pulses = {
+        rank: Pulse(100.0 - rank, "train", 8, 7, 7, 0.5 + rank, 2.0, 0.0, 0.0, 0.0 if rank < 6 else 1.5)
+        for rank in (4, 5, 6)
+    }
+    message = message_of(pulses, 101.0)
+    assert message["fields"][:6] == ["train", 8, 7, 7, [4.5, 5.5, 6.5], 2.0]
+    assert pulses_of(json.loads(json.dumps(message)), 101.0) == pulses
+    alone = {9: pulses[4]}
+    assert pulses_of(json.loads(json.dumps(message_of(alone, 101.0))), 101.0) == alone
+
+
+def test_processes_of_a_node_that_has_ended_do_not_hang(three: Cluster) -> None:
+    three.pulses(dict.fromkeys(range(6), 3), done=3)
+    three.ended("b", result=RESULT)
+    three.after(11.0)
+    three.after(STACKS)
+    start = three.leader._start
+    assert start is not None
+    assert {hung.rank for hung in start.silent} == {0, 1, 4, 5}

@@ -5,19 +5,18 @@ from __future__ import annotations
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import repeat
 
-from stoker.frames import derived
+from stoker.frames import derived, new_secret
 from stoker.launch.cluster_env import LOOPBACK
 from stoker.launch.nodes.cache_exchange import NodePeers
 from stoker.launch.nodes.channel import Message
 from stoker.launch.nodes.group import Group
-from stoker.launch.process_group import new_secret
 from stoker.launch.processes import NodeRanks, Processes
-from stoker.launch.run_spec import RunSpec
+from stoker.launch.run_spec import Entry, RunSpec
 from stoker.launch.shrink import left_out
-from stoker.launch.worker_main import Entry
 from stoker.resilience.deadline import seconds_left
 from stoker.resilience.heartbeat import Listener, Pulse
 from stoker.resilience.stack_dumps import ask_for_stacks, waits_for_others
@@ -27,7 +26,6 @@ EVERY = 0.1  # seconds between two looks at the heartbeats
 NODES_A_SECOND = 100  # that tell the leader of their heartbeats
 RARELY = 10.0  # seconds between a node's reports, at most
 LEFT = ("heart-*", "meet-*", "rank-*/*.arriving", "rank-*/fetched")  # of processes that were killed
-FIELDS = tuple(field.name for field in fields(Pulse) if field.name != "beat")
 
 
 def interval(nodes: int) -> float:
@@ -161,7 +159,7 @@ class Agent:
         new = {rank: pulse for rank, pulse in pulses.items() if self._sent.get(rank) != pulse}
         if new:
             self._reported, self._sent = now, pulses
-            self._tell({"kind": "pulses", "of": [told_of(rank, pulse, now) for rank, pulse in new.items()]})
+            self._tell(message_of(new, now))
 
     def _is_late(self, now: float) -> bool:
         """Returns whether the deadline after a SIGTERM has passed; later saves do not count."""
@@ -187,11 +185,20 @@ class Agent:
         self._tell({"kind": "ended", "result": result and asdict(result), "failures": failures, "out": out})
 
 
-def told_of(rank: int, pulse: Pulse, now: float) -> list[object]:
-    """Returns a heartbeat for a message: its age instead of its moment, as clocks differ."""
-    return [rank, round(now - pulse.beat, 4), *(getattr(pulse, name) for name in FIELDS)]
+def message_of(pulses: Mapping[int, Pulse], now: float) -> Message:
+    """Returns a message with heartbeats by rank: their ages instead of their moments, as clocks differ.
+
+    A field is a list, or one value where all processes have the same, as they mostly do: the leader of a thousand nodes
+    has less to parse.
+    """
+    ages = [round(now - pulse.beat, 4) for pulse in pulses.values()]
+    _, *others = zip(*pulses.values(), strict=True)
+    fields = [column[0] if column.count(column[0]) == len(column) else [*column] for column in others]
+    return {"kind": "pulses", "ranks": [*pulses], "ages": ages, "fields": fields}
 
 
 def pulses_of(message: Message, now: float) -> dict[int, Pulse]:
-    """Returns the heartbeats of a message, by rank."""
-    return {int(rank): Pulse(now - age, *rest) for rank, age, *rest in message["of"]}
+    """Returns the heartbeats of a message of `message_of`, by rank."""
+    columns = [field if isinstance(field, list) else repeat(field) for field in message["fields"]]
+    rows = zip(message["ages"], *columns, strict=False)  # `repeat` has no end
+    return {int(rank): Pulse(now - age, *rest) for rank, (age, *rest) in zip(message["ranks"], rows, strict=True)}

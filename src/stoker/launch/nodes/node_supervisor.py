@@ -25,8 +25,7 @@ from stoker.launch.nodes.node_part import NodePart
 from stoker.launch.nodes.outcome import Outcome, outcome_of, plain
 from stoker.launch.nodes.place import Place
 from stoker.launch.nodes.signs_of_life import SignsOfLife
-from stoker.launch.run_spec import RunResult, RunSpec
-from stoker.launch.worker_main import Entry
+from stoker.launch.run_spec import Entry, RunResult, RunSpec
 from stoker.node_cache.cache_stats import HERE
 from stoker.node_cache.job_urls import urls_of
 from stoker.runs.run_folder import RunFolder

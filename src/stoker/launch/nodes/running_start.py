@@ -48,8 +48,7 @@ class RunningStart:
     def look(self, group: Group, now: float) -> None:
         """Looks for processes that hang, when that is due."""
         if self.watch.is_due(now):
-            running = {rank for m in group.members if m.node.name not in self.ended for rank in m.ranks}
-            self.silent = self.watch.look(running, now)
+            self.silent = [h for h in self.watch.look(now) if group.node_of(h.rank).node.name not in self.ended]
 
     def has_stacks(self, group: Group, now: float) -> bool:
         """Returns whether the requested stacks have arrived, or their timeout has passed."""
