@@ -177,14 +177,15 @@ def _taken_part(
     if urls:  # the nodes read the data at about the same time, so they serve each other before training
         network = listening()
         with exchanging(network, server, list(meeting.rendezvous), secret):
-            spec, devices = _prepared(arguments, opened, most)
+            prepared = _prepared(arguments, opened, most, here=True)
     else:
-        spec, devices = _prepared(arguments, opened, most)
+        prepared = _prepared(arguments, opened, most, here=False)
         network = listening()
+    spec, devices = prepared.spec, prepared.devices
     node = Node(arguments.name, network.address, tuple(range(devices)), arguments.spare, _digest(spec.loaded))
     place = Place(node, tuple(meeting.rendezvous), least, most, secret)
     try:
-        return spec, _trained(spec, place, network, server, begun)
+        return spec, _trained(prepared, place, network, server, begun)
     except Interrupted as interrupted:
         return spec, exit_code(interrupted.number, spec.loaded.job.faults)
     except RankFailed as error:
@@ -192,37 +193,55 @@ def _taken_part(
         raise
 
 
-def _prepared(arguments: argparse.Namespace, opened: LoadedJob, most: int) -> tuple[RunSpec, int]:
-    """Returns the run's spec and this node's number of processes, after the node's data has been checked."""
-    from stoker.cli.report import TokeniseReport, quiet_environment, quiet_libraries
+@dataclass(frozen=True)
+class PreparedNode:
+    """A node whose devices and data have been checked.
+
+    Attributes:
+        devices: number of processes on this node.
+        nccl: whether they communicate through NCCL.
+    """
+
+    spec: RunSpec
+    devices: int
+    nccl: bool
+
+
+def _prepared(arguments: argparse.Namespace, opened: LoadedJob, most: int, *, here: bool) -> PreparedNode:
+    """Checks the node.
+
+    Args:
+        here: whether data is read in this process, which exchanges objects with other nodes.
+    """
+    from stoker.cli.report import quiet_environment, quiet_libraries, quiet_report
     from stoker.job.task_spec import is_language
-    from stoker.launch.forkserver import start_server, wait_for_server
+    from stoker.launch.forkserver import START, start_server, wait_for_server
 
     quiet_environment()
     start_server(language=is_language(opened.job))  # it imports the workers' modules, in parallel to this process
     loaded, devices = _laid_out(arguments, opened, most)
-    from stoker.hardware.device import check_devices
-    from stoker.launch.data_gate import check_data
+    from stoker.launch.node_checks import check_node, check_node_in_fork
     from stoker.launch.run_spec import RunSpec
     from stoker.node_cache.cache_stats import HERE
 
     quiet_libraries()
     base = Path.cwd()
     spec = RunSpec(loaded, base, base / loaded.job.output, quiet=arguments.json, read=opened.document)
-    check_devices(None, devices)
-    with TokeniseReport() as report:
-        check_data(spec, report)
-    wait_for_server()
-    return replace(spec, cached=HERE.counts), devices
+    if here or START != "forkserver":
+        nccl = check_node(spec, devices, quiet_report)
+        wait_for_server()
+    else:
+        nccl = check_node_in_fork(spec, devices, quiet_report)
+    return PreparedNode(replace(spec, cached=HERE.counts), devices, nccl)
 
 
 def _trained(
-    spec: RunSpec, place: Place, network: PeerNetwork, server: CacheServer, begun: Callable[[], None]
+    prepared: PreparedNode, place: Place, network: PeerNetwork, server: CacheServer, begun: Callable[[], None]
 ) -> RunResult:
     from stoker.launch.supervisor import train_on_nodes
     from stoker.runs.run_folder import RunFolder
 
-    is_new = False
+    spec, is_new = prepared.spec, False
 
     @contextmanager
     def take() -> Iterator[bool]:
@@ -233,7 +252,7 @@ def _trained(
             yield made
 
     try:
-        return train_on_nodes(spec, place, network, take, cache=server)
+        return train_on_nodes(spec, place, network, take, cache=server, nccl=prepared.nccl)
     except UserError as error:
         if is_new and not isinstance(error, RunFailed):  # an error of the job or the machine: nothing was trained
             shutil.rmtree(spec.output)

@@ -52,6 +52,12 @@ class TokeniseReport:
         self._progress.update(self._lines[source], description=text, completed=share)  # type: ignore[arg-type]
 
 
+def quiet_report() -> TokeniseReport:
+    """Returns the display of tokenisation progress, after the libraries in this process have been silenced."""
+    quiet_libraries()
+    return TokeniseReport()
+
+
 def quiet_environment() -> None:
     """Silences libraries in this process and its children; must be called before they are loaded."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")

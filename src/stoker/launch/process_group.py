@@ -6,7 +6,6 @@ import hmac
 import io
 import os
 import pickle
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,7 +20,7 @@ from torch.distributed import distributed_c10d
 from stoker.hardware.process import available_cores
 from stoker.launch.cluster_env import LOOPBACK
 
-SECRET = MAC = 32  # bytes
+MAC = 32  # bytes
 
 
 def backend_of(device_type: str) -> str:
@@ -69,11 +68,6 @@ def bind_to(name: str) -> None:
     """Makes the groups of this process bind to a network interface."""
     os.environ["GLOO_SOCKET_IFNAME"] = name
     os.environ["NCCL_SOCKET_IFNAME"] = f"={name}"
-
-
-def new_secret() -> bytes:
-    """Generates a secret for the processes of one run."""
-    return secrets.token_bytes(SECRET)
 
 
 def seal_objects(secret: bytes) -> None:

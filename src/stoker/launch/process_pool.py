@@ -24,11 +24,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
+from stoker.frames import new_secret
 from stoker.hardware.device import open_device
 from stoker.hardware.process import end_with
 from stoker.launch.first_failure import TOLD, Failure, error_of, failure_of, failure_of_exit
 from stoker.launch.forkserver import START, start_server
-from stoker.launch.process_group import bind_to_loopback, new_secret, process_group, seal_objects
+from stoker.launch.process_group import bind_to_loopback, process_group, seal_objects
 
 Result = TypeVar("Result")
 GRACE = 2.0  # seconds that the others get to end by themselves when one has failed

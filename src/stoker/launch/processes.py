@@ -19,8 +19,8 @@ from pathlib import Path
 from stoker.launch.cluster_env import LOOPBACK, RankInfo
 from stoker.launch.first_failure import Failure, failure_of_exit
 from stoker.launch.forkserver import START
-from stoker.launch.run_spec import RunResult, RunSpec
-from stoker.launch.worker_main import Entry, main
+from stoker.launch.run_spec import Entry, RunResult, RunSpec
+from stoker.launch.worker_main import main
 from stoker.node_cache.cache_peers import CachePeers
 from stoker.resilience.deadline import SIGNAL_EXIT
 from stoker.resilience.stop_signals import PAUSE, STOPS

@@ -17,8 +17,8 @@ from stoker.launch.nodes.group import Group, Node
 from stoker.launch.nodes.leader import Hands, Leader
 from stoker.launch.nodes.node_supervisor import NodeSupervisor
 from stoker.launch.nodes.place import Place
-from stoker.launch.run_spec import RunResult, RunSpec
-from stoker.launch.worker_main import Entry, has_nccl
+from stoker.launch.run_spec import Entry, RunResult, RunSpec
+from stoker.launch.worker_main import has_nccl
 from stoker.resilience.stop_signals import handled_by
 from stoker.runs.shm_folder import SharedFolder, shared_memory
 from stoker.terminal import unescaped
@@ -56,6 +56,8 @@ def train_on_nodes(
     take: Callable[[], AbstractContextManager[bool]],
     entry: Entry | None = None,
     cache: CacheServer | None = None,
+    *,
+    nccl: bool | None = None,
 ) -> RunResult:
     """Trains as one node of several, each with a supervisor; see `stoker.launch.nodes.node_supervisor`.
 
@@ -64,6 +66,7 @@ def train_on_nodes(
         take: takes the run's folder, on the node that leads; yields whether it is new.
         entry: a function that each process calls instead of training.
         cache: serves objects of this node's cache to other nodes; by default one is made.
+        nccl: whether the processes communicate through NCCL; by default torch is asked.
 
     Raises:
         UserError, RankFailed, Interrupted: as `train_here`, on every node.
@@ -79,7 +82,7 @@ def train_on_nodes(
             asked=asked,
             take=take,
             say=lambda text: tell(spec, text),
-            nccl=has_nccl(),
+            nccl=has_nccl() if nccl is None else nccl,
             cache=cache,
         )
         try:

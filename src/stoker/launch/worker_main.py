@@ -1,4 +1,7 @@
-"""Entry point of a worker process: it ends with its parent, writes a log, and reports its failure."""
+"""Entry point of a worker process: it ends with its parent, writes a log, and reports its failure.
+
+Light to import: a supervisor, which names this function, needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,8 +25,7 @@ from stoker.hardware.quirks import in_one_line, quirks_of
 from stoker.launch.cluster_env import RankInfo
 from stoker.launch.first_failure import failure_of
 from stoker.launch.nodes.addresses import interface_of
-from stoker.launch.process_group import bind_to, bind_to_loopback, seal_objects
-from stoker.launch.run_spec import RunResult, RunSpec
+from stoker.launch.run_spec import Entry, RunSpec
 from stoker.node_cache import cache_peers
 from stoker.node_cache.cache_stats import HERE
 from stoker.resilience.deadline import SIGNAL_EXIT
@@ -33,8 +34,6 @@ from stoker.resilience.stack_dumps import record_collectives, write_collectives_
 from stoker.resilience.stop_signals import PAUSE, STOPS
 from stoker.runs.shm_folder import on_node, shared_folder
 from stoker.train.progress import KeptConsole
-
-Entry = Callable[..., RunResult]  # as `stoker.launch.worker.train`
 
 
 def main(
@@ -69,6 +68,8 @@ def main(
     signal.signal(PAUSE, signal.SIG_IGN)  # until there are steps
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     try:
+        from stoker.launch.process_group import bind_to, bind_to_loopback, seal_objects
+
         if rank_info.node:
             bind_to(interface_of(rank_info.address))
         else:

@@ -1,0 +1,87 @@
+"""The checks of a node's devices and data, in a fork of the server of its processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import CannotRun, RunFailed, UserError
+from stoker.job import load_job
+from stoker.launch.forkserver import start_server
+from stoker.launch.node_checks import check_node, check_node_in_fork
+from stoker.launch.run_spec import RunSpec
+
+JOB = """
+task: ranking
+data: clicks.csv
+steps: 2
+ranking: {label: clicked}
+"""
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    yield None
+
+
+@contextmanager
+def killed() -> Iterator[None]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    yield None
+
+
+@contextmanager
+def broken() -> Iterator[None]:
+    raise RuntimeError("a bug")
+    yield None
+
+
+@contextmanager
+def noting() -> Iterator[None]:
+    (Path.cwd() / "checked-in").write_text(str(os.getpid()))
+    yield None
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunSpec:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "clicks.csv").write_text("user,item,clicked\n1,2,1\n2,3,0\n")
+    (tmp_path / "job.yaml").write_text(JOB)
+    start_server(language=False)
+    return RunSpec(load_job(tmp_path / "job.yaml"), tmp_path, tmp_path / "run")
+
+
+def test_another_process_checks(spec: RunSpec) -> None:
+    assert check_node_in_fork(spec, 1, noting) == check_node(spec, 1, silent)
+    assert (spec.base / "checked-in").read_text() != str(os.getpid())
+
+
+def test_its_errors_are_those_of_the_check(spec: RunSpec) -> None:
+    (spec.base / "clicks.csv").write_text("user,item,seen\n1,2,1\n")
+    with pytest.raises(UserError) as here:
+        check_node(spec, 1, silent)
+    with pytest.raises(UserError) as there:
+        check_node_in_fork(spec, 1, silent)
+    assert type(there.value) is type(here.value) and there.value.problems == here.value.problems
+
+
+def test_a_killed_check_and_a_bug_fail_the_node(spec: RunSpec, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RunFailed, match=r"could not be checked: process \d+ was killed by SIGKILL"):
+        check_node_in_fork(spec, 1, killed)
+    with pytest.raises(RunFailed, match="RuntimeError: a bug") as failed:
+        check_node_in_fork(spec, 1, broken)
+    assert not isinstance(failed.value, CannotRun)
+
+
+def test_a_supervisor_loads_neither_torch_nor_the_libraries_of_language_models() -> None:
+    rooms = "stoker.cli.node, stoker.launch.supervisor, stoker.launch.node_checks, stoker.launch.processes"
+    code = f"import sys, {rooms}; print({{'torch', 'transformers', 'peft'}} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("set()\n", 0), done.stderr
