@@ -21,7 +21,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from stoker.hardware.process import processor_name
+from stoker.hardware.processor import processor_name
 
 WORDS = 200
 ROWS = 400

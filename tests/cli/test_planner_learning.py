@@ -13,7 +13,7 @@ from stoker.cli.main import main
 from stoker.hardware.calibration import Calibration, Curve, MatmulTable, kept_calibration
 from stoker.hardware.detect_machine import this_processor
 from stoker.hardware.planner_correction import Correction, keep, kept_corrections
-from stoker.hardware.process import processor_name
+from stoker.hardware.processor import processor_name
 from stoker.launch import calibrate_machine
 
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from stoker.data.audit import Audit, audit
 from stoker.data.corpus import open_corpus
-from stoker.data.shown_samples import samples_of, sequences_from, token_texts
+from stoker.data.sample_preview import samples_of, sequences_from, token_texts
 from stoker.data.tokenise import TextCodec
 from stoker.job import LoadedJob, load_job
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from families import SHAPES, tiny
-from stoker.models import flex_row_attention, packed_row, row_index, varlen_attention
+from stoker.models import flex_row_attention, packed_row, varlen_attention, varlen_index
 from stoker.models.collate import Row, Segment
 from stoker.models.language_model import LanguageModel, lay_out_for
 from stoker.models.packed_row import QuerySpan
@@ -121,14 +121,14 @@ def test_a_run_has_the_keys_of_its_prefix_and_of_its_document_up_to_its_last_que
     row = (Segment(0, 4), Segment(4, 6, 0, 4), Segment(10, 3))
     runs = [QuerySpan(1, 2, 3), QuerySpan(2, 0, 3), QuerySpan(0, 1, 2)]
 
-    index = row_index.index_of(row, runs, CPU)
+    index = varlen_index.varlen_index(row, runs, CPU)
 
     assert index.query_bounds.tolist() == [0, 3, 6, 8]
     assert index.key_bounds.tolist() == [0, 9, 12, 15]
     assert index.keys is not None
     assert index.keys.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 0, 1, 2]
     assert (index.longest_queries, index.longest_keys) == (3, 9)
-    assert row_index.index_of(row[:1], [QuerySpan(0, 0, 4)], CPU).keys is None
+    assert varlen_index.varlen_index(row[:1], [QuerySpan(0, 0, 4)], CPU).keys is None
 
 
 @torch.library.custom_op("stoker_test::varlen", mutates_args={})

@@ -23,7 +23,7 @@ from stoker.page.job_check import devices_wanted
 from stoker.page.job_queue import JobQueue
 from stoker.page.job_routes import kept_job
 from stoker.page.run_index import id_of
-from stoker.runs.holder import holder_of
+from stoker.runs.lock_holder import holder_of
 from stoker.runs.run_folder import RunFolder
 
 JOB = "task: sft\nmodel: llama-3m\ndata: chatterbot-corpus\nsteps: 1\n"

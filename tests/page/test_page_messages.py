@@ -17,7 +17,7 @@ from stoker.page.page_error import PageError, problem_json, refused, said
 
 MODULES = sorted(Path(page_error.__file__).parent.glob("*.py"))
 OWN = {"said": 0, "wrong": 0, "missing": 0, "refused": 1}  # functions that take templates, and where the first one is
-AT_START = {"accounts.py", "settings.py", "start.py"}  # their errors end `stoker ui` before there is a page
+AT_START = {"accounts.py", "settings.py", "start_page.py"}  # their errors end `stoker ui` before there is a page
 NOT_VALUES = {"hint", "retry_after"}
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 

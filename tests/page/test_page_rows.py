@@ -11,7 +11,7 @@ import pytest
 from browsing import Browser, make_run
 
 from stoker.page.run_index import id_of
-from stoker.page.verb import VerbResult, Verbs
+from stoker.page.run_verb import VerbResult, Verbs
 
 ROW = {"source": "rows.jsonl", "row": 4, "verdict": "", "lost": 9, "continues": False}
 SAMPLE = {**ROW, "ids": [5, 6], "tokens": ["a", "b"], "trained": [False, True], "special": [False, False]}

@@ -12,7 +12,7 @@ from stoker.cli.main import main
 from stoker.errors import UserError
 from stoker.hardware.cluster import Cluster
 from stoker.hardware.detect_machine import this_processor
-from stoker.hardware.process import available_cores, processor_name
+from stoker.hardware.processor import available_cores, processor_name
 from stoker.job.layout import Layout
 from stoker.plan.memory import peak_memory
 from stoker.plan.planned_job import shape_of_name

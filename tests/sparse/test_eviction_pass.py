@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stoker.sparse.eviction_pass import Candidates, EvictionPlan, is_due, planned
 from stoker.sparse.hashing import owners_of
-from stoker.sparse.keys import Keys
+from stoker.sparse.table_keys import Keys
 from stoker.sparse.table_settings import DefaultRow, Eviction, Score, TableSettings
 from stoker.sparse.table_shard import TableShard
 

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from stoker.launch.process_pool import Pool
 from stoker.sparse import DiskTier, Feature, JaggedIds, SparseEmbeddings, TableSettings
 from stoker.sparse.exchanged_rows import ASK_OTHERS, ExchangedRows
-from stoker.sparse.keys import Keys
 from stoker.sparse.read_waits import LAST, ReadWaits
 from stoker.sparse.servers import RowServers
 from stoker.sparse.servers.row_server import RowServer
+from stoker.sparse.table_keys import Keys
 from stoker.sparse.tiered_rows import TieredRows
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from stoker.sparse.keys import Keys
 from stoker.sparse.shard_memory import ShardMemory, predicted, row_bytes, state_bytes
+from stoker.sparse.table_keys import Keys
 from stoker.sparse.table_settings import Admission, DiskTier, TableSettings
 from stoker.sparse.table_shard import TableShard
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from stoker.sparse.eviction_pass import Candidates, is_due, planned
 from stoker.sparse.hashing import salt_of
-from stoker.sparse.keys import Keys
 from stoker.sparse.row_format import RowFormat
 from stoker.sparse.sketch import CountMinSketch
+from stoker.sparse.table_keys import Keys
 from stoker.sparse.table_settings import Admission, Eviction, TableSettings
 from stoker.sparse.table_shard import TableShard
 

@@ -28,7 +28,7 @@ from stoker.online_store.store_writers import roll_back, writer_of
 from stoker.runs.run_folder import StepMetrics
 from stoker.sparse import Admission, Eviction, Feature, JaggedIds, SparseEmbeddings, TableSettings
 from stoker.train.engine import SingleProcess
-from stoker.train.ranking import export_sync, first_version
+from stoker.train.ranking import export_sync, initial_export
 from stoker.train.ranking.export_manifest import table_entries
 from stoker.train.ranking.export_sync import FILE, ExportSync
 from stoker.train.ranking.ranking_scorer import RowScores, StoredScorer
@@ -117,7 +117,7 @@ def test_a_first_version_is_written_while_steps_go_on(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(export_sync, "LOADING", 0.0)
-    monkeypatch.setattr(first_version, "PART_ROWS", 4)  # a part after each step, of rows that come and go meanwhile
+    monkeypatch.setattr(initial_export, "PART_ROWS", 4)  # a part after each step, of rows that come and go meanwhile
     task, random = Following(tmp_path), np.random.default_rng(5)
     for _ in range(6):
         task.step(random)

@@ -20,8 +20,8 @@ from stoker.cli.main import main
 from stoker.launch.process_pool import Pool
 from stoker.sparse.exchanged_rows import ExchangedRows
 from stoker.sparse.hashing import owners_of
-from stoker.sparse.keys import Keys
 from stoker.sparse.shard_memory import row_bytes
+from stoker.sparse.table_keys import Keys
 from stoker.sparse.table_settings import DiskTier, TableSettings
 from stoker.sparse.table_shard import TableShard
 from stoker.train.ranking import id_statistics

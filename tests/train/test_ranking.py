@@ -19,7 +19,7 @@ from stoker.sparse.jagged_ids import JaggedIds
 from stoker.sparse.sparse_embeddings import Feature, SparseEmbeddings
 from stoker.sparse.table_settings import TableSettings
 from stoker.train.prepare import prepare
-from stoker.train.ranking.prepare import step_hook
+from stoker.train.ranking.prepare_ranking import step_hook
 from stoker.train.ranking.ranking_task import RankingBatch, RankingTask
 
 MODELS = ["dlrm", "dcn", "deepfm", "wide-deep", "din", "mmoe", "two-tower"]

@@ -19,7 +19,7 @@ from typing import Any
 from stoker.checkpoint.chunks import Held
 from stoker.checkpoint.collective import by_first, rank, together
 from stoker.checkpoint.dcp_file_layout import DcpFileLayout
-from stoker.checkpoint.pending import Pending
+from stoker.checkpoint.pending_write import PendingWrite
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.save_plan import Agreement, agree, unchanged
 from stoker.checkpoint.shm_buffers import Slot
@@ -44,7 +44,7 @@ class Snapshots:
         self._folder = shared_folder(run) if run is not None and has_folder(run) else None
         self.outlives = self._folder is not None
         self.agreement: Agreement | None = None
-        self.pending: Pending | None = None
+        self.pending: PendingWrite | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""  # the start of a line that the writer has not completed
         self._slots: list[Slot] = []
@@ -218,7 +218,7 @@ class Snapshots:
             keep,
         )
         self._send(json.dumps(asdict(request)).encode())
-        self.pending = Pending(state.step, place, attempt, self._newest, begun, time.time() - begun, deleted)
+        self.pending = PendingWrite(state.step, place, attempt, self._newest, begun, time.time() - begun, deleted)
 
     def _send(self, line: bytes) -> None:
         writer = self.writer

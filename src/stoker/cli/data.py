@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stoker.data.audit import Audit
     from stoker.data.ranking.log_audit import LogAudit
     from stoker.data.rows import Rejected
-    from stoker.data.shown_samples import ShownSequence
+    from stoker.data.sample_preview import SequencePreview
 
 SAMPLES = 3
 
@@ -36,7 +36,7 @@ class _Shown:
 
     audit: Audit
     dropped: Sequence[Rejected] = ()
-    packed: Sequence[ShownSequence] | None = None
+    packed: Sequence[SequencePreview] | None = None
     total: int | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -145,12 +145,12 @@ def _open(loaded: LoadedJob, wanted: list[tuple[str, int]], samples: int, begin:
     quiet_libraries()
     from stoker.data.audit import audit
     from stoker.data.corpus import open_corpus
-    from stoker.data.shown_samples import ShownSample, samples_from, samples_of, sequences_from
+    from stoker.data.sample_preview import SamplePreview, samples_from, samples_of, sequences_from
     from stoker.models.text import open_text_side
 
     base = Path.cwd()
     text = open_text_side(loaded, base)
-    found: list[ShownSample] = []
+    found: list[SamplePreview] = []
     dropped: list[Rejected] = []
     with TokeniseReport() as report:
         corpus = open_corpus(loaded.job, text.codec, seq_len=text.seq_len, base=base, report=report, loaded=loaded)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from stoker.console import Console
     from stoker.data.audit import Audit
     from stoker.data.rows import Rejected
-    from stoker.data.shown_samples import ShownSample, ShownSequence
+    from stoker.data.sample_preview import SamplePreview, SequencePreview
 
 PLACES = 20  # rows listed per reason, and ignored fields listed
 BAR = 40  # characters of the longest bar
@@ -27,7 +27,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def print_audit(audit: Audit, dropped: Sequence[Rejected], packed: Sequence[ShownSequence]) -> None:
+def print_audit(audit: Audit, dropped: Sequence[Rejected], packed: Sequence[SequencePreview]) -> None:
     """Prints an audit, requested rows that were dropped, and sequences."""
     from stoker.console import Console
     from stoker.data.mixture_report import in_words
@@ -60,7 +60,7 @@ def print_audit(audit: Audit, dropped: Sequence[Rejected], packed: Sequence[Show
             _print_sample(document, console)
 
 
-def _print_sample(sample: ShownSample, console: Console) -> None:
+def _print_sample(sample: SamplePreview, console: Console) -> None:
     verdict = f" {sample.verdict}:" if sample.verdict else ""
     tokens = counted(len(sample.ids), "token")
     print(f"--- {sample.source}:{sample.row}:{verdict} {tokens}, {sum(sample.trained):,} trained")
@@ -156,7 +156,7 @@ def _legend() -> Text:
     return Text.assemble("tokens in ", ("green", TRAINED), " are trained, ", ("dim", "dim"), " ones are not")
 
 
-def coloured(sample: ShownSample) -> Text:
+def coloured(sample: SamplePreview) -> Text:
     """Formats the sequence for a terminal: trained tokens in colour."""
     from rich.text import Text
 
@@ -164,7 +164,7 @@ def coloured(sample: ShownSample) -> Text:
     return Text.assemble(*((visible(token), TRAINED if trained else "dim") for token, trained in parts))
 
 
-def bracketed(sample: ShownSample) -> str:
+def bracketed(sample: SamplePreview) -> str:
     """Formats the sequence for a pipe: trained text in brackets."""
     out: list[str] = []
     inside = False

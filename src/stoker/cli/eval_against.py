@@ -10,7 +10,7 @@ from typing import Any
 from stoker.cli.eval_answers import model_of, questions_of, settings_of
 from stoker.cli.eval_report import evaluation, finish, keep_and_print
 from stoker.cli.trust_options import trusted
-from stoker.evaluate.against import Compared, compare_answers, compare_losses, judge_between
+from stoker.evaluate.compare_models import Compared, compare_answers, compare_losses, judge_between
 from stoker.evaluate.scored_answers import answer, details, figures
 from stoker.generate.open_model import open_model
 

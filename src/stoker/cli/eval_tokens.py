@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from stoker.checkpoint.load_run import TunedRun
-    from stoker.data.shown_samples import ShownSample, ShownSequence
+    from stoker.data.sample_preview import SamplePreview, SequencePreview
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class _Window:
     """
 
     total: int | None
-    samples: Sequence[ShownSample]
-    packed: Sequence[ShownSequence] | None = None
+    samples: Sequence[SamplePreview]
+    packed: Sequence[SequencePreview] | None = None
 
 
 def add_by_token(parser: argparse.ArgumentParser) -> None:
@@ -112,7 +112,7 @@ def _window(arguments: argparse.Namespace, tuned: TunedRun) -> _Window:
     """Returns the requested sequences."""
     from stoker.cli.report import TokeniseReport
     from stoker.data.corpus import open_corpus
-    from stoker.data.shown_samples import samples_from, sequences_from
+    from stoker.data.sample_preview import samples_from, sequences_from
     from stoker.evaluate.row_losses import read_like
 
     base, codec = Path.cwd(), tuned.text.codec
@@ -130,7 +130,7 @@ def _window(arguments: argparse.Namespace, tuned: TunedRun) -> _Window:
     return _Window(total, samples_from(corpus.sources, codec, begin, count))
 
 
-def _as_json(sample: ShownSample, losses: np.ndarray) -> dict[str, Any]:
+def _as_json(sample: SamplePreview, losses: np.ndarray) -> dict[str, Any]:
     return {**asdict(sample), "loss": [_finite(value) for value in losses.tolist()]}
 
 
@@ -138,7 +138,7 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _print(samples: Sequence[ShownSample], losses: Sequence[np.ndarray]) -> None:
+def _print(samples: Sequence[SamplePreview], losses: Sequence[np.ndarray]) -> None:
     """Prints the sequences; each token on the colour of its loss on a terminal, followed by its loss in a pipe."""
     from rich.text import Text
 

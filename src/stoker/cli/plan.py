@@ -104,7 +104,7 @@ def _plan_task(
     planned: Callable[[LoadedJob, Path, Cluster], RankingPlan], loaded: LoadedJob, arguments: argparse.Namespace
 ) -> int:
     """Plans a task without a language model; returns 3 where it does not fit."""
-    from stoker.cli.plan_ranking import print_ranking_plan
+    from stoker.cli.ranking_plan_report import print_ranking_plan
 
     for option in ("show", "picture"):
         if getattr(arguments, option):

@@ -43,8 +43,8 @@ def _is_here(name: str) -> bool:
 def _stop_here(name: str) -> int:
     """Asks the process that trains in a run's folder to end, and waits for it."""
     from stoker.runs.find_run import find_run
-    from stoker.runs.holder import holder_of
     from stoker.runs.listing import summarise
+    from stoker.runs.lock_holder import holder_of
 
     folder = find_run(name, Path.cwd())
     process = holder_of(folder)

@@ -14,7 +14,7 @@ from stoker.data.audit_gate import drop_reasons, refused
 from stoker.data.corpus import Corpus, special_tokens_of
 from stoker.data.mixture_report import Drawn, drawn
 from stoker.data.rows import Rejected
-from stoker.data.shown_samples import ShownSample, some_samples
+from stoker.data.sample_preview import SamplePreview, some_samples
 from stoker.data.tokenise import TextCodec
 from stoker.errors import Problem
 from stoker.job.load_job import LoadedJob
@@ -97,7 +97,7 @@ class Audit:
     length_histogram: dict[int, int]
     longest: int
     mean: float
-    samples: tuple[ShownSample, ...]
+    samples: tuple[SamplePreview, ...]
     formats: dict[str, str]
     drawn: tuple[Drawn, ...]
     evaluation_rows: tuple[int, int]

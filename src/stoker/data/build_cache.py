@@ -23,7 +23,8 @@ from stoker.data.splits import ALL_ROWS
 from stoker.data.token_cache import ShardWriter, TokenCache, cache_key, lock, write_json
 from stoker.data.tokenise import RowSettings, TextCodec, tokenise
 from stoker.errors import Problem, RunFailed, UserError
-from stoker.hardware.process import available_cores, end_with
+from stoker.hardware.parent_process import end_with
+from stoker.hardware.processor import available_cores
 from stoker.node_cache.download import ObjectChanged
 
 CHUNK_ROWS = 512

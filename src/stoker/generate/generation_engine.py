@@ -17,10 +17,10 @@ from stoker.errors import Problem, UserError
 from stoker.generate.decoder import Decoder
 from stoker.generate.prefill import PASS, Prefill
 from stoker.generate.request import Ending, Generation, Listener, Request, Token
+from stoker.generate.request_queue import RequestQueue
 from stoker.generate.row_cache import RowCache
 from stoker.generate.sampling import next_tokens
 from stoker.generate.step_threads import StepThreads
-from stoker.generate.waiting import Waiting
 
 PIECE = 512  # tokens of prompts per pass, including padding, while answers are running
 AHEAD = 256  # tokens of an answer for which memory is reserved at its start
@@ -60,7 +60,7 @@ class GenerationEngine:
         self._rows = rows or (256 if on_gpu else 64)
         self._memory = memory or free_memory(decoder.device.torch)
         self._threads = None if on_gpu or not tries_threads else StepThreads()
-        self._waiting = Waiting(decoder, int(self._memory * REMEMBERED))
+        self._waiting = RequestQueue(decoder, int(self._memory * REMEMBERED))
         self._prefill: Prefill | None = None
         self._batches: dict[str | None, _Batch] = {}
         self._token_bytes = 0

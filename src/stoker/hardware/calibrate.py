@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from stoker.hardware.calibration import HEAD_SIZES, Calibration, Curve, MatmulTable
 from stoker.hardware.device import Device, choose_device
-from stoker.hardware.process import available_cores
+from stoker.hardware.processor import available_cores
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SIZES = {"cpu": (16, 64, 256, 1024, 4096), "cuda": (16, 128, 512, 2048, 8192)}

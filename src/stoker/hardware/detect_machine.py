@@ -11,7 +11,7 @@ from stoker.hardware.calibration import Calibration, kept_calibration
 from stoker.hardware.cluster import Cluster, cluster_of
 from stoker.hardware.devices import DeviceKind, device_kind
 from stoker.hardware.planner_correction import kept_corrections
-from stoker.hardware.process import available_cores, processor_name
+from stoker.hardware.processor import available_cores, processor_name
 
 UNMEASURED = "this machine was not calibrated: rates are the catalogue's, `stoker plan --calibrate` measures its own"
 # Loopback sockets between processes of one host with gloo: GB/s and seconds, an order of magnitude.

@@ -14,7 +14,7 @@ import torch
 from torch import dtype
 
 from stoker.errors import CannotRun, Problem
-from stoker.hardware.process import has_bf16_matrix_units, processor_name
+from stoker.hardware.processor import has_bf16_matrix_units, processor_name
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from stoker.hardware.calibrate import calibrate, time_collectives
 from stoker.hardware.calibration import Calibration, Curve
 from stoker.hardware.device import choose_device
-from stoker.hardware.process import available_cores
+from stoker.hardware.processor import available_cores
 from stoker.launch.process_pool import Pool
 
 SECONDS = 40.0  # of measuring rates, over all divisions; each rate's minimum time and the collectives double it

@@ -12,7 +12,7 @@ from typing import Self
 from stoker.checkpoint.collective import together
 from stoker.data.build_cache import Report
 from stoker.errors import RunFailed, UserError
-from stoker.hardware.process import end_with
+from stoker.hardware.parent_process import end_with
 from stoker.launch.cluster_env import RankInfo
 from stoker.launch.exit_guard import guard
 from stoker.launch.first_failure import Failure, LeftToAnother, error_of, failure_of, first_of

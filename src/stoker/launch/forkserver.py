@@ -11,7 +11,7 @@ import multiprocessing
 import sys
 
 from stoker.hardware.machine_limits import check_limits
-from stoker.hardware.process import has_cuda_driver
+from stoker.hardware.processor import has_cuda_driver
 
 # On other systems forks conflict with threads that libraries start. So they do if a library asks CUDA for its devices
 # when it is imported, as bitsandbytes and torchao do: a fork of that process can use none (`has_cuda_driver`).

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 
-from stoker.hardware.process import PR_SET_PDEATHSIG
+from stoker.hardware.parent_process import PR_SET_PDEATHSIG
 
 signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
 if sys.platform == "linux":

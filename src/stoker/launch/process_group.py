@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from stoker.hardware.process import available_cores
+from stoker.hardware.processor import available_cores
 from stoker.launch.cluster_env import LOOPBACK
 
 MAC = 32  # bytes

@@ -20,7 +20,7 @@ from typing import Any, cast
 from stoker.console import Console
 from stoker.files import no_link
 from stoker.hardware.host_facts import host_facts
-from stoker.hardware.process import end_with
+from stoker.hardware.parent_process import end_with
 from stoker.hardware.quirks import in_one_line, quirks_of
 from stoker.launch.cluster_env import RankInfo
 from stoker.launch.first_failure import failure_of

@@ -22,7 +22,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from stoker.models.attention_scores import AttentionScores
 from stoker.models.autocast import autocast_dtype
 from stoker.models.packed_row import PackedRow
-from stoker.models.row_index import on_device
+from stoker.models.varlen_index import on_device
 
 PLACES = ("places",)  # their key among a row's masks
 SMALLEST_HEAD = 16  # of the compiled kernel

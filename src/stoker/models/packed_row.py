@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stoker.models.collate import Inputs, Segment
-from stoker.models.row_index import RowIndex, index_of
+from stoker.models.varlen_index import VarlenIndex, varlen_index
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class PackedRow:
     segments: tuple[Segment, ...]
     across: AcrossRow | None
     stretches: Sequence[QuerySpan]
-    index: RowIndex | None = None
+    index: VarlenIndex | None = None
     masks: dict[tuple[object, ...], Any] = field(default_factory=dict)
 
 
@@ -83,7 +83,7 @@ def segments(
         runs = whole if across is None else across.stretches(layout)
         index = None
         if device is not None and takes_whole_rows(device) and runs:
-            index = index_of(layout, runs, device)
+            index = varlen_index(layout, runs, device)
         row = PackedRow(tuple(layout), across, runs, index)
     with _within(row):
         yield

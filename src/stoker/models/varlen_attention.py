@@ -18,7 +18,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from stoker.models.attention_scores import AttentionScores
 from stoker.models.autocast import autocast_dtype
-from stoker.models.row_index import RowIndex
+from stoker.models.varlen_index import VarlenIndex
 
 LARGEST_HEAD, HEAD_STEP = 256, 8  # sizes of heads that flash attention has kernels for
 # Before 2.11, torch's kernel accepts fewer key-value heads without this flag.
@@ -26,7 +26,7 @@ GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn)
 kernel: Callable[..., Any] = varlen_attn
 
 
-def serves(index: RowIndex, query_BHTK: Tensor, value_BGTK: Tensor) -> bool:
+def serves(index: VarlenIndex, query_BHTK: Tensor, value_BGTK: Tensor) -> bool:
     """Returns whether the kernel supports these tensors, under the current autocast."""
     size = query_BHTK.shape[-1]
     return (
@@ -39,7 +39,7 @@ def serves(index: RowIndex, query_BHTK: Tensor, value_BGTK: Tensor) -> bool:
 
 
 def varlen_attention(
-    index: RowIndex, q_BHQK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scores: AttentionScores
+    index: VarlenIndex, q_BHQK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scores: AttentionScores
 ) -> Tensor:
     """Causal attention of each run of queries to its keys, shape (1, Q, H, K); of plain scores."""
     window = scores.window

@@ -24,7 +24,7 @@ from stoker.page.job_paths import SCHEMA, allowed_folders, is_inside
 from stoker.page.listed_urls import is_listed
 from stoker.page.page_error import PageError, missing, refused, wrong
 from stoker.page.routing import Page
-from stoker.page.verb import command_of
+from stoker.page.run_verb import command_of
 
 ID = re.compile(r"[0-9a-f]{16}")
 AT_ONCE = 4

@@ -33,10 +33,10 @@ from stoker.page.row_routes import row_routes
 from stoker.page.run_index import RunIndex
 from stoker.page.run_routes import run_routes
 from stoker.page.run_tools_routes import run_tools_routes
+from stoker.page.run_verb import Verbs
 from stoker.page.run_view import RunViews
 from stoker.page.server_routes import server_routes
 from stoker.page.settings import PageSettings
-from stoker.page.verb import Verbs
 
 STATIC = Path(__file__).parent / "static"
 LEAST_COMPRESSED = 1000  # bytes

@@ -16,7 +16,7 @@ from typing import Any
 import httpx2
 
 from stoker.page.page_error import PageError, passed_on, refused, wrong
-from stoker.page.verb import command_of, environment
+from stoker.page.run_verb import command_of, environment
 
 MOST = 3  # models in memory
 IDLE = 600.0  # seconds after which a model leaves memory

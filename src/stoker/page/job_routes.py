@@ -26,9 +26,9 @@ from stoker.page.job_queue import ALIVE
 from stoker.page.page_error import PageError, missing, problem_json, refused, wrong
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_index import id_of
+from stoker.page.run_verb import command_of
 from stoker.page.run_view import job_values
-from stoker.page.verb import command_of
-from stoker.runs.holder import holder_of
+from stoker.runs.lock_holder import holder_of
 from stoker.runs.run_folder import RunFolder
 
 NAME = re.compile(r"[^\w.-]+")

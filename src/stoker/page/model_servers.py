@@ -29,7 +29,7 @@ from stoker.page.detached_process import DetachedProcess
 from stoker.page.job_routes import shown
 from stoker.page.mask_secrets import masked
 from stoker.page.page_error import PageError, missing, passed_on, refused, wrong
-from stoker.page.verb import command_of
+from stoker.page.run_verb import command_of
 
 ID = re.compile(r"[0-9a-f]{16}")
 NAME = re.compile(r"\w[\w.:@+-]{0,99}", re.ASCII)  # of a served model

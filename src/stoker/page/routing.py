@@ -22,9 +22,9 @@ from stoker.page.job_queue import JobQueue
 from stoker.page.json_values import finite
 from stoker.page.page_error import PageError, of_user_error, refused
 from stoker.page.run_index import RunIndex
+from stoker.page.run_verb import Verbs
 from stoker.page.run_view import RunViews
 from stoker.page.settings import PageSettings
-from stoker.page.verb import Verbs
 from stoker.runs.run_folder import RunFolder
 
 Answer = Callable[[Request], Awaitable[Any]]

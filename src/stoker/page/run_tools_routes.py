@@ -25,8 +25,8 @@ from stoker.page.job_routes import shown, slug
 from stoker.page.page_error import missing, passed_on, refused, wrong
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_index import id_of
+from stoker.page.run_verb import command_of
 from stoker.page.run_view import job_text
-from stoker.page.verb import command_of
 from stoker.runs.evaluations import read_evaluations
 from stoker.runs.run_folder import RunFolder
 

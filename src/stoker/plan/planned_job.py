@@ -8,7 +8,7 @@ from typing import Any
 
 from stoker.errors import Problem, UserError
 from stoker.hardware.cluster import Cluster
-from stoker.hardware.process import has_bf16_matrix_units
+from stoker.hardware.processor import has_bf16_matrix_units
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import ISLANDS, LoadedJob, load_job
 from stoker.job.paths import absolute

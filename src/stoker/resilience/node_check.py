@@ -26,7 +26,7 @@ from torch import Tensor
 from stoker.errors import UserError
 from stoker.files import no_link
 from stoker.hardware.calibration import kept_calibration
-from stoker.hardware.process import processor_name
+from stoker.hardware.processor import processor_name
 
 WHOLE = 8  # integers from -8 to 8: a product of 4096 of them stays below 2^24, where float32 is exact
 WIDTH = {"cpu": 384, "cuda": 4096}  # of the matrices

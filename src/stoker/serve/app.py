@@ -25,7 +25,6 @@ from stoker.serve.bodies import (
 )
 from stoker.serve.chat import ChatAnswer, check_calls
 from stoker.serve.completions import CompletionAnswer
-from stoker.serve.embeddings import embeddings
 from stoker.serve.endpoint_state import Service
 from stoker.serve.guard import RequestGuard, error_response, read_json, unless_left
 from stoker.serve.load_adapter import load_adapter, unload_adapter
@@ -34,6 +33,7 @@ from stoker.serve.scoring import answer_scores
 from stoker.serve.served import Served
 from stoker.serve.server_options import ServerOptions
 from stoker.serve.sse import EventStream
+from stoker.serve.text_embeddings import embeddings
 
 Endpoint = Callable[[Request], Awaitable[Any]]
 Answer = Callable[[Service, Served, Any], Coroutine[Any, Any, Any]]

@@ -176,7 +176,7 @@ def planned(arguments: argparse.Namespace) -> ExternalServer:
     name, file = _gguf(arguments)
     rows = arguments.rows or ROWS
     if find_spec("xllamacpp") is not None:
-        from stoker.hardware.process import available_cores
+        from stoker.hardware.processor import available_cores
 
         settings = {"model": file, "name": name, "rows": rows, "key": key, "threads": available_cores()}
         command = (sys.executable, "-P", "-m", "stoker.serve.llamacpp_process")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stoker.sparse.keys import Keys
+from stoker.sparse.table_keys import Keys
 
 
 class EvictedIds:

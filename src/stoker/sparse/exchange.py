@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stoker.sparse.hashing import owners_of
-from stoker.sparse.keys import Keys
+from stoker.sparse.table_keys import Keys
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from stoker.sparse.eviction_pass import Candidates, EvictionPlan
 from stoker.sparse.exchange import Route, send_keys
-from stoker.sparse.keys import Keys
 from stoker.sparse.sparse_state import LazyPart, TableState
+from stoker.sparse.table_keys import Keys
 from stoker.sparse.table_settings import TableSettings
 from stoker.sparse.table_shard import TableShard
 

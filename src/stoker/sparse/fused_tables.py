@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from stoker.sparse.jagged_ids import JaggedIds
-from stoker.sparse.keys import Keys
 from stoker.sparse.pooling import pool
 from stoker.sparse.row_format import RowFormat
 from stoker.sparse.row_source import TableRows
+from stoker.sparse.table_keys import Keys
 from stoker.sparse.table_settings import TableSettings
 
 Pooling = Literal["sum", "mean", "none"]

@@ -9,8 +9,8 @@ import numpy as np
 from torch import Tensor
 
 from stoker.sparse.eviction_pass import EvictionPlan
-from stoker.sparse.keys import Keys
 from stoker.sparse.sparse_state import LazyPart, TableState
+from stoker.sparse.table_keys import Keys
 
 
 class TableRows(Protocol):

@@ -8,15 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stoker.online_store.found_ids import found_ids
 from stoker.online_store.row_backends import StoredTable, StoreError
 from stoker.online_store.row_reader import RowReader
+from stoker.online_store.stored_ids import is_stored
 from stoker.sparse.fused_tables import Feature, FeatureBags
 from stoker.sparse.hashing import salt_of
 from stoker.sparse.jagged_ids import JaggedIds
-from stoker.sparse.keys import Keys
 from stoker.sparse.row_format import RowFormat
 from stoker.sparse.sparse_state import TableState
+from stoker.sparse.table_keys import Keys
 from stoker.sparse.table_settings import TableSettings
 
 
@@ -73,7 +73,7 @@ class StoredEmbeddings:
         for name in ids:
             names.setdefault(self._features[name].table, []).append(name)
         asked = {table: [ids[name].ids.numpy() for name in own] for table, own in names.items()}
-        there = found_ids(self.reader, {table: np.concatenate(parts) for table, parts in asked.items()})
+        there = is_stored(self.reader, {table: np.concatenate(parts) for table, parts in asked.items()})
         found: dict[str, np.ndarray] = {}
         for table, own in names.items():
             ends = np.cumsum([len(part) for part in asked[table]])[:-1]

@@ -8,21 +8,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stoker.sparse.admission import WaitingIds
 from stoker.sparse.evicted_ids import EvictedIds
 from stoker.sparse.eviction_pass import Candidates, EvictionPlan
 from stoker.sparse.hashing import hashes_of, mix64, owners_of, salt_of, uniform
 from stoker.sparse.id_index import IdIndex, grown
 from stoker.sparse.kernels import kernels
-from stoker.sparse.keys import Keys, Rows
 from stoker.sparse.memory_rows import MemoryRows
 from stoker.sparse.row_format import RowFormat
 from stoker.sparse.row_optimizers import OPTIMIZERS
 from stoker.sparse.shard_memory import ShardMemory
 from stoker.sparse.shard_state import lazy_parts, load_table
 from stoker.sparse.sparse_state import LazyPart, TableState
+from stoker.sparse.table_keys import Keys, Rows
 from stoker.sparse.table_settings import TableSettings
 from stoker.sparse.tiered_rows import TieredRows
-from stoker.sparse.waiting_ids import WaitingIds
 
 
 class TableShard:

@@ -15,7 +15,7 @@ from stoker.errors import UserError
 from stoker.hardware.detect_machine import machines
 from stoker.hardware.device import Device
 from stoker.hardware.planner_correction import COPIES
-from stoker.hardware.process import processor_name
+from stoker.hardware.processor import processor_name
 from stoker.job.layout import layout_of
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of, together_of

@@ -27,7 +27,7 @@ from stoker.models.quantise import device_for
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.train.batch_extras import BatchExtras
 from stoker.train.engine import Engine
-from stoker.train.mismatched import mismatched
+from stoker.train.kto_mismatched import mismatched
 from stoker.train.preference_objective import GOOD, KL, REFERENCE, answer_scores
 from stoker.train.reference_model import Compute, ReferenceModel
 from stoker.train.reference_table import ReferenceTable, row_key

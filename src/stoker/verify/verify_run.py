@@ -36,7 +36,7 @@ from stoker.train.prepare import prepare
 from stoker.train.run import start
 from stoker.train.task import Task
 from stoker.verify.difference import Computed, Difference, Key
-from stoker.verify.replicas import difference_of_replicas
+from stoker.verify.replica_check import difference_of_replicas
 from stoker.verify.toy_job import EVALUATION_TOKENS
 
 BLOCK = 8  # samples that are looked up together

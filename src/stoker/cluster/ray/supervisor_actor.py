@@ -14,7 +14,7 @@ from pathlib import Path
 
 from stoker.cluster.log_files import LogFile, LogPlace, new_lines, run_logs
 from stoker.cluster.shell import LocalShell
-from stoker.hardware.process import die_with_parent
+from stoker.hardware.parent_process import die_with_parent
 
 
 class SupervisorActor:

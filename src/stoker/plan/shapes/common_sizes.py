@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.plan.shape import Shape
-from stoker.plan.shapes.settings import Settings
+from stoker.plan.shapes.config_keys import Settings
 
 DROPOUTS = ("resid_pdrop", "hidden_dropout", "dropout", "dropout_rate", "resid_dropout", "residual_dropout")
 GPT: dict[str, Any] = {"norm_bias": True, "qkv_bias": True, "output_bias": True, "mlp_bias": True}

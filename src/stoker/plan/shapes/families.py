@@ -12,7 +12,7 @@ from dataclasses import replace
 from stoker.errors import Problem, UserError
 from stoker.plan.shape import ExpertMixture, Latent, Layer, Shape, StateSpace
 from stoker.plan.shapes.common_sizes import GPT, LLAMA, decoder
-from stoker.plan.shapes.settings import Settings
+from stoker.plan.shapes.config_keys import Settings
 
 
 def _sparse(layers: int, dense: Callable[[int], bool]) -> tuple[Layer, ...]:

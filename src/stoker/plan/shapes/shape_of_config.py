@@ -11,8 +11,8 @@ from typing import Any
 from stoker.errors import Problem, UserError
 from stoker.job.suggest_key import nearest
 from stoker.plan.shape import Shape
+from stoker.plan.shapes.config_keys import Settings
 from stoker.plan.shapes.families import FAMILIES
-from stoker.plan.shapes.settings import Settings
 
 # Models with a separate name whose architecture is that of another family.
 SAME_AS = {

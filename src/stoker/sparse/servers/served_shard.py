@@ -13,9 +13,9 @@ from torch import Tensor
 
 from stoker.errors import Problem, UserError
 from stoker.sparse.eviction_pass import Candidates, EvictionPlan
-from stoker.sparse.keys import Keys
 from stoker.sparse.servers.step_log import StepLog
 from stoker.sparse.sparse_state import SparseState, TableState
+from stoker.sparse.table_keys import Keys
 from stoker.sparse.table_settings import TableSettings
 from stoker.sparse.table_shard import TableShard
 

@@ -22,7 +22,7 @@ from stoker.sparse.embeddings import Embeddings
 from stoker.sparse.stored_embeddings import stored_tables
 from stoker.train.hooks import Hook
 from stoker.train.ranking.exported_tower import WEIGHTS, weights_of
-from stoker.train.ranking.first_version import ASKER, FirstVersion, delta_of
+from stoker.train.ranking.initial_export import ASKER, InitialExport, delta_of
 from stoker.train.ranking.ranking_task import RankingTask
 from stoker.train.ranking.store_thread import StoreThread
 
@@ -87,7 +87,7 @@ class ExportSync:
         self._oldest: float | None = None  # end of the first step that has not been sent
         self._took = self._longest_pause = self._sent_oldest = 0.0
         self._paused: float | None = None
-        self._load: FirstVersion | None = None
+        self._load: InitialExport | None = None
         self._thread = StoreThread(writer.place)
         self._pushed: Future[_Update] | None = None
         self._in_vain = 0.0  # seconds already waited for the update in flight
@@ -176,7 +176,7 @@ class ExportSync:
         try:
             with store_errors(self._writer.place):
                 if self._load is None or self._load.tables is not tables:
-                    self._load = FirstVersion(by_first(lambda: do(writer.begin)), tables, self._oldest or began)
+                    self._load = InitialExport(by_first(lambda: do(writer.begin)), tables, self._oldest or began)
                 load = self._load
                 if not all(together(lambda: load.go_on(lambda *row: do(lambda: writer.put(*row)), LOADING))):
                     return

@@ -13,7 +13,7 @@ from stoker.data.ranking.click_log import ClickLog
 from stoker.models.ranking.model_inputs import RankingShape
 from stoker.sparse.fused_tables import Feature, FeatureBags
 from stoker.sparse.hashing import salt_of
-from stoker.sparse.keys import Keys
+from stoker.sparse.table_keys import Keys
 from stoker.sparse.table_settings import Eviction, TableSettings
 from stoker.train.ranking.ranking_batch import ids_looked_up, ranking_batch_of
 

@@ -30,7 +30,7 @@ from stoker.sparse.embeddings import Embeddings
 from stoker.train.engine import SingleProcess
 from stoker.train.ranking.evaluation_metrics import RankingFigure, RankingFigures, figures_of
 from stoker.train.ranking.job_log import open_log_of, settings_of
-from stoker.train.ranking.prepare import build, dtype_of
+from stoker.train.ranking.prepare_ranking import build, dtype_of
 from stoker.train.ranking.progressive import over_periods, read_periods
 from stoker.train.ranking.ranking_block import RankingBlock
 from stoker.train.ranking.ranking_task import FEATURES_FILE, RankingTask

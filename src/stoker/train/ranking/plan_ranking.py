@@ -21,7 +21,7 @@ from stoker.sparse.table_settings import TableSettings
 from stoker.train.optimizer import MOMENTS
 from stoker.train.ranking.id_statistics import IdUse, LogReader, within_limits
 from stoker.train.ranking.job_log import open_log_of
-from stoker.train.ranking.prepare import build
+from stoker.train.ranking.prepare_ranking import build
 from stoker.train.ranking.ranking_block import RankingBlock
 from stoker.train.ranking.ranking_tables import tables_and_features
 from stoker.train.ranking.saved_tables import PART_BYTES

@@ -113,7 +113,7 @@ def _engine(view: View) -> Iterator[Problem]:
 
 
 def _prepare(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: Path) -> Prepared:
-    from stoker.train.ranking.prepare import prepare_ranking
+    from stoker.train.ranking.prepare_ranking import prepare_ranking
 
     return prepare_ranking(loaded, device, mesh, base)
 

@@ -10,7 +10,7 @@ from stoker.checkpoint.shm_buffers import Slot
 
 
 @dataclass
-class Pending:
+class PendingWrite:
     """A checkpoint that is being written in the background.
 
     Attributes:

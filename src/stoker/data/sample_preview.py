@@ -1,4 +1,4 @@
-"""Training sequences shown token by token."""
+"""Previews of training sequences, token by token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker.data.tokenise import TextCodec
 
 
 @dataclass(frozen=True)
-class ShownSample:
+class SamplePreview:
     """One training sequence, token by token.
 
     Attributes:
@@ -36,7 +36,7 @@ class ShownSample:
 
 
 @dataclass(frozen=True)
-class ShownSequence:
+class SequencePreview:
     """One sequence of a run, with the documents packed into it.
 
     Attributes:
@@ -46,7 +46,7 @@ class ShownSequence:
 
     number: int
     capacity: int | None
-    documents: tuple[ShownSample, ...]
+    documents: tuple[SamplePreview, ...]
 
     @property
     def tokens(self) -> int:
@@ -54,9 +54,9 @@ class ShownSequence:
         return sum(len(document.ids) for document in self.documents)
 
 
-def some_samples(corpus: Corpus, codec: TextCodec, count: int) -> list[ShownSample]:
+def some_samples(corpus: Corpus, codec: TextCodec, count: int) -> list[SamplePreview]:
     """Sequences spread evenly over the sources."""
-    found: list[ShownSample] = []
+    found: list[SamplePreview] = []
     for i, source in enumerate(corpus.sources):
         share = (count + i) // len(corpus.sources)
         ready, size = source.cache.ready // corpus.together, corpus.together
@@ -65,13 +65,13 @@ def some_samples(corpus: Corpus, codec: TextCodec, count: int) -> list[ShownSamp
     return found
 
 
-def samples_from(sources: Sequence[TokenisedSource], codec: TextCodec, begin: int, count: int) -> list[ShownSample]:
+def samples_from(sources: Sequence[TokenisedSource], codec: TextCodec, begin: int, count: int) -> list[SamplePreview]:
     """Returns the sequences from a number on, in the order of the sources and of their rows; fewer at the end.
 
     Args:
         begin: of the first sequence, counted from 0; each of a pair is one.
     """
-    found: list[ShownSample] = []
+    found: list[SamplePreview] = []
     for source in sources:
         ready = source.cache.ready
         found += [_sample(source, index, codec) for index in range(begin, min(ready, begin + count - len(found)))]
@@ -79,7 +79,9 @@ def samples_from(sources: Sequence[TokenisedSource], codec: TextCodec, begin: in
     return found
 
 
-def sequences_from(corpus: Corpus, codec: TextCodec, begin: int, count: int) -> tuple[list[ShownSequence], int | None]:
+def sequences_from(
+    corpus: Corpus, codec: TextCodec, begin: int, count: int
+) -> tuple[list[SequencePreview], int | None]:
     """Returns ``count`` sequences from ``begin`` on, packed as in the run, and the number in an epoch (None: endless).
 
     Sequences of later epochs hold the same rows in another order and are not shown.
@@ -90,11 +92,11 @@ def sequences_from(corpus: Corpus, codec: TextCodec, begin: int, count: int) -> 
     found = []
     for number in range(begin, end):
         documents = tuple(_sample(corpus.sources[d.source], d.index, codec) for d in sequences[number])
-        found.append(ShownSequence(number, sequences.capacity, documents))
+        found.append(SequencePreview(number, sequences.capacity, documents))
     return found, total
 
 
-def _sample(source: TokenisedSource, index: int, codec: TextCodec) -> ShownSample:
+def _sample(source: TokenisedSource, index: int, codec: TextCodec) -> SamplePreview:
     row, (file, number) = source.cache[index], source.cache.origin(index)
     ids = tuple(row.ids.tolist())
     trained = (False, *row.trained[1:].tolist())
@@ -106,17 +108,17 @@ def _sample(source: TokenisedSource, index: int, codec: TextCodec) -> ShownSampl
     special_ids = {number for number, token in codec.tokenizer.get_added_tokens_decoder().items() if token.special}
     special = tuple(each in special_ids for each in ids)
     lost, continues = source.cache.ending(index)
-    return ShownSample(file, number, token_texts(codec, ids), ids, trained, special, verdict, lost, continues)
+    return SamplePreview(file, number, token_texts(codec, ids), ids, trained, special, verdict, lost, continues)
 
 
-def samples_of(corpus: Corpus, codec: TextCodec, file: str, row: int) -> tuple[list[ShownSample], list[Rejected]]:
+def samples_of(corpus: Corpus, codec: TextCodec, file: str, row: int) -> tuple[list[SamplePreview], list[Rejected]]:
     """Returns the sequences of one row, and the reasons if it was dropped.
 
     Args:
         file: the name of a source in the job, or of a file, with or without its folders.
         row: the row's number, as the reader counts.
     """
-    found: list[ShownSample] = []
+    found: list[SamplePreview] = []
     dropped: list[Rejected] = []
     for source in (*corpus.sources, *corpus.evaluation):
         cache, any_file = source.cache, file in (source.source.name, source.block.path)

@@ -10,7 +10,7 @@ from stoker.online_store.row_backends import StoreError
 from stoker.online_store.row_reader import TRIES, RowReader
 
 
-def found_ids(reader: RowReader, ids: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def is_stored(reader: RowReader, ids: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns which of int64 ids [n] have a row in the reader's version, bool [n] by table; reads the store's current
     rows.
 

@@ -23,7 +23,7 @@ Fits = Callable[[Generation, int], bool]
 
 
 @dataclass
-class _Waiting:
+class _QueuedGeneration:
     """A queued generation.
 
     Attributes:
@@ -36,7 +36,7 @@ class _Waiting:
     looked_for_others: bool = False
 
 
-class Waiting:
+class RequestQueue:
     """The queue of requests, and the keys and values of earlier prompts.
 
     Args:
@@ -45,7 +45,7 @@ class Waiting:
 
     def __init__(self, decoder: Decoder, budget: int) -> None:
         self._decoder, self._prefixes = decoder, Prefixes(budget)
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[_QueuedGeneration] = deque()
         self._virtual: dict[str | None, Kept | None] = {}
 
     def __len__(self) -> int:
@@ -53,7 +53,7 @@ class Waiting:
 
     def add(self, generation: Generation, *, first: bool = False) -> None:
         """Queues a generation; with ``first`` at the head. May be called from any thread."""
-        waiting = _Waiting(generation, self._ids(generation))
+        waiting = _QueuedGeneration(generation, self._ids(generation))
         if first:
             self._queue.appendleft(waiting)
         else:
@@ -126,14 +126,14 @@ class Waiting:
             self._queue.remove(waiting)
         return list(prompts.values())
 
-    def _prompt(self, waiting: _Waiting) -> PendingPrompt:
+    def _prompt(self, waiting: _QueuedGeneration) -> PendingPrompt:
         request = waiting.generation.request
         known, tokens = self._known(request.adapter, waiting.ids[: self._reusable(waiting)])
         waiting.generation.shared = max(0, tokens - int((waiting.ids < 0).sum()))
         virtual = len(self._decoder.virtual_ids(request.adapter))
         return PendingPrompt(waiting.ids, known, tokens, virtual, [waiting.generation])
 
-    def _reusable(self, waiting: _Waiting) -> int:
+    def _reusable(self, waiting: _QueuedGeneration) -> int:
         """Returns how many tokens may come from the cache: not the last one, nor the scored ones."""
         request, most = waiting.generation.request, len(waiting.ids) - 1
         if not waiting.generation.unscored:

@@ -28,7 +28,7 @@ class Queries(Protocol):
 
 
 @dataclass(frozen=True)
-class RowIndex:
+class VarlenIndex:
     """An index of N runs of queries in order, with Q queries and S keys in all.
 
     Attributes:
@@ -46,7 +46,7 @@ class RowIndex:
     flash: bool
 
 
-def index_of(segments: Sequence[Segment], runs: Sequence[Queries], device: torch.device) -> RowIndex:
+def varlen_index(segments: Sequence[Segment], runs: Sequence[Queries], device: torch.device) -> VarlenIndex:
     """Builds the index of a row on a device.
 
     Args:
@@ -62,7 +62,7 @@ def index_of(segments: Sequence[Segment], runs: Sequence[Queries], device: torch
     as_it_is = len(places) == tokens and bool((places == np.arange(tokens)).all())
     queries = [run.length for run in runs]
     seen = [segments[run.segment].prefix_length + run.first + run.length for run in runs]
-    return RowIndex(
+    return VarlenIndex(
         _bounds(queries, device),
         _bounds(seen, device),
         max(queries),

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.sparse.hashing import salt_of
-from stoker.sparse.keys import Keys
+from stoker.sparse.table_keys import Keys
 
 IDS = st.one_of(st.integers(-2, 12), st.integers(-(2**63), 2**63 - 1))
 

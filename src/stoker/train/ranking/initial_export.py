@@ -17,7 +17,7 @@ PART_ROWS = 1 << 17
 ASKER = "export.sync"  # name under which the tables track the store's updates
 
 
-class FirstVersion:
+class InitialExport:
     """A version being built from all rows of this process.
 
     Attributes:

@@ -1,0 +1,32 @@
+"""The processor of this machine, the cores that this process may use, and whether there is a CUDA driver."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def available_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor_name() -> str:
+    """Returns the processor's name from the system."""
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return "CPU"
+
+
+def has_bf16_matrix_units() -> bool:
+    """Returns whether the processor multiplies bfloat16 matrices in hardware."""
+    info = Path("/proc/cpuinfo")
+    return info.is_file() and "amx_bf16" in info.read_text()
+
+
+def has_cuda_driver() -> bool:
+    """Returns whether an NVIDIA driver is loaded; does not call CUDA."""
+    return Path("/proc/driver/nvidia/version").is_file() or Path("/dev/nvidiactl").exists()
