@@ -85,7 +85,7 @@ def test_checkpoints_go_to_the_same_store_and_come_back(bucket: Any) -> None:
     import torch
 
     from stoker.checkpoint.state import State
-    from stoker.checkpoint.store import Store
+    from stoker.checkpoint.dcp_store import Store
 
     tensors = {"a": torch.arange(300_000, dtype=torch.float32), "b": torch.ones(3, 5)}
     store = Store("gs://bucket/run/checkpoints")
