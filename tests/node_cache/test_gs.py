@@ -84,8 +84,8 @@ def test_an_object_of_several_parts_is_fetched_in_order_and_checked(bucket: Any,
 def test_checkpoints_go_to_the_same_store_and_come_back(bucket: Any) -> None:
     import torch
 
-    from stoker.checkpoint.state import State
     from stoker.checkpoint.dcp_store import Store
+    from stoker.checkpoint.state import State
 
     tensors = {"a": torch.arange(300_000, dtype=torch.float32), "b": torch.ones(3, 5)}
     store = Store("gs://bucket/run/checkpoints")
