@@ -19,6 +19,7 @@ from stoker.launch.first_failure import Failure, Interrupted
 from stoker.launch.nodes.agent import message_of, pulses_of
 from stoker.launch.nodes.group import Group, Member, Node, chosen, placed
 from stoker.launch.nodes.leader import JOIN, RETURN, Hands, Leader
+from stoker.launch.nodes.node_supervisor import MANY, POLL, rest
 from stoker.launch.nodes.outcome import outcome_of, plain
 from stoker.launch.nodes.roster import SETTLED
 from stoker.launch.nodes.running_start import STACKS
@@ -470,3 +471,8 @@ def test_processes_of_a_node_that_has_ended_do_not_hang(three: Cluster) -> None:
     start = three.leader._start
     assert start is not None
     assert {hung.rank for hung in start.silent} == {0, 1, 4, 5}
+
+
+def test_messages_of_many_nodes_are_taken_together() -> None:
+    assert rest(0) == rest(MANY - 1) == 0.0
+    assert 0.0 < rest(MANY) == rest(1000) <= POLL

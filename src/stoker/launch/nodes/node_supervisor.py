@@ -32,6 +32,7 @@ from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import on_node
 
 POLL = 0.05  # seconds between two polls
+MANY = 100  # nodes whose messages would otherwise each wake their leader
 TEND = 1.0  # seconds between two checks for silent nodes
 FAREWELL = 5.0  # timeout in seconds to send the outcome to all nodes
 REFUSALS = 3  # successive connections closed during authentication, after which the secrets are taken to differ
@@ -97,6 +98,7 @@ class NodeSupervisor:
             try:
                 while self._outcome is None:
                     self._turn()
+                    time.sleep(rest(len(self._members)))
                 self._bid_farewell(self._outcome)
             finally:
                 self._cache.close()
@@ -383,3 +385,13 @@ class NodeSupervisor:
             self._part.stop_copies()
             self._part.keeper.drop()
             self._cache.close()
+
+
+def rest(members: int) -> float:
+    """Returns the seconds that a supervisor rests between two turns: hundreds of messages a second are taken together,
+    instead of a turn for each.
+
+    Args:
+        members: nodes that follow this one.
+    """
+    return POLL if members >= MANY else 0.0
