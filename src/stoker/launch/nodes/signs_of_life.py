@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from stoker.launch.nodes.agent import interval
 from stoker.launch.nodes.channel import Peer, text_of
 
-LOST = 10.0  # seconds of silence after which a node counts as lost; four heartbeat intervals if these are longer
+LOST = 10.0  # seconds of silence after which a node counts as lost; four heartbeat intervals if that is longer
 ALIVE = text_of({"kind": "alive"})
-SIGNS = (1.0, 5.0)  # seconds between two heartbeats: for a few nodes, and for a thousand
+LONGEST = 20.0  # seconds of that limit, at most
+SIGNS = (1.0, 6.5)  # seconds between two heartbeats: for a few nodes, and for a thousand, which report every 10
 
 
 class SignsOfLife:
@@ -38,13 +39,14 @@ class SignsOfLife:
 
     def silent(self, peers: Iterable[Peer], nodes: int, now: float) -> list[Peer]:
         """Returns the nodes that count as lost, in a group of ``nodes`` nodes."""
-        limit = max(LOST, 4 * _every(nodes))
+        limit = min(LONGEST, max(LOST, 4 * _every(nodes)))
         return [peer for peer in peers if now - self._heard.get(peer, now) > limit]
 
     def give(self, peers: Iterable[Peer], nodes: int, now: float) -> None:
         """Sends a heartbeat to the nodes that got no other message recently."""
+        every = _every(nodes)
         for peer in peers:
-            if now - self._said.get(peer, 0.0) >= _every(nodes):
+            if now - self._said.get(peer, 0.0) >= every:
                 self.said(peer, now)
                 peer.send_text(ALIVE)
 
