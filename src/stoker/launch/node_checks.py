@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 from stoker.errors import Problem, RunFailed
-from stoker.hardware.process import end_with
+from stoker.hardware.parent_process import end_with
 from stoker.launch.first_failure import TOLD, Failure, failure_of, failure_of_exit
 from stoker.launch.forkserver import START
 from stoker.launch.run_spec import RunSpec
