@@ -206,6 +206,52 @@ def test_any_number_of_processes_trains_alike(change: Change, pool: Pool) -> Non
     assert change is as_it_is or all(table.evicted[0, 0] > 0 for table in state.tables.values())
 
 
+EDGES = [-(2**63), -1, 0, 1, 2**63 - 1]  # the ids where signs and the marks of unused entries would show
+
+
+def uneven(change: Change, of: int) -> tuple[list[float], SparseState]:
+    """Trains where one process has no sample, then one feature no id; evaluates between; another table has no row."""
+    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    tables = made(dist.group.WORLD if world > 1 else None, change)
+    none = torch.empty(0, dtype=torch.int64)
+    nothing = JaggedIds(none, none)
+    losses = []
+    for step in range(of):
+        edges = JaggedIds.single(torch.tensor(EDGES))
+        whole = dict.fromkeys(FEATURES, JaggedIds(none, torch.zeros(len(EDGES), dtype=torch.int64)))
+        whole |= {"user": edges, "history": edges} if step % 2 else {"user": edges}
+        own = whole if rank == step % world else dict.fromkeys(FEATURES, nothing)
+        loss = loss_of(tables(own))
+        loss.backward()
+        tables.apply_gradients()
+        losses.append(float(loss.detach()))
+        with torch.no_grad():
+            tables.eval()(own if rank else dict.fromkeys(FEATURES, nothing))
+        tables.train()
+    return losses, tables.state()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int8"])
+def test_processes_without_samples_features_without_ids_and_the_outermost_ids(dtype: str, pool: Pool) -> None:
+    change = int8 if dtype == "int8" else as_it_is
+    [(losses, state)] = pool.run(uneven, change, 5, world=1)
+    assert state.tables["users"].ids.tolist() == state.tables["items"].ids.tolist() == EDGES
+    assert not len(state.tables["words"].ids)
+    for world in (2, 3):
+        ranks = pool.run(uneven, change, 5, world=world)
+        assert summed(ranks) == pytest.approx(losses, rel=1e-12)
+        for name, columns in all_rows([part for _, part in ranks]).items():
+            torch.testing.assert_close(columns, all_rows([state])[name], rtol=1e-11, atol=1e-13)
+        again = made(change=change)
+        again.load([part for _, part in ranks])
+        for name, columns in all_rows([again.state()]).items():
+            torch.testing.assert_close(columns, all_rows([state])[name], rtol=1e-11, atol=1e-13)
+
+
+def int8(table: TableSettings) -> TableSettings:
+    return replace(table, dtype="int8")
+
+
 @pytest.mark.parametrize("change", [as_it_is, coming_and_going, bounded])
 def test_two_processes_state_goes_on_in_any_number(change: Change, pool: Pool) -> None:
     half = STEPS // 2

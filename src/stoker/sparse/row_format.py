@@ -52,7 +52,9 @@ class RowFormat:
     def decode(self, stored: Tensor) -> Tensor:
         """Values [n, width] of stored rows [n, columns]."""
         if self.dtype == "int8":
-            scale = torch.from_numpy(stored.numpy()[:, self.width :].copy()).view(torch.float32)
+            scale = torch.from_numpy(
+                stored.numpy()[:, self.width :].copy().view(np.float32)
+            )  # torch views no empty one
             return stored[:, : self.width].to(torch.float32) * scale
         return stored.to(self.compute)
 
@@ -78,4 +80,4 @@ class RowFormat:
         share = values / torch.where(scale > 0, scale, 1.0)
         whole = share.round() if noise is None else (share + torch.from_numpy(noise).to(torch.float32)).floor()
         coded = whole.clamp(-127, 127).to(torch.int8)
-        return torch.cat([coded, scale.contiguous().view(torch.int8)], dim=1)
+        return torch.cat([coded, torch.from_numpy(scale.contiguous().numpy().view(np.int8))], dim=1)
