@@ -82,6 +82,13 @@ def trained(dtype: str, decay: float) -> torch.Tensor:
     return found.values[found.ids.argsort()]
 
 
+def test_a_row_that_is_not_finite_spoils_no_other() -> None:
+    values, state = np.ones((3, 2), np.float32), np.zeros((3, 1), np.float32)
+    values[0] = np.inf
+    numba_kernels.rowwise_adagrad(values, state, np.arange(3), torch.ones(3, 2), lr=0.5, eps=0.0)
+    assert values.tolist() == [[np.inf, np.inf], [0.5, 0.5], [0.5, 0.5]]
+
+
 def test_a_numba_that_cannot_be_loaded_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "stoker.sparse.numba_kernels")
     monkeypatch.delattr("stoker.sparse.numba_kernels")

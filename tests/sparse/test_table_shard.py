@@ -16,7 +16,7 @@ from stoker.sparse.row_format import RowFormat
 from stoker.sparse.sketch import CountMinSketch
 from stoker.sparse.table_keys import Keys
 from stoker.sparse.table_settings import Admission, Eviction, TableSettings
-from stoker.sparse.table_shard import TableShard
+from stoker.sparse.table_shard import MOST_SEEN, TableShard
 
 TABLE = TableSettings("t", 2, optimizer="sgd", lr=1.0, dtype="float64")
 
@@ -104,6 +104,29 @@ def test_rows_with_a_small_norm_are_evicted() -> None:
     assert ids_in(shard) == [1, 2]
     end_step(shard)
     assert ids_in(shard) == [1]
+
+
+def test_occurrences_are_counted_up_to_the_largest_number() -> None:
+    """A gender is looked up more than 2^31 times; a count that turned negative would get its row evicted."""
+    rule = Eviction(age=1, every=1, frequency=2)
+    shard = TableShard([replace(TABLE, eviction=rule), replace(TABLE, name="u", admission=Admission())], seed=0)
+
+    def look_up(counts: list[int]) -> np.ndarray:
+        return shard.look_up(keys_of(shard, [1, 2][: len(counts)]), np.array(counts)).unique
+
+    rows = look_up([MOST_SEEN - 1, 1])
+    shard.look_up(keys_of(shard, [7], table=1), np.array([MOST_SEEN + 5]))
+    end_step(shard)
+    before = shard.seen[rows].tolist()
+    look_up([3]), look_up([4])
+    assert shard.seen[rows].tolist() == [MOST_SEEN, 1]
+    shard.undo_step()
+    assert shard.seen[rows].tolist() == before
+    look_up([3])
+    end_step(shard)
+    end_step(shard)
+    assert ids_in(shard) == [1] and ids_in(shard, "u") == [7]
+    assert dict(shard.state())["u"].seen.tolist() == [MOST_SEEN]
 
 
 def test_an_evicted_id_starts_again_with_its_first_values() -> None:

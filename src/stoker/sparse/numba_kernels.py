@@ -146,7 +146,7 @@ def _rowwise_adagrad(
 ) -> None:
     width = values.shape[1]
     for i in range(len(rows)):
-        row, square = rows[i], values[0, 0] * 0
+        row, square = rows[i], 0.0
         for k in range(width):
             square += grads[i, k] * grads[i, k]
         state[row, 0] += square / width

@@ -24,6 +24,8 @@ from stoker.sparse.table_keys import Keys, Rows
 from stoker.sparse.table_settings import TableSettings
 from stoker.sparse.tiered_rows import TieredRows
 
+MOST_SEEN = np.iinfo(np.int32).max  # occurrences of a row are counted up to here: a gender may have more in a day
+
 
 class TableShard:
     """Rows of several tables, in one index and one store.
@@ -37,7 +39,8 @@ class TableShard:
         gone: evicted ids, for incremental states.
         waiting: ids without a row.
         state_columns: number of elements of a row's optimizer state.
-        last, seen: int32, by row: the step of its id's last occurrence, and the number of occurrences.
+        last, seen: int32, by row: the step of its id's last occurrence, and the number of occurrences, up to
+            `MOST_SEEN`.
         evicted: float64 [tables, 2 + width]: `stoker.sparse.sparse_state.TableState.evicted` of each table.
     """
 
@@ -61,7 +64,7 @@ class TableShard:
         self._scales = np.array([table.init_scale for table in tables])
         self.waiting = WaitingIds(tables, seed=seed, rank=rank, world=world)
         self._made: list[np.ndarray] = []  # rows created by this step's lookups
-        self._touched: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # rows, last seen before, occurrences
+        self._touched: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # rows, and `last` and `seen` before
         self.gone = EvictedIds(self.salts)
         self.step = 0
 
@@ -90,9 +93,10 @@ class TableShard:
             self.waiting.see(keys[wait], sums[wait])
             rows[enter] = self._insert(keys[enter])
             self._made.append(rows[enter])
-        self._touched.append((rows, self.last[rows], sums))
+        seen = self.seen[rows]
+        self._touched.append((rows, self.last[rows], seen))
         self.last[rows] = self.step
-        self.seen[rows] += sums
+        self.seen[rows] = np.minimum(seen + sums, MOST_SEEN)
         return Rows(rows, inverse)
 
     def peek(self, keys: Keys) -> Rows:
@@ -174,16 +178,15 @@ class TableShard:
         if (admitted := self.waiting.admitted(self.step)) is not None:
             keys, counts = admitted
             rows = self._insert(keys)
-            self.seen[rows] = counts
+            self.seen[rows] = np.minimum(counts, MOST_SEEN)
         self._made.clear()
         self._touched.clear()
         self.step += 1
 
     def undo_step(self) -> None:
         """Undoes this step's lookups: removes the rows that they created, and their counts. The step does not end."""
-        for rows, last, sums in reversed(self._touched):
-            self.seen[rows] -= sums
-            self.last[rows] = last
+        for rows, last, seen in reversed(self._touched):
+            self.last[rows], self.seen[rows] = last, seen
         self._touched.clear()
         self.waiting.forget()
         if self._made:
