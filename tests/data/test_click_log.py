@@ -265,6 +265,37 @@ def test_rows_of_another_file_are_read_by_the_features_of_a_run(tmp_path: Path) 
     np.testing.assert_array_equal(rows.batch(at).dense, log.training.batch(at).dense)
 
 
+def test_rows_without_a_column_of_the_model_are_refused_by_its_name(tmp_path: Path) -> None:
+    """They would be measured without that feature, and only the figures would show it."""
+    features = log_of(tmp_path, "log.jsonl", json_lines(ROWS)).features
+    renamed = [{("User_Id" if key == "user_id" else key): row[key] for key in row if key != "city"} for row in ROWS]
+    (tmp_path / "other.jsonl").write_text(json_lines(renamed))
+    other = SourceBlock(path="other.jsonl")
+    with pytest.raises(UserError) as error:
+        open_rows([other], features, tmp_path)
+    assert "no column 'user_id', which the model has learnt from; did you mean User_Id?" in str(error.value)
+    assert "no column 'city', which the model has learnt from; add it, with empty cells" in str(error.value)
+    with pytest.raises(UserError, match="no column 'city'"):
+        data = [SourceBlock(path="log.jsonl")]
+        open_log(data, LogSettings(), tmp_path, held_out=[other], fraction=0)
+    (tmp_path / "other.jsonl").write_text(json_lines([{**row, "city": None} for row in ROWS]))
+    assert len(open_rows([other], features, tmp_path)) == 40
+
+
+def test_rows_of_libffm_have_the_fields_that_occur_in_them(tmp_path: Path) -> None:
+    features = log_of(tmp_path, "log.ffm", "1 0:1:1 1:2:1\n0 0:3:1 1:4:1\n" * 4).features
+    (tmp_path / "other.ffm").write_text("1 0:1:1\n")
+    assert len(open_rows([SourceBlock(path="other.ffm")], features, tmp_path)) == 1
+
+
+@pytest.mark.parametrize("beside", ["2.5", "no number"])
+def test_a_number_that_is_written_as_nan_is_missing_whatever_rows_are_beside_it(beside: str, tmp_path: Path) -> None:
+    rows = "".join(f"{n % 2},{n},1.5\n" for n in range(40))
+    log = log_of(tmp_path, "log.csv", f"label,user_id,price\n{rows}1,3,NaN\n0,3,{beside}\n", fraction=0)
+    assert [reason for *_, reason in reasons_of(log)] == ["not a number: price is 'no number'"] * (beside[0] == "n")
+    assert len(log.training) == 42 - len(reasons_of(log))
+
+
 def test_the_audit_counts_ids(tmp_path: Path) -> None:
     start = 18_000 * 86_400
     rows = [

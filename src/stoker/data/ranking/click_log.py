@@ -8,16 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from stoker.data.ranking.column_settings import LogSettings
 from stoker.data.ranking.column_store import ColumnStore, open_store
 from stoker.data.ranking.features import Features
-from stoker.data.ranking.find_features import SAMPLE, find_features
+from stoker.data.ranking.find_features import SAMPLE, absent_columns, find_features
 from stoker.data.ranking.fit_features import fit_features
 from stoker.data.ranking.log_batch import RowBatch, read_batch
-from stoker.data.ranking.log_rows import in_order, log_rows
+from stoker.data.ranking.log_rows import in_order, line_form, log_rows
 from stoker.data.ranking.times import days_of
 from stoker.data.rows import Raw
 from stoker.data.sources import Source, open_source
@@ -139,6 +140,7 @@ def open_log(
     training = RowSet(store, fitted, rows[:kept])
     evaluated: RowSet | None = None
     if others:
+        _check_columns(others, features)
         other = open_store(others, features, settings.ignore)
         _check_some(other, settings)
         evaluated = RowSet(other, fitted, _by_time(other))
@@ -154,20 +156,41 @@ def open_rows(data: Sequence[SourceBlock], features: Features, base: Path, ignor
     """Opens the rows of sources with an existing run's features.
 
     Raises:
-        UserError: a source cannot be read, or all rows are bad.
+        UserError: a source cannot be read, a label or a feature is no column of its rows, or all rows are bad.
     """
-    store = open_store(_opened(data, base), features, ignored)
+    sources = _opened(data, base)
+    _check_columns(sources, features)
+    store = open_store(sources, features, ignored)
     _check_some(store, LogSettings(labels=features.labels, positive=features.positive))
     return RowSet(store, features, _by_time(store))
 
 
 def features_of(sources: Sequence[tuple[Source, str]], settings: LogSettings) -> Features:
     """Returns the features of sources, found from their first rows."""
-    rows = (row for source, form in sources for row in log_rows(source, form))
-    first = [raw.value for raw in islice(rows, SAMPLE) if isinstance(raw, Raw) and isinstance(raw.value, dict)]
+    first = _first_rows(sources)
     if not first:
         raise UserError(Problem(f"{sources[0][0].name}: none of the first {SAMPLE:,} rows can be read"))
     return find_features(first, settings)
+
+
+def _first_rows(sources: Sequence[tuple[Source, str]]) -> list[dict[str, Any]]:
+    rows = (row for source, form in sources for row in log_rows(source, form))
+    return [raw.value for raw in islice(rows, SAMPLE) if isinstance(raw, Raw) and isinstance(raw.value, dict)]
+
+
+def _check_columns(sources: Sequence[tuple[Source, str]], features: Features) -> None:
+    """Raises UserError if rows that a model is to be measured on lack one of its columns.
+
+    Each would have no value in every row, and nothing but the figures would show it. Rows of libffm have the fields
+    that occur in them.
+    """
+    for source, form in sources:
+        if any(line_form(path, form) == "libffm" for path in source.files):
+            continue
+        if rows := _first_rows([(source, form)]):
+            names = list(dict.fromkeys(name for row in rows for name in row))
+            if problems := absent_columns(features, names, source.name):
+                raise UserError(*problems)
 
 
 def _opened(blocks: Sequence[SourceBlock], base: Path) -> list[tuple[Source, str]]:

@@ -229,6 +229,8 @@ def _number(cell: Any, name: str) -> float:
     if is_missing(cell):
         return float("nan")
     number = _float(cell)
+    if np.isnan(number) and str(cell).strip().lower().lstrip("+-") == "nan":  # as NumPy reads the whole column
+        return number
     if not np.isfinite(number):
         raise ValueError(f"not a number: {name} is {str(cell)[:_SHOWN]!r}")
     if abs(number) > LARGEST:

@@ -72,6 +72,27 @@ def _unknown(names: Sequence[str], settings: LogSettings) -> list[Problem]:
     return problems
 
 
+def absent_columns(features: Features, names: Sequence[str], place: str) -> list[Problem]:
+    """Returns a problem for each label and feature of a run that is no column of other rows.
+
+    Args:
+        names: the columns of these rows.
+        place: where they are.
+    """
+    wanted = [*features.labels, *(column.name for column in features.columns if column.stored)]
+    known = {*wanted, features.time, features.group, features.weight}
+    others = [name for name in names if name not in known]
+    problems = []
+    for name in wanted:
+        if name not in names:
+            near = difflib.get_close_matches(name, others, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else "add it, with empty cells where there is no value"
+            problems.append(
+                Problem(f"the rows of {place} have no column {name!r}, which the model has learnt from", hint)
+            )
+    return problems
+
+
 def _bad_crosses(names: Sequence[str], settings: LogSettings) -> list[Problem]:
     problems: list[Problem] = []
     for index, pair in enumerate(settings.crosses):

@@ -53,7 +53,7 @@ def _all_rows(source: Source, form: str) -> Iterator[Raw | Rejected]:
 
 def file_rows(path: DataFile, form: str = "auto") -> Iterator[Raw | Rejected]:
     """Yields the rows of one file; see `log_rows`."""
-    kind = form if form in PARSERS else _kind_of(path)
+    kind = line_form(path, form)
     if kind is None:
         if data_suffix(path) in (".txt", ".md", ""):
             hint = "write `format: criteo`, libsvm or libffm beside its `path`, or give it the suffix of what it is"
@@ -72,6 +72,11 @@ def file_rows(path: DataFile, form: str = "auto") -> Iterator[Raw | Rejected]:
                 yield Rejected(str(path), stream.line + 1, stream.damage)
     except OSError as error:
         raise UserError(Problem(f"cannot be read: {error.strerror or error}", file=str(path))) from error
+
+
+def line_form(path: DataFile, form: str = "auto") -> str | None:
+    """Returns which of the formats without a header a file has, stated or found; None for another format."""
+    return form if form in PARSERS else _kind_of(path)
 
 
 def _kind_of(path: DataFile) -> str | None:
