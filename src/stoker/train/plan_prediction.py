@@ -43,7 +43,9 @@ def predicted_of(prepared: Prepared) -> PredictionRecord:
     if rank() != 0:
         return PredictionRecord(None)
     if (task := task_of(prepared.job)).sources:
-        return PredictionRecord(None, f"the planner has no figures for task {task.name}")
+        return PredictionRecord(
+            None, f"steps of task {task.name} are not timed beforehand; `stoker plan` has its memory"
+        )
     if not task.text:
         return PredictionRecord(None, "the shape of a module of one's own is not known")
     try:
