@@ -290,8 +290,8 @@ def test_rows_of_libffm_have_the_fields_that_occur_in_them(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("beside", ["2.5", "no number"])
 def test_a_number_that_is_written_as_nan_is_missing_whatever_rows_are_beside_it(beside: str, tmp_path: Path) -> None:
-    rows = "".join(f"{n % 2},{n},1.5\n" for n in range(40))
-    log = log_of(tmp_path, "log.csv", f"label,user_id,price\n{rows}1,3,NaN\n0,3,{beside}\n", fraction=0)
+    further = [{**ROWS[0], "price": "NaN"}, {**ROWS[1], "price": beside}]
+    log = log_of(tmp_path, "log.jsonl", json_lines([*ROWS, *further]), fraction=0)
     assert [reason for *_, reason in reasons_of(log)] == ["not a number: price is 'no number'"] * (beside[0] == "n")
     assert len(log.training) == 42 - len(reasons_of(log))
 
