@@ -217,20 +217,25 @@ class Scores(torch.autograd.Function):
                 entropy_N[part] = chunk.entropy_C().squeeze(1)
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, target_N, entropy_N)
         ctx.form = form
+        ctx.set_materialize_grads(False)  # an entropy that is only reported costs nothing here
         return log_probability_N, entropy_N
 
     @staticmethod
-    def backward(ctx: Any, grad_log_probability_N: Tensor, grad_entropy_N: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, grad_log_probability_N: Tensor | None, grad_entropy_N: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         hidden_ND, weight_VD, bias_V, target_N, entropy_N = ctx.saved_tensors
+        if grad_log_probability_N is None:
+            grad_log_probability_N = hidden_ND.new_zeros(hidden_ND.shape[0], dtype=_accumulator(hidden_ND))
         weight, bias = _in_type_of(hidden_ND, weight_VD, bias_V)
         sums = _Sums(hidden_ND, weight_VD, bias_V, ctx.needs_input_grad)
         for part, h_CD, chunk in _chunks(hidden_ND, weight, bias, target_N, ctx.form, slope=True):
             uncertain_CV = None
-            if len(entropy_N):
+            if grad_entropy_N is not None and len(entropy_N):
                 p_CV = chunk.p_CV / chunk.total_C
                 uncertain_CV = p_CV * (p_CV.log().nan_to_num(neginf=0.0) + entropy_N[part, None])
             grad_CV = chunk.minus_target().mul_(-grad_log_probability_N[part, None])
-            if uncertain_CV is not None:
+            if grad_entropy_N is not None and uncertain_CV is not None:
                 grad_CV.addcmul_(uncertain_CV, grad_entropy_N[part, None], value=-1)
             sums.add(part, chunk.before_transform(grad_CV).to(h_CD.dtype), h_CD, weight)
         return (

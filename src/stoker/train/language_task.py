@@ -127,6 +127,9 @@ class LanguageTask:
     def begin(self, engine: Engine, folder: RunFolder, optimizer: Optimizer) -> None:
         self._extras.begin(self, engine)
 
+    def after_passes(self, engine: Engine) -> Sequence[str]:
+        return ()
+
     def judge(self, measures: Mapping[str, float]) -> Sequence[str]:
         return ()
 

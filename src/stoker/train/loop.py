@@ -225,7 +225,7 @@ class Loop:
         lr = self.schedule.lr(step)
         result = self.stepper.take(step, span, following, plan=self.plan, lr=lr, asked=self.stop.is_made)
         self._stop = result.asked
-        self._alarm(step, self.task.judge(result.measures))
+        self._alarm(step, [*result.alarms, *self.task.judge(result.measures)])
         return result
 
     def _alarm(self, step: int, found: Sequence[str]) -> None:

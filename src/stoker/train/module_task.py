@@ -113,6 +113,9 @@ class ModuleTask:
     def figures(self) -> Mapping[str, float]:
         return {}
 
+    def after_passes(self, engine: Engine) -> Sequence[str]:
+        return ()
+
     def judge(self, measures: Mapping[str, float]) -> Sequence[str]:
         return ()
 

@@ -37,6 +37,7 @@ class StepResult:
         asked: whether a process was asked to stop.
         data_seconds: share of ``seconds`` spent on waiting for samples.
         measures: further measures of its objective, as means over its targets.
+        alarms: about its samples, for people.
     """
 
     step: int
@@ -50,6 +51,7 @@ class StepResult:
     data_seconds: float
     seconds: float
     measures: Mapping[str, float] = field(default_factory=dict)
+    alarms: Sequence[str] = ()
 
     @property
     def what_is_wrong(self) -> str:
@@ -131,6 +133,7 @@ class Stepper:
         found = self._guard.step(total, norm, sums, asked=asked())
         for hook in self._hooks:
             hook.after_optimizer(lr, found.taken)
+        alarms = self._task.after_passes(self._engine)
         return StepResult(
             step,
             span,
@@ -143,6 +146,7 @@ class Stepper:
             data_seconds,
             time.perf_counter() - begin,
             {**(measures.means(found.sums, counts.targets) if measures is not None else {}), **self._task.figures},
+            alarms,
         )
 
     def _is_wrong(self, found: StepNumbers) -> bool:

@@ -118,6 +118,13 @@ class Task(Protocol):
             Alarms about them, for people.
         """
 
+    def after_passes(self, engine: Engine) -> Sequence[str]:
+        """Completes what the passes of a step have computed for its samples; a collective, before `figures` are read.
+
+        Returns:
+            Alarms about the samples, for people.
+        """
+
     def judge(self, measures: Mapping[str, float]) -> Sequence[str]:
         """Returns alarms about a step's measures, for people."""
 

@@ -174,6 +174,9 @@ class RankingTask:
                 write_period(self._folder, step, period, found)
         return ()
 
+    def after_passes(self, engine: Engine) -> Sequence[str]:
+        return ()
+
     def judge(self, measures: Mapping[str, float]) -> Sequence[str]:
         return ()
 

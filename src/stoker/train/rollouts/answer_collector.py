@@ -139,8 +139,21 @@ class AnswerCollector:
             rollout.score = penalised(rollout, self._settings)
         return rollouts
 
-    def score_tokens(self, rollouts: Sequence[Rollout], engine: Engine) -> None:
-        """Adds the log-probabilities of the policy and the reference, from the training forward pass; a collective."""
+    @property
+    def kind(self) -> type[np.floating]:
+        """Type of the log-probabilities of tokens."""
+        wide = torch.promote_types(self._task.language.model.dtype, torch.float32)
+        return np.float64 if wide == torch.float64 else np.float32
+
+    def score_tokens(self, rollouts: Sequence[Rollout], engine: Engine, *, policy: bool = True) -> None:
+        """Adds the log-probabilities of the policy and the reference, from the training forward pass; a collective.
+
+        Args:
+            policy: whether to score by the policy; else the passes that train on the answers do, and there is no
+                critic.
+        """
+        if not policy and not self._settings.kl:
+            return
         first, last = engine.share(0, len(rollouts), self._settings.plan.rollouts)
         mine, size = rollouts[first:last], self._micro_batch
         chunks = [mine[i : i + size] for i in range(0, len(mine), size)]
@@ -152,18 +165,19 @@ class AnswerCollector:
         alone = [part for _, part in parts]
         passes = engine.count(alone).passes
         reading = TokenScoreReading(self._settings.temperature)
-        scores = engine.read(alone, reading, passes)
-        references = self._reference_scores(alone, engine, passes) if self._settings.kl else scores
-        estimates: Sequence[Tensor] = scores
+        none = [torch.empty(0)] * len(alone)
+        scores = engine.read(alone, reading, passes) if policy else none
+        references = self._reference_scores(alone, engine, passes) if self._settings.kl else none
+        estimates = none
         if self._settings.critic:
             with as_critic(self._task.language):
                 estimates = engine.read(alone, ValueReading(self._task.language), passes)
-        columns: dict[int, dict[str, np.ndarray]] = {}
+        columns: dict[int, dict[str, np.ndarray]] = {id(rollout): {} for rollout in mine}
         for (chunk, part), own, reference, estimate in zip(parts, scores, references, estimates, strict=True):
             inputs = part.inputs
             assert isinstance(inputs, Inputs)
-            for number, (old, entropy) in by_rollout(own, inputs).items():
-                columns[id(chunk[number])] = {"old": old, "entropy": entropy}
+            for number, (old, entropy) in by_rollout(own, inputs).items() if policy else ():
+                columns[id(chunk[number])] |= {"old": old, "entropy": entropy}
             for number, (log_p, _) in by_rollout(reference, inputs).items() if self._settings.kl else ():
                 columns[id(chunk[number])]["reference"] = log_p
             for number, (value,) in by_rollout(estimate, inputs).items() if self._settings.critic else ():

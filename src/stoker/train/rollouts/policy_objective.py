@@ -20,7 +20,9 @@ from torch import Tensor
 from stoker.models.collate import Inputs
 from stoker.models.head import Head, LogitsHead
 from stoker.models.objective import Loss, Measures
+from stoker.train.rollouts.token_scores import TrainedScores
 
+OLD = "old"  # given to passes over answers that have been scored before the step
 PTX = "ptx"  # given to passes over other data, not to those over answers
 LOG_RATIO = 20.0  # log-ratios are clamped to this, so that exp is finite
 LARGEST_K3 = 10.0  # k3 is clamped to this: it grows as exp, and one token would outweigh all others
@@ -74,6 +76,7 @@ class PolicyObjective:
     ptx: float = 0.0
     by_answer: bool = False
     measures: Measures = field(init=False)
+    trained: TrainedScores = field(init=False, default_factory=TrainedScores)
 
     def __post_init__(self) -> None:
         names = ("ratio", "approx_kl", "clip_fraction", "loss_kl", *self._beside)
@@ -91,13 +94,19 @@ class PolicyObjective:
 
     def __call__(self, hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Loss:
         """See `stoker.models.objective.Objective`. ``inputs.given`` holds, by target, ``old``, ``advantage`` and
-        ``weight``, and ``reference`` where there is a KL term; of other data ``ptx``, a target's share of the mean."""
+        ``weight``, and ``reference`` where there is a KL term; of other data ``ptx``, a target's share of the mean.
+        Without ``old`` the old policy is this one, and its scores are kept in ``trained``."""
         if PTX in inputs.given:
             return self._cross_entropy(hidden_ND, inputs, head)
-        scores = head.tempered(self.temperature).scores(hidden_ND, inputs.targets, entropy=self.entropy > 0)
+        unscored = inputs.rows > 0 and OLD not in inputs.given
+        tempered = head.tempered(self.temperature)
+        scores = tempered.scores(hidden_ND, inputs.targets, entropy=self.entropy > 0 or unscored)
         log_p_N = scores.log_probability
-        given = inputs.given if inputs.rows else dict.fromkeys(("old", "advantage", "weight", "reference"), log_p_N)
-        old_N, advantage_N, weight_N = given["old"], given["advantage"], given["weight"]
+        given = inputs.given if inputs.rows else dict.fromkeys((OLD, "advantage", "weight", "reference"), log_p_N)
+        if unscored:
+            self.trained.add(inputs, scores)
+            given = {**given, OLD: log_p_N.detach()}
+        old_N, advantage_N, weight_N = given[OLD], given["advantage"], given["weight"]
         log_ratio_N = (log_p_N - old_N).clamp(-LOG_RATIO, LOG_RATIO)
         used_N = self._of_sequences(log_ratio_N, inputs) if self.sequence_ratio else log_ratio_N
         ratio_N = used_N.exp()
@@ -110,7 +119,7 @@ class PolicyObjective:
         if self.kl:
             loss_N = loss_N + self.kl * kl_estimate(log_p_N, given["reference"], self.estimator)
             k3_N = kl_estimate(log_p_N.detach(), given["reference"], "k3")
-        if scores.entropy is not None:
+        if self.entropy > 0 and scores.entropy is not None:
             loss_N = loss_N - self.entropy * scores.entropy
         binds_N = (gain_N < ratio_N * advantage_N).to(weight_N)
         share_N = 1 / self._lengths(log_ratio_N, inputs) if self.by_answer else torch.ones_like(log_ratio_N)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from stoker.job.rollout_sizes import RolloutSizes
 from stoker.train.rollouts.iteration_plan import IterationPlan
 
 Advantage = Literal["group", "group mean", "leave one out", "reward to go", "gae"]
@@ -64,6 +65,22 @@ class PolicySettings:
     def critic(self) -> bool:
         """Whether there is a critic."""
         return self.advantage == "gae"
+
+    @property
+    def scores_in_training(self) -> bool:
+        """Whether ``old`` may come from the passes that train on the answers.
+
+        They then are in one step, and nothing that is computed before it depends on the policy's log-probabilities.
+        """
+        before = self.critic or (self.kl > 0 and self.kl_in_reward)
+        return self.plan.epochs == 1 and self.plan.batch == self.plan.rollouts and not before
+
+    @property
+    def sizes(self) -> RolloutSizes:
+        """The sizes of an iteration, for the planner."""
+        plan = self.plan
+        readings = (not self.scores_in_training) + (self.kl > 0) + self.critic
+        return RolloutSizes(plan.prompts, plan.answers, self.max_tokens, plan.epochs, readings)
 
     @property
     def in_groups(self) -> bool:

@@ -21,6 +21,7 @@ from stoker.data.tokenise import TextCodec
 from stoker.errors import Problem, UserError
 from stoker.models.collate import Inputs
 from stoker.models.critic import as_critic
+from stoker.models.language_model import has_dropout
 from stoker.parallel.idle_offload import IdleOffload
 from stoker.runs.run_folder import RunFolder
 from stoker.train.evaluate import Evaluation
@@ -29,15 +30,15 @@ from stoker.train.rollouts.actor_critic import RETURN, ActorCritic
 from stoker.train.rollouts.answer_collector import AnswerCollector
 from stoker.train.rollouts.environment import Environment
 from stoker.train.rollouts.iteration_plan import IterationPlan
-from stoker.train.rollouts.policy_objective import PTX
+from stoker.train.rollouts.policy_objective import OLD, PTX, PolicyObjective
 from stoker.train.rollouts.policy_settings import PolicySettings
 from stoker.train.rollouts.pretraining_mix import PretrainingMix
 from stoker.train.rollouts.rewards import Rewards
 from stoker.train.rollouts.rollout import Rollout
-from stoker.train.rollouts.rollout_figures import alarms, figures_of, ratio_alarms
+from stoker.train.rollouts.rollout_figures import NewAlarms, figures_of, ratio_alarms
 from stoker.train.rollouts.rollout_files import ROLLOUTS, Iteration, RolloutFiles
 from stoker.train.rollouts.shaping import add_advantages, groups, tells_apart, token_weights
-from stoker.train.rollouts.token_scores import by_target
+from stoker.train.rollouts.token_scores import TrainedScores, by_target
 from stoker.train.task import Part
 
 if TYPE_CHECKING:
@@ -89,13 +90,14 @@ class PolicyTask(LanguageTask):
         self._files: RolloutFiles | None = None
         self._iterations: dict[int, Iteration] = {}
         self._prompts: int | None = None  # prompts of the run, where its length is a number of epochs
-        self._alarmed: set[str] = set()
+        self._alarms = NewAlarms(settings, lambda: self.files.read(0).figures)
         self._told = False  # whether the user was told that moving gains nothing
         self._step = 0
         self._only_critic = False  # whether this is the critic's warm-up
         self._untouched = False  # whether no step has been taken on the current answers
         self._figures: Mapping[str, float] = {}
-        self._first_figures: Mapping[str, float] | None = None
+        self._trained = objective.trained if isinstance(objective, PolicyObjective) else TrainedScores()
+        self._unscored: int | None = None  # number of the iteration that the passes of its step score
 
     @property
     def plan(self) -> IterationPlan:
@@ -134,18 +136,21 @@ class PolicyTask(LanguageTask):
         self._step = step
         before = self._iterations
         self._iterations = {number: it for number, it in before.items() if begin <= number <= end}
+        self._unscored = self._unscored if self._unscored in self._iterations else None
         found = self._gains_nothing()
         for number in range(begin, end + 1):
             if number not in self._iterations:
                 inside = number == begin and place > 0
                 found_there = self._restored(number, place) if inside else None
                 inside = found_there is not None and found_there.step <= step
-                iteration = found_there if found_there and inside else self._sample(number, step, engine)
-                self._iterations[number] = iteration
-                self._figures = iteration.figures
                 self._untouched = not inside
-                if not inside:
-                    found += self._new_alarms(iteration)
+                if found_there and inside:
+                    self._iterations[number], self._figures = found_there, found_there.figures
+                    continue
+                unscored = self._scored_within(number, first, last)
+                self._unscored = number if unscored else None
+                iteration = self._sample(number, step, engine, scored=not unscored)
+                found += [] if unscored else self._complete(iteration)
             else:
                 self._figures = {**self._iterations[number].figures, "rollout_seconds": 0.0}
         return found
@@ -168,22 +173,34 @@ class PolicyTask(LanguageTask):
             )
         return iteration
 
+    def _scored_within(self, number: int, first: int, last: int) -> bool:
+        """Returns whether the passes of the step on samples first .. last-1 score an iteration, so that no passes
+        before it need to.
+        """
+        begin = number * self.plan.samples
+        whole = first <= begin and begin + self.plan.samples <= last
+        return whole and self.settings.scores_in_training and not has_dropout(self.language.model)
+
+    def after_passes(self, engine: Engine) -> list[str]:
+        found, number = self._trained.take(), self._unscored
+        if number is None:
+            return []
+        iteration = self._iterations[number]
+        for index, (old, entropy) in engine.gather(lambda: list(found.items())):
+            iteration.rollouts[index].tokens |= {"old": old, "entropy": entropy}
+        return self._complete(iteration)
+
+    def _complete(self, iteration: Iteration) -> list[str]:
+        """Writes an iteration whose answers have all of their values; returns alarms about it. A collective."""
+        iteration = replace(iteration, figures={**iteration.figures, **figures_of(iteration.rollouts)})
+        self._iterations[iteration.number], self._figures = iteration, iteration.figures
+        by_first(lambda: self.files.write(iteration))
+        return self._alarms.about(iteration.figures)
+
     def judge(self, measures: Mapping[str, float]) -> list[str]:
         """Checks, before the first step on new answers, that the trained policy equals the one that sampled them."""
         first, self._untouched = self._untouched, False
         return ratio_alarms(measures) if first and not self._only_critic else []
-
-    def _new_alarms(self, iteration: Iteration) -> list[str]:
-        """Returns alarms that the iteration before did not raise."""
-        now = alarms(iteration.figures, self._figures_at_first(), self.settings)
-        new = [text for kind, text in now.items() if kind not in self._alarmed]
-        self._alarmed = set(now)
-        return new
-
-    def _figures_at_first(self) -> Mapping[str, float]:
-        if self._first_figures is None:
-            self._first_figures = self.files.read(0).figures
-        return self._first_figures
 
     @property
     def figures(self) -> Mapping[str, float]:
@@ -194,14 +211,17 @@ class PolicyTask(LanguageTask):
         """Returns the policy's passes over answers, those over other data, and the critic's."""
         beside = self._mix.parts(self, first, last) if self._mix is not None else []
         found: list[Rollout] = []
+        numbers: list[int] = []  # indices within their iterations
         while first < last:
             number, place = self.plan.place(first)
             end = min(last, first - place + self.plan.samples)
             rollouts = self._iterations[number].rollouts
-            found += [rollouts[i] for i in self.plan.chosen(first, end, len(rollouts))]
+            chosen = self.plan.chosen(first, end, len(rollouts))
+            found += [rollouts[i] for i in chosen]
+            numbers += chosen
             first = end
         laid_out = self._collector.laid_out(found, HOST)
-        policy = [self._part(inputs, found) for inputs in laid_out]
+        policy = [self._part(inputs, found, numbers) for inputs in laid_out]
         return policy + beside + [self._critic_part(inputs, found) for inputs in laid_out if self.settings.critic]
 
     def complete(self, parts: Sequence[Part], engine: Engine, passes: int) -> Sequence[Part]:
@@ -236,15 +256,17 @@ class PolicyTask(LanguageTask):
         with super().around(part), as_critic(self.language) if _kind_of(part) == RETURN else nullcontext():
             yield
 
-    def _part(self, inputs: Inputs, rollouts: Sequence[Rollout]) -> Part:
-        rows = [rollouts[i] for i in inputs.given["number"].tolist()]
-        names = ["old", "advantage"]
+    def _part(self, inputs: Inputs, rollouts: Sequence[Rollout], numbers: Sequence[int]) -> Part:
+        chosen = inputs.given["number"].tolist()
+        rows = [rollouts[i] for i in chosen]
+        names = ["advantage"] if self._unscored is not None else [OLD, "advantage"]
         if self.settings.kl and not self.settings.kl_in_reward:
             names.append("reference")
         columns = {name: [r.tokens[name] for r in rows] for name in names}
         columns["weight"] = [w * (not self._only_critic) for w in token_weights(rows, self.settings)]
         targets = len(inputs.targets) if self.settings.weight == "token" else len(rows)
-        return Part(replace(inputs, given=by_target(inputs, columns)), targets=targets, tokens=inputs.tokens)
+        given = by_target(inputs, columns) | {"number": torch.tensor([numbers[i] for i in chosen])}
+        return Part(replace(inputs, given=given), targets=targets, tokens=inputs.tokens)
 
     def _critic_part(self, inputs: Inputs, rollouts: Sequence[Rollout]) -> Part:
         """Returns the critic's pass over the same answers; its loss is over the policy's targets, so it has no own
@@ -261,8 +283,12 @@ class PolicyTask(LanguageTask):
         kept = [r for number in numbers if number in self._iterations for r in self._iterations[number].rollouts]
         return list(dict.fromkeys(f"{r.source}:{r.row}" for r in kept))
 
-    def _sample(self, number: int, step: int, engine: Engine) -> Iteration:
-        """Samples the answers of an iteration and computes everything that its steps need; a collective."""
+    def _sample(self, number: int, step: int, engine: Engine, *, scored: bool) -> Iteration:
+        """Samples the answers of an iteration and computes everything that its steps need; a collective.
+
+        Args:
+            scored: whether their tokens are scored by the policy; else the passes of the step do that.
+        """
         began, settings = time.perf_counter(), self.settings
         first = number * self.plan.prompts if settings.dynamic == 1 or not number else self._before(number).next_prompt
         kept: list[Rollout] = []
@@ -278,15 +304,13 @@ class PolicyTask(LanguageTask):
             kept += [r for group, t in zip(groups(found), told, strict=True) if not rounds_left or t for r in group]
             if len(kept) == self.plan.rollouts or first == self._prompts:
                 break
-        self._collector.score_tokens(kept, engine)
+        self._collector.score_tokens(kept, engine, policy=scored)
         kl = self._kl_factor(number)
-        add_advantages(kept, settings, kl)
-        figures = {**figures_of(kept), "informative": float(np.mean(informative))}
-        figures |= {"rollout_seconds": time.perf_counter() - began}
+        add_advantages(kept, settings, kl, self._collector.kind)
+        figures = {"informative": float(np.mean(informative)), "rollout_seconds": time.perf_counter() - began}
         if settings.kl_target is not None:
             figures["kl_factor"] = kl
-        iteration = Iteration(number, step, first, tuple(kept), figures)
-        by_first(lambda: self.files.write(iteration))
+        iteration = self._iterations[number] = Iteration(number, step, first, tuple(kept), figures)
         return iteration
 
     def _answers(self, asked: Sequence[tuple[int, Document]], engine: Engine, **how: Any) -> list[Rollout]:

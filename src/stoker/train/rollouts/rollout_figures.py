@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 import numpy as np
 
@@ -78,6 +79,25 @@ def alarms(figures: Mapping[str, float], first: Mapping[str, float], settings: P
         ),
     }
     return {kind: text for kind, (wrong, text) in checks.items() if wrong}
+
+
+class NewAlarms:
+    """Alarms about iterations, each of a kind that the iteration before did not raise.
+
+    Args:
+        first: returns the figures of the run's first iteration.
+    """
+
+    def __init__(self, settings: PolicySettings, first: Callable[[], Mapping[str, float]]) -> None:
+        self._settings, self._first = settings, cache(first)
+        self._raised: set[str] = set()
+
+    def about(self, figures: Mapping[str, float]) -> list[str]:
+        """Returns the alarms about the next iteration."""
+        now = alarms(figures, self._first(), self._settings)
+        new = [text for kind, text in now.items() if kind not in self._raised]
+        self._raised = set(now)
+        return new
 
 
 def ratio_alarms(measures: Mapping[str, float]) -> list[str]:

@@ -30,7 +30,9 @@ def penalised(rollout: Rollout, settings: PolicySettings) -> float:
     return score
 
 
-def add_advantages(rollouts: Sequence[Rollout], settings: PolicySettings, kl: float) -> None:
+def add_advantages(
+    rollouts: Sequence[Rollout], settings: PolicySettings, kl: float, kind: type[np.floating] = np.float64
+) -> None:
     """Adds to every token its ``advantage``, its ``reward`` where rewards are per token, and its ``return`` with a
     critic.
 
@@ -38,11 +40,12 @@ def add_advantages(rollouts: Sequence[Rollout], settings: PolicySettings, kl: fl
 
     Args:
         kl: factor of the KL in this iteration.
+        kind: type of the values that are added.
     """
     if not settings.kl_in_reward:
         kl = 0.0
     if settings.advantage in ("gae", "reward to go"):
-        rewards = _token_rewards(rollouts, settings, kl)
+        rewards = _token_rewards(rollouts, settings, kl, kind)
         for rollout, rewards_A in zip(rollouts, rewards, strict=True):
             rollout.tokens["reward"] = rewards_A
             if settings.advantage == "reward to go":
@@ -53,7 +56,7 @@ def add_advantages(rollouts: Sequence[Rollout], settings: PolicySettings, kl: fl
     else:
         for group in groups(rollouts):
             for rollout, advantage in zip(group, _of_group(group, settings, kl), strict=True):
-                rollout.tokens["advantage"] = np.full_like(rollout.tokens["old"], advantage)
+                rollout.tokens["advantage"] = np.full(rollout.length, advantage, kind)
     if settings.whiten:
         advantages = whitened([rollout.tokens["advantage"] for rollout in rollouts], shift=True)
         for rollout, advantages_A in zip(rollouts, advantages, strict=True):
@@ -74,11 +77,13 @@ def _of_group(group: Sequence[Rollout], settings: PolicySettings, kl: float) -> 
     return of_group(scores_G, scaled=settings.advantage == "group")
 
 
-def _token_rewards(rollouts: Sequence[Rollout], settings: PolicySettings, kl: float) -> list[np.ndarray]:
+def _token_rewards(
+    rollouts: Sequence[Rollout], settings: PolicySettings, kl: float, kind: type[np.floating]
+) -> list[np.ndarray]:
     """Returns the reward of each token: minus the KL estimate k1, plus the score at the last token."""
     rewards = []
     for rollout in rollouts:
-        rewards_A = np.zeros_like(rollout.tokens["old"])
+        rewards_A = np.zeros(rollout.length, kind)
         if kl:
             rewards_A -= kl * (rollout.tokens["old"] - rollout.tokens["reference"])
         rewards_A[-1] += rollout.score
@@ -95,4 +100,4 @@ def token_weights(rollouts: Sequence[Rollout], settings: PolicySettings) -> list
     """Returns the weights of the tokens of answers in the step's sum; see `PolicySettings.weight`."""
     of = {"answer": lambda r: r.length, "longest": lambda _: settings.max_tokens}
     tokens = of.get(settings.weight, lambda _: 1)
-    return [np.full_like(r.tokens["old"], 1.0 / tokens(r)) for r in rollouts]
+    return [np.full_like(r.tokens["advantage"], 1.0 / tokens(r)) for r in rollouts]

@@ -1,4 +1,4 @@
-"""Per-token scores of answers from the training forward pass."""
+"""Per-token scores of answers, from forward passes before a step or from those that train on them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stoker.models.collate import Inputs
-from stoker.models.head import Head, LogitsHead
+from stoker.models.head import Head, LogitsHead, TokenScores
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,27 @@ class TokenScoreReading:
         scores = head.tempered(self.temperature).scores(hidden_ND, inputs.targets, entropy=True)
         assert scores.entropy is not None
         return torch.stack((scores.log_probability, scores.entropy))
+
+
+class TrainedScores:
+    """The log-probability and entropy of each target of the passes that train on answers without ``old``.
+
+    Where an iteration is one optimizer step, the policy of its passes is the one that sampled, so that these values are
+    those of a pass before the step.
+    """
+
+    def __init__(self) -> None:
+        self._passes: list[tuple[Inputs, Tensor]] = []
+
+    def add(self, inputs: Inputs, scores: TokenScores) -> None:
+        """Keeps the scores of a pass."""
+        assert scores.entropy is not None
+        self._passes.append((inputs, torch.stack((scores.log_probability, scores.entropy)).detach()))
+
+    def take(self) -> dict[int, np.ndarray]:
+        """Returns the scores since the last call, each array of shape (2, answer tokens); see `by_rollout`."""
+        passes, self._passes = self._passes, []
+        return {number: values for inputs, scores in passes for number, values in by_rollout(scores, inputs).items()}
 
 
 def by_rollout(values_XN: Tensor, inputs: Inputs) -> dict[int, np.ndarray]:
