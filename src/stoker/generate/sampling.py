@@ -37,12 +37,16 @@ def next_tokens(logits_BV: Tensor, generations: Sequence[Generation]) -> list[To
     scaled_BV = _adjusted(logits_BV, generations)
     totals_B1 = scaled_BV.logsumexp(-1, keepdim=True)
     drawn = [row for row, request in enumerate(requests) if request.sampling.temperature > 0]
-    chosen_B = scaled_BV.argmax(-1)
-    if drawn:
-        sampled = scaled_BV[drawn], totals_B1[drawn], [generations[row] for row in drawn]
-        chosen_B[drawn] = _draw(*sampled)
+    if len(drawn) == len(requests):  # the usual case: rows are not copied
+        chosen_B = _draw(scaled_BV, totals_B1, generations)
+    else:
+        chosen_B = scaled_BV.argmax(-1)
+        if drawn:
+            sampled = scaled_BV[drawn], totals_B1[drawn], [generations[row] for row in drawn]
+            chosen_B[drawn] = _draw(*sampled)
     scores_B = (scaled_BV.gather(1, chosen_B[:, None]) - totals_B1).squeeze(1)
-    others = alternatives(scaled_BV - totals_B1, max(request.alternatives for request in requests))
+    listed = max(request.alternatives for request in requests)
+    others = alternatives(scaled_BV - totals_B1 if listed else scaled_BV, listed)
     drawn_with = zip(chosen_B.tolist(), scores_B.tolist(), others, requests, strict=True)
     return [Token(token, score, best[: request.alternatives]) for token, score, best, request in drawn_with]
 
@@ -97,8 +101,10 @@ def _penalise(logits_V: Tensor, sampling: Sampling, generation: Generation) -> N
 def _draw(scaled_BV: Tensor, totals_B1: Tensor, generations: Sequence[Generation]) -> Tensor:
     numbers = [uniform(g.request.sampling.seed, len(g.tokens)) for g in generations]
     u_B1 = torch.tensor(numbers, dtype=_wide(scaled_BV), device=scaled_BV.device)[:, None]
-    chosen_B = torch.empty(len(generations), dtype=torch.int64, device=scaled_BV.device)
     whole = [row for row, g in enumerate(generations) if not g.request.sampling.truncates]
+    if len(whole) == len(generations):
+        return _look_up((scaled_BV - totals_B1).exp(), u_B1)
+    chosen_B = torch.empty(len(generations), dtype=torch.int64, device=scaled_BV.device)
     if whole:
         everything_BV = (scaled_BV[whole] - totals_B1[whole]).exp()
         chosen_B[whole] = _look_up(everything_BV, u_B1[whole])
