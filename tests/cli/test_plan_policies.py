@@ -1,4 +1,4 @@
-"""What a plan of a policy leaves out is said."""
+"""The time of a policy's answers in a plan."""
 
 from __future__ import annotations
 
@@ -10,14 +10,33 @@ import pytest
 from stoker.cli.main import main
 
 JOB = "model: smollm2-135m\ndata: asked.jsonl\nsteps: 4\ntune: lora\n"
+GRPO = "task: grpo\ngrpo: {rewards: numeric, prompts: 2, answers: 8, max_tokens: 48}\n"
 
 
-@pytest.mark.parametrize(("task", "says"), [("task: grpo\ngrpo: {rewards: numeric}\n", True), ("task: sft\n", False)])
-def test_a_plan_says_that_sampling_is_not_in_it(
-    task: str, says: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_rollouts_are_a_part_of_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "job.yaml").write_text(task + JOB)
+    (tmp_path / "job.yaml").write_text(GRPO + JOB)
     assert main(["plan", "job.yaml", "--on", "h100", "--json"]) == 0
-    notes = json.loads(capsys.readouterr().out)["notes"]
-    assert any("rollout_seconds" in note for note in notes) is says
+    found = json.loads(capsys.readouterr().out)
+    plan, rollouts = found["plan"], found["plan"]["rollouts"]
+    assert rollouts["seconds"] == pytest.approx(sum(rollouts[f"{part}_s"] for part in ("prefill", "decode", "scoring")))
+    assert plan["time"]["rollouts"] == pytest.approx(rollouts["seconds"])  # one step on each round
+    assert plan["step_time_s"] == pytest.approx(sum(plan["time"].values()))
+    assert (rollouts["prompts"], rollouts["answers"], rollouts["tokens"], rollouts["readings"]) == (2, 8, 48, 1)
+    assert any("its share of the round of answers" in note for note in found["notes"])
+    assert main(["plan", "job.yaml", "--on", "h100"]) == 0
+    said = capsys.readouterr().out
+    assert "for 1 step: 2 prompts of" in said and "8 answers of 48 each" in said and "decoding" in said
+
+
+def test_other_tasks_have_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text("task: sft\n" + JOB)
+    assert main(["plan", "job.yaml", "--on", "h100", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert "rollouts" not in found["plan"] and "rollouts" not in found["plan"]["time"]
+    assert not any("answers" in note for note in found["notes"])

@@ -39,6 +39,9 @@ def test_the_line() -> None:
     assert "13 s; this machine was not calibrated: `stoker plan --calibrate`" in catalogue and "+4" not in catalogue
     learnt = PredictionRecord(predicted(calibration=None, corrected_by="runs/a"), measured=both.measured).line()
     assert learnt == f"{measured} (+4 %); corrected by the run runs/a"
+    policy = PredictionRecord(predicted(rollouts=8.0), measured=MeasuredRun(10, 2.4, 39.8 * GIB, 6.0)).line()
+    assert policy == f"{measured} (+4 %); rollouts 8 s a step, measured 6 s (-25 %); calibrated on 2026-11-21"
+    assert "2.31 s a step and 8 s of rollouts" in PredictionRecord(predicted(rollouts=8.0)).line()
     assert PredictionRecord(None, "a module").line() == "predicted  nothing: a module"
 
 
@@ -71,3 +74,13 @@ def test_the_first_two_steps_do_not_count_where_there_are_more(
 def test_memory_is_that_of_the_fullest_process() -> None:
     assert measured_of(metrics(1.0), memory=7.0) == MeasuredRun(1, 1.0, 7.0)
     assert measured_of([]) is None
+
+
+def test_rollouts_are_a_mean_over_steps_with_and_without_new_answers() -> None:
+    lines = [
+        {**line, "rollout_seconds": taken} for line, taken in zip(metrics(*[2.0] * 6), [9, 0, 6, 0, 4, 0], strict=True)
+    ]
+    found = measured_of(lines)
+    assert found is not None and found.rollouts == 2.5
+    without = measured_of(metrics(2.0, 2.0))
+    assert without is not None and without.rollouts == 0

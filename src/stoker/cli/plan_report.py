@@ -22,6 +22,7 @@ from stoker.plan.pipeline.stage_times import drawn_micro_batches, timeline_of
 from stoker.plan.search import LayoutPlan
 from stoker.plan.setting import TrainingWork
 from stoker.plan.speed import mfu_formula
+from stoker.plan.step_time import rollouts_of
 
 GIB = 2**30
 SHOWN = 5  # alternatives without a name, and helpful changes
@@ -39,6 +40,7 @@ def print_answer(found: PlanAnswer, *, pictures: bool) -> None:
     for line in job_yaml(plan.setting).splitlines():
         _say("", line)
     _say("step", f"{time_words(plan.seconds)}: {_shares(plan.time.parts.items(), plan.seconds)}")
+    _rollouts(plan)
     speed = found.plan.speed
     each = f"{speed.tokens_per_s_per_gpu:,.0f} of each device"
     _say("speed", f"{speed.tokens_per_s:,.0f} tokens/s, {each}; MFU {speed.mfu:.1%}")
@@ -89,6 +91,21 @@ def _head(question: PlanQuestion, searched: str) -> None:
     _say("model", f"{work.shape.name}: {work.shape.parameters / 1e9:.2f} billion parameters, {trained}")
     _say("work", f"{work.global_batch} rows of {work.seq_len} tokens a step, in {work.precision}")
     _say("searched", searched)
+
+
+def _rollouts(plan: LayoutPlan) -> None:
+    found, sizes = rollouts_of(plan.setting), plan.setting.work.rollouts
+    if found is None or sizes is None:
+        return
+    prompt = f"{plan.setting.work.prompt_tokens:,.0f}"
+    asked = f"{sizes.prompts} prompts of {prompt} tokens, {sizes.answers} answers of {sizes.tokens} each"
+    _say("rollouts", f"{time_words(found.total)} for {_count(max(1, round(found.steps)), 'step')}: {asked}")
+    parts = {"prefill": found.prefill, "decoding": found.decode, "scoring": found.scoring}
+    _say("", _shares(parts.items(), found.total))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _by(work: TrainingWork) -> str:

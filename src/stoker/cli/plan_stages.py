@@ -17,7 +17,7 @@ from stoker.job.stages import read_stages
 from stoker.job.task_spec import task_of
 from stoker.job.tune_keys import ADAPTERS
 from stoker.plan.answer.as_json import answer_json
-from stoker.plan.answer.full_answer import WITHOUT_SAMPLING, NothingFits, PlanAnswer, answer
+from stoker.plan.answer.full_answer import SAMPLED, NothingFits, PlanAnswer, answer
 from stoker.plan.answer.setting_to_yaml import time_words
 
 GIB = 2**30
@@ -135,7 +135,7 @@ def _print(plans: list[StagePlan]) -> None:
     console = Console(width=width, soft_wrap=True, highlight=False)
     console.print(table)
     if any(task_of(plan.loaded.job).prompts for plan in plans):
-        console.print(f"\n{WITHOUT_SAMPLING}")
+        console.print(f"\n{SAMPLED}")
 
 
 def _gib(memory: float | None) -> str:

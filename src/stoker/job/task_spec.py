@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # of rooms above too; see the import contract
     from stoker.job.conflict_view import View
     from stoker.job.load_job import LoadedJob
     from stoker.job.resolved import ResolvedJob
+    from stoker.job.rollout_sizes import RolloutSizes
     from stoker.job.schema import Job
     from stoker.models.objective import Objective
     from stoker.models.text import TextSide
@@ -138,6 +139,7 @@ class TaskSpec:
         toy_keys: keys of the block with other values in the small copy, where data is rows.
         resident: frozen copies of the model in memory with the trained one, for the planner.
         reads: forward passes without gradients for each that is trained on, for the planner.
+        rollouts: rounds of answers that are sampled between steps, for the planner.
         roles: models in memory during training, by name, the trained model first.
         has_tables: whether its runs hold embedding tables, which a store can follow.
         exports: formats that a run can be exported to.
@@ -186,6 +188,7 @@ class TaskSpec:
     toy_keys: Callable[[Job], dict[str, Any]] = lambda _: {}
     resident: Callable[[Job], int] = lambda _: 0
     reads: Callable[[Job], int] = lambda _: 0
+    rollouts: Callable[[ResolvedJob], RolloutSizes | None] = lambda _: None
     roles: Callable[[Job], tuple[str, ...]] = lambda _: ("model",)
     has_tables: bool = False
     exports: tuple[str, ...] = ("adapter", "merged", "gguf")

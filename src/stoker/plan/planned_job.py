@@ -98,6 +98,7 @@ def critic_work(work: TrainingWork, shape: Shape, tune: TuneBlock) -> TrainingWo
         quantise="none",
         resident=0,
         reads=0,
+        rollouts=None,
         critic=None,
     )
 
@@ -132,7 +133,7 @@ def work_of_shape(job: ResolvedJob, shape: Shape, *, precision: str) -> Training
         predicted=together * train.seq_len if together > 1 else None,
         resident=task_of(job).resident(job),
         reads=task_of(job).reads(job),
-        samples=task_of(job).prompts,
+        rollouts=task_of(job).rollouts(job),
         sync_every=job.parallel.sync.every,
     )
 

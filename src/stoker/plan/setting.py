@@ -9,6 +9,7 @@ from functools import cache, cached_property, lru_cache
 
 from stoker.hardware.cluster import Cluster
 from stoker.job.layout import Layout, ScheduleName
+from stoker.job.rollout_sizes import RolloutSizes
 from stoker.job.tune_keys import ADAPTERS
 from stoker.plan.pipeline.schedule_order import stages_of
 from stoker.plan.shape import Layer, Shape
@@ -41,7 +42,8 @@ class TrainingWork:
             share is computed once, and nothing after the last trained token; None for all of a full row.
         resident: frozen copies of the model in memory with the trained one.
         reads: forward passes without gradients for each that is trained on, such as a reference's.
-        samples: whether answers are sampled between steps, which no figure here counts.
+        rollouts: rounds of answers that are sampled between steps; None without.
+        prompt: tokens of a prompt, if the data determines it; None for the rest of a full row.
         predicted: positions of a row from which the next token is predicted, if the data determines it; None for all.
         sync_every: optimizer steps from one synchronisation of islands to the next; 1 without islands.
         islands: number of islands; None for one a node.
@@ -60,7 +62,8 @@ class TrainingWork:
     predicted: float | None = None
     resident: int = 0
     reads: int = 0
-    samples: bool = False
+    rollouts: RolloutSizes | None = None
+    prompt: float | None = None
     sync_every: int = 1
     islands: int | None = None
     critic: TrainingWork | None = None
@@ -84,6 +87,12 @@ class TrainingWork:
     def attended(self) -> int:
         """Positions of a row that its last one attends to."""
         return self.seq_len + self.adapters.positions + self.adapters.prefix
+
+    @property
+    def prompt_tokens(self) -> float:
+        """Tokens of a prompt that is answered."""
+        assert self.rollouts is not None
+        return max(1.0, self.seq_len - self.rollouts.tokens) if self.prompt is None else self.prompt
 
     @property
     def trained(self) -> int:

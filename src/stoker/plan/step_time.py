@@ -16,6 +16,7 @@ from stoker.plan.network_cost import send_seconds
 from stoker.plan.param_placement import most_held, trained_parameters
 from stoker.plan.pipeline.bubble import step_seconds
 from stoker.plan.pipeline.timeline import StageTime
+from stoker.plan.rollout_time import RolloutTime, rollout_time
 from stoker.plan.setting import PACKED_BYTES, Setting
 from stoker.plan.shape import Layer
 
@@ -29,6 +30,7 @@ RECOMPUTED_PRODUCTS = 0.5  # of a block's products, with selective recomputation
 DEQUANTISED = 2 * (PACKED_BYTES["4bit"] + 2)
 ATTENTION = ("qkv", "attention output")  # products that are split by heads
 BACKWARD_SHARE = 0.66  # of the passes of a micro-batch
+ROLLOUTS = "rollouts"  # the part of a step that is its share of a round of answers
 SMOOTH = 4.0  # exponent of the smooth maximum of host time and device time
 
 
@@ -210,7 +212,15 @@ def step_time(setting: Setting, efficiency: Efficiency | None = None, *, passes:
     parts = dict(correction.time_parts(parts)) if correction is not None else parts
     if setting.work.critic is not None:
         parts["critic"] = step_time(replace(setting, work=setting.work.critic), efficiency).total
+    if (rollouts := rollouts_of(setting, efficiency)) is not None:
+        parts[ROLLOUTS] = rollouts.of_step
     return StepTime(parts)
+
+
+def rollouts_of(setting: Setting, efficiency: Efficiency | None = None) -> RolloutTime | None:
+    """Returns the time of a round of answers; None for tasks without."""
+    efficiency = efficiency or efficiency_of(setting.cluster.device)
+    return rollout_time(setting, efficiency, lambda other: PassTimes(efficiency).of(other))
 
 
 def slowest_pass(setting: Setting, stages: Sequence[StageTime]) -> float:

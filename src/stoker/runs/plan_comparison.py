@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from stoker.files import read_file
@@ -33,7 +33,8 @@ class Predicted:
         corrected_by: the run that predictions of its kind were corrected by; None without.
         memory, time: by component, without that correction.
         peak, upper: bytes: the point estimate, and its upper bound.
-        seconds: of a step.
+        seconds: of a step's training.
+        rollouts: seconds of a step's share of the answers that it trains on; 0 for tasks without.
     """
 
     layout: str
@@ -55,10 +56,12 @@ class Predicted:
     peak: float
     upper: float
     seconds: float
+    rollouts: float = 0.0
 
     def describe(self) -> str:
         """``41.20 GiB (45.32 at most), 2.31 s a step``."""
-        return f"{self.peak / GIB:.2f} GiB ({self.upper / GIB:.2f} at most), {self.seconds:.3g} s a step"
+        sampling = f" and {self.rollouts:.3g} s of rollouts" if self.rollouts else ""
+        return f"{self.peak / GIB:.2f} GiB ({self.upper / GIB:.2f} at most), {self.seconds:.3g} s a step{sampling}"
 
     def source(self) -> str:
         """Describes the source of the rates behind the predicted time."""
@@ -75,11 +78,13 @@ class MeasuredRun:
         steps: that the time is the median of; evaluation and checkpoints are not in it.
         seconds: of a step.
         memory: bytes, largest of the fullest process.
+        rollouts: seconds of a step's share of the answers that it trained on, a mean over the steps.
     """
 
     steps: int
     seconds: float
     memory: float
+    rollouts: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -101,15 +106,21 @@ class PredictionRecord:
         if real is None:
             return f"predicted  {found.describe()}; {found.source()}"
         memory = f"{real.memory / GIB:.2f} GiB ({real.memory / found.peak - 1:+.0%})"
-        seconds = f"{real.seconds:.3g} s"
-        if found.calibration is not None or found.corrected_by is not None:
-            seconds += f" ({real.seconds / found.seconds - 1:+.0%})"
+        known = found.calibration is not None or found.corrected_by is not None
+        seconds = _compared(real.seconds, found.seconds if known else None)
         text = f"predicted  {found.peak / GIB:.2f} GiB, {found.seconds:.3g} s a step; measured {memory}, {seconds}"
+        if found.rollouts:
+            measured = _compared(real.rollouts, found.rollouts if known else None)
+            text += f"; rollouts {found.rollouts:.3g} s a step, measured {measured}"
         return f"{text.replace('%', ' %')}; {found.source()}"
 
     def write(self, folder: RunFolder) -> None:
         """Writes it into the run's folder."""
         folder.write_plan({"format": FORMAT, **asdict(self), "line": self.line()})
+
+
+def _compared(measured: float, predicted: float | None) -> str:
+    return f"{measured:.3g} s" + ("" if predicted is None else f" ({measured / predicted - 1:+.0%})")
 
 
 def read_comparison(folder: RunFolder) -> PredictionRecord | None:
@@ -136,4 +147,5 @@ def measured_of(metrics: Sequence[Mapping[str, Any]], *, memory: float | None = 
     if not settled:
         return None
     peak = memory if memory is not None else max(line["memory_gib"] for line in metrics) * GIB
-    return MeasuredRun(len(settled), median(line["seconds"] for line in settled), peak)
+    rollouts = fmean(line.get("rollout_seconds", 0.0) for line in settled)
+    return MeasuredRun(len(settled), median(line["seconds"] for line in settled), peak, rollouts)

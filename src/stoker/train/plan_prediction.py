@@ -18,6 +18,7 @@ from stoker.hardware.planner_correction import COPIES
 from stoker.hardware.processor import processor_name
 from stoker.job.layout import layout_of
 from stoker.job.resolved import ResolvedJob
+from stoker.job.rollout_sizes import RolloutSizes
 from stoker.job.task_spec import task_of, together_of
 from stoker.job.tune_keys import virtual_tokens
 from stoker.models.head import OWN_CRITIC
@@ -26,7 +27,7 @@ from stoker.plan.memory import peak_memory
 from stoker.plan.planned_job import critic_work, setting_of_job, work_of_shape
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.shape_of_config import shape_of_config
-from stoker.plan.step_time import step_time
+from stoker.plan.step_time import ROLLOUTS, step_time
 from stoker.runs.plan_comparison import Predicted, PredictionRecord, measured_of
 from stoker.runs.run_folder import RunFolder
 from stoker.train.prepared import Prepared
@@ -65,17 +66,21 @@ def predicted_for(prepared: Prepared, processes: int, per_machine: int) -> Predi
     cluster = machines(processes, per_machine)
     config: Mapping[str, Any] = unwrap(prepared.task.model).config.to_dict()
     shape = shape_of_config(config, name=job.model.name)
-    rows = _fullest_and_usual(prepared)
+    rollouts = task_of(job).rollouts(job)
+    prompt, rows = None, _fullest_and_usual(prepared)
+    if rollouts is not None:
+        prompt, rows = _of_answers(prepared, rollouts)
     settings = []
     for row in rows:
         one = job.model_copy(update={"train": job.train.model_copy(update={"seq_len": row.tokens})})
         work = work_of_shape(one, shape, precision=prepared.device.precision)
-        work = replace(work, computed=row.computed, predicted=row.predicted)
+        work = replace(work, computed=row.computed, predicted=row.predicted, prompt=prompt)
         work = replace(work, critic=_critic_of(prepared, work))
         settings.append(setting_of_job(one, cluster, work))
     fullest, usual = settings
     _, memory = peak_memory(fullest)
-    time = step_time(usual)
+    time = dict(step_time(usual).parts)
+    sampling = time.pop(ROLLOUTS, 0.0)
     bare = (setting_of_job(job, replace(cluster, corrections=()), s.work) for s in (fullest, usual))
     cpu = cluster.device.is_cpu
     correction = cluster.correction(fullest.work.precision, fullest.work.tuning)
@@ -96,10 +101,11 @@ def predicted_for(prepared: Prepared, processes: int, per_machine: int) -> Predi
         calibration=cluster.calibration.date if cluster.calibration else None,
         corrected_by=correction.run if correction else None,
         memory=dict(peak_memory(next(bare))[1].parts) | copies,
-        time=dict(step_time(next(bare)).parts),
+        time={name: part for name, part in step_time(next(bare)).parts.items() if name != ROLLOUTS},
         peak=memory.peak + sum(copies.values()),
         upper=memory.upper + sum(copies.values()),
-        seconds=time.total,
+        seconds=sum(time.values()),
+        rollouts=sampling,
     )
 
 
@@ -162,6 +168,23 @@ def _fullest_and_usual(prepared: Prepared) -> tuple[_Row, _Row]:
     usual = np.mean(totals, axis=0).tolist()
     mean = train.seq_len if train.pack else min(train.seq_len, audit.mean)
     return _Row(longest, computed, predicted), _Row(max(1, round(mean)), *usual)
+
+
+def _of_answers(prepared: Prepared, sizes: RolloutSizes) -> tuple[float, tuple[_Row, _Row]]:
+    """Returns the mean length of the first prompts, and the rows of the longest and of a mean one with an answer.
+
+    Answers to a prompt that are in one forward pass share the prompt.
+    """
+    corpus, language, train = prepared.corpus, prepared.task.language, prepared.job.train
+    assert corpus is not None and language is not None
+    asked = min(corpus.sequences.total(1), MICRO_BATCHES * train.micro_batch)
+    lengths = [int(corpus.sequences[i][0].row.trained.argmax()) for i in range(asked)]
+    share = min(train.micro_batch, sizes.answers) if language.packs else 1
+    longest, mean = (
+        _Row(round(prompt) + sizes.tokens, prompt / share + sizes.tokens, sizes.tokens)
+        for prompt in (max(lengths), float(np.mean(lengths)))
+    )
+    return float(np.mean(lengths)), (longest, mean)
 
 
 def compared(before: PredictionRecord, folder: RunFolder, device: Device, *, resumed: int) -> PredictionRecord:

@@ -18,6 +18,7 @@ from stoker.plan.reliability import Forecast
 from stoker.plan.search import LayoutPlan
 from stoker.plan.setting import TrainingWork
 from stoker.plan.speed import mfu_formula
+from stoker.plan.step_time import rollouts_of
 
 GIB = 2**30
 AFTER = ("data parallel", "optimizer")  # parts that follow the passes of a step
@@ -121,6 +122,15 @@ def plan_json(plan: LayoutPlan, *, stages: tuple[Memory, ...] | None = None) -> 
         "host_gib": plan.memory.host / GIB,
         "host_capacity_gib": setting.cluster.host_memory_gib_per_gpu,
     }
+    if (rollouts := rollouts_of(setting)) is not None:
+        result["rollouts"] = {
+            **asdict(setting.work.rollouts),  # type: ignore[arg-type]
+            "prompt_tokens": setting.work.prompt_tokens,
+            "seconds": rollouts.total,
+            "prefill_s": rollouts.prefill,
+            "decode_s": rollouts.decode,
+            "scoring_s": rollouts.scoring,
+        }
     if stages is not None:
         result["mfu_formula"] = mfu_formula(setting.work)
         result["timeline"] = timeline_json(plan)

@@ -25,7 +25,7 @@ from stoker.plan.memory import peak_memory, room
 from stoker.plan.search import LayoutPlan, search
 from stoker.plan.search_space import Space, trainable
 from stoker.plan.setting import Setting, TrainingWork
-from stoker.plan.step_time import step_time
+from stoker.plan.step_time import ROLLOUTS, step_time
 
 MEMORY = "memory"
 # The resource of each cause; small products are arithmetic at a lower rate.
@@ -42,8 +42,8 @@ class Bind:
     """One of the resources that limit a plan's speed.
 
     Attributes:
-        resource: compute, link, bubble, launch, memory bandwidth, recomputation, optimizer; or memory, if it is
-            too small for a faster plan.
+        resource: compute, link, bubble, launch, memory bandwidth, recomputation, optimizer, rollouts; or memory, if
+            it is too small for a faster plan.
         seconds: of the step, spent on it; for memory, the saving with twice as much.
         causes: its parts, the largest first.
     """
@@ -210,4 +210,4 @@ def binds(plan: LayoutPlan, found: list[Help]) -> list[Bind]:
 def _resource(name: str) -> str:
     if name in RESOURCES:
         return RESOURCES[name]
-    return name if name == "optimizer" else "compute"
+    return name if name in ("optimizer", ROLLOUTS) else "compute"

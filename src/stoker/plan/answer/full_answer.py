@@ -16,10 +16,7 @@ from stoker.plan.search import LayoutPlan, SearchResult, search
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.software import STOKER, Software
 
-WITHOUT_SAMPLING = (
-    "steps and times are those of training: sampling the answers, and scoring them, takes time of its own, which a run "
-    "says as rollout_seconds"
-)
+SAMPLED = "a step has its share of the round of answers, all of them of the most tokens; rewards are not counted"
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ class PlanQuestion:
     @property
     def notes(self) -> list[str]:
         """Notes on the assumptions of the figures, and on costs that they omit."""
-        return [*self.cluster.notes, *([WITHOUT_SAMPLING] if self.work.samples else [])]
+        return [*self.cluster.notes, *([SAMPLED] if self.work.rollouts else [])]
 
 
 @dataclass(frozen=True)

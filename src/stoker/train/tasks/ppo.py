@@ -239,6 +239,7 @@ TASK = TaskSpec(
     samples=_samples,
     target="answer",
     perplexity=False,
+    rollouts=lambda job: settings_of(job).sizes,
     roles=lambda job: (*roles_of(_block(job)), "critic"),
     resident=lambda job: copies_of(job, _block(job)),
 )
