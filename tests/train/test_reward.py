@@ -167,7 +167,14 @@ def test_ranked_answers_are_pairs_that_are_held_out_by_row(reward: dict[str, Any
         for better, worse in ((0, 1), (0, 2), (1, 2)):
             row = {"prompt": f"What is {i}?", "chosen": answers[better], "rejected": answers[worse]}
             pairs.append({**row, "chosen_score": scores[better], "rejected_score": scores[worse]})
-    for name, rows in (("pairs", pairs), ("ranked", ranked)):
+    scored = [
+        {"prompt": row["prompt"], "answer": answer, "score": score}
+        for row in ranked
+        for answer, score in zip(row["answers"], row["scores"], strict=True)
+    ]
+    first = {row["prompt"]: row for row in reversed(scored)}  # of each prompt one row, then the others
+    scored = [*first.values()][::-1] + [row for row in scored if row is not first[row["prompt"]]]
+    for name, rows in (("pairs", pairs), ("ranked", ranked), ("scored", scored)):
         (base / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     plain = {
         **reward,
@@ -175,8 +182,8 @@ def test_ranked_answers_are_pairs_that_are_held_out_by_row(reward: dict[str, Any
         "evaluate": {"fraction": 0.0},
         "train": {**reward["train"], "pack": False},
     }
-    runs = [run(base, {**plain, "data": f"{name}.jsonl", "output": name}) for name in ("pairs", "ranked")]
-    assert runs[0].losses == runs[1].losses
+    runs = [run(base, {**plain, "data": f"{name}.jsonl", "output": name}) for name in ("pairs", "ranked", "scored")]
+    assert runs[0].losses == runs[1].losses == runs[2].losses
     assert offset_of(runs[0].prepared.task.model) == 0 and "nothing is held out" in runs[0].prepared.facts["offset"]
     held_out = run(base, {**reward, "data": "ranked.jsonl", "output": "held-out", "steps": 1}).prepared.corpus
     assert held_out is not None

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.data.detect_format import detect
+from stoker.data.prompt_groups import SCORED, behind, grouped
 from stoker.data.readers import decode
 from stoker.data.row_batch import EncodedBatch
 from stoker.data.rows import Raw, Rejected
@@ -38,7 +39,7 @@ Report = Callable[[str, int, int, float | None], None]
 is unknown before the end (compressed files, columns)."""
 
 
-def find_format(source: Source, columns: Mapping[str, str], *, questions: bool = False) -> str:
+def find_format(source: Source, columns: Mapping[str, str], *, questions: bool = False, pairs: bool = False) -> str:
     """Returns the format of a source, from its first valid rows; `UNREADABLE` if every row is broken.
 
     Raises:
@@ -58,7 +59,7 @@ def find_format(source: Source, columns: Mapping[str, str], *, questions: bool =
     if not values:
         return UNREADABLE
     try:
-        return detect(values, columns, questions=questions)
+        return detect(values, columns, questions=questions, pairs=pairs)
     except UserError as error:
         raise UserError(
             *(replace(problem, message=f"{source.name}: {problem.message}") for problem in error.problems)
@@ -166,7 +167,11 @@ def _build(
             read, tokens = sum(s.rows_in for s in done.summaries), sum(s.tokens for s in done.summaries)
             writer = ShardWriter(folder, codec.vocabulary, len(done.summaries))
             meter = _Meter(source.size_bytes if _holds_its_rows(source) else None)
-            rows = islice(meter.count(source.rows()), read, None)
+            rows = meter.count(source.rows())
+            if settings.format == SCORED:
+                rows = behind(grouped(rows, dict(settings.columns)), read)
+            else:
+                rows = islice(rows, read, None)
             for batch in _batches(source, rows, codec, settings, available_cores()):
                 if stop is not None and stop.is_set():
                     return

@@ -180,10 +180,11 @@ def tokenise_source(
     """Tokenises one source."""
     source = open_source(block, base)
     task = task_of(job)
-    found = find_format(source, block.columns, questions=task.prompts) if block.format == "auto" else block.format
+    kind, found = task.rows(job), block.format
+    if found == "auto":
+        found = find_format(source, block.columns, questions=task.prompts, pairs=kind == "pairs")
     columns = tuple(sorted(block.columns.items()))
     train_on = "last" if task.prompts else block.train_on  # a prompt is all that comes before the last answer
-    kind = task.rows(job)
     settings = RowSettings(
         found,
         columns,

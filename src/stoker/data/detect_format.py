@@ -15,18 +15,24 @@ COMPARED = 1000  # columns that a name is looked for among
 
 
 def detect(
-    rows: Sequence[dict[str, Any] | str], columns: Mapping[str, str] | None = None, *, questions: bool = False
+    rows: Sequence[dict[str, Any] | str],
+    columns: Mapping[str, str] | None = None,
+    *,
+    questions: bool = False,
+    pairs: bool = False,
 ) -> str:
     """Returns the format whose columns most of `rows` have.
 
     Args:
         columns: the job's `{our name: the file's name}`.
         questions: whether rows may be prompts without answers.
+        pairs: whether answers are compared, so that rows may hold one scored answer each.
 
     Raises:
         UserError: no row fits any format; names the columns found and the nearest format.
     """
-    votes = Counter(found for row in rows if (found := format_of(row, columns or {}, questions=questions)))
+    fits = (format_of(row, columns or {}, questions=questions, pairs=pairs) for row in rows)
+    votes = Counter(found for found in fits if found)
     if votes:
         return votes.most_common(1)[0][0]
     names = list(dict.fromkeys(name for row in rows if isinstance(row, dict) for name in row))

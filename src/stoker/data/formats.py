@@ -11,6 +11,8 @@
   margin, or chosen_score and rejected_score |
 | ranked | prompt, and answers: a list, best first, or with a list of scores (higher is better) or of ranks (1 is best)
   beside it; each text, a message or a list of messages; optionally system and tools. Every pair that differs counts |
+| scored | prompt, answer and score (higher is better): one answer; all rows with a prompt are joined to a ranking, see
+  `stoker.data.prompt_groups` |
 | question | prompt: text or a list of messages; the model answers it itself, in tasks that reward answers |
 | judged | a conversation of any format above, and label: whether its answer is good |
 
@@ -43,7 +45,7 @@ from stoker.data.messages import (
 )
 from stoker.data.rows import Conversation, Example, Message, Preference, Ranking, Text
 
-PAIRS = ("preference", "ranked")
+PAIRS = ("preference", "ranked", "scored")
 CONVERSATIONS = ("messages", "sharegpt", "instruction", "prompt")
 _VERDICTS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -100,18 +102,26 @@ def column_of(row: Mapping[str, Any], format: str, columns: Mapping[str, str], o
 
 
 def format_of(
-    row: dict[str, Any] | str, columns: Mapping[str, str], *, judged: bool = True, questions: bool = False
+    row: dict[str, Any] | str,
+    columns: Mapping[str, str],
+    *,
+    judged: bool = True,
+    questions: bool = False,
+    pairs: bool = False,
 ) -> str | None:
     """Returns the first format whose required columns are all present, under our names before aliases.
 
     Args:
         judged: whether a conversation with a label is the format ``judged``.
         questions: whether a prompt alone makes a row.
+        pairs: whether answers are compared; only then is a conversation with a score the format ``scored``.
     """
     if isinstance(row, str):
         return "text"
     names = {*row, *(ours for ours, theirs in columns.items() if theirs in row)}
     formats = {name: format.needed for name, format in FORMATS.items() if name not in ("judged", "question")}
+    if not pairs:
+        del formats["scored"]
     by_name = [name for name, needed in formats.items() if names.issuperset(needed)]
     by_alias = [
         name
@@ -120,6 +130,8 @@ def format_of(
     ]
     question = ["question"] if questions and names & {"prompt", *FORMATS["question"].aliases["prompt"]} else []
     found = next(iter(by_name + by_alias + question), None)
+    if "scored" in by_alias and found in CONVERSATIONS:
+        return "scored"
     if judged and found in CONVERSATIONS and verdict_of(row.get(columns.get("label", "label"))) is not None:
         return "judged"
     if found not in ("messages", "sharegpt"):
@@ -289,6 +301,16 @@ def _ranked(row: _Row) -> Ranking:
     return Ranking(tuple(prompt), answers, pairs, tools_of(row.get("tools")))
 
 
+def _scored(row: _Row) -> Ranking:
+    """Parses the row that `stoker.data.prompt_groups` joins the answers to a prompt to."""
+    answers, scores = row.get("answers") or [], row.get("scores") or []
+    if len(answers) < 2:
+        raise Refused("a prompt with one scored answer, which is compared with none")
+    if len(set(scores)) == 1:
+        raise Refused("all answers to the prompt have the same score")
+    return _ranked(row)
+
+
 def _worth(row: _Row, answers: int) -> list[float]:
     """Returns the value of each answer: its score, or its negated rank; by default answers are in order, best first."""
     name = next((name for name in ("scores", "ranks") if row.get(name) is not None), None)
@@ -375,6 +397,15 @@ FORMATS: dict[str, Format] = {
             "answers": ("responses", "completions", "candidates"),
             "scores": ("ratings", "rewards"),
             "ranks": ("rank", "ranking"),
+        },
+    ),
+    "scored": Format(
+        _scored,
+        ("prompt", "answer", "score"),
+        {
+            "prompt": ("instruction", "question", "query"),
+            "answer": ("response", "completion", "output"),
+            "score": ("rating", "reward"),
         },
     ),
     "messages": Format(_messages, ("messages",), {"messages": ("conversations", "conversation")}),

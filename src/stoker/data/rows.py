@@ -17,11 +17,13 @@ class Raw:
         row: counted from 1: the line in JSON lines, CSV and text (the first line of a row that has several),
             the item in JSON arrays, Parquet and catalogue files.
         value: the bytes of a line or document, or columns where reading the file already separates them.
+        others: numbers of further rows of the file that are joined to this one.
     """
 
     source: str
     row: int
     value: bytes | dict[str, Any]
+    others: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

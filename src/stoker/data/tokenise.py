@@ -141,12 +141,12 @@ def tokenise(raws: Iterable[Raw | Rejected], codec: TextCodec, settings: RowSett
     dropped: dict[int, Rejected] = {}
     prepared: list[_Pending] = []
     names = dict(settings.columns)
+    others: dict[int, tuple[int, ...]] = {}  # numbers of joined rows, by place
     for place, raw in enumerate(raws):
         out.rows_in += 1
-        if isinstance(raw, Rejected):
-            dropped[place] = raw
-            continue
-        item = _prepare(place, raw, codec, settings, names, out)
+        item = raw if isinstance(raw, Rejected) else _prepare(place, raw, codec, settings, names, out)
+        others[place] = raw.others if isinstance(raw, Raw) else ()
+        out.rows_in += len(others[place])
         if isinstance(item, Rejected):
             dropped[place] = item
         else:
@@ -193,7 +193,8 @@ def tokenise(raws: Iterable[Raw | Rejected], codec: TextCodec, settings: RowSett
                     digest=digests[place] if digests else None,
                 )
     columns.into(out)
-    out.dropped = [rejected for _, rejected in sorted(dropped.items())]
+    for place, rejected in sorted(dropped.items()):
+        out.dropped += [rejected, *(replace(rejected, row=row) for row in others[place])]
     return out
 
 

@@ -19,7 +19,17 @@ from stoker.job.task_spec import TASKS
 SCHEMA_VERSION = 1
 
 TextFormat = Literal[
-    "auto", "instruction", "messages", "sharegpt", "prompt", "question", "text", "preference", "ranked", "judged"
+    "auto",
+    "instruction",
+    "messages",
+    "sharegpt",
+    "prompt",
+    "question",
+    "text",
+    "preference",
+    "ranked",
+    "scored",
+    "judged",
 ]
 LogFormat = Literal["criteo", "libsvm", "libffm"]
 """Formats of task ranking that neither a suffix nor a header identifies."""

@@ -1,0 +1,89 @@
+"""Joins rows that each hold one scored answer to one row for each prompt, wherever its answers are in a source."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker.data.formats import column_of
+from stoker.data.messages import has_content
+from stoker.data.readers import decode
+from stoker.data.rows import Raw, Rejected
+
+SCORED = "scored"
+BESIDE = ("system", "tools")  # columns that belong to the prompt
+
+
+@dataclass
+class _Group:
+    """The answers to one prompt; the first row has the columns beside them."""
+
+    first: Raw
+    columns: dict[str, Any]
+    answers: list[Any] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+
+
+def grouped(rows: Iterable[Raw | Rejected], columns: Mapping[str, str]) -> Iterator[Raw | Rejected]:
+    """Yields a row with ``answers`` and ``scores`` for each prompt, in the order of their first rows.
+
+    Rows without a prompt, an answer or a finite score are rejected one by one. All rows are in memory until the last
+    has been read.
+
+    Args:
+        columns: the job's `{our name: the file's name}`.
+    """
+    groups: dict[str, _Group] = {}
+    for raw in rows:
+        value = decode(raw) if isinstance(raw, Raw) else raw
+        if isinstance(value, Rejected):
+            yield value
+            continue
+        assert isinstance(raw, Raw)
+        found = _answer_of(value, columns)
+        if isinstance(found, str):
+            yield Rejected(raw.source, raw.row, found)
+            continue
+        names, answer, score = found
+        beside = [value.get(column_of(value, SCORED, columns, name)) for name in BESIDE]
+        key = json.dumps([raw.source, value[names["prompt"]], *beside], sort_keys=True, default=str)
+        rest = {name: content for name, content in value.items() if name not in (names["answer"], names["score"])}
+        group = groups.setdefault(key, _Group(raw, rest))
+        group.answers.append(answer)
+        group.scores.append(score)
+        group.rows.append(raw.row)
+    for group in groups.values():
+        joined = {**group.columns, "answers": group.answers, "scores": group.scores}
+        yield Raw(group.first.source, group.first.row, joined, tuple(group.rows[1:]))
+
+
+def _answer_of(value: dict[str, Any] | str, columns: Mapping[str, str]) -> tuple[dict[str, str], Any, float] | str:
+    """Returns (the file's names of the columns, the answer, its score), or why the row has none."""
+    if isinstance(value, str):
+        return "not an object: a document"
+    names = {ours: column_of(value, SCORED, columns, ours) for ours in ("prompt", "answer", "score")}
+    for name in names.values():
+        if name not in value:
+            return f"missing column: {name}"
+    for ours in ("prompt", "answer"):
+        if not has_content(value[names[ours]]):
+            return f"empty {ours}"
+    try:
+        score = float(value[names["score"]])
+    except (TypeError, ValueError):
+        score = math.nan
+    if not math.isfinite(score):
+        return f"{names['score']} is not a number"
+    return names, value[names["answer"]], score
+
+
+def behind(rows: Iterable[Raw | Rejected], read: int) -> Iterator[Raw | Rejected]:
+    """Yields the rows after the first ``read`` rows of the source, joined ones counted each."""
+    for row in rows:
+        if read <= 0:
+            yield row
+        read -= 1 + (len(row.others) if isinstance(row, Raw) else 0)
