@@ -10,7 +10,7 @@ import pytest
 import torch
 from running import Ran, run, write_job
 
-from stoker.checkpoint.store import Store
+from stoker.checkpoint.dcp_store import Store
 from stoker.job.layout import layout_of
 from stoker.job.load_job import load_job
 from stoker.launch.process_pool import Pool
