@@ -180,7 +180,8 @@ def tokenise_source(
     """Tokenises one source."""
     source = open_source(block, base)
     task = task_of(job)
-    kind, found = task.rows(job), block.format
+    kind = task.rows(job)
+    found: str = block.format
     if found == "auto":
         found = find_format(source, block.columns, questions=task.prompts, pairs=kind == "pairs")
     columns = tuple(sorted(block.columns.items()))

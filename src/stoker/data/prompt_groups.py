@@ -44,6 +44,9 @@ def grouped(rows: Iterable[Raw | Rejected], columns: Mapping[str, str]) -> Itera
             yield value
             continue
         assert isinstance(raw, Raw)
+        if isinstance(value, str):
+            yield Rejected(raw.source, raw.row, "not an object: a document")
+            continue
         found = _answer_of(value, columns)
         if isinstance(found, str):
             yield Rejected(raw.source, raw.row, found)
@@ -61,10 +64,8 @@ def grouped(rows: Iterable[Raw | Rejected], columns: Mapping[str, str]) -> Itera
         yield Raw(group.first.source, group.first.row, joined, tuple(group.rows[1:]))
 
 
-def _answer_of(value: dict[str, Any] | str, columns: Mapping[str, str]) -> tuple[dict[str, str], Any, float] | str:
+def _answer_of(value: dict[str, Any], columns: Mapping[str, str]) -> tuple[dict[str, str], Any, float] | str:
     """Returns (the file's names of the columns, the answer, its score), or why the row has none."""
-    if isinstance(value, str):
-        return "not an object: a document"
     names = {ours: column_of(value, SCORED, columns, ours) for ours in ("prompt", "answer", "score")}
     for name in names.values():
         if name not in value:
