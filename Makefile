@@ -4,7 +4,7 @@ BIN := .venv/bin
 EXTRAS := gguf,parquet,zstd,tensorboard,corpora,ui
 JOB := quickstart.yaml
 
-.PHONY: install quickstart test test-slow lint fuzz format bench verify-all mutants tune-matrix gpu gpu-packages ui-dev ui-vendor docs wheel clean
+.PHONY: install quickstart test test-slow test-exhaustive lint fuzz format bench verify-all mutants tune-matrix gpu gpu-packages ui-dev ui-vendor docs wheel clean
 
 install: .venv/.installed
 
@@ -45,12 +45,16 @@ lint: .venv/.installed-dev
 # First the tests of one process; then those that start processes themselves and share a pool of them.
 test: .venv/.installed-dev
 	if command -v node >/dev/null; then node --test tests/page/front; fi
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not pool and not slow" -n 2 --dist worksteal
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "pool and not slow" -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not pool and not slow and not exhaustive" -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "pool and not slow and not exhaustive" -n 2 --dist worksteal
 
-# What `make test` leaves out: DeepSpeed as a peer, the rest of the matrix, longer ways to fail.
+# What `make test` leaves out: DeepSpeed as a peer, other hosts, a browser, longer ways to fail.
 test-slow: .venv/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "slow and not exhaustive" -n 2 --dist worksteal
+
+# Further families, layouts and losses of what those tests cover; `make verify-all` has all of them.
+test-exhaustive: .venv/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m exhaustive -n 2 --dist worksteal
 
 # Seeded, spoilt job files, data files and model folders: no traceback, no hang. Several minutes on two cores.
 fuzz: .venv/.installed-dev

@@ -31,7 +31,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     ("family", "tune"),
     [
         ("gpt2", "full"),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("llama", "lora"), ("qwen2", "full"))),
+        *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in (("llama", "lora"), ("qwen2", "full"))),
     ],
 )
 def test_an_export_scores_as_the_run(  # in a fresh process

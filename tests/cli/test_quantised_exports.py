@@ -46,7 +46,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
     return found
 
 
-SELDOM = [pytest.param(form, marks=pytest.mark.slow) for form in ("8bit", "int8", "int4")]  # as 4bit goes
+SELDOM = [pytest.param(form, marks=pytest.mark.exhaustive) for form in ("8bit", "int8", "int4")]  # as 4bit goes
 
 
 @pytest.mark.parametrize("form", ["4bit", *SELDOM])

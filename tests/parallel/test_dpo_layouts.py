@@ -44,7 +44,7 @@ def test_layouts_compute_what_one_process_does(name: str, tune: str, dpo: str, p
     check(tune, dpo, cells(name), pool, tmp_path)
 
 
-@pytest.mark.slow  # every layout, in one of three variants; `make verify-all` has all of them
+@pytest.mark.exhaustive  # every layout, in one of three variants; `make verify-all` has all of them
 @pytest.mark.parametrize(
     ("tune", "dpo", "first"),
     [

@@ -33,7 +33,7 @@ GROUPED = {"num_attention_heads": 8, "num_key_value_heads": 2}
 @pytest.mark.parametrize(
     ("family", "tune", "cells"),
     [
-        pytest.param("llama", SOME, [ZERO3, TENSOR, INTERLEAVED], marks=pytest.mark.slow),
+        pytest.param("llama", SOME, [ZERO3, TENSOR, INTERLEAVED], marks=pytest.mark.exhaustive),
         ("gpt2", TIED, [BOTH, PIPELINE]),
         ("llama", ONE_STAGE, [PIPELINE]),
     ],

@@ -26,7 +26,9 @@ def layout_of(number: int) -> int:
     return number * STEP % len(MATRIX)
 
 
-@pytest.mark.parametrize("family", [pytest.param(f, marks=[] if f in OFTEN else pytest.mark.slow) for f in FAMILIES])
+@pytest.mark.parametrize(
+    "family", [pytest.param(f, marks=[] if f in OFTEN else pytest.mark.exhaustive) for f in FAMILIES]
+)
 def test_a_layout_computes_what_one_process_does(family: str, pool: Pool, tmp_path: Path) -> None:
     check(family, [layout_of(list(FAMILIES).index(family))], pool, tmp_path)
 

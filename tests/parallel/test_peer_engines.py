@@ -201,9 +201,9 @@ def test_zero_of_deepspeed_agrees(pool: Pool, own_pool: Pool, tmp_path: Path) ->
     ("family", "more"),
     [
         ("llama", GROUPED),
-        pytest.param("qwen3", GROUPED, marks=pytest.mark.slow),
-        pytest.param("gpt_neox", {}, marks=pytest.mark.slow),
-        pytest.param("glm4", GROUPED, marks=pytest.mark.slow),
+        pytest.param("qwen3", GROUPED, marks=pytest.mark.exhaustive),
+        pytest.param("gpt_neox", {}, marks=pytest.mark.exhaustive),
+        pytest.param("glm4", GROUPED, marks=pytest.mark.exhaustive),
     ],
 )
 def test_tensor_parallelism_of_transformers_agrees(

@@ -35,7 +35,7 @@ def test_layouts_compute_what_one_process_does(name: str, tune: str, pool: Pool,
     check(tune, cells, pool, tmp_path)
 
 
-@pytest.mark.slow  # every layout, in one of two variants; `make verify-all` has both
+@pytest.mark.exhaustive  # every layout, in one of two variants; `make verify-all` has both
 @pytest.mark.parametrize(("tune", "first"), [("full", 0), (LORA, 1)])
 def test_every_layout_computes_what_one_process_does(tune: str, first: int, pool: Pool, tmp_path: Path) -> None:
     check(tune, MATRIX[first::2], pool, tmp_path)

@@ -22,13 +22,13 @@ LAYOUTS = [
 JOB = "task: sft\nmodel: some/model\ndata: none.jsonl\nsteps: 5\ntune: {tune}\n"
 
 
-@pytest.mark.parametrize("family", ["llama", pytest.param("bloom", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", ["llama", pytest.param("bloom", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize(
     "tune",
     [
-        pytest.param("prompt", marks=pytest.mark.slow),
-        pytest.param("{method: p-tuning, encoder: lstm}", marks=pytest.mark.slow),
-        pytest.param("prefix", marks=pytest.mark.slow),
+        pytest.param("prompt", marks=pytest.mark.exhaustive),
+        pytest.param("{method: p-tuning, encoder: lstm}", marks=pytest.mark.exhaustive),
+        pytest.param("prefix", marks=pytest.mark.exhaustive),
         "{method: p-tuning, deep: true}",
     ],
 )

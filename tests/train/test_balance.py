@@ -40,7 +40,7 @@ LAYOUTS = [
     (4, ("parallel.pipeline=2", "parallel.context=2")),
 ]
 IDS = [" ".join(overrides).replace("parallel.", "").replace("train.", "") for _, overrides in LAYOUTS]
-SELDOM = (3, 4, 7, 9, 11, 12)  # slow: the others split the same things
+SELDOM = (3, 4, 7, 9, 11, 12)  # exhaustive: the others split the same things
 
 
 def write_model(like: Path, to: Path) -> None:
@@ -93,7 +93,7 @@ def run(path: str, overrides: tuple[str, ...], name: str) -> tuple[list[float], 
 
 @pytest.mark.parametrize(
     ("world", "overrides"),
-    [pytest.param(*case, marks=pytest.mark.slow if i in SELDOM else []) for i, case in enumerate(LAYOUTS)],
+    [pytest.param(*case, marks=pytest.mark.exhaustive if i in SELDOM else []) for i, case in enumerate(LAYOUTS)],
     ids=IDS,
 )
 def test_the_auxiliary_loss_under_a_layout_is_that_of_one_process(

@@ -34,7 +34,7 @@ LAYOUTS = [
     (2, ("parallel.context=2",)),
     (2, ("parallel.context=2", "parallel.context_by=ulysses")),
 ]
-SELDOM = (0, 1, 2, 3, 5)  # slow: the others move and split the same things
+SELDOM = (0, 1, 2, 3, 5)  # exhaustive: the others move and split the same things
 QUIET = ("evaluate.samples=0", "evaluate.every=9")
 IDS = [" ".join(overrides).replace("parallel.", "") for _, overrides in LAYOUTS]
 
@@ -103,7 +103,7 @@ def job_of(sft: dict[str, Any], base: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("world", "overrides"),
-    [pytest.param(*case, marks=pytest.mark.slow if i in SELDOM else []) for i, case in enumerate(LAYOUTS)],
+    [pytest.param(*case, marks=pytest.mark.exhaustive if i in SELDOM else []) for i, case in enumerate(LAYOUTS)],
     ids=IDS,
 )
 def test_evaluation_and_samples_are_those_of_one_process(

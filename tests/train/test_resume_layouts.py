@@ -72,7 +72,7 @@ def states_in_8_bits(job: Path) -> None:
     path.write_text(path.read_text().replace("precision: fp64", "precision: fp64, optimizer_states: 8bit"))
 
 
-@pytest.mark.parametrize("states", ["fp32", pytest.param("8bit", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("states", ["fp32", pytest.param("8bit", marks=pytest.mark.exhaustive)])
 def test_a_run_may_change_its_layout_after_every_step(job: Path, pool: Pool, states: str) -> None:
     if states == "8bit":
         states_in_8_bits(job)

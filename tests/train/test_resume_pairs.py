@@ -40,12 +40,12 @@ TUNES: dict[str, dict[str, Any]] = {"full": {"method": "full"}, "lora": {"method
 # layout until it breaks, layout from then on, what is tuned, from where it goes on
 PAIRS = [
     (ZERO3, TENSOR, "full", "disk"),
-    pytest.param(ZERO3, TENSOR, "lora", "memory", marks=pytest.mark.slow),
-    pytest.param(ZERO3, ONE, "full", "memory", marks=pytest.mark.slow),
-    pytest.param(ZERO3, ONE, "lora", "disk", marks=pytest.mark.slow),
+    pytest.param(ZERO3, TENSOR, "lora", "memory", marks=pytest.mark.exhaustive),
+    pytest.param(ZERO3, ONE, "full", "memory", marks=pytest.mark.exhaustive),
+    pytest.param(ZERO3, ONE, "lora", "disk", marks=pytest.mark.exhaustive),
     (ZERO3, THREE_D, "full", "memory"),
     (THREE_D, ZERO3, "lora", "disk"),
-    pytest.param(THREE_D, ZERO2, "full", "memory", marks=pytest.mark.slow),
+    pytest.param(THREE_D, ZERO2, "full", "memory", marks=pytest.mark.exhaustive),
     (ONE, ZERO3, "full", "disk"),
 ]
 

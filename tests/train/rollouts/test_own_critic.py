@@ -77,7 +77,7 @@ def test_a_critic_learns_with_a_rate_of_its_own(ppo: dict[str, Any], base: Path,
 
 
 @pytest.mark.parametrize(
-    "tune", ["full", pytest.param(LORA, marks=pytest.mark.slow)], ids=["full", "lora"]
+    "tune", ["full", pytest.param(LORA, marks=pytest.mark.exhaustive)], ids=["full", "lora"]
 )  # three runs each
 def test_a_run_with_its_own_critic_goes_on_to_the_bit(ppo: dict[str, Any], base: Path, wide: Path, tune: Any) -> None:
     """It is stopped in the middle of an iteration, which has four steps."""
@@ -146,7 +146,7 @@ OFTEN = ("zero3",)
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS]
+    "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.exhaustive) for name in LAYOUTS]
 )
 def test_a_policy_and_its_own_critic_under_a_layout_are_those_of_one_process(
     name: str, ppo: dict[str, Any], base: Path, wide: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch

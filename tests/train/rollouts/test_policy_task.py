@@ -101,7 +101,9 @@ def test_prompts_whose_answers_all_score_alike_are_replaced(job: dict[str, Any],
 
 
 OFTEN = ("grpo",)
-SELDOM = [pytest.param(loss, marks=pytest.mark.slow) for loss in ("dr_grpo", "dapo", "gspo", "rloo", "reinforce++")]
+SELDOM = [
+    pytest.param(loss, marks=pytest.mark.exhaustive) for loss in ("dr_grpo", "dapo", "gspo", "rloo", "reinforce++")
+]
 
 
 @pytest.mark.parametrize("loss", [*OFTEN, *SELDOM])

@@ -129,7 +129,7 @@ OFTEN = ("zero3 + tensor, LoRA",)
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS]
+    "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.exhaustive) for name in LAYOUTS]
 )
 def test_a_policy_and_its_critic_under_a_layout_are_those_of_one_process(
     name: str, ppo: dict[str, Any], base: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch
