@@ -44,7 +44,7 @@ class RowBatch:
     ids: Mapping[str, RaggedIds]
 
 
-class EncodedColumns(Protocol):
+class ColumnReader(Protocol):
     """Encoded rows; names as `stoker.data.ranking.encode_columns.ColumnEncoder` has them."""
 
     def array(self, name: str) -> np.ndarray:
@@ -54,7 +54,7 @@ class EncodedColumns(Protocol):
         """Returns the offset and the number of each row's ids in their column; int64."""
 
 
-def read_batch(store: EncodedColumns, features: Features, rows: np.ndarray) -> RowBatch:
+def read_batch(store: ColumnReader, features: Features, rows: np.ndarray) -> RowBatch:
     """Returns the features of rows.
 
     Args:
@@ -82,7 +82,7 @@ def transformed(values: np.ndarray, column: Column) -> np.ndarray:
     return np.sign(wide) * np.log1p(np.abs(wide)) if column.log else wide
 
 
-def _values(store: EncodedColumns, number: int, rows: np.ndarray) -> np.ndarray:
+def _values(store: ColumnReader, number: int, rows: np.ndarray) -> np.ndarray:
     return store.array(f"column{number}")[rows]
 
 
@@ -97,7 +97,7 @@ def _bucketised(values: np.ndarray, column: Column) -> RaggedIds:
     return RaggedIds(found.astype(np.int64), there.astype(np.int64))
 
 
-def _ragged(store: EncodedColumns, number: int, column: Column, rows: np.ndarray) -> RaggedIds:
+def _ragged(store: ColumnReader, number: int, column: Column, rows: np.ndarray) -> RaggedIds:
     begin, lengths = store.spans(number, rows)
     if column.longest:  # the newest are the last
         begin, lengths = begin + np.maximum(0, lengths - column.longest), np.minimum(lengths, column.longest)
