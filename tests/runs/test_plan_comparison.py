@@ -77,10 +77,13 @@ def test_memory_is_that_of_the_fullest_process() -> None:
 
 
 def test_rollouts_are_a_mean_over_steps_with_and_without_new_answers() -> None:
-    lines = [
-        {**line, "rollout_seconds": taken} for line, taken in zip(metrics(*[2.0] * 6), [9, 0, 6, 0, 4, 0], strict=True)
-    ]
-    found = measured_of(lines)
-    assert found is not None and found.rollouts == 2.5
+    for taken, expected in (
+        ([9, 0, 6, 0, 5, 0, 4], 2.75),  # without the first round, and the last one, which has not ended
+        ([9, 0, 6], 4.5),
+        ([9, 0, 0], 3.0),
+    ):
+        lines = [{**line, "rollout_seconds": s} for line, s in zip(metrics(*[2.0] * len(taken)), taken, strict=True)]
+        found = measured_of(lines)
+        assert found is not None and found.rollouts == expected
     without = measured_of(metrics(2.0, 2.0))
     assert without is not None and without.rollouts == 0

@@ -147,5 +147,13 @@ def measured_of(metrics: Sequence[Mapping[str, Any]], *, memory: float | None = 
     if not settled:
         return None
     peak = memory if memory is not None else max(line["memory_gib"] for line in metrics) * GIB
-    rollouts = fmean(line.get("rollout_seconds", 0.0) for line in settled)
-    return MeasuredRun(len(settled), median(line["seconds"] for line in settled), peak, rollouts)
+    return MeasuredRun(len(settled), median(line["seconds"] for line in settled), peak, _rollouts_of(metrics))
+
+
+def _rollouts_of(metrics: Sequence[Mapping[str, Any]]) -> float:
+    """Returns a step's share of the rounds of answers, over whole rounds; without the first one if there are more."""
+    taken = [line.get("rollout_seconds", 0.0) for line in metrics]
+    begins = [place for place, seconds in enumerate(taken) if seconds]
+    if len(begins) < 2:
+        return fmean(taken)
+    return fmean(taken[begins[len(begins) > 2] : begins[-1]])
