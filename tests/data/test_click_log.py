@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -274,7 +275,12 @@ def test_rows_without_a_column_of_the_model_are_refused_by_its_name(tmp_path: Pa
     with pytest.raises(UserError) as error:
         open_rows([other], features, tmp_path)
     assert "no column 'user_id', which the model has learnt from; did you mean User_Id?" in str(error.value)
-    assert "no column 'city', which the model has learnt from; add it, with empty cells" in str(error.value)
+    assert "no column 'city', which the model has learnt from; add it, empty where" in str(error.value)
+    (tmp_path / "unlabelled.jsonl").write_text(json_lines([{**row, "label": 1, "clicked": 1} for row in ROWS]))
+    with pytest.raises(UserError, match="no column 'click', which the model has learnt from; did you mean clicked"):
+        open_rows([SourceBlock(path="unlabelled.jsonl")], replace(features, labels=("click",)), tmp_path)
+    with pytest.raises(UserError, match="no column 'rating', which the model has learnt from; add the label of each"):
+        open_rows([SourceBlock(path="log.jsonl")], replace(features, labels=("rating",)), tmp_path)
     with pytest.raises(UserError, match="no column 'city'"):
         data = [SourceBlock(path="log.jsonl")]
         open_log(data, LogSettings(), tmp_path, held_out=[other], fraction=0)

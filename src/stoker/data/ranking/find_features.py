@@ -86,7 +86,8 @@ def absent_columns(features: Features, names: Sequence[str], place: str) -> list
     for name in wanted:
         if name not in names:
             near = difflib.get_close_matches(name, others, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}?" if near else "add it, with empty cells where there is no value"
+            empty = "add the label of each row" if name in features.labels else "add it, empty where there is no value"
+            hint = f"did you mean {near[0]}?" if near else empty
             problems.append(
                 Problem(f"the rows of {place} have no column {name!r}, which the model has learnt from", hint)
             )
