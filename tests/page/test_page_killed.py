@@ -18,6 +18,7 @@ from browsing import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow  # trains twice while the page starts eleven times
 STEPS = 120
+LONGER = 1000  # steps of a run that is still training when the next page has started
 JOB = """
 task: sft
 model: llama-3m
@@ -88,7 +89,7 @@ def events_of(run: Path) -> list[str]:
 def test_a_page_killed_ten_times_costs_a_run_no_step_and_the_queue_goes_on(home: Path) -> None:
     first, second = home / "runs" / "first", home / "runs" / "second"
     with page_in(home) as page:
-        begun = page.post("/api/jobs", {"yaml": JOB.format(steps=STEPS), "name": "first"})
+        begun = page.post("/api/jobs", {"yaml": JOB.format(steps=LONGER), "name": "first"})
         page.post("/api/jobs", {"yaml": JOB.format(steps=20), "name": "second"})
         eventually(lambda: len(steps_of(first)) >= 2)
         states = [job["state"] for job in page.get("/api/queue")["jobs"]]
@@ -99,7 +100,7 @@ def test_a_page_killed_ten_times_costs_a_run_no_step_and_the_queue_goes_on(home:
             seen.append(page.get(f"/api/runs/{begun['id']}")["status"])
     assert "running" in seen and set(seen) <= {"running", "done"}
     eventually(lambda: "done" in events_of(second))  # nobody watches
-    assert steps_of(first) == list(range(1, STEPS + 1))
+    assert steps_of(first) == list(range(1, LONGER + 1))
     assert steps_of(second) == list(range(1, 21))
     for run in (first, second):
         names = events_of(run)

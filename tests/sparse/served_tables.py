@@ -44,12 +44,13 @@ def trained(
     group: dist.ProcessGroup | None = None,
     pause: float = 0.0,
     clip: bool = False,
+    losses: list[float] | None = None,
 ) -> tuple[list[float], SparseState]:
     rank, world = (dist.get_rank(), dist.get_world_size()) if group else (0, 1)
     tables = SparseEmbeddings([USERS, ITEMS, WORDS], FEATURES, seed=3, group=group, servers=servers)
     if parts:
         tables.load(parts)
-    losses = []
+    losses = [] if losses is None else losses
     for step in steps:
         pooled = tables(batch_of(step, rank, world))
         loss = torch.cat([pooled[name].flatten(1) for name in FEATURES], dim=1).sum(1).sin().sum()
