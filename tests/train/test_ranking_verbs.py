@@ -56,6 +56,25 @@ def test_the_verbs_from_the_log_to_its_metrics(clicks: Path, capsys: pytest.Capt
     assert "50 rows; 1 dropped; step 20" in capsys.readouterr().out
 
 
+def test_metrics_by_a_column_that_the_rows_lack_are_named_and_left_out(
+    clicks: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_job(clicks, ranking_job(steps=2, ranking={"slices": ["device"], "ignore": ["device"], "group": "device"}))
+    assert main(["train", "job.yaml"]) == 0
+    rows = [json.loads(line) for line in (clicks / "clicks.jsonl").read_text().splitlines()]
+    without = [{name: value for name, value in row.items() if name != "device"} for row in rows]
+    (clicks / "other.jsonl").write_text("".join(json.dumps(row) + "\n" for row in without))
+    capsys.readouterr()
+    assert main(["eval", "run", "other.jsonl", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["columns_missing"], found["slices"]) == (["device"], {}) and "grouped_auc" not in found
+    assert main(["eval", "run", "other.jsonl"]) == 0
+    assert "the rows have no column 'device', so there are no metrics by it" in capsys.readouterr().out
+    assert main(["eval", "run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert "grouped_auc" in found and set(found["slices"]["device"]) == {"phone", "desktop"}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -27,12 +27,14 @@ def trainable(setting: Setting) -> bool:
 
     Schedules with split backward passes do not recompute; fp16 scales the loss, which stages cannot do one by one;
     virtual tokens are made for whole rows and models; a quantised base is stored in blocks that cannot be split;
-    islands are replicas.
+    islands are replicas; a policy samples with a cache of keys and values that is not split over stages or context.
     """
     layout, work = setting.layout, setting.work
     axes = (("tensor", layout.tensor), ("pipeline", layout.pipeline), ("context", layout.context))
     alone = work.sync_every > 1 and layout.islands == 1
     if alone or not all(size == 1 or splits(work.shape.family, axis) for axis, size in axes):
+        return False
+    if work.rollouts is not None and not layout.pipeline == layout.context == 1:
         return False
     if layout.pipeline > 1 and layout.schedule in SPLIT_BACKWARD and layout.recompute != "none":
         return False

@@ -37,11 +37,13 @@ class RowSet:
 
     Attributes:
         rows: their numbers within the store, int64.
+        absent: columns by which the job asks for metrics, and which the rows do not have.
     """
 
     store: ColumnStore
     features: Features
     rows: np.ndarray
+    absent: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -140,10 +142,10 @@ def open_log(
     training = RowSet(store, fitted, rows[:kept])
     evaluated: RowSet | None = None
     if others:
-        _check_columns(others, features)
+        absent = _check_columns(others, features)
         other = open_store(others, features, settings.ignore)
         _check_some(other, settings)
-        evaluated = RowSet(other, fitted, _by_time(other))
+        evaluated = RowSet(other, fitted, _by_time(other), absent)
     elif kept < len(rows):
         evaluated = RowSet(store, fitted, rows[kept:])
     grows = progressive and all(source.part == ALL_ROWS for source, _ in sources)
@@ -159,10 +161,10 @@ def open_rows(data: Sequence[SourceBlock], features: Features, base: Path, ignor
         UserError: a source cannot be read, a label or a feature is no column of its rows, or all rows are bad.
     """
     sources = _opened(data, base)
-    _check_columns(sources, features)
+    absent = _check_columns(sources, features)
     store = open_store(sources, features, ignored)
     _check_some(store, LogSettings(labels=features.labels, positive=features.positive))
-    return RowSet(store, features, _by_time(store))
+    return RowSet(store, features, _by_time(store), absent)
 
 
 def features_of(sources: Sequence[tuple[Source, str]], settings: LogSettings) -> Features:
@@ -178,12 +180,17 @@ def _first_rows(sources: Sequence[tuple[Source, str]]) -> list[dict[str, Any]]:
     return [raw.value for raw in islice(rows, SAMPLE) if isinstance(raw, Raw) and isinstance(raw.value, dict)]
 
 
-def _check_columns(sources: Sequence[tuple[Source, str]], features: Features) -> None:
-    """Raises UserError if rows that a model is to be measured on lack one of its columns.
+def _check_columns(sources: Sequence[tuple[Source, str]], features: Features) -> tuple[str, ...]:
+    """Raises UserError if rows that a model is to be measured on lack a label or a feature.
 
     Each would have no value in every row, and nothing but the figures would show it. Rows of libffm have the fields
     that occur in them.
+
+    Returns:
+        The columns to give metrics by that a source lacks.
     """
+    beside = [name for name in (features.group, *features.slices) if name is not None]
+    absent: list[str] = []
     for source, form in sources:
         if any(line_form(path, form) == "libffm" for path in source.files):
             continue
@@ -191,6 +198,8 @@ def _check_columns(sources: Sequence[tuple[Source, str]], features: Features) ->
             names = list(dict.fromkeys(name for row in rows for name in row))
             if problems := absent_columns(features, names, source.name):
                 raise UserError(*problems)
+            absent += [name for name in beside if name not in names]
+    return tuple(dict.fromkeys(absent))
 
 
 def _opened(blocks: Sequence[SourceBlock], base: Path) -> list[tuple[Source, str]]:

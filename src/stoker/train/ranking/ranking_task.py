@@ -227,6 +227,8 @@ def scored_rows(rows: RowSet, logits: np.ndarray) -> Scored:
     groups, grouped = (rows.column(name) if features.group is not None else None for name in ("group", "grouped"))
     slices: dict[str, Any] = {}
     for number, name in enumerate(features.slices):
+        if name in rows.absent:
+            continue
         texts = np.array(rows.store.summary.slices[number] or [""], dtype=object)
         slices[name] = texts[rows.column(f"slice{number}")].astype(str)
     return Scored(rows.labels, logits, groups, slices, grouped)
