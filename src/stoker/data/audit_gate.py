@@ -8,8 +8,8 @@ from pathlib import Path
 
 from stoker.data.byte_streams import utf8_advice
 from stoker.data.corpus import Corpus, TokenisedSource
-from stoker.data.formats import PAIRS
 from stoker.data.ignored_fields import LOST_ANSWER
+from stoker.data.pair_formats import PAIRS
 from stoker.data.render_row import TEMPLATE_REFUSES
 from stoker.data.tables import NOT_UTF8
 from stoker.data.token_cache import ShardSummary, reason_kind

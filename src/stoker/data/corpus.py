@@ -11,10 +11,10 @@ from typing import Literal
 import numpy as np
 
 from stoker.data.build_cache import Report, find_format, open_cache, open_stream
-from stoker.data.formats import PAIRS
 from stoker.data.held_out import hold_out
 from stoker.data.mix import proportional, temperature_shares, weighted
 from stoker.data.order import permute
+from stoker.data.pair_formats import PAIRS
 from stoker.data.sequences import Document, GrowingSource, Selection, Sequences, by_length
 from stoker.data.sources import Source, open_source
 from stoker.data.token_cache import TokenCache

@@ -8,12 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.data.formats import column_of
 from stoker.data.messages import has_content
+from stoker.data.pair_formats import PAIRS
 from stoker.data.readers import decode
+from stoker.data.row_reader import column_of
 from stoker.data.rows import Raw, Rejected
 
 SCORED = "scored"
+ALIASES = PAIRS[SCORED].aliases
 BESIDE = ("system", "tools")  # columns that belong to the prompt
 
 
@@ -52,7 +54,7 @@ def grouped(rows: Iterable[Raw | Rejected], columns: Mapping[str, str]) -> Itera
             yield Rejected(raw.source, raw.row, found)
             continue
         names, answer, score = found
-        beside = [value.get(column_of(value, SCORED, columns, name)) for name in BESIDE]
+        beside = [value.get(column_of(value, ALIASES, columns, name)) for name in BESIDE]
         key = json.dumps([raw.source, value[names["prompt"]], *beside], sort_keys=True, default=str)
         rest = {name: content for name, content in value.items() if name not in (names["answer"], names["score"])}
         group = groups.setdefault(key, _Group(raw, rest))
@@ -66,7 +68,7 @@ def grouped(rows: Iterable[Raw | Rejected], columns: Mapping[str, str]) -> Itera
 
 def _answer_of(value: dict[str, Any], columns: Mapping[str, str]) -> tuple[dict[str, str], Any, float] | str:
     """Returns (the file's names of the columns, the answer, its score), or why the row has none."""
-    names = {ours: column_of(value, SCORED, columns, ours) for ours in ("prompt", "answer", "score")}
+    names = {ours: column_of(value, ALIASES, columns, ours) for ours in ("prompt", "answer", "score")}
     for name in names.values():
         if name not in value:
             return f"missing column: {name}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stoker.data.corpus import Corpus, TokenisedSource
-from stoker.data.formats import PAIRS
+from stoker.data.pair_formats import PAIRS
 from stoker.data.rows import Rejected
 from stoker.data.tokenise import TextCodec
 

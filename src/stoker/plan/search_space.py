@@ -34,13 +34,14 @@ def trainable(setting: Setting) -> bool:
     alone = work.sync_every > 1 and layout.islands == 1
     if alone or not all(size == 1 or splits(work.shape.family, axis) for axis, size in axes):
         return False
-    if work.rollouts is not None and not layout.pipeline == layout.context == 1:
+    if layout.pipeline > 1 and work.precision == "fp16":
         return False
     if layout.pipeline > 1 and layout.schedule in SPLIT_BACKWARD and layout.recompute != "none":
         return False
-    if layout.pipeline > 1 and work.precision == "fp16":
-        return False
-    if work.adapters.tokens and not layout.tensor == layout.pipeline == layout.context == 1:
+    tokens = work.adapters.tokens
+    if (tokens or work.rollouts is not None) and layout.pipeline * layout.context * (
+        layout.tensor if tokens else 1
+    ) > 1:
         return False
     if work.adapters.prefix and layout.recompute != "none":
         return False

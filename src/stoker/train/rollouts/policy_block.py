@@ -1,9 +1,9 @@
-"""The keys that `ppo:` and `grpo:` share, and their checks in a job."""
+"""The keys that `ppo:` and `grpo:` share, what follows from them, and their checks in a job."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -13,7 +13,9 @@ from stoker.job.task_spec import Named
 if TYPE_CHECKING:
     from stoker.errors import Problem
     from stoker.job.conflict_view import View
+    from stoker.job.resolved import ResolvedJob
     from stoker.job.schema import Job
+    from stoker.train.rollouts.policy_objective import PolicyObjective
 
 TURNS = 8  # unless a job says another number
 TOY_TOKENS = 6  # of an answer of a small copy
@@ -130,6 +132,46 @@ def names_of(name: str, block: PolicyBlock) -> tuple[Named, ...]:
         *(Named(f"{name}.rewards", reward, "scorer") for reward in rewards),
         *([Named(f"{name}.environment", block.environment, "scorer")] if block.environment is not None else []),
         *([Named(f"{name}.ptx.data", block.ptx.data, "source")] if block.ptx is not None else []),
+    )
+
+
+def common_settings(job: ResolvedJob, block: PolicyBlock, answers: int) -> dict[str, Any]:
+    """Returns the arguments of `PolicySettings` that follow from the shared keys.
+
+    Args:
+        answers: to each prompt.
+    """
+    from stoker.train.rollouts.iteration_plan import IterationPlan
+
+    assert block.kl is not None
+    return {
+        "plan": IterationPlan(block.prompts, answers, block.epochs, job.train.batch, job.seed),
+        "max_tokens": block.max_tokens,
+        "offload_idle": block.offload_idle,
+        "temperature": block.temperature,
+        "kl": block.kl,
+        "kl_in_reward": block.kl_in == "reward",
+        "missing_end": block.missing_end_penalty,
+        "score_clip": block.reward_clip,
+        "advantage_clip": block.advantage_clip,
+    }
+
+
+def clipped_objective(block: PolicyBlock, **more: Any) -> PolicyObjective:
+    """Returns the clipped loss of the shared keys; ``more`` are further arguments of `PolicyObjective`."""
+    from stoker.train.rollouts.policy_objective import PolicyObjective
+
+    assert block.clip is not None and block.clip_high is not None and block.kl is not None
+    return PolicyObjective(
+        clip_low=block.clip,
+        clip_high=block.clip_high,
+        dual_clip=block.dual_clip,
+        kl=0.0 if block.kl_in == "reward" else block.kl,
+        estimator=block.kl_estimator,
+        entropy=block.entropy,
+        temperature=block.temperature,
+        ptx=block.ptx.weight if block.ptx is not None else 0.0,
+        **more,
     )
 
 

@@ -17,6 +17,8 @@ from stoker.train.rollouts.policy_block import (
     PolicyBlock,
     checks,
     clip_high,
+    clipped_objective,
+    common_settings,
     copies_of,
     names_of,
     roles_of,
@@ -118,48 +120,25 @@ def _checks(view: View) -> Iterator[Problem]:
 
 def settings_of(job: ResolvedJob) -> PolicySettings:
     """Returns the policy settings of a job."""
-    from stoker.train.rollouts.iteration_plan import IterationPlan
     from stoker.train.rollouts.policy_settings import PolicySettings
 
     block = block_of_task(job, GrpoBlock)
     variant = VARIANTS[block.loss]
-    plan = IterationPlan(block.prompts, block.answers, block.epochs, job.train.batch, job.seed)
-    assert block.kl is not None and block.dynamic is not None
+    assert block.dynamic is not None
     return PolicySettings(
-        plan=plan,
-        max_tokens=block.max_tokens,
-        offload_idle=block.offload_idle,
-        temperature=block.temperature,
+        **common_settings(job, block, block.answers),
         advantage=variant.advantage,
         whiten=variant.whiten,
         weight=variant.weight,
-        kl=block.kl,
-        kl_in_reward=block.kl_in == "reward",
-        missing_end=block.missing_end_penalty,
         overlong=block.overlong,
-        score_clip=block.reward_clip,
-        advantage_clip=block.advantage_clip,
         dynamic=block.dynamic,
     )
 
 
 def _objective(job: ResolvedJob) -> Objective:
-    from stoker.train.rollouts.policy_objective import PolicyObjective
-
     block = block_of_task(job, GrpoBlock)
-    assert block.clip is not None and block.clip_high is not None and block.kl is not None
-    return PolicyObjective(
-        clip_low=block.clip,
-        clip_high=block.clip_high,
-        dual_clip=block.dual_clip,
-        kl=0.0 if block.kl_in == "reward" else block.kl,
-        estimator=block.kl_estimator,
-        entropy=block.entropy,
-        temperature=block.temperature,
-        ptx=block.ptx.weight if block.ptx is not None else 0.0,
-        sequence_ratio=VARIANTS[block.loss].sequence_ratio,
-        by_answer=VARIANTS[block.loss].weight != "token",
-    )
+    variant = VARIANTS[block.loss]
+    return clipped_objective(block, sequence_ratio=variant.sequence_ratio, by_answer=variant.weight != "token")
 
 
 def _samples(loaded: LoadedJob, base: Path, text: TextSide) -> Callable[..., LanguageTask]:

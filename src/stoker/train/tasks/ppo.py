@@ -16,6 +16,8 @@ from stoker.train.rollouts.policy_block import (
     PolicyBlock,
     checks,
     clip_high,
+    clipped_objective,
+    common_settings,
     copies_of,
     names_of,
     roles_of,
@@ -115,24 +117,14 @@ def _checks(view: View) -> Iterator[Problem]:
 
 def settings_of(job: ResolvedJob) -> PolicySettings:
     """Returns the policy settings of a job."""
-    from stoker.train.rollouts.iteration_plan import IterationPlan
     from stoker.train.rollouts.policy_settings import PolicySettings
 
     block = block_of_task(job, PpoBlock)
-    assert block.kl is not None
     return PolicySettings(
-        plan=IterationPlan(block.prompts, block.answers, block.epochs, job.train.batch, job.seed),
-        max_tokens=block.max_tokens,
-        offload_idle=block.offload_idle,
-        temperature=block.temperature,
+        **common_settings(job, block, block.answers),
         advantage="gae",
         whiten=block.whiten,
         weight="token",
-        kl=block.kl,
-        kl_in_reward=block.kl_in == "reward",
-        missing_end=block.missing_end_penalty,
-        score_clip=block.reward_clip,
-        advantage_clip=block.advantage_clip,
         gamma=block.gamma,
         lam=block.lam,
         whiten_rewards=block.whiten_rewards,
@@ -144,22 +136,9 @@ def settings_of(job: ResolvedJob) -> PolicySettings:
 
 def _objective(job: ResolvedJob) -> Objective:
     from stoker.train.rollouts.actor_critic import ActorCritic
-    from stoker.train.rollouts.policy_objective import PolicyObjective
 
     block = block_of_task(job, PpoBlock)
-    assert block.clip is not None and block.clip_high is not None and block.kl is not None
-    policy = PolicyObjective(
-        clip_low=block.clip,
-        clip_high=block.clip_high,
-        dual_clip=block.dual_clip,
-        kl=0.0 if block.kl_in == "reward" else block.kl,
-        estimator=block.kl_estimator,
-        entropy=block.entropy,
-        temperature=block.temperature,
-        ptx=block.ptx.weight if block.ptx is not None else 0.0,
-        critic=True,
-    )
-    return ActorCritic(policy, block.value_clip, block.value_weight)
+    return ActorCritic(clipped_objective(block, critic=True), block.value_clip, block.value_weight)
 
 
 def _samples(loaded: LoadedJob, base: Path, text: TextSide) -> Callable[..., LanguageTask]:

@@ -1,0 +1,77 @@
+"""Row formats of a conversation; their columns are in `stoker.data.formats`."""
+
+from __future__ import annotations
+
+from stoker.data.messages import Refused, from_value_messages, parsed, role_messages, text_of, tools_of, trained
+from stoker.data.row_reader import Format, RowReader
+from stoker.data.rows import Conversation, Message, Text
+
+
+def _instruction(row: RowReader) -> Conversation:
+    turns = row.system()
+    history = parsed(row.get("history")) or []
+    if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
+        raise Refused("history is not a list of [question, answer]")
+    for question, said in history:
+        turns += role_messages(
+            [{"role": "user", "content": question}, {"role": "assistant", "content": said}], "history"
+        )
+    question, answer = asked(row, "instruction"), row.need("output")
+    turns += [*question, *role_messages([{"role": "assistant", "content": answer}], row.name("output"))]
+    return Conversation(trained(turns))
+
+
+def asked(row: RowReader, ours: str) -> list[Message]:
+    """Returns a question and its input as one turn."""
+    question = row.need(ours)
+    parts = [part for part in ("" if question is None else text_of(question), row.text("input")) if part.strip()]
+    if not parts:
+        raise Refused(f"empty {ours}")
+    return role_messages([{"role": "user", "content": "\n\n".join(parts)}], row.name(ours))
+
+
+def _messages(row: RowReader) -> Conversation:
+    turns = role_messages(parsed(row.need("messages")), f"{row.name('messages')}[]")
+    return Conversation(trained(turns), tools_of(row.get("tools")))
+
+
+def _sharegpt(row: RowReader) -> Conversation:
+    turns = from_value_messages(parsed(row.need("conversations")), f"{row.name('conversations')}[]")
+    return Conversation(trained(row.system() + turns), tools_of(row.get("tools")))
+
+
+def _prompt(row: RowReader) -> Conversation:
+    messages = row.turns("prompt", "user") + row.turns("completion", "assistant")
+    return Conversation(trained(messages), tools_of(row.get("tools")))
+
+
+def _question(row: RowReader) -> Conversation:
+    """Converts a prompt without an answer to a conversation with an empty answer."""
+    turns = [*row.system(), *row.turns("prompt", "user")]
+    if turns[-1].role != "assistant":
+        turns.append(Message("assistant", ""))
+    row.use_all()
+    return Conversation(trained(turns), tools_of(row.get("tools")))
+
+
+def _text(row: RowReader) -> Text:
+    value = row.need("text")
+    text = "" if value is None else text_of(value)
+    if not text.strip():
+        raise Refused("empty text")
+    return Text(text)
+
+
+# In order of precedence, for rows that fit several.
+CONVERSATIONS = {
+    "messages": Format(_messages, ("messages",), {"messages": ("conversations", "conversation")}),
+    "sharegpt": Format(_sharegpt, ("conversations",), {"conversations": ("conversation", "messages")}),
+    "instruction": Format(
+        _instruction,
+        ("instruction", "output"),
+        {"instruction": ("question", "query", "prompt"), "input": ("context",), "output": ("response", "answer")},
+    ),
+    "prompt": Format(_prompt, ("prompt", "completion")),
+}
+QUESTION = Format(_question, ("prompt",), {"prompt": ("question", "query", "problem")})
+TEXT = Format(_text, ("text",), {"text": ("content", "document")})

@@ -1,0 +1,146 @@
+"""Row formats that compare answers to one prompt; their columns are in `stoker.data.formats`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import permutations
+from typing import Any
+
+from stoker.data.conversation_formats import asked
+from stoker.data.messages import Refused, parsed, tools_of, trained
+from stoker.data.row_reader import Format, RowReader
+from stoker.data.rows import Message, Preference, Ranking
+
+
+def _preference(row: RowReader) -> Preference:
+    sides = [trained(row.turns(side, "assistant")) for side in ("chosen", "rejected")]
+    prompt = tuple(_prompt_of(row, *sides))
+    chosen, rejected = (trained(list(side[len(prompt) :])) if side[: len(prompt)] == prompt else side for side in sides)
+    if chosen == rejected:
+        raise Refused("chosen equals rejected")
+    if prompt[0].role != "system":
+        prompt = (*row.system(), *prompt)
+    return Preference(prompt, chosen, rejected, tools_of(row.get("tools")), _margin(row))
+
+
+def _ranked(row: RowReader) -> Ranking:
+    given = parsed(row.need("answers"))
+    if not isinstance(given, list) or len(given) < 2:
+        raise Refused(f"{row.name('answers')} is not a list of two answers or more")
+    answers = tuple(trained(row.turns_in(answer, "answers", "assistant")) for answer in given)
+    prompt = row.turns("prompt", "user")
+    if prompt[0].role != "system":
+        prompt = [*row.system(), *prompt]
+    worth = _worth(row, len(answers))
+    scored = row.get("scores") is not None
+    pairs = tuple(
+        (better, worse, worth[better] - worth[worse] if scored else 0.0)
+        for better, worse in permutations(range(len(answers)), 2)
+        if worth[better] > worth[worse] and answers[better] != answers[worse]
+    )
+    if not pairs:
+        raise Refused("no two answers differ in rank")
+    return Ranking(tuple(prompt), answers, pairs, tools_of(row.get("tools")))
+
+
+def _scored(row: RowReader) -> Ranking:
+    """Parses the row that `stoker.data.prompt_groups` joins the answers to a prompt to."""
+    answers, scores = row.get("answers") or [], row.get("scores") or []
+    if len(answers) < 2:
+        raise Refused("a prompt with one scored answer, which is compared with none")
+    if len(set(scores)) == 1:
+        raise Refused("all answers to the prompt have the same score")
+    return _ranked(row)
+
+
+def _worth(row: RowReader, answers: int) -> list[float]:
+    """Returns the value of each answer: its score, or its negated rank; by default answers are in order, best first."""
+    name = next((name for name in ("scores", "ranks") if row.get(name) is not None), None)
+    if name is None:
+        return [float(-number) for number in range(answers)]
+    values = parsed(row.get(name))
+    if not isinstance(values, list) or len(values) != answers:
+        raise Refused(f"{row.name(name)} has not one number for each answer")
+    numbers = [_as_number(value, row.name(name)) for value in values]
+    return numbers if name == "scores" else [-number for number in numbers]
+
+
+def _margin(row: RowReader) -> float:
+    """Returns the margin of the chosen answer: the column ``margin``, or the difference of the two scores."""
+    if row.get("margin") is not None:
+        return _number(row, "margin")
+    if row.get("chosen_score") is None or row.get("rejected_score") is None:
+        return 0.0
+    return _number(row, "chosen_score") - _number(row, "rejected_score")
+
+
+def _number(row: RowReader, ours: str) -> float:
+    return _as_number(row.get(ours), row.name(ours))
+
+
+def _as_number(value: Any, name: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise Refused(f"{name} is not a number")
+    return number
+
+
+def _prompt_of(row: RowReader, chosen: tuple[Message, ...], rejected: tuple[Message, ...]) -> Sequence[Message]:
+    """Returns the turns before the answers: those of the prompt's column, or the common first turns of both sides."""
+    if row.get("prompt") is not None:
+        if isinstance(row.get("prompt"), str) and row.text("input").strip():
+            return asked(row, "prompt")
+        return row.turns("prompt", "user")
+    shared = _shared_turns(chosen, rejected)
+    if not shared and row.get("conversations") is not None:
+        return row.turns("conversations", "user")
+    if not shared:
+        raise Refused("no prompt: chosen and rejected share no first turns")
+    return shared
+
+
+def _shared_turns(one: tuple[Message, ...], other: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Returns the common first turns of both; the last turn of each is its answer, even if they are equal."""
+    shared = 0
+    while shared < min(len(one), len(other)) - 1 and one[shared] == other[shared]:
+        shared += 1
+    return one[:shared]
+
+
+PAIRS = {
+    "preference": Format(
+        _preference,
+        ("chosen", "rejected"),
+        {
+            "chosen": ("chosen_messages",),
+            "rejected": ("rejected_messages",),
+            "prompt": ("instruction", "question", "query"),
+            "chosen_score": ("score_chosen",),
+            "rejected_score": ("score_rejected",),
+            "conversations": ("messages", "conversation"),
+        },
+    ),
+    "ranked": Format(
+        _ranked,
+        ("prompt", "answers"),
+        {
+            "prompt": ("instruction", "question", "query"),
+            "answers": ("responses", "completions", "candidates"),
+            "scores": ("ratings", "rewards"),
+            "ranks": ("rank", "ranking"),
+        },
+    ),
+    "scored": Format(
+        _scored,
+        ("prompt", "answer", "score"),
+        {
+            "prompt": ("instruction", "question", "query"),
+            "answer": ("response", "completion", "output"),
+            "score": ("rating", "reward"),
+        },
+    ),
+}

@@ -1,0 +1,104 @@
+"""Reads the columns of a row under our names, and says what is wrong with the file's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker.data.messages import Refused, has_content, messages_in, parsed, role_messages, text_of
+from stoker.data.rows import Example, Message
+
+Aliases = Mapping[str, tuple[str, ...]]
+"""Other names that published data sets use for a column."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A row format: its columns and its parser.
+
+    Attributes:
+        parse: makes an example of a row, or raises `Refused`.
+        needed: the columns that identify the format.
+        aliases: other names that published data sets use for a column.
+    """
+
+    parse: Callable[[RowReader], Example]
+    needed: tuple[str, ...]
+    aliases: Aliases = field(default_factory=dict)
+
+
+def column_of(row: Mapping[str, Any], aliases: Aliases, columns: Mapping[str, str], ours: str) -> str:
+    """Returns the file's name of one of our columns; our name if the row has neither it nor an alias."""
+    if ours in columns:
+        return columns[ours]
+    if ours in row:
+        return ours
+    return next((name for name in aliases.get(ours, ()) if name in row), ours)
+
+
+class RowReader:
+    """A row's columns under our names; errors use the file's.
+
+    Attributes:
+        value: the row as it is in the file.
+        columns: the job's `{our name: the file's name}`.
+    """
+
+    def __init__(self, value: dict[str, Any], aliases: Aliases, columns: Mapping[str, str]) -> None:
+        self.value, self.columns = value, columns
+        self._aliases = aliases
+        self._read: set[str] = set()
+
+    def ignored(self) -> list[str]:
+        """Returns the columns with content that have not been read."""
+        return [name for name, value in self.value.items() if name not in self._read and has_content(value)]
+
+    def use_all(self) -> None:
+        """Marks every column as read, since rewards receive all of them."""
+        self._read.update(self.value)
+
+    def read_as(self, aliases: Aliases) -> None:
+        """Has further columns found by the other names of another format."""
+        self._aliases = aliases
+
+    def name(self, ours: str) -> str:
+        """Returns the file's name of our column, which counts as read."""
+        name = column_of(self.value, self._aliases, self.columns, ours)
+        self._read.add(name)
+        return name
+
+    def get(self, ours: str) -> Any:
+        """Returns the value; None if it is missing (a missing number counts as such)."""
+        value = self.value.get(self.name(ours))
+        return None if isinstance(value, float) and math.isnan(value) else value
+
+    def need(self, ours: str) -> Any:
+        name = self.name(ours)
+        if name not in self.value:
+            raise Refused(f"missing column: {name}")
+        if isinstance(self.value[name], float) and self.get(ours) is None:
+            raise Refused(f"NaN in column {name}")
+        return self.value[name]
+
+    def text(self, ours: str) -> str:
+        """Returns an optional column's text, "" if it is missing."""
+        value = self.get(ours)
+        return "" if value is None else text_of(value)
+
+    def turns(self, ours: str, role: str) -> list[Message]:
+        """Parses the column to messages: one message, a list of them, or text as one turn of `role`."""
+        return self.turns_in(self.need(ours), ours, role)
+
+    def turns_in(self, value: Any, ours: str, role: str) -> list[Message]:
+        """Returns a value of a column as messages; see `turns`."""
+        name, turns = self.name(ours), parsed(value)
+        # An answer may itself be JSON: in text, only a list whose every item has a role counts as messages.
+        found = None if isinstance(value, str) and not isinstance(turns, list) else messages_in(turns, f"{name}[]")
+        return role_messages([{"role": role, "content": value}], name) if found is None else found
+
+    def system(self) -> list[Message]:
+        """Returns the system column as a message, unless it is empty."""
+        text = self.text("system")
+        return [Message("system", text, place=self.name("system"))] if text.strip() else []
