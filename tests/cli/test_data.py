@@ -212,6 +212,17 @@ def test_rows_that_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
         assert message in capsys.readouterr().err
 
 
+def test_any_of_the_scored_answers_to_a_prompt_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = [f"What is {number}?" for number in range(6)]
+    answers = [(prompt, answer, score) for answer, score in (("one", 1), ("two", 2)) for prompt in prompts]
+    rows = [{"prompt": prompt, "answer": answer, "score": score} for prompt, answer, score in answers]
+    job = JOB.replace("task: sft", "task: reward")
+    write(*rows, job=job)
+    first, joined = (as_json(capsys, "--rows", f"my.jsonl:{row}")[1]["samples"] for row in (2, 8))
+    assert len(first) == 2 and first == joined
+    assert {sample["row"] for sample in joined} == {2}
+
+
 def test_a_module_has_no_rows(capsys: pytest.CaptureFixture[str]) -> None:
     Path("job.yaml").write_text("task: module\nsteps: 3\nmodule:\n  model: 'a:b'\n  loss: 'a:c'\n  data: 'a:d'\n")
     assert main(["data", "job.yaml"]) == 2

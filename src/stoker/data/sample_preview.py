@@ -9,7 +9,8 @@ import numpy as np
 
 from stoker.data.corpus import Corpus, TokenisedSource
 from stoker.data.pair_formats import PAIRS
-from stoker.data.rows import Rejected
+from stoker.data.prompt_groups import SCORED, grouped
+from stoker.data.rows import Raw, Rejected
 from stoker.data.tokenise import TextCodec
 
 
@@ -122,12 +123,22 @@ def samples_of(corpus: Corpus, codec: TextCodec, file: str, row: int) -> tuple[l
     dropped: list[Rejected] = []
     for source in (*corpus.sources, *corpus.evaluation):
         cache, any_file = source.cache, file in (source.source.name, source.block.path)
-        for index in np.flatnonzero(cache.column("row") == row):
+        first = _first_joined(source, file, row) if source.format == SCORED else row
+        for index in np.flatnonzero(cache.column("row") == first):
             if any_file or _names(file, cache.origin(int(index))[0]):
                 found.append(_sample(source, int(index), codec))
         for summary in cache.summaries:
             dropped += [d for d in summary.dropped if d.row == row and (any_file or _names(file, d.source))]
     return found, dropped
+
+
+def _first_joined(source: TokenisedSource, file: str, row: int) -> int:
+    """Returns the row that stands for one of its answers: the first with the same prompt."""
+    any_file = file in (source.source.name, source.block.path)
+    for raw in grouped(source.source.rows(), source.block.columns):
+        if isinstance(raw, Raw) and row in raw.others and (any_file or _names(file, raw.source)):
+            return raw.row
+    return row
 
 
 def _names(name: str, file: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from itertools import takewhile
 from typing import Any, TypeVar
 
@@ -31,6 +32,7 @@ def scalar(value: Any) -> str:
     return str(value) if isinstance(value, int) else _text(str(value))
 
 
+@lru_cache(4096)  # a job's texts are mostly the same few names
 def _text(text: str) -> str:
     """Formats a text, without quotes if it is then read back as the same text, also inside brackets."""
     if re.fullmatch(r"[A-Za-z0-9_./~+-][A-Za-z0-9_./:+* -]*", text) and not text.endswith((" ", ":")):
