@@ -19,9 +19,13 @@ from warm_process import warm_processes
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests that use the pool of processes; those for a GPU need one."""
+    """Marks the tests that use the pool of processes, and the cases that run seldom; those for a GPU need one."""
     no_gpu = pytest.mark.skip(reason="no GPU")
     for item in items:
+        if (often := item.get_closest_marker("often")) and isinstance(item, pytest.Function):
+            case = item.callspec.id
+            if not {case, *case.split("-")} & set(often.args):
+                item.add_marker(often.kwargs.get("then", "exhaustive"))
         if "pool" in getattr(item, "fixturenames", ()):
             item.add_marker("pool")
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():

@@ -70,6 +70,7 @@ def check(base: PreTrainedModel, changes: dict[str, Any], folder: Path) -> dict[
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", TEN)
+@pytest.mark.often("gpt2", "llama", "glm4")
 def test_peft_loads_every_family(family: str, kind: str, tmp_path: Path) -> None:
     config = check(tiny(family).eval(), KINDS[kind], tmp_path)
     assert (config["use_dora"], config["use_rslora"]) == (kind == "dora", kind == "rslora")

@@ -194,6 +194,7 @@ def test_the_numbers_are_json_that_others_read(tmp_path: Path) -> None:
     assert read["step"] == 4 and read["progress"]["samples"] == 32
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_the_numbers_is_found(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.save(state(1))

@@ -94,6 +94,7 @@ def go_back(run: Path) -> None:
     [(save, False, 2), (save, True, 2), (remember, True, 2), (go_on, False, 1), (go_back, False, 1)],
 )
 @pytest.mark.parametrize("small_disk", [False, True])
+@pytest.mark.slow
 def test_killed_anywhere(
     act: Callable[[Path], None],
     memory: bool,

@@ -253,6 +253,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.slow
 def test_a_copy_outlives_its_process(tmp_path: Path) -> None:
     with shared_memory(tmp_path):
         command = [sys.executable, "-c", DYING, str(tmp_path), str(Path(__file__).parent)]

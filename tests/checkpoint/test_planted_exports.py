@@ -115,6 +115,7 @@ def wrong_scale(folder: Path) -> None:
         *((w, fault) for w in ("gguf-q8_0", "merged-fp32", "adapter") for fault in (wrong_tokenizer, wrong_template)),
     ],
 )
+@pytest.mark.often("wrong_scale", "wrong_tokenizer")
 def test_a_planted_fault_is_refused(
     wanted: str, fault: Callable[[Path], None], base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

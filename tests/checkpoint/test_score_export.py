@@ -34,6 +34,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in (("llama", "lora"), ("qwen2", "full"))),
     ],
 )
+@pytest.mark.slow
 def test_an_export_scores_as_the_run(  # in a fresh process
     family: str,
     tune: str,

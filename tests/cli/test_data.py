@@ -250,6 +250,7 @@ def test_what_would_steer_the_terminal_is_spelt_out(capsys: pytest.CaptureFixtur
     assert visible("\x9b\r") == "\\u009b\\x0d"
 
 
+@pytest.mark.slow
 def test_on_a_terminal_trained_tokens_are_coloured(folder: Path) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "stoker", "data", "job.yaml", "--samples", "1"]

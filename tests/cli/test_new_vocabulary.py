@@ -46,6 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_model_learns_new_tokens_and_leaves_as_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     extend = ["tokenizer", "extend", "--from", "model", "--corpus", "zh.jsonl", "--size", "30", "-o", "tokenizer"]
     assert main(extend) == 0

@@ -71,6 +71,7 @@ def test_the_plan_as_json(job: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize(("model", "cluster_name"), [("llama3-8b", "2x8xH100"), ("llama3-70b", "8x8xA100-40G")])
+@pytest.mark.slow
 def test_one_step_in_time_as_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, cluster_name: str
 ) -> None:

@@ -106,6 +106,7 @@ def test_training_goes_on_where_the_reader_leaves(processes: int, folder: Path) 
     assert json.loads(ended.stdout)[0]["state"] == "done", ended.stdout
 
 
+@pytest.mark.slow
 def test_too_few_open_files_and_too_little_memory_are_told() -> None:
     ended = stoker("train job.yaml", "ulimit -n 12; ")
     assert ended.returncode == 1 and "too many files are open; this shell allows 12" in ended.stderr

@@ -50,6 +50,7 @@ SELDOM = [pytest.param(form, marks=pytest.mark.exhaustive) for form in ("8bit", 
 
 
 @pytest.mark.parametrize("form", ["4bit", *SELDOM])
+@pytest.mark.slow
 def test_eval_measures_the_merged_model_in_fewer_bits(form: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip(FORMS[form].package)
     assert main(["eval", "lora", "--quantise", form, "--json"]) == 0

@@ -56,6 +56,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_jobs_own_layout_passes(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(job), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

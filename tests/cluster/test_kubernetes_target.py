@@ -109,6 +109,7 @@ def test_a_run_from_submission_to_its_logs(prepared: Submit, cluster: ApiServer)
     assert target.status(record).state == "lost"
 
 
+@pytest.mark.slow
 def test_code_is_sent_where_it_is_wanted(prepared: Submit, cluster: ApiServer) -> None:
     target, submission = prepared("python3 -c 'import stoker; print(stoker.__file__)'", code=True)
     record = target.submit(submission)
@@ -117,6 +118,7 @@ def test_code_is_sent_where_it_is_wanted(prepared: Submit, cluster: ApiServer) -
     assert len(files) == 2 and all("/volumes/work/.code/stoker/__init__.py" in file for file in files)
 
 
+@pytest.mark.slow
 def test_what_one_config_map_cannot_hold_is_sent_in_several(
     prepared: Submit, cluster: ApiServer, tmp_path: Path
 ) -> None:
@@ -203,6 +205,7 @@ def running(cluster: ApiServer) -> list[dict[str, Any]]:
     return [pod for pod in cluster.all("pods") if pod["status"].get("phase") == "Running"]
 
 
+@pytest.mark.slow
 def test_a_failed_pod_is_started_again_as_often_as_was_said(prepared: Submit, cluster: ApiServer) -> None:
     script = 'n=/work/$(echo "$POD_IP"); echo x >> $n; [ $(wc -l < $n) -gt 2 ] || exit 1'
     target, submission = prepared(script, name="two", retries=2)
@@ -301,6 +304,7 @@ def test_what_is_wrong_is_said_before_anything_is_sent(prepared: Submit, cluster
     assert not cluster.objects
 
 
+@pytest.mark.slow
 def test_the_verbs_of_the_command_line(
     cluster: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

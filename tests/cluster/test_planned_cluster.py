@@ -103,6 +103,7 @@ def test_a_submission_is_planned_for_the_same_nodes() -> None:
     assert submission.nodes * submission.devices <= planned.cluster.gpus
 
 
+@pytest.mark.slow
 def test_the_command_plans_for_a_target(capsys: pytest.CaptureFixture[str]) -> None:
     job = write_job(Path(), task="pretrain", model="llama3-8b", data="none.jsonl", train={"seq_len": 2048, "batch": 96})
     plans = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,6 +45,7 @@ def test_no_json_value_raises(row: dict[str, Any] | str, format: str, columns: d
 
 @settings(max_examples=200, deadline=None)
 @given(rows=st.lists(ROW, max_size=4), columns=st.dictionaries(KEY, KEY, max_size=2))
+@pytest.mark.slow
 def test_detecting_names_a_format_or_tells_the_user(rows: list[dict[str, Any] | str], columns: dict[str, str]) -> None:
     try:
         assert detect(rows, columns) in FORMATS

@@ -32,6 +32,7 @@ def test_one_index_alone_goes_where_it_goes_among_others(size: int, key: int, da
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.slow
 def test_all_orders_of_a_few_come_equally_often(size: int) -> None:
     orders = Counter(tuple(permute(np.arange(size), size, stream_key(7, key)).tolist()) for key in range(4800))
     assert set(orders) == set(permutations(range(size)))
@@ -39,6 +40,7 @@ def test_all_orders_of_a_few_come_equally_often(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [7, 16, 29])
+@pytest.mark.often("16", then="slow")
 def test_an_index_goes_to_every_place_equally_often(size: int) -> None:
     table = np.zeros((size, size), dtype=int)
     for key in range(3000):

@@ -17,6 +17,7 @@ def figures(content: dict[str, list[dict[str, object]]]) -> dict[object, object]
     return {figure["name"]: figure["value"] for figure in content["figures"]}
 
 
+@pytest.mark.slow
 def test_a_run_that_knows_the_answers_is_right(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main(["eval", "good", "--answers", "asked.jsonl", "--score", "exact", "chrf", "--max-tokens", "20", "--json"])

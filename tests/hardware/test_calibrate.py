@@ -102,6 +102,7 @@ def test_times_of_a_curve() -> None:
     assert curve.bandwidth == pytest.approx(1e8)
 
 
+@pytest.mark.slow
 def test_a_calibration_is_saved_and_found_again(measured: Calibration, cache: Path) -> None:
     assert kept_calibration(measured.device, 1) is None
     path = measured.save()

@@ -49,6 +49,7 @@ def test_matrix_products_are_in_the_chosen_precision(precision: str, dtype: torc
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dtype
 
 
+@pytest.mark.slow
 def test_peak_memory_sees_what_was_allocated() -> None:
     """Measures in a process of its own: the peak of this one may lie far above what it has now."""
     code = (

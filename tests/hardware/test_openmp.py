@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from stoker.hardware.openmp import in_temporary_thread
 
 COUNTED = """
@@ -34,6 +36,7 @@ print(within - before, after - before, in_main - before, in_temporary_thread(sma
 """
 
 
+@pytest.mark.slow
 def test_a_temporary_thread_takes_its_openmp_threads_with_it() -> None:
     found = subprocess.run(
         [sys.executable, "-c", COUNTED],

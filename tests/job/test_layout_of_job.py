@@ -185,6 +185,7 @@ TRAIN = st.fixed_dictionaries(
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.sampled_from([SFT, SFT + "tune: {method: lora, dora: true}\n", SFT + "tune: qlora\n", MODULE]), BLOCKS, TRAIN)
+@pytest.mark.slow
 def test_a_layout_is_whole_or_its_problems_are_told_at_their_places(
     head: str, parallel: dict[str, object], train: dict[str, object]
 ) -> None:

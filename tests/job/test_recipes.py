@@ -104,6 +104,7 @@ def test_each_switched_off_line_can_be_switched_on(tmp_path: Path) -> None:
     assert load_job(path).job.checkpoint.to == "checkpoints"
 
 
+@pytest.mark.slow
 def test_lines_fit() -> None:
     assert max(len(line) for name in recipe_names() for line in write_recipe(name).splitlines()) <= 110
 

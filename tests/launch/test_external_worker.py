@@ -103,6 +103,7 @@ def test_joined_started_and_alone_train_alike(tmp_path: Path) -> None:
     assert losses(tmp_path / "started") == pytest.approx(losses(tmp_path / "alone"), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_as_many_processes_as_the_layout_wants(tmp_path: Path) -> None:
     (code, _, err), *others = launched(tmp_path, world=3)
     assert code == 2

@@ -160,6 +160,7 @@ if sys.argv[1] == "hang":
 
 
 @pytest.mark.parametrize("how", [pytest.param("ends", marks=pytest.mark.slow), "killed"])
+@pytest.mark.slow
 def test_no_process_outlives_its_pool(how: str) -> None:
     mode = "hang" if how == "killed" else "-"
     owner = subprocess.Popen([sys.executable, "-c", OWNER, mode], stdout=subprocess.PIPE, text=True)

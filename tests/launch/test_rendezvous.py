@@ -81,6 +81,7 @@ def silent(phase: str) -> tuple[Heart, RunSpec]:
     return heart, spec
 
 
+@pytest.mark.slow
 def test_a_process_that_waits_for_ever_ends_itself(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
     (tmp_path / "run").mkdir()

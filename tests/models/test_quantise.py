@@ -82,6 +82,7 @@ def logits(model: nn.Module) -> Tensor:
 
 
 @pytest.mark.parametrize(("family", "form"), CELLS)
+@pytest.mark.often("gpt2", "llama", "glm4")
 def test_a_family_trains_and_plain_peft_answers_the_same(family: str, form: str, tmp_path: Path) -> None:
     pytest.importorskip(quantise.FORMS[form].package)
     base = written(family, tmp_path)

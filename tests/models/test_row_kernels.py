@@ -142,6 +142,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, query_bounds: Tensor, key_bounds: Tensor,
     return torch.empty_like(q)
 
 
+@pytest.mark.slow
 def test_compiled_blocks_have_one_graph_and_few_versions(documents: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of any number of documents and any lengths share a compilation; torch's kernel is such an operator."""
     language: LanguageModel = lay_out_for(tiny("llama", dtype=torch.float32).eval())

@@ -86,6 +86,7 @@ def test_a_killed_download_is_gone_on_with(origin: CountingOrigin, cache: NodeCa
     assert entry.about()["origin_bytes"] <= len(data) and not entry.partial.exists()
 
 
+@pytest.mark.slow
 def test_another_process_goes_on_where_one_was_killed(origin: CountingOrigin, cache: NodeCache) -> None:
     origin.objects["x"] = data = random_bytes(4 * MIB)
     origin.rate = 4 * MIB
@@ -362,6 +363,7 @@ print((with_weights(local_path(sys.argv[1])) / "model.safetensors").stat().st_si
 """
 
 
+@pytest.mark.slow
 def test_processes_that_open_a_model_at_once_share_its_folder(origin: CountingOrigin, cache: NodeCache) -> None:
     origin.objects |= {"m/config.json": b"{}", "m/model.safetensors": random_bytes(MIB)}
     words = [sys.executable, "-c", OPEN_MODEL, f"{origin.url}/m"]

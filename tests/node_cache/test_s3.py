@@ -120,6 +120,7 @@ def test_a_store_that_does_not_answer(cache: NodeCache, monkeypatch: pytest.Monk
     origins._file_system.cache_clear()
 
 
+@pytest.mark.slow
 def test_checkpoints_go_to_the_same_store_and_come_back_once(bucket: Any, cache: NodeCache) -> None:
     import torch
 

@@ -144,6 +144,7 @@ def said_of(job: dict[str, Any]) -> set[str]:
 
 
 @needs_node
+@pytest.mark.slow
 def test_problems_of_jobs_are_said_in_chinese() -> None:
     jobs = [put(key["path"], "some words") for key in job_keys()]
     jobs += [put(f"{key['path']}x", 1) for key in job_keys()[::7]]
@@ -169,6 +170,7 @@ def test_chinese_has_the_values_of_its_form() -> None:
         assert set(re.findall(r"\{(\w+)~?\}", chinese)) == values, english
 
 
+@pytest.mark.slow
 def test_no_chinese_is_left_of_texts_that_are_gone() -> None:
     known = {normal(text) for path in (*modules(), *SOURCE.glob("page/*.py")) for _, text in forms(path)}
     of_keys = {normal(key[part]) for key in job_keys() for part in ("meaning", "reason")}

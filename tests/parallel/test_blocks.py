@@ -78,6 +78,7 @@ def test_without_blocks_there_is_nothing_to_recompute() -> None:
         recompute_blocks(nn.Sequential(nn.Linear(2, 2)))
 
 
+@pytest.mark.slow
 def test_compiled_blocks_give_the_same_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed, in two batches of other lengths, with recompute around: all that a job can ask for at once."""
     model = tiny_llama()

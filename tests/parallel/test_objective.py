@@ -109,6 +109,7 @@ def check(family: str, cells: list[Cell], pool: Pool, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", OFTEN)
+@pytest.mark.often("3D 2 x 2 x 2", "tensor 2 + sequence", then="slow")
 def test_a_loss_of_pairs_under_layouts_is_that_of_one_process(name: str, pool: Pool, tmp_path: Path) -> None:
     check("llama", [cell for cell in MATRIX if cell.name == name], pool, tmp_path)
 

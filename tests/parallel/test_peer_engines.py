@@ -206,6 +206,7 @@ def test_zero_of_deepspeed_agrees(pool: Pool, own_pool: Pool, tmp_path: Path) ->
         pytest.param("glm4", GROUPED, marks=pytest.mark.exhaustive),
     ],
 )
+@pytest.mark.slow
 def test_tensor_parallelism_of_transformers_agrees(
     family: str, more: dict[str, Any], pool: Pool, own_pool: Pool, tmp_path: Path
 ) -> None:

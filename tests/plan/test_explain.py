@@ -89,6 +89,7 @@ def test_what_helps_is_a_plan_of_the_changed_job_and_nothing_more(words: str) ->
         assert twice[0] > everything / 2
 
 
+@pytest.mark.slow
 def test_what_binds_is_the_whole_step() -> None:
     best = found_on("2x8xA100-40GB").plans[0]
     given = binds(best, helps(best, on="2x8xA100-40GB"))
@@ -99,6 +100,7 @@ def test_what_binds_is_the_whole_step() -> None:
             assert sum(cause.seconds for cause in bind.causes) == pytest.approx(bind.seconds, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_memory_binds_where_there_is_little_of_it() -> None:
     """8 billion parameters on 4 devices of 40 GB take recomputation or offload; on devices of 80 GB much less."""
     tight, roomy = found_on("4xA100-40GB").plans[0], found_on("4xA100-80GB").plans[0]

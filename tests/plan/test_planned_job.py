@@ -124,6 +124,7 @@ def test_a_layout_is_read_back_from_the_block_that_it_gives(tmp_path: Path, para
     assert layout_of(job(tmp_path, parallel=parallel_block(layout)).job) == layout
 
 
+@pytest.mark.slow
 def test_every_plan_of_a_search_can_be_written_as_a_job(tmp_path: Path) -> None:
     work = TrainingWork(work_of(job(tmp_path), base=tmp_path).shape, 128, 8, precision="fp32")
     cluster = this_processor(4)

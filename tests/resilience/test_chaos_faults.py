@@ -71,6 +71,7 @@ def _train(path: str, last: int) -> None:
         chaos.before_passes(number)
 
 
+@pytest.mark.slow
 def test_a_process_is_killed_once(folder: RunFolder) -> None:
     write_faults(folder, [Fault("kill", 2)])
     context = multiprocessing.get_context("spawn")
@@ -125,6 +126,7 @@ def test_a_checkpoint_is_damaged_so_that_it_is_noticed(folder: RunFolder) -> Non
 
 
 @pytest.mark.parametrize("steps", [(3,), (3, 6)])
+@pytest.mark.slow
 def test_the_newest_checkpoint_is_damaged_where_there_is_another(folder: RunFolder, steps: tuple[int, ...]) -> None:
     store = Store(folder.checkpoints)
     for number in steps:

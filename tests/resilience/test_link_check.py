@@ -32,6 +32,7 @@ def checked(node_of: list[str], slow: int | None, broken: int | None) -> Links |
 
 @pytest.mark.pool
 @pytest.mark.parametrize("node_of", [["a", "b", "c"], ["a", "b", "c", "d"]], ids=len)
+@pytest.mark.slow
 def test_the_slow_node_is_found_wherever_it_is(pool: Pool, node_of: list[str]) -> None:
     for slow in range(len(node_of)):
         found = pool.run(checked, node_of, slow, None, world=len(node_of))

@@ -52,6 +52,7 @@ def test_a_stopped_process_says_where(tmp_path: Path, stopped: int) -> None:
     assert stack_file(tmp_path, 1).read_text().count("in its_own_work") == 2
 
 
+@pytest.mark.slow
 def test_a_frozen_process_says_nothing_and_is_not_waited_for(tmp_path: Path, stopped: int) -> None:
     os.kill(stopped, 19)  # SIGSTOP
     found = ask_for_stacks({1: stopped}, folder=tmp_path, logs=tmp_path, collectives=False)

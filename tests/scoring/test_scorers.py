@@ -67,6 +67,7 @@ def test_a_schema_loads_nothing_that_it_refers_to(monkeypatch: pytest.MonkeyPatc
         score("json_schema", "1", {"$ref": "http://127.0.0.1:1/schema.json"})
 
 
+@pytest.mark.slow
 def test_rouge_is_the_librarys() -> None:
     from rouge_score.rouge_scorer import RougeScorer
 

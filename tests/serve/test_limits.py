@@ -234,6 +234,7 @@ def fuzzed(draw: random.Random) -> tuple[str, dict[str, Any]]:
     return CHAT if chats else "/v1/completions", asked
 
 
+@pytest.mark.slow
 def test_500_fuzzed_requests_get_an_answer_or_a_clear_refusal(served: InProcess) -> None:
     draw = random.Random(14)
     statuses: dict[int, int] = {}

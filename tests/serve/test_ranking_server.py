@@ -116,6 +116,7 @@ def test_online_scores_are_the_offline_ones(asked: Asked, clicks_home: Path) -> 
     assert b'stoker_rows_scored_total{key="",model="shop"} 51.0' in asked.get("/metrics").body
 
 
+@pytest.mark.slow
 def test_a_run_on_torchrec_s_tables_is_served(clicks_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(clicks_home)
     (clicks_home / "fixed.yaml").write_text(JOB % "dcn, engine: torchrec, table: {rows: 500}")

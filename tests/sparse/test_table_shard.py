@@ -81,6 +81,7 @@ RULES = st.tuples(
 
 @settings(max_examples=80, deadline=None)
 @given(RULES, STEPS, st.integers(1, 3))
+@pytest.mark.slow
 def test_ids_come_and_go_by_the_rules(
     rules: tuple[Admission | None, Eviction | None], steps: list[list[int]], passes: int
 ) -> None:

@@ -244,6 +244,9 @@ CPU = torch.device("cpu")
     ids=" ".join,
 )
 @pytest.mark.parametrize("policy", ["skip", "roll-back"])
+@pytest.mark.often(
+    "roll-back-parallel.data=2 parallel.shard=zero3", "skip-parallel.tensor=2", "skip-parallel.pipeline=2", then="slow"
+)
 def test_what_one_process_finds_all_do(
     layout: tuple[str, ...], policy: str, base: Path, sft: dict[str, Any], pool: Pool
 ) -> None:

@@ -32,6 +32,7 @@ def test_digits_learn(tmp_path: Path) -> None:
     assert json.loads(lines[-1])["loss"] < json.loads(lines[0])["loss"] / 5
 
 
+@pytest.mark.slow
 def test_the_recipe_ends_as_a_plain_loop_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.yaml").write_text(write_recipe("module-digits"))
@@ -40,6 +41,7 @@ def test_the_recipe_ends_as_a_plain_loop_does(tmp_path: Path, monkeypatch: pytes
     assert evaluated[-1]["accuracy"] > 0.97
 
 
+@pytest.mark.slow
 def test_the_snippet_of_the_docs_ends_there_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = (ROOT / "docs" / "modules.md").read_text().split("```python\n")[1:]

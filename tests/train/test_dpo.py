@@ -72,6 +72,7 @@ def test_a_run_prefers_what_is_chosen(dpo: dict[str, Any], base: Path) -> None:
 
 
 @pytest.mark.parametrize("loss", ["ipo", "hinge", "robust", "simpo", "orpo", "kto"])
+@pytest.mark.often("sigmoid", "kto", then="slow")
 def test_every_loss_falls(loss: str, dpo: dict[str, Any], base: Path) -> None:
     block = {"loss": loss, **({"label_smoothing": 0.1} if loss == "robust" else {})}
     job = {**dpo, "dpo": block}
@@ -110,6 +111,7 @@ def test_precomputed_is_adapter_off(kind: str, dpo: dict[str, Any], base: Path) 
     assert found["adapter-off"].losses == pytest.approx(found["precomputed"].losses, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_full_tuning_resumes_on_the_first_weights(
     dpo: dict[str, Any], base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +135,7 @@ def test_full_tuning_resumes_on_the_first_weights(
     assert all(torch.equal(expected.tensors[name], tensor) for name, tensor in last.tensors.items())
 
 
+@pytest.mark.slow
 def test_another_model_is_the_reference(dpo: dict[str, Any], base: Path, tiny_model: Path) -> None:
     same = run(base, {**dpo, "dpo": {"reference": str(tiny_model)}, "output": "runs/same"})
     own = run(base, {**dpo, "output": "runs/own"})

@@ -145,6 +145,7 @@ def test_a_part_without_whole_blocks_cannot_take_a_checkpoints() -> None:
     assert found.value.problems[0].suggestion == "resume with a smaller `tensor`, or as the run was"
 
 
+@pytest.mark.slow
 def test_losses_are_those_of_float32_within_two_hundredths(base: Path, job: dict[str, Any]) -> None:
     """The means of 20 steps each, while the loss falls to a third."""
     means: dict[str, Tensor] = {}
@@ -156,6 +157,7 @@ def test_losses_are_those_of_float32_within_two_hundredths(base: Path, job: dict
     torch.testing.assert_close(means["8bit"], means["fp32"], rtol=0.02, atol=0)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_to_the_bit(base: Path, job: dict[str, Any]) -> None:
     whole = run(base, {**job, "output": "whole"}, EIGHT_BIT)
     first = run(base, {**job, "output": "parts"}, EIGHT_BIT, "steps=7")

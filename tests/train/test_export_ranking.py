@@ -110,6 +110,7 @@ def test_online_scores_are_the_offline_ones(
     assert event["event"] == "exported" and event["version"] == 1 and event["to"] == places[-1]
 
 
+@pytest.mark.slow
 def test_rows_in_int8_and_half_and_the_average_of_weights(home: Path) -> None:
     for dtype in ("int8", "float16"):
         run = trained(home, dtype, precision="fp32", model="dcn", table={"dtype": dtype, "admission": {"count": 3}})
@@ -117,6 +118,7 @@ def test_rows_in_int8_and_half_and_the_average_of_weights(home: Path) -> None:
         assert np.abs(online(f"{dtype}-out", home) - offline(home, run)).max() < 1e-5
 
 
+@pytest.mark.slow
 def test_versions_are_kept_listed_and_rolled_back(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = f"lmdb://{home}/versions"
     for run in ("deepfm", "dcn", "deepfm", "dcn"):

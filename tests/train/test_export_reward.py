@@ -40,6 +40,7 @@ def reward(base: Path, sft: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("method", "precision", "allowed"), [("lora", "fp32", 2e-4), ("qlora", "fp32", 2e-4), ("lora", "bf16", 5e-2)]
 )
+@pytest.mark.slow
 def test_peft_loads_an_adapter_with_the_scores_of_the_run(
     method: str, precision: str, allowed: float, reward: dict[str, Any], base: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -94,6 +94,7 @@ def twin_job(name: str, folder: Path) -> tuple[str, str, int]:
 
 
 @pytest.mark.parametrize("name", [*OFTEN, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in SELDOM)])
+@pytest.mark.slow
 def test_answers_under_a_layout_are_those_of_one_process(name: str, pool: Pool, tmp_path: Path) -> None:
     job, reference, world = twin_job(name, tmp_path)
     adapted = "LoRA" in name

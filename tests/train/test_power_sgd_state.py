@@ -50,6 +50,7 @@ def cut(base: Path, name: str, step: int) -> None:
 @pytest.mark.parametrize(
     ("words", "world"), [([], 2), (["parallel.data=4", "parallel.sync.every=4", "parallel.sync.islands=2"], 4)]
 )
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_bit(pool: Pool, base: Path, words: list[str], world: int) -> None:
     pool.run(train, str(base), [*WORDS, *words], "whole", world=world)
     losses, weights = ended(base, "whole")

@@ -56,6 +56,7 @@ def quantised(sft: dict[str, Any], base: Path, form: str) -> None:
 
 
 @pytest.mark.parametrize(("form", "layout"), CELLS)
+@pytest.mark.often("4bit-zero3", "int8-zero2", then="slow")
 def test_a_layout_computes_what_one_process_does(
     form: str, layout: str, sft: dict[str, Any], base: Path, pool: Pool
 ) -> None:
@@ -76,6 +77,7 @@ def test_a_layout_computes_what_one_process_does(
 
 
 @pytest.mark.parametrize("form", ["4bit", "8bit"])
+@pytest.mark.slow
 def test_a_run_goes_on_exactly(form: str, sft: dict[str, Any], base: Path) -> None:
     quantised(sft, base, form)
     job = load_job(base / "job.yaml").job

@@ -99,6 +99,7 @@ def test_a_run_is_a_plain_loop_over_embeddings(micro_batch: int, clicks: Path) -
 
 
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.often("dlrm", "two-tower", then="slow")
 def test_every_model_learns(model: str, clicks: Path) -> None:
     block = {"model": model, "item": ["item_id"] if model == "two-tower" else []}
     if model == "mmoe":

@@ -50,6 +50,7 @@ def test_evaluations_say_how_many_ids_came_and_went(clicks: Path, pool: Pool) ->
     assert admitted - evicted == rows and evicted > found[0][1][2] > 0 == found[0][0][2]
 
 
+@pytest.mark.slow
 def test_each_day_is_evaluated_before_it_is_trained_on(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = (clicks / "clicks.jsonl").read_text().splitlines(keepends=True)
     for day in (1, 2, 3):

@@ -51,6 +51,7 @@ def test_processes_bring_each_others_rows_from_their_files(clicks: Path, pool: P
     assert found[1] == pytest.approx(found[0], rel=1e-12)
 
 
+@pytest.mark.slow
 def test_rows_on_servers_are_those_of_the_trainer(clicks: Path) -> None:
     features = [{"name": "item_id", "width": 6}]
     here = run(clicks, ranking_job(output="here", ranking={"features": features}, train=CONSTANT))

@@ -84,6 +84,7 @@ def assert_as_if_nothing_had_been(ran: Ran, whole: Ran) -> None:
 
 
 @pytest.mark.parametrize("name", JOBS)
+@pytest.mark.often("full", "packed", "lora with dropout", then="slow")
 def test_stopped_and_crashed(name: str, base: Path, sft: dict[str, Any]) -> None:
     job = merged(sft, JOBS[name])
     whole = run(base, job, "output=whole")
@@ -148,6 +149,7 @@ def test_killed_between_its_last_checkpoint_and_its_end(base: Path, sft: dict[st
     assert summarise(first.folder).state == "done"
 
 
+@pytest.mark.slow
 def test_raised_steps_go_on(base: Path, sft: dict[str, Any]) -> None:
     constant = merged(sft, {"train": {"schedule": "constant", "warmup": 0}})
     whole = run(base, constant, "output=whole", "steps=12")

@@ -157,6 +157,7 @@ def test_margins_are_of_the_rows(reward: dict[str, Any], base: Path) -> None:
         run(base, {**job, "data": "bare.jsonl", "output": "runs/bare"})
 
 
+@pytest.mark.slow
 def test_ranked_answers_are_pairs_that_are_held_out_by_row(reward: dict[str, Any], base: Path) -> None:
     """What is learnt of scored answers is what is learnt of their pairs, margins included."""
     pairs, ranked = [], []

@@ -73,6 +73,7 @@ def test_a_run_goes_on_from_the_same_content_only(
         run(base, sft, url, "steps=10", "output=parts", "train.schedule=constant")
 
 
+@pytest.mark.slow
 def test_a_stream_from_a_url_is_the_stream_from_the_file(
     base: Path, sft: dict[str, Any], origin: CountingOrigin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -226,6 +226,7 @@ def test_every_layout_of_the_matrix_is_well_formed(tmp_path: Path) -> None:
     assert max(cell.world for cell in MATRIX) == 8
 
 
+@pytest.mark.slow
 def test_accumulation_changes_nothing_and_another_beta_does(tmp_path: Path) -> None:
     twin = twin_of(tmp_path)
     cell = Cell("", {}, accumulation=4)
@@ -259,6 +260,7 @@ def test_accumulation_changes_nothing_and_another_beta_does(tmp_path: Path) -> N
         ("llama", "task: sft\ntune: {method: full, new_rows_first: 2}", 20.0),
     ],
 )
+@pytest.mark.slow
 def test_the_plain_loop_computes_the_same(family: str, text: str, limit: float, tmp_path: Path) -> None:
     twin = twin_of(tmp_path, text, family, steps=4)
     cell = Cell("", {}, accumulation=2)

@@ -43,6 +43,7 @@ def seen() -> Iterator[Seen]:
     del sys.modules["seen_rewards"]
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_to_the_bit_with_what_idles_elsewhere(ppo: dict[str, Any], base: Path, seen: Seen) -> None:
     """With a critic and a reward run of their own, over two iterations and an evaluation."""
     reward_run(base, ppo)

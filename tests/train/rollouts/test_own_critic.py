@@ -79,6 +79,7 @@ def test_a_critic_learns_with_a_rate_of_its_own(ppo: dict[str, Any], base: Path,
 @pytest.mark.parametrize(
     "tune", ["full", pytest.param(LORA, marks=pytest.mark.exhaustive)], ids=["full", "lora"]
 )  # three runs each
+@pytest.mark.slow
 def test_a_run_with_its_own_critic_goes_on_to_the_bit(ppo: dict[str, Any], base: Path, wide: Path, tune: Any) -> None:
     """It is stopped in the middle of an iteration, which has four steps."""
     job = {**ppo, "tune": tune, "train": {**ppo["train"], "batch": 4}, "ppo": {**ppo["ppo"], "critic": str(wide)}}
@@ -148,6 +149,7 @@ OFTEN = ("zero3",)
 @pytest.mark.parametrize(
     "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.exhaustive) for name in LAYOUTS]
 )
+@pytest.mark.slow
 def test_a_policy_and_its_own_critic_under_a_layout_are_those_of_one_process(
     name: str, ppo: dict[str, Any], base: Path, wide: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,7 @@ def trained(path: str, name: str, overrides: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.exhaustive) for name in LAYOUTS]
 )
+@pytest.mark.often("DDP, LoRA", then="slow")
 def test_a_policy_under_a_layout_is_that_of_one_process(
     name: str, job: dict[str, Any], base: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,7 @@ def test_answers_are_kept_with_all_that_is_known_of_them(job: dict[str, Any], ba
     assert [event["loss"] for event in held_out] == [-event["score"] for event in held_out] and len(held_out) == 3
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_within_an_iteration_goes_on_to_the_bit(job: dict[str, Any], base: Path) -> None:
     whole = run(base, {**job, "output": "whole"})
     stopped = run(base, {**job, "output": "parts", "steps": 3})

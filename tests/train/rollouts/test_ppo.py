@@ -61,6 +61,7 @@ def test_ppo_learns_to_write_a_letter(ppo: dict[str, Any], base: Path) -> None:
     assert lines[-1]["value_loss"] < lines[1]["value_loss"]
 
 
+@pytest.mark.slow
 def test_a_run_with_a_critic_goes_on_to_the_bit(ppo: dict[str, Any], base: Path) -> None:
     job = {**ppo, "tune": LORA, "train": {**ppo["train"], "batch": 4}}
     whole = run(base, {**job, "output": "whole"})
@@ -73,6 +74,7 @@ def test_a_run_with_a_critic_goes_on_to_the_bit(ppo: dict[str, Any], base: Path)
         assert (tensor == expected[name]).all(), name
 
 
+@pytest.mark.slow
 def test_the_policy_alone_is_evaluated_and_exported(
     ppo: dict[str, Any],
     base: Path,
@@ -131,6 +133,7 @@ OFTEN = ("zero3 + tensor, LoRA",)
 @pytest.mark.parametrize(
     "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.exhaustive) for name in LAYOUTS]
 )
+@pytest.mark.slow
 def test_a_policy_and_its_critic_under_a_layout_are_those_of_one_process(
     name: str, ppo: dict[str, Any], base: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ def with_reward(base: Path, job: dict[str, Any]) -> dict[str, Any]:
     return {**{key: value for key, value in job.items() if key != "grpo"}, "task": "ppo", "tune": LORA, "ppo": block}
 
 
+@pytest.mark.slow
 def test_rewards_are_the_scores_of_the_reward_model(with_reward: dict[str, Any], base: Path) -> None:
     ran = run(base, {**with_reward, "steps": 1})
     reward = open_run("rm", base)
@@ -56,6 +57,7 @@ def test_rewards_are_the_scores_of_the_reward_model(with_reward: dict[str, Any],
         assert rollout.rewards == {"reward": rollout.score}
 
 
+@pytest.mark.slow
 def test_a_critic_begins_as_the_reward_model(with_reward: dict[str, Any], base: Path) -> None:
     ran = run(base, {**with_reward, "steps": 1})
     assert ran.prepared.facts["critic"] == "begins as the reward model"
@@ -92,6 +94,7 @@ def test_a_critic_that_does_not_begin_as_the_reward_model_says_why(
     assert critic_start(None, load_job(write_job(base, job)), base) == "begins at random"
 
 
+@pytest.mark.slow
 def test_what_is_sent_to_another_machine_trains_there_as_here(
     with_reward: dict[str, Any], base: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

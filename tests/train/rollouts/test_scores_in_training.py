@@ -91,6 +91,7 @@ def check_same(base: Path, first: str, second: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.often("grpo", then="slow")
 def test_the_passes_of_the_step_score_as_passes_before_it(case: str, one_step: dict[str, Any], base: Path) -> None:
     write_job(base, one_step)
     assert trained(str(base), "short", CASES[case], True) == 0
@@ -141,6 +142,7 @@ def test_a_round_of_fewer_prompts_is_scored_before(one_step: dict[str, Any], bas
     assert len(figures) == 5 and all(figures)
 
 
+@pytest.mark.slow
 def test_a_step_that_is_taken_again_scores_again(one_step: dict[str, Any], base: Path) -> None:
     def disturb(prepared: Prepared) -> None:
         train, calls = prepared.engine.train, 0
@@ -161,6 +163,7 @@ def test_a_step_that_is_taken_again_scores_again(one_step: dict[str, Any], base:
     check_same(base, "short", "long")
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_between_iterations_goes_on_to_the_bit(one_step: dict[str, Any], base: Path) -> None:
     whole = run(base, {**one_step, "output": "short"})
     run(base, {**one_step, "output": "long", "steps": STEPS - 1})

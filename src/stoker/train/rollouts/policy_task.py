@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -19,7 +18,6 @@ from stoker.checkpoint.collective import by_first
 from stoker.data.sequences import Document
 from stoker.data.tokenise import TextCodec
 from stoker.errors import Problem, UserError
-from stoker.models.collate import Inputs
 from stoker.models.critic import as_critic
 from stoker.models.language_model import has_dropout
 from stoker.parallel.idle_offload import IdleOffload
@@ -30,21 +28,20 @@ from stoker.train.rollouts.actor_critic import RETURN, ActorCritic
 from stoker.train.rollouts.answer_collector import AnswerCollector
 from stoker.train.rollouts.environment import Environment
 from stoker.train.rollouts.iteration_plan import IterationPlan
-from stoker.train.rollouts.policy_objective import OLD, PTX, PolicyObjective
+from stoker.train.rollouts.policy_objective import PTX, PolicyObjective
+from stoker.train.rollouts.policy_passes import critic_pass, empty_pass, kind_of, policy_pass
 from stoker.train.rollouts.policy_settings import PolicySettings
 from stoker.train.rollouts.pretraining_mix import PretrainingMix
 from stoker.train.rollouts.rewards import Rewards
 from stoker.train.rollouts.rollout import Rollout
 from stoker.train.rollouts.rollout_figures import NewAlarms, figures_of, ratio_alarms
 from stoker.train.rollouts.rollout_files import ROLLOUTS, Iteration, RolloutFiles
-from stoker.train.rollouts.shaping import add_advantages, groups, tells_apart, token_weights
-from stoker.train.rollouts.token_scores import TrainedScores, by_target
+from stoker.train.rollouts.shaping import add_advantages, groups, tells_apart
+from stoker.train.rollouts.token_scores import TrainedScores
 from stoker.train.task import Part
 
 if TYPE_CHECKING:
     from stoker.train.engine import Engine
-
-CRITIC_COLUMNS = ("value", RETURN, "weight")
 
 
 class PolicyTask(LanguageTask):
@@ -221,8 +218,13 @@ class PolicyTask(LanguageTask):
             numbers += chosen
             first = end
         laid_out = self._collector.laid_out(found, HOST)
-        policy = [self._part(inputs, found, numbers) for inputs in laid_out]
-        return policy + beside + [self._critic_part(inputs, found) for inputs in laid_out if self.settings.critic]
+        policy = [
+            policy_pass(inputs, found, numbers, self.settings, scored=self._unscored is None, idle=self._only_critic)
+            for inputs in laid_out
+        ]
+        own = self.language.critic is not None
+        critic = [critic_pass(inputs, found, self.settings, own=own) for inputs in laid_out if self.settings.critic]
+        return policy + beside + critic
 
     def complete(self, parts: Sequence[Part], engine: Engine, passes: int) -> Sequence[Part]:
         """Pads the passes of each kind to the number of the other processes, as sharded weights need matching
@@ -233,50 +235,20 @@ class PolicyTask(LanguageTask):
         if len(kinds) == 1:
             return parts
         for part in parts:
-            kinds[_kind_of(part)].append(part)
+            kinds[kind_of(part)].append(part)
         targets = engine.count(parts).targets
         if self._mix is not None:
             kinds[PTX] = self._mix.scaled(kinds[PTX], engine, targets)
         found: list[Part] = []
         for kind, own in kinds.items():
             missing = engine.count(own).passes - len(own)
-            found += own + [self._nothing_of(kind)] * missing
+            found += own + [empty_pass(self.nothing(), kind, own_critic=self.language.critic is not None)] * missing
         return found
-
-    def _nothing_of(self, kind: str) -> Part:
-        empty = self.nothing()
-        assert isinstance(empty.inputs, Inputs)
-        columns = {PTX: (PTX,), RETURN: CRITIC_COLUMNS}.get(kind, ())
-        given = {name: torch.zeros(0, device=self.device) for name in columns}
-        other = kind == RETURN and self.language.critic is not None
-        return replace(empty, inputs=replace(empty.inputs, given=given), other_model=other)
 
     @contextmanager
     def around(self, part: Part) -> Iterator[None]:
-        with super().around(part), as_critic(self.language) if _kind_of(part) == RETURN else nullcontext():
+        with super().around(part), as_critic(self.language) if kind_of(part) == RETURN else nullcontext():
             yield
-
-    def _part(self, inputs: Inputs, rollouts: Sequence[Rollout], numbers: Sequence[int]) -> Part:
-        chosen = inputs.given["number"].tolist()
-        rows = [rollouts[i] for i in chosen]
-        names = ["advantage"] if self._unscored is not None else [OLD, "advantage"]
-        if self.settings.kl and not self.settings.kl_in_reward:
-            names.append("reference")
-        columns = {name: [r.tokens[name] for r in rows] for name in names}
-        columns["weight"] = [w * (not self._only_critic) for w in token_weights(rows, self.settings)]
-        targets = len(inputs.targets) if self.settings.weight == "token" else len(rows)
-        given = by_target(inputs, columns) | {"number": torch.tensor([numbers[i] for i in chosen])}
-        return Part(replace(inputs, given=given), targets=targets, tokens=inputs.tokens)
-
-    def _critic_part(self, inputs: Inputs, rollouts: Sequence[Rollout]) -> Part:
-        """Returns the critic's pass over the same answers; its loss is over the policy's targets, so it has no own
-        ones.
-        """
-        rows = [rollouts[i] for i in inputs.given["number"].tolist()]
-        columns = {name: [r.tokens[name] for r in rows] for name in ("value", RETURN)}
-        columns["weight"] = token_weights(rows, self.settings)
-        given, own = by_target(inputs, columns), self.language.critic is not None
-        return Part(replace(inputs, given=given), targets=0, tokens=inputs.tokens, other_model=own)
 
     def describe_samples(self, first: int, last: int) -> list[str]:
         numbers = sorted({self.plan.place(sample)[0] for sample in range(first, last)})
@@ -350,9 +322,3 @@ class PolicyTask(LanguageTask):
 def _states(optimizer: Optimizer) -> list[Tensor]:
     """Returns the optimizer's state tensors."""
     return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
-
-
-def _kind_of(part: Part) -> str:
-    """Returns the kind of a part's pass, by the inputs given to it alone; empty for the policy's over answers."""
-    given = part.inputs.given if isinstance(part.inputs, Inputs) else ()
-    return next((kind for kind in (PTX, RETURN) if kind in given), "")
