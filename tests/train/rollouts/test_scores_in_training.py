@@ -30,6 +30,7 @@ CASES = {
     "grpo": ("grpo.kl=0.0",),
     "with a reference": ("grpo.kl=0.05", *LORA),
     "gspo": ("grpo.loss=gspo", "grpo.kl=0.0", "grpo.entropy=0.01"),
+    "prompts drawn again": ("grpo.loss=dapo", "grpo.kl=0.0", "grpo.dynamic=3"),
     "reinforce++": ("grpo.loss=reinforce++", "grpo.kl=0.0"),
 }
 
