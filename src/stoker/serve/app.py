@@ -14,21 +14,15 @@ from starlette.types import ASGIApp
 
 from stoker.errors import UserError
 from stoker.serve.api_error import ApiError, of_user_error, wrong
-from stoker.serve.bodies import (
-    ChatBody,
-    CompletionBody,
-    EmbeddingBody,
-    LoadAdapterBody,
-    ScoreBody,
-    UnloadAdapterBody,
-    parse,
-)
+from stoker.serve.bodies import CompletionBody, EmbeddingBody, LoadAdapterBody, ScoreBody, UnloadAdapterBody
 from stoker.serve.chat import ChatAnswer, check_calls
+from stoker.serve.chat_body import ChatBody
 from stoker.serve.completions import CompletionAnswer
 from stoker.serve.endpoint_state import Service
 from stoker.serve.guard import RequestGuard, error_response, read_json, unless_left
 from stoker.serve.load_adapter import load_adapter, unload_adapter
 from stoker.serve.metrics import CONTENT_TYPE, Metrics
+from stoker.serve.request_body import parse
 from stoker.serve.scoring import answer_scores
 from stoker.serve.served import Served
 from stoker.serve.server_options import ServerOptions

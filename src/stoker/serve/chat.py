@@ -16,7 +16,7 @@ from stoker.data.rows import Message
 from stoker.generate.request import Token
 from stoker.serve.answer_stream import AnswerStream, Delta
 from stoker.serve.api_error import wrong
-from stoker.serve.bodies import ChatBody, ChosenTool, Turn
+from stoker.serve.chat_body import ChatBody, ChosenTool, Turn
 from stoker.serve.endpoint_state import Service, Usage, begun, engine_requests
 from stoker.serve.grammar import ANY_OBJECT, SchemaConstraint
 from stoker.serve.served import Served

@@ -16,11 +16,11 @@ from stoker.generate.request import Request, Sampling
 from stoker.hardware.openmp import in_temporary_thread
 from stoker.serve.answer_stream import AnswerStream
 from stoker.serve.api_error import wrong
-from stoker.serve.bodies import SHORTEST, SamplingFields
 from stoker.serve.engine_thread import EngineThread
 from stoker.serve.grammar import SchemaConstraint
 from stoker.serve.guard import Queue
 from stoker.serve.metrics import CALLER, Metrics
+from stoker.serve.sampling_fields import SHORTEST, SamplingFields
 from stoker.serve.served import Models, Served
 from stoker.serve.server_options import ServerOptions
 

@@ -15,13 +15,16 @@ from starlette.types import ASGIApp
 
 from stoker.serve.api_error import ApiError, wrong
 from stoker.serve.app import guarded
-from stoker.serve.bodies import ChatBody, CompletionBody, SamplingFields, parse
+from stoker.serve.bodies import CompletionBody
 from stoker.serve.chat import DEFAULT_TOKENS, check_calls
+from stoker.serve.chat_body import ChatBody
 from stoker.serve.endpoint_state import Service
 from stoker.serve.engine_thread import EngineThread
 from stoker.serve.external_engine import RunningServer
 from stoker.serve.guard import Queue, read_json, unless_left
 from stoker.serve.metrics import CALLER, CONTENT_TYPE, Metrics
+from stoker.serve.request_body import parse
+from stoker.serve.sampling_fields import SamplingFields
 from stoker.serve.served import Models
 from stoker.serve.server import listening_socket, serve
 from stoker.serve.server_options import ServerOptions

@@ -20,9 +20,9 @@ from starlette.types import ASGIApp
 from stoker.data.ranking.encode_rows import BadRowError
 from stoker.serve.api_error import ApiError, failed, wrong
 from stoker.serve.app import guarded, health, metrics
-from stoker.serve.bodies import Body, parse
 from stoker.serve.guard import Queue, read_json, unless_left
 from stoker.serve.metrics import CALLER, Metrics
+from stoker.serve.request_body import Body, parse
 from stoker.serve.score_batcher import ScoreBatcher
 from stoker.serve.server_options import ServerOptions
 from stoker.train.ranking.ranking_scorer import RowScores, probabilities_of

@@ -1,0 +1,167 @@
+"""The body of a chat request: turns, tools and the format of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from stoker.serve.request_body import Body
+from stoker.serve.sampling_fields import MOST_ALTERNATIVES, SamplingFields
+
+
+class TextPart(Body):
+    """A part of a message's content."""
+
+    type: Literal["text", "input_text", "output_text", "refusal"]
+    text: str = ""
+    refusal: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, given: Any) -> Any:
+        kind = given.get("type") if isinstance(given, dict) else None
+        if isinstance(kind, str) and kind not in ("text", "input_text", "output_text", "refusal"):
+            raise ValueError(f"a part of type {kind[:40]!r}: models here read text only")
+        return given
+
+
+class CalledFunction(Body):
+    """The function of a tool call."""
+
+    name: str
+    arguments: str | dict[str, Any] = "{}"
+
+
+class ToolCallTurn(Body):
+    """A tool call in an earlier answer."""
+
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+
+class Turn(Body):
+    """A message of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: list[TextPart] = Field(default_factory=list)
+    name: str | None = None
+    tool_calls: list[ToolCallTurn] = Field(default_factory=list)
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None  # part of answers that a client sends back unchanged
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _as_parts(cls, given: Any) -> Any:
+        if isinstance(given, str):
+            return [{"type": "text", "text": given}]
+        if not isinstance(given, list):
+            raise ValueError("write a text, or a list of parts with their type")
+        return given
+
+    @property
+    def text(self) -> str:
+        """The content as one text."""
+        return "".join(part.text or part.refusal for part in self.content)
+
+
+class ToolFunction(Body):
+    """A function that the model may call; ``parameters`` is a JSON schema."""
+
+    name: str = Field(pattern=r"^[\w.:-]{1,128}$")
+    description: str = ""
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    strict: bool | None = None
+
+
+class Tool(Body):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: ToolFunction
+
+
+class ChosenFunction(Body):
+    """The name of a function."""
+
+    name: str
+
+
+class ChosenTool(Body):
+    """The one tool that the answer must call."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class NamedSchema(Body):
+    """A JSON schema for the answer."""
+
+    name: str = ""
+    description: str = ""
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """Format of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, given: Any) -> Any:
+        return {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else given
+
+    @model_validator(mode="after")
+    def _whole(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema is needed with type json_schema, and only with it")
+        return self
+
+
+class ChatBody(SamplingFields):
+    """The body of ``/v1/chat/completions``."""
+
+    parts: ClassVar[Mapping[str, type[Body]]] = {
+        **SamplingFields.parts,
+        "messages": Turn,
+        "tools": Tool,
+        "response_format": ResponseFormat,
+    }
+
+    messages: list[Turn] = Field(min_length=1)
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=MOST_ALTERNATIVES)
+    tools: list[Tool] = Field(default_factory=list, max_length=128)
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool = "auto"
+    parallel_tool_calls: bool = True
+    response_format: ResponseFormat | None = None
+    modalities: list[Literal["text"]] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _possible(self) -> ChatBody:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs is given, but logprobs is not true")
+        both = (self.max_tokens, self.max_completion_tokens)
+        if None not in both and both[0] != both[1]:
+            raise ValueError("max_tokens and max_completion_tokens differ: give one of them")
+        names = [tool.function.name for tool in self.tools]
+        if len(set(names)) < len(names):
+            raise ValueError("two tools have the same name")
+        if isinstance(self.tool_choice, ChosenTool) and self.tool_choice.function.name not in names:
+            raise ValueError(f"tool_choice names {self.tool_choice.function.name!r}, which is not among the tools")
+        if self.tool_choice == "required" and not self.tools:
+            raise ValueError("tool_choice is required, but there are no tools")
+        forced = self.tool_choice == "required" or isinstance(self.tool_choice, ChosenTool)
+        if forced and self.response_format is not None and self.response_format.type != "text":
+            raise ValueError("response_format and a tool that has to be called exclude each other")
+        return self

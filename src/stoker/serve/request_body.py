@@ -1,0 +1,113 @@
+"""Parsing of request bodies.
+
+Unknown fields are rejected. Fields without effect on the answer are ignored, and named in the response header
+``x-stoker-ignored``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from stoker.serve.api_error import wrong
+
+IGNORED = frozenset(
+    {
+        "user",
+        "store",
+        "metadata",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prompt_cache_options",
+        "prediction",
+        "reasoning_effort",
+        "verbosity",
+        "moderation",
+    }
+)
+"""Fields of OpenAI's API without effect here."""
+
+REFUSED = {
+    "functions": "write `tools`",
+    "function_call": "write `tool_choice`",
+    "audio": "models here write text only",
+    "web_search_options": "nothing here searches the web",
+    "suffix": "models here continue a prompt at its end only",
+}
+"""Unsupported fields of OpenAI's API, with what to do instead."""
+
+
+class Body(BaseModel):
+    """Base of bodies and their parts: no unknown fields, no type conversions.
+
+    Attributes:
+        parts: classes of the fields that are made of fields.
+    """
+
+    parts: ClassVar[Mapping[str, type[Body]]] = {}
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, given: Any) -> Any:
+        """Drops null values, which OpenAI's clients write for missing fields."""
+        if isinstance(given, dict):
+            return {key: value for key, value in given.items() if value is not None or key not in cls.model_fields}
+        return given
+
+
+B = TypeVar("B", bound=Body)
+
+
+def parse(kind: type[B], given: Any) -> tuple[B, list[str]]:
+    """Parses a body; returns it with the names of ignored fields.
+
+    Raises:
+        ApiError: a field is unknown, missing or wrong; the message names it.
+    """
+    if not isinstance(given, dict):
+        raise wrong("the body is not a JSON object")
+    for name, advice in REFUSED.items():
+        empty = given.get(name) in (None, "", [], {})
+        if name in given and name not in kind.model_fields and not empty:
+            raise wrong(f"`{name}` is not supported: {advice}", param=name)
+    dropped = [name for name in given if name not in kind.model_fields and (name in IGNORED or name in REFUSED)]
+    kept = {name: value for name, value in given.items() if name not in dropped}
+    try:
+        return kind.model_validate(kept), [name for name in dropped if given[name] is not None]
+    except ValidationError as error:
+        raise _of_pydantic(kind, error) from None
+
+
+def _of_pydantic(kind: type[Body], error: ValidationError) -> Exception:
+    """Converts the first validation error to one sentence."""
+    found = error.errors(include_url=False, include_context=False)
+    first = next((e for e in found if e["type"] == "extra_forbidden"), found[0])
+    # Locations inside unions include the alternatives' names, which are no keys of the body.
+    place = [part for part in first["loc"] if isinstance(part, int) or str(part).isidentifier()]
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
+    if first["type"] == "extra_forbidden":
+        names = _names_beside(kind, place)
+        near = get_close_matches(str(place[-1]), names, 1, 0.5)
+        hint = f"; did you mean `{near[0]}`?" if near else f"; known are {', '.join(names)}" if names else ""
+        return wrong(f"unknown field `{path}`{hint}", param=path, code="unknown_parameter")
+    if first["type"] == "missing":
+        return wrong(f"`{path}` is missing", param=path, code="missing_required_parameter")
+    message = first["msg"].removeprefix("Value error, ")
+    return wrong(f"`{path}`: {message}" if path else message, param=path or None, code="invalid_value")
+
+
+def _names_beside(kind: type[Body], place: list[Any]) -> list[str]:
+    """Returns the fields of the part of a body that contains a location."""
+    if len(place) == 1:
+        part: type[Body] | None = kind
+    else:
+        key, depth = str(place[0]), len([step for step in place if not isinstance(step, int)])
+        part = kind.parts.get(key) if depth == 2 else None
+    return [] if part is None else [field.alias or name for name, field in part.model_fields.items()]
