@@ -99,6 +99,7 @@ def test_output_that_cannot_be_written_is_one_error() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.often("1")
 def test_training_goes_on_where_the_reader_leaves(processes: int, folder: Path) -> None:
     Path("my.jsonl").write_text('{"instruction": "a", "output": "b"}\n' * 8)
     stoker(f"train job.yaml parallel.data={processes} | head -1")

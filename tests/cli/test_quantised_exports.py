@@ -77,6 +77,7 @@ def test_a_folder_in_fewer_bits_is_what_transformers_loads(
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_adapter_of_a_quantised_base_is_replayed_on_one(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "qlora", "--format", "adapter", "--to", "adapter", "--json"]) == 0
     assert "replayed" in str(said(capsys)["verified"])

@@ -90,6 +90,7 @@ GROUPS = "task: grpo\ngrpo: {loss: dapo, rewards: {'python:no_such:function': 1}
         (GROUPS, "{tensor: 2}"),
     ],
 )
+@pytest.mark.often("task1")
 def test_policies_are_verified_with_rewards_of_the_twins_own(
     job: Path, task: str, layout: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,6 +115,7 @@ def test_a_policy_that_learns_nothing_proves_nothing(job: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_layouts_come_from_a_file(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     layouts = job.with_name("layouts.yaml")
     layouts.write_text(

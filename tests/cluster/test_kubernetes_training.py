@@ -132,6 +132,7 @@ def assert_alike(ran: RunFolder, other: RunFolder, *, tolerance: float = 0.0) ->
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset"])
+@pytest.mark.often("jobset")
 def test_two_pods_train_as_one_machine(
     submitted: Callable[..., Submitted], whole: Callable[[int], RunFolder], kind: str
 ) -> None:

@@ -78,7 +78,8 @@ def test_a_run_is_stopped_and_goes_on_although_a_node_goes(lab: RayLab) -> None:
     lab.stoker("resume", "again")
     lab.until(lambda: len(losses(output)) > saved + 20)
     assert lab.say("remove") == "removed"
-    lab.until(lambda: lab.status("again")["status"]["state"] not in ("running", "waiting"))
+    lab.until(lambda: '"done"' in (output / "events.jsonl").read_text())
+    lab.until(lambda: lab.status("again")["status"]["state"] != "running")
     assert lab.status("again")["status"]["state"] == "done", lab.stoker("logs", "again")
     assert losses(output) == losses(lab.base / "runs/long")
     known = json.loads(lab.stoker("runs", "--on", "ray", "--json"))

@@ -137,6 +137,7 @@ def test_a_dry_run_shows_the_chain(base: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.slow  # trains three stages twice
+@pytest.mark.exhaustive
 def test_the_chain_trains_there_as_here(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = submission_with()
     assert main(["train", "chain.yaml"]) == 0

@@ -18,7 +18,7 @@ from browsing import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow  # trains twice while the page starts eleven times
 STEPS = 120
-LONGER = 1000  # steps of a run that is still training when the next page has started
+LONGER = 400  # steps of a run that is still training when the next page has started
 JOB = """
 task: sft
 model: llama-3m

@@ -160,7 +160,7 @@ def config() -> LlamaConfig:
     "cell",
     [pytest.param(cell, id=cell.name, marks=[] if i % 2 else pytest.mark.exhaustive) for i, cell in enumerate(CELLS)],
 )
-@pytest.mark.often("1f1b", "context 2, gather", "tensor 2 + sequence, recompute", "zero3", "uneven tokens", then="slow")
+@pytest.mark.often("1f1b", "context 2, gather", "tensor 2 + sequence, recompute", "zero3", "uneven tokens")
 def test_a_layout_moves_what_the_closed_forms_say(pool: Pool, cell: Cell, config: LlamaConfig, tmp_path: Path) -> None:
     check(pool, cell, config, tmp_path)
 

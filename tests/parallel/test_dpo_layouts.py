@@ -61,5 +61,6 @@ def test_every_layout_computes_what_one_process_does(
 
 
 @pytest.mark.slow  # a family whose rows are padded, so that pairs are sorted by length
+@pytest.mark.exhaustive
 def test_padded_rows_keep_their_reference(pool: Pool, tmp_path: Path) -> None:
     check(LORA, "{}", cells("DDP"), pool, tmp_path, family="falcon")

@@ -34,6 +34,7 @@ def test_a_layout_computes_what_one_process_does(family: str, pool: Pool, tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_layout_computes_what_one_process_does(pool: Pool, tmp_path: Path) -> None:
     assert not check(WHOLE, range(len(MATRIX)), pool, tmp_path)
 

@@ -245,7 +245,7 @@ CPU = torch.device("cpu")
 )
 @pytest.mark.parametrize("policy", ["skip", "roll-back"])
 @pytest.mark.often(
-    "roll-back-parallel.data=2 parallel.shard=zero3", "skip-parallel.tensor=2", "skip-parallel.pipeline=2", then="slow"
+    "roll-back-parallel.data=2 parallel.shard=zero3", "skip-parallel.tensor=2", "skip-parallel.pipeline=2"
 )
 def test_what_one_process_finds_all_do(
     layout: tuple[str, ...], policy: str, base: Path, sft: dict[str, Any], pool: Pool

@@ -96,7 +96,7 @@ def run(path: str, overrides: tuple[str, ...], name: str) -> tuple[list[float], 
     [pytest.param(*case, marks=pytest.mark.exhaustive if i in SELDOM else []) for i, case in enumerate(LAYOUTS)],
     ids=IDS,
 )
-@pytest.mark.often("pipeline=2", "data=2 shard=zero3 recompute=full", then="slow")
+@pytest.mark.often("pipeline=2", "data=2 shard=zero3 recompute=full")
 def test_the_auxiliary_loss_under_a_layout_is_that_of_one_process(
     world: int, overrides: tuple[str, ...], job: Path, pool: Pool
 ) -> None:

@@ -79,6 +79,7 @@ def test_a_run_resumed_in_the_warmup_equals_an_uninterrupted_one(stop: int, job:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gptj"])
+@pytest.mark.often("gptj")
 def test_layouts_compute_what_one_process_does(family: str, pool: Pool, tmp_path: Path) -> None:
     config = AutoConfig.for_model(family, tie_word_embeddings=family == "llama")
     text = "task: pretrain\nmodel: some/model\ndata: none.jsonl\nsteps: 4\ntune: {method: full, new_rows_first: 100}\n"

@@ -205,6 +205,7 @@ def test_a_module_of_ones_own_is_served_by_its_graph_where_that_is_trusted(
 
 @pytest.mark.slow  # torch takes two seconds for each graph of ONNX
 @pytest.mark.parametrize("model", ["dlrm", "dcn", "deepfm", "wide-deep", "din", "mmoe", "two-tower"])
+@pytest.mark.often("dlrm", "din")
 def test_every_model_is_onnx_too(model: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exported_tower, "ONNX_PACKAGES", ("onnx",))
     run = trained(home, f"onnx-{model}", model=model, precision="fp32", **({"item": ["item_id"]}))

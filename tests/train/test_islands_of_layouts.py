@@ -40,6 +40,7 @@ def run(path: str, name: str, overrides: list[str]) -> None:
 
 @pytest.mark.pool
 @pytest.mark.slow  # six runs of several processes
+@pytest.mark.exhaustive
 def test_inner_layouts(pool: Pool, sft: dict[str, Any], base: Path) -> None:
     train = {**sft["train"], "precision": "fp64", "batch": 8, "clip": 0.0}
     sync = {"every": 2, "outer_lr": 0.8, "outer_momentum": 0.5}

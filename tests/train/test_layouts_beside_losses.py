@@ -120,6 +120,7 @@ def test_evaluation_and_samples_are_those_of_one_process(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("world", "overrides"), [(1, ()), LAYOUTS[1], LAYOUTS[3]], ids=["alone", IDS[1], IDS[3]])
+@pytest.mark.often("pipeline=2 data=2 shard=zero2")
 def test_an_optimizer_on_the_host_takes_the_same_steps(
     world: int, overrides: tuple[str, ...], job: Path, pool: Pool
 ) -> None:

@@ -113,6 +113,7 @@ def test_a_model_without_blocks_is_refused() -> None:
 
 
 @pytest.mark.slow  # processes of each layout
+@pytest.mark.exhaustive
 def test_layouts_that_can_gather_matrices_compute_what_one_process_does(pool: Pool, tmp_path: Path) -> None:
     train = "{optimizer: muon, warmup: 0, schedule: constant}"
     (tmp_path / "job.yaml").write_text(f"task: sft\nmodel: some/model\ndata: none.jsonl\nsteps: 5\ntrain: {train}\n")

@@ -56,7 +56,7 @@ def quantised(sft: dict[str, Any], base: Path, form: str) -> None:
 
 
 @pytest.mark.parametrize(("form", "layout"), CELLS)
-@pytest.mark.often("4bit-zero3", "int8-zero2", then="slow")
+@pytest.mark.often("4bit-zero3", "int8-zero2")
 def test_a_layout_computes_what_one_process_does(
     form: str, layout: str, sft: dict[str, Any], base: Path, pool: Pool
 ) -> None:

@@ -120,7 +120,7 @@ def whole(request: pytest.FixtureRequest, wholes: dict[str, Whole], base: Path, 
 
 
 @pytest.mark.parametrize(("before", "after", "tune", "where"), PAIRS)
-@pytest.mark.often("before4", then="slow")
+@pytest.mark.often("before4")
 def test_a_resumed_run_equals_an_uninterrupted_one(
     before: tuple[int, tuple[str, ...]],
     after: tuple[int, tuple[str, ...]],

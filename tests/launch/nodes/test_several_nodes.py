@@ -87,6 +87,7 @@ def test_a_killed_process_of_another_node_is_started_again(make: Make, whole: Ca
 
 
 @pytest.mark.parametrize("lost", ["n3", "n1"])
+@pytest.mark.often("n1")
 def test_a_killed_node_costs_no_checkpoint_and_returns(
     make: Make, whole: Callable[[int], RunFolder], lost: str
 ) -> None:
@@ -140,6 +141,7 @@ def test_a_spare_takes_the_place_of_a_lost_node(make: Make, whole: Callable[[int
 
 
 @pytest.mark.parametrize("cut", ["n3", "n1"])
+@pytest.mark.often("n1")
 def test_a_cut_link_leaves_the_larger_side_at_work_and_heals(
     make: Make, whole: Callable[[int], RunFolder], cut: str
 ) -> None:

@@ -60,6 +60,7 @@ def settle(page: Page) -> None:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.often("en", "dark")
 def test_no_violations(served: ServedPage, open_view: Callable[..., View], language: str, theme: str) -> None:
     view = open_view(served, color_scheme=theme, locale={"en": "en-GB", "zh": "zh-CN"}[language])
     page = view.open("#/start")

@@ -50,6 +50,7 @@ def test_values_and_advantages_are_those_of_the_definitions(ppo: dict[str, Any],
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ppo_learns_to_write_a_letter(ppo: dict[str, Any], base: Path) -> None:
     train = {**ppo["train"], "batch": 64, "lr": 1e-2}
     block = {**ppo["ppo"], "prompts": 64, "epochs": 2, "kl": 0.0}
