@@ -42,11 +42,10 @@ lint: .venv/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# First the tests of one process; then those that start processes themselves and share a pool of them.
+# First those that need no pool of processes (`tests/conftest.py` orders them).
 test: .venv/.installed-dev
 	if command -v node >/dev/null; then node --test tests/page/front; fi
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not pool and not slow and not exhaustive" -n 2 --dist worksteal
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "pool and not slow and not exhaustive" -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow and not exhaustive" -n 2 --dist worksteal
 
 # What `make test` leaves out: DeepSpeed as a peer, other hosts, a browser, longer ways to fail.
 test-slow: .venv/.installed-dev

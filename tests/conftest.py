@@ -19,7 +19,7 @@ from warm_process import warm_processes
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests that use the pool of processes, and the cases that run seldom; those for a GPU need one."""
+    """Marks the tests that use the pool of processes, which come last, and the cases that run seldom."""
     no_gpu = pytest.mark.skip(reason="no GPU")
     for item in items:
         if (often := item.get_closest_marker("often")) and isinstance(item, pytest.Function):
@@ -30,6 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("pool")
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(no_gpu)
+    items.sort(key=lambda item: item.get_closest_marker("pool") is not None)  # those that take all cores come last
 
 
 @pytest.fixture(scope="session", autouse=True)

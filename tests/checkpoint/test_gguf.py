@@ -216,6 +216,7 @@ def _greedy(model: Any, prompt: list[int], steps: int) -> list[int]:
     "kind",
     ["llama", "llama-tied", "llama-linear", "llama-llama3", "mistral", "qwen2", "qwen3", "qwen3-small-heads"],
 )
+@pytest.mark.often("llama", "qwen3")
 def test_llamacpp_continues_as_transformers(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp")
     folder, model = _folder(tmp_path / "model", kind)

@@ -95,6 +95,9 @@ def go_back(run: Path) -> None:
 )
 @pytest.mark.parametrize("small_disk", [False, True])
 @pytest.mark.slow
+@pytest.mark.often(
+    "True-save-False-2", "True-save-True-2", "True-remember-True-2", "False-go_on-False-1", "False-go_back-False-1"
+)
 def test_killed_anywhere(
     act: Callable[[Path], None],
     memory: bool,

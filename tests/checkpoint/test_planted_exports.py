@@ -131,6 +131,7 @@ def test_a_planted_fault_is_refused(
 
 
 @pytest.mark.parametrize("wanted", FORMATS)
+@pytest.mark.often("adapter", "gguf")
 def test_a_sound_export_says_its_loss(wanted: str, base: Path) -> None:
     done = exported(base, wanted)
     found = done.verified

@@ -35,6 +35,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     ],
 )
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_export_scores_as_the_run(  # in a fresh process
     family: str,
     tune: str,

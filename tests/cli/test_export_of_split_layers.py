@@ -37,6 +37,7 @@ def base(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.mark.usefixtures("in_process_replay")
 @pytest.mark.parametrize("form", ["adapter", "merged"])
+@pytest.mark.slow
 def test_transformers_and_peft_answer_as_the_run(base: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The export is replayed by plain transformers and peft before it is called done."""
     monkeypatch.chdir(base)

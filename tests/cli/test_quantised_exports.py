@@ -61,6 +61,7 @@ def test_eval_measures_the_merged_model_in_fewer_bits(form: str, capsys: pytest.
 
 @pytest.mark.usefixtures("in_process_replay")
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.slow
 def test_a_folder_in_fewer_bits_is_what_transformers_loads(
     form: str, base: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

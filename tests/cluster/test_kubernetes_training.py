@@ -153,6 +153,7 @@ def test_an_evicted_pod_joins_again(submitted: Callable[..., Submitted], whole: 
     assert_alike(run.run, whole(2))
 
 
+@pytest.mark.exhaustive
 def test_a_stopped_run_goes_on_where_it_was(
     submitted: Callable[..., Submitted], whole: Callable[[int], RunFolder]
 ) -> None:

@@ -67,6 +67,7 @@ def test_a_cluster_that_can_never_hold_the_nodes_is_refused(lab: RayLab) -> None
     assert "targets.yaml:1:" in said and "2 nodes with 2 CPU are wanted, and of Ray's 4 nodes 0 have that" in said
 
 
+@pytest.mark.exhaustive
 def test_a_run_is_stopped_and_goes_on_although_a_node_goes(lab: RayLab) -> None:
     lab.stoker("train", "long.yaml", "output=runs/long")
     output = lab.folder / "again/runs/again"

@@ -33,6 +33,7 @@ def test_one_index_alone_goes_where_it_goes_among_others(size: int, key: int, da
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_all_orders_of_a_few_come_equally_often(size: int) -> None:
     orders = Counter(tuple(permute(np.arange(size), size, stream_key(7, key)).tolist()) for key in range(4800))
     assert set(orders) == set(permutations(range(size)))

@@ -104,6 +104,7 @@ def test_joined_started_and_alone_train_alike(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_as_many_processes_as_the_layout_wants(tmp_path: Path) -> None:
     (code, _, err), *others = launched(tmp_path, world=3)
     assert code == 2

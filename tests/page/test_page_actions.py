@@ -211,6 +211,7 @@ def test_other_tools_files_become_a_job(page: Browser) -> None:
 
 @pytest.mark.parametrize("key", ["deepspeed", "new_special_tokens_config"])
 @pytest.mark.parametrize("name", ["/etc/passwd", "../../secret.json", "secret.json", "~/x", "ESCAPED", "with space"])
+@pytest.mark.often("../../secret.json", "ESCAPED", then="slow")
 def test_an_imported_file_leads_to_no_other_file(page: Browser, tmp_path: Path, name: str, key: str) -> None:
     for file in ("secret.json", "with space"):
         (tmp_path / file).write_text('{"secret_4711": "of the machine", "zero_optimization": {"stage": 3}}')

@@ -40,7 +40,7 @@ def cells(*names: str) -> list[Cell]:
         ("zero3", LORA, "{loss: kto}"),
     ],
 )
-@pytest.mark.often("1f1b", "context 2, gather", then="slow")
+@pytest.mark.often("1f1b")
 def test_layouts_compute_what_one_process_does(name: str, tune: str, dpo: str, pool: Pool, tmp_path: Path) -> None:
     check(tune, dpo, cells(name), pool, tmp_path)
 

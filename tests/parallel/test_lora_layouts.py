@@ -39,7 +39,7 @@ GROUPED = {"num_attention_heads": 8, "num_key_value_heads": 2}
     ],
     ids=["some", "tied", "one stage"],
 )
-@pytest.mark.often("one stage", then="slow")
+@pytest.mark.often("one stage")
 def test_adapters_compute_what_one_process_does(
     family: str, tune: dict[str, Any], cells: list[Cell], pool: Pool, tmp_path: Path
 ) -> None:

@@ -70,6 +70,7 @@ def spread(folder: Path, replicas: int, shards: int, tensor: int) -> tuple[dict[
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(("replicas", "shards", "tensor"), [(1, 3, 1), (1, 7, 1), (2, 2, 1), (1, 2, 3), (2, 2, 2)])
+@pytest.mark.often("2-2-2-False", "1-7-1-True")
 def test_the_parts_of_all_processes_are_the_whole(
     replicas: int, shards: int, tensor: int, tied: bool, pool: Pool, tmp_path: Path
 ) -> None:

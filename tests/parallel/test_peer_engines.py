@@ -178,6 +178,7 @@ GROUPED = {"num_attention_heads": 32, "num_key_value_heads": 8}
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # it compiles its collectives
+@pytest.mark.exhaustive
 def test_zero_of_deepspeed_agrees(pool: Pool, own_pool: Pool, tmp_path: Path) -> None:
     pytest.importorskip("deepspeed")
     if shutil.which("g++") is None:
@@ -207,6 +208,7 @@ def test_zero_of_deepspeed_agrees(pool: Pool, own_pool: Pool, tmp_path: Path) ->
     ],
 )
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_tensor_parallelism_of_transformers_agrees(
     family: str, more: dict[str, Any], pool: Pool, own_pool: Pool, tmp_path: Path
 ) -> None:

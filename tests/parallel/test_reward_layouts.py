@@ -29,7 +29,7 @@ def check(tune: str, cells: Sequence[Cell], pool: Pool, folder: Path, family: st
 @pytest.mark.parametrize(
     ("name", "tune"), [("tensor 2 + sequence", "full"), ("1f1b", LORA), ("context 2, gather", LORA), ("zero3", "full")]
 )
-@pytest.mark.often("1f1b", then="slow")
+@pytest.mark.often("1f1b")
 def test_layouts_compute_what_one_process_does(name: str, tune: str, pool: Pool, tmp_path: Path) -> None:
     cells = [cell for cell in MATRIX if cell.name == name]
     assert cells

@@ -21,6 +21,7 @@ JOBS = [
 
 
 @pytest.mark.parametrize(("model", "on", "seq_len", "batch"), JOBS)
+@pytest.mark.slow
 def test_every_change_fits_and_none_smaller_does(model: str, on: str, seq_len: int, batch: int) -> None:
     work, cluster = TrainingWork(shape_named(model), seq_len, batch), load_cluster(on)
     assert not search(work, cluster).plans

@@ -69,6 +69,7 @@ def test_a_faster_link_takes_away_what_is_spent_on_it_and_nothing_else() -> None
 
 
 @pytest.mark.parametrize("words", ["8xH100", "2x8xA100-40GB", "4xA100-40GB"])
+@pytest.mark.slow
 def test_what_helps_is_a_plan_of_the_changed_job_and_nothing_more(words: str) -> None:
     """The gains are those of searching everything, from below: a search near the plan finds at most those."""
     found = found_on(words)

@@ -102,6 +102,7 @@ def test_the_reference_is_the_model_without_its_adapter(
 
 
 @pytest.mark.parametrize("kind", ["pairs", "judged"])
+@pytest.mark.slow
 def test_precomputed_is_adapter_off(kind: str, dpo: dict[str, Any], base: Path) -> None:
     job = judged(dpo) if kind == "judged" else dpo
     found = {}

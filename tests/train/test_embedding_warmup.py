@@ -70,6 +70,7 @@ def test_only_new_rows_change_at_first_then_everything(optimizer: str, job: dict
 
 
 @pytest.mark.parametrize("stop", [2, FIRST_STEPS, FIRST_STEPS + 1])
+@pytest.mark.slow
 def test_a_run_resumed_in_the_warmup_equals_an_uninterrupted_one(stop: int, job: dict[str, Any], base: Path) -> None:
     whole = run(base, job, "output=whole")
     first = run(base, job, before=stop_at(4 * stop - 1))

@@ -141,6 +141,7 @@ def plain_losses(model: Plain, steps: list[list[tuple[Tensor, Tensor]]]) -> list
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
+@pytest.mark.slow
 def test_twenty_steps_are_those_of_a_plain_loop(family: str, base: Path, tiny_model: Path) -> None:
     folder = model_in(base / family, tiny_model, family, num_key_value_heads=8)
     steps: list[list[tuple[Tensor, Tensor]]] = []

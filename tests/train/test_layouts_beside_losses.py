@@ -106,6 +106,7 @@ def job_of(sft: dict[str, Any], base: Path) -> dict[str, Any]:
     [pytest.param(*case, marks=pytest.mark.exhaustive if i in SELDOM else []) for i, case in enumerate(LAYOUTS)],
     ids=IDS,
 )
+@pytest.mark.slow
 def test_evaluation_and_samples_are_those_of_one_process(
     world: int, overrides: tuple[str, ...], job: Path, pool: Pool
 ) -> None:

@@ -116,6 +116,7 @@ def test_every_model_learns(model: str, clicks: Path) -> None:
     [(2, ()), (3, ()), (2, ("parallel.shard=zero3",)), (2, ("train.micro_batch=2",))],
     ids=["2", "3", "zero3", "accumulation"],
 )
+@pytest.mark.often("2", "zero3", then="slow")
 def test_processes_compute_what_one_does(world: int, overrides: tuple[str, ...], clicks: Path, pool: Pool) -> None:
     model = {"model": "deepfm", "features": [{"name": "item_id", "width": 6}]}
     write_job(clicks, ranking_job(ranking=model, output="one"))

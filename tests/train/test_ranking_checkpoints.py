@@ -34,6 +34,7 @@ def test_a_checkpoint_of_any_processes_is_restored_by_any_other(rule: dict[str, 
         torch.testing.assert_close(tensor, others[name], rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_checkpoints_of_changed_rows_are_resumed_evaluated_and_kept(clicks: Path, pool: Pool) -> None:
     table = {"admission": {"count": 2}, "eviction": {"age": 2, "every": 2, "max_rows": 20, "default_row": "mean"}}
     job = ranking_job(output="whole", ranking={"table": table}, train=CONSTANT, checkpoint={"every": 1, "best": False})

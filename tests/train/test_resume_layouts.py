@@ -73,6 +73,7 @@ def states_in_8_bits(job: Path) -> None:
 
 
 @pytest.mark.parametrize("states", ["fp32", pytest.param("8bit", marks=pytest.mark.exhaustive)])
+@pytest.mark.slow
 def test_a_run_may_change_its_layout_after_every_step(job: Path, pool: Pool, states: str) -> None:
     if states == "8bit":
         states_in_8_bits(job)

@@ -27,6 +27,7 @@ def padded(prepared: Prepared) -> None:
 
 @pytest.mark.parametrize("task", ["grpo", "ppo"])
 @pytest.mark.slow
+@pytest.mark.often("ppo")
 def test_steps_do_not_depend_on_padding_or_micro_batches(
     task: str, job: dict[str, Any], ppo: dict[str, Any], base: Path
 ) -> None:

@@ -115,6 +115,7 @@ def test_what_is_sent_to_another_machine_trains_there_as_here(
 @pytest.mark.parametrize(
     ("named", "message"), [("rn", "there is no run"), ("run", "whose model gives no scores"), (None, "has no reward")]
 )
+@pytest.mark.slow
 def test_wrong_rewards_are_refused(with_reward: dict[str, Any], base: Path, named: str | None, message: str) -> None:
     if named == "run":
         run(base, {**with_reward, "steps": 1})

@@ -108,6 +108,7 @@ SPREAD = {
 
 
 @pytest.mark.parametrize("layout", ["DDP", pytest.param("zero3 + tensor", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_under_a_layout_too(layout: str, one_step: dict[str, Any], base: Path, pool: Pool) -> None:
     world, overrides = SPREAD[layout]
     write_job(base, one_step)
