@@ -1,4 +1,4 @@
-"""List and clean what this node keeps of data and models at URLs."""
+"""List, clean or limit this node's cache of data and models downloaded from URLs."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="list",
         choices=("list", "clean", "limit"),
-        help="list the objects; clean: remove those that nobody uses; limit: set how large the cache may be",
+        help="list: list the cached objects; clean: remove unused objects; limit: set the maximum size",
     )
     parser.add_argument(
         "values",
         nargs="*",
         metavar="URL | SIZE",
-        help="clean: only these URLs and what is below them; limit: such as 500GB, or auto for half of the disk",
+        help="clean: only these URLs and everything below them; limit: 500GB, or auto for half of the disk",
     )
-    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

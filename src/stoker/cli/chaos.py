@@ -1,4 +1,4 @@
-"""Train with injected faults and compare the end with an undisturbed run. Exit code 0 if they are equal, 1 if not."""
+"""Train with injected faults and compare the result with an undisturbed run. Exit code 0 if equal, 1 if not."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ PLACE_AND_FACTOR = re.compile(r"(\d+)@(\d+):(\d+(?:\.\d+)?)")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``stoker chaos``."""
     parser.add_argument("job", metavar="JOB", help="the job file")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the job to override")
     for option, metavar, what in (
         ("--kill", "RANK@STEP", "kill -9 this process at this step"),
-        ("--hang", "RANK@STEP", "it stops, and answers nobody"),
-        ("--slow", "RANK@STEP:FACTOR", "from then on it takes FACTOR times as long, for some steps"),
-        ("--nan", "STEP", "loss and gradient are not finite, once"),
+        ("--hang", "RANK@STEP", "suspend this process at this step, so that it hangs"),
+        ("--slow", "RANK@STEP:FACTOR", "slow this process down by FACTOR for some steps"),
+        ("--nan", "STEP", "make the loss and the gradient of this step non-finite, once"),
     ):
         parser.add_argument(option, action="append", default=[], metavar=metavar, help=what)
     parser.add_argument(
@@ -40,49 +40,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append_const",
         const=None,
         default=[],
-        help="the newest checkpoint changes on the disk, copies in memory are lost, and rank 0 dies, behind the second "
-        "checkpoint",
+        help="after the second checkpoint: corrupt the newest checkpoint on disk, drop the copies in memory, and kill "
+        "rank 0",
     )
     parser.add_argument(
-        "--corrupt-at", action="append", default=[], metavar="RANK@STEP", help="the same at this step, and this process"
+        "--corrupt-at",
+        action="append",
+        default=[],
+        metavar="RANK@STEP",
+        help="the same at this step, killing this process",
     )
     parser.add_argument(
         "--fill-disk",
         action="append_const",
         const=None,
         default=[],
-        help="what rank 0 writes of the first checkpoint does not fit on the disk",
+        help="fail with a full disk when rank 0 writes the first checkpoint",
     )
     parser.add_argument(
         "--fill-at",
         action="append",
         default=[],
         metavar="RANK@STEP",
-        help="the same of the next checkpoint after this step, and this process",
+        help="the same for this process, at the first checkpoint after this step",
     )
     parser.add_argument(
         "--kill-node",
         action="append",
         default=[],
         metavar="NODE@STEP",
-        help="kill -9 this node, counted from 0: its supervisor and all of its processes; it is back a second later",
+        help="kill -9 the supervisor and all processes of this node (counted from 0); it returns a second later",
     )
     parser.add_argument(
         "--cut-link",
         action="append",
         default=[],
         metavar="NODE@STEP:SECONDS",
-        help="end all connections of this node to the others, and for so long let it make none",
+        help="cut all connections between this node and the others for SECONDS",
     )
     parser.add_argument(
         "--nodes",
         type=int,
         metavar="COUNT",
-        help="nodes that the run is spread over, on loopback addresses (default: faults.nodes.max, else as many as the "
-        "faults name, 2 at least)",
+        help="number of nodes, simulated on loopback addresses (default: faults.nodes.max, else the number that the "
+        "faults need, at least 2)",
     )
-    parser.add_argument("--random", type=int, default=0, metavar="COUNT", help="number of random faults of all kinds")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of --random")
+    parser.add_argument("--random", type=int, default=0, metavar="COUNT", help="number of random faults, of any kind")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed for --random (default: 0)")
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON, and nothing else")
 
 

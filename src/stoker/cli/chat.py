@@ -1,4 +1,4 @@
-"""Chat with a run or a model; answers stream. /new starts a new conversation, /quit or Ctrl-D ends."""
+"""Chat with a run or a model. /new starts a new conversation, /quit or Ctrl-D exits."""
 
 from __future__ import annotations
 
@@ -20,20 +20,32 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``stoker chat``."""
     parser.add_argument(
-        "run", metavar="RUN", help="the run's folder, or its name below runs/; or a model: folder, GGUF file, hub id"
+        "run", metavar="RUN", help="a run's folder, its name below runs/, or a model: folder, GGUF file or hub id"
     )
-    parser.add_argument("--prompt", help="one question, one answer")
-    parser.add_argument("--system", help="a system message before the conversation")
-    parser.add_argument("--compare", action="store_true", help="answer with and without the tuning")
+    parser.add_argument("--prompt", help="answer this one question and exit")
+    parser.add_argument("--system", help="system message of the conversation")
+    parser.add_argument("--compare", action="store_true", help="also answer with the untuned model")
     add_at(parser)
-    parser.add_argument("--max-tokens", type=int, default=256, help="longest answer, in tokens (default: 256)")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 (default) takes the most likely token")
-    parser.add_argument("--top-p", type=float, default=1.0, help="draw from the likeliest tokens with this probability")
-    parser.add_argument("--top-k", type=int, default=0, help="draw from this many of the likeliest tokens")
-    parser.add_argument("--min-p", type=float, default=0.0, help="least probability, as a share of the likeliest's")
-    parser.add_argument("--repetition-penalty", type=float, default=1.0, help="above 1: repeats become less likely")
-    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
-    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="ends an answer; may be repeated")
+    parser.add_argument(
+        "--max-tokens", type=int, default=256, help="maximum length of an answer in tokens (default: 256)"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, help="sampling temperature; 0 (default) is greedy decoding"
+    )
+    parser.add_argument(
+        "--top-p", type=float, default=1.0, help="sample from the most likely tokens with this total probability"
+    )
+    parser.add_argument(
+        "--top-k", type=int, default=0, help="sample from the K most likely tokens (default: 0, no limit)"
+    )
+    parser.add_argument(
+        "--min-p", type=float, default=0.0, help="minimum probability, relative to the most likely token"
+    )
+    parser.add_argument("--repetition-penalty", type=float, default=1.0, help="above 1 makes repetition less likely")
+    parser.add_argument("--seed", type=int, default=0, help="random seed for sampling (default: 0)")
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="text that ends an answer; repeatable"
+    )
     add_trust(parser)
 
 

@@ -1,4 +1,4 @@
-"""Validate a job and print it as resolved, with where every value came from. Exit code 2 if it is wrong."""
+"""Validate a job and print every resolved value with its source. Exit code 2 if the job is invalid."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ REASON_COLUMN = 44  # column of the origins, unless a value is longer
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``stoker check``."""
     parser.add_argument("job", nargs="?", metavar="JOB", help="the job file")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the job to override")
     parser.add_argument("--json", action="store_true", help="print the job, the origins and the errors as JSON")
-    parser.add_argument("--schema", action="store_true", help="print the JSON schema of job files for editors")
+    parser.add_argument("--schema", action="store_true", help="print the JSON schema of job files, for editors")
     parser.add_argument(
         "--fix",
         action="store_true",
-        help="bring the file to this schema: its version, misspelt and foreign keys",
+        help="update the file to this schema: its version, misspelt keys, keys of other tools",
     )
     add_stage_options(parser)
 

@@ -7,5 +7,5 @@ import argparse
 
 def add_at(parser: argparse.ArgumentParser) -> None:
     """Adds the option ``--at``."""
-    meaning = "last, best, a step, or average: the averaged weights of train.average (default: last)"
+    meaning = "checkpoint: last (default), best, a step, or average (averaged weights of train.average)"
     parser.add_argument("--at", default="last", metavar="CHECKPOINT", help=meaning)

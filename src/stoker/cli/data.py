@@ -1,4 +1,4 @@
-"""Audit a job's data: every row used, cut or dropped and why; what the model sees, trained tokens marked."""
+"""Audit a job's data: rows used, truncated and dropped, with the reason; sequences with trained tokens marked."""
 
 from __future__ import annotations
 
@@ -50,23 +50,23 @@ class _Shown:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``stoker data``."""
     parser.add_argument("job", metavar="JOB", help="the job file")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the job to override")
     parser.add_argument("--json", action="store_true", help="print the audit as JSON, and nothing else")
     parser.add_argument(
-        "--samples", type=int, default=SAMPLES, metavar="N", help=f"sequences shown (default: {SAMPLES})"
+        "--samples", type=int, default=SAMPLES, metavar="N", help=f"number of sequences to show (default: {SAMPLES})"
     )
-    parser.add_argument("--offset", type=int, metavar="N", help="show the sequences from the N-th on, counted from 0")
+    parser.add_argument("--offset", type=int, metavar="N", help="index of the first sequence to show, counted from 0")
     parser.add_argument(
         "--packed",
         action="store_true",
-        help="show the sequences that the run trains on, in its order and packed as it packs them",
+        help="show the packed sequences that the run trains on, in its order",
     )
     parser.add_argument(
         "--rows",
         action="append",
         default=[],
         metavar="SOURCE:ROW",
-        help="show this row instead, or why it was dropped; may be given several times",
+        help="show this row, or the reason why it was dropped; repeatable",
     )
 
 

@@ -1,4 +1,4 @@
-"""Describe a submitted run: its state with the reason, its nodes, what was sent, and where its files are."""
+"""Describe a submitted run: its state with the reason, its nodes, the submitted command and its files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.cli.submitted_options import add_submitted, name_of
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``stoker describe``."""
     add_submitted(parser)
-    parser.add_argument("--json", action="store_true", help="print it as JSON, and nothing else")
+    parser.add_argument("--json", action="store_true", help="print the description as JSON, and nothing else")
 
 
 def run(arguments: argparse.Namespace) -> int:

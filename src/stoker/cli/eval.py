@@ -1,5 +1,5 @@
-"""Measure a run on data: loss, perplexity, token accuracy over the trained tokens; or its answers, against what is
-expected of them, against another run, under several prompts, or on tasks of lm-evaluation-harness.
+"""Evaluate a run: loss, perplexity and token accuracy over the trained tokens; or score its answers against expected
+answers, against another run, under several prompt templates, or on tasks of lm-evaluation-harness.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "run",
         metavar="RUN",
-        help="the run's folder, or its name below runs/; with --answers and --tasks also an exported folder, a GGUF "
-        "file or a hub id",
+        help="a run's folder, or its name below runs/; with --answers and --tasks also an exported folder, a GGUF file "
+        "or a hub id",
     )
     parser.add_argument(
         "data",
         nargs="?",
         metavar="DATA",
-        help="file, folder, hub id or catalogue name; by default the held-out rows",
+        help="file, folder, hub id or catalogue name (default: the held-out rows of the run)",
     )
-    parser.add_argument("--format", default="auto", help="the format of DATA (default: found from its rows)")
+    parser.add_argument("--format", default="auto", help="format of DATA (default: detected from its rows)")
     add_at(parser)
-    parser.add_argument("--compare", action="store_true", help="measure the model without the tuning as well")
+    parser.add_argument("--compare", action="store_true", help="also evaluate the untuned model")
     parser.add_argument(
-        "--quantise", choices=QUANTISED, help="measure the merged model in 8 or 4 bits, or as int8 or int4, as well"
+        "--quantise", choices=QUANTISED, help="also evaluate the merged model in 8 or 4 bits, int8 or int4"
     )
     add_by_token(parser)
     _add_answers(parser)
@@ -44,43 +44,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_answers(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what the model answers")
-    group.add_argument("--answers", metavar="FILE", help="your own rows of prompt and expected answer")
+    group = parser.add_argument_group("evaluation of answers")
+    group.add_argument("--answers", metavar="FILE", help="rows of prompts and expected answers")
     group.add_argument(
         "--score",
         nargs="+",
         metavar="NAME[:ARG]",
-        help="exact, normalised, regex[:PATTERN], json_schema[:FILE], numeric[:TOLERANCE], rouge, chrf, "
+        help="scorers: exact, normalised, regex[:PATTERN], json_schema[:FILE], numeric[:TOLERANCE], rouge, chrf, "
         "python:MODULE:FUNCTION, judge:URL[,MODEL] (default: exact normalised)",
     )
     group.add_argument(
         "--tasks",
         nargs="+",
         metavar="TASK",
-        help="tasks of lm-evaluation-harness: its names, your YAML files, or offline: mmlu-dev, humaneval, sotu, "
-        "arithmetic, each also as offline/NAME",
+        help="tasks of lm-evaluation-harness: names, YAML files, or the offline tasks mmlu-dev, humaneval, sotu and "
+        "arithmetic, also written offline/NAME",
     )
     group.add_argument(
-        "--prompts", metavar="FILE", help="YAML or JSON of named templates with {columns}, compared over --answers"
+        "--prompts",
+        metavar="FILE",
+        help="YAML or JSON file of named prompt templates with {columns}, compared on --answers",
     )
     group.add_argument(
-        "--best", metavar="FILE", help="where --prompts writes the best template (default: beside the results)"
+        "--best", metavar="FILE", help="file for the best template of --prompts (default: beside the results)"
     )
     group.add_argument(
-        "--against", metavar="RUN", help="another run on the same rows: of DATA by their loss, of --answers by scores"
+        "--against", metavar="RUN", help="another run to compare with, by loss on DATA or by scores on --answers"
     )
     group.add_argument(
-        "--against-at", default="last", metavar="CHECKPOINT", help="the other run's: last, best, or a step"
+        "--against-at",
+        default="last",
+        metavar="CHECKPOINT",
+        help="checkpoint of --against: last (default), best, or a step",
     )
-    group.add_argument("--chat", action="store_true", help="the tasks' prompts go through the model's chat template")
-    group.add_argument("--limit", type=int, metavar="N", help="the first N rows only, or N of each task")
-    group.add_argument("--temperature", type=float, default=0.0, help="0 (default) takes the most likely token")
-    group.add_argument("--seed", type=int, default=0, help="of sampling and of resampling (default: 0)")
+    group.add_argument("--chat", action="store_true", help="apply the model's chat template to the prompts of --tasks")
+    group.add_argument("--limit", type=int, metavar="N", help="evaluate only the first N rows, or N rows of each task")
     group.add_argument(
-        "--max-tokens", type=int, default=LONGEST_ANSWER, help="longest answer, in tokens (default: 256)"
+        "--temperature", type=float, default=0.0, help="sampling temperature; 0 (default) is greedy decoding"
     )
     group.add_argument(
-        "--to", metavar="FOLDER", help="keep the results there (default: the run's folder; else they are only printed)"
+        "--seed", type=int, default=0, help="random seed for sampling and for bootstrap resampling (default: 0)"
+    )
+    group.add_argument(
+        "--max-tokens", type=int, default=LONGEST_ANSWER, help="maximum length of an answer in tokens (default: 256)"
+    )
+    group.add_argument(
+        "--to",
+        metavar="FOLDER",
+        help="folder for the results (default: the run's folder; for a model, results are only printed)",
     )
 
 

@@ -38,11 +38,13 @@ class _Window:
 
 def add_by_token(parser: argparse.ArgumentParser) -> None:
     """Adds the options of ``--by-token``."""
-    group = parser.add_argument_group("the loss of single tokens")
-    meaning = "the loss of each trained token of N sequences: of DATA, or of the run's own data as `stoker data` counts"
+    group = parser.add_argument_group("loss of each token")
+    meaning = (
+        "print the loss of each trained token of N sequences of DATA, or of the run's data as `stoker data` shows it"
+    )
     group.add_argument("--by-token", type=int, metavar="N", help=meaning)
-    group.add_argument("--offset", type=int, metavar="N", help="from the N-th sequence on (default: 0)")
-    group.add_argument("--packed", action="store_true", help="sequences as the run packs them, in its order")
+    group.add_argument("--offset", type=int, metavar="N", help="index of the first sequence (default: 0)")
+    group.add_argument("--packed", action="store_true", help="use the packed sequences of the run, in its order")
 
 
 def check_by_token(arguments: argparse.Namespace) -> None:

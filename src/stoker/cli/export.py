@@ -1,4 +1,4 @@
-"""Write a run as an adapter (peft), merged weights (transformers), GGUF (llama.cpp) or ranking model, and replay it."""
+"""Export a run as an adapter (peft), merged weights (transformers), GGUF (llama.cpp) or ranking model; verify it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ KEPT = 3  # versions of a store that are kept
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``stoker export``."""
-    parser.add_argument("run", nargs="?", metavar="RUN", help="the run's folder, or its name below runs/")
-    parser.add_argument("--format", choices=FORMATS, help="adapter, merged, gguf or ranking")
+    parser.add_argument("run", nargs="?", metavar="RUN", help="a run's folder, or its name below runs/")
+    parser.add_argument("--format", choices=FORMATS, help="format of the export")
     parser.add_argument(
         "--to", metavar="DIR", help="the folder to write; ranking: also lmdb://PATH or redis://HOST:PORT/DB"
     )
-    parser.add_argument("--dtype", help="of the weights: fp32, bf16, fp16; gguf: fp32, fp16, q8_0")
-    parser.add_argument("--quantise", choices=QUANTISED, help="hold merged weights in 8 or 4 bits, or as int8 or int4")
+    parser.add_argument("--dtype", help="data type of the weights: fp32, bf16, fp16; gguf: fp32, fp16, q8_0")
+    parser.add_argument("--quantise", choices=QUANTISED, help="quantise merged weights to 8 or 4 bits, int8 or int4")
     parser.add_argument(
-        "--keep", type=int, default=KEPT, metavar="N", help=f"versions of a store that stay (default: {KEPT})"
+        "--keep", type=int, default=KEPT, metavar="N", help=f"number of versions kept in a store (default: {KEPT})"
     )
-    parser.add_argument("--versions", metavar="URL", help="list the versions of a store instead")
-    parser.add_argument("--rollback", metavar="URL", help="make the version before the current one of a store current")
-    parser.add_argument("--version", type=int, metavar="N", help="with --rollback: make this one current")
+    parser.add_argument("--versions", metavar="URL", help="list the versions in a store")
+    parser.add_argument("--rollback", metavar="URL", help="make the previous version in a store current")
+    parser.add_argument("--version", type=int, metavar="N", help="with --rollback: make this version current")
     add_at(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_trust(parser)

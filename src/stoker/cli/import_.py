@@ -1,4 +1,4 @@
-"""Turn files of LLaMA-Factory, Axolotl, TRL, torchtune, DeepSpeed or Accelerate into a job; say what is lost."""
+"""Convert a LLaMA-Factory, Axolotl, TRL, torchtune, DeepSpeed or Accelerate file into a job; report what is lost."""
 
 from __future__ import annotations
 
@@ -29,13 +29,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="a file to import, and those that belong to it (an Accelerate or DeepSpeed file); key=value of the job",
+        help="the file to convert, Accelerate or DeepSpeed files that belong to it, and key=value for keys of the job",
     )
-    parser.add_argument("--from", dest="format", metavar="FORMAT", help=f"of the first FILE: {', '.join(FORMATS)}")
+    parser.add_argument(
+        "--from", dest="format", metavar="FORMAT", help=f"format of the first FILE: {', '.join(FORMATS)}"
+    )
     parser.add_argument("--data-info", metavar="FILE", help="LLaMA-Factory's dataset_info.json, or its folder")
-    parser.add_argument("--processes", type=int, metavar="N", help="on how many it was run, where no FILE says it")
-    parser.add_argument("--only-given", action="store_true", help="read no file that a FILE names beside those given")
-    parser.add_argument("-o", "--output", default="-", metavar="JOB", help="the job file to write; else it is printed")
+    parser.add_argument(
+        "--processes", type=int, metavar="N", help="number of processes of the original run, if no FILE gives it"
+    )
+    parser.add_argument("--only-given", action="store_true", help="do not read further files that a FILE refers to")
+    parser.add_argument("-o", "--output", default="-", metavar="JOB", help="job file to write (default: -, stdout)")
     parser.add_argument("--json", action="store_true", help="print the job and the report as JSON")
 
 

@@ -1,4 +1,4 @@
-"""List, make and remove the named keys of `stoker serve --keys` and the users of `stoker ui --users`."""
+"""List, add and remove the API keys of `stoker serve --keys` and the users of `stoker ui --users`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ ROLES = ("ask", "see", "run", "admin")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``stoker keys``."""
-    parser.add_argument("file", type=Path, metavar="FILE", help="a line each with name, role and SHA-256 of a key")
+    parser.add_argument(
+        "file", type=Path, metavar="FILE", help="file with the name, role and SHA-256 of one key per line"
+    )
     one = parser.add_mutually_exclusive_group()
-    one.add_argument("--add", metavar="NAME", help="make a key, and print it this once; the file keeps its hash")
-    one.add_argument("--change", metavar="NAME", help="give a key the role of --role")
-    one.add_argument("--remove", metavar="NAME", help="refuse a key from the next request on")
+    one.add_argument("--add", metavar="NAME", help="create a key and print it once; the file holds only its hash")
+    one.add_argument("--change", metavar="NAME", help="change the role of a key to --role")
+    one.add_argument("--remove", metavar="NAME", help="remove a key; it is refused from the next request on")
     parser.add_argument(
         "--role",
         choices=ROLES,
-        help="ask or admin with a server of models (default: ask); see, run or admin with the page",
+        help="for stoker serve: ask (default) or admin; for stoker ui: see, run or admin",
     )
 
 

@@ -1,4 +1,4 @@
-"""Print what the processes of a run have written: of a submitted run from all its nodes, else of a run here."""
+"""Print the output of a run's processes. The output of a submitted run comes from all its nodes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from stoker.errors import Problem, UserError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``stoker logs``."""
     add_submitted(parser)
-    parser.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
-    parser.add_argument("--rank", metavar="N", type=int, help="of this rank alone")
+    parser.add_argument("-f", "--follow", action="store_true", help="print new output until the run ends")
+    parser.add_argument("--rank", metavar="N", type=int, help="print only the output of this rank")
 
 
 def run(arguments: argparse.Namespace) -> int:

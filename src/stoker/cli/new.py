@@ -1,4 +1,4 @@
-"""Write a job file from a recipe: every key of the schema with its type, default and meaning beside it."""
+"""Write a job file from a recipe. Comments give the type, default and meaning of every key."""
 
 from __future__ import annotations
 
@@ -20,9 +20,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default=DEFAULT_RECIPE,
         metavar="RECIPE",
-        help=f"one of --list; {DEFAULT_RECIPE} by default",
+        help=f"a recipe of --list (default: {DEFAULT_RECIPE})",
     )
-    parser.add_argument("-o", "--output", default="job.yaml", metavar="FILE", help="the file to write; - for stdout")
+    parser.add_argument(
+        "-o",
+        "--output",
+        default="job.yaml",
+        metavar="FILE",
+        help="job file to write, or - for stdout (default: job.yaml)",
+    )
     parser.add_argument("--list", action="store_true", help="list the recipes")
 
 

@@ -1,4 +1,4 @@
-"""Take part in a run of several nodes: one of these supervisors on each. `stoker train` is the same with one node."""
+"""Supervise one node of a multi-node run; start it on every node. For a single node, use `stoker train`."""
 
 from __future__ import annotations
 
@@ -38,36 +38,39 @@ NAME = re.compile(r"[\w.-]{1,200}")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``stoker node``."""
     parser.add_argument("job", metavar="JOB", help="the job file, the same on every node")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the job to override")
     parser.add_argument(
         "--rendezvous",
         required=True,
         metavar="HOST:PORT[,HOST:PORT ...]",
-        help="where the nodes are reached; with all of them in it, the loss of the first one is survived",
+        help="addresses of the nodes; if all are listed, the run survives the loss of the first node",
     )
     parser.add_argument(
         "--secret",
         required=True,
         metavar="FILE",
-        help="a file that only its owner can read, the same on every node: 32 bytes or more, or their hexadecimal text",
+        help="secret file, the same on every node, readable only by its owner: at least 32 bytes, raw or hexadecimal",
     )
     parser.add_argument(
         "--nodes",
         metavar="MIN[:MAX]",
-        help="nodes to train with; replaces faults.nodes (default: those of --rendezvous)",
+        help="number of nodes; overrides faults.nodes (default: the nodes of --rendezvous)",
     )
     parser.add_argument(
-        "--devices", type=int, metavar="N", help="processes on this node (default: those of the layout over the nodes)"
+        "--devices",
+        type=int,
+        metavar="N",
+        help="processes on this node (default: those of the layout divided by the nodes)",
     )
     parser.add_argument(
         "--listen",
         metavar="ADDRESS",
-        help="address that the channel and the processes bind to (default: this host's own of --rendezvous)",
+        help="address to bind to (default: this host's address in --rendezvous)",
     )
     parser.add_argument(
-        "--name", default=socket.gethostname(), help="the node's name in messages (default: %(default)s)"
+        "--name", default=socket.gethostname(), help="name of the node in messages (default: %(default)s)"
     )
-    parser.add_argument("--spare", action="store_true", help="wait, warm, until another node is lost")
+    parser.add_argument("--spare", action="store_true", help="wait as a warm spare until another node is lost")
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON, and nothing else")
 
 

@@ -1,4 +1,4 @@
-"""Which layout to train with, and what it takes: memory, seconds, money, risk, and why not another."""
+"""Choose a layout: predicted memory, step time, cost and risk, and why the alternatives were not chosen."""
 
 from __future__ import annotations
 
@@ -34,27 +34,31 @@ MOVED = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``stoker plan``."""
     parser.add_argument("job", metavar="JOB", nargs="?", help="the job file")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the job to override")
     parser.add_argument(
         "--on",
         metavar="CLUSTER",
-        help="a cluster's file, 4x8xH100, or a target of `stoker submit` (default: the job's own `target`)",
+        help="a cluster file, 4x8xH100, or a target of `stoker submit` (default: `target` of the job)",
     )
-    parser.add_argument("--cluster-only", action="store_true", help="look up no target: --on is a cluster")
-    parser.add_argument("--show", action="store_true", help="draw the memory of every stage and one step in time")
-    parser.add_argument("--picture", metavar="FILE.svg", help="the same as a picture")
+    parser.add_argument("--cluster-only", action="store_true", help="read --on as a cluster, never as a target")
+    parser.add_argument(
+        "--show", action="store_true", help="draw the memory of every pipeline stage and the timeline of one step"
+    )
+    parser.add_argument("--picture", metavar="FILE.svg", help="write the drawing of --show as an SVG file")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON, and nothing else")
     for moved in MOVED:
         parser.add_argument(moved, help=argparse.SUPPRESS)
-    parser.add_argument("--calibrate", action="store_true", help="measure what this machine reaches; plans then use it")
-    parser.add_argument("--seconds", metavar="N", type=float, help="how long --calibrate measures rates (default: 40)")
+    parser.add_argument(
+        "--calibrate", action="store_true", help="measure this machine's speed; later plans use the result"
+    )
+    parser.add_argument("--seconds", metavar="N", type=float, help="time limit of --calibrate in seconds (default: 40)")
     parser.add_argument(
         "--from",
         metavar="RUN",
         dest="begin",
-        help="correct later plans by a finished run's folder; of a job with stages: the stage to begin with",
+        help="folder of a finished run, to correct later plans; for a job with stages: the stage to start at",
     )
-    parser.add_argument("--only", metavar="STAGE", help="of a job with stages: this one alone")
+    parser.add_argument("--only", metavar="STAGE", help="plan only this stage of a job with stages")
 
 
 def run(arguments: argparse.Namespace) -> int:

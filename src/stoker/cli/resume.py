@@ -1,4 +1,4 @@
-"""Start a submitted run again, from its newest state."""
+"""Restart a submitted run from its newest checkpoint."""
 
 from __future__ import annotations
 

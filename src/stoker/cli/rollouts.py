@@ -1,4 +1,4 @@
-"""Show the answers that a step of ppo or grpo learnt from: their text, scores, and what is known of each token."""
+"""Show the answers that a ppo or grpo step was trained on: text, scores, and values of each token."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ SHOWN = 16  # default number of answers
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``stoker rollouts``."""
     parser.add_argument("run", metavar="RUN", help="a run's folder, or its name below runs/")
-    parser.add_argument("--step", type=int, metavar="N", help="a step of the run (default: the last)")
-    parser.add_argument("--worst", action="store_true", help="the lowest scores first, whatever their prompt")
-    parser.add_argument("--limit", type=int, metavar="N", help=f"at most N answers (default: {SHOWN}; all in JSON)")
+    parser.add_argument("--step", type=int, metavar="N", help="step of the run (default: the last)")
+    parser.add_argument("--worst", action="store_true", help="sort by score, lowest first, without grouping by prompt")
+    parser.add_argument(
+        "--limit", type=int, metavar="N", help=f"maximum number of answers (default: {SHOWN}; all with --json)"
+    )
     parser.add_argument(
         "--by",
         default="advantage",
         metavar="NAME",
-        help="what colours a token: advantage (default), old (log-probability), kl (old - reference), value, reward, "
-        "return, entropy or sampled",
+        help="quantity that colours the tokens: advantage (default), old (log-probability), kl (old - reference), "
+        "value, reward, return, entropy or sampled",
     )
     parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
     add_trust(parser)

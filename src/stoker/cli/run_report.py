@@ -1,4 +1,4 @@
-"""Write runs as one HTML file that anyone can open: curves, events, evaluations and jobs, with their data inside."""
+"""Write runs as one self-contained HTML file: curves, events, evaluations and jobs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ LANGUAGES = ("en", "zh")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``stoker report``."""
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder, or its name below runs/")
-    parser.add_argument("-o", "--output", default="report.html", metavar="FILE", help="the file (default: report.html)")
-    parser.add_argument("--language", choices=LANGUAGES, help="en or zh (default: that of the reader's browser)")
+    parser.add_argument(
+        "-o", "--output", default="report.html", metavar="FILE", help="file to write (default: report.html)"
+    )
+    parser.add_argument(
+        "--language", choices=LANGUAGES, help="language of the report (default: the language of the browser)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""List the runs: state, step, losses, how their time was spent, and their evaluations."""
+"""List runs: state, step, losses, how their time was spent, and their evaluations."""
 
 from __future__ import annotations
 
@@ -31,9 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a run's folder, its name below runs/, or a folder of runs (default: runs)",
     )
     parser.add_argument("--json", action="store_true", help="print the runs as JSON")
-    parser.add_argument("--submitted", action="store_true", help="the runs that were submitted, as their targets say")
     parser.add_argument(
-        "--on", metavar="TARGET", help="those that this target knows, from wherever they were submitted"
+        "--submitted", action="store_true", help="list submitted runs, with the state that their targets report"
+    )
+    parser.add_argument(
+        "--on", metavar="TARGET", help="list all runs known to this target, including those submitted elsewhere"
     )
 
 

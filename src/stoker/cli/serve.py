@@ -1,4 +1,4 @@
-"""Serve runs, exported folders, GGUF files and hub models over OpenAI's API; ranking models. See docs/serving.md."""
+"""Serve runs, exported folders, GGUF files and hub models over OpenAI's API, or ranking models; see docs/serving.md."""
 
 from __future__ import annotations
 
@@ -20,48 +20,66 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs",
         nargs="+",
         metavar="[NAME=]RUN",
-        help="a run, an exported folder, a GGUF file, a hub id or a catalogue name; adapters share their base. Ranking "
-        "models: a run, an exported folder, lmdb://PATH or redis://HOST:PORT/DB",
+        help="a run, exported folder, GGUF file, hub id or catalogue name; adapters share their base. Ranking models: "
+        "a run, exported folder, lmdb://PATH or redis://HOST:PORT/DB",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one (default: 8000)")
-    parser.add_argument("--token", help="what clients send as their API key; others on the machine may see it")
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help="a file that holds the token")
+    parser.add_argument("--port", type=int, default=8000, help="port; 0 chooses a free one (default: 8000)")
+    parser.add_argument("--token", help="API key of the clients; visible in the process list of the machine")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="file with the token")
     parser.add_argument(
         "--keys",
         type=Path,
         metavar="FILE",
-        help="named keys: name, role and SHA-256 a line; see `stoker keys`",
+        help="file of named API keys, written by `stoker keys`",
     )
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="private key, in PEM")
     parser.add_argument("--tls-certificate", type=Path, metavar="FILE", help="certificate chain, in PEM")
     add_at(parser)
-    parser.add_argument("--base", metavar="MODEL", help="base of adapter folders, in place of the one they name")
+    parser.add_argument(
+        "--base", metavar="MODEL", help="base model of adapter folders, overriding the one that they name"
+    )
     parser.add_argument(
         "--engine",
         choices=("torch", "llama.cpp", "vllm"),
         default="torch",
-        help="what computes: Stoker's engine (default), or the server of another program behind this one",
+        help="inference engine: torch (default) is Stoker's own; the others run behind this server",
     )
     parser.add_argument(
-        "--print-command", action="store_true", help="print the command line of the other program's server, and end"
+        "--print-command", action="store_true", help="print the command line of the llama.cpp or vLLM server, and exit"
     )
-    parser.add_argument("--max-body", type=float, default=8.0, metavar="MIB", help="largest body (default: 8)")
-    parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="longest request (default: 600)")
     parser.add_argument(
-        "--queue", type=int, default=512, metavar="N", help="most answers that wait or run, before 429 (default: 512)"
+        "--max-body", type=float, default=8.0, metavar="MIB", help="maximum size of a request (default: 8)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=600.0, metavar="S", help="time limit of a request in seconds (default: 600)"
+    )
+    parser.add_argument(
+        "--queue",
+        type=int,
+        default=512,
+        metavar="N",
+        help="maximum number of waiting and running answers; beyond it, error 429 (default: 512)",
     )
     parser.add_argument(
         "--rows",
         type=int,
         metavar="N",
-        help="most answers in one pass (default: 64, 256 on a GPU, 16 with llama.cpp; rows of ranking models: 4096)",
+        help="maximum batch size (default: 64; 256 on a GPU; 16 with llama.cpp; 4096 rows for ranking models)",
     )
     parser.add_argument(
-        "--cache-rows", type=int, default=1_000_000, metavar="N", help="rows of each table of a store kept at hand"
+        "--cache-rows",
+        type=int,
+        default=1_000_000,
+        metavar="N",
+        help="cached rows of each table of a store (default: 1000000)",
     )
     parser.add_argument(
-        "--cache-seconds", type=float, default=1.0, metavar="S", help="longest time that they are (default: 1)"
+        "--cache-seconds",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help="maximum age of cached rows in seconds (default: 1)",
     )
     add_trust(parser)
 

@@ -1,4 +1,4 @@
-"""End a run after it has saved: a submitted one on every node, or one that trains on this machine."""
+"""Save a checkpoint and stop a run: a submitted run on every node, or a run on this machine."""
 
 from __future__ import annotations
 

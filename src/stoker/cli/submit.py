@@ -1,4 +1,4 @@
-"""Start a job on other machines: over ssh, by Slurm, on a Ray cluster or by Kubernetes."""
+"""Start a job on other machines, over ssh, Slurm, Ray or Kubernetes."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``stoker submit``."""
     parser.add_argument("job", metavar="JOB", help="the job file")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the job to override")
     parser.add_argument(
-        "--on", metavar="TARGET", help="a target's file, or its name in targets.yaml (default: the job's own `target`)"
+        "--on", metavar="TARGET", help="target file, or name of a target in targets.yaml (default: `target` of the job)"
     )
-    parser.add_argument("--name", metavar="NAME", help="what to call the run (default: its output folder's name)")
-    parser.add_argument("--include", metavar="HOSTS", help="of ssh: these hosts or slots alone, as gpu1:0,2@gpu2")
-    parser.add_argument("--exclude", metavar="HOSTS", help="of ssh: all but these, as gpu1:3@gpu4")
-    parser.add_argument("--dry-run", action="store_true", help="print exactly what would be sent, and send nothing")
+    parser.add_argument("--name", metavar="NAME", help="name of the run (default: the name of its output folder)")
+    parser.add_argument("--include", metavar="HOSTS", help="ssh: use only these hosts or slots, as in gpu1:0,2@gpu2")
+    parser.add_argument(
+        "--exclude", metavar="HOSTS", help="ssh: use all hosts or slots except these, as in gpu1:3@gpu4"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print what would be sent, and send nothing")
     parser.add_argument("--json", action="store_true", help="print the record as JSON, and nothing else")
 
 

@@ -7,8 +7,10 @@ import argparse
 
 def add_submitted(parser: argparse.ArgumentParser) -> None:
     """Adds ``RUN`` and ``--on``."""
-    parser.add_argument("run", metavar="RUN", help="the name under which it was submitted, or its folder")
-    parser.add_argument("--on", metavar="TARGET", help="ask this target's own records: for runs submitted elsewhere")
+    parser.add_argument("run", metavar="RUN", help="name of the submitted run, or its folder")
+    parser.add_argument(
+        "--on", metavar="TARGET", help="look the run up in this target's records, for runs submitted elsewhere"
+    )
 
 
 def name_of(run: str) -> str:

@@ -1,4 +1,4 @@
-"""Hold rows of embedding tables for processes that train on other hosts, until it is ended."""
+"""Serve rows of embedding tables to training processes on other hosts, until the server is stopped."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ LAST_PORT = 65535
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``stoker table-server``."""
     parser.add_argument(
-        "--listen", required=True, metavar="HOST:PORT", help="address to bind to; port 0 takes a free one"
+        "--listen", required=True, metavar="HOST:PORT", help="address to bind to; port 0 chooses a free one"
     )
     parser.add_argument(
         "--secret",
         required=True,
         metavar="FILE",
-        help="a file that only its owner can read, the same on every host: 32 bytes or more, or their hexadecimal text",
+        help="secret file, the same on every host, readable only by its owner: at least 32 bytes, raw or hexadecimal",
     )
     parser.add_argument(
         "--folder",
         required=True,
         metavar="DIR",
-        help="where the server keeps its snapshot and its log, from which it goes on after it was killed",
+        help="folder for the snapshot and the log, from which a killed server recovers",
     )
     parser.add_argument(
         "--snapshot-every",
         type=int,
         default=1000,
         metavar="STEPS",
-        help="steps between snapshots, which bound the log and the time of a restart (default: %(default)s)",
+        help="steps between snapshots; fewer mean a shorter log and a faster restart (default: %(default)s)",
     )
 
 

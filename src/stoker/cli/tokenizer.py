@@ -1,4 +1,4 @@
-"""Give a tokenizer new tokens for a corpus, without moving any old id; or learn one from nothing."""
+"""Add tokens to a tokenizer for a corpus, keeping all existing ids; or train a tokenizer from the corpus."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
         choices=("extend", "train"),
-        help="extend: new tokens behind those of another tokenizer, for the scripts that it cuts poorly; "
-        "train: one over bytes, from the corpus alone",
+        help="extend: add tokens to an existing tokenizer, for scripts that it splits poorly; train: train a new "
+        "byte-level tokenizer",
     )
-    parser.add_argument("--kind", choices=KINDS, help="train: what is learnt (default: bpe)")
+    parser.add_argument("--kind", choices=KINDS, help="train: algorithm (default: bpe)")
     parser.add_argument(
         "--from",
         dest="start",
         metavar="TOKENIZER",
-        help="what is extended: a model (catalogue name, hub id, .gguf), a folder, or a sentencepiece .model file",
+        help="tokenizer to extend: a model (catalogue name, hub id, .gguf), a folder, or a sentencepiece .model file",
     )
     parser.add_argument(
         "--corpus",
         nargs="+",
         required=True,
         metavar="FILE",
-        help="texts to learn from: files, folders or catalogue names, as a job's `data`",
+        help="training texts: files, folders or catalogue names, as in a job's `data`",
     )
     parser.add_argument(
         "--size",
         type=int,
         required=True,
         metavar="N",
-        help="extend: how many tokens are added (not how many there are then); train: how many there are in all",
+        help="extend: number of tokens to add; train: vocabulary size",
     )
-    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="the folder to write")
+    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="output folder")
     parser.add_argument(
         "--held-out",
         nargs="+",
         default=[],
         metavar="FILE",
-        help="texts to measure the compression on (default: a twentieth of the corpus, which is not learnt from)",
+        help="texts to measure compression on (default: 5%% of the corpus, excluded from training)",
     )
-    parser.add_argument("--json", action="store_true", help="print what was made as JSON, and nothing else")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Train a job; the same command resumes an earlier run of it."""
+"""Train a job. The same command resumes an earlier run of it."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "job", nargs="?", default=DEFAULT_JOB, metavar="JOB", help=f"the job file (default: {DEFAULT_JOB})"
     )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the job to override")
     parser.add_argument(
-        "--fresh", action="store_true", help="put an earlier run in the same folder aside, and start over"
+        "--fresh", action="store_true", help="start over; an earlier run in the same folder is renamed and kept"
     )
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON, and nothing else")
     parser.add_argument(
         "--follow",
         type=float,
         metavar="SECONDS",
-        help="go on as rows come at the end of the data, looking for them every SECONDS; of `ranking.progressive`",
+        help="at the end of the data, check for new rows every SECONDS and continue; needs `ranking.progressive`",
     )
     add_stage_options(parser)
 

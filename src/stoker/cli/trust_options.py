@@ -12,7 +12,7 @@ TRUST = ("trust_remote_code", "allow_pickle")
 def add_trust(parser: argparse.ArgumentParser) -> None:
     """Adds the options ``--trust-remote-code`` and ``--allow-pickle``."""
     parser.add_argument("--trust-remote-code", action="store_true", help="run modelling code that comes with the model")
-    parser.add_argument("--allow-pickle", action="store_true", help="load pickled weights, which can run code")
+    parser.add_argument("--allow-pickle", action="store_true", help="load pickled weights, which can execute code")
 
 
 def trusted(arguments: argparse.Namespace) -> list[str]:

@@ -1,4 +1,4 @@
-"""Open the page: begin, watch and compare runs in a browser. See docs/page.md and docs/page-api.md."""
+"""Start the web page: start, watch and compare runs in a browser. See docs/page.md and docs/page-api.md."""
 
 from __future__ import annotations
 
@@ -16,32 +16,35 @@ PORT = 7860
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``stoker ui``."""
     parser.add_argument(
-        "--port", type=int, default=PORT, metavar="N", help=f"port; 0 takes a free one (default: {PORT})"
+        "--port", type=int, default=PORT, metavar="N", help=f"port; 0 chooses a free one (default: {PORT})"
     )
     parser.add_argument("--host", default="127.0.0.1", metavar="H", help="address to listen on (default: 127.0.0.1)")
-    parser.add_argument("--token", type=Path, metavar="FILE", help="a file that holds the token to log in with")
+    parser.add_argument("--token", type=Path, metavar="FILE", help="file with the login token")
     parser.add_argument(
-        "--users", type=Path, metavar="FILE", help="users: a line each with name, role, SHA-256 of a token"
+        "--users", type=Path, metavar="FILE", help="file with the name, role and token SHA-256 of one user per line"
     )
     parser.add_argument(
         "--runs",
         nargs="+",
         type=Path,
         metavar="DIR",
-        help="folders of runs; new ones are made in the first (default: runs)",
+        help="folders of runs; new runs are created in the first one (default: runs)",
     )
     parser.add_argument(
-        "--data", nargs="+", type=Path, default=[], metavar="DIR", help="further folders that jobs may read"
+        "--data", nargs="+", type=Path, default=[], metavar="DIR", help="additional folders that jobs may read"
     )
     parser.add_argument(
         "--urls",
         nargs="+",
         default=[],
         metavar="URL",
-        help="prefixes of URLs of stores that jobs may use, such as s3://bucket/folder or redis://host:6379/0",
+        help="URL prefixes of stores that jobs may use, such as s3://bucket/folder or redis://host:6379/0",
     )
     parser.add_argument(
-        "--state", type=Path, metavar="DIR", help="uploads, queue, log (default: ~/.local/state/stoker/page)"
+        "--state",
+        type=Path,
+        metavar="DIR",
+        help="folder for uploads, queue and log (default: ~/.local/state/stoker/page)",
     )
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="private key, in PEM")
     parser.add_argument("--tls-certificate", type=Path, metavar="FILE", help="certificate chain, in PEM")

@@ -1,4 +1,4 @@
-"""Prove on a small copy of the job that a layout computes what one process and a plain PyTorch loop compute."""
+"""Test on a small copy of the job that a layout computes the same as one process and as a plain PyTorch loop."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ MOST_PROCESSES = 64
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``stoker verify``."""
     parser.add_argument("job", metavar="JOB", help="the job file")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the job to override")
     parser.add_argument(
         "--layouts",
         default="planned",
         metavar="planned|all|FILE",
-        help="the job's own layout (default), the matrix of all kinds, or a YAML list of `parallel:` blocks",
+        help="the job's layout (default), a matrix of all kinds of layouts, or a YAML list of `parallel:` blocks",
     )
     parser.add_argument(
         "--steps",
         type=int,
-        help="optimizer steps of each run (default: 5, 8 with wsd, 3 where a step takes many rows)",
+        help="optimizer steps of each run (default: 5; 8 with wsd; 3 if a step has many rows)",
     )
-    parser.add_argument("--fail-fast", action="store_true", help="look no further once something differs")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where it runs (default: cpu)")
+    parser.add_argument("--fail-fast", action="store_true", help="stop at the first difference")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device to run on (default: cpu)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
 
 
