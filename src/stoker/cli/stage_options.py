@@ -11,7 +11,9 @@ from stoker.job.stages import has_stages
 def add_stage_options(parser: argparse.ArgumentParser) -> None:
     """Adds ``--only NAME`` and ``--from NAME``."""
     parser.add_argument("--only", metavar="STAGE", help="select only this stage of a job with stages")
-    parser.add_argument("--from", metavar="STAGE", dest="begin", help="select this stage of a job with stages and those after it")
+    parser.add_argument(
+        "--from", metavar="STAGE", dest="begin", help="select this stage of a job with stages and those after it"
+    )
 
 
 def asks_for_stages(arguments: argparse.Namespace) -> bool:

@@ -42,9 +42,11 @@ class SpecialTokensBlock(Block):
 
     bos: Text | None = Field(default=None, description="token that begins a text")
     eos: Text | None = Field(default=None, description="token that ends a text and an answer; the same as model.stop")
-    pad: Text | None = Field(default=None, description="token that fills short rows up")
-    unk: Text | None = Field(default=None, description="token for text that has no other token")
-    additional: list[Text] = Field(default_factory=list, description="further special tokens, such as [<|im_start|>]")
+    pad: Text | None = Field(default=None, description="token that pads short rows")
+    unk: Text | None = Field(default=None, description="token for unknown text")
+    additional: list[Text] = Field(
+        default_factory=list, description="additional special tokens, such as [<|im_start|>]"
+    )
 
 
 class ModelBlock(Block):
@@ -52,8 +54,7 @@ class ModelBlock(Block):
 
     name: str = Field(
         min_length=1,
-        description="a hub id (org/name), a folder or a .gguf file, here or at a URL, or a name of the offline "
-        "catalogue",
+        description="hub id (org/name), folder or .gguf file, local or at a URL, or a name from the offline catalogue",
     )
     revision: str | None = Field(default=None, description="branch, tag or commit of a hub id")
     tokenizer: str | None = Field(
@@ -69,8 +70,8 @@ class ModelBlock(Block):
     )
     quantise: Literal["none", "8bit", "4bit", "int8", "int4"] = Field(
         default="none",
-        description="hold the frozen base in 8 or 4 bits (by bitsandbytes), or as int8 or int4 (by torchao); "
-        "needs an adapter to train",
+        description="quantise the frozen base to 8 or 4 bits (bitsandbytes), or to int8 or int4 (torchao); training "
+        "needs an adapter",
     )
     trust_remote_code: bool = Field(default=False, description="run modelling code that comes with the model")
     allow_pickle: bool = Field(default=False, description="load pickled weights (.bin, .pt), which can run code")
@@ -79,14 +80,17 @@ class ModelBlock(Block):
 class TemplateBlock(Block):
     """A chat template as one text for each role: ``{content}`` is the turn, ``{bos}`` and ``{eos}`` are tokens."""
 
-    user: Text = Field(description='a question: "Q: {content}\\n"')
+    user: Text = Field(description='user turn, such as "Q: {content}\\n"')
     assistant: Text = Field(
-        default="{content}", description='an answer: "A: {content}"; what comes before {content} asks the model for it'
+        default="{content}",
+        description='assistant turn, such as "A: {content}"; the text before {content} is the generation prompt',
     )
-    stop: Text = Field(default="{eos}", description='what follows each answer, such as "{eos}\\n"')
-    system: Text = Field(default="{content}\n\n", description="a system message")
-    tool: Text | None = Field(default=None, description="a tool's answer; rows with one are dropped without")
-    begin: Text | None = Field(default=None, description="what comes before the first turn, such as {bos}")
+    stop: Text = Field(default="{eos}", description='text after each answer, such as "{eos}\\n"')
+    system: Text = Field(default="{content}\n\n", description="system message")
+    tool: Text | None = Field(
+        default=None, description="tool result; without this template, rows with tool results are dropped"
+    )
+    begin: Text | None = Field(default=None, description="text before the first turn, such as {bos}")
 
 
 class SourceBlock(Block):
@@ -98,10 +102,12 @@ class SourceBlock(Block):
         ".jsonl .json .csv .parquet .txt .tar, also .gz .zst",
     )
     format: TextFormat | LogFormat = Field(
-        default="auto", description="what the columns mean; found from the first rows unless given"
+        default="auto",
+        description="row format, which gives the columns their meaning; by default detected from the first rows",
     )
     columns: dict[str, str] = Field(
-        default_factory=dict, description="names of your columns, as {instruction: question, output: answer}"
+        default_factory=dict,
+        description="your column for each column of the format, such as {instruction: question, output: answer}",
     )
     weight: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="share of the samples drawn from this source, relative to the other weights"
@@ -115,25 +121,25 @@ class SourceBlock(Block):
         "each role",
     )
     template_arguments: dict[str, Any] = Field(
-        default_factory=dict, description="variables of the template, as {enable_thinking: false}"
+        default_factory=dict, description="variables of the template, such as {enable_thinking: false}"
     )
     train_on: Literal["all", "last", "everything"] = Field(
         default="all",
-        description="of a conversation: all assistant turns, the last one, or everything, prompts too",
+        description="trained turns of a conversation: all assistant turns, the last one, or everything with prompts",
     )
     special_tokens: Literal["auto", "text", "keep"] = Field(
         default="auto",
-        description="what <|im_end|> and the like are inside of a row's content: text, or kept as control tokens; "
-        "auto: kept in text and prompt rows",
+        description="special tokens such as <|im_end|> inside a row's content: read as text, or kept as control "
+        "tokens; auto: kept in text and prompt rows",
     )
     too_long: Literal["auto", "cut", "drop", "split"] = Field(
-        default="auto", description="what happens to a row longer than seq_len"
+        default="auto", description="handling of rows longer than seq_len"
     )
     max_dropped: Fraction = Field(
         default=0.1, description="refuse to train when more than this share of the rows is dropped"
     )
     stream: bool | Auto = Field(
-        default="auto", description="start training before the source is tokenised whole; auto: above 2 GiB"
+        default="auto", description="start training before the whole source is tokenised; auto: for sources above 2 GiB"
     )
 
 
@@ -151,12 +157,13 @@ class TuneBlock(Block):
 
     method: Literal["full", "lora", "qlora", "prefix", "prompt", "p-tuning"] = Field(
         default="full",
-        description="full; lora; qlora (lora on a 4-bit base); prefix (keys and values in front, in every layer); "
-        "prompt (embeddings in front); p-tuning (the same, made by an encoder)",
+        description="full; lora; qlora (lora on a 4-bit base); prefix (trained keys and values before those of every "
+        "layer); prompt (trained embeddings before the input); p-tuning (the same, computed by an "
+        "encoder)",
     )
     new_rows_first: NaturalInt = Field(
         default=0,
-        description="first steps in which only the embeddings of tokens that the model did not have are trained",
+        description="number of first steps that train only the embeddings of newly added tokens",
     )
     rank: PositiveInt = Field(default=16, description="rank of the LoRA matrices")
     alpha: Annotated[float, Field(gt=0)] | Auto = Field(default="auto", description="LoRA scaling numerator")
@@ -168,26 +175,34 @@ class TuneBlock(Block):
         description="linear layers that get an adapter, by name or pattern (*.self_attn.*), or all-linear",
     )
     layers: str | Literal["all"] = Field(
-        default="all", description="blocks that get an adapter, counted from 0: all, or such as 0-3,20-"
+        default="all", description="blocks that get an adapter, counted from 0: all, or ranges such as 0-3,20-"
     )
     modules_to_save: list[str] = Field(
-        default_factory=list, description="layers trained whole beside the adapter, such as lm_head"
+        default_factory=list, description="layers trained in full beside the adapter, such as lm_head"
     )
     loraplus_ratio: Annotated[float, Field(ge=1.0)] = Field(
-        default=1.0, description="how many times as fast the second LoRA matrix learns (LoRA+)"
+        default=1.0, description="ratio of the second LoRA matrix's learning rate to the first's (LoRA+)"
     )
     rslora: bool = Field(
         default=False, description="scale by alpha/sqrt(rank) instead of alpha/rank (rank-stabilised LoRA)"
     )
-    dora: bool = Field(default=False, description="learn magnitude and direction apart (DoRA)")
-    tokens: PositiveInt = Field(default=20, description="virtual tokens in front of every sequence")
+    dora: bool = Field(default=False, description="train magnitude and direction separately (DoRA)")
+    tokens: PositiveInt = Field(default=20, description="number of virtual tokens before every sequence")
     text: str | None = Field(
-        default=None, description="whose embeddings the virtual tokens of `prompt` begin with; else words drawn by seed"
+        default=None,
+        description="text whose embeddings initialise the virtual tokens of `prompt`; by default random words, drawn "
+        "by seed",
     )
-    projection: bool = Field(default=True, description="make the prefix with a two-layer network, dropped afterwards")
+    projection: bool = Field(
+        default=True, description="compute the prefix with a two-layer network, which is dropped after training"
+    )
     deep: bool = Field(default=False, description="p-tuning: virtual tokens in every layer, no encoder (P-tuning v2)")
-    encoder: Literal["mlp", "lstm"] = Field(default="mlp", description="what makes the virtual tokens of p-tuning")
-    width: PositiveInt | Auto = Field(default="auto", description="of the encoder's or the projection's hidden layer")
+    encoder: Literal["mlp", "lstm"] = Field(
+        default="mlp", description="network that computes the virtual tokens of p-tuning"
+    )
+    width: PositiveInt | Auto = Field(
+        default="auto", description="width of the hidden layer of the encoder or the projection"
+    )
 
 
 class TrainBlock(Block):
@@ -198,10 +213,11 @@ class TrainBlock(Block):
     micro_batch: PositiveInt | Auto = Field(default="auto", description="sequences per forward pass of one process")
     accumulation: PositiveInt | Auto = Field(default="auto", description="forward passes per optimizer step")
     seq_len: Annotated[int, Field(ge=8, le=LARGEST)] | Auto = Field(
-        default="auto", description="longest sequence, in tokens"
+        default="auto", description="maximum sequence length in tokens"
     )
     pack: bool | Auto = Field(
-        default="auto", description="fill sequences to seq_len with several documents, kept apart"
+        default="auto",
+        description="pack several documents into one sequence of up to seq_len tokens, kept separate in attention",
     )
     optimizer: Literal["adamw", "muon", "adafactor", "sgd"] = Field(
         default="adamw",
@@ -210,7 +226,7 @@ class TrainBlock(Block):
     )
     optimizer_states: Literal["fp32", "bf16", "8bit"] = Field(
         default="fp32",
-        description="type of AdamW's moments: bf16 rounds them stochastically, in half of the memory; 8bit takes a "
+        description="data type of AdamW's moments: bf16 needs half of the memory, with stochastic rounding; 8bit a "
         "quarter, in blocks of 64",
     )
     beta1: Annotated[float, Field(ge=0, lt=1)] = Field(
@@ -220,31 +236,31 @@ class TrainBlock(Block):
     eps: Annotated[float, Field(gt=0)] | Auto = Field(default="auto", description="AdamW denominator term")
     schedule: Literal["linear", "cosine", "wsd", "constant"] = Field(
         default="cosine",
-        description="learning rate after the warm-up; wsd: stable, then linear decay over the last fifth",
+        description="learning rate schedule after the warm-up; wsd: stable, then linear decay over the last fifth",
     )
     warmup: NaturalInt | Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.03, description="steps of linear warm-up, or a fraction of all steps"
     )
-    min_lr: Fraction = Field(default=0.0, description="where the schedule ends, as a fraction of lr")
+    min_lr: Fraction = Field(default=0.0, description="final learning rate of the schedule, as a fraction of lr")
     weight_decay: Annotated[float, Field(ge=0)] | Auto = Field(
         default="auto", description="decoupled weight decay, on matrices only"
     )
-    clip: Annotated[float, Field(ge=0)] = Field(default=1.0, description="largest gradient norm; 0 for none")
+    clip: Annotated[float, Field(ge=0)] = Field(default=1.0, description="maximum gradient norm; 0 disables clipping")
     router_aux_loss: Annotated[float, Field(ge=0)] | Auto = Field(
         default="auto",
         description="weight of the load-balancing loss of a mixture of experts; auto: the model's own "
         "(router_aux_loss_coef) where its routers are trained",
     )
     precision: Literal["auto", "bf16", "fp16", "fp32", "fp64"] = Field(
-        default="auto", description="arithmetic of the forward pass; fp64: double precision, for verification"
+        default="auto", description="precision of the forward pass; fp64: double precision, for verification"
     )
     float8: Literal["none", "tensorwise", "rowwise"] = Field(
         default="none",
-        description="matrix products of the blocks in 8 bits, with a scale for each tensor or for each row of it",
+        description="compute the matrix products of the blocks in 8 bits, with a scale per tensor or per row",
     )
     compile: bool | Auto = Field(default="auto", description="torch.compile each block")
     deterministic: bool = Field(
-        default=False, description="kernels that give the same bits each time; an operation without one is an error"
+        default=False, description="use deterministic kernels; an operation without one is an error"
     )
     average: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         default=None, description="decay of an exponential moving average of the weights, for --at average"
@@ -257,14 +273,15 @@ class EvaluateBlock(Block):
 
     data: list[SourceBlock] = Field(default_factory=list, description="sources to evaluate on")
     fraction: Annotated[float, Field(ge=0.0, lt=1.0)] | Auto = Field(
-        default="auto", description="share of the training rows held out instead"
+        default="auto", description="fraction of the training rows to hold out if evaluate.data is not given"
     )
     rows: PositiveInt | Literal["auto", "all"] = Field(
         default="auto", description="number of held-out sequences that an evaluation uses, or all"
     )
     every: PositiveInt | Auto = Field(default="auto", description="steps between evaluations")
     samples: NaturalInt = Field(
-        default=0, description="answers to held-out prompts written at each evaluation, to be read by people"
+        default=0,
+        description="number of answers to held-out prompts that each evaluation generates and logs, for people to read",
     )
 
 
@@ -272,24 +289,24 @@ class CheckpointBlock(Block):
     """Checkpoints: their interval, and which of them are kept."""
 
     every: PositiveInt | Auto = Field(default="auto", description="steps between checkpoints")
-    keep: PositiveInt = Field(default=2, description="newest checkpoints kept")
+    keep: PositiveInt = Field(default=2, description="number of newest checkpoints to keep")
     keep_every: PositiveInt | None = Field(
-        default=None, description="also keep the checkpoints of steps that this number divides, without limit"
+        default=None, description="also keep every checkpoint whose step is a multiple of this number, without limit"
     )
     full_every: PositiveInt = Field(
         default=1,
-        description="of embedding tables: every N-th checkpoint has all rows, the others those that have changed",
+        description="for embedding tables: every N-th checkpoint stores all rows, the others only changed rows",
     )
     best: bool = Field(default=True, description="also keep the checkpoint with the lowest held-out loss")
     to: str | None = Field(
         default=None, description="another folder or a URL for the checkpoints; by default inside the run's folder"
     )
     background: bool = Field(
-        default=True, description="written while training goes on, which waits for a copy in host memory only"
+        default=True, description="write checkpoints in the background; training waits only for the copy to host memory"
     )
     memory: NaturalInt | Auto = Field(
         default="auto",
-        description="steps between copies in host memory, from which training goes on when a process dies; 0 for none",
+        description="steps between copies of the state in host memory, for recovery after a process dies; 0: none",
     )
 
 
@@ -297,65 +314,68 @@ class NodesBlock(Block):
     """The number of nodes that train; each runs a supervisor, `stoker node`."""
 
     min: PositiveInt = Field(
-        description="with fewer none trains; more than half of max, or a cut network may split the run in two"
+        description="minimum number of nodes; more than half of max, or a network partition can split the run in two"
     )
-    max: PositiveInt = Field(description="more wait as spares")
+    max: PositiveInt = Field(description="maximum number of nodes; additional nodes wait as spares")
 
 
 class FaultsBlock(Block):
     """The handling of faults: restarts, lost devices, hangs and invalid numbers."""
 
-    restarts: NaturalInt = Field(default=3, description="times that the processes are started again before giving up")
+    restarts: NaturalInt = Field(default=3, description="number of restarts of the processes before giving up")
     back_off: Annotated[float, Field(ge=0, le=LONGEST)] = Field(
-        default=1.0, description="seconds before the first restart; twice as long before each further one"
+        default=1.0, description="seconds before the first restart; doubled before each further restart"
     )
     lost: Literal["replace", "shrink"] = Field(
         default="replace",
-        description="when a device stays away: wait for a replacement, or go on with fewer data-parallel processes",
+        description="after a device is lost: wait for a replacement, or continue with fewer data-parallel processes",
     )
     hang: Annotated[float, Field(gt=0, le=LONGEST)] | Auto = Field(
-        default="auto", description="seconds without a sign of life after which a process counts as hung"
+        default="auto", description="seconds without progress after which a process counts as hung"
     )
     nodes: NodesBlock | None = Field(
         default=None, description="fewest and most nodes of `stoker node`; by default all of them, and none fewer"
     )
     slow: Annotated[float, Field(gt=1)] = Field(
-        default=1.5, description="times the median of all processes' own time from which one is reported as slow"
+        default=1.5,
+        description="multiple of the median time of all processes above which a process is reported as slow",
     )
     check: bool = Field(default=True, description="test every device before training and after a fault")
     not_finite: Literal["stop", "skip", "roll-back"] = Field(
         default="stop",
-        description="when the loss or the gradient is not finite: stop; leave the step out; or go back to a checkpoint "
-        "and skip the samples",
+        description="if the loss or the gradient is not finite: stop; skip the step; or return to a checkpoint and "
+        "skip the samples",
     )
     spike: Annotated[float, Field(ge=0)] = Field(
-        default=0.0, description="robust z-score of the loss from which training goes back likewise; 0 for never"
+        default=0.0,
+        description="robust z-score of the loss above which training returns to a checkpoint and skips the samples; "
+        "0 disables it",
     )
     window: Annotated[int, Field(ge=8, le=LARGEST)] = Field(
-        default=64, description="steps that a loss is compared with"
+        default=64, description="number of previous steps that a loss is compared with"
     )
     deadline: Annotated[float, Field(gt=0, le=LONGEST)] = Field(
-        default=60.0, description="seconds within which a run saves and ends after SIGTERM"
+        default=60.0, description="seconds after SIGTERM within which a run saves and exits"
     )
     requeue: Annotated[int, Field(ge=0, lt=256)] | None = Field(
-        default=None, description="exit code then, on which the scheduler starts the job again; by default 128 + signal"
+        default=None,
+        description="exit code after SIGTERM, on which the scheduler restarts the job; by default 128 + signal",
     )
 
 
 class SyncBlock(Block):
     """Islands: groups of processes that train by themselves between two synchronisations (local SGD, DiLoCo)."""
 
-    every: PositiveInt = Field(default=1, description="steps between two synchronisations; 1: there are no islands")
+    every: PositiveInt = Field(default=1, description="steps between two synchronisations; 1: no islands")
     outer: Outer = Field(
         default="nesterov",
-        description="what the islands' changes since the last one become: their average, or a step of SGD with "
-        "Nesterov momentum along it",
+        description="outer optimizer of the islands' changes: their average, or SGD with Nesterov momentum",
     )
     outer_lr: Annotated[float, Field(gt=0)] = Field(default=0.7, description="learning rate of outer: nesterov")
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="momentum of outer: nesterov")
     islands: PositiveInt | Auto = Field(
         default="auto",
-        description="number of islands; auto: one a node, and on one node one for each copy of the model",
+        description="number of islands; auto: one per node, or on a single node one per replica of the model",
     )
 
 
@@ -363,66 +383,72 @@ class ParallelBlock(Block):
     """The parallel layout: processes = data x tensor x pipeline x context."""
 
     data: PositiveInt | Auto = Field(
-        default="auto", description="processes that take different samples; only they multiply the batch"
+        default="auto", description="data-parallel processes, each with different samples; only they multiply the batch"
     )
     shard: Shard = Field(
         default="none",
-        description="what the data-parallel processes share instead of all holding it: zero1 optimizer states, "
-        "zero2 gradients too, zero3 weights too",
+        description="state sharded over the data-parallel processes: zero1 optimizer states, zero2 also gradients, "
+        "zero3 also weights",
     )
     shard_size: PositiveInt | Auto = Field(
         default="auto",
-        description="processes that one copy is spread over; fewer than data: the copies are replicas (hybrid)",
+        description="processes that one copy is sharded over; fewer than data: several replicas (hybrid)",
     )
-    tensor: PositiveInt = Field(default=1, description="processes that each matrix is split over")
+    tensor: PositiveInt = Field(default=1, description="tensor-parallel processes, which split each matrix")
     sequence: bool | Auto = Field(
-        default="auto", description="split activations outside of the matrices too, along the sequence"
+        default="auto", description="also split the activations outside of the matrices, along the sequence"
     )
-    pipeline: PositiveInt = Field(default=1, description="processes that the blocks are split over, as stages")
+    pipeline: PositiveInt = Field(
+        default=1, description="pipeline-parallel processes, which split the blocks into stages"
+    )
     schedule: ScheduleName | Auto = Field(
         default="auto",
-        description="order of the pipeline's micro-batches; interleaved, zero-bubble and zbv hold two stages a process",
+        description="pipeline schedule of the micro-batches; interleaved, zero-bubble and zbv place two stages on "
+        "each process",
     )
     stages: Annotated[list[PositiveInt], Field(min_length=1)] | Auto = Field(
-        default="auto", description="blocks of each pipeline stage, first to last; auto spreads them evenly"
+        default="auto",
+        description="number of blocks of each pipeline stage, first to last; auto distributes them evenly",
     )
-    context: PositiveInt = Field(default=1, description="processes that each row of tokens is split over")
+    context: PositiveInt = Field(default=1, description="context-parallel processes, which split each sequence")
     context_by: ContextBy | Auto = Field(
-        default="auto", description="how attention sees the whole row: gather keys and values, or ulysses (by heads)"
+        default="auto", description="attention over split sequences: gather keys and values, or ulysses (by heads)"
     )
     expert: PositiveInt | Auto = Field(
-        default="auto", description="processes that the experts of a mixture are spread over; so far as tensor says"
+        default="auto",
+        description="expert-parallel processes, which split the experts of a mixture; currently equal to tensor",
     )
     recompute: Recompute = Field(
         default="none",
-        description="computed again in the backward pass instead of kept; full: all of a block but its input; "
-        "selective: what is cheap to compute and large to keep",
+        description="activations to recompute in the backward pass; full: all of a block except its input; "
+        "selective: those that are large and cheap to compute",
     )
     offload: Offload = Field(
         default="none",
-        description="kept in the host's memory: optimizer states, or params (weights and gradients too, with zero3)",
+        description="state to keep in host memory: optimizer states, or params (with zero3 also weights, gradients)",
     )
     compile: bool | Auto = Field(default="auto", description="torch.compile each block, as train.compile")
     compress: Compress = Field(
         default="none",
-        description="how gradients are sent between copies: as they are, rounded to bf16, or as products of two "
-        "narrow matrices (powersgd), whose error is added to the next step's",
+        description="gradient compression between replicas: none, rounding to bf16, or products of two narrow "
+        "matrices (powersgd) with error feedback",
     )
-    compress_rank: PositiveInt = Field(default=4, description="width of the matrices of compress: powersgd")
+    compress_rank: PositiveInt = Field(default=4, description="rank of the matrices of compress: powersgd")
     sync: SyncBlock = Field(
         default_factory=SyncBlock, description="gradients summed less often, for slow links between nodes"
     )
     devices: Annotated[list[NaturalInt], Field(min_length=1)] | Auto = Field(
-        default="auto", description="numbers of the devices that are used, one for each process: [0, 2]"
+        default="auto", description="indices of the devices to use, one per process, such as [0, 2]"
     )
 
 
 class ExportSyncBlock(Block):
     """A store of tables that follows a run of task ranking while it trains."""
 
-    to: Text = Field(description="lmdb://PATH or redis://HOST:PORT/DB; changed rows and the tower are sent there")
+    to: Text = Field(description="store that receives changed rows and the tower: lmdb://PATH or redis://HOST:PORT/DB")
     every_seconds: Annotated[float, Field(gt=0, le=LONGEST)] | None = Field(
-        default=None, description="how old a change may be before it is sent; or give every_steps"
+        default=None,
+        description="maximum age of a change in seconds before it is sent; alternatively, give every_steps",
     )
     every_steps: PositiveInt | None = Field(default=None, description="steps between two updates of the store")
 
@@ -438,20 +464,20 @@ class ExportBlock(Block):
 class Job(Block):
     """A training job: parameters of Stoker's fixed code, and the dataset they are applied to."""
 
-    version: Literal[1] = Field(default=1, description="version of this file's schema")
-    task: str = Field(description="what is learnt")
+    version: Literal[1] = Field(default=1, description="schema version of this file")
+    task: str = Field(description="training task")
     model: ModelBlock | None = Field(default=None, description="the model")
     data: list[SourceBlock] = Field(default_factory=list, description="the training data, one or several sources")
     mix: MixBlock = Field(default_factory=MixBlock, description="how several sources are mixed")
     tune: TuneBlock = Field(default_factory=TuneBlock, description="which parameters are trained")
-    steps: PositiveInt | None = Field(default=None, description="optimizer steps; or give epochs")
+    steps: PositiveInt | None = Field(default=None, description="number of optimizer steps; alternatively, give epochs")
     epochs: Annotated[float, Field(gt=0, le=1e6)] | None = Field(
-        default=None, description="passes over the data; or give steps"
+        default=None, description="number of passes over the data; alternatively, give steps"
     )
     seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(
-        default=0, description="seed of the order, the initial weights and dropout"
+        default=0, description="random seed for the data order, the initial weights and dropout"
     )
-    output: str | None = Field(default=None, description="the run's folder; by default runs/<name of the job file>")
+    output: str | None = Field(default=None, description="folder of the run; by default runs/<name of the job file>")
     train: TrainBlock = Field(default_factory=TrainBlock, description="how the parameters are trained")
     evaluate: EvaluateBlock = Field(default_factory=EvaluateBlock, description="held-out evaluation")
     checkpoint: CheckpointBlock = Field(default_factory=CheckpointBlock, description="saved states")

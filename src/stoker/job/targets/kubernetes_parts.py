@@ -28,36 +28,38 @@ Gang = Literal["none", "volcano", "kueue", "coscheduling", "koordinator", "yunik
 class TolerationBlock(Block):
     """A taint of nodes that the pods accept."""
 
-    key: LabelKey | None = Field(default=None, description="the taint's key; without it, every key", examples=["gpu"])
+    key: LabelKey | None = Field(default=None, description="key of the taint; without it, every key", examples=["gpu"])
     value: LabelValue | None = Field(
-        default=None, description="the taint's value; without it, every value", examples=["h100"]
+        default=None, description="value of the taint; without it, every value", examples=["h100"]
     )
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
-        default=None, description="the taint's effect; without it, every effect", examples=["NoSchedule"]
+        default=None, description="effect of the taint; without it, every effect", examples=["NoSchedule"]
     )
     seconds: NaturalInt | None = Field(
-        default=None, description="how long a pod stays once NoExecute is set; without it, always", examples=[60]
+        default=None, description="seconds that a pod stays after NoExecute is set; without it, always", examples=[60]
     )
 
 
 class VolumeBlock(Block):
     """A volume of the pods: exactly one of claim, host_path, config_map, secret, nfs and empty."""
 
-    at: Path = Field(description="folder in the containers, such as /data", examples=["/data"])
+    at: Path = Field(description="mount path in the containers, such as /data", examples=["/data"])
     claim: Name | None = Field(default=None, description="name of a persistent volume claim", examples=["datasets"])
-    host_path: Path | None = Field(default=None, description="a folder of the host", examples=["/mnt/nvme"])
+    host_path: Path | None = Field(default=None, description="folder on the host", examples=["/mnt/nvme"])
     config_map: Name | None = Field(default=None, description="name of a config map", examples=["settings"])
     secret: Name | None = Field(
         default=None, description="name of a secret, whose keys become files", examples=["certificates"]
     )
     nfs: Annotated[str, Field(pattern=r"^[^:]+:/.*$")] | None = Field(
-        default=None, description="an export as SERVER:/FOLDER", examples=["nfs.example.org:/runs"]
+        default=None, description="NFS export as SERVER:/FOLDER", examples=["nfs.example.org:/runs"]
     )
     empty: Quantity | Literal["unlimited"] | None = Field(
-        default=None, description="an empty folder of the node of that size, gone with the pod", examples=["500Gi"]
+        default=None, description="empty folder of this size on the node, deleted with the pod", examples=["500Gi"]
     )
-    sub_path: Text | None = Field(default=None, description="this folder of the volume alone", examples=["team/runs"])
-    read_only: bool = Field(default=False, description="whether it cannot be written")
+    sub_path: Text | None = Field(
+        default=None, description="mount only this folder of the volume", examples=["team/runs"]
+    )
+    read_only: bool = Field(default=False, description="mount the volume read-only")
 
 
 class RdmaBlock(Block):
@@ -67,8 +69,8 @@ class RdmaBlock(Block):
         default="rdma/hca_shared_devices_a",
         description="resource of the device plugin; nvidia.com/hostdev and koordinator.sh/rdma are others",
     )
-    count: PositiveInt = Field(default=1, description="how many of the resource a pod takes")
-    network: Literal["infiniband", "roce"] = Field(default="infiniband", description="what the cards are attached to")
+    count: PositiveInt = Field(default=1, description="number of the resource for each pod")
+    network: Literal["infiniband", "roce"] = Field(default="infiniband", description="network type of the cards")
     hca: Text | None = Field(
         default=None, description="cards that NCCL uses (NCCL_IB_HCA): mlx5, or =mlx5_0:1", examples=["mlx5"]
     )
@@ -83,7 +85,7 @@ class RdmaBlock(Block):
     )
     device_class: Name | None = Field(
         default=None,
-        description="class of dynamic resource allocation that cards are claimed from, instead of `resource`",
+        description="device class for dynamic resource allocation of cards, instead of `resource`",
         examples=["rdma.example.com"],
     )
 
@@ -91,14 +93,16 @@ class RdmaBlock(Block):
 class FluidMountBlock(Block):
     """A place that a Fluid dataset reads from."""
 
-    url: Text = Field(description="such as s3://bucket/folder, oss://..., https://... or pvc://claim")
-    name: Name = Field(default="data", description="the folder's name in the dataset")
+    url: Text = Field(
+        description="URL of the storage, such as s3://bucket/folder, oss://..., https://... or pvc://claim"
+    )
+    name: Name = Field(default="data", description="name of the folder in the dataset")
     options: dict[str, str] = Field(
         default_factory=dict, description="options of the storage, such as alluxio.underfs.s3.endpoint: URL",
         examples=[{"alluxio.underfs.s3.region": "eu-west-1"}],
     )  # fmt: skip
     secrets: dict[str, SecretKey] = Field(
-        default_factory=dict, description="options whose value is in a secret, as OPTION: SECRET/KEY",
+        default_factory=dict, description="options from secrets, as OPTION: SECRET/KEY",
         examples=[{"aws.accessKeyId": "s3-keys/id"}],
     )  # fmt: skip
 
@@ -107,11 +111,13 @@ class FluidBlock(Block):
     """A Fluid dataset: data of a remote store, cached on the cluster's nodes and mounted into the pods."""
 
     mounts: Annotated[list[FluidMountBlock], Field(min_length=1)] = Field(description="what it reads from")
-    at: Path = Field(default="/data", description="folder in the containers")
-    runtime: Literal["alluxio", "juicefs"] = Field(default="alluxio", description="what caches it")
-    replicas: PositiveInt | Auto = Field(default="auto", description="nodes that cache; auto: as many as the run's")
-    medium: Literal["MEM", "SSD", "HDD"] = Field(default="MEM", description="what the cache is held in")
-    path: Path = Field(default="/dev/shm", description="the cache's folder on the nodes")
+    at: Path = Field(default="/data", description="mount path in the containers")
+    runtime: Literal["alluxio", "juicefs"] = Field(default="alluxio", description="runtime of the cache")
+    replicas: PositiveInt | Auto = Field(
+        default="auto", description="number of nodes that cache; auto: the number of nodes of the run"
+    )
+    medium: Literal["MEM", "SSD", "HDD"] = Field(default="MEM", description="storage medium of the cache")
+    path: Path = Field(default="/dev/shm", description="folder of the cache on the nodes")
     quota: Quantity = Field(default="8Gi", description="size of the cache on each node")
-    preload: bool = Field(default=True, description="load all of it into the cache when the run is submitted")
-    read_only: bool = Field(default=True, description="whether the pods cannot write to it")
+    preload: bool = Field(default=True, description="load all data into the cache when the run is submitted")
+    read_only: bool = Field(default=True, description="mount the dataset read-only")

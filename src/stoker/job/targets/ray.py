@@ -14,20 +14,21 @@ class RayBlock(TargetKeys):
     """An existing Ray cluster: one supervisor on each node of a placement group."""
 
     address: Text = Field(
-        default="http://127.0.0.1:8265", description="Ray's dashboard, which takes jobs; RAY_API_SERVER_ADDRESS else"
+        default="http://127.0.0.1:8265",
+        description="address of Ray's dashboard, which accepts jobs; by default RAY_API_SERVER_ADDRESS",
     )
     gpus: bool | Auto = Field(
-        default="auto", description="whether a process takes a GPU of Ray's; auto: where the cluster has any"
+        default="auto", description="request a GPU from Ray for each process; auto: if the cluster has any"
     )
-    cpus: Annotated[float, Field(gt=0)] = Field(default=1.0, description="Ray's CPUs for each process")
+    cpus: Annotated[float, Field(gt=0)] = Field(default=1.0, description="CPUs to request from Ray for each process")
     resources: dict[str, float] = Field(
-        default_factory=dict, description="further resources of a node, such as {rdma: 1}", examples=[{"rdma": 1.0}]
+        default_factory=dict, description="additional resources of a node, such as {rdma: 1}", examples=[{"rdma": 1.0}]
     )
     folder: Text = Field(
-        default="~/stoker", description="folder on the nodes in which relative paths of runs begin; all nodes see it"
+        default="~/stoker", description="folder on the nodes, shared by all, that relative paths of runs start from"
     )
     wait: Annotated[float, Field(gt=0)] = Field(
-        default=3600.0, description="seconds within which the nodes must be free, all at once"
+        default=3600.0, description="seconds to wait until all nodes are free at once"
     )
 
     @property

@@ -15,17 +15,18 @@ class TargetKeys(Block):
     """Keys of every target."""
 
     nodes: PositiveInt | Auto = Field(
-        default="auto", description="nodes; auto: as many as the layout's processes fill, `devices` on each"
+        default="auto",
+        description="number of nodes; auto: as many as the layout needs with `devices` processes on each",
     )
     devices: PositiveInt | Auto = Field(
-        default="auto", description="processes on each node; auto: the layout's processes over the nodes"
+        default="auto", description="processes on each node; auto: the layout's processes divided by the nodes"
     )
     cluster: Text | None = Field(
         default=None,
-        description="what the nodes are, for `parallel: auto`: 4x8xH100, aws-p5, cpu, or a cluster file",
+        description="hardware of the nodes, for `parallel: auto`: 4x8xH100, aws-p5, cpu, or a cluster file",
         examples=["4x8xH100"],
     )
-    python: Text = Field(default="python3", description="the Python on the nodes, which has Stoker's dependencies")
+    python: Text = Field(default="python3", description="Python interpreter on the nodes, with Stoker's dependencies")
     setup: list[Text] = Field(
         default_factory=list,
         description="shell commands before Stoker starts on a node, such as [module load cuda]",
@@ -33,23 +34,25 @@ class TargetKeys(Block):
     )
     environment: dict[str, str] = Field(
         default_factory=dict,
-        description="variables of the processes, such as {NCCL_DEBUG: INFO}",
+        description="environment variables of the processes, such as {NCCL_DEBUG: INFO}",
         examples=[{"NCCL_DEBUG": "INFO"}],
     )
     forward: list[Text] = Field(
         default_factory=lambda: ["NCCL_*", "GLOO_*", "UCX_*", "HF_*", "WANDB_*", "STOKER_*"],
-        description="variables of this shell that are handed on, by name or pattern",
+        description="environment variables of this shell to forward, by name or pattern",
         examples=[["NCCL_*", "HF_TOKEN"]],
     )
     send: list[Text] = Field(
         default_factory=list,
-        description="further files, folders or patterns that the job needs there, such as [my_rewards.py]",
+        description="additional files, folders or patterns that the job needs on the nodes, such as [my_rewards.py]",
         examples=[["my_rewards.py"]],
     )
     code: bool = Field(
-        default=True, description="send this Stoker's own code; false: the nodes have one installed already"
+        default=True, description="send the code of this Stoker; false: Stoker is installed on the nodes"
     )
-    port: Port | Auto = Field(default="auto", description="where the nodes meet; auto: one that the run's name gives")
+    port: Port | Auto = Field(
+        default="auto", description="rendezvous port of the nodes; auto: derived from the name of the run"
+    )
 
     @property
     def in_place(self) -> bool:

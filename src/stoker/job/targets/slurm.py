@@ -14,7 +14,7 @@ class SlurmBlock(TargetKeys):
     """A cluster with Slurm, asked here or on a login node."""
 
     login: Text | None = Field(
-        default=None, description="login node that is reached by ssh; without it sbatch is called here",
+        default=None, description="login node, reached over ssh; without it, sbatch runs on this machine",
         examples=["me@login.example.org"],
     )  # fmt: skip
     ssh: dict[str, str] = Field(
@@ -24,49 +24,50 @@ class SlurmBlock(TargetKeys):
     )
     folder: Text = Field(
         default=".stoker",
-        description="folder of what is sent, on storage that all nodes see: from here, or from the login node's home",
+        description="folder for the files that are sent, on storage shared by all nodes; relative to this folder, or "
+        "to the home on the login node",
     )
     partition: Text | None = Field(default=None, description="partition, or several: gpu,long", examples=["gpu"])
-    account: Text | None = Field(default=None, description="account that is charged", examples=["my-project"])
+    account: Text | None = Field(default=None, description="account to charge", examples=["my-project"])
     qos: Text | None = Field(default=None, description="quality of service", examples=["normal"])
     reservation: Text | None = Field(default=None, description="reservation", examples=["course"])
-    constraint: Text | None = Field(default=None, description="features that the nodes must have", examples=["a100"])
+    constraint: Text | None = Field(default=None, description="required features of the nodes", examples=["a100"])
     time: Text | PositiveInt | None = Field(
-        default=None, description='limit of the wall time: minutes, "hours:minutes:seconds" or days-hours',
+        default=None, description="wall time limit: minutes, \"hours:minutes:seconds\" or days-hours",
         examples=["1-12:00:00"],
     )  # fmt: skip
     gres: Text = Field(
         default="gpu",
-        description="what a node gives: gpu (one a process), gpu:h100 (likewise), gpu:8 as it stands, or none",
+        description="generic resources of a node: gpu or gpu:h100 (one per process), gpu:8 (used as it is), or none",
     )
     cpus: PositiveInt | None = Field(default=None, description="cores of each node", examples=[64])
     memory: Text | None = Field(default=None, description="memory of each node; 0: all of it", examples=["500G"])
-    exclusive: bool = Field(default=False, description="whole nodes, shared with no other job")
-    nodelist: Text | None = Field(default=None, description="nodes that must be among them", examples=["gpu[01-04]"])
-    exclude: Text | None = Field(default=None, description="nodes that must not be among them", examples=["gpu07"])
+    exclusive: bool = Field(default=False, description="allocate whole nodes, not shared with other jobs")
+    nodelist: Text | None = Field(default=None, description="nodes that must be included", examples=["gpu[01-04]"])
+    exclude: Text | None = Field(default=None, description="nodes that must not be used", examples=["gpu07"])
     requeue: NaturalInt = Field(
-        default=10, description="times that the job goes back into the queue: before its time ends, or preempted"
+        default=10, description="number of times that the job is requeued, before its time limit or when preempted"
     )
     warn: PositiveInt = Field(
         default=180,
-        description="seconds before the end of its time at which the run saves and is queued again",
+        description="seconds before the time limit at which the run saves and is requeued",
     )
     container: Literal["none", "pyxis", "apptainer"] = Field(
         default="none",
-        description="runs inside `image`: by pyxis (srun --container-image), or by apptainer",
+        description="container runtime of `image`: pyxis (srun --container-image) or apptainer",
     )
     image: Text | None = Field(
-        default=None, description="the container's image: nvcr.io#nvidia/pytorch:25.10-py3, or a .sqsh or .sif file",
+        default=None, description="container image: nvcr.io#nvidia/pytorch:25.10-py3, or a .sqsh or .sif file",
         examples=["stoker.sif"],
     )  # fmt: skip
     mounts: list[Text] = Field(
         default_factory=list,
-        description="folders that the container sees: [/data, /scratch:/scratch]",
+        description="folders mounted into the container: [/data, /scratch:/scratch]",
         examples=[["/data"]],
     )
     sbatch: list[Text] = Field(
         default_factory=list,
-        description="further options of sbatch, such as [--mail-type=END]",
+        description="additional options of sbatch, such as [--mail-type=END]",
         examples=[["--mail-type=END"]],
     )
 

@@ -15,32 +15,32 @@ class SshBlock(TargetKeys):
 
     hosts: list[Text] = Field(
         default_factory=list,
-        description="the hosts as lines of a host file: [gpu1 slots=8, user@gpu2 slots=8 address=10.0.0.2]",
+        description="hosts as lines of a host file: [gpu1 slots=8, user@gpu2 slots=8 address=10.0.0.2]",
         examples=[["gpu1 slots=8", "gpu2 slots=8"]],
     )
     hostfile: Text | None = Field(
         default=None,
-        description="a host file as MPI and DeepSpeed read it: `gpu1 slots=8` on each line",
+        description="host file in the format of MPI and DeepSpeed: `gpu1 slots=8` on each line",
         examples=["hostfile"],
     )
     include: Text | None = Field(
         default=None,
-        description="these hosts alone, and these of their slots: gpu1:0,2@gpu2",
+        description="use only these hosts or slots: gpu1:0,2@gpu2",
         examples=["gpu1:0,2@gpu2"],
     )
     exclude: Text | None = Field(
-        default=None, description="all but these hosts, or these of their slots: gpu1:3@gpu4", examples=["gpu1:3@gpu4"]
+        default=None, description="use all hosts or slots except these: gpu1:3@gpu4", examples=["gpu1:3@gpu4"]
     )
     user: Text | None = Field(default=None, description="user on the hosts, unless the host names one", examples=["me"])
     ssh_port: Port | None = Field(default=None, description="port of the hosts' sshd", examples=[22])
     identity: Text | None = Field(
-        default=None, description="file of the private key, beside the agent's", examples=["~/.ssh/id_ed25519"]
+        default=None,
+        description="private key file, in addition to the keys of the agent",
+        examples=["~/.ssh/id_ed25519"],
     )
-    jump: Text | None = Field(
-        default=None, description="hosts to go through, as `ssh -J` takes them", examples=["me@login:22"]
-    )
+    jump: Text | None = Field(default=None, description="jump hosts, as for `ssh -J`", examples=["me@login:22"])
     config: Text | None = Field(
-        default=None, description="a file in the place of ~/.ssh/config", examples=["cluster.ssh"]
+        default=None, description="configuration file to use instead of ~/.ssh/config", examples=["cluster.ssh"]
     )
     options: dict[str, str] = Field(
         default_factory=dict,
@@ -48,12 +48,12 @@ class SshBlock(TargetKeys):
         examples=[{"StrictHostKeyChecking": "accept-new"}],
     )
     connect: Annotated[int, Field(ge=1, le=3600)] = Field(
-        default=15, description="seconds within which a host must answer"
+        default=15, description="timeout of connections to the hosts in seconds"
     )
     folder: Text = Field(
-        default="stoker", description="folder on the hosts, from the user's home; what is sent is in it"
+        default="stoker", description="folder on the hosts for the files that are sent, relative to the user's home"
     )
-    shared: bool = Field(default=False, description="whether all hosts see one `folder`; it is then sent once")
-    interface: Text | None = Field(
-        default=None, description="network interface by which the hosts reach each other", examples=["eth1"]
+    shared: bool = Field(
+        default=False, description="whether `folder` is shared by all hosts, so that files are sent once"
     )
+    interface: Text | None = Field(default=None, description="network interface between the hosts", examples=["eth1"])

@@ -16,82 +16,96 @@ NotNegative = Annotated[float, Field(ge=0)]
 class FeatureBlock(Block):
     """Settings of a feature that differ from those found in the data."""
 
-    name: Text = Field(description="its column")
+    name: Text = Field(description="column of the feature")
     kind: Literal["auto", "dense", "buckets", "id", "ids", "sequence"] = Field(
         default="auto",
         description="dense: a number; buckets: a number by its quantile; id: one id; ids: several, added up; sequence: "
         "several in order; auto: found from the first rows",
     )
-    separator: Text | None = Field(default=None, description="what is between the ids of a cell")
-    buckets: Annotated[int, Field(ge=2, le=1_000_000)] = Field(default=16, description="how many buckets")
-    boundaries: list[float] = Field(default_factory=list, description="between buckets, instead of quantiles")
-    longest: PositiveInt = Field(default=50, description="newest ids of a sequence that are kept")
-    table: Text | None = Field(default=None, description="another feature, or any name, whose rows it shares")
-    width: PositiveInt | None = Field(
-        default=None, description="numbers of an embedding, for it and all that share its rows; else ranking.width"
+    separator: Text | None = Field(default=None, description="separator between the ids of a cell")
+    buckets: Annotated[int, Field(ge=2, le=1_000_000)] = Field(default=16, description="number of buckets")
+    boundaries: list[float] = Field(
+        default_factory=list, description="boundaries between buckets, instead of quantiles"
     )
-    log: bool | None = Field(default=None, description="take the logarithm of a number first; found from the data")
+    longest: PositiveInt = Field(default=50, description="maximum length of a sequence; the newest ids are kept")
+    table: Text | None = Field(
+        default=None, description="another feature to share rows with, or any name that several features give"
+    )
+    width: PositiveInt | None = Field(
+        default=None,
+        description="embedding dimension of the feature and of all that share its rows; by default ranking.width",
+    )
+    log: bool | None = Field(
+        default=None, description="take the logarithm of the number first; by default decided from the data"
+    )
 
 
 class AdmissionBlock(Block):
     """Admission of new ids: which of them get a row."""
 
-    count: PositiveInt = Field(default=1, description="occurrences before an id gets a row")
+    count: PositiveInt = Field(default=1, description="number of occurrences before an id gets a row")
     probability: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=1.0, description="that an occurrence admits the id"
+        default=1.0, description="probability that an occurrence admits the id"
     )
-    cells: PositiveInt = Field(default=262_144, description="counters of the sketch, for each of its four functions")
+    cells: PositiveInt = Field(
+        default=262_144, description="counters of the sketch for each of its four hash functions"
+    )
 
 
 class EvictionBlock(Block):
     """Eviction of rows: conditions, all of which must hold, and the replacement of evicted rows."""
 
-    age: PositiveInt | None = Field(default=None, description="steps since the id was last seen")
-    every: PositiveInt = Field(default=1000, description="steps between two passes")
-    frequency: PositiveInt | None = Field(default=None, description="ids that were seen less often")
-    norm: Positive | None = Field(default=None, description="rows whose length is below it")
+    age: PositiveInt | None = Field(default=None, description="evict ids that were not seen for this number of steps")
+    every: PositiveInt = Field(default=1000, description="steps between two eviction passes")
+    frequency: PositiveInt | None = Field(default=None, description="evict ids that were seen less often than this")
+    norm: Positive | None = Field(default=None, description="evict rows whose norm is below this")
     max_rows: PositiveInt | None = Field(
-        default=None, description="rows of all tables together that are kept: those of highest score"
+        default=None, description="number of rows of all tables together that are kept, those of the highest score"
     )
     score: Literal["norm-frequency", "frequency", "norm", "recency"] = Field(
         default="norm-frequency",
-        description="norm-frequency: a row's norm times how often its id was seen; frequency: rows that were used "
-        "least often go; norm: those of smallest norm; recency: those used least recently",
+        description="norm-frequency: norm of a row times how often its id was seen; frequency: how often it was "
+        "used; norm: its norm; recency: how recently it was used; rows of the lowest score are evicted",
     )
     default_row: Literal["zeros", "mean"] = Field(
         default="zeros",
-        description="what ids without a row have: zeros, or the mean of the evicted rows, by how often each was seen",
+        description="embedding of ids without a row: zeros, or the mean of the evicted rows, weighted by how often "
+        "each was seen",
     )
 
 
 class ServersBlock(Block):
     """Processes on other hosts that hold the rows: each is a `stoker table-server`."""
 
-    addresses: Annotated[list[Text], Field(min_length=1)] = Field(description="HOST:PORT of every server")
-    secret: Text = Field(description="a file with the secret that servers and trainers share")
-    staleness: NaturalInt = Field(default=0, description="steps at most that a lookup may lack; 0: none")
-    patience: Positive = Field(default=300.0, description="seconds that a lost server gets to return")
+    addresses: Annotated[list[Text], Field(min_length=1)] = Field(description="HOST:PORT of each server")
+    secret: Text = Field(description="file with the secret that servers and trainers share")
+    staleness: NaturalInt = Field(
+        default=0, description="maximum number of steps whose updates a lookup may miss; 0: none"
+    )
+    patience: Positive = Field(default=300.0, description="seconds to wait for a lost server to return")
 
 
 class TableBlock(Block):
     """The tables of embeddings and their optimizer."""
 
     optimizer: Literal["rowwise-adagrad", "adagrad", "adam", "ftrl", "sgd"] = Field(
-        default="rowwise-adagrad", description="steps the rows that a step has looked up"
+        default="rowwise-adagrad", description="optimizer of the rows that a step has looked up"
     )
-    lr: Positive = Field(default=0.03, description="its peak learning rate; it follows train.schedule")
+    lr: Positive = Field(default=0.03, description="peak learning rate of the tables; it follows train.schedule")
     eps: Positive = Field(default=1e-8, description="denominator term of Adagrad and Adam")
-    initial: NotNegative = Field(default=0.0, description="first value of Adagrad's and FTRL's sums of squares")
-    l1: NotNegative = Field(default=0.0, description="of FTRL")
-    l2: NotNegative = Field(default=0.0, description="of FTRL")
-    weight_decay: NotNegative = Field(default=0.0, description="added to the gradients of rows that are updated")
-    dtype: Literal["float32", "float16", "int8"] = Field(default="float32", description="of stored rows")
+    initial: NotNegative = Field(default=0.0, description="initial value of Adagrad's and FTRL's sums of squares")
+    l1: NotNegative = Field(default=0.0, description="L1 penalty of FTRL")
+    l2: NotNegative = Field(default=0.0, description="L1 penalty of FTRL")
+    weight_decay: NotNegative = Field(default=0.0, description="weight decay, added to the gradients of updated rows")
+    dtype: Literal["float32", "float16", "int8"] = Field(default="float32", description="data type of stored rows")
     rows: PositiveInt | None = Field(
-        default=None, description="rows of each table with `engine: torchrec`, to which ids are hashed"
+        default=None, description="number of rows of each table with `engine: torchrec`, to which ids are hashed"
     )
-    init_scale: NotNegative = Field(default=0.01, description="first values lie between its negative and itself")
+    init_scale: NotNegative = Field(
+        default=0.01, description="initial values are drawn between -init_scale and init_scale"
+    )
     memory_rows: PositiveInt | None = Field(
-        default=None, description="rows that a process keeps in memory; the others lie in a file"
+        default=None, description="number of rows that a process keeps in memory; the others are in a file"
     )
     admission: AdmissionBlock | None = Field(default=None, description="which new ids get a row")
     eviction: EvictionBlock | None = Field(default=None, description="which rows are deleted")
@@ -100,37 +114,37 @@ class TableBlock(Block):
 class RankingBlock(Block):
     """``task: ranking``: a model that scores rows of a click log."""
 
-    label: Text | list[Text] = Field(default="label", description="column of the label, or a list of them")
-    positive: float | None = Field(default=None, description="value from which on a label is positive")
+    label: Text | list[Text] = Field(default="label", description="label column, or a list of them")
+    positive: float | None = Field(default=None, description="smallest value of a positive label")
     model: Text = Field(
         default="dlrm", description=f"{', '.join(NAMES)}, or your own as package.module:name, called with the shape"
     )
     engine: Literal["stoker", "torchrec"] = Field(
         default="stoker",
-        description="what holds the rows: Stoker's growing tables, or TorchRec's of a fixed size, "
-        "to whose rows ids are hashed",
+        description="embedding table engine: Stoker's growing tables, or TorchRec's of a fixed size with hashed ids",
     )
-    width: PositiveInt = Field(default=16, description="numbers of an embedding")
+    width: PositiveInt = Field(default=16, description="embedding dimension")
     hidden: Annotated[list[PositiveInt], Field(min_length=1)] = Field(
         default=[128, 64], description="widths of a tower's hidden layers"
     )
-    layers: PositiveInt = Field(default=3, description="cross layers of dcn")
-    experts: PositiveInt = Field(default=4, description="experts of mmoe")
-    time: Text | None = Field(default=None, description="column of the time; found by its name unless given")
+    layers: PositiveInt = Field(default=3, description="number of cross layers of dcn")
+    experts: PositiveInt = Field(default=4, description="number of experts of mmoe")
+    time: Text | None = Field(default=None, description="time column; by default found by its name")
     group: Text | None = Field(
-        default=None, description="column by which rankings are compared, such as the user; found unless given"
+        default=None,
+        description="column that groups the rows of one ranking, such as the user; by default found by its name",
     )
-    weight: Text | None = Field(default=None, description="column of the rows' weights in the loss")
+    weight: Text | None = Field(default=None, description="column of the weights of the rows in the loss")
     item: list[Text] = Field(default_factory=list, description="features of the item, its id first; for two-tower")
     features: list[FeatureBlock] = Field(default_factory=list, description="features that are not as they are found")
-    ignore: list[Text] = Field(default_factory=list, description="columns that are no features")
-    crosses: list[list[Text]] = Field(default_factory=list, description="pairs of features that are a feature together")
-    slices: list[Text] = Field(default_factory=list, description="columns by whose values metrics are given as well")
+    ignore: list[Text] = Field(default_factory=list, description="columns that are not features")
+    crosses: list[list[Text]] = Field(default_factory=list, description="pairs of features to combine into one feature")
+    slices: list[Text] = Field(default_factory=list, description="columns by whose values metrics are also reported")
     at: Annotated[list[PositiveInt], Field(min_length=1)] = Field(
         default=[10], description="sizes k of NDCG and recall"
     )
     progressive: bool = Field(
-        default=False, description="rows in order of time; each day is evaluated before it is trained on"
+        default=False, description="read rows in time order, and evaluate each day before training on it"
     )
     table: TableBlock = Field(default_factory=TableBlock, description="the tables of embeddings")
     servers: ServersBlock | None = Field(default=None, description="processes on other hosts that hold the rows")
@@ -140,55 +154,55 @@ REASONS = {
     "label": "the usual name",
     "positive": "labels are 0 and 1",
     "model": "the usual reference",
-    "engine": "no ids share a row, and nothing more is to be installed",
+    "engine": "ids do not share rows, and no other package is needed",
     "width": "enough for most ids",
     "hidden": "small beside the tables",
     "layers": "as in the paper's experiments",
     "experts": "few labels share them",
     "time": "found by its name, else the order of the rows",
     "group": "found by its name",
-    "weight": "all rows weigh alike",
-    "item": "no other model needs to know",
+    "weight": "all rows have the same weight",
+    "item": "only two-tower needs it",
     "features": "found from the first rows; `stoker data` shows them",
     "features.kind": "found from the first rows",
     "features.separator": "lists need none; found in texts where it is |",
     "features.buckets": "enough for a smooth curve",
     "features.boundaries": "quantiles of the training part",
-    "features.longest": "older ones say little",
+    "features.longest": "older ids carry little information",
     "features.table": "a table of its own; a sequence shares that of its item where its name says so",
-    "features.width": "all embeddings have as many numbers",
+    "features.width": "all embeddings have the same dimension",
     "features.log": "where a few numbers are far larger than the others",
     "ignore": "every column is a feature",
-    "crosses": "none unless asked for",
-    "slices": "all rows together",
+    "crosses": "no pairs by default",
+    "slices": "metrics over all rows",
     "at": "the usual size",
     "progressive": "rows are shuffled, and the latest are held out",
-    "table.optimizer": "steps by how often a row was seen, and one number a row remembers it",
+    "table.optimizer": "adapts the step to how often a row was seen, with one number per row",
     "table.lr": "the best of 0.01 to 0.2 on MovieLens-100K",
     "table.eps": "the usual choice",
-    "table.initial": "a new row moves by the whole rate in its first step",
-    "table.l1": "no row is drawn to zero",
-    "table.l2": "no row is drawn to zero",
-    "table.weight_decay": "no row is drawn to zero",
+    "table.initial": "a new row's first step uses the whole rate",
+    "table.l1": "rows are not pulled towards zero",
+    "table.l2": "rows are not pulled towards zero",
+    "table.weight_decay": "rows are not pulled towards zero",
     "table.dtype": "exact",
     "table.rows": "100,000 with `engine: torchrec`",
-    "table.init_scale": "near zero, so that a new id says nothing",
+    "table.init_scale": "near zero, so that a new id has little effect",
     "table.memory_rows": "all rows are in memory",
     "table.admission": "every id has a row from the start",
-    "table.admission.count": "no occurrence is waited for",
+    "table.admission.count": "ids are admitted without waiting",
     "table.admission.probability": "every occurrence counts",
     "table.admission.cells": "few collisions up to a hundred thousand waiting ids",
     "table.eviction": "no row is deleted",
-    "table.eviction.age": "a table's size says which rows go",
+    "table.eviction.age": "rows are evicted by the size of the tables",
     "table.eviction.every": "a pass reads all rows",
-    "table.eviction.frequency": "however often",
-    "table.eviction.norm": "however long",
-    "table.eviction.max_rows": "a row's age says whether it goes",
+    "table.eviction.frequency": "the frequency is not a condition",
+    "table.eviction.norm": "the norm is not a condition",
+    "table.eviction.max_rows": "rows are evicted by age",
     "table.eviction.score": "half of MovieLens-100K's rows cost 0.002 AUC, by frequency 0.016",
     "table.eviction.default_row": "the mean changes the AUC of MovieLens-100K by less than 0.0003",
     "servers": "the processes that train hold the rows",
     "servers.staleness": "the same losses as without servers",
-    "servers.patience": "a host may have to start again",
+    "servers.patience": "a host may have to restart",
 }
 EXAMPLES = {
     "hidden": "[128, 64]",

@@ -26,70 +26,76 @@ class PtxBlock(Block):
     """Other data on which a policy is trained beside its answers (Ouyang et al., 2022, eq. 2)."""
 
     data: Text = Field(description="rows or texts: a file, a folder, a hub id or a packaged name")
-    weight: Annotated[float, Field(gt=0)] = Field(default=1.0, description="factor of their mean cross entropy")
-    sequences: PositiveInt | None = Field(default=None, description="of them in a step; as many as answers by default")
+    weight: Annotated[float, Field(gt=0)] = Field(default=1.0, description="weight of their mean cross entropy")
+    sequences: PositiveInt | None = Field(default=None, description="sequences per step; by default as many as answers")
 
 
 class PolicyBlock(Block):
     """Settings of a policy's answers and of their rewards."""
 
     reward: Text | None = Field(
-        default=None, description="folder of a run of task reward, or name of an earlier stage, whose scores count"
+        default=None, description="reward model: folder of a run of task reward, or name of an earlier stage"
     )
     rewards: str | list[str] | dict[str, float] = Field(
         default_factory=list,
-        description="what an answer is worth: exact, normalised, numeric, regex:PATTERN, json_schema:FILE, rouge, "
-        "chrf, code, language:CODE, length:TOKENS, length:MIN-MAX, python:MODULE:FUNCTION, judge:URL; several are "
-        "added up, a mapping gives each its weight",
+        description="reward functions: exact, normalised, numeric, regex:PATTERN, json_schema:FILE, rouge, chrf, "
+        "code, language:CODE, length:TOKENS, length:MIN-MAX, python:MODULE:FUNCTION, judge:URL; several "
+        "are added; a mapping gives their weights",
     )
-    prompts: PositiveInt = Field(default=8, description="prompts that are answered before a step is taken")
-    max_tokens: PositiveInt = Field(default=256, description="most tokens of an answer")
-    temperature: Annotated[float, Field(gt=0)] = Field(default=1.0, description="of the sampling")
+    prompts: PositiveInt = Field(default=8, description="number of prompts in each round of answers")
+    max_tokens: PositiveInt = Field(default=256, description="maximum length of an answer in tokens")
+    temperature: Annotated[float, Field(gt=0)] = Field(default=1.0, description="sampling temperature")
     environment: Text | None = Field(
         default=None,
-        description="what follows a turn of the model, as a tool's result: python:MODULE:FUNCTION of (messages, row)",
+        description="function that returns what follows a turn of the model, such as a tool result: "
+        "python:MODULE:FUNCTION, called with (messages, row)",
     )
-    turns: PositiveInt = Field(default=TURNS, description="most turns of the model in an answer, with an environment")
-    epochs: PositiveInt = Field(default=1, description="passes over the answers before new ones are sampled")
-    kl: NonNegative | None = Field(default=None, description="factor of the KL to the model as it was at the start")
+    turns: PositiveInt = Field(
+        default=TURNS, description="maximum number of model turns in an answer, with an environment"
+    )
+    epochs: PositiveInt = Field(default=1, description="number of passes over the answers before new ones are sampled")
+    kl: NonNegative | None = Field(default=None, description="coefficient of the KL divergence from the initial model")
     kl_in: Literal["loss", "reward"] | None = Field(
-        default=None, description="where the KL counts: a term of the loss, or subtracted from each token's reward"
+        default=None,
+        description="where the KL is applied: as a term of the loss, or subtracted from each token's reward",
     )
     kl_estimator: Literal["k2", "k3", "k3+"] = Field(
-        default="k3+", description="of the KL in the loss; k3+ has k3's value and the gradient of the reverse KL"
+        default="k3+",
+        description="estimator of the KL in the loss; k3+ has the value of k3 and the gradient of the reverse KL",
     )
-    clip: NonNegative | None = Field(default=None, description="how far below 1 the probability ratio counts")
-    clip_high: NonNegative | None = Field(default=None, description="how far above 1 it counts")
+    clip: NonNegative | None = Field(default=None, description="clipping range of the probability ratio below 1")
+    clip_high: NonNegative | None = Field(default=None, description="clipping range of the probability ratio above 1")
     dual_clip: Annotated[float, Field(gt=1)] | None = Field(
-        default=None, description="bound of a bad token's loss, as a multiple of its advantage"
+        default=None,
+        description="bound on the loss of a token with a negative advantage, as a multiple of the advantage",
     )
-    entropy: NonNegative = Field(default=0.0, description="factor of the entropy bonus")
+    entropy: NonNegative = Field(default=0.0, description="coefficient of the entropy bonus")
     missing_end_penalty: NonNegative = Field(
         default=0.0, description="subtracted from the score of an answer without a stop token"
     )
     reward_clip: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="largest score of an answer, on both sides of 0"
+        default=None, description="maximum absolute score of an answer"
     )
     advantage_clip: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="largest advantage of a token, on both sides of 0, after whitening"
+        default=None, description="maximum absolute advantage of a token, after whitening"
     )
     offload_idle: bool = Field(
         default=False,
-        description="keep what idles in the host's memory: optimizer states and a critic of its own while answers are "
-        "sampled, the reward run's model unless it scores",
+        description="move idle state to host memory: optimizer states and a separate critic during sampling, the "
+        "reward run's model except while it scores",
     )
     ptx: PtxBlock | None = Field(default=None, description="other data that the policy goes on being trained on")
 
 
 REASONS = {
     "reward": "rewards are computed from the text",
-    "rewards": "the reward run alone",
+    "rewards": "only the reward run",
     "prompts": "a few prompts a step",
     "max_tokens": "a short paragraph",
     "temperature": "answers are drawn from the policy itself",
     "environment": "an answer is one turn",
-    "turns": "a few calls of tools",
-    "epochs": "every answer teaches once, by the policy that wrote it",
+    "turns": "a few tool calls",
+    "epochs": "each answer is used once, by the policy that generated it",
     "kl_estimator": "non-negative, and with the right gradient",
     "dual_clip": "not bounded",
     "entropy": "no bonus",

@@ -37,26 +37,26 @@ class DpoBlock(Block):
     )
     beta: Annotated[float, Field(gt=0)] | Auto = Field(
         default="auto",
-        description="factor of the rewards: how strongly the policy is held to the reference; orpo: weight of its odds",
+        description="factor of the rewards, which keeps the policy near the reference; orpo: weight of the odds ratio",
     )
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = Field(
-        default=0.0, description="share of the labels that are taken for wrong"
+        default=0.0, description="assumed fraction of wrong labels"
     )
     length_normalise: bool | Auto = Field(
-        default="auto", description="divide an answer's log-probability by its tokens"
+        default="auto", description="divide an answer's log-probability by its number of tokens"
     )
     sft_weight: Annotated[float, Field(ge=0)] | Auto = Field(
-        default="auto", description="weight of the chosen answer's cross entropy, a mean over its tokens"
+        default="auto", description="weight of the chosen answer's mean cross entropy over its tokens"
     )
     margin: Annotated[float, Field(ge=0)] | Auto = Field(
-        default="auto", description="simpo: by how much the rewards are to differ (gamma)"
+        default="auto", description="simpo: target margin between the rewards (gamma)"
     )
     good_weight: Annotated[float, Field(gt=0)] = Field(default=1.0, description="kto: weight of good answers")
     bad_weight: Annotated[float, Field(gt=0)] = Field(default=1.0, description="kto: weight of bad answers")
     reference: Text = Field(
         default="auto",
-        description="adapter-off (the model without its adapter, one more forward pass); precomputed (by the first "
-        "weights, once before training); or another model: hub id, folder or run",
+        description="adapter-off (the model without its adapter, one more forward pass); precomputed (with the "
+        "initial weights, once before training); or another model: hub id, folder or run",
     )
 
 
@@ -190,9 +190,9 @@ TASK = TaskSpec(
     resolved=ResolvedDpoBlock,
     reasons={
         "loss": "DPO, the usual choice",
-        "label_smoothing": "labels are taken as they are",
-        "good_weight": "good and bad answers weigh alike",
-        "bad_weight": "good and bad answers weigh alike",
+        "label_smoothing": "all labels are assumed to be correct",
+        "good_weight": "good and bad answers have the same weight",
+        "bad_weight": "good and bad answers have the same weight",
     },
     examples={"reference": "HuggingFaceTB/SmolLM2-135M-Instruct"},
     checks=(_of_other_losses, _references),

@@ -67,13 +67,16 @@ class GrpoBlock(PolicyBlock):
     """A policy that learns from groups of answers."""
 
     loss: Literal["grpo", "dr_grpo", "dapo", "gspo", "rloo", "reinforce++"] = Field(
-        default="grpo", description="what is made of the scores of a group"
+        default="grpo", description="loss computed from the scores of a group"
     )
-    answers: PositiveInt = Field(default=8, description="answers to each prompt")
+    answers: PositiveInt = Field(default=8, description="number of answers to each prompt")
     dynamic: PositiveInt | None = Field(
-        default=None, description="most times that prompts are drawn to replace those whose answers score alike"
+        default=None,
+        description="maximum number of draws of new prompts to replace those whose answers all have the same score",
     )
-    overlong: NaturalInt = Field(default=0, description="tokens before max_tokens over which a penalty grows to 1")
+    overlong: NaturalInt = Field(
+        default=0, description="number of tokens before max_tokens over which a length penalty grows to 1"
+    )
 
 
 def _variant(job: Job) -> tuple[GrpoBlock, Variant]:

@@ -40,30 +40,35 @@ if TYPE_CHECKING:
 class PpoBlock(PolicyBlock):
     """A policy and its critic (Schulman et al., 2017)."""
 
-    prompts: PositiveInt = Field(default=32, description="prompts that are answered before a step is taken")
-    answers: PositiveInt = Field(default=1, description="answers to each prompt")
-    epochs: PositiveInt = Field(default=4, description="passes over the answers before new ones are sampled")
+    prompts: PositiveInt = Field(default=32, description="number of prompts in each round of answers")
+    answers: PositiveInt = Field(default=1, description="number of answers to each prompt")
+    epochs: PositiveInt = Field(default=4, description="number of passes over the answers before new ones are sampled")
     gamma: Fraction = Field(default=1.0, description="discount of later rewards")
-    lam: Fraction = Field(default=0.95, description="lambda of the advantage estimate: 1 has no bias, 0 least variance")
-    value_clip: Annotated[float, Field(gt=0)] | None = Field(
-        default=0.2, description="how far a value counts from that of the rollout; null for any"
+    lam: Fraction = Field(
+        default=0.95, description="lambda of the advantage estimate: 1 has no bias, 0 has the least variance"
     )
-    value_weight: Annotated[float, Field(gt=0)] = Field(default=0.1, description="factor of the critic's loss")
+    value_clip: Annotated[float, Field(gt=0)] | None = Field(
+        default=0.2, description="clipping range of a value around that of the rollout; null disables it"
+    )
+    value_weight: Annotated[float, Field(gt=0)] = Field(default=0.1, description="coefficient of the critic's loss")
     critic: Text = Field(
         default=SHARED_CRITIC,
-        description="the model that estimates values: shared (the policy's base), or a model of its own with the same "
+        description="model that estimates values: shared (the policy's base), or a separate model with the same "
         "tokenizer: a run of task reward, an earlier stage, a hub id or a folder",
     )
     critic_lr: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="learning rate of a critic that is a model of its own"
+        default=None, description="learning rate of a separate critic"
     )
-    critic_warmup: NaturalInt = Field(default=0, description="rounds of answers that only the critic learns from")
+    critic_warmup: NaturalInt = Field(
+        default=0, description="number of first rounds of answers that train only the critic"
+    )
     whiten: bool = Field(default=True, description="whiten advantages over all answers")
     whiten_rewards: bool = Field(default=False, description="divide rewards by their standard deviation")
     kl_target: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="KL of an answer, nats, that the factor is moved towards; else it is fixed"
+        default=None,
+        description="target KL of an answer in nats; the coefficient adapts to it, and is fixed without it",
     )
-    kl_horizon: PositiveInt = Field(default=10_000, description="answers over which the factor adapts")
+    kl_horizon: PositiveInt = Field(default=10_000, description="number of answers over which the coefficient adapts")
 
 
 def _block(job: Job) -> PpoBlock:
@@ -190,18 +195,18 @@ TASK = TaskSpec(
     reasons={
         **REASONS,
         "prompts": "enough for a mean over answers",
-        "answers": "the critic is compared with, not other answers",
+        "answers": "the baseline is the critic, not other answers",
         "epochs": "as in Ouyang et al., 2022",
         "gamma": "a reward at the end counts for every token",
         "lam": "as in Schulman et al., 2017",
         "value_clip": "the critic moves no faster than the policy",
         "value_weight": "as in Huang et al., 2024",
-        "critic": "the policy's base serves both",
-        "critic_lr": "that of the policy, as in Huang et al., 2024",
-        "critic_warmup": "both learn from the start",
+        "critic": "policy and critic share the base",
+        "critic_lr": "the policy's learning rate, as in Huang et al., 2024",
+        "critic_warmup": "policy and critic are trained from the start",
         "whiten": "steps do not depend on the scale of rewards",
         "whiten_rewards": "the scale of rewards is kept",
-        "kl_target": "a fixed factor",
+        "kl_target": "a fixed coefficient",
         "kl_horizon": "as in Ziegler et al., 2019",
     },
     examples={**EXAMPLES, "value_clip": "0.2", "kl_target": "6.0", "critic_lr": "1e-5"},

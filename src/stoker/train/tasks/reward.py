@@ -26,10 +26,11 @@ class RewardBlock(Block):
     """Terms of a reward model's loss."""
 
     margin: Annotated[float, Field(ge=0)] = Field(
-        default=0.0, description="factor of the rows' margins, by which the scores of a pair are to differ; 0: not used"
+        default=0.0,
+        description="factor of the rows' margins, the target differences between the scores of a pair; 0: not used",
     )
     center: Annotated[float, Field(ge=0)] = Field(
-        default=0.0, description="weight of the squared sum of a pair's scores, which holds scores around 0"
+        default=0.0, description="weight of the squared sum of a pair's scores, which keeps scores near 0"
     )
 
 
@@ -78,7 +79,7 @@ TASK = TaskSpec(
     adapter_lr=Decided(1e-4, "ten times the rate of full tuning"),
     block=RewardBlock,
     reasons={
-        "margin": "which answer is better, not by how much",
+        "margin": "only which answer is better is used, not by how much",
         "center": "the offset centres the scores after training",
     },
     rows=lambda _: "pairs",
