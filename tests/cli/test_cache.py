@@ -120,5 +120,5 @@ def test_sizes() -> None:
         "2.5 GB",
         "30.00 TB",
     ]
-    with pytest.raises(UserError, match="is no size"):
+    with pytest.raises(UserError, match="is not a size"):
         size_of("-1")

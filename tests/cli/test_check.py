@@ -143,7 +143,7 @@ def test_the_schema_is_printed_without_a_job(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["check"], 2, "no job file is named"),
+        (["check"], 2, "no job file is given"),
         (["check", "none.yaml"], 2, "error: none.yaml: there is no such file"),
         (["trian"], 2, "there is no verb `trian`; write `stoker train`"),
         (["job.yaml"], 2, "write `stoker check job.yaml`"),
@@ -201,7 +201,7 @@ def test_the_command_loads_little(words: list[str], heavy: list[str]) -> None:
     [
         (
             "checkpoint.to=foo://x/y",
-            "checkpoint.to: foo://x/y is no place for checkpoints: there is no kind of store foo://",
+            "checkpoint.to: foo://x/y cannot hold checkpoints: there is no kind of store foo://",
         ),
         ("checkpoint.to=my.jsonl/x", "my.jsonl, which is no folder"),
         ("output=my.jsonl/x/y", "my.jsonl, which is no folder"),

@@ -66,7 +66,7 @@ def test_good_data_is_counted_and_shown(capsys: pytest.CaptureFixture[str]) -> N
     counts = dict(line.split(maxsplit=2)[::2] for line in out.splitlines() if line.startswith("rows "))
     assert counts == {"rows": "0 (0.0%)"}
     lines = out.splitlines()
-    assert "rows in              20" in lines
+    assert "rows read            20" in lines
     assert "rows used            20" in lines
     assert "sequences            20, 2 of them held out" in lines
     assert "stop token           trained" in lines
@@ -313,9 +313,7 @@ def test_packed_sequences_are_shown_with_their_rows(capsys: pytest.CaptureFixtur
     assert part["packed"] == report["packed"][1:2]
     assert main(["data", "job.yaml", "--packed", "--samples", "99", "evaluate.fraction=0"]) == 0
     out = capsys.readouterr().out
-    assert (
-        f"rows cut             1, {cut['lost']} tokens lost" in out and f"... {cut['lost']} tokens more are cut" in out
-    )
+    assert f"rows truncated       1, {cut['lost']} tokens lost" in out and f"... {cut['lost']} tokens truncated" in out
     first = report["packed"][0]
     assert f"=== sequence 0: {len(first['documents'])} rows, {first['tokens']} of 128 tokens" in out
     code, report, _ = as_json(capsys, "--packed", "--rows", "my.jsonl:3")

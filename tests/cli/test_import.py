@@ -74,7 +74,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
         (["sft.yaml", "--processes", "0"], "at least one process trains"),
         (["sft.yaml", "train.lrr=3"], "unknown key `train.lrr`"),
         (["sft.yaml", "-o", "no/such/job.yaml"], "cannot be written"),
-        (["task=sft"], "no file is named"),
+        (["task=sft"], "no file is given"),
     ],
 )
 def test_wrong_input_is_exit_code_2(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -143,7 +143,7 @@ def test_a_run_whose_length_hangs_on_the_data(tmp_path: Path, capsys: pytest.Cap
     out = " ".join(capsys.readouterr().out.split())
     assert (
         "the number of steps in 2 epochs depends on the data" in out
-        and "a billion tokens: " in out
+        and "per billion tokens: " in out
         and "1,000 steps" in out
     )
     assert not planned(capsys, job, "--on", "8xH100")["run"]["steps_known"]

@@ -51,7 +51,7 @@ def test_a_model_trains_on_rows_of_another_process(secret: Path, tmp_path: Path)
         ({"--snapshot-every": "0"}, "write 1 or more"),
         ({"--secret": "absent"}, "--secret absent cannot be read"),
         ({"--folder": "/dev/null/rows"}, "rows cannot be kept in /dev/null/rows"),
-        ({"--listen": "192.0.2.1:29500"}, "it cannot be served there"),
+        ({"--listen": "192.0.2.1:29500"}, "cannot listen there"),
     ],
 )
 def test_mistakes_are_named(

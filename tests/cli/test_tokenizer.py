@@ -41,7 +41,7 @@ def extended(*more: str, start: str = "old", corpus: str = "zh.txt") -> int:
 def test_what_is_written_is_a_tokenizer_with_all_it_had(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert extended("--held-out", "zh.txt", "en.txt") == 0
     said = capsys.readouterr().out
-    assert "40 new tokens of 416, learnt for cjk; no old id has moved" in said
+    assert "40 new tokens of 416, learned for cjk; old ids are unchanged" in said
     assert "zh.txt: " in said and "en.txt: " in said and said.count("all come back from their ids") == 2
     assert "(as many)" in said.split("en.txt: ", maxsplit=1)[1]
     old, new = AutoTokenizer.from_pretrained("old"), AutoTokenizer.from_pretrained("new")

@@ -42,8 +42,8 @@ def test_a_dry_run_prints_the_script_and_sends_nothing(base: Path, capsys: pytes
     [
         (["job.yaml", "target.slurm.partion=x"], "unknown key `target.slurm.partion`; write `partition`"),
         (["job.yaml", "--on", "nowhere"], "there is no target nowhere"),
-        (["job.yaml", "--include", "a"], "--include chooses hosts of ssh, and the target is slurm"),
-        (["job.yaml", "--name", "My Run"], "that is no name; write small letters, digits and hyphens"),
+        (["job.yaml", "--include", "a"], "--include selects ssh hosts, and the target is slurm"),
+        (["job.yaml", "--name", "My Run"], "not a valid name; use lower-case letters, digits and hyphens"),
         (["job.yaml", "target=local"], "the job has no target to be submitted to"),
         (["job.yaml", "target.slurm.send=[no_such.py]"], "there is no file no_such.py"),
         (["job.yaml", "target.slurm.nodes=4"], "4 nodes, and the layout (data 1) has 1 process; write at most 1"),
@@ -57,7 +57,7 @@ def test_wrong_input(base: Path, capsys: pytest.CaptureFixture[str], words: list
 def test_a_received_run_does_not_say_where_it_is_started(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (base / "events.jsonl").touch()
     assert main(["submit", "job.yaml", "--dry-run"]) == 2
-    assert "a target runs commands, and a run's own job.yaml does not decide that" in capsys.readouterr().err
+    assert "a target runs commands, so it is not read from a run's own job.yaml" in capsys.readouterr().err
     (base / "mine.yaml").write_text(SLURM)
     assert main(["submit", "job.yaml", "--dry-run", "--on", "mine.yaml"]) == 0
 
@@ -79,7 +79,7 @@ def test_a_run_that_is_running_is_not_submitted_again(
     submit = ["submit", "job.yaml", "--on", "lab", "output=runs/one"]
     assert main(submit) == 0
     assert main(submit) == 2
-    told = "one is running on lab already; wait for it, `stoker stop one`, or give another --name"
+    told = "one is already running on lab; wait for it, `stoker stop one`, or give another --name"
     assert told in capsys.readouterr().err
     assert main(["stop", "one"]) == 0
     assert "one: stopped" in capsys.readouterr().out

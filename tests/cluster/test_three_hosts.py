@@ -87,7 +87,7 @@ def test_over_ssh_a_run_is_stopped_everywhere_and_goes_on(lab: Lab, long: list[f
     lab.stoker("submit", "long.yaml", "--on", "hosts", f"output={output}")
     lab.until(lambda: (output / "metrics.jsonl").exists() and len(losses(output)) > 20)
     refused = lab.stoker("submit", "long.yaml", "--on", "hosts", f"output={output}", code=2)
-    assert "ssh-long is running on hosts already" in refused
+    assert "ssh-long is already running on hosts" in refused
     said = lab.stoker("stop", "ssh-long")
     assert "ssh-long: stopped (h1 ended with exit code 143; h2 ended with exit code 143)" in said
     assert 20 < len(losses(output)) < LONG["steps"] and not _processes_of("ssh-long")

@@ -225,8 +225,8 @@ def test_the_audit_counts_them_for_each_source(
     assert text["special_tokens_in_text"] == 24
     assert main(["data", "job.yaml", "--samples", "0"]) == 0
     out = capsys.readouterr().out
-    assert "16 inside of content, encoded as the text that they are (a.jsonl)" in out
-    assert "8 inside of content, kept as control tokens (b.jsonl)" in out
+    assert "16 in content, encoded as plain text (a.jsonl)" in out
+    assert "8 in content, kept as control tokens (b.jsonl)" in out
     assert main(["data", "job.yaml", "--json", "data[0].special_tokens=keep"]) == 0
     kept = json.loads(capsys.readouterr().out)
     assert kept["special_tokens_in_text"] == 24

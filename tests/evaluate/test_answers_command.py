@@ -88,7 +88,7 @@ def test_a_model_that_is_no_run_is_measured_and_nothing_is_kept(
     before = sorted(here.rglob("*"))
     words = ["eval", "tiny", "--answers", "asked.jsonl", "--limit", "2", "--max-tokens", "4"]
     assert main(words) == 0
-    assert "nothing is kept: tiny is no run; name a folder with --to FOLDER" in capsys.readouterr().out
+    assert "results are not saved: tiny is not a run; give a folder with --to FOLDER" in capsys.readouterr().out
     assert sorted(here.rglob("*")) == before
     assert (
         main(["eval", "tiny", "--answers", "asked.jsonl", "--limit", "2", "--max-tokens", "4", "--to", str(tmp_path)])

@@ -72,7 +72,7 @@ def test_a_run_against_itself_ties(here: Path, capsys: pytest.CaptureFixture[str
     found = evaluated(capsys, "bad", "--against", "bad", "--answers", "asked.jsonl", "--score", "chrf")
     assert found["details"]["chrf"]["ties"] == 12 and found["figures"][-1]["value"] == 0
     assert main(["eval", "bad", "rows.jsonl", "--against", "bad"]) == 0
-    assert "neither is shown to be better" in capsys.readouterr().out
+    assert "the difference is not significant" in capsys.readouterr().out
 
 
 def test_losses_of_rows_add_up_to_those_of_eval(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -121,7 +121,7 @@ def test_people_see_each_loss_behind_its_token(capsys: pytest.CaptureFixture[str
         (["sft", "--offset", "3"], "--by-token"),
         (["sft", "--packed"], "--by-token"),
         (["sft", "rows.jsonl", "--by-token", "3", "--packed"], "leave DATA out"),
-        (["sft", "--by-token", "3", "--compare"], "--by-token and --compare are two evaluations"),
+        (["sft", "--by-token", "3", "--compare"], "--by-token and --compare are separate evaluations"),
         (["sft", "--by-token", "3", "--at", "5"], "has no checkpoint '5'"),
         (["sft", "none.jsonl", "--by-token", "3"], "none.jsonl"),
     ],

@@ -113,7 +113,7 @@ def test_a_run_that_a_scheduler_ends_says_that_it_is_to_be_started_again(tmp_pat
     os.killpg(process.pid, signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 99, err + out
-    assert "to go on: stoker train job.yaml" in out
+    assert "to continue: stoker train job.yaml" in out
     folder = RunFolder(tmp_path / "run")
     step = folder.read_metrics()[-1]["step"]
     assert Store(folder.checkpoints).steps()[-1] == step and folder.read_events()[-1]["event"] == "stopped"

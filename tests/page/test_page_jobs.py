@@ -275,7 +275,7 @@ def test_stopping_a_run_that_has_ended_says_so(
     assert page.post(f"/api/runs/{run}/stop").status_code == 409
     monkeypatch.chdir(tmp_path)
     assert main(["stop", "one"]) == 0
-    assert capsys.readouterr().out == "one is done already\n"
+    assert capsys.readouterr().out == "one is already done\n"
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_online_scores_are_the_offline_ones(
     for place in places:
         assert main(["export", run, "--format", "ranking", "--to", place, "--json"]) == 0
         said = json.loads(capsys.readouterr().out.splitlines()[-1])
-        assert said["step"] == 6 and "equal to the bit" in said["verified"]
+        assert said["step"] == 6 and "bitwise equal" in said["verified"]
         defaults = RowReader(place).rows({"user_id": np.array([10**9]), "item_id": np.array([10**9])})
         assert all(row.any() == (model == "deepfm") for row in defaults.values())
         assert np.abs(online(place, home) - expected).max() < 1e-12
@@ -228,7 +228,7 @@ def test_without_the_extra_there_is_no_onnx_and_a_warning(home: Path, capsys: py
         (["deepfm", "--format", "ranking", "--to", "mysql://x"], "no store of kind mysql"),
         (["deepfm", "--format", "ranking", "--to", "clicks.jsonl"], "exists already"),
         (["deepfm", "--format", "ranking", "--to", "x", "--dtype", "fp16"], "keeps the precision"),
-        (["deepfm", "--format", "ranking", "--to", "x", "--keep", "0"], "--keep is at least 1"),
+        (["deepfm", "--format", "ranking", "--to", "x", "--keep", "0"], "--keep must be at least 1"),
         (["deepfm", "--format", "ranking", "--to", "x", "--version", "1"], "goes with --rollback"),
         (["deepfm", "--format", "ranking"], "--to is missing"),
         (["--format", "ranking", "--to", "x"], "RUN is missing"),

@@ -225,7 +225,7 @@ def test_killed_and_stopped_in_earnest(base: Path, job: dict[str, Any], whole: R
     stopped.send_signal(signal.SIGTERM)
     out, err = stopped.communicate(timeout=60)
     assert stopped.returncode == 128 + signal.SIGTERM, err
-    assert "to go on: stoker train job.yaml" in out and "Traceback" not in err
+    assert "to continue: stoker train job.yaml" in out and "Traceback" not in err
     at = summarise(folder).step
     assert summarise(folder).state == "stopped" and Store(folder.checkpoints).steps()[-1] == at
 

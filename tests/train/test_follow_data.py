@@ -104,7 +104,7 @@ def test_follow_trains_on_what_comes(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--follow", "0"), "--follow 0: there are no such seconds"),
+        (("--follow", "0"), "--follow 0: not a valid number of seconds"),
         (("--follow", "5", "ranking.progressive=false"), "--follow is for logs that grow"),
         (("--follow", "5", "steps=3", "epochs=null"), "`steps` ends before; write `epochs: 1`"),
     ],

@@ -112,7 +112,7 @@ def test_what_is_wrong_is_said_with_its_place(changes: dict[str, Any], message: 
 def test_verify_compares_layouts(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_job(clicks, {**ranking_job(), "train": {"batch": 8}, "parallel": {"data": 2}})
     assert main(["verify", "job.yaml", "--steps", "3"]) == 0
-    assert "1 of 1 layouts compute what one process computes" in capsys.readouterr().out
+    assert "1 of 1 layouts compute the same as one process" in capsys.readouterr().out
 
 
 def test_verify_says_what_its_copy_leaves_out(clicks: Path) -> None:

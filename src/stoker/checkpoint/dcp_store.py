@@ -146,7 +146,7 @@ class Store:
         safe = f"the checkpoint of step {last[0]} is whole" if last else "there is no other checkpoint"
         return DiskFailed(
             f"{what}: the checkpoint of step {step} was not written to {self.folder}; {safe}. "
-            "Make room and run the same command to go on"
+            "Make room and run the same command to continue"
         )
 
     def load(self, step: int, elsewhere: Places = lambda _saved: {}) -> State:

@@ -58,12 +58,12 @@ def run(arguments: argparse.Namespace) -> int:
         word = arguments.values[0]
         cache.set_limit(None if word == "auto" else size_of(word))
         answer: dict[str, Any] = {"limit": cache.limit, "freed": cache.shrink(cache.limit)}
-        said = f"the cache may have {shown_size(answer['limit'])}; {shown_size(answer['freed'])} were freed"
+        said = f"cache limit: {shown_size(answer['limit'])}; {shown_size(answer['freed'])} freed"
     else:
         removed, freed, kept = clean(cache, arguments.values)
         answer = {"removed": removed, "freed": freed, "in_use": kept}
         said = f"{removed} objects removed, {shown_size(freed)} freed"
-        said += f"; {kept} are in use and stay" if kept else ""
+        said += f"; {kept} in use, not removed" if kept else ""
     print(json.dumps(answer) if arguments.json else said)
     return 0
 
@@ -89,7 +89,7 @@ def _list(cache: NodeCache, *, as_json: bool) -> int:
         _print_table(objects)
     print(f"{len(objects)} objects, {shown_size(size)} of {shown_size(cache.limit)} in {cache.root}")
     if tokens:
-        print(f"token caches, which have no limit: {shown_size(tokens)} in {cache_folder() / 'tokens'}")
+        print(f"token caches (no limit): {shown_size(tokens)} in {cache_folder() / 'tokens'}")
     return 0
 
 
@@ -115,9 +115,9 @@ def _print_table(objects: list[CachedObject]) -> None:
 
 def _state(each: CachedObject) -> str:
     if each.whole:
-        return "in use" if each.in_use else "whole"
+        return "in use" if each.in_use else "complete"
     share = f"{each.bytes / each.size:.0%}" if each.size else shown_size(each.bytes)
-    return f"{share}, {'on its way' if each.in_use else 'to be resumed'}"
+    return f"{share}, {'downloading' if each.in_use else 'incomplete'}"
 
 
 def size_of(word: str) -> int:
@@ -129,7 +129,7 @@ def size_of(word: str) -> int:
     match = _SIZE.fullmatch(word.strip())
     unit = UNITS.get(match[2].upper()) if match else None
     if match is None or unit is None:
-        raise UserError(Problem(f"{word} is no size", "write such as 500GB or 1.5TiB, or auto"))
+        raise UserError(Problem(f"{word} is not a size", "write a size such as 500GB or 1.5TiB, or auto"))
     return int(float(match[1]) * unit)
 
 

@@ -123,11 +123,11 @@ def _stated(arguments: argparse.Namespace) -> list[Fault]:
     for text in arguments.slow:
         match = PLACE_AND_FACTOR.fullmatch(text)
         if match is None or float(match[3]) <= 1:
-            raise UserError(Problem(f"--slow {text}: this is no RANK@STEP:FACTOR", "write it as 1@20:3"))
+            raise UserError(Problem(f"--slow {text}: not of the form RANK@STEP:FACTOR", "write it as 1@20:3"))
         faults.append(Fault("slow", int(match[2]), int(match[1]), float(match[3])))
     for text in arguments.nan:
         if not text.isdecimal():
-            raise UserError(Problem(f"--nan {text}: this is no step", "write it as --nan 20"))
+            raise UserError(Problem(f"--nan {text}: not a step", "write it as --nan 20"))
         faults.append(Fault("nan", int(text)))
     faults += [Fault("corrupt", 0) for _ in arguments.corrupt_checkpoint]
     faults += [Fault("corrupt", step, rank) for rank, step in (_place("--corrupt-at", t) for t in arguments.corrupt_at)]
@@ -139,10 +139,10 @@ def _stated(arguments: argparse.Namespace) -> list[Fault]:
     for text in arguments.cut_link:
         match = PLACE_AND_FACTOR.fullmatch(text)
         if match is None or float(match[3]) <= 0:
-            raise UserError(Problem(f"--cut-link {text}: this is no NODE@STEP:SECONDS", "write it as 1@20:5"))
+            raise UserError(Problem(f"--cut-link {text}: not of the form NODE@STEP:SECONDS", "write it as 1@20:5"))
         faults.append(Fault("cut-link", int(match[2]), node=match[1], seconds=float(match[3])))
     if not faults and arguments.random < 1:
-        raise UserError(Problem("no fault is named", "write --kill 0@20, say, or --random 5"))
+        raise UserError(Problem("no fault is given", "write for example --kill 0@20, or --random 5"))
     return faults
 
 
@@ -157,15 +157,15 @@ def _nodes(arguments: argparse.Namespace, loaded: LoadedJob, faults: list[Fault]
     count = arguments.nodes or (stated.max if stated is not None else max(2, *(number + 1 for number in named), 2))
     world = layout_of(loaded.job).world
     if not 1 < count <= world:
-        words = f"{count} nodes cannot be rehearsed: the job has {world} process{'es' * (world > 1)}"
-        raise UserError(Problem(f"{words}, and a node has one at least", "write parallel.data, or --nodes"))
+        words = f"{count} nodes cannot be simulated: the job has {world} process{'es' * (world > 1)}"
+        raise UserError(Problem(f"{words}, and each node needs at least one", "write parallel.data, or --nodes"))
     return count
 
 
 def _place(option: str, text: str, what: str = "RANK") -> tuple[int, int]:
     match = PLACE.fullmatch(text)
     if match is None:
-        raise UserError(Problem(f"{option} {text}: this is no {what}@STEP", f"write it as {option} 1@20"))
+        raise UserError(Problem(f"{option} {text}: not of the form {what}@STEP", f"write it as {option} 1@20"))
     return int(match[1]), int(match[2])
 
 
@@ -199,7 +199,9 @@ def _drawn(arguments: argparse.Namespace, rehearsal: Rehearsal, calm: RunFolder,
             nodes=rehearsal.nodes,
         )
     except ValueError as error:
-        raise UserError(Problem(f"--random {arguments.random}: {error}", "ask for fewer, or train for more")) from error
+        raise UserError(
+            Problem(f"--random {arguments.random}: {error}", "request fewer faults, or train for more steps")
+        ) from error
 
 
 def _silent(_: str) -> None:
@@ -233,7 +235,7 @@ def _print(trial: Trial) -> None:
     print(f"losses   {_words(same.loss, same.tolerance)}", end="")
     print(f", from step {same.first_difference} on" if same.first_difference else "")
     print(f"weights  {_words(same.weight, same.tolerance)}")
-    print("samples  each exactly once" if same.samples else "samples  not those of the undisturbed run")
+    print("samples  each used exactly once" if same.samples else "samples  differ from the undisturbed run")
     if trial.goodput is not None:
         print(f"goodput  {trial.goodput.effective:.1%} of {trial.goodput.wall:.0f} s")
     print("survived" if trial.survived else "NOT survived")
@@ -241,5 +243,5 @@ def _print(trial: Trial) -> None:
 
 def _words(difference: float, tolerance: float) -> str:
     if difference == 0:
-        return "equal to the bit"
+        return "bitwise equal"
     return f"{difference:.1e} apart, {'within' if difference <= tolerance else 'beyond'} {tolerance:.0e}"

@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     interactive = sys.stdin.isatty()
     if interactive:
         step = "" if opened.step is None else f", step {opened.step}"
-        print(f"{opened.name}{step}; /new starts a new conversation, /quit ends")
+        print(f"{opened.name}{step}; /new starts a new conversation, /quit exits")
     while True:
         try:
             line = input("you> " if interactive else "").strip()
@@ -152,7 +152,7 @@ class _Chat:
 
 def _untuned(opened: OpenModel, engine: GenerationEngine) -> GenerationEngine:
     if opened.run is None:
-        raise UserError("--compare needs a run: a model by itself has no state before its tuning")
+        raise UserError("--compare needs a run: a model alone has no untuned version")
     if opened.untuned:
         return engine
     from stoker.generate.decoder import decoder_of

@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(editor_schema(), indent=2))
         return 0
     if arguments.job is None:
-        raise UserError(Problem("no job file is named", "write `stoker check job.yaml`"))
+        raise UserError(Problem("no job file is given", "write `stoker check job.yaml`"))
     try:
         if arguments.fix:
             _fix(arguments.job, to_stderr=arguments.json)

@@ -104,7 +104,7 @@ def _run_log(arguments: argparse.Namespace, audit: LogAudit) -> int:
     from stoker.cli.log_audit_view import print_log_audit
 
     if arguments.rows or arguments.packed:
-        hint = "dropped rows are named without them"
+        hint = "leave them out; dropped rows are listed anyway"
         raise UserError(Problem("--rows and --packed show tokens, and this is a click log", hint))
     if arguments.json:
         print(json.dumps(audit.as_json(), ensure_ascii=False))
@@ -120,11 +120,13 @@ def _shown(arguments: argparse.Namespace, loaded: LoadedJob) -> _Shown:
     """Returns the audit with the requested sequences."""
     wanted = [_place(text) for text in arguments.rows]
     if arguments.samples < 0:
-        raise UserError(Problem("--samples is below 0", "write how many sequences to show"))
+        raise UserError(Problem("--samples must be at least 0", "write how many sequences to show"))
     if arguments.offset is not None and (arguments.offset < 0 or wanted):
-        raise UserError(Problem("--offset is below 0, or stands beside --rows", "sequences are counted from 0"))
+        raise UserError(
+            Problem("--offset must be at least 0, and cannot be used with --rows", "sequences are counted from 0")
+        )
     if arguments.packed and wanted:
-        raise UserError(Problem("--packed stands beside --rows", "a packed sequence is shown by --offset"))
+        raise UserError(Problem("--packed cannot be used with --rows", "select packed sequences with --offset"))
     if not task_of(loaded.job).text:
         message = f"`task: {loaded.job.task}` brings its own dataset: there are no rows to audit"
         *others, last = (name for name, task in TASKS.items() if task.text)
@@ -135,7 +137,7 @@ def _shown(arguments: argparse.Namespace, loaded: LoadedJob) -> _Shown:
 def _place(text: str) -> tuple[str, int]:
     source, _, row = text.rpartition(":")
     if not source or not row.isdecimal():
-        raise UserError(Problem(f"--rows {text}: this names no row", "write it as my.jsonl:12"))
+        raise UserError(Problem(f"--rows {text}: this is not a row", "write it as my.jsonl:12"))
     return source, int(row)
 
 

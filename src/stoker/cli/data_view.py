@@ -66,43 +66,43 @@ def _print_sample(sample: SamplePreview, console: Console) -> None:
     print(f"--- {sample.source}:{sample.row}:{verdict} {tokens}, {sum(sample.trained):,} trained")
     _say(coloured(sample), bracketed(sample), console)
     if sample.lost:
-        print(f"... {counted(sample.lost, 'token')} more {'is' if sample.lost == 1 else 'are'} cut off")
+        print(f"... {counted(sample.lost, 'token')} truncated")
     if sample.continues:
-        print("... goes on in the next sequence")
+        print("... continues in the next sequence")
 
 
 def _counts(audit: Audit) -> list[tuple[str, str]]:
     """Returns the table of the audit: (label, count)."""
     share = audit.trained_tokens / audit.tokens if audit.tokens else 0.0
     dropped = audit.rows_dropped / audit.rows_in if audit.rows_in else 0.0
-    prefix = "an exact prefix of the whole in every row"
+    prefix = "an exact prefix of the whole text in every row"
     if audit.prompt_not_prefix:
-        prefix = f"not an exact prefix of the whole in {counted(audit.prompt_not_prefix, 'row')}"
+        prefix = f"not an exact prefix of the whole text in {counted(audit.prompt_not_prefix, 'row')}"
     stop = "trained" if audit.stop_token_trained else "never trained"
     if audit.stop_token_trained and audit.stop_missing:
-        stop = f"trained, but missing behind the last answer of {counted(audit.stop_missing, 'row')}"
+        stop = f"trained, but missing after the last answer of {counted(audit.stop_missing, 'row')}"
     counts = [(name, f"format {format_}") for name, format_ in audit.formats.items()]
     counts += [
-        ("rows in", f"{audit.rows_in:,}"),
+        ("rows read", f"{audit.rows_in:,}"),
         ("rows used", f"{audit.rows_used:,}"),
         (
-            "rows cut",
+            "rows truncated",
             f"{audit.rows_cut:,}" + (f", {counted(audit.tokens_lost, 'token')} lost" if audit.tokens_lost else ""),
         ),
         ("rows split", f"{audit.rows_split:,}"),
         ("rows dropped", f"{audit.rows_dropped:,} ({dropped:.1%})"),
         ("sequences", f"{audit.sequences:,}, {audit.held_out:,} of them held out"),
-        ("tokens", f"{audit.tokens:,}; {audit.mean:.1f} a sequence, the longest has {audit.longest:,}"),
+        ("tokens", f"{audit.tokens:,}; {audit.mean:.1f} per sequence, at most {audit.longest:,}"),
         ("trained tokens", f"{audit.trained_tokens:,} ({share:.1%})"),
         ("stop token", stop),
         ("prompts", prefix),
         *([("weight 0", f"{audit.turns_untrained:,} answers are not trained")] if audit.turns_untrained else []),
         ("duplicates", f"{audit.duplicates:,}"),
-        ("evaluated too", f"{audit.overlap:,} training sequences"),
+        ("overlap", f"{audit.overlap:,} training sequences are also evaluated"),
     ]
-    encoded = {"text": "encoded as the text that they are", "keep": "kept as control tokens"}
+    encoded = {"text": "encoded as plain text", "keep": "kept as control tokens"}
     counts += [
-        ("special tokens", f"{count:,} inside of content, {encoded[policy]} ({source})")
+        ("special tokens", f"{count:,} in content, {encoded[policy]} ({source})")
         for source, count, policy in audit.special_tokens
     ]
     rows, lost = audit.evaluation_rows
@@ -112,7 +112,7 @@ def _counts(audit: Audit) -> list[tuple[str, str]]:
 def _print_ignored(audit: Audit) -> None:
     if not audit.fields_ignored:
         return
-    print("\nfields that are given and never reach the text or the mask:")
+    print("\nfields that are not used in the text or the mask:")
     for ignored in audit.fields_ignored[:PLACES]:
         rows = "row " if ignored.rows == 1 else "rows"
         print(f"  {ignored.rows:>9,} {rows}  {visible(ignored.field)}  ({ignored.source})")

@@ -136,7 +136,7 @@ def _check_options(arguments: argparse.Namespace) -> None:
     answers, tasks = arguments.answers is not None, arguments.tasks is not None
     mode = "--answers" if answers else "--tasks"
     if answers and tasks:
-        raise UserError("--answers and --tasks are two evaluations; run one after the other")
+        raise UserError("--answers and --tasks are separate evaluations; run one after the other")
     if (answers or tasks) and (arguments.data is not None or arguments.format != "auto"):
         raise UserError(Problem(f"DATA and --format measure a loss, {mode} answers", "give one of them"))
     if (answers or tasks) and (arguments.compare or arguments.quantise):
@@ -144,7 +144,7 @@ def _check_options(arguments: argparse.Namespace) -> None:
     if not answers and arguments.score is not None:
         raise UserError(Problem("--score scores answers", "give rows with --answers FILE"))
     if not tasks and arguments.chat:
-        raise UserError("--chat is an option of --tasks; --answers always asks as the model was trained")
+        raise UserError("--chat is an option of --tasks; --answers always uses the template of the training")
     if arguments.prompts is not None and (not answers or arguments.against is not None):
         raise UserError(Problem("--prompts compares templates over rows", "give --answers FILE, and no --against"))
     if arguments.best is not None and arguments.prompts is None:
@@ -226,7 +226,7 @@ def _run_loss(arguments: argparse.Namespace) -> int:
         numbers = [f"loss {found.loss:.4f}"]
         numbers += [f"perplexity {found.perplexity:.2f}"] if found.perplexity is not None else []
         numbers += [f"{found.target} accuracy {found.accuracy:.1%}"] if found.accuracy is not None else []
-        numbers += [f"{result.bits_per_byte:.4f} bits a byte"] if result.bits_per_byte is not None else []
+        numbers += [f"{result.bits_per_byte:.4f} bits per byte"] if result.bits_per_byte is not None else []
         rows = f"{result.rows_used} rows; {result.rows_dropped} dropped"
         print(f"{label:<10} {'  '.join(numbers)}  ({found.targets:,} trained {found.target}s of {rows})")
     return 0

@@ -102,7 +102,7 @@ def _losses(arguments: argparse.Namespace) -> int:
         for a, b, size in zip(ours, theirs, units, strict=True)
     ]
     notes = _notes([found], names[0])
-    notes += [f"{alone} rows are left out: only one of the runs uses them"] if alone else []
+    notes += [f"{alone} rows are excluded: only one of the runs uses them"] if alone else []
     for number in found.rows:
         a, b, size = ours[number], theirs[number], units[number]
         notes.append(f"{a.source}:{a.row}  loss {a.loss / size:.4f} and {b.loss / size:.4f}")
@@ -144,7 +144,7 @@ def _notes(compared: Sequence[Compared], name: str) -> list[str]:
     said = []
     for each in compared:
         found = each.difference
-        verdict = "" if found.excludes_zero else "; the interval holds 0, so neither is shown to be better"
+        verdict = "" if found.excludes_zero else "; the interval contains 0, so the difference is not significant"
         counts = f"{name} wins {found.wins} rows, loses {found.losses}, ties {found.ties}"
         said.append(f"{each.name}: {counts}{verdict}")
     return said

@@ -53,9 +53,9 @@ def notes(answers: Sequence[ScoredAnswer], questions: Questions) -> list[str]:
     counts = details(answers, questions)
     said = [f"{counts['rows']} rows of {questions.rows.path}"]
     if without := counts["rows_without_expected"]:
-        said.append(f"{without} of them have no expected answer: scorers that need one leave them out")
+        said.append(f"{without} of them have no expected answer: scorers that need one skip them")
     if cut := counts["answers_cut"]:
-        said.append(f"{cut} answers were cut at --max-tokens")
+        said.append(f"{cut} answers were truncated at --max-tokens")
     if "judge" in counts:
         said.append("judge: " + ", ".join(f"{count} {verdict}" for verdict, count in counts["judge"].items()))
     return said

@@ -86,4 +86,4 @@ def _verdict(ranking: TemplateRanking) -> str:
     rows = next(iter(ranking.behind.values())).rows
     if rows < FEWEST:
         return f"{ranking.scorer}: no template is named the best of {rows} rows; give {FEWEST} or more"
-    return f"{ranking.scorer}: no template is shown to be the best; {ranking.order[0]} has the highest mean"
+    return f"{ranking.scorer}: no template is significantly the best; {ranking.order[0]} has the highest mean"

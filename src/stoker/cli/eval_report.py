@@ -58,9 +58,9 @@ def keep_and_print(
     for note in notes:
         print(note)
     if kept:
-        print(f"kept in {kept} and {kept.with_suffix('.jsonl').name}")
+        print(f"saved in {kept} and {kept.with_suffix('.jsonl').name}")
     else:
-        print(f"nothing is kept: {arguments.run} is no run; name a folder with --to FOLDER")
+        print(f"results are not saved: {arguments.run} is not a run; give a folder with --to FOLDER")
     return 0
 
 

@@ -57,7 +57,7 @@ def check_by_token(arguments: argparse.Namespace) -> None:
         raise UserError("--by-token must be above 0, and --offset at least 0")
     others = ("answers", "tasks", "prompts", "against", "compare", "quantise")
     if given := [name for name in others if getattr(arguments, name)]:
-        raise UserError(f"--by-token and --{given[0]} are two evaluations; run one after the other")
+        raise UserError(f"--by-token and --{given[0]} are separate evaluations; run one after the other")
     if arguments.packed and arguments.data is not None:
         raise UserError(Problem("--packed shows the run's own sequences", "leave DATA out, or --packed"))
 

@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         if value is None:
             raise UserError(Problem(f"{name} is missing", "stoker export RUN --format FORMAT --to DIR"))
     if arguments.version is not None:
-        raise UserError("--version goes with --rollback")
+        raise UserError("--version needs --rollback")
     from stoker.cli.report import quiet_libraries
 
     quiet_libraries()
@@ -86,7 +86,7 @@ def _ranking(arguments: argparse.Namespace) -> int:
         if getattr(arguments, name):
             raise UserError(f"--{name}: a ranking model keeps the precision it was trained in")
     if arguments.keep < 1:
-        raise UserError("--keep is at least 1")
+        raise UserError("--keep must be at least 1")
     base = Path.cwd()
     folder = find_run(arguments.run, base)
     task = task_of(load_job(folder.job).job)

@@ -26,16 +26,18 @@ def check_follows(loaded: LoadedJob, seconds: float, *, alone: bool) -> None:
     from stoker.job.task_spec import task_of
 
     if seconds <= 0:
-        raise UserError(Problem(f"--follow {seconds:g}: there are no such seconds", "write `--follow 60`"))
+        raise UserError(Problem(f"--follow {seconds:g}: not a valid number of seconds", "write `--follow 60`"))
     if not task_of(loaded.job).grows(loaded.job):
-        message = "--follow is for logs that grow, which are trained on in order of time"
+        message = "--follow needs a growing log that is trained on in time order"
         raise UserError(Problem(message, "write `task: ranking` with `ranking: {progressive: true}`"))
     if loaded.job.steps is not None:
         raise UserError(
-            loaded.problem("steps", "--follow trains on whatever comes, and `steps` ends before", "write `epochs: 1`")
+            loaded.problem(
+                "steps", "--follow trains on all rows that arrive, but `steps` limits the run", "write `epochs: 1`"
+            )
         )
     if not alone:
-        raise UserError(Problem("--follow cannot be told to a launcher's processes", "start `stoker train` itself"))
+        raise UserError(Problem("--follow does not work in the processes of a launcher", "start `stoker train` itself"))
 
 
 def contents_of(loaded: LoadedJob, base: Path) -> list[dict[str, str]]:
@@ -53,7 +55,7 @@ def wait_for_more(
     pause: Callable[[float], None] = sleep,
 ) -> None:
     """Returns once the files differ from the known ones, and have not changed between two polls."""
-    print(f"waiting for more rows, a look every {seconds:g} s; Ctrl-C ends", file=sys.stderr, flush=True)
+    print(f"waiting for more rows, checking every {seconds:g} s; Ctrl-C stops", file=sys.stderr, flush=True)
     before = known
     while True:
         pause(seconds)

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     overrides = [word for word in arguments.files if _is_override(word)]
     files = [word for word in arguments.files if not _is_override(word)]
     if not files:
-        raise UserError(Problem("no file is named", "write `stoker import FILE`"))
+        raise UserError(Problem("no file is given", "write `stoker import FILE`"))
     if arguments.processes is not None and arguments.processes < 1:
         raise UserError(Problem(f"--processes {arguments.processes}: at least one process trains", "write 1 or more"))
     if arguments.output != "-" and Path(arguments.output).exists():
@@ -162,20 +162,20 @@ def _report(imported: Imported) -> None:
             table.add_row("", "", escape(f"{item.target}: {_short(item.value)}"), escape(origin(item)))
     for dropped in imported.dropped:
         if dropped.why != NOT_SET:
-            became = "[red]lost[/red]" if dropped.matters else "[dim]no line[/dim]"
+            became = "[red]lost[/red]" if dropped.matters else "[dim]not needed[/dim]"
             table.add_row(escape(dropped.key), escape(_short(dropped.value)), became, escape(dropped.why))
     for unknown in imported.unknown:
-        near = f"near: {unknown.near}" if unknown.near else ""
+        near = f"similar: {unknown.near}" if unknown.near else ""
         table.add_row(escape(unknown.key), escape(_short(unknown.value)), "[red]unknown[/red]", escape(near))
     console.print(table)
     carried = sum(1 for item in imported.carried if item.key)
     lost = sum(1 for item in imported.dropped if item.matters)
     console.print(
-        f"{' + '.join(imported.tools)}: {carried} carried over, {len(imported.dropped) - lost} need no line, "
+        f"{' + '.join(imported.tools)}: {carried} converted, {len(imported.dropped) - lost} not needed, "
         f"{lost} lost, {len(imported.unknown)} unknown"
     )
     for key in imported.missing:
-        console.print(f"no file says `{key}`: an example was filled in; write your own", style="bold")
+        console.print(f"no file says `{key}`: replace the example with your own value", style="bold")
 
 
 def _short(value: Any) -> str:

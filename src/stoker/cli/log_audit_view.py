@@ -41,7 +41,7 @@ def print_log_audit(audit: LogAudit) -> None:
     for leak in audit.leaks:
         print(f"leakage: {visible(leak)}")
     for name, count in audit.unknown.items():
-        print(f"not read: {visible(name)}, in {count:,} rows, as none of the first rows has it")
+        print(f"not read: {visible(name)}, in {count:,} rows, which is in none of the first rows")
     for reason, count in audit.reasons.items():
         print(f"\ndropped: {visible(reason)} ({count:,})")
         for row in [row for row in audit.dropped if reason_kind(row.reason) == reason][:PLACES]:

@@ -80,5 +80,5 @@ def _what_it_takes(path: Path) -> Iterator[str]:
             if plans:
                 plan, steps = plans[0], question.length.steps
                 run = f", {time_words(steps * plan.seconds)} for {steps} steps" if steps else ""
-                memory = f"{plan.memory.peak / 2**30:.1f} GiB a device"
-                yield f"on {on}{stage}, as the planner predicts: {memory}, {plan.seconds:.2g} s a step{run}"
+                memory = f"{plan.memory.peak / 2**30:.1f} GiB per device"
+                yield f"on {on}{stage}, predicted: {memory}, {plan.seconds:.2g} s per step{run}"

@@ -81,7 +81,9 @@ def run(arguments: argparse.Namespace) -> int:
     from stoker.runs.shared_secret import read_secret
 
     if not NAME.fullmatch(arguments.name):
-        raise UserError(Problem(f"--name {arguments.name!r} is no name", "take letters, digits, `-`, `_` and `.`"))
+        raise UserError(
+            Problem(f"--name {arguments.name!r} is not a valid name", "use letters, digits, `-`, `_` and `.`")
+        )
     secret = read_secret(Path(arguments.secret))
     rendezvous = parsed(arguments.rendezvous)
     listen = own_address(rendezvous, arguments.listen)
@@ -173,7 +175,9 @@ def _taken_part(
             return PeerNetwork(listen, secret, strangers=max(STRANGERS, 2 * most))
         except OSError as error:
             words = f"node {arguments.name} cannot listen on {listen[0]}:{listen[1]} ({error.strerror})"
-            raise CannotRun(Problem(words, "end what listens there, or take another port in --rendezvous")) from error
+            raise CannotRun(
+                Problem(words, "stop the process that listens there, or use another port in --rendezvous")
+            ) from error
 
     urls = urls_of(opened.job)
     server = CacheServer(urls)
@@ -267,7 +271,9 @@ def _nodes(arguments: argparse.Namespace, opened: LoadedJob, named: int) -> tupl
     if arguments.nodes is not None:
         match = NODES.fullmatch(arguments.nodes)
         if match is None or not 1 <= int(match[1]) <= int(match[2] or match[1]):
-            raise UserError(Problem(f"--nodes {arguments.nodes}: this is no MIN or MIN:MAX", "write --nodes 2:3, say"))
+            raise UserError(
+                Problem(f"--nodes {arguments.nodes}: not of the form MIN or MIN:MAX", "write for example --nodes 2:3")
+            )
         return int(match[1]), int(match[2] or match[1])
     if (nodes := opened.job.faults.nodes) is not None:
         return nodes.min, nodes.max
@@ -277,7 +283,7 @@ def _nodes(arguments: argparse.Namespace, opened: LoadedJob, named: int) -> tupl
         count = -(-layout_of(opened.job).world // arguments.devices)
         return count, count
     raise UserError(
-        Problem("how many nodes there are is not said", "write --nodes N, or faults.nodes: {min: N, max: N} in the job")
+        Problem("the number of nodes is not given", "write --nodes N, or faults.nodes: {min: N, max: N} in the job")
     )
 
 

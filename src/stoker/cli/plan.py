@@ -112,7 +112,7 @@ def _plan_task(
 
     for option in ("show", "picture"):
         if getattr(arguments, option):
-            raise UserError(Problem(f"--{option} is of language models: task {loaded.job.task} has no picture"))
+            raise UserError(Problem(f"--{option} is for language models: task {loaded.job.task} has no picture"))
     on = planned_on(loaded, arguments)
     found = planned(loaded, Path.cwd(), on.cluster)
     if arguments.json:

@@ -28,7 +28,7 @@ GIB = 2**30
 SHOWN = 5  # alternatives without a name, and helpful changes
 LEFT = 10  # width of the labels at the left edge
 MOST = 110  # most columns
-NO_PRICE = "no price is known: write `price: 30` (a node's, by the hour) into the cluster's file"
+NO_PRICE = "no price is known: write `price: 30` (per node and hour) into the cluster file"
 
 
 def print_answer(found: PlanAnswer, *, pictures: bool) -> None:
@@ -42,7 +42,7 @@ def print_answer(found: PlanAnswer, *, pictures: bool) -> None:
     _say("step", f"{time_words(plan.seconds)}: {_shares(plan.time.parts.items(), plan.seconds)}")
     _rollouts(plan)
     speed = found.plan.speed
-    each = f"{speed.tokens_per_s_per_gpu:,.0f} of each device"
+    each = f"{speed.tokens_per_s_per_gpu:,.0f} per device"
     _say("speed", f"{speed.tokens_per_s:,.0f} tokens/s, {each}; MFU {speed.mfu:.1%}")
     _say("", f"MFU: {mfu_formula(question.work)}")
     _memory(found, pictures=pictures)
@@ -61,8 +61,8 @@ def refusal(found: NothingFits, *, quiet: bool) -> CannotRun:
         for change in found.changes:
             plan = change.plan
             _say("would fit", f"{change.words}: {change.what}")
-            _say("", f"{plan.setting.layout.describe()}: {_sizes(plan)}, {time_words(plan.seconds)} a step")
-    nearest = "no layout divides this batch over these devices"
+            _say("", f"{plan.setting.layout.describe()}: {_sizes(plan)}, {time_words(plan.seconds)} per step")
+    nearest = "no layout can divide this batch over these devices"
     if found.nearest is not None:
         nearest = f"the nearest is {found.nearest.setting.layout.describe()}, which {misfit(found.nearest)}"
     words = ", or ".join(f"`{change.words}`" for change in found.changes)
@@ -86,10 +86,10 @@ def picture(found: PlanAnswer) -> str:
 
 def _head(question: PlanQuestion, searched: str) -> None:
     work, cluster = question.work, question.cluster
-    _say("cluster", f"{_devices(cluster)}, {cluster.per_node} a node")
-    trained = "all are trained" if work.tuning == "full" else f"{work.trained / 1e6:,.3g} million trained ({_by(work)})"
+    _say("cluster", f"{_devices(cluster)}, {cluster.per_node} per node")
+    trained = "all trained" if work.tuning == "full" else f"{work.trained / 1e6:,.3g} million trained ({_by(work)})"
     _say("model", f"{work.shape.name}: {work.shape.parameters / 1e9:.2f} billion parameters, {trained}")
-    _say("work", f"{work.global_batch} rows of {work.seq_len} tokens a step, in {work.precision}")
+    _say("work", f"{work.global_batch} rows of {work.seq_len} tokens per step, in {work.precision}")
     _say("searched", searched)
 
 
@@ -118,14 +118,14 @@ def _by(work: TrainingWork) -> str:
 def _memory(found: PlanAnswer, *, pictures: bool) -> None:
     plan, stages = found.plan, found.stages
     where = f" on {holder(plan)} {plan.stage + 1} of {len(stages)}" if len(stages) > 1 else ""
-    where = f"; fullest{where} at {plan.memory.moment}"
+    where = f"; peak{where} at {plan.memory.moment}"
     _say("memory", f"{verdict(plan.memory, plan)}: {_sizes(plan)}{where}")
     parts = sorted(plan.memory.parts.items(), key=lambda pair: -pair[1])
     _say("", ", ".join(f"{part} {size / GIB:.1f}" for part, size in parts if size > GIB / 20) + " GiB")
     cluster = plan.setting.cluster
     if plan.memory.host:
         have = f"{cluster.host_memory_gib_per_gpu:.0f}"
-        _say("", f"host memory {plan.memory.host / GIB:.1f} GiB for each device, of {have}: what is offloaded")
+        _say("", f"host memory {plan.memory.host / GIB:.1f} GiB per device of {have}, for offloaded state")
     drawn = bars(plan, stages)
     shown = drawn if pictures else _some(drawn, plan.stage)
     _show(memory_text(shown, capacity=plan.capacity, width=_width() - LEFT))
@@ -156,9 +156,9 @@ def _cost(cost: Cost, question: PlanQuestion) -> None:
         epochs = f"{question.length.epochs:g} epoch{'s' * (question.length.epochs != 1)}"
         _say("run", f"the number of steps in {epochs} depends on the data, which is not read: write `steps` to set it")
         _say("", f"{cost.steps:,} steps, {cost.tokens / 1e9:.3g} billion tokens: {took}")
-        _say("", f"a billion tokens: {time_words(cost.hours_per_billion_tokens * 3600)}")
+        _say("", f"per billion tokens: {time_words(cost.hours_per_billion_tokens * 3600)}")
     if cost.price is not None and cost.price_per_billion_tokens is not None:
-        per_token = f"{cost.price_per_billion_tokens:,.2f} a billion tokens"
+        per_token = f"{cost.price_per_billion_tokens:,.2f} per billion tokens"
         _say("price", f"{cost.price:,.2f} {cost.currency}; {per_token}")
     elif not cluster.device.is_cpu:
         _say("price", NO_PRICE)
@@ -167,11 +167,11 @@ def _cost(cost: Cost, question: PlanQuestion) -> None:
     expected = f"{saved.interruptions:.2g} expected, on average one every {time_words(saved.mean_between)}"
     chance = f"{saved.chance:.1%}" if saved.chance > 5e-4 else "under 0.1%"
     _say("failures", f"{chance} chance of an interruption: {expected}")
-    stall = f"each stalls {time_words(cost.saving.stall)} ({cost.checkpoint / GIB:.0f} GiB)"
+    stall = f"each pauses training for {time_words(cost.saving.stall)} ({cost.checkpoint / GIB:.0f} GiB)"
     every = f"every {cost.interval_steps:,} steps ({time_words(saved.interval)})"
     if cost.interval_steps >= cost.steps:
         every = "at the end only"
-    _say("", f"best checkpoint interval: {every}, {stall}; {saved.effective:.2%} of the time is training")
+    _say("", f"best checkpoint interval: {every}, {stall}; {saved.effective:.2%} of the time is spent training")
     if cost.as_written is not None and question.length.save_every is not None:
         _say("", f"every {question.length.save_every:,} steps, as in the job: {cost.as_written.effective:.2%}")
 
@@ -194,17 +194,17 @@ def _helps(helps: list[Help], *, priced: bool) -> None:
     label = "helps"
     for help_ in helps[:SHOWN]:
         words = f" ({help_.words})" if help_.words else ""
-        each = f", {help_.gain_per_device:+.1%} {'for its price' if priced else 'a device'}"
+        each = f", {help_.gain_per_device:+.1%} {'relative to its price' if priced else 'per device'}"
         _say(label, f"{help_.gain:+.1%} tokens/s{each}: {help_.change}{words}")
         label = ""
     if not helps:
-        _say(label, "nothing that was tried: twice the memory, the links, the batch; a node more")
+        _say(label, "none of the changes tried: twice the memory, the links or the batch; one more node")
 
 
 def _others(others: list[Alternative]) -> None:
     unnamed = [other for other in others if not other.called][:SHOWN]
     print()
-    print("others    (the simplest of the plans within 3 % of the fastest is proposed)")
+    print("others    (the plan above is the simplest of those within 3 % of the fastest)")
     for other in others:
         if not other.called and other not in unnamed:
             continue

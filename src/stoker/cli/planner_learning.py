@@ -27,7 +27,7 @@ def calibrate_here(seconds: float | None, *, as_json: bool) -> int:
     from stoker.launch.calibrate_machine import SECONDS, measure_machine
 
     if seconds is not None and seconds <= 0:
-        raise UserError(Problem(f"--seconds {seconds:g}: there is nothing to measure in", f"write {SECONDS:g}"))
+        raise UserError(Problem(f"--seconds {seconds:g}: no time to measure in", f"write {SECONDS:g}"))
     quiet_libraries()
     begin = time.perf_counter()
     found = measure_machine(seconds or SECONDS, report=lambda text: print(f"measuring {text} ...", file=sys.stderr))
@@ -40,12 +40,12 @@ def calibrate_here(seconds: float | None, *, as_json: bool) -> int:
         return 0
     for calibration in found:
         print("\n".join(_lines(calibration)))
-    print(f"\nkept in {files[0].parent}, after {taken:.0f} s; plans for this machine use it from now on")
+    print(f"\nsaved in {files[0].parent} after {taken:.0f} s; later plans for this machine use it")
     return 0
 
 
 def _lines(found: Calibration) -> list[str]:
-    threads = f", {found.threads} thread{'s' * (found.threads > 1)} a process" if found.threads else ""
+    threads = f", {found.threads} thread{'s' * (found.threads > 1)} per process" if found.threads else ""
     lines = [f"\n{found.device}{threads}", "  products (n, n) x (n, n): GFLOP/s by n"]
     for table in found.matmuls:
         lines.append(_row(table.precision, ((n, table.rate(n, n, n) / 1e9) for n in table.sizes)))
@@ -58,7 +58,7 @@ def _lines(found: Calibration) -> list[str]:
     lines.append("  attention of one head: ms by tokens of a row")
     for curve in (curve for curve in alone if curve.kind.startswith("attention")):
         lines.append(_row(curve.kind, ((s, t * 1e3) for s, t in zip(curve.sizes, curve.seconds, strict=True))))
-    lines.append(f"  a call: {found.launch_s * 1e6:.1f} us at least")
+    lines.append(f"  kernel launch: at least {found.launch_s * 1e6:.1f} us")
     between = [curve for curve in found.curves if curve.ranks > 1]
     if between:
         lines.append("  collectives: latency, and GB/s of large tensors")
@@ -88,7 +88,7 @@ def learn_from(path: str, *, as_json: bool) -> int:
             json.dumps({**answer, "before": predicted, "after": {"seconds": lesson.seconds, "memory": lesson.memory}})
         )
         return 0
-    print(f"{'':<12}{'a step':>12}{'memory':>14}")
+    print(f"{'':<12}{'step':>12}{'memory':>14}")
     rows = (
         ("measured", real.seconds, real.memory),
         ("before", before.seconds, before.peak),
@@ -100,5 +100,7 @@ def learn_from(path: str, *, as_json: bool) -> int:
     constant = f", and {now.constant / GIB:+.2f} GiB" if now.constant else ""
     print(f"\ncomputation x {now.compute:.3g}, estimated memory x {now.memory:.3g}{constant}")
     threads = f" with {now.threads} threads" if now.threads else ""
-    print(f"later plans of {now.tuning} tuning in {now.precision} on {now.device}{threads} are corrected so ({file})")
+    print(
+        f"later plans of {now.tuning} tuning in {now.precision} on {now.device}{threads} use this correction ({file})"
+    )
     return 0

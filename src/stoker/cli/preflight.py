@@ -213,7 +213,9 @@ def _checkpoint_problems(loaded: ReadJob, base: Path) -> list[Problem]:
         return []
     if "://" in to:
         found = url_problem(to)
-        message = f"checkpoint.to: {to} is no place for checkpoints: {found[0] if found else ''}"
+        message = f"checkpoint.to: {to} cannot hold checkpoints: {found[0] if found else ''}"
         return [loaded.problem("checkpoint.to", message, found[1])] if found else []
     what = unwritable(base / to)
-    return [loaded.problem("checkpoint.to", f"checkpoint.to: {to} {what}", "give another place")] if what else []
+    return (
+        [loaded.problem("checkpoint.to", f"checkpoint.to: {to} {what}", "give another folder or URL")] if what else []
+    )

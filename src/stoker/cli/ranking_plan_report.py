@@ -26,14 +26,16 @@ def print_ranking_plan(plan: RankingPlan, where: str) -> None:
     held += f", sketches {size(memory.sketches)}" if memory.sketches else ""
     held += f"; on the disk {size(memory.file)}" if memory.file else ""
     exchanged = f"keys {size(sent.keys)}, rows {size(sent.rows)}, gradients {size(sent.gradients)}"
-    words = "fits" if plan.fits else "DOES NOT FIT; take more hosts, `ranking.table.memory_rows` or `ranking.servers`"
-    print(f"\non {where}: {plan.processes} processes, {plan.micro_batch} rows x {plan.accumulation} passes a step each")
-    print(f"  lookups     {plan.lookups:,} ids a pass, of which {plan.unique:,} differ")
+    words = "fits" if plan.fits else "DOES NOT FIT; use more hosts, `ranking.table.memory_rows` or `ranking.servers`"
+    print(
+        f"\non {where}: {plan.processes} processes, {plan.micro_batch} rows x {plan.accumulation} passes per step each"
+    )
+    print(f"  lookups     {plan.lookups:,} ids per pass, {plan.unique:,} of them distinct")
     print(f"  rows        {holder} holds {size(memory.total)}: {held}")
-    print(f"  checkpoint  {size(plan.checkpoint)} more for the copies that a process makes of what it saves")
+    print(f"  checkpoint  {size(plan.checkpoint)} more for each process's copies of the saved state")
     print(f"  tower       {plan.tower_parameters:,} parameters, {size(plan.tower)} with gradients and optimizer state")
-    print(f"  exchange    each process sends {size(sent.total)} a step: {exchanged}, tower {size(sent.tower)}")
-    print(f"  servers     {plan.servers_needed} of {size(plan.host_memory)} would hold all rows")
+    print(f"  exchange    each process sends {size(sent.total)} per step: {exchanged}, tower {size(sent.tower)}")
+    print(f"  servers     {plan.servers_needed} of {size(plan.host_memory)} hold all rows")
     print(f"  memory      {size(plan.on_host)} of a host's {size(plan.host_memory)}: {words}")
 
 
@@ -47,9 +49,9 @@ def _tables(plan: RankingPlan) -> None:
         table.add_row(each.name, f"{each.rows:,}", f"{each.row_bytes}", size(each.bytes), f"{each.lookups:.2f}", *hot)
     Console().print(table)
     if rest := [each for each in plan.tables if each not in shown]:
-        print(f"and a weight for each of these rows: {size(sum(each.bytes for each in rest))}")
-    print("rows after an epoch, before evictions but those of `max_rows`")
-    print("on the right the share of the lookups that the hottest rows take")
+        print(f"plus one weight for each of these rows: {size(sum(each.bytes for each in rest))}")
+    print("rows after one epoch, before all evictions except those of `max_rows`")
+    print("on the right: the share of the lookups that the most frequent rows take")
     if plan.read < 1:
         print(f"ids were counted in {plan.read:.1%} of the training rows, evenly spaced; rows are extrapolated")
 

@@ -25,5 +25,5 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(json.loads(record.to_json())))
     else:
-        print(f"{record.name} goes on: {record.handle.get('words', record.output)}")
+        print(f"{record.name} resumes: {record.handle.get('words', record.output)}")
     return 0

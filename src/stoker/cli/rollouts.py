@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     from stoker.train.rollouts.step_rollouts import rollouts_of_step
 
     if arguments.limit is not None and arguments.limit < 1:
-        raise UserError(f"--limit {arguments.limit} shows nothing; write 1 or more")
+        raise UserError(f"--limit {arguments.limit} shows no answers; write 1 or more")
     folder = find_run(arguments.run, Path.cwd())
     loaded = load_job(folder.job, trusted(arguments))
     found = rollouts_of_step(folder, loaded.job, arguments.step)

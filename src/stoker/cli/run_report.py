@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     path = Path(arguments.output)
     if path.suffix.lower() not in (".html", ".htm"):
-        raise UserError(Problem(f"{path} is no name of an HTML file", "write `-o report.html`"))
+        raise UserError(Problem(f"{path} is not the name of an HTML file", "write `-o report.html`"))
     folders = [RunFolder(find_run(name, Path.cwd()).path.resolve()) for name in arguments.runs]
     unique = list({folder.path: folder for folder in folders}.values())
     text = report_html(report_answers(unique), arguments.language or "")
@@ -40,5 +40,5 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise RunFailed(f"{path} cannot be written: {error.strerror}") from error
     runs = "1 run" if len(unique) == 1 else f"{len(unique)} runs"
-    print(f"{path}: {runs}, {len(text.encode()) / 1e6:.1f} MB; it asks nothing of any server")
+    print(f"{path}: {runs}, {len(text.encode()) / 1e6:.1f} MB; it needs no server")
     return 0

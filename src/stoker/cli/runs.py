@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     _print_hint()
     if not runs:
-        print(f"no runs in {arguments.run}; `stoker train JOB` makes one")
+        print(f"no runs in {arguments.run}; `stoker train JOB` creates one")
         return 0
     from rich.table import Table
 
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     table = Table(box=None, header_style="bold")
     for column in ("run", "state", "task", "model"):
         table.add_column(column)
-    for column in ("step", "loss", "held out", "effective", "last sign"):
+    for column in ("step", "loss", "held out", "effective", "last update"):
         table.add_column(column, justify="right")
     for r in runs:
         table.add_row(r.path, r.state, r.task, r.model, *_figures(r))
@@ -108,7 +108,7 @@ def _print_stages(stages: list[tuple[dict[str, Any], RunSummary | None]], *, as_
     table = Table(box=None, header_style="bold")
     for column in ("stage", "task", "needs", "state"):
         table.add_column(column)
-    for column in ("step", "loss", "held out", "effective", "last sign"):
+    for column in ("step", "loss", "held out", "effective", "last update"):
         table.add_column(column, justify="right")
     table.add_column("run")
     for stage, run in stages:

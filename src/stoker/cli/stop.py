@@ -27,12 +27,12 @@ def run(arguments: argparse.Namespace) -> int:
     found = submitted_run(name_of(arguments.run), arguments.on)
     before = found.target.status(found.record)
     if before.state not in ("waiting", "running"):
-        print(f"{found.record.name} is {before.state} already" + (f": {before.why}" if before.why else ""))
+        print(f"{found.record.name} is already {before.state}" + (f": {before.why}" if before.why else ""))
         return 0
     found.target.stop(found.record)
     after = found.target.status(found.record)
     print(f"{found.record.name}: {after.state}" + (f" ({after.why})" if after.why else ""))
-    print(f"to go on: stoker resume {found.record.name}")
+    print(f"to continue: stoker resume {found.record.name}")
     return 0
 
 
@@ -51,12 +51,12 @@ def _stop_here(name: str) -> int:
     if process is None:
         if folder.is_taken():
             raise RunFailed(f"the process that trains in {name} is not on this machine, or another user's")
-        print(f"{name} is {summarise(folder).state} already")
+        print(f"{name} is already {summarise(folder).state}")
         return 0
     process.terminate()
     while folder.is_taken():
         time.sleep(POLL)
     after = summarise(folder)
     print(f"{name}: {after.state} after step {after.step}")
-    print(f"to go on: stoker train {folder.job}" if after.state != "done" else "it had reached its end")
+    print(f"to continue: stoker train {folder.job}" if after.state != "done" else "the run was already complete")
     return 0

@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     earlier = find(submission.name)
     state = state_of(earlier).state if earlier is not None else ""
     if earlier is not None and state in ("waiting", "running"):
-        message = f"{submission.name} is {state} on {earlier.on or earlier.kind} already"
+        message = f"{submission.name} is already {state} on {earlier.on or earlier.kind}"
         raise UserError(Problem(message, f"wait for it, `stoker stop {submission.name}`, or give another --name"))
     record = target.submit(submission)
     keep(record)
@@ -88,12 +88,12 @@ def chosen_of(arguments: argparse.Namespace) -> tuple[GivenJob, ChosenTarget]:
     jobs = [open_job(arguments.job, overrides)] if staged is None else open_stages(staged.stages)
     loaded = jobs[0]
     if arguments.on is None and is_of_run(Path(arguments.job)) and _is_written(loaded):
-        message = "a target runs commands, and a run's own job.yaml does not decide that"
+        message = "a target runs commands, so it is not read from a run's own job.yaml"
         raise UserError(loaded.document.problem(("target",), message, "name one with --on"))
     chosen = choose_target(loaded, arguments.on)
     given = {name: getattr(arguments, name) for name in ("include", "exclude") if getattr(arguments, name)}
     if given and chosen.kind != "ssh":
-        raise UserError(Problem(f"--{next(iter(given))} chooses hosts of ssh, and the target is {chosen.kind}"))
+        raise UserError(Problem(f"--{next(iter(given))} selects ssh hosts, and the target is {chosen.kind}"))
     if given:
         chosen = replace(chosen, block=chosen.block.model_copy(update=given))
     return GivenJob(jobs, staged), chosen
@@ -113,7 +113,7 @@ def submission_on(given: GivenJob, chosen: ChosenTarget, target: Target, argumen
 
     name = arguments.name
     if name is not None and not NAME.fullmatch(name):
-        raise UserError(Problem(f"--name {name}: that is no name", "write small letters, digits and hyphens"))
+        raise UserError(Problem(f"--name {name}: not a valid name", "use lower-case letters, digits and hyphens"))
     base, hosts = Path.cwd(), target.host_count()
     if given.staged is not None:
         return staged_submission_of(arguments.overrides, given.staged, given.jobs, chosen, base, name=name, hosts=hosts)

@@ -31,7 +31,7 @@ def print_submitted_runs(on: str | None, *, as_json: bool) -> int:
         print(json.dumps([{**json.loads(r.to_json()), "status": asdict(s)} for r, s in both], indent=2))
         return 0
     if not records:
-        print("no run was submitted; `stoker submit JOB --on TARGET` makes one")
+        print("no run was submitted; `stoker submit JOB --on TARGET` submits one")
         return 0
     from rich.table import Table
 

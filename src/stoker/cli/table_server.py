@@ -45,17 +45,19 @@ def run(arguments: argparse.Namespace) -> int:
 
     host, colon, port = arguments.listen.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > LAST_PORT:
-        raise UserError(Problem(f"--listen {arguments.listen}: this is no HOST:PORT", "write it as 10.0.0.1:29500"))
+        raise UserError(
+            Problem(f"--listen {arguments.listen}: not of the form HOST:PORT", "write it as 10.0.0.1:29500")
+        )
     if arguments.snapshot_every < 1:
         raise UserError(
-            Problem(f"--snapshot-every {arguments.snapshot_every} is no number of steps", "write 1 or more")
+            Problem(f"--snapshot-every {arguments.snapshot_every} is not a number of steps", "write 1 or more")
         )
     address = (resolved(host.strip("[]")), int(port))
     secret = read_secret(Path(arguments.secret))
     try:
         server = RowServer(address, secret, Path(arguments.folder), snapshot_every=arguments.snapshot_every)
     except OSError as error:
-        raise CannotRun(f"--listen {arguments.listen}: it cannot be served there: {error.strerror}") from error
+        raise CannotRun(f"--listen {arguments.listen}: cannot listen there: {error.strerror}") from error
     signal.signal(signal.SIGTERM, lambda *_: server.close())
     print("rows are served at {}:{}".format(*server.address), flush=True)
     server.serve()

@@ -62,11 +62,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.size < 1:
         raise UserError(Problem(f"--size {arguments.size}: give at least 1"))
     if arguments.what == "extend" and arguments.start is None:
-        raise UserError(Problem("--from is missing: which tokenizer is extended?", "write --from MODEL"))
+        raise UserError(Problem("--from is missing: it gives the tokenizer to extend", "write --from MODEL"))
     if arguments.what == "train" and arguments.start is not None:
-        raise UserError(Problem("--from: `train` begins from nothing", "write `stoker tokenizer extend`, or no --from"))
+        raise UserError(Problem("--from is not used by `train`", "write `stoker tokenizer extend`, or no --from"))
     if arguments.what == "extend" and arguments.kind is not None:
-        message = "--kind: what is extended stays of the kind that it is of"
+        message = "--kind: `extend` keeps the kind of the tokenizer"
         raise UserError(Problem(message, "leave it out, or write `stoker tokenizer train`"))
     from stoker.cli.report import quiet_libraries
 
@@ -104,11 +104,13 @@ def _answer(made: Made) -> dict[str, Any]:
 
 def _print(arguments: argparse.Namespace, made: Made) -> None:
     if made.new:
-        print(f"{made.new:,} new tokens of {made.tokens:,}, learnt for {', '.join(made.scripts)}; no old id has moved")
+        print(
+            f"{made.new:,} new tokens of {made.tokens:,}, learned for {', '.join(made.scripts)}; old ids are unchanged"
+        )
     else:
         print(f"{made.tokens:,} tokens")
     if made.new < arguments.size and arguments.what == "extend":
-        print(f"fewer than the {arguments.size:,} asked for: no further pair of tokens occurs twice in the corpus")
+        print(f"fewer than the {arguments.size:,} requested: no further pair of tokens occurs twice in the corpus")
     for measured in made.measured:
         print(_line(measured))
     print(f"written to {made.folder}; in a job: model: {{name: ..., tokenizer: {made.folder}}}")
@@ -118,12 +120,12 @@ def _line(measured: Compression) -> str:
     per_token = measured.characters / max(1, measured.after)
     text = f"{measured.name}: {measured.texts:,} texts, {measured.characters:,} characters: "
     if measured.before is None:
-        text += f"{measured.after:,} tokens, {per_token:.2f} characters a token"
+        text += f"{measured.after:,} tokens, {per_token:.2f} characters per token"
     else:
         before = measured.characters / max(1, measured.before)
-        change = f"{-measured.fewer:+.1%}" if measured.fewer else "as many"
+        change = f"{-measured.fewer:+.1%}" if measured.fewer else "unchanged"
         text += f"{measured.before:,} -> {measured.after:,} tokens ({change}), "
-        text += f"{before:.2f} -> {per_token:.2f} characters a token; {measured.same:,} texts with the same ids; "
+        text += f"{before:.2f} -> {per_token:.2f} characters per token; {measured.same:,} texts with the same ids; "
         text += f"{measured.used:,} new tokens used"
     lost = measured.texts - measured.restored
-    return text + (f"; {lost:,} DO NOT COME BACK" if lost else "; all come back from their ids")
+    return text + (f"; {lost:,} NOT DECODED WITHOUT LOSS" if lost else "; all are decoded without loss")

@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
             from stoker.cli.train_stages import train_stages
 
             if arguments.follow is not None:
-                raise UserError("--follow is of one run, and this job has stages")
+                raise UserError("--follow needs a single run, and this job has stages")
             return train_stages(arguments, rank_info)
         opened = open_job(arguments.job, arguments.overrides, trains=True)
         if arguments.follow is not None:
@@ -223,7 +223,7 @@ def say_ending(spec: RunSpec, ending: RunResult, command: str, *, last: bool = T
     output = spec.output
     shown = output.relative_to(Path.cwd()) if output.is_relative_to(Path.cwd()) else output
     if ending.state == "stopped":
-        print(f"stopped after step {ending.step} of {ending.steps}, saved in {shown}\nto go on: {command}")
+        print(f"stopped after step {ending.step} of {ending.steps}, saved in {shown}\nto continue: {command}")
         return
     task = task_of(spec.loaded.job)
     name, sign, best = ("score", -1, "highest") if task.prompts else ("loss", 1, "lowest")
@@ -233,7 +233,7 @@ def say_ending(spec: RunSpec, ending: RunResult, command: str, *, last: bool = T
         print(f"loss {ending.first_loss:.4f} -> {ending.last_loss:.4f}")
     if ending.best_loss is not None and ending.best_step != ending.step and ending.keep_best:
         print(
-            f"{best} held-out {name} {sign * ending.best_loss:.4f} at step {ending.best_step}: take it with --at best"
+            f"{best} held-out {name} {sign * ending.best_loss:.4f} at step {ending.best_step}: select it with --at best"
         )
     print(f"done: {shown}")
     if last and (commands := task.next_commands(spec.loaded.job, str(shown))):

@@ -157,8 +157,10 @@ def _wait_for_weights(staged: StagedJob, stage: Stage, lineage: Lineage, base: P
     until = time.monotonic() + WEIGHTS
     while not folder.is_dir():
         if time.monotonic() > until:
-            message = f"stage {stage.name} begins with {folder}, which the first node has not written in {WEIGHTS} s"
-            raise CannotRun(Problem(message, "see the first node's log; the runs must lie where all nodes see them"))
+            message = f"stage {stage.name} starts from {folder}, which the first node has not written in {WEIGHTS} s"
+            raise CannotRun(
+                Problem(message, "see the first node's log; the runs must be on storage that all nodes share")
+            )
         time.sleep(LOOK)
 
 
@@ -175,8 +177,8 @@ def _check_left_out(staged: StagedJob, chosen: Sequence[Stage]) -> None:
 
 def _heading(staged: StagedJob, stage: Stage, standing: Standing) -> str:
     words = {
-        "none": "begins",
-        "begun": "goes on",
+        "none": "starts",
+        "begun": "resumes",
         "done": "done, unchanged",
         "changed": f"starts over: {'; '.join(standing.why[:3])}",
     }[standing.state]

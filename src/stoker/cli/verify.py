@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"twin      {twin.describe(cells[0])}; {twin.steps(cells[0])} steps in float64")
             for fact in twin.facts:
                 print(f"          {fact}")
-            print(f"bound     {verifier.bound:.0e} from one process and from a plain loop, of everything\n")
+            print(f"bound     {verifier.bound:.0e} to one process and to a plain loop, for every value\n")
         verdicts = []
         for verdict in verifier.verdicts(cells):
             verdicts.append(verdict)
@@ -109,22 +109,22 @@ def _cells(layouts: str, loaded: LoadedJob) -> list[Cell]:
     if layouts == "planned":
         cell = planned(loaded)
         if cell.world == 1:
-            print("the job trains in one process: only how it cuts the batch can be verified", file=sys.stderr)
+            print("the job trains in one process: only its split of the batch can be verified", file=sys.stderr)
         return [cell]
     from stoker.job.text_file import read_text
     from stoker.job.yaml_document import parse_document
 
     written = parse_document(read_text(layouts), file=layouts).data
     if not (isinstance(written, list) and written and all(isinstance(block, dict) for block in written)):
-        message = "the file holds no list of `parallel:` blocks"
-        raise UserError(Problem(message, "begin each with a dash: `- {data: 2, shard: zero2}`", file=layouts))
+        message = "the file does not contain a list of `parallel:` blocks"
+        raise UserError(Problem(message, "start each with a dash: `- {data: 2, shard: zero2}`", file=layouts))
     return [Cell(", ".join(f"{key} {value}" for key, value in block.items()), block) for block in written]
 
 
 def _lines(verdict: Verdict) -> str:
     name = verdict.cell.name if verdict.layout is None else verdict.layout.describe()
     if verdict.comparison is None and not verdict.checks:
-        word = "cannot be" if verdict.passed is None else "FAILED"
+        word = "invalid" if verdict.passed is None else "FAILED"
         return f"{name:<44} {word}: {verdict.reason}"
     end = "same" if verdict.passed else f"DIFFERS: {verdict.reason}"
     sizes = f"{_sizes(verdict.comparison)}  " if verdict.comparison else ""
@@ -145,7 +145,7 @@ def _sizes(found: TraceComparison) -> str:
 def _summary(verdicts: list[Verdict]) -> str:
     same, differ = sum(v.passed is True for v in verdicts), sum(v.passed is False for v in verdicts)
     refused = len(verdicts) - same - differ
-    words = [f"{same} of {len(verdicts)} layouts compute what one process computes"]
+    words = [f"{same} of {len(verdicts)} layouts compute the same as one process"]
     words += [f"{differ} do not"] if differ else []
-    words += [f"{refused} cannot be"] if refused else []
+    words += [f"{refused} are invalid"] if refused else []
     return ", ".join(words)

@@ -225,7 +225,7 @@ def test_shared_memory_of_a_node_is_gone_afterwards(make: Make) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--nodes", "3:2"], "--nodes 3:2: this is no MIN or MIN:MAX"),
+        (["--nodes", "3:2"], "--nodes 3:2: not of the form MIN or MIN:MAX"),
         (["--rendezvous", "127.0.0.2"], "this is no HOST:PORT; write it as"),
         (["--secret", "none"], "--secret none cannot be read"),
         (["--listen", "10.255.255.1"], "this machine has no such address"),

@@ -16,7 +16,7 @@ from stoker.plan.search import LayoutPlan, SearchResult, search
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.software import STOKER, Software
 
-SAMPLED = "a step has its share of the round of answers, all of them of the most tokens; rewards are not counted"
+SAMPLED = "a step includes its share of sampling, with all answers at their maximum length; rewards are not counted"
 
 
 @dataclass(frozen=True)

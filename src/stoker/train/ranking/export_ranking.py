@@ -215,4 +215,4 @@ def _verified(
                 raise RunFailed(f"rows of table {name!r} are others when they are read back")
             rows += len(some)
     line = compare(replay_afresh(place, version, batch), expected, reader.manifest["precision"])
-    return f"read {rows:,} rows back: equal to the bit", line
+    return f"read {rows:,} rows back: bitwise equal", line
