@@ -215,7 +215,7 @@ def test_the_command_loads_little(words: list[str], heavy: list[str]) -> None:
         ("train.batch=99999999999999999999", "cannot be read as a whole number of 64 bits"),
         ("train.seq_len=99999999999", "larger than any count can be"),
         ("faults.hang=1e300", "at most 1e+07"),
-        ("\udcff=1", "it holds U+DCFF, which no text may"),
+        ("\udcff=1", "it contains U+DCFF, which is not allowed in text"),
         (
             "train={micro_batch: 2000000000, accumulation: 2000000000}",
             "a step would take 4000000000000000000 sequences",

@@ -146,7 +146,7 @@ def test_check_refuses_a_stop_that_training_would_refuse(
     assert main(["check", "job.yaml", accepted]) == 0
     assert main(["check", "job.yaml", refused]) == 2
     said = capsys.readouterr().err
-    assert "'<|endoftex|>' is no token of the vocabulary; did you mean <|endoftext|>?" in said
+    assert "'<|endoftex|>' is not a token of the vocabulary; did you mean <|endoftext|>?" in said
     assert main(["train", "job.yaml", refused]) == 2 and capsys.readouterr().err == said
 
 
@@ -173,7 +173,7 @@ def test_roles_reach_the_tokenizer(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("block", "words"),
     [
-        ("stop: <|im_end|>, special_tokens: {eos: <|endoftext|>}", "`model.stop` begins with '<|im_end|>'"),
+        ("stop: <|im_end|>, special_tokens: {eos: <|endoftext|>}", "`model.stop` starts with '<|im_end|>'"),
         ("stop: [5]", "`model.stop[0]` must be"),
         ("stop: []", "`model.stop` is empty"),
         ("special_tokens: {end: x}", "unknown key `model.special_tokens.end`"),

@@ -120,11 +120,14 @@ def test_other_kinds_are_learnt_and_trained_with(kind: str, folder: Path, capsys
     [
         (["extend", "--corpus", "zh.txt", "--size", "4", "-o", "new"], "--from is missing"),
         (["extend", "--from", "nothere", "--corpus", "zh.txt", "--size", "4", "-o", "new"], "is not there"),
-        (["extend", "--from", "llama-3m", "--corpus", "zh.txt", "--size", "4", "-o", "new"], "learnt from its job's"),
+        (
+            ["extend", "--from", "llama-3m", "--corpus", "zh.txt", "--size", "4", "-o", "new"],
+            "learned from the data of its job",
+        ),
         (["extend", "--from", "old", "--corpus", "no.txt", "--size", "4", "-o", "new"], "no.txt"),
         (["extend", "--from", "old", "--corpus", "zh.txt", "--size", "0", "-o", "new"], "--size 0"),
         (["extend", "--from", "old", "--corpus", "zh.txt", "--size", "4", "-o", "old"], "old exists already"),
-        (["extend", "--from", "digits.model", "--corpus", "zh.txt", "--size", "4", "-o", "new"], "no sentencepiece"),
+        (["extend", "--from", "digits.model", "--corpus", "zh.txt", "--size", "4", "-o", "new"], "not a sentencepiece"),
         (["train", "--from", "old", "--corpus", "zh.txt", "--size", "400", "-o", "new"], "begins from nothing"),
         (["train", "--corpus", "zh.txt", "--size", "100", "-o", "new"], "at least 258"),
         (["train", "--kind", "wordpiece", "--corpus", "zh.txt", "--size", "300", "-o", "new"], "at least 514"),

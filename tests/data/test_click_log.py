@@ -274,12 +274,12 @@ def test_rows_without_a_column_of_the_model_are_refused_by_its_name(tmp_path: Pa
     other = SourceBlock(path="other.jsonl")
     with pytest.raises(UserError) as error:
         open_rows([other], features, tmp_path)
-    assert "no column 'user_id', which the model has learnt from; did you mean User_Id?" in str(error.value)
-    assert "no column 'city', which the model has learnt from; add it, empty where" in str(error.value)
+    assert "no column 'user_id', which the model was trained on; did you mean User_Id?" in str(error.value)
+    assert "no column 'city', which the model was trained on; add it; leave it empty if" in str(error.value)
     (tmp_path / "unlabelled.jsonl").write_text(json_lines([{**row, "label": 1, "clicked": 1} for row in ROWS]))
-    with pytest.raises(UserError, match="no column 'click', which the model has learnt from; did you mean clicked"):
+    with pytest.raises(UserError, match="no column 'click', which the model was trained on; did you mean clicked"):
         open_rows([SourceBlock(path="unlabelled.jsonl")], replace(features, labels=("click",)), tmp_path)
-    with pytest.raises(UserError, match="no column 'rating', which the model has learnt from; add the label of each"):
+    with pytest.raises(UserError, match="no column 'rating', which the model was trained on; add the label of each"):
         open_rows([SourceBlock(path="log.jsonl")], replace(features, labels=("rating",)), tmp_path)
     with pytest.raises(UserError, match="no column 'city'"):
         data = [SourceBlock(path="log.jsonl")]
@@ -388,8 +388,8 @@ def test_integers_of_400_digits_are_bad_cells(tmp_path: Path) -> None:
     ("name", "message", "hint"),
     [
         ("age", "age is a number, and a cross is of ids", "{name: age, kind: buckets}"),
-        ("label", "label is no feature, and a cross is of two", "those with ids are user_id"),
-        ("ts", "ts is no feature, and a cross is of two", "those with ids are user_id"),
+        ("label", "label is not a feature, and a cross combines two features", "those with ids are user_id"),
+        ("ts", "ts is not a feature, and a cross combines two features", "those with ids are user_id"),
     ],
 )
 def test_a_cross_of_what_has_no_ids_is_refused(name: str, message: str, hint: str) -> None:

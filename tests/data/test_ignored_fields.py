@@ -106,7 +106,7 @@ def test_a_row_whose_call_is_not_written_is_dropped(chatml: TextCodec, codec_of:
 
 def test_a_row_is_dropped_for_content_and_calls_that_are_left_out(codec_of: CodecOf) -> None:
     found = audited(codec_of(CALL_OR_CONTENT), {"messages": [USER, asks("Let me look.")]}, {"messages": [USER, asks()]})
-    assert found.reasons == {"the template leaves out what an answer says": 1}
+    assert found.reasons == {"the template omits the text of an answer": 1}
     assert ignored(found) == {"messages[].content": 1}
     found = audited(codec_of(FIRST_CALL), {"messages": [USER, asks("", "Rome", "Oslo")]}, {"messages": [USER, asks()]})
     assert found.reasons == {"the template writes no tool calls": 1}

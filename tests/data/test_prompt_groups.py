@@ -20,7 +20,7 @@ from stoker.job.schema import SourceBlock
 
 SETTINGS = RowSettings("scored", (), "all", "cut", 128)
 ONE, ALIKE = (
-    "a prompt with one scored answer, which is compared with none",
+    "a prompt with one scored answer, without another to compare it with",
     "all answers to the prompt have the same score",
 )
 

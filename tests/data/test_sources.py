@@ -250,7 +250,7 @@ def test_a_hub_that_does_not_answer_or_has_no_split_is_an_error(tmp_path: Path) 
 
     fill(tmp_path, "date/train.jsonl", "org/names.jsonl")
     with pytest.raises(
-        UserError, match="org/name is no file here and cannot be got from the hub: no route to the hub;"
+        UserError, match="org/name is not a local file and cannot be fetched from the hub: no route to the hub;"
     ):
         opened(tmp_path, "org/name", None, offline)
     download, _ = fake_hub(tmp_path / "snapshot", HUB)

@@ -101,7 +101,7 @@ def test_a_text_for_each_role_is_a_template_that_serves_the_same(codec: TextCode
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ("{user: '{content.__class__}'}", "`data[0].template.user`: {content.__class__} is no placeholder here"),
+        ("{user: '{content.__class__}'}", "`data[0].template.user`: {content.__class__} is not a placeholder here"),
         ("{user: '{0}{content}'}", "{0} is no placeholder"),
         ("{user: '{content!r}'}", "{content!r} is no placeholder"),
         ("{user: '{content'}", "its braces do not match"),

@@ -137,7 +137,7 @@ def test_without_trained_tokens_there_is_no_loss(
     found = measured(capsys, "sft", "--by-token", "2", "--offset", "900")
     assert (found["loss"], found["tokens"], found["samples"]) == (None, 0, [])
     assert main(["eval", "sft", "--by-token", "2", "--offset", "900"]) == 0
-    assert capsys.readouterr().out == "step 8: no loss: there is no sequence from number 900 on\n"
+    assert capsys.readouterr().out == "step 8: no loss: there is no sequence 900 or later\n"
 
     def untrained(_: object, rows: list[Row]) -> list[np.ndarray]:
         return [np.full(len(row.ids), np.nan) for row in rows]

@@ -53,7 +53,7 @@ def test_every_device_is_found_by_its_own_name_and_says_where_its_figures_are_fr
     [("H101", "H100"), ("hl00", "H100"), ("A100-400GB", "A100-40GB-SXM"), ("H100 banana", "H100-80GB-SXM")],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(written: str, near: str) -> None:
-    with pytest.raises(UserError, match=f"`{written}` is no device of the catalogue; write .*{near}"):
+    with pytest.raises(UserError, match=f"`{written}` is not a device of the catalogue; write .*{near}"):
         device_kind(written)
 
 

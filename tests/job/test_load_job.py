@@ -71,7 +71,7 @@ ONE_WRONG = [
     ("train: {batch: 10, micro_batch: 4}\n", (4, 16),
      "batch 10 is not a multiple of micro_batch 4", "8 or 12"),
     ("module: {model: 'a:b', loss: 'a:b', data: 'a:b'}\n", (4, 1), "no effect in `task: sft`", "remove it"),
-    ("evaluate:\n  data: x\n  fraction: 0.1\n", (6, 13), "both say what to evaluate on", "keep one"),
+    ("evaluate:\n  data: x\n  fraction: 0.1\n", (6, 13), "both set the evaluation data", "keep one"),
 ]  # fmt: skip
 
 

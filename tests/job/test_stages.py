@@ -173,7 +173,7 @@ def test_plan_has_a_row_for_each_stage(capsys: pytest.CaptureFixture[str]) -> No
         (["plan", "chain.yaml", "--only", "mor"], "--only mor: there is no such stage; write more"),
         (["train", "chain.yaml", "--from", "aling"], "--from aling: there is no such stage; write align"),
         (["train", "chain.yaml", "--only", "sft", "--from", "sft"],
-         "--only and --from both say which stages are meant; keep one of them"),
+         "--only and --from both select stages; keep one of them"),
         (["train", "chain.yaml", "--only", "more"], "stage more needs stage sft (`model.from`), which is not done; "
          "train it first: --only sft, or leave the option out"),
         (["check", "one.yaml", "--only", "sft"], "one.yaml: --only sft: this job has no stages; leave --only out"),

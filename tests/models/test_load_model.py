@@ -62,7 +62,7 @@ def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
     model = tiny("llama", dtype=torch.float32)
     weights = {name: w for name, w in model.state_dict().items() if "layers.1.mlp" not in name}
     model.save_pretrained(tmp_path / "m", state_dict=weights)
-    with pytest.raises(UserError, match=r"m holds no weights for model\.layers\.1\.mlp"):
+    with pytest.raises(UserError, match=r"m contains no weights for model\.layers\.1\.mlp"):
         load_model(ModelBlock(name="m"), tmp_path, seed=0)
 
 

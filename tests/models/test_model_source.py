@@ -156,6 +156,6 @@ def test_a_folder_without_a_tokenizer_says_so_in_a_whole_sentence(saved: Path, t
     folder = shutil.copytree(saved, tmp_path / "mute")
     (folder / "tokenizer.json").unlink()
     problem = model_problem(ModelBlock(name="mute"), tmp_path)
-    assert problem is not None and problem[0].startswith(f"{folder} holds no tokenizer: no tokenizer.json, ")
+    assert problem is not None and problem[0].startswith(f"{folder} contains no tokenizer: no tokenizer.json, ")
     assert "model.tokenizer" in problem[1]
     assert model_problem(ModelBlock(name="mute", tokenizer="smollm2-135m"), tmp_path) is None

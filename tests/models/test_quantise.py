@@ -159,5 +159,5 @@ def test_a_package_that_is_missing_is_named(
 
 
 def test_random_weights_are_not_quantised(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="begins with random weights"):
+    with pytest.raises(UserError, match="starts from random weights"):
         load_model(ModelBlock(name="llama-3m", quantise="4bit"), tmp_path, seed=0)

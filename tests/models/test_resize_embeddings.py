@@ -113,7 +113,7 @@ def test_adapters_must_train_the_new_rows(tmp_path: Path) -> None:
     saved("llama", tmp_path, tie_word_embeddings=False)
     (tmp_path / "tokenizer").mkdir()
     extension().write(tmp_path / "tokenizer")
-    with pytest.raises(UserError, match=r"freezes lm_head, and new tokens are learnt only where lm_head, embed_tokens"):
+    with pytest.raises(UserError, match=r"freezes lm_head, and new tokens are learned only if lm_head, embed_tokens"):
         build_meta(job(tmp_path, "tune: {method: lora}"), tmp_path, choose_device("fp32"))
     _, new = enlarge(blank_model(ModelBlock(name=str(tmp_path)), tmp_path, seed=0), extension())
     assert untrained(new, TuneBlock(method="lora", modules_to_save=["lm_head"])) is not None

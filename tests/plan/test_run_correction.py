@@ -92,7 +92,7 @@ def test_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_teaches_nothing_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--from", str(tmp_path / "none")]) == 2
-    assert "this is no folder of a run" in capsys.readouterr().err
+    assert "this is not the folder of a run" in capsys.readouterr().err
     folder = run_of(tmp_path / "run")
     PredictionRecord(None, "a module's shape is not known").write(folder)
     with pytest.raises(UserError, match="nothing was predicted of the run: a module's shape"):

@@ -57,7 +57,7 @@ def test_files(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gemma3", "text_config": {"hidden_size": 640}}')
     assert shape_of_model(str(tmp_path)).width == 640
     (tmp_path / "config.json").write_text('{"model_type": \n 3,,}')
-    with pytest.raises(UserError, match=r"config.json:2:4: the configuration is no JSON"):
+    with pytest.raises(UserError, match=r"config.json:2:4: the configuration is not valid JSON"):
         shape_of_model(str(tmp_path))
     with pytest.raises(UserError, match="cannot read"):
         shape_of_model(str(tmp_path / "none.json"))

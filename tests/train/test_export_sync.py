@@ -325,9 +325,9 @@ def test_a_run_is_followed_to_its_end_and_after_it_went_on(place: str, tmp_path:
 @pytest.mark.parametrize(
     ("sync", "changes", "says"),
     [
-        ({"to": "folder"}, {}, "export.sync.to|no store with versions"),
-        ({"to": "mysql://h/0"}, {}, "no store with versions"),
-        ({"to": "lmdb://x", "every_steps": 2, "every_seconds": 3}, {}, "both say when"),
+        ({"to": "folder"}, {}, "export.sync.to|not a store with versions"),
+        ({"to": "mysql://h/0"}, {}, "not a store with versions"),
+        ({"to": "lmdb://x", "every_steps": 2, "every_seconds": 3}, {}, "both set when"),
         ({"to": "lmdb://x", "every": 2}, {}, "unknown key `export.sync.every`"),
         ({"to": "lmdb://x"}, {"task": "sft", "model": "smollm2-135m"}, "has none"),
         ({"to": "lmdb://x"}, {"ranking": {"servers": {"addresses": ["h:1"], "secret": "s"}}}, "hold the rows"),

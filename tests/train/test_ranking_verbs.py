@@ -80,7 +80,7 @@ def test_metrics_by_a_column_that_the_rows_lack_are_named_and_left_out(
     [
         ({"model": "dlmr"}, "there is no ranking model `dlmr`; write dlrm"),
         ({"model": "two-tower"}, "needs to know which features are the item's"),
-        ({"model": "two-tower", "item": ["itm"]}, "itm is no feature with ids"),
+        ({"model": "two-tower", "item": ["itm"]}, "itm is not a feature with ids"),
         (
             {"ignore": ["bought", "user_id", "item_history", "tags", "price", "device"]},
             "dlrm multiplies pairs of vectors, and there is one: item_id; write `model: deepfm`",
@@ -89,12 +89,12 @@ def test_metrics_by_a_column_that_the_rows_lack_are_named_and_left_out(
         ({"label": "click"}, "the rows have no column 'click'; did you mean clicked?"),
         ({"features": [{"name": "price", "kind": "buckets", "boundaries": [2.0, 1.0]}]}, "boundaries rise"),
         ({"progressive": True}, "trains on each row once"),
-        ({"features": [{"name": "price", "width": 3}]}, "price is no feature with ids, so it has no embedding"),
+        ({"features": [{"name": "price", "width": 3}]}, "price is not a feature with ids, so it has no embedding"),
         (
             {"features": [{"name": "item_id", "width": 3}, {"name": "item_history", "width": 5}]},
             "item_history shares the rows of item_id, which have 3 numbers; write `width: 3`",
         ),
-        ({"table": {"eviction": {"age": 9, "score": "recency"}}}, "`score` ranks rows, and nothing says how many"),
+        ({"table": {"eviction": {"age": 9, "score": "recency"}}}, "`score` ranks rows, but `max_rows` is not given"),
         ({"table": {"eviction": {"every": 10}}}, "needs to know which rows go; write `age: 10000` or `max_rows"),
     ],
 )

@@ -106,7 +106,7 @@ def run_by_token(arguments: argparse.Namespace) -> int:
     elif rows:
         print(f"\nstep {tuned.step}: no loss: none of the tokens of {of} is trained")
     else:
-        print(f"step {tuned.step}: no loss: there is no sequence from number {arguments.offset or 0} on")
+        print(f"step {tuned.step}: no loss: there is no sequence {arguments.offset or 0} or later")
     return 0
 
 

@@ -134,7 +134,7 @@ def _check(arguments: argparse.Namespace) -> None:
         from stoker.serve.named_keys import SERVER_ROLES, read_keys
 
         if arguments.print_command:
-            raise UserError(Problem("other programs know no named keys", "leave out --keys"))
+            raise UserError(Problem("other programs do not support named keys", "leave out --keys"))
         read_keys(arguments.keys, SERVER_ROLES, option="--keys")
     open_to_all = arguments.token is None and arguments.token_file is None and arguments.keys is None
     if not is_loopback(arguments.host) and open_to_all:

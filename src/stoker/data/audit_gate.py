@@ -78,7 +78,7 @@ def _source_gate(source: TokenisedSource, key: str, codec: TextCodec, loaded: Lo
     most = ", ".join(f"{reason} ({n})" for reason, n in reasons.most_common(3))
     if not sum(s.trained for s in summaries):
         message = f"{name}: nothing of it would be trained, all of its {rows_in} rows are dropped: {most}"
-        advice = _advice(source, key) or "mend the rows; `stoker data` names each"
+        advice = _advice(source, key) or "fix the rows; `stoker data` lists each"
         return [loaded.problem(f"{key}.path", message, advice)]
     problems = []
     if source.format == "question" and not task_of(loaded.job).prompts:

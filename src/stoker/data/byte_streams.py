@@ -112,7 +112,7 @@ class _Archive(io.RawIOBase):
         with opened(path) as file:
             head = file.read(4)
         if not any(magic in (head[: len(magic)], head[1:]) for magic in MAGIC[suffix]):
-            raise UserError(Problem(f"not a {suffix} archive, whatever its name says", file=str(path)))
+            raise UserError(Problem(f"not a {suffix} archive, despite its name", file=str(path)))
         self._blocks = _gzip_blocks(path) if suffix == ".gz" else _zstandard_blocks(path)
         self._rest = b""
 

@@ -59,7 +59,7 @@ def refusal(definition: dict[str, Any]) -> str | None:
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
         return "it marks tokens by their place in a word, so a merge of two is not their texts together"
     if kind_of(definition) is None:
-        return "it has no token for every byte: characters that it does not know are lost before they could be learnt"
+        return "it does not have a token for every byte: unknown characters are lost before they can be learned"
     if model["type"] == "Unigram" and kind_of(definition) == "byte-level":
         return "it is a Unigram tokenizer over bytes: learn a larger one"
     return None
@@ -83,7 +83,7 @@ def extend(definition: str, texts: Sequence[str], size: int) -> Extended:
     inside, unknown = inside_of(content["model"]), unknown_of(content["model"])
     scripts = scripts_to_learn(tokenizer, texts, bytes_by_id, unknown)
     if not scripts:
-        raise UserError(Problem("the corpus holds no letters", "give texts of the language that is to be learnt"))
+        raise UserError(Problem("the corpus holds no letters", "give texts in the language to be learned"))
     added = frozenset(token["id"] for token in content["added_tokens"])
     runs = _counted_runs(tokenizer, texts, scripts, added, bytes_by_id)
     numbered = Numbered(content, kind)

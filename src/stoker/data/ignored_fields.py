@@ -17,7 +17,7 @@ Render = Callable[[Turns, Sequence[dict[str, Any]] | None], str]
 # Why a row whose answer loses this field is dropped.
 LOST_ANSWER = {
     "tool_calls": "the template writes no tool calls",
-    "content": "the template leaves out what an answer says",
+    "content": "the template omits the text of an answer",
     "reasoning": "the template writes no reasoning, and an answer has nothing else",
 }
 

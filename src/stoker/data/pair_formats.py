@@ -48,7 +48,7 @@ def _scored(row: RowReader) -> Ranking:
     """Parses the row that `stoker.data.prompt_groups` joins the answers to a prompt to."""
     answers, scores = row.get("answers") or [], row.get("scores") or []
     if len(answers) < 2:
-        raise Refused("a prompt with one scored answer, which is compared with none")
+        raise Refused("a prompt with one scored answer, without another to compare it with")
     if len(set(scores)) == 1:
         raise Refused("all answers to the prompt have the same score")
     return _ranked(row)

@@ -73,7 +73,7 @@ def read_rows(path: DataFile, start: int = 0) -> Iterator[Raw | Rejected]:
     if not suffix:
         raise UserError(Problem(f"unknown kind of file: {path.name}", f"known are {' '.join(SUFFIXES)}"))
     if suffix in LOGS:
-        raise UserError(Problem("rows of click logs are no text", "write `task: ranking`", file=str(path)))
+        raise UserError(Problem("rows of click logs are not text", "write `task: ranking`", file=str(path)))
     try:
         if suffix in PARQUET:
             yield from parquet_rows(path, start)

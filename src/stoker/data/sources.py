@@ -200,7 +200,7 @@ def _remote_files(url: str, split: str) -> tuple[list[RemoteFile], str]:
         root = "/".join(names[0] for names in itertools.takewhile(lambda names: len(set(names)) == 1, folders))
     if not (files := choose(files, root, split)):
         what = f"no file of split {split!r} in {shown(url)}"
-        raise UserError(Problem(what, "the names of files and folders say their splits"))
+        raise UserError(Problem(what, "the splits are found by the names of files and folders"))
     if problem := _missing_package(files):
         raise UserError(Problem(*problem))
     return files, root
@@ -217,7 +217,7 @@ def _file_problem(name: str, base: Path, split: str, *, named: bool) -> tuple[st
         what = "unknown kind of file" if path.is_file() else f"no data file among {len(found)} files"
         return f"{what}: {name}", f"known are {' '.join(SUFFIXES)}, each also with .gz or .zst"
     if not (files := choose(files, _root(path, files), split)):
-        return f"no file of split {split!r} in {name}", "the names of files and folders say their splits"
+        return f"no file of split {split!r} in {name}", "the splits are found by the names of files and folders"
     return _missing_package(files)
 
 
@@ -314,7 +314,7 @@ def _download(name: str, split: str, download: Callable[..., str] | None, near: 
         except (OSError, ValueError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UserError(
-                Problem(f"{name} is no file here and cannot be got from the hub: {reason}", near)
+                Problem(f"{name} is not a local file and cannot be fetched from the hub: {reason}", near)
             ) from error
         files = choose(_data_files(_candidates(".", folder), folder), folder, split or "train")
         if files:

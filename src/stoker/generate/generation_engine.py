@@ -96,7 +96,7 @@ class GenerationEngine:
         """
         self.decoder.check_adapter(request.adapter)
         if not request.prompt:
-            raise UserError("the prompt is empty: the model needs a token to begin with")
+            raise UserError("the prompt is empty: the model needs at least one token")
         if self.context is not None:
             room = self.context - len(request.prompt)
             # The last token of a prompt that is only scored needs no pass.

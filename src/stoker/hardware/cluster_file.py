@@ -35,7 +35,9 @@ class ClusterBlock(Block):
     name: str | None = Field(default=None, description="what to call it")
     per_node: PositiveInt | None = Field(default=None, description="devices that the fast link joins")
     nodes: PositiveInt = Field(default=1, description="how many nodes")
-    network: str | Positive | None = Field(default=None, description="of a node: `8 x 400 Gb/s`, or GB/s one way")
+    network: str | Positive | None = Field(
+        default=None, description="of a node: `8 x 400 Gb/s`, or GB/s in one direction"
+    )
     rails: PositiveInt | None = Field(default=None, description="ports that share the network")
     network_latency_s: Positive | None = Field(default=None, description="seconds of one step of a ring")
     link_latency_s: Positive | None = Field(default=None, description="the same inside of a node")
@@ -154,7 +156,7 @@ def _cluster(block: ClusterBlock, document: JobDocument) -> Cluster:
     if isinstance(block.network, str):
         network = parse_network(block.network, device, per_node=block.per_node or 8)
         if network is None:
-            message = f"`network: {block.network}` names no rate"
+            message = f"`network: {block.network}` does not contain a rate"
             raise UserError(document.problem(("network",), message, "write it as `8 x 400 Gb/s` or `25 GB/s`"))
     elif block.network is not None:
         network = Network(float(block.network), block.rails or 1)

@@ -212,7 +212,7 @@ def device_kind(name: str) -> DeviceKind:
         found = [kind for kind in found if _form_of(kind) == form[1].rstrip("0123456789")]
     if not found:
         names = [kind.name for kind in CATALOGUE]
-        raise UserError(Problem(f"`{name}` is no device of the catalogue", f"write {_nearest_names(name, names)}"))
+        raise UserError(Problem(f"`{name}` is not a device of the catalogue", f"write {_nearest_names(name, names)}"))
     if stack is not None:  # the nearest with that memory, if the form leaves it open
         found = [kind for kind in found if _generation(kind) == stack[1]] or found
     return _with_differences(

@@ -37,8 +37,8 @@ def conflicts(view: View) -> list[Problem]:
 
 def _steps_and_epochs(view: View) -> Iterator[Problem]:
     if view.given("steps") and view.given("epochs"):
-        message = "`steps` and `epochs` both say how long to train"
-        yield from view.at_each(["steps", "epochs"], message, "keep one; on the command line `steps=` takes it away")
+        message = "`steps` and `epochs` both set the length of the training"
+        yield from view.at_each(["steps", "epochs"], message, "keep one; on the command line, `steps=` removes it")
 
 
 def _needs_model(view: View) -> Iterator[Problem]:
@@ -83,7 +83,7 @@ def _score_head(view: View) -> Iterator[Problem]:
     """Yields problems of a head with one score, which only full tuning and adapters on layers can train."""
     method = view.value("tune.method")
     if view.task.head == "score" and method in VIRTUAL:
-        message = f"`tune: {method}` trains virtual tokens alone, and `task: {view.task.name}` needs a head of its own"
+        message = f"`tune: {method}` trains only virtual tokens, and `task: {view.task.name}` needs a trained head"
         yield from view.at_each(["tune.method", "task"], message, "write `tune: lora` or `tune: full`")
     if view.task.head == "score" and view.value("evaluate.samples"):
         message = f"`task: {view.task.name}` scores answers and writes none"
@@ -111,7 +111,7 @@ def _weights(view: View) -> Iterator[Problem]:
             )
     if weighted and view.given("mix.temperature"):
         keys = ["mix.temperature", *(f"data[{index}].weight" for index in weighted)]
-        yield from view.at_each(keys, "`mix.temperature` and weights both say how to mix", "keep one of them")
+        yield from view.at_each(keys, "`mix.temperature` and weights both set the mixing", "keep one of them")
 
 
 def _two_evaluations(view: View) -> Iterator[Problem]:
@@ -123,7 +123,7 @@ def two_evaluations(view: View, held_out: str) -> Iterator[Problem]:
     """Yields the problem of a key that names held-out data together with a fraction to hold out."""
     fraction = view.value("evaluate.fraction")
     if view.given("evaluate.fraction") and fraction > 0:
-        message = f"`{held_out}` and `evaluate.fraction` both say what to evaluate on"
+        message = f"`{held_out}` and `evaluate.fraction` both set the evaluation data"
         yield from view.at_each([held_out, "evaluate.fraction"], message, "keep one of them")
 
 
@@ -186,10 +186,10 @@ def _sync(view: View) -> Iterator[Problem]:
         message = "`export.sync` sends what the processes that train hold, and `ranking.servers` hold the rows"
         yield from view.at_each(["export.sync", "ranking.servers"], message, "keep one of them")
     if sync.every_seconds is not None and sync.every_steps is not None:
-        message = "`every_seconds` and `every_steps` both say when the store is updated"
+        message = "`every_seconds` and `every_steps` both set when the store is updated"
         yield from view.at_each(["export.sync.every_seconds", "export.sync.every_steps"], message, "keep one")
     if sync.to.partition("://")[0] not in STORES or "://" not in sync.to:
-        message = f"{sync.to}: this is no store with versions"
+        message = f"{sync.to}: this is not a store with versions"
         yield from view.at_each(["export.sync.to"], message, "write lmdb://PATH or redis://HOST:PORT/DB")
 
 

@@ -11,7 +11,7 @@ from stoker.job.shorthand import ALL_AUTO, MAIN_KEY, TOKENS
 from stoker.job.stage import NAME
 
 STAGES_MEAN = "jobs that are trained one after another; each has the keys beside `stages` as well"
-FROM_MEANS = "name of an earlier stage, whose weights this one begins with"
+FROM_MEANS = "name of the earlier stage whose weights this stage starts from"
 
 
 def editor_schema() -> dict[str, Any]:

@@ -140,7 +140,8 @@ def _offload(view: View) -> Iterator[Problem]:
     parts = _parts(view)
     if parts.offload == "params" and parts.shard != "zero3":
         message = (
-            f"`offload: params` fetches weights when they are used, and `shard: {parts.shard}` holds them all along"
+            f"`offload: params` fetches weights when they are used, but `shard: {parts.shard}` always keeps "
+            "them on the device"
         )
         hint = "write `shard: zero3` beside it, or `offload: optimizer`"
         yield from view.at_each(["parallel.offload", "parallel.shard"], message, hint)
@@ -176,13 +177,13 @@ def _number_of_devices(view: View) -> Iterator[Problem]:
     if parts.data == "auto":
         if named % others:
             counts = " or ".join(str(n) for n in (named // others * others, (named // others + 1) * others) if n)
-            message = f"`devices` names {named}, which is no multiple of tensor x pipeline x context = {others}"
+            message = f"`devices` lists {named}, which is not a multiple of tensor x pipeline x context = {others}"
             yield from view.at_each(keys, message, f"name {counts} devices")
     elif named != parts.data * others:
         product = f"{parts.data} x {parts.tensor} x {parts.pipeline} x {parts.context}"
         message = (
-            f"`devices` names {named}, and data x tensor x pipeline x context = {product} is {parts.data * others} "
-            "processes"
+            f"`devices` lists {named}, but data x tensor x pipeline x context = {product} is "
+            f"{parts.data * others} processes"
         )
         hint = f"name {parts.data * others} devices" + (f", or write `data: {named // others}`" * (named % others == 0))
         yield from view.at_each(keys, message, hint)
@@ -242,7 +243,7 @@ def _whole_matrices(view: View) -> Iterator[Problem]:
     if optimizer == "muon":
         yield from _muon(view)
     if parts.tensor > 1 and view.task.text and view.value("tune.dora"):
-        message = "`dora` takes norms of whole columns, and `tensor` gives a process a part of them"
+        message = "`dora` needs norms of whole columns, and `tensor` splits the columns over processes"
         yield from view.at_each(["tune.dora", "parallel.tensor"], message, "write `dora: false`, or `tensor: 1`")
 
 

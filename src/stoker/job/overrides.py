@@ -32,7 +32,7 @@ def _apply(document: JobDocument, text: str) -> JobDocument:
     if not equals:
         raise UserError(Problem(f"`{text}` is no override", "write it as `key=value`, such as `train.lr=1e-4`"))
     if character := unfit(text):
-        raise UserError(Problem(f"it holds {character}, which no text may", "remove it"))
+        raise UserError(Problem(f"it contains {character}, which is not allowed in text", "remove it"))
     path = parse_key(name.strip())
     value = parse_document(written, file=COMMAND_LINE)
     data = copy.deepcopy(document.data)

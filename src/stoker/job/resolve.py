@@ -178,7 +178,7 @@ def _layout(job: Job, nodes: int | None) -> dict[str, Decided]:
     if parts.sync.every == 1:
         islands = Decided(1, "gradients are summed in every step")
     compiled = next((c for c in (job.train.compile, parts.compile) if c != "auto"), False)
-    compiling = "as the other `compile` says" if compiled else "compiling pays only in long runs"
+    compiling = "same as the other `compile`" if compiled else "compiling pays only in long runs"
     return {
         "parallel.shard_size": shard_size,
         "parallel.sequence": along("tensor", parts.tensor > 1, sequence),
@@ -217,5 +217,5 @@ def _length(job: Job) -> dict[str, Decided]:
         found["evaluate.rows"] = Decided("all", "evaluate.data is used whole")
     else:
         found["evaluate.fraction"] = Decided(HELD_OUT, "one row in twenty is held out, so that the loss can be trusted")
-        found["evaluate.rows"] = Decided(EVALUATED, "enough to tell models apart, few enough to wait for")
+        found["evaluate.rows"] = Decided(EVALUATED, "enough to distinguish models, and fast")
     return found

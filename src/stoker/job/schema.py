@@ -66,7 +66,7 @@ class ModelBlock(Block):
         description="token that ends an answer, or a list of them; by default the tokenizer's end token",
     )
     special_tokens: SpecialTokensBlock | None = Field(
-        default=None, description="special tokens by their role, or a list of them; new ones are added"
+        default=None, description="special tokens by role, or a list of additional ones; new tokens are added"
     )
     quantise: Literal["none", "8bit", "4bit", "int8", "int4"] = Field(
         default="none",
@@ -334,7 +334,8 @@ class FaultsBlock(Block):
         default="auto", description="seconds without progress after which a process counts as hung"
     )
     nodes: NodesBlock | None = Field(
-        default=None, description="fewest and most nodes of `stoker node`; by default all of them, and none fewer"
+        default=None,
+        description="minimum and maximum number of nodes of `stoker node`; by default all nodes are required",
     )
     slow: Annotated[float, Field(gt=1)] = Field(
         default=1.5,
@@ -435,7 +436,8 @@ class ParallelBlock(Block):
     )
     compress_rank: PositiveInt = Field(default=4, description="rank of the matrices of compress: powersgd")
     sync: SyncBlock = Field(
-        default_factory=SyncBlock, description="gradients summed less often, for slow links between nodes"
+        default_factory=SyncBlock,
+        description="less frequent synchronisation of gradients, for slow links between nodes",
     )
     devices: Annotated[list[NaturalInt], Field(min_length=1)] | Auto = Field(
         default="auto", description="indices of the devices to use, one per process, such as [0, 2]"
@@ -457,7 +459,7 @@ class ExportBlock(Block):
     """Exports during training."""
 
     sync: ExportSyncBlock | None = Field(
-        default=None, description="a store of tables that follows the run; for task ranking"
+        default=None, description="store of embedding tables that follows the run; for task ranking"
     )
 
 
@@ -468,8 +470,8 @@ class Job(Block):
     task: str = Field(description="training task")
     model: ModelBlock | None = Field(default=None, description="the model")
     data: list[SourceBlock] = Field(default_factory=list, description="the training data, one or several sources")
-    mix: MixBlock = Field(default_factory=MixBlock, description="how several sources are mixed")
-    tune: TuneBlock = Field(default_factory=TuneBlock, description="which parameters are trained")
+    mix: MixBlock = Field(default_factory=MixBlock, description="mixing of several sources")
+    tune: TuneBlock = Field(default_factory=TuneBlock, description="tuning method: the parameters that are trained")
     steps: PositiveInt | None = Field(default=None, description="number of optimizer steps; alternatively, give epochs")
     epochs: Annotated[float, Field(gt=0, le=1e6)] | None = Field(
         default=None, description="number of passes over the data; alternatively, give steps"
@@ -478,18 +480,22 @@ class Job(Block):
         default=0, description="random seed for the data order, the initial weights and dropout"
     )
     output: str | None = Field(default=None, description="folder of the run; by default runs/<name of the job file>")
-    train: TrainBlock = Field(default_factory=TrainBlock, description="how the parameters are trained")
-    evaluate: EvaluateBlock = Field(default_factory=EvaluateBlock, description="held-out evaluation")
-    checkpoint: CheckpointBlock = Field(default_factory=CheckpointBlock, description="saved states")
-    faults: FaultsBlock = Field(default_factory=FaultsBlock, description="what follows when something breaks")
-    parallel: ParallelBlock = Field(
-        default_factory=ParallelBlock, description="how the work is spread; or auto: as the planner chooses"
+    train: TrainBlock = Field(
+        default_factory=TrainBlock, description="training settings: batch, optimizer, schedule, precision"
     )
-    export: ExportBlock = Field(default_factory=ExportBlock, description="what leaves the run while it trains")
+    evaluate: EvaluateBlock = Field(default_factory=EvaluateBlock, description="held-out evaluation")
+    checkpoint: CheckpointBlock = Field(default_factory=CheckpointBlock, description="checkpoints")
+    faults: FaultsBlock = Field(
+        default_factory=FaultsBlock, description="fault handling: restarts, lost devices, hangs, invalid numbers"
+    )
+    parallel: ParallelBlock = Field(
+        default_factory=ParallelBlock, description="parallel layout; or auto: chosen by the planner"
+    )
+    export: ExportBlock = Field(default_factory=ExportBlock, description="exports during training")
     target: Text | TargetBlock = Field(
         default="local",
-        description="where `stoker submit` starts it: a block ssh, slurm, ray or kubernetes, a file with one, or a "
-        "name of targets.yaml",
+        description="where `stoker submit` starts the job: a block ssh, slurm, ray or kubernetes, a file with one, "
+        "or a name in targets.yaml",
     )
 
 

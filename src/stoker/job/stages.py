@@ -48,7 +48,7 @@ class StagedJob:
             UserError: no stage has that name.
         """
         if only and begin:
-            raise UserError(Problem("--only and --from both say which stages are meant", "keep one of them"))
+            raise UserError(Problem("--only and --from both select stages", "keep one of them"))
         name = only or begin
         if name is None:
             return list(self.stages)

@@ -149,13 +149,13 @@ HINTS = {
     "train_on_prompt": "write `train_on: everything` in the source's block under `data:`, or remove it",
     "mask_history": "write `train_on: last` in the source's block under `data:`, or remove it",
     "enable_thinking": "write `template_arguments: {enable_thinking: false}` in the source's block under `data:`",
-    "resume_from_checkpoint": "remove it: the same command goes on where the run stopped",
+    "resume_from_checkpoint": "remove it: the same command resumes the run where it stopped",
     "overwrite_output_dir": "remove it: give each run its own `output`",
     "logging_steps": "remove it: every step is logged",
     "report_to": "remove it, or write `tensorboard: true` under `train:`",
     "from": "write `name`; `from` names an earlier stage, in a file with `stages`",
     "do_train": "remove it: `stoker train` trains",
-    "do_eval": "remove it: `evaluate:` says on what and when",
+    "do_eval": "remove it: `evaluate:` sets the data and the interval",
     "val_set": "write `data` under `evaluate:`",
 }
 

@@ -151,7 +151,7 @@ class TaskSpec:
     name: str
     defaults: Callable[[Job], dict[str, Decided]]
     batch: int | Callable[[Job], int] = DEFAULT_BATCH
-    adapter_lr: Decided = Decided(2e-4, "adapters begin at zero and take ten times the rate of full tuning")
+    adapter_lr: Decided = Decided(2e-4, "adapters start at zero and take ten times the learning rate of full tuning")
     block: type[Block] | None = None
     resolved: type[Block] | None = None
     block_hint: str = ""

@@ -37,7 +37,7 @@ def pieces_of(role: str, text: str) -> list[tuple[str, str]]:
             known = ", ".join(f"{{{one}}}" for one in may)
             shown = name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
             hint = f"write one of {known}, or {{{{ and }}}} for braces"
-            raise BadTemplate(f"{{{shown}}} is no placeholder here", hint)
+            raise BadTemplate(f"{{{shown}}} is not a placeholder here", hint)
         pieces.append((literal, name or ""))
     if role in TURNS and [name for _, name in pieces].count(CONTENT) != 1:
         raise BadTemplate("{content} must occur in it once", "write {content} where the turn's text goes")

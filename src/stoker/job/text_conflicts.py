@@ -19,7 +19,7 @@ def _end_tokens(view: View) -> Iterator[Problem]:
     stops = [model.stop] if isinstance(model.stop, str) else model.stop
     eos = model.special_tokens.eos
     if eos != stops[0]:
-        message = f"`model.special_tokens.eos` is {eos!r}, and `model.stop` begins with {stops[0]!r}"
+        message = f"`model.special_tokens.eos` is {eos!r}, but `model.stop` starts with {stops[0]!r}"
         yield from view.at_each(["model.special_tokens.eos", "model.stop"], message, "keep `stop`")
 
 

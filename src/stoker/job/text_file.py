@@ -24,7 +24,7 @@ def read_text(path: str | Path) -> str:
         with path.open("rb") as opened:
             raw = opened.read(LARGEST_FILE + 1)  # a device has no size and perhaps no end
         if len(raw) > LARGEST_FILE:
-            message = f"the file holds {max(size, len(raw)):,} bytes, and a job file at most {LARGEST_FILE:,}"
+            message = f"the file has {max(size, len(raw)):,} bytes, and a job file has at most {LARGEST_FILE:,}"
             raise UserError(Problem(message, "a job is a few lines; give data by its path under `data:`", file=file))
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)

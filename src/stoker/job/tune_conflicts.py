@@ -72,7 +72,9 @@ def _float8(view: View) -> Iterator[Problem]:
         message = f"`float8: {recipe}` rounds weights that are trained, and `tune: {method}` trains others beside them"
         yield from view.at_each(["train.float8", "tune.method"], message, "remove `float8`, or write `tune: full`")
     if precision in ("fp16", "fp64"):
-        message = f"`float8: {recipe}` is for products beside bfloat16 or float32, and `precision` is {precision}"
+        message = (
+            f"`float8: {recipe}` needs bfloat16 or float32 for the other operations, and `precision` is {precision}"
+        )
         yield from view.at_each(["train.float8", "train.precision"], message, "write `precision: bf16`")
 
 

@@ -101,8 +101,8 @@ def parse_mapping(text: str, file: str) -> JobDocument:
     if document.data is None:
         raise UserError(Problem("the file is empty", "write one with `stoker new`", file=file, line=1, column=1))
     if not isinstance(document.data, dict):
-        message = f"the file holds {kind_of(document.data)}, not keys and values"
-        raise UserError(Problem(message, "begin with a line such as `task: sft`", file=file, line=1, column=1))
+        message = f"the file contains {kind_of(document.data)}, not keys and values"
+        raise UserError(Problem(message, "start with a line such as `task: sft`", file=file, line=1, column=1))
     return document
 
 
@@ -175,7 +175,7 @@ class _Builder:
         if isinstance(node, ScalarNode):
             return self._scalar(node, path)
         if id(node) in self.open:
-            self._problem(node, path, "this alias refers to a value that holds it", "write the value out")
+            self._problem(node, path, "this alias refers to a value that contains it", "write the value out")
             return None
         if str(node.tag) not in (TAG + "map", TAG + "seq"):
             self._problem(node, path, f"the tag `{node.tag}` is not read", "remove it")
@@ -201,7 +201,7 @@ class _Builder:
             if not isinstance(key, ScalarNode):
                 self._problem(key, path, "a key must be a single word", "remove the brackets")
             elif character := unfit(key.value):
-                self._problem(key, path, f"the key holds {character}, which no text may", "remove it")
+                self._problem(key, path, f"the key contains {character}, which is not allowed in text", "remove it")
             elif key.tag == MERGE:
                 merged.extend(value.value if isinstance(value, SequenceNode) else [value])
             elif key.value in first:
@@ -235,7 +235,7 @@ class _Builder:
         tag = str(node.tag)
         if tag in TEXT:
             if character := unfit(node.value):
-                self._problem(node, path, f"the text holds {character}, which no text may", "remove it")
+                self._problem(node, path, f"the text contains {character}, which is not allowed in text", "remove it")
             return node.value
         if tag not in TYPED:
             self._problem(node, path, f"the tag `{tag}` is not read", "remove it")

@@ -109,7 +109,7 @@ def extend_tokenizer(name: str, texts: CorpusTexts, size: int, folder: Path, bas
     if source is None and any((path / file).is_file() for file in (CONVERTED, PIECES)):
         source = ModelSource("folder", str(path))
     if source is None or source.kind == "scratch":
-        what = "is learnt from its job's data" if source else "is not there"
+        what = "is learned from the data of its job" if source else "is not there"
         message = f"--from {name}: this tokenizer {what}"
         raise UserError(Problem(message, "give a model, a folder that holds tokenizer.json, or a .model file"))
     return _extend(name, load_tokenizer_from(source), None, texts, size, folder)

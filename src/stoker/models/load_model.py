@@ -69,7 +69,7 @@ def blank_model(
     source = located(block.name, base)
     if source.kind == "scratch":
         if block.quantise != "none":
-            raise UserError(f"model.quantise: {block.name} begins with random weights, which have to be trained")
+            raise UserError(f"model.quantise: {block.name} starts from random weights, which must be trained")
         with parameters_on_meta():
             fresh: Any = LlamaForCausalLM._from_config(_scratch_config(source.where, stop_id), dtype=dtype)
         return Blank(fresh, Initial(fresh, seed))
@@ -147,7 +147,7 @@ def _read_whole(
 ) -> PreTrainedModel:
     """Returns the model as transformers loads it, in one piece."""
     if (Path(where) / "adapter_config.json").is_file():  # transformers would load the model that it names
-        raise UserError(f"{block.name} holds an adapter beside a model: move adapter_config.json elsewhere")
+        raise UserError(f"{block.name} contains an adapter and a model: move adapter_config.json elsewhere")
     if Path(where).is_dir():
         with_weights(Path(where))
     quantised = quantisation(block.quantise, dtype, storage=storage)
@@ -163,7 +163,7 @@ def _read_whole(
         )
     model, info = loaded
     if info["missing_keys"]:  # transformers would use random ones
-        raise UserError(f"{block.name} holds no weights for {sorted(info['missing_keys'])[0]}")
+        raise UserError(f"{block.name} contains no weights for {sorted(info['missing_keys'])[0]}")
     if block.quantise != "none":
         check_quantised(model, block.quantise)
     return model

@@ -127,7 +127,7 @@ def check_header(file: Path, *, quantised: bool) -> None:
         ) from error
     whole = next((n for n, kind in kinds.items() if n.endswith(".weight") and kind in WHOLE_NUMBERS), None)
     if whole is not None and not quantised:
-        message = f"{whole} holds whole numbers ({kinds[whole]}), and config.json does not say how to scale them"
+        message = f"{whole} contains integers ({kinds[whole]}), and config.json does not give their scale"
         raise UserError(Problem(message, "give the model as it was before it was quantised", file=str(file)))
 
 
@@ -137,5 +137,5 @@ def _object(file: Path, no_kind: str) -> dict[str, Any]:
     except (ValueError, OSError, RecursionError) as error:
         raise UserError(Problem(f"this is {no_kind}: {reason_of(error)}", "save it again", file=str(file))) from error
     if not isinstance(content, dict):
-        raise UserError(Problem(f"this is {no_kind}, but holds no keys", "save it again", file=str(file)))
+        raise UserError(Problem(f"this is {no_kind}, but has no keys", "save it again", file=str(file)))
     return content

@@ -103,7 +103,7 @@ def model_problem(block: ModelBlock, base: Path) -> tuple[str, str] | None:
     if source.kind == "folder":
         return _folder_problem(Path(source.where), block) or _no_tokenizer(Path(source.where), block)
     if source.kind == "gguf" and not _begins_as_gguf(Path(source.where)):
-        return f"{block.name} is not a GGUF file, whatever its name says", "copy or convert it again"
+        return f"{block.name} is not a GGUF file, despite its name", "copy or convert it again"
     near = _neighbour(absolute(block.name, base)) if source.kind == "hub" else ""
     if near:
         near = str(Path(block.name).parent / near)
@@ -147,9 +147,9 @@ def _unknown(name: str, base: Path) -> tuple[str, str]:
     there = exists(path)
     files = "give a folder with safetensors weights, or a .gguf file"
     if there and path.is_dir():
-        return f"the folder {name} holds no config.json, so it is no model", "give the folder of save_pretrained"
+        return f"the folder {name} has no config.json, so it is not a model", "give the folder of save_pretrained"
     if there and path.is_file():
-        return f"{name} is no model file that Stoker loads", files
+        return f"{name} is not a model file that Stoker can load", files
     near = get_close_matches(name.lower(), offline_models.NAMES, 1, 0.6)
     folder = path.parent
     siblings = [p.name for p in folder.iterdir()] if exists(folder) and folder.is_dir() else []
@@ -189,7 +189,7 @@ def _no_safetensors(folder: Path, block: ModelBlock) -> tuple[str, str] | None:
     pickled = [name for pattern in PICKLED for name in fnmatch.filter(names, pattern)]
     if not pickled:
         return f"{folder} holds no weights", f"give a folder with {WEIGHTS}, or {INDEX} and the files it names"
-    what = f"{folder} holds only pickled weights ({pickled[0]}), which can run code when loaded"
+    what = f"{folder} contains only pickled weights ({pickled[0]}), which can run code when loaded"
     how = "convert them to safetensors, or write model.allow_pickle: true if you trust them"
     return None if block.allow_pickle else (what, how)
 
@@ -199,7 +199,7 @@ def _no_tokenizer(folder: Path, block: ModelBlock) -> tuple[str, str] | None:
         return None
     if any((folder / name).is_file() for name in TOKENIZER_FILES):
         return None
-    what = f"{folder} holds no tokenizer: no {', '.join(TOKENIZER_FILES[:-1])} or {TOKENIZER_FILES[-1]}"
+    what = f"{folder} contains no tokenizer: no {', '.join(TOKENIZER_FILES[:-1])} or {TOKENIZER_FILES[-1]}"
     return what, "name another model's in model.tokenizer, or save it beside the model"
 
 

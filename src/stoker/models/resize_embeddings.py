@@ -140,7 +140,7 @@ def untrained(new: NewRows, tune: TuneBlock) -> str | None:
     if not missing:
         return None
     names = ", ".join(layer.rpartition(".")[2] for layer in layers)
-    return f"`tune: {tune.method}` freezes {missing[0]}, and new tokens are learnt only where {names} are trained"
+    return f"`tune: {tune.method}` freezes {missing[0]}, and new tokens are learned only if {names} are trained"
 
 
 def rows_by_token(model: PreTrainedModel) -> Mapping[str, nn.Parameter]:

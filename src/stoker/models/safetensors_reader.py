@@ -124,10 +124,10 @@ class Stored:
         first = next(iter(self._origins[name].keys.values()))[0]
         where = f"{first} of the model {self._called}, in {self._file_of[first]},"
         if not read.is_floating_point():
-            message = f"{where} holds whole numbers ({read.dtype}), and config.json does not say how to scale them"
+            message = f"{where} contains integers ({read.dtype}), and config.json does not give their scale"
             raise UserError(Problem(message, "give the model as it was before it was quantised"))
         if not all(map(isfinite, torch.aminmax(read))):
-            raise UserError(Problem(f"{where} is not finite: it holds NaN or infinity", "copy or save it again"))
+            raise UserError(Problem(f"{where} is not finite: it contains NaN or infinity", "copy or save it again"))
 
     def _converted(self, name: str, rows: Rows) -> Tensor:
         origin = self._origins[name]
@@ -149,7 +149,7 @@ class Stored:
         for group in name_groups(self._model):
             found = [name for name in group if name in self._origins]
             if not found:
-                raise UserError(f"{self._called} holds no weights for {group[0]}")
+                raise UserError(f"{self._called} contains no weights for {group[0]}")
             if len(found) > 1 and not self._equal(found):
                 for apart in found[1:]:
                     own = nn.Parameter(torch.empty_like(state[apart]), state[apart].requires_grad)

@@ -41,9 +41,9 @@ def _proto(path: Path) -> Any:
     try:
         model.ParseFromString(path.read_bytes())
     except (DecodeError, OSError) as error:
-        raise UserError(Problem(f"this is no sentencepiece model: {error}", file=str(path))) from error
+        raise UserError(Problem(f"this is not a sentencepiece model: {error}", file=str(path))) from error
     if not model.pieces:
-        raise UserError(Problem("this is no sentencepiece model: it holds no pieces", file=str(path)))
+        raise UserError(Problem("this is not a sentencepiece model: it has no pieces", file=str(path)))
     return model
 
 

@@ -56,7 +56,7 @@ def unknown_stops(block: ModelBlock, vocabulary: Collection[str], special: Seque
         near = get_close_matches(stop, [*special, *added], 1, 0.4)
         known = f"did you mean {near[0]}?" if near else f"its special tokens are {', '.join(special[:8]) or 'none'};"
         hint = f"{known} a new token is added by `model.special_tokens: [{stop!r}]`"
-        problems.append(Problem(f"`model.stop`: {stop!r} is no token of the vocabulary", hint, key="model.stop"))
+        problems.append(Problem(f"`model.stop`: {stop!r} is not a token of the vocabulary", hint, key="model.stop"))
     return problems
 
 

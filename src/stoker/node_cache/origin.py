@@ -251,4 +251,4 @@ def _where(url: str) -> str:
 
 def _no_length(url: str) -> UserError:
     message = f"{shown(url)}: its server does not say how long it is, so that a truncated answer could not be noticed"
-    return UserError(Problem(message, "copy it to a store, or to a server that says so"))
+    return UserError(Problem(message, "copy it to a store, or to a server that gives the length"))

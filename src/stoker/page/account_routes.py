@@ -83,7 +83,7 @@ class _AccountRoutes:
             times.append(now)
             self._wrong[address] = times
             self.page.audit.write("", "login refused")
-            raise refused(401, "this token belongs to nobody")
+            raise refused(401, "this token belongs to no user")
         session, cookie = self.page.accounts.begin(account)
         self.page.audit.write(account.name, "login")
         body = {"name": account.name, "role": account.role, "csrf": self.page.accounts.csrf_of(session)}

@@ -77,7 +77,7 @@ class _ActionRoutes:
         elif kind == "name":
             subject = text_of(body, "name", most=60)
             if not NAME.fullmatch(subject):
-                raise wrong("`name` is no name of a submitted run", "GET /api/submitted lists them")
+                raise wrong("`name` is not the name of a submitted run", "GET /api/submitted lists them")
         return self.actions.begin(name, asked, subject, key if run is not None else "", options)
 
     def all(self, _: Request) -> Any:

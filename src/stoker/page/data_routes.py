@@ -191,7 +191,7 @@ def _parsed_changes(body: dict[str, Any]) -> tuple[set[int], dict[int, Any]]:
     if not isinstance(exclude, list) or not isinstance(edit, dict) or len(exclude) + len(edit) > MOST_CHANGES:
         raise wrong("`exclude` is a list of rows, `edit` an object of row: value")
     if not all(isinstance(row, int) and not isinstance(row, bool) for row in exclude):
-        raise wrong("`exclude` holds something that is no number of a row")
+        raise wrong("`exclude` contains a value that is not a row number")
     if not all(row.isdecimal() and len(row) < 12 and isinstance(value, dict | str) for row, value in edit.items()):
         raise wrong("`edit` has to be an object of row: value")
     if not exclude and not edit:

@@ -38,7 +38,7 @@ def edited(text: str, edits: Iterable[tuple[str, Any]]) -> str:
     if data is None:
         data = CommentedMap()
     if not isinstance(data, CommentedMap):
-        raise UserError(said("the job holds no keys", "begin with a line such as `task: sft`"))
+        raise UserError(said("the job holds no keys", "start with a line such as `task: sft`"))
     for key, value in edits:
         path = parse_key(key)
         if value is None:

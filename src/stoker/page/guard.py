@@ -185,7 +185,7 @@ async def read_object(request: Request) -> dict[str, Any]:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
         raise wrong("the body is not JSON: {reason}", reason=reason) from None
     if not isinstance(found, dict):
-        raise wrong("the body is no JSON object", "write it as {...}")
+        raise wrong("the body is not a JSON object", "write it as {...}")
     return found
 
 

@@ -37,7 +37,7 @@ class _ImportRoutes:
         one = {"name": body.get("file", "config.yaml"), "text": body.get("contents")}
         files = body.get("files", [one] if "contents" in body else None)
         if not isinstance(files, list) or not 0 < len(files) <= MOST_FILES:
-            raise wrong("`files` has to be a list of {name, text}", "or give `file` and `contents`")
+            raise wrong("`files` must be a list of {name, text}", "or give `file` and `contents`")
         words: list[str] = []
         if form := text_of(body, "format", default="", most=40):
             if form not in FORMATS:
@@ -69,7 +69,7 @@ class _ImportRoutes:
             PageError: its name is none.
         """
         if not isinstance(each, dict):
-            raise wrong("`files` has to be a list of {name, text}")
+            raise wrong("`files` must be a list of {name, text}")
         name, text = text_of(each, "name", default="config.yaml", most=200), text_of(each, "text")
         name = re.split(r"[/\\]", name)[-1]
         if not NAME.fullmatch(name) or (folder / name).exists():

@@ -65,7 +65,7 @@ class _LookupRoutes:
         try:
             features = Features.from_json(json.loads(read_file(asked.folder.path / FEATURES)))
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise missing("the run has no features: it is no ranking model, or did not start") from error
+            raise missing("the run has no features: it is not a ranking model, or did not start") from error
         found = list(islice(self._log(asked.folder), offset, offset + limit))
         columns = [{"name": column.name, "kind": column.kind} for column in features.columns if column.stored]
         rows = [{"row": each.row, "value": finite(whole(each.value))} for each in found]

@@ -52,7 +52,7 @@ def _ends(model: Any, layout: Layout, axis: str, loaded: LoadedJob) -> Problem |
     if layout.tensor == 1 and layout.pipeline == 1:
         return None
     if type(model.get_output_embeddings()) is not nn.Linear:
-        return loaded.problem(f"parallel.{axis}", f"parallel.{axis}: the model's head is no plain linear layer")
+        return loaded.problem(f"parallel.{axis}", f"parallel.{axis}: the model's head is not a plain linear layer")
     if not isinstance(model.get_input_embeddings(), nn.Embedding):
         message = f"parallel.{axis}: the model's embedding has an adapter, and cannot be split with it"
         return loaded.problem(f"parallel.{axis}", message, "train it whole instead, by tune.modules_to_save")

@@ -41,7 +41,7 @@ def lesson_of(path: Path) -> Lesson:
     """
     folder = RunFolder(path)
     if not folder.metrics.is_file():
-        raise UserError(Problem("this is no folder of a run", "give one that `stoker runs` lists", file=str(path)))
+        raise UserError(Problem("this is not the folder of a run", "give one that `stoker runs` lists", file=str(path)))
     comparison = read_comparison(folder)
     if comparison is None:
         message = "the run keeps no prediction: it is of an earlier Stoker"

@@ -81,7 +81,7 @@ def of_folder(path: Path) -> AdapterWeights:
         if kind := irregular(file):
             raise UserError(f"{file} cannot be read: it is {kind}, not a file")
     if not (path / CONFIG).is_file():
-        raise UserError(f"{path} is no adapter: it holds no {CONFIG}")
+        raise UserError(f"{path} is not an adapter: it has no {CONFIG}")
     if not (path / WEIGHTS).is_file():
         raise UserError(Problem(f"{path} holds no {WEIGHTS}", "convert pickled weights to safetensors"))
     with reading(str(path / CONFIG)):
@@ -104,7 +104,7 @@ def of_folder(path: Path) -> AdapterWeights:
     ):
         raise UserError(f"{path / CONFIG}: alpha_pattern is not a number by the name of each layer")
     if not _is_number(config.get("lora_alpha")):
-        raise UserError(f"{path / CONFIG}: lora_alpha is no number")
+        raise UserError(f"{path / CONFIG}: lora_alpha is not a number")
     from safetensors.torch import load_file
 
     with reading(str(path / WEIGHTS)):
@@ -173,7 +173,7 @@ def _check(base: nn.Module, weights: AdapterWeights, ranks: Mapping[str, int]) -
     expected = {f"{PREFIX}{layer}.lora_{matrix}.weight" for layer in ranks for matrix in "AB"}
     if not ranks or expected != set(weights.tensors):
         odd = sorted(expected ^ set(weights.tensors))
-        raise UserError(f"{weights.origin} is no plain LoRA adapter: {odd[0] if odd else 'it has no weights'}")
+        raise UserError(f"{weights.origin} is not a plain LoRA adapter: {odd[0] if odd else 'it has no weights'}")
     layers = dict(base.named_modules())
     for name, rank in ranks.items():
         layer: Any = layers.get(name)

@@ -72,7 +72,7 @@ def guarded(service: ServerState, routes: list[Route]) -> ASGIApp:
     async def of_http(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         names = ", ".join(route.path for route in routes)
-        message = f"there is no such path; there are {names}" if error.status_code == 404 else error.detail
+        message = f"there is no such path; the paths are {names}" if error.status_code == 404 else error.detail
         return error_response(ApiError(error.status_code, message))
 
     async def of_api(_: Request, error: Exception) -> Response:

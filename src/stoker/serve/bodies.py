@@ -47,7 +47,7 @@ class CompletionBody(SamplingFields):
     @model_validator(mode="after")
     def _possible(self) -> CompletionBody:
         if self.best_of is not None and self.best_of != self.n:
-            raise ValueError("best_of other than n is not there: ask for n answers and choose among them")
+            raise ValueError("best_of other than n is not supported: request n answers and choose among them")
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens is 0, so that nothing would be answered; with echo the prompt is")
         return self

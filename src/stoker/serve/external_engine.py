@@ -249,7 +249,7 @@ class RunningServer:
             self._process.stdin.flush()
             address = self._process.stdout.readline().strip()
             if not address:
-                raise RunFailed(f"{self.server.program} ended while it started; what it said is above")
+                raise RunFailed(f"{self.server.program} exited during its start; its output is above")
             return address
         import httpx2
 
@@ -257,7 +257,7 @@ class RunningServer:
         with httpx2.Client(trust_env=False) as client:
             while time.monotonic() < deadline:
                 if not self.alive:
-                    raise RunFailed(f"{self.server.program} ended while it started; what it said is above")
+                    raise RunFailed(f"{self.server.program} exited during its start; its output is above")
                 try:
                     if client.get(f"{address}/health").status_code == 200:
                         return address

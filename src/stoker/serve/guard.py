@@ -114,7 +114,7 @@ class Queue:
             ApiError: too few places are free; it gives the time until a retry.
         """
         if answers > self.most:
-            raise wrong(f"the request asks for {answers:,} answers, and the server's queue takes {self.most:,}")
+            raise wrong(f"the request is for {answers:,} answers, and the server's queue takes {self.most:,}")
         if self.now + answers > self.most:
             wait = min(60, max(1, math.ceil(self._seconds)))
             raise ApiError(

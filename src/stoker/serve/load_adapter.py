@@ -64,7 +64,7 @@ async def unload_adapter(service: Service, name: str) -> None:
     """
     served = service.models.find(name)
     if not served.removable:
-        raise wrong(f"{name!r} is no adapter over a base, and stays while the server runs", param="lora_name")
+        raise wrong(f"{name!r} is not an adapter, and cannot be unloaded while the server runs", param="lora_name")
     service.models.remove(name)
     deadline = time.monotonic() + service.options.seconds
     while served.users and time.monotonic() < deadline:

@@ -66,7 +66,7 @@ def read_keys(path: Path, roles: Sequence[str], *, option: str, reserved: Sequen
         elif words[1] not in roles:
             problem = f"{words[1]} is no role"
         elif not _HASH.fullmatch(words[2]):
-            problem = "the third word is no SHA-256 in hexadecimal"
+            problem = "the third word is not a SHA-256 in hexadecimal"
         elif words[0] in found:
             problem = f"{words[0]} is there twice"
         if problem:

@@ -79,7 +79,7 @@ class RankingService:
         new = [name for name in shown if name.isprintable() and name not in self._named]
         if new and len(self._named) < 1000:
             self._named.update(new)
-            print(f"fields that are no column of the model: {', '.join(new)}", file=sys.stderr, flush=True)
+            print(f"fields that are not columns of the model: {', '.join(new)}", file=sys.stderr, flush=True)
         return {"x-stoker-ignored": ", ".join(name for name in shown if name.isprintable())} if unknown else {}
 
 

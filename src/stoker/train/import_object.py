@@ -21,7 +21,7 @@ def import_path(path: str, key: str, loaded: LoadedJob) -> Any:
     """
     module_name, colon, name = path.partition(":")
     if not colon or not name:
-        raise UserError(loaded.problem(key, f"{key}: {path!r} is no import path", "write package.module:name"))
+        raise UserError(loaded.problem(key, f"{key}: {path!r} is not an import path", "write package.module:name"))
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:

@@ -150,7 +150,7 @@ def _check_rows(loaded: LoadedJob, text: TextSide, built: Built) -> None:
             loaded.problem(
                 "model.tokenizer",
                 f"the tokenizer has {len(text.tokenizer)} tokens, more than the model's vocabulary",
-                "make one with `stoker tokenizer extend`, whose folder says what new rows begin with",
+                "create one with `stoker tokenizer extend`, whose folder has the initial values of new rows",
             )
         )
     if loaded.job.tune.new_rows_first and built.new_rows is None:

@@ -180,7 +180,7 @@ def _label(value: Any, positive: float | None, name: str) -> float:
         return found
     number = _float(value)
     if not np.isfinite(number):
-        raise ValueError(f"unknown label: {name} is {str(value)[:_SHOWN]!r}, which is no number")
+        raise ValueError(f"unknown label: {name} is {str(value)[:_SHOWN]!r}, which is not a number")
     return float(number >= positive)
 
 

@@ -86,10 +86,14 @@ def absent_columns(features: Features, names: Sequence[str], place: str) -> list
     for name in wanted:
         if name not in names:
             near = difflib.get_close_matches(name, others, n=1, cutoff=0.5)
-            empty = "add the label of each row" if name in features.labels else "add it, empty where there is no value"
+            empty = (
+                "add the label of each row"
+                if name in features.labels
+                else "add it; leave it empty if there is no value"
+            )
             hint = f"did you mean {near[0]}?" if near else empty
             problems.append(
-                Problem(f"the rows of {place} have no column {name!r}, which the model has learnt from", hint)
+                Problem(f"the rows of {place} have no column {name!r}, which the model was trained on", hint)
             )
     return problems
 
@@ -115,7 +119,11 @@ def _crosses_of_no_ids(columns: Sequence[Column], settings: LogSettings) -> Iter
             key = f"ranking.crosses[{index}]"
             if name not in found:
                 with_ids = ", ".join(column.name for column in columns if column.has_ids)
-                yield Problem(f"{name} is no feature, and a cross is of two", f"those with ids are {with_ids}", key=key)
+                yield Problem(
+                    f"{name} is not a feature, and a cross combines two features",
+                    f"those with ids are {with_ids}",
+                    key=key,
+                )
             elif not found[name].has_ids:
                 hint = f"write `features: [{{name: {name}, kind: buckets}}]`"
                 yield Problem(f"{name} is a number, and a cross is of ids", hint, key=key)

@@ -233,14 +233,14 @@ def _leaks(log: ClickLog) -> Iterator[str]:
         if late:
             yield f"{late:,} training rows are later than the first held-out one"
     if held_out is not None and log.features.time is None:
-        yield "no column of time: the last rows are held out, and nothing says that they are the latest"
+        yield "no time column: the last rows are held out, but they may not be the latest"
     spaced = training.rows[:: max(1, -(-len(training) // SAMPLE))]
     labels = training.store.array("labels")[spaced][:, 0]
     for number, column in enumerate(log.features.columns):
         if column.kind in NUMBERS:
             found = _auc(training.store.array(f"column{number}")[spaced], labels)
             if found is not None and max(found, 1 - found) >= TELLING:
-                yield f"{column.name} alone tells {log.features.labels[0]} (AUC {found:.3f}): is it known beforehand?"
+                yield f"{column.name} alone predicts {log.features.labels[0]} (AUC {found:.3f}): known in advance?"
     if held_out is not None and (again := _repeated(training, held_out)):
         yield f"{again:,} held-out rows are in the training part too, with all their features and labels"
 

@@ -30,6 +30,6 @@ def log_problems(log: ClickLog, data: Sequence[SourceBlock], held_out: Sequence[
         rate = float(labels[:, number].mean())
         if rate in (0.0, 1.0):
             message = f"label {name} is {rate:.0f} in all {len(labels):,} training rows, so there is nothing to learn"
-            hint = "name another column, or write from which value on it is positive"
+            hint = "name another column, or write the smallest positive value"
             problems.append(Problem(message, hint, key="ranking.label"))
     return problems

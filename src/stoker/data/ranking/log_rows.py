@@ -56,9 +56,9 @@ def file_rows(path: DataFile, form: str = "auto") -> Iterator[Raw | Rejected]:
     kind = line_form(path, form)
     if kind is None:
         if data_suffix(path) in (".txt", ".md", ""):
-            hint = "write `format: criteo`, libsvm or libffm beside its `path`, or give it the suffix of what it is"
+            hint = "write `format: criteo`, libsvm or libffm beside its `path`, or give the file the right suffix"
             raise UserError(
-                Problem("its first line is no row of criteo, libsvm or libffm", hint, file=str(path), line=1)
+                Problem("its first line is not a row of criteo, libsvm or libffm", hint, file=str(path), line=1)
             )
         rows = (_decoded(raw) for raw in read_rows(path))
         yield from map(_as_in_json, rows) if data_suffix(path) in PARQUET else rows

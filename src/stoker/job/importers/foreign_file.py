@@ -35,7 +35,7 @@ def read_source(path: str | Path) -> JobDocument:
     document = parse_document(text, str(path))
     if not isinstance(document.data, dict) or not document.data:
         what = kind_of(document.data) if document.data else "nothing"
-        raise UserError(Problem(f"the file holds {what}, not keys and values", file=str(path), line=1, column=1))
+        raise UserError(Problem(f"the file contains {what}, not keys and values", file=str(path), line=1, column=1))
     return document
 
 

@@ -110,7 +110,9 @@ class FluidMountBlock(Block):
 class FluidBlock(Block):
     """A Fluid dataset: data of a remote store, cached on the cluster's nodes and mounted into the pods."""
 
-    mounts: Annotated[list[FluidMountBlock], Field(min_length=1)] = Field(description="what it reads from")
+    mounts: Annotated[list[FluidMountBlock], Field(min_length=1)] = Field(
+        description="storage that the dataset reads from"
+    )
     at: Path = Field(default="/data", description="mount path in the containers")
     runtime: Literal["alluxio", "juicefs"] = Field(default="alluxio", description="runtime of the cache")
     replicas: PositiveInt | Auto = Field(

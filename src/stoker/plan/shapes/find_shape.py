@@ -36,12 +36,12 @@ def _shape_of_file(path: Path, *, name: str = "") -> Shape:
     except OSError as error:
         raise UserError(Problem(f"cannot read {path}: {error.strerror}", file=str(path))) from error
     except UnicodeDecodeError as error:
-        raise UserError(Problem("the configuration is no text in UTF-8", file=str(path))) from error
+        raise UserError(Problem("the configuration is not UTF-8 text", file=str(path))) from error
     except json.JSONDecodeError as error:
-        text = f"the configuration is no JSON: {error.msg}"
+        text = f"the configuration is not valid JSON: {error.msg}"
         raise UserError(Problem(text, file=str(path), line=error.lineno, column=error.colno)) from error
     if not isinstance(config, dict):
-        raise UserError(Problem("the configuration is no JSON object", file=str(path)))
+        raise UserError(Problem("the configuration is not a JSON object", file=str(path)))
     return shape_of_config(config, name=name or path.parent.name, place=str(path))
 
 
@@ -52,5 +52,5 @@ def _fetched(model: str) -> Path:
     try:
         return Path(hf_hub_download(model, "config.json"))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        text = f"`{model}` is no well-known shape, and its configuration cannot be fetched from the hub"
+        text = f"`{model}` is not a known model, and its configuration cannot be fetched from the hub"
         raise UserError(Problem(text, "give a folder with its config.json")) from error

@@ -43,7 +43,7 @@ def _tables(view: View) -> Iterator[Problem]:
         hint = f"write {', '.join(OPTIMIZERS[:-1])} or {OPTIMIZERS[-1]}, {OWN}"
         yield from view.at_each(["ranking.table.optimizer", ENGINE], message, hint)
     if view.value("ranking.table.initial"):
-        message = "`engine: torchrec` begins its sums of squares at 0"
+        message = "`engine: torchrec` starts its sums of squares at 0"
         yield from view.at_each(["ranking.table.initial", ENGINE], message, f"remove `initial`, {OWN}")
     if view.value("ranking.table.dtype") != "float32":
         message = f"`engine: torchrec` has rows of float32, and `dtype` is {view.value('ranking.table.dtype')}"
@@ -52,7 +52,7 @@ def _tables(view: View) -> Iterator[Problem]:
 
 def _around(view: View) -> Iterator[Problem]:
     if view.value("ranking.servers") is not None:
-        message = "`engine: torchrec` has its rows in the processes that train, and `servers` hold those of others"
+        message = "`engine: torchrec` keeps its rows in the training processes, and cannot use `servers`"
         yield from view.at_each(["ranking.servers", ENGINE], message, f"remove `servers`, {OWN}")
     if view.value("ranking.model") == "din":
         message = "`model: din` weighs every id of a sequence, and `engine: torchrec` gives their sums"

@@ -192,7 +192,7 @@ def _misfit(shape: RankingShape, block: RankingBlock, features: Features) -> tup
     if not names:
         return "ranking.features", "no feature has ids, so there is nothing to look up", "write `kind: id` for one"
     if missing := [name for name in shape.item if name not in shape.features]:
-        return "ranking.item", f"{missing[0]} is no feature with ids", f"these are {', '.join(shape.features)}"
+        return "ranking.item", f"{missing[0]} is not a feature with ids", f"these are {', '.join(shape.features)}"
     if block.model == "dlrm" and len(shape.features) + (shape.numbers > 0) < 2:
         message = f"dlrm multiplies pairs of vectors, and there is one: {shape.features[0]}"
         return "ranking.model", message, "write `model: deepfm` or `model: dcn`"

@@ -107,8 +107,8 @@ class TableBlock(Block):
     memory_rows: PositiveInt | None = Field(
         default=None, description="number of rows that a process keeps in memory; the others are in a file"
     )
-    admission: AdmissionBlock | None = Field(default=None, description="which new ids get a row")
-    eviction: EvictionBlock | None = Field(default=None, description="which rows are deleted")
+    admission: AdmissionBlock | None = Field(default=None, description="admission of new ids to the tables")
+    eviction: EvictionBlock | None = Field(default=None, description="eviction of rows from the tables")
 
 
 class RankingBlock(Block):
@@ -136,7 +136,9 @@ class RankingBlock(Block):
     )
     weight: Text | None = Field(default=None, description="column of the weights of the rows in the loss")
     item: list[Text] = Field(default_factory=list, description="features of the item, its id first; for two-tower")
-    features: list[FeatureBlock] = Field(default_factory=list, description="features that are not as they are found")
+    features: list[FeatureBlock] = Field(
+        default_factory=list, description="settings of features that differ from those found in the data"
+    )
     ignore: list[Text] = Field(default_factory=list, description="columns that are not features")
     crosses: list[list[Text]] = Field(default_factory=list, description="pairs of features to combine into one feature")
     slices: list[Text] = Field(default_factory=list, description="columns by whose values metrics are also reported")
@@ -146,8 +148,10 @@ class RankingBlock(Block):
     progressive: bool = Field(
         default=False, description="read rows in time order, and evaluate each day before training on it"
     )
-    table: TableBlock = Field(default_factory=TableBlock, description="the tables of embeddings")
-    servers: ServersBlock | None = Field(default=None, description="processes on other hosts that hold the rows")
+    table: TableBlock = Field(default_factory=TableBlock, description="embedding tables and their optimizer")
+    servers: ServersBlock | None = Field(
+        default=None, description="parameter servers, which hold the rows on other hosts"
+    )
 
 
 REASONS = {
@@ -169,7 +173,7 @@ REASONS = {
     "features.buckets": "enough for a smooth curve",
     "features.boundaries": "quantiles of the training part",
     "features.longest": "older ids carry little information",
-    "features.table": "a table of its own; a sequence shares that of its item where its name says so",
+    "features.table": "its own table; a sequence shares the table of its item if its name matches",
     "features.width": "all embeddings have the same dimension",
     "features.log": "where a few numbers are far larger than the others",
     "ignore": "every column is a feature",
@@ -200,7 +204,7 @@ REASONS = {
     "table.eviction.max_rows": "rows are evicted by age",
     "table.eviction.score": "half of MovieLens-100K's rows cost 0.002 AUC, by frequency 0.016",
     "table.eviction.default_row": "the mean changes the AUC of MovieLens-100K by less than 0.0003",
-    "servers": "the processes that train hold the rows",
+    "servers": "the training processes hold the rows",
     "servers.staleness": "the same losses as without servers",
     "servers.patience": "a host may have to restart",
 }

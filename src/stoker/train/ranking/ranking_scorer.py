@@ -195,7 +195,7 @@ class StoredScorer:
             self._scorer = self._opened(manifest)
         except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:  # of torch, too
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise StoreError(f"what {self._reader.place} holds cannot be used: {reason}") from error
+            raise StoreError(f"the contents of {self._reader.place} cannot be used: {reason}") from error
         self._head = head
 
     def _opened(self, manifest: Mapping[str, Any]) -> RankingScorer:

@@ -62,7 +62,7 @@ def misfit_of_widths(features: Features, block: RankingBlock) -> tuple[str, str,
             continue
         key = f"ranking.features[{index}].width"
         if feature.name not in names_of(features):
-            return key, f"{feature.name} is no feature with ids, so it has no embedding", "remove `width`"
+            return key, f"{feature.name} is not a feature with ids, so it has no embedding", "remove `width`"
         table = features[feature.name].table
         name, width = stated.setdefault(table, (feature.name, feature.width))
         if width != feature.width:

@@ -84,7 +84,7 @@ class PolicyBlock(Block):
         description="move idle state to host memory: optimizer states and a separate critic during sampling, the "
         "reward run's model except while it scores",
     )
-    ptx: PtxBlock | None = Field(default=None, description="other data that the policy goes on being trained on")
+    ptx: PtxBlock | None = Field(default=None, description="other data that the policy is also trained on")
 
 
 REASONS = {
@@ -102,8 +102,8 @@ REASONS = {
     "missing_end_penalty": "an answer that does not end is scored like any other",
     "reward_clip": "scores are not clipped",
     "advantage_clip": "advantages are not clipped",
-    "offload_idle": "moving takes time in every round",
-    "ptx": "answers alone are learnt from",
+    "offload_idle": "moving the state takes time in every round",
+    "ptx": "only answers are trained",
     "ptx.weight": "as much as the rewards",
     "ptx.sequences": "one for each answer",
 }

@@ -74,9 +74,7 @@ class PolicyTask(LanguageTask):
         objective = more.get("objective")
         if isinstance(objective, ActorCritic):
             if self.language.head is None and self.language.critic is None:
-                message = (
-                    f"{type(self.language.model).__name__} has no plain output layer, so no critic can be beside it"
-                )
+                message = f"{type(self.language.model).__name__} has no plain output layer, so it cannot have a critic"
                 raise UserError(Problem(message, "take task grpo, which has no critic"))
             objective.language = self.language
         self.settings, self._mix = settings, mix

@@ -46,7 +46,7 @@ class PromptRows:
             return exact
         here = [raw for (name, row), raw in rows.items() if row == number and Path(name).name == Path(file).name]
         if len(here) != 1:
-            raise RunFailed(f"row {number} of {file} is not in the data any more, or in several files of its name")
+            raise RunFailed(f"row {number} of {file} is no longer in the data, or is in several files of the same name")
         return here[0]
 
 

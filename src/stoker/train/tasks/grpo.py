@@ -154,7 +154,7 @@ def _samples(loaded: LoadedJob, base: Path, text: TextSide) -> Callable[..., Lan
 TASK = TaskSpec(
     name="grpo",
     defaults=_defaults,
-    adapter_lr=Decided(1e-5, "adapters take ten times the rate of full tuning"),
+    adapter_lr=Decided(1e-5, "adapters take ten times the learning rate of full tuning"),
     batch=_batch,
     block=GrpoBlock,
     block_hint="write `grpo:` with a reward, as {rewards: [numeric]} or {reward: RUN}",

@@ -103,7 +103,7 @@ def _checks(view: View) -> Iterator[Problem]:
         yield from view.at_each(["tune.method"], message, "write full, lora or qlora")
     shared = view.value("ppo.critic") == SHARED_CRITIC
     if view.value("ppo.critic_warmup") and method == "full" and shared:
-        message = "with `tune: full` a shared critic learns in the policy's own body, so it cannot learn alone"
+        message = "with `tune: full`, a shared critic trains the weights of the policy, so it cannot be trained alone"
         hint = "remove it, write tune: lora, or name a model in ppo.critic"
         yield from view.at_each(["ppo.critic_warmup", "tune.method"], message, hint)
     if not shared and (method == "qlora" or view.value("model.quantise") not in ("none", None)):
@@ -188,7 +188,7 @@ def _toy_keys(job: Job) -> dict[str, object]:
 TASK = TaskSpec(
     name="ppo",
     defaults=_defaults,
-    adapter_lr=Decided(1e-5, "adapters take ten times the rate of full tuning"),
+    adapter_lr=Decided(1e-5, "adapters take ten times the learning rate of full tuning"),
     batch=_batch,
     block=PpoBlock,
     block_hint="write `ppo:` with a reward, as {reward: RUN} or {rewards: [numeric]}",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def _defaults(job: Job) -> dict[str, Decided]:
     from stoker.job.batch_triangle import is_scratch
 
-    trained = Decided(1e-4, "pretraining goes on gently from trained weights")
+    trained = Decided(1e-4, "pretraining continues gently from trained weights")
     return {
         "train.lr": Decided(1e-3, "a small model from random weights") if is_scratch(job) else trained,
         "train.weight_decay": Decided(0.1, "usual in pretraining"),

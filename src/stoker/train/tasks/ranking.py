@@ -96,7 +96,7 @@ def _eviction(view: View) -> Iterator[Problem]:
         message = "`eviction` needs to know which rows go"
         yield from view.at_each(["ranking.table.eviction"], message, "write `age: 10000` or `max_rows: 1000000`")
     if rule is not None and rule.max_rows is None and rule.score != type(rule).model_fields["score"].default:
-        message = "`score` ranks rows, and nothing says how many of them stay"
+        message = "`score` ranks rows, but `max_rows` is not given"
         hint = "write `max_rows: 1000000`, or remove `score`"
         yield from view.at_each(["ranking.table.eviction.score"], message, hint)
 
