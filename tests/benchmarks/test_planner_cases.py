@@ -67,7 +67,7 @@ def test_cases_and_ranks_by_command(tmp_path: Path, capsys: pytest.CaptureFixtur
     [
         ('{"gpu": "H100", "model_name": "gpt2"}\n{"gpu"', "rows.jsonl:2:7: is not JSON"),
         ("[1]", "rows.jsonl:1: is not a JSON object"),
-        ('{"model_name": "gpt2", "gpu": "H1000"}', "rows.jsonl:1: `H1000` is no device"),
+        ('{"model_name": "gpt2", "gpu": "H1000"}', "rows.jsonl:1: `H1000` is not a device"),
     ],
 )
 def test_bad_rows_are_named_and_nothing_is_written(
@@ -85,7 +85,7 @@ def test_a_row_that_says_too_little_has_nulls(tmp_path: Path, capsys: pytest.Cap
     said = capsys.readouterr()
     first, second = map(json.loads, said.out.splitlines())
     assert first["verdict"] == "FITS" and second["row_id"] == 8 and set(second.values()) == {8, None}
-    assert "no prediction: " in said.err and "rows.jsonl:2: `H1000` is no device" in said.err
+    assert "no prediction: " in said.err and "rows.jsonl:2: `H1000` is not a device" in said.err
 
 
 def test_no_file(tmp_path: Path) -> None:

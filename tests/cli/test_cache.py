@@ -61,7 +61,7 @@ def test_the_list(origin: CountingOrigin, capsys: pytest.CaptureFixture[str]) ->
     assert found["bytes"] == sum(each["bytes"] for each in found["objects"])
     assert main(["cache"]) == 0
     said = capsys.readouterr().out
-    assert f"{origin.url}/a/y" in said and "whole" in said and "to be resumed" in said and "geheim" not in said
+    assert f"{origin.url}/a/y" in said and "complete" in said and "incomplete" in said and "geheim" not in said
 
 
 def test_cleaning_leaves_what_is_in_use(

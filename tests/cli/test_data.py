@@ -207,7 +207,7 @@ def test_rows_that_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert "⟦At 4.<|im_end|>⟧" in out
     code, report, _ = as_json(capsys, "--rows", "my.jsonl:2")
     assert (code, [s["row"] for s in report["samples"]]) == (0, [2])
-    for wrong, message in (("my.jsonl:99", "there is no such row"), ("my.jsonl", "names no row")):
+    for wrong, message in (("my.jsonl:99", "there is no such row"), ("my.jsonl", "this is not a row")):
         assert main(["data", "job.yaml", "--rows", wrong]) == 2
         assert message in capsys.readouterr().err
 

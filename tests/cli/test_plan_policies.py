@@ -25,7 +25,7 @@ def test_the_rollouts_are_a_part_of_the_step(
     assert plan["time"]["rollouts"] == pytest.approx(rollouts["seconds"])  # one step on each round
     assert plan["step_time_s"] == pytest.approx(sum(plan["time"].values()))
     assert (rollouts["prompts"], rollouts["answers"], rollouts["tokens"], rollouts["readings"]) == (2, 8, 48, 1)
-    assert any("its share of the round of answers" in note for note in found["notes"])
+    assert any("its share of sampling" in note for note in found["notes"])
     assert main(["plan", "job.yaml", "--on", "h100"]) == 0
     said = capsys.readouterr().out
     assert "for 1 step: 2 prompts of" in said and "8 answers of 48 each" in said and "decoding" in said

@@ -64,7 +64,7 @@ def test_a_processor_is_measured_as_it_is_divided(capsys: pytest.CaptureFixture[
     assert "attention-32              64: 2" in shown.out
     assert "kernel launch: at least 4.0 us" in shown.out
     assert "all-reduce of 4           100 us  0.168" in shown.out
-    assert "plans for this machine use it from now on" in shown.out
+    assert "later plans for this machine use it" in shown.out
     for processes, threads in ((1, 4), (2, 2), (4, 1)):
         kept = kept_calibration(processor_name(), threads)
         assert kept is not None and {curve.ranks for curve in kept.curves} == {1, 2, 4}

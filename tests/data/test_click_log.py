@@ -318,7 +318,7 @@ def test_the_audit_counts_ids(tmp_path: Path) -> None:
         ("2019-04-16", 10, (0.5,)),
     ]
     assert audit.reasons == {"unknown label": 1}
-    assert any("score alone tells label (AUC 1.000)" in leak for leak in audit.leaks)
+    assert any("score alone predicts label (AUC 1.000)" in leak for leak in audit.leaks)
 
 
 def test_the_audit_says_what_the_jobs_own_admission_gives(tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_the_audit_finds_held_out_rows_that_are_trained_on(tmp_path: Path) -> No
     rows = [{"label": n % 2, "user_id": n % 4} for n in range(40)]
     audit = audit_log(log_of(tmp_path, "log.jsonl", json_lines(rows)))
     assert any("10 held-out rows are in the training part too" in leak for leak in audit.leaks)
-    assert any("no column of time" in leak for leak in audit.leaks)
+    assert any("no time column" in leak for leak in audit.leaks)
 
 
 def test_parquet_with_dates_timestamps_and_bytes_is_read_as_json_is(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_scripts_are_told_apart() -> None:
         ({"type": "WordLevel", "vocab": {}}, "only BPE, Unigram and WordPiece"),
         ({"type": "WordPiece", "vocab": {}}, "does not mark pieces inside of words"),
         ({"type": "BPE", "vocab": {}, "end_of_word_suffix": "</w>"}, "by their place in a word"),
-        ({"type": "Unigram", "vocab": []}, "no token for every byte"),
+        ({"type": "Unigram", "vocab": []}, "not have a token for every byte"),
     ],
 )
 def test_other_kinds_are_refused(model: dict[str, Any], words: str) -> None:

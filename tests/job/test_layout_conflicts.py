@@ -49,7 +49,7 @@ IMPOSSIBLE = [
     (SFT, "parallel: {devices: [0, 1, 2], data: 2}", ["devices", "data"],
      "lists 3, but data x tensor x pipeline x context = 2 x 1 x 1 x 1 is 2", "name 2 devices, or write `data: 3`"),
     (SFT, "parallel: {devices: [0, 1, 2], tensor: 2}", ["devices", "tensor"],
-     "no multiple of tensor x pipeline x context = 2", "name 2 or 4 devices"),
+     "not a multiple of tensor x pipeline x context = 2", "name 2 or 4 devices"),
     (SFT, "parallel: {devices: [0, 1, 2]}\ntrain: {batch: 8}", ["train.batch", "devices"],
      "batch 8 is not a multiple of data-parallel 3", "batch 6 or 9"),
     (MODULE, "parallel: {tensor: 2}", ["tensor"], "`tensor: 2` needs a family's facts", "write `data: 2`"),

@@ -112,4 +112,4 @@ def test_lines_fit() -> None:
 def test_an_unknown_recipe_names_the_nearest() -> None:
     with pytest.raises(UserError, match=r"there is no recipe `sft-lorra`; write sft-lora"):
         write_recipe("sft-lorra")
-    assert recipe_description("sft-lora").startswith("Teaches a small chat model")
+    assert recipe_description("sft-lora").startswith("Fine-tunes a small chat model")

@@ -163,7 +163,7 @@ def test_plan_has_a_row_for_each_stage(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["plan", "chain.yaml", "--on", "1xH100", "--from", "more", "stages.align.steps=7"]) == 0
     table, note = capsys.readouterr().out.split("\n\n")
     lines = [line.split() for line in table.splitlines()]
-    assert [line[0] for line in lines] == ["stage", "more", "align", "total"] and "share of the round" in note
+    assert [line[0] for line in lines] == ["stage", "more", "align", "total"] and "share of sampling" in note
     assert lines[2][1:7] == ["grpo", "policy", "(lora),", "reference", "(its", "base)"]
 
 

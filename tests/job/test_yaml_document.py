@@ -142,7 +142,7 @@ def test_ten_megabytes_and_nested_aliases_are_refused_before_they_are_read(tmp_p
 
 @pytest.mark.parametrize("text", [r'"\ud800": 1', r'a: "\ud800"', r'a: "x\0"', r'"\0": 1'])
 def test_text_that_no_path_can_hold_is_refused_at_its_place(text: str) -> None:
-    with pytest.raises(UserError, match=r"job.yaml:1:\d: the (key|text) holds U\+(D800|0000)"):
+    with pytest.raises(UserError, match=r"job.yaml:1:\d: the (key|text) contains U\+(D800|0000)"):
         parse_document(text, "job.yaml")
 
 
@@ -159,5 +159,5 @@ def test_a_directive_cannot_change_what_values_mean() -> None:
 
 
 def test_a_device_without_end_is_no_job_file() -> None:
-    with pytest.raises(UserError, match="a job file at most"):
+    with pytest.raises(UserError, match="a job file has at most"):
         read_document("/dev/zero")

@@ -268,7 +268,7 @@ def test_what_ranks_is_known_and_what_does_not_is_refused(clicks_home: Path) -> 
     shutil.copytree(clicks_home / "folder", clicks_home / "spoilt")
     for name, content in (("tower.safetensors", b"x" * 30), ("manifest.json", b'{"format": 1, "tables": []}')):
         (clicks_home / "spoilt" / name).write_bytes(content)
-        with pytest.raises(UserError, match="spoilt holds cannot be used"):
+        with pytest.raises(UserError, match="spoilt cannot be used"):
             open_scorers(["spoilt"], clicks_home, **options)
     with pytest.raises(UserError, match=r"there is no store at"):
         open_scorers(["lmdb://absent"], clicks_home, **options)

@@ -229,7 +229,7 @@ def test_without_the_extra_there_is_no_onnx_and_a_warning(home: Path, capsys: py
         (["deepfm", "--format", "ranking", "--to", "clicks.jsonl"], "exists already"),
         (["deepfm", "--format", "ranking", "--to", "x", "--dtype", "fp16"], "keeps the precision"),
         (["deepfm", "--format", "ranking", "--to", "x", "--keep", "0"], "--keep must be at least 1"),
-        (["deepfm", "--format", "ranking", "--to", "x", "--version", "1"], "goes with --rollback"),
+        (["deepfm", "--format", "ranking", "--to", "x", "--version", "1"], "needs --rollback"),
         (["deepfm", "--format", "ranking"], "--to is missing"),
         (["--format", "ranking", "--to", "x"], "RUN is missing"),
         (["--rollback", "folder"], "is a folder, which has one version"),

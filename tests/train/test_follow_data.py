@@ -95,7 +95,7 @@ def test_follow_trains_on_what_comes(
     assert main(["train", "job.yaml", "--follow", "7", "--json"]) == 130
     said = capfd.readouterr()
     assert [json.loads(line)["step"] for line in said.out.splitlines()] == [16, 24]
-    assert set(looks) == {7.0} and said.err.count("waiting for more rows, a look every 7 s") == 2
+    assert set(looks) == {7.0} and said.err.count("waiting for more rows, checking every 7 s") == 2
     whole = run(days, growing(output="whole"))
     lines = [json.loads(line) for line in (days / "followed/metrics.jsonl").read_text().splitlines()]
     assert [line["loss"] for line in lines] == whole.losses
@@ -105,8 +105,8 @@ def test_follow_trains_on_what_comes(
     ("words", "said"),
     [
         (("--follow", "0"), "--follow 0: not a valid number of seconds"),
-        (("--follow", "5", "ranking.progressive=false"), "--follow is for logs that grow"),
-        (("--follow", "5", "steps=3", "epochs=null"), "`steps` ends before; write `epochs: 1`"),
+        (("--follow", "5", "ranking.progressive=false"), "--follow needs a growing log"),
+        (("--follow", "5", "steps=3", "epochs=null"), "`steps` limits the run; write `epochs: 1`"),
     ],
 )
 def test_what_cannot_be_followed(

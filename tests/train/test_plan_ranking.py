@@ -103,7 +103,7 @@ def test_the_report_and_what_cannot_be(clicks: Path, capsys: pytest.CaptureFixtu
     assert main(["plan", "job.yaml", "--on", "1x8xh100"]) == 2
     assert "8 processes cannot share a batch of 12 rows; write `batch: 16`" in capsys.readouterr().err
     assert main(["plan", "job.yaml", "--show"]) == 2
-    assert "--show is of language models" in capsys.readouterr().err
+    assert "--show is for language models" in capsys.readouterr().err
 
 
 def test_a_long_log_is_extrapolated(

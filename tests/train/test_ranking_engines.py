@@ -150,7 +150,7 @@ def test_the_verbs_of_a_run(clicks: Path, capsys: pytest.CaptureFixture[str]) ->
         ({"ranking": {"table": {"memory_rows": 5}}}, "keeps all rows in the device's memory"),
         ({"ranking": {"table": {"optimizer": "adam"}}}, "write rowwise-adagrad, adagrad or sgd"),
         ({"ranking": {"table": {"optimizer": "ftrl"}}}, "has no ftrl"),
-        ({"ranking": {"table": {"initial": 0.1}}}, "begins its sums of squares at 0"),
+        ({"ranking": {"table": {"initial": 0.1}}}, "starts its sums of squares at 0"),
         ({"ranking": {"table": {"dtype": "int8"}}}, "has rows of float32, and `dtype` is int8"),
         ({"ranking": {"servers": {"addresses": ["h:1"], "secret": "s"}}}, "remove `servers`"),
         ({"ranking": {"model": "din"}}, "write `model: dcn`"),

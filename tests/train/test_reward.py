@@ -130,7 +130,7 @@ def test_a_reward_run_is_not_talked_to(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"tune": "prompt"}, "needs a head of its own"),
+        ({"tune": "prompt"}, "needs a trained head"),
         ({"evaluate": {"samples": 2}}, "scores answers and writes none"),
         ({"reward": {"margin": -1}}, "reward.margin"),
     ],

@@ -26,13 +26,13 @@ DEFAULT_RECIPE = "sft-lora"
 WIDTH = 110
 
 EXPLAINED = (
-    "Each key has its meaning above it, with what may be written and the default. A line that begins with "
-    "`#` and a key is switched off: what it shows is the default or an example. Remove the `#` to set it. "
+    "The comment above a key gives its meaning, its type and its default. A line that starts with `#` and a "
+    "key is disabled: it shows the default or an example. Remove the `#` to set the key. "
     "Then run `stoker check` on this file."
 )
 SHARED = (
-    "The stages are at the end of the file. A key above them is of all stages, unless a stage has its own; `stoker "
-    "check` prints each stage whole."
+    "The stages are at the end of the file. A key above them applies to all stages that do not set it; `stoker "
+    "check` prints each complete stage."
 )
 
 
