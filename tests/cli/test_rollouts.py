@@ -117,7 +117,7 @@ def test_the_view_has_no_control_characters_of_an_answer(
         (["nothing"], "there is no run nothing"),
         (["run", "--step", "9"], "has no step 9; it has 1 to 4"),
         (["run", "--by", "value"], "the tokens of this run have advantage, entropy, old, reference, kl"),
-        (["run", "--limit", "0"], "shows nothing"),
+        (["run", "--limit", "0"], "shows no answers"),
     ],
 )
 def test_wrong_words(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -129,7 +129,7 @@ def test_a_token_that_is_not_there_is_an_error_at_its_place(folder: Path, capsys
     (folder / "job.yaml").write_text(JOB.replace("<|im_end|>", "<|imend|>"))
     assert main(["check", "job.yaml"]) == 2
     error = capsys.readouterr().err
-    assert "job.yaml:3:" in error and "'<|imend|>' is no token" in error and "did you mean <|im_end|>?" in error
+    assert "job.yaml:3:" in error and "'<|imend|>' is not a token" in error and "did you mean <|im_end|>?" in error
     code, found = audited(capsys, "model.name=llama-3m")  # whose vocabulary is learnt from the rows
     assert code == 2 and found["errors"][0]["key"] == "model.stop" and found["errors"][0]["line"] == 3
     assert "did you mean <|endoftext|>?" in found["errors"][0]["suggestion"]

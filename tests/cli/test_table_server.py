@@ -60,4 +60,4 @@ def test_mistakes_are_named(
     words = {"--listen": "127.0.0.1:0", "--secret": str(secret), "--folder": str(tmp_path / "rows")} | change
     code = main(["table-server", *(part for pair in words.items() for part in pair)])
     assert message in capsys.readouterr().err
-    assert code == (3 if "served there" in message else 2)
+    assert code == (3 if "cannot listen there" in message else 2)

@@ -226,7 +226,7 @@ def test_users_and_the_log_are_for_an_admin(make_page: Callable[..., Browser]) -
     [
         ("me admin", "2 words"),
         ("me king " + "0" * 64, "no role"),
-        ("me see 0000", "no SHA-256"),
+        ("me see 0000", "not a SHA-256"),
         ("local see " + "0" * 64, "cannot be a name"),
         ("", "names nobody"),
     ],
