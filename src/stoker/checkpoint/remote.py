@@ -55,7 +55,7 @@ class RemoteStorage:
 
         if problem := url_problem(self.url):
             message, hint = problem
-            raise UserError(Problem(f"{self.url} is no place for checkpoints: {message}", hint, key="checkpoint.to"))
+            raise UserError(Problem(f"{self.url} cannot hold checkpoints: {message}", hint, key="checkpoint.to"))
         system, path = url_to_fs(self.url)
         return system, path.rstrip("/")
 
