@@ -73,7 +73,7 @@ def test_a_failed_write_leaves_the_earlier_checkpoint_and_nothing_partial(
         store.save(state(2))
     monkeypatch.undo()
 
-    assert "step 1 is whole" in str(caught.value) and "go on" in str(caught.value)
+    assert "step 1 is whole" in str(caught.value) and "run the same command to continue" in str(caught.value)
     assert visible(tmp_path) == ["step-00000001"]
     assert torch.equal(store.load(1).tensors["model/a"], state(1).tensors["model/a"])
     assert store.save(state(2)).bytes > 0

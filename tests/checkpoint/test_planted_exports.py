@@ -116,6 +116,7 @@ def wrong_scale(folder: Path) -> None:
     ],
 )
 @pytest.mark.often("wrong_scale", "wrong_tokenizer")
+@pytest.mark.slow
 def test_a_planted_fault_is_refused(
     wanted: str, fault: Callable[[Path], None], base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +133,7 @@ def test_a_planted_fault_is_refused(
 
 @pytest.mark.parametrize("wanted", FORMATS)
 @pytest.mark.often("adapter", "gguf")
+@pytest.mark.slow
 def test_a_sound_export_says_its_loss(wanted: str, base: Path) -> None:
     done = exported(base, wanted)
     found = done.verified

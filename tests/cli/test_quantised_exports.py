@@ -92,6 +92,7 @@ def test_the_adapter_of_a_quantised_base_is_replayed_on_one(base: Path, capsys: 
     assert float((ours - theirs).abs().max() / ours.std()) < 1e-4
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_refused_before_anything_is_computed(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refused = [
         (["eval", "qlora", "--quantise", "int8"], "in 4bit already"),

@@ -120,6 +120,7 @@ def test_a_calibration_is_saved_and_found_again(measured: Calibration, cache: Pa
         ({"date": (date.today() - timedelta(days=200)).isoformat()}, "is 200 days old, and is not used; measure"),
     ],
 )
+@pytest.mark.slow
 def test_a_stale_or_foreign_one_is_refused(
     change: dict[str, object], message: str, measured: Calibration, tmp_path: Path
 ) -> None:

@@ -166,6 +166,7 @@ def test_a_layout_moves_what_the_closed_forms_say(pool: Pool, cell: Cell, config
 
 
 @pytest.mark.parametrize("shard", ["none", "zero3"])
+@pytest.mark.slow
 def test_a_tied_head_is_summed_over_the_ends(pool: Pool, shard: str, tmp_path: Path) -> None:
     config = LlamaConfig(num_attention_heads=8, num_key_value_heads=2, tie_word_embeddings=True)
     sharding = {"data": 2, "shard": shard} if shard != "none" else {}

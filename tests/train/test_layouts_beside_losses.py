@@ -142,6 +142,7 @@ def test_mixed_precision_stays_near_one_process(job: Path, pool: Pool) -> None:
         assert many.losses == pytest.approx(one.losses, rel=3e-2), overrides  # bfloat16 has 8 bits
 
 
+@pytest.mark.slow
 def test_dropout_drops_the_same_where_processes_agree(sft: dict[str, Any], base: Path, pool: Pool) -> None:
     write_model(sft["model"], base / "model", attention_dropout=0.3)
     write_job(base, {**job_of(sft, base), "tune": {"method": "lora", "dropout": 0.3}})

@@ -18,6 +18,7 @@ from stoker.train.ranking.open_run import measure_run
 
 
 @pytest.mark.parametrize("rule", [{"age": 3}, {"max_rows": 12, "default_row": "mean"}], ids=str)
+@pytest.mark.slow
 def test_a_checkpoint_of_any_processes_is_restored_by_any_other(rule: dict[str, Any], clicks: Path, pool: Pool) -> None:
     table = {"admission": {"count": 2}, "eviction": {"every": 2, **rule}}
     write_job(clicks, ranking_job(output="alone", ranking={"table": table}, train=CONSTANT))

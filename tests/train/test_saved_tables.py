@@ -78,6 +78,7 @@ def save_and_restore(folder: str, part_bytes: int) -> SparseState | None:
 
 
 @pytest.mark.parametrize("part_bytes", [1, 200, 1 << 20])
+@pytest.mark.slow
 def test_parts_that_two_processes_save_are_read_by_one_and_three(part_bytes: int, pool: Pool, tmp_path: Path) -> None:
     def joined(states: list[SparseState]) -> SparseState:
         tables = {name: TableState.joined([state.tables[name] for state in states]) for name in states[0].tables}
