@@ -178,7 +178,8 @@ def test_wrong_options_are_one_clear_error(
 def test_help_does_not_wait_for_torch() -> None:
     import sys
 
-    program = "import sys; from stoker.cli.main import main\ntry: main(['serve', '--help'])\nfinally: print('modules', *sys.modules)"
+    shown = "try: main(['serve', '--help'])\nfinally: print('modules', *sys.modules)"
+    program = f"import sys; from stoker.cli.main import main\n{shown}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     text, modules = done.stdout.split("\nmodules ")
     assert "--token-file" in text and "torch" not in modules.split()
