@@ -10,6 +10,7 @@ from stoker.hardware.cluster_file import load_cluster
 from stoker.job import load_job
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import check_document
+from stoker.job.rollout_sizes import RolloutSizes
 from stoker.job.yaml_document import parse_document
 from stoker.plan.answer.setting_to_yaml import cluster_words, fuller_nodes, job_yaml
 from stoker.plan.search import search, settings
@@ -38,7 +39,7 @@ def test_a_job_accepts_the_plan_and_has_its_layout(setting: Setting) -> None:
     assert (train.batch, train.micro_batch, train.accumulation) == (16, setting.micro_batch, setting.micro_batches)
 
 
-@pytest.mark.parametrize("name", ["fp16", "qlora", "prompt", "recompute"])
+@pytest.mark.parametrize("name", ["fp16", "qlora", "prompt", "recompute", "policy"])
 def test_what_a_job_refuses_is_not_looked_at(name: str) -> None:
     """Each of Stoker's rules once: the job with the words is refused, and the search leaves it out."""
     shape, cluster = shape_named("gpt2"), load_cluster("2x4xA100-80GB")
@@ -55,12 +56,17 @@ def test_what_a_job_refuses_is_not_looked_at(name: str) -> None:
     if name == "prompt":
         work = TrainingWork(shape, 1024, 16, tuning="prompt", adapters=Adapters(tokens=20))
         layout = Layout(data=4, context=2)
+    if name == "policy":
+        work = TrainingWork(shape, 1024, 16, rollouts=RolloutSizes(1, 8, 256, 1, 1))
+        layout = Layout(data=4, pipeline=2)
     setting = Setting(work, cluster, layout, 1)
     assert not trainable(setting) and not EVERYTHING.has(setting)
     text = HEAD + job_yaml(setting) + (f"tune: {work.tuning}\n" if work.tuning != "full" else "")
     if more:
         text = text.replace("train:\n", f"train:\n  {more}\n")
-    with pytest.raises(Exception, match=r"fp16|cannot be cut|made for whole|recompute"):
+    if name == "policy":
+        text = text.replace("task: pretrain", "task: grpo\ngrpo: {rewards: [numeric], answers: 2}")
+    with pytest.raises(Exception, match=r"fp16|cannot be cut|made for whole|recompute|pipeline splits"):
         check_document(parse_document(text, file="job.yaml"))
     found = search(work, cluster).plans
     assert found and all(trainable(plan.setting) for plan in found)
