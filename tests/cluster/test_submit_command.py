@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stoker.cli.main import main
-from stoker.cluster.record import Record, found, keep, kept
+from stoker.cluster.record import Record, all_records, keep, record_named
 from stoker.cluster.ssh.connection import Connection
 from stoker.errors import UserError
 from tiny_llama import save_tiny_llama
@@ -90,9 +90,9 @@ def test_records_are_found_by_name(base: Path, capsys: pytest.CaptureFixture[str
     for number, name in enumerate(("first", "second")):
         keep(Record(name=name, time=float(number), output=f"runs/{name}", base="/", handle={"job": "1"}, **values))  # type: ignore[arg-type]
     (base / "state/stoker/submitted/broken.json").write_text("{}")
-    assert [record.name for record in kept()] == ["second", "first"]
+    assert [record.name for record in all_records()] == ["second", "first"]
     with pytest.raises(UserError, match="no job secnd was submitted; did you mean second"):
-        found("secnd")
+        record_named("secnd")
     for verb in ("stop", "resume", "describe"):
         assert main([verb, "thrid"]) == 2
         assert "no job thrid was submitted" in capsys.readouterr().err

@@ -96,8 +96,8 @@ def test_sotu_is_one_document_a_message_oldest_first() -> None:
 
 def test_the_catalogue_states_licence_and_description() -> None:
     for corpus in offline_corpora.CORPORA:
-        assert corpus.licence and corpus.description and offline_corpora.find(corpus.name) is corpus
-    assert offline_corpora.find("sotu/english") is None and offline_corpora.find("unknown") is None
+        assert corpus.licence and corpus.description and offline_corpora.corpus_named(corpus.name) is corpus
+    assert offline_corpora.corpus_named("sotu/english") is None and offline_corpora.corpus_named("unknown") is None
 
 
 def test_arithmetic_is_every_question_once_with_its_answer() -> None:

@@ -126,13 +126,13 @@ def _run(content: bytes, overrides: list[str], fixtures: Path) -> int:
     code = main(["check", "job.yaml", *overrides])
     if code != 0:
         return code
-    from stoker.cli.preflight import open_job, planned
+    from stoker.cli.preflight import open_job, with_planned_layout
     from stoker.errors import UserError
     from stoker.job.layout import layout_of
     from stoker.train.prepare import prepare
 
     try:
-        loaded = planned(open_job("job.yaml", overrides))
+        loaded = with_planned_layout(open_job("job.yaml", overrides))
         if layout_of(loaded.job).one_process:
             prepare(loaded, Path.cwd())
     except UserError as error:

@@ -19,7 +19,7 @@ from stoker.models import packed_attention, packed_row
 from stoker.models.adapters import add_adapter, unwrap
 from stoker.models.collate import Inputs, pack
 from stoker.models.families import FAMILIES
-from stoker.models.families.facts import Family, find, regions_of
+from stoker.models.families.facts import Family, regions_of, submodule
 from stoker.models.families.facts_check import placement_problem
 from stoker.models.prepare_architecture import training_form
 from stoker.parallel.pipeline_split import cut
@@ -43,7 +43,7 @@ def built(family: str, **changes: Any) -> nn.Module:
 def test_every_path_is_in_the_model(name: str) -> None:
     family, model = FAMILIES[name], built(name, **OPTIONAL.get(name, {}))
     for path in (family.embedding, *family.first, *family.last, *family.positions):
-        assert find(model, path) is not None, path
+        assert submodule(model, path) is not None, path
     blocks = list(model.get_submodule(family.blocks).children())
     paths = [*family.whole]
     for region in family.regions:
@@ -51,10 +51,10 @@ def test_every_path_is_in_the_model(name: str) -> None:
         paths += [region.experts] if region.experts else []
         assert set(region.keys_values) <= set(region.column)
     for path in paths:
-        assert any(find(block, path) is not None for block in blocks), path
+        assert any(submodule(block, path) is not None for block in blocks), path
     for path in (*family.counts, *family.groups):
         holder, _, attribute = path.rpartition(".")
-        value = [getattr(find(block, holder), attribute, None) for block in blocks]
+        value = [getattr(submodule(block, holder), attribute, None) for block in blocks]
         assert any(isinstance(v, int) for v in value), path
     for path in family.per_head:
         holder, _, attribute = path.rpartition(".")

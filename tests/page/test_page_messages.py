@@ -13,10 +13,10 @@ from browsing import Browser
 
 from stoker.page import page_error
 from stoker.page.app import STATIC
-from stoker.page.page_error import PageError, problem_json, refused, said
+from stoker.page.page_error import PageError, page_problem, problem_json, refused
 
 MODULES = sorted(Path(page_error.__file__).parent.glob("*.py"))
-OWN = {"said": 0, "wrong": 0, "missing": 0, "refused": 1}  # functions that take templates, and where the first one is
+OWN = {"page_problem": 0, "bad_request": 0, "missing": 0, "refused": 1}  # functions that take templates, and where the first one is
 AT_START = {"accounts.py", "settings.py", "start_page.py"}  # their errors end `stoker ui` before there is a page
 NOT_VALUES = {"hint", "retry_after"}
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
@@ -131,7 +131,7 @@ def test_a_job_that_reaches_outside_has_its_place(page: Browser) -> None:
 
 @pytest.mark.parametrize(("value", "shown"), [(1234567, "1,234,567"), (0.5, "0.5"), (600.0, "600"), ("1234", "1234")])
 def test_numbers_are_written_for_people(value: str | int | float, shown: str) -> None:
-    assert said("{n} of {{n}", n=value).message == f"{shown} of {{{shown}"
+    assert page_problem("{n} of {{n}", n=value).message == f"{shown} of {{{shown}"
     assert str(refused(409, "a {n}", "b {n}", n=value)) == f"a {shown}; b {shown}"
 
 

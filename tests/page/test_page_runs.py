@@ -12,7 +12,7 @@ import pytest
 from browsing import Browser, make_run
 
 from stoker.cli.main import main
-from stoker.page.metric_series import MetricSeries, SeriesCache, plain
+from stoker.page.metric_series import MetricSeries, SeriesCache, json_numbers
 from stoker.page.metric_tail import newest_lines
 from stoker.page.report_answers import report_answers
 from stoker.page.run_view import RunViews
@@ -257,7 +257,7 @@ def test_numbers_have_seven_digits() -> None:
     values = random.standard_normal(3000) * 10.0 ** random.integers(-30, 30, 3000)
     whole = np.concatenate([values, [0.0, 1.0, 123456789.0, 0.1, 5e-324, 1.7e308, 1e22, 99999995.0, np.nan, np.inf]])
     expected = [float(f"{value:.7g}") if np.isfinite(value) else None for value in whole.tolist()]
-    for found, value in zip(plain(whole), expected, strict=True):
+    for found, value in zip(json_numbers(whole), expected, strict=True):
         assert found == value or (value is not None and found == pytest.approx(value, rel=2e-7)), value
-    assert sum(map(len, map(str, plain(values)))) < 1.01 * sum(map(len, map(str, expected[:3000])))
-    assert plain(whole[:0]) == []
+    assert sum(map(len, map(str, json_numbers(values)))) < 1.01 * sum(map(len, map(str, expected[:3000])))
+    assert json_numbers(whole[:0]) == []

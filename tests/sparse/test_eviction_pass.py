@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.sparse.eviction_pass import Candidates, EvictionPlan, is_due, planned
+from stoker.sparse.eviction_pass import Candidates, EvictionPlan, eviction_plans, is_due
 from stoker.sparse.hashing import owners_of
 from stoker.sparse.table_keys import Keys
 from stoker.sparse.table_settings import DefaultRow, Eviction, Score, TableSettings
@@ -49,7 +49,7 @@ def evict(*layouts: list[TableShard]) -> list[EvictionPlan]:
         return np.sum([some.answer(what, arrays) for some in candidates[number]], axis=0)
 
     tables, before = [shards[0].tables for shards in layouts], [shards[0].evicted for shards in layouts]
-    plans = planned(tables, layouts[0][0].step, before, totals)
+    plans = eviction_plans(tables, layouts[0][0].step, before, totals)
     for shards, some, plan in zip(layouts, candidates, plans, strict=True):
         for shard, own in zip(shards, some, strict=True):
             shard.evict(own, plan)

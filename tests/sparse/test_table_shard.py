@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.sparse.eviction_pass import Candidates, is_due, planned
+from stoker.sparse.eviction_pass import Candidates, eviction_plans, is_due
 from stoker.sparse.hashing import salt_of
 from stoker.sparse.row_format import RowFormat
 from stoker.sparse.sketch import CountMinSketch
@@ -31,7 +31,7 @@ def end_step(shard: TableShard) -> None:
     if is_due(shard.tables, shard.step):
         candidates = Candidates(shard)
         totals = lambda _, what, arrays: candidates.answer(what, arrays)  # noqa: E731
-        shard.evict(candidates, *planned([shard.tables], shard.step, [shard.evicted], totals))
+        shard.evict(candidates, *eviction_plans([shard.tables], shard.step, [shard.evicted], totals))
 
 
 def ids_in(shard: TableShard, name: str = "t") -> list[int]:

@@ -17,7 +17,7 @@ from stoker.models.text import open_text_side
 from stoker.parallel.head_split import share_heads
 from stoker.verify import plain_loop, plain_router_loss, plain_rows
 from stoker.verify.difference import compare
-from stoker.verify.layout_cases import MATRIX, Cell, planned, reference_of
+from stoker.verify.layout_cases import MATRIX, Cell, job_case, reference_of
 from stoker.verify.plain_rows import batches_of, read
 from stoker.verify.plain_run import as_plain, in_other_form, plain_job, run_plain, why_not
 from stoker.verify.toy_config import GROUPED, HEADS, WINDOW, ToyShape, shrunk
@@ -200,7 +200,7 @@ def test_every_pass_of_a_step_is_there(tmp_path: Path) -> None:
         "task: sft\nmodel: some/model\ndata: none.jsonl\ntrain: {batch: 120, accumulation: 60, micro_batch: 1}\n"
         "parallel: {data: 2}\n"
     )
-    cell = planned(load_job(path))
+    cell = job_case(load_job(path))
     assert cell.batch == {"batch": 120, "micro_batch": 1, "accumulation": 60}
     twin = twin_of(tmp_path)
     assert (twin.steps(cell), twin.seq_len(cell)) == (3, SEQ_LEN)  # fewer steps
@@ -213,7 +213,7 @@ def test_the_jobs_own_layout_is_taken(tmp_path: Path) -> None:
         "task: sft\nmodel: some/model\ndata: none.jsonl\ntrain: {batch: 64, accumulation: 16}\n"
         "parallel: {data: 2, pipeline: 3, stages: [9, 12, 9], devices: [0, 1, 2, 3, 4, 5]}\n"
     )
-    cell = planned(load_job(path))
+    cell = job_case(load_job(path))
     assert cell.parallel == {"data": 2, "pipeline": 3, "stages": [1, 2, 1]}
     assert (cell.world, cell.blocks) == (6, 4)
     assert cell.batch == {"batch": 64, "micro_batch": 2, "accumulation": 16}

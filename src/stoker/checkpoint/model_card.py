@@ -13,7 +13,7 @@ from stoker.files import read_file
 from stoker.job.resolved import ResolvedJob
 from stoker.models import offline_models
 from stoker.models.model_source import locate
-from stoker.node_cache.urls import is_url, shown
+from stoker.node_cache.urls import is_url, without_secrets
 
 if TYPE_CHECKING:
     from stoker.checkpoint.load_run import TunedRun
@@ -66,7 +66,7 @@ def public_name(job: ResolvedJob, base: Path) -> BaseName:
     if source.kind == "scratch":
         return BaseName(name, local=True, remark="trained from random weights")
     if is_url(name):
-        return BaseName(shown(name), local=True)
+        return BaseName(without_secrets(name), local=True)
     cached = HUB_CACHE.search(source.where)
     if cached:
         return BaseName(f"{cached[1]}/{cached[2]}")

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.preflight import open_job, planned
+from stoker.cli.preflight import open_job, with_planned_layout
 from stoker.errors import Problem, UserError
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     quiet_libraries()
     faults = _stated(arguments)  # before any training
-    loaded = planned(open_job(arguments.job, arguments.overrides))
+    loaded = with_planned_layout(open_job(arguments.job, arguments.overrides))
     from stoker.rehearse.rehearsal import Rehearsal
 
     say: Callable[[str], None] = _silent if arguments.json else _say

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stoker.cli.preflight import open_job, open_stages, planned
+from stoker.cli.preflight import open_job, open_stages, with_planned_layout
 from stoker.cli.stage_options import add_stage_options, asks_for_stages
 from stoker.errors import Problem, UserError
 from stoker.files import replace_file
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
             _fix(arguments.job, to_stderr=arguments.json)
         if asks_for_stages(arguments):
             return _check_stages(arguments)
-        loaded = planned(open_job(arguments.job, arguments.overrides, trains=True))
+        loaded = with_planned_layout(open_job(arguments.job, arguments.overrides, trains=True))
     except UserError as error:
         if not arguments.json:
             raise
@@ -69,7 +69,7 @@ def _check_stages(arguments: argparse.Namespace) -> int:
     """Checks the stages of a file; prints each as a job under its name."""
     staged = read_stages(arguments.job, arguments.overrides)
     chosen = staged.chosen(only=arguments.only, begin=arguments.begin)
-    jobs = [planned(loaded) for loaded in open_stages(chosen, trains=True)]
+    jobs = [with_planned_layout(loaded) for loaded in open_stages(chosen, trains=True)]
     if arguments.json:
         stages = [
             {"name": stage.name, "needs": dict(stage.needs), **_answer(loaded, ())}

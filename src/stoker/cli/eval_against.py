@@ -11,7 +11,7 @@ from stoker.cli.eval_answers import model_of, questions_of, settings_of
 from stoker.cli.eval_report import evaluation, finish, keep_and_print
 from stoker.cli.trust_options import trusted
 from stoker.evaluate.compare_models import Compared, compare_answers, compare_losses, judge_between
-from stoker.evaluate.scored_answers import answer, details, figures
+from stoker.evaluate.scored_answers import answer, details, mean_figures
 from stoker.generate.open_model import open_model
 
 SHOWN = 60  # characters of a prompt or an answer in the list of rows
@@ -39,8 +39,8 @@ def _answers(arguments: argparse.Namespace) -> int:
         data=questions.as_json(),
         asked={"score": list(questions.chosen), **_asked(arguments), **settings.as_json()},
         figures=[
-            *figures(ours, names, of=labels[0]),
-            *figures(theirs, names, of=labels[1]),
+            *mean_figures(ours, names, of=labels[0]),
+            *mean_figures(theirs, names, of=labels[1]),
             *(each.figure(against) for each in compared),
         ],
         details=details(ours, questions) | {each.name: each.as_json() for each in compared},

@@ -9,7 +9,7 @@ from pathlib import Path
 from stoker.cli.eval_report import evaluation, finish
 from stoker.cli.trust_options import trusted
 from stoker.evaluate.ask_model import AskSettings
-from stoker.evaluate.scored_answers import Questions, ScoredAnswer, answer, details, figures, open_questions
+from stoker.evaluate.scored_answers import Questions, ScoredAnswer, answer, details, mean_figures, open_questions
 from stoker.generate.open_model import OpenModel, open_model
 from stoker.scoring.answer_rows import read_answer_rows
 
@@ -42,7 +42,7 @@ def run_answers(arguments: argparse.Namespace) -> int:
         model,
         data=questions.as_json(),
         asked={"score": list(questions.chosen), **settings_of(arguments).as_json()},
-        figures=figures(answers, list(questions.scorers)),
+        figures=mean_figures(answers, list(questions.scorers)),
         details=details(answers, questions),
     )
     return finish(arguments, found, [each.as_json() for each in answers], notes(answers, questions))

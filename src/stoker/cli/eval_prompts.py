@@ -12,7 +12,7 @@ from stoker.errors import Problem, UserError
 from stoker.evaluate.ask_model import prompts_of
 from stoker.evaluate.compare_prompts import FEWEST, TemplateRanking, rank
 from stoker.evaluate.prompt_templates import as_chat_template, read_templates
-from stoker.evaluate.scored_answers import ScoredAnswer, answer, details, figures
+from stoker.evaluate.scored_answers import ScoredAnswer, answer, details, mean_figures
 from stoker.files import replace_file
 from stoker.runs.evaluations import Figure
 from stoker.runs.run_folder import writing
@@ -59,7 +59,7 @@ def run_prompts(arguments: argparse.Namespace) -> int:
             **settings.as_json(),
         },
         figures=[
-            *(figure for name, scored in answers.items() for figure in figures(scored, names, of=name)),
+            *(figure for name, scored in answers.items() for figure in mean_figures(scored, names, of=name)),
             *(figure for ranking in found for figure in _differences(ranking)),
         ],
         details={

@@ -30,12 +30,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _lines(arguments: argparse.Namespace) -> Iterator[str]:
     from stoker.cluster.log_files import LogPlace, rank_label, read_logs
-    from stoker.cluster.record import find
+    from stoker.cluster.record import find_record
     from stoker.cluster.shell import LocalShell
     from stoker.cluster.submitted_run import submitted_run
 
     name = name_of(arguments.run)
-    if arguments.on is not None or find(name) is not None:
+    if arguments.on is not None or find_record(name) is not None:
         found = submitted_run(name, arguments.on)
         yield from found.target.logs(found.record, rank=arguments.rank, follow=arguments.follow)
         return

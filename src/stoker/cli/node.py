@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.cli.preflight import open_job, planned
+from stoker.cli.preflight import open_job, with_planned_layout
 from stoker.cli.train import answer_of, say_ending
 from stoker.errors import CannotRun, Problem, RunFailed, UserError
 from stoker.job import LoadedJob
@@ -298,7 +298,7 @@ def _laid_out(arguments: argparse.Namespace, opened: LoadedJob, most: int) -> tu
         if devices is None:
             hint = "write --devices N"
             raise UserError(Problem("`parallel: auto` needs to know the devices of a node", hint))
-        return with_nodes(planned(opened, RankInfo(0, most * devices, 0, devices)), most), devices
+        return with_nodes(with_planned_layout(opened, RankInfo(0, most * devices, 0, devices)), most), devices
     world = layout_of(opened.job).world
     if devices is None:
         devices = -(-world // most)

@@ -73,7 +73,7 @@ def _looked_for(load: Callable[[], LoadedJob], *, of_run: bool, trains: bool) ->
     return loaded, problems
 
 
-def planned(loaded: LoadedJob, rank_info: RankInfo | None = None) -> LoadedJob:
+def with_planned_layout(loaded: LoadedJob, rank_info: RankInfo | None = None) -> LoadedJob:
     """Returns the job with the planner's layout, if it has `parallel: auto`.
 
     Args:

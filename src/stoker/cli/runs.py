@@ -76,9 +76,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _print_hint() -> None:
     """Prints a hint if there are submitted runs."""
-    from stoker.cluster.record import kept
+    from stoker.cluster.record import all_records
 
-    if count := len(kept()):
+    if count := len(all_records()):
         were = "runs were" if count > 1 else "run was"
         print(f"{count} {were} submitted: `stoker runs --submitted`", file=sys.stderr)
 

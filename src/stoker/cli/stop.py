@@ -19,10 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Stops the run; returns 0 once no process is left."""
-    from stoker.cluster.record import find
+    from stoker.cluster.record import find_record
     from stoker.cluster.submitted_run import submitted_run
 
-    if arguments.on is None and find(name_of(arguments.run)) is None and _is_here(arguments.run):
+    if arguments.on is None and find_record(name_of(arguments.run)) is None and _is_here(arguments.run):
         return _stop_here(arguments.run)
     found = submitted_run(name_of(arguments.run), arguments.on)
     before = found.target.status(found.record)

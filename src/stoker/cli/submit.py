@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Submits; returns 0 once the target has accepted the job."""
     from stoker.cli.submitted_runs import state_of
-    from stoker.cluster.record import find, keep
+    from stoker.cluster.record import find_record, keep
     from stoker.cluster.target import open_target
 
     given, chosen = chosen_of(arguments)
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(target.preview(submission).rstrip("\n"))
         return 0
     target.check(submission)
-    earlier = find(submission.name)
+    earlier = find_record(submission.name)
     state = state_of(earlier).state if earlier is not None else ""
     if earlier is not None and state in ("waiting", "running"):
         message = f"{submission.name} is already {state} on {earlier.on or earlier.kind}"

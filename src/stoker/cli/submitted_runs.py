@@ -20,10 +20,10 @@ AT_ONCE = 8  # targets queried concurrently
 def print_submitted_runs(on: str | None, *, as_json: bool) -> int:
     """Prints the runs that this user has submitted, or those that a target knows; the newest first."""
     from stoker.cluster.chosen_target import named_target
-    from stoker.cluster.record import kept
+    from stoker.cluster.record import all_records
     from stoker.cluster.target import open_target
 
-    records = kept() if on is None else sorted(open_target(named_target(on)).records(), key=lambda r: -r.time)
+    records = all_records() if on is None else sorted(open_target(named_target(on)).records(), key=lambda r: -r.time)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         states = list(pool.map(state_of, records))
     if as_json:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.cli.follow_data import check_follows, contents_of, wait_for_more
 from stoker.cli.openmp_threads import patient_threads
-from stoker.cli.preflight import open_job, planned
+from stoker.cli.preflight import open_job, with_planned_layout
 from stoker.cli.stage_options import add_stage_options, asks_for_stages
 from stoker.cli.trust_options import options_of
 from stoker.errors import RunFailed, UserError
@@ -127,7 +127,7 @@ def spec_of(opened: LoadedJob, rank_info: RankInfo | None, *, quiet: bool) -> Ru
         quiet_environment()
         # It imports the workers' modules, in parallel to this process.
         start_server(language=is_language(opened.job))
-    loaded = with_nodes(planned(opened, rank_info), 1 if rank_info is None else rank_info.nodes)
+    loaded = with_nodes(with_planned_layout(opened, rank_info), 1 if rank_info is None else rank_info.nodes)
     from stoker.launch.cluster_env import check_world
     from stoker.launch.run_spec import RunSpec
 

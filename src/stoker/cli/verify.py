@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from stoker.cli.preflight import open_job, planned
+from stoker.cli.preflight import open_job, with_planned_layout
 from stoker.errors import Problem, UserError
 from stoker.job import LoadedJob
 
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     base = Path.cwd()
     if arguments.steps is not None and arguments.steps < 1:
         raise UserError(f"--steps {arguments.steps}: give at least 1")
-    loaded = planned(open_job(arguments.job, arguments.overrides))
+    loaded = with_planned_layout(open_job(arguments.job, arguments.overrides))
     _check_comparable(loaded)
     # For child processes: torch's C++ warnings are irrelevant to the layouts.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -102,12 +102,12 @@ def _check_comparable(loaded: LoadedJob) -> None:
 
 
 def _cells(layouts: str, loaded: LoadedJob) -> list[Cell]:
-    from stoker.verify.layout_cases import MATRIX, Cell, planned
+    from stoker.verify.layout_cases import MATRIX, Cell, job_case
 
     if layouts == "all":
         return list(MATRIX)
     if layouts == "planned":
-        cell = planned(loaded)
+        cell = job_case(loaded)
         if cell.world == 1:
             print("the job trains in one process: only its split of the batch can be verified", file=sys.stderr)
         return [cell]

@@ -83,7 +83,7 @@ def keep(record: Record) -> None:
     replace_file(folder() / f"{record.name}.json", record.to_json())
 
 
-def kept() -> list[Record]:
+def all_records() -> list[Record]:
     """This user's records, the newest first; files that are none are left out."""
     found = []
     for path in folder().glob("*.json") if folder().is_dir() else ():
@@ -94,21 +94,21 @@ def kept() -> list[Record]:
     return sorted(found, key=lambda record: -record.time)
 
 
-def find(name: str) -> Record | None:
+def find_record(name: str) -> Record | None:
     """Returns the record of a name; None if it does not exist."""
-    return next((record for record in kept() if record.name == name), None)
+    return next((record for record in all_records() if record.name == name), None)
 
 
-def found(name: str) -> Record:
+def record_named(name: str) -> Record:
     """Returns the record of a name.
 
     Raises:
         UserError: it does not exist; the nearest is named.
     """
-    record = find(name)
+    record = find_record(name)
     if record is not None:
         return record
-    names = [record.name for record in kept()]
+    names = [record.name for record in all_records()]
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     known = f"submitted were {', '.join(names[:5])}" if names else "`stoker submit JOB --on TARGET` makes one"
     raise UserError(Problem(f"no job {name} was submitted", f"did you mean {near[0]}?" if near else known))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.cluster.chosen_target import ChosenTarget, named_target
-from stoker.cluster.record import Record, found
+from stoker.cluster.record import Record, record_named
 from stoker.cluster.target import Target, open_target
 from stoker.errors import Problem, UserError
 from stoker.job.key_paths import TARGET
@@ -32,7 +32,7 @@ def submitted_run(name: str, on: str | None = None) -> SubmittedRun:
         UserError: there is no such run.
     """
     if on is None:
-        record = found(name)
+        record = record_named(name)
         return SubmittedRun(record, target_of(record))
     target = open_target(named_target(on))
     records = {record.name: record for record in target.records()}

@@ -16,12 +16,12 @@ def _instruction(row: RowReader) -> Conversation:
         turns += role_messages(
             [{"role": "user", "content": question}, {"role": "assistant", "content": said}], "history"
         )
-    question, answer = asked(row, "instruction"), row.need("output")
+    question, answer = question_with_input(row, "instruction"), row.need("output")
     turns += [*question, *role_messages([{"role": "assistant", "content": answer}], row.name("output"))]
     return Conversation(trained(turns))
 
 
-def asked(row: RowReader, ours: str) -> list[Message]:
+def question_with_input(row: RowReader, ours: str) -> list[Message]:
     """Returns a question and its input as one turn."""
     question = row.need(ours)
     parts = [part for part in ("" if question is None else text_of(question), row.text("input")) if part.strip()]

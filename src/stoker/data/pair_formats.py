@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import permutations
 from typing import Any
 
-from stoker.data.conversation_formats import asked
+from stoker.data.conversation_formats import question_with_input
 from stoker.data.messages import Refused, parsed, tools_of, trained
 from stoker.data.row_reader import Format, RowReader
 from stoker.data.rows import Message, Preference, Ranking
@@ -93,7 +93,7 @@ def _prompt_of(row: RowReader, chosen: tuple[Message, ...], rejected: tuple[Mess
     """Returns the turns before the answers: those of the prompt's column, or the common first turns of both sides."""
     if row.get("prompt") is not None:
         if isinstance(row.get("prompt"), str) and row.text("input").strip():
-            return asked(row, "prompt")
+            return question_with_input(row, "prompt")
         return row.turns("prompt", "user")
     shared = _shared_turns(chosen, rejected)
     if not shared and row.get("conversations") is not None:

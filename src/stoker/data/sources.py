@@ -32,7 +32,7 @@ from stoker.job.schema import LogFormat, SourceBlock
 from stoker.node_cache.object_cache import node_cache
 from stoker.node_cache.prefetch import Prefetch
 from stoker.node_cache.remote_file import DataFile, RemoteFile
-from stoker.node_cache.urls import is_url, shown, url_problem
+from stoker.node_cache.urls import is_url, url_problem, without_secrets
 
 LOG_FORMATS = get_args(LogFormat)
 # Files in a data folder that are not data.
@@ -160,7 +160,7 @@ def open_source(block: SourceBlock, base: Path, *, download: Callable[..., str] 
     kind = _kind(block.path, base)
     if kind == "url":
         away, place = _remote_files(block.path, split)
-        return Source(shown(name), tuple(away), sum(file.size for file in away), place, part)
+        return Source(without_secrets(name), tuple(away), sum(file.size for file in away), place, part)
     if kind == "file":
         path = absolute(block.path, base)
         files = _data_files(_candidates(block.path, base), path, named=block.format in LOG_FORMATS)
@@ -181,7 +181,7 @@ def _kind(path: str, base: Path) -> Literal["url", "file", "catalogue", "hub"]:
         return "url"
     if exists(absolute(path, base)):
         return "file"
-    if offline_corpora.find(path):
+    if offline_corpora.corpus_named(path):
         return "catalogue"
     return "hub" if _HUB_ID.fullmatch(path) and not data_suffix(path) else "file"
 
@@ -193,13 +193,15 @@ def _remote_files(url: str, split: str) -> tuple[list[RemoteFile], str]:
     files = [file for file in found if data_suffix(str(file)) and (one or not _NOT_DATA.fullmatch(file.name))]
     if not files:
         what = "unknown kind of file" if one else f"no data file among {len(found)} files"
-        raise UserError(Problem(f"{what}: {shown(url)}", f"known are {' '.join(SUFFIXES)}, each also with .gz or .zst"))
-    root = shown(url).rstrip("/")
+        raise UserError(
+            Problem(f"{what}: {without_secrets(url)}", f"known are {' '.join(SUFFIXES)}, each also with .gz or .zst")
+        )
+    root = without_secrets(url).rstrip("/")
     if not all(str(file).startswith(f"{root}/") for file in files):
         folders = zip(*(str(file).split("/")[:-1] for file in files), strict=False)
         root = "/".join(names[0] for names in itertools.takewhile(lambda names: len(set(names)) == 1, folders))
     if not (files := choose(files, root, split)):
-        what = f"no file of split {split!r} in {shown(url)}"
+        what = f"no file of split {split!r} in {without_secrets(url)}"
         raise UserError(Problem(what, "the splits are found by the names of files and folders"))
     if problem := _missing_package(files):
         raise UserError(Problem(*problem))

@@ -140,7 +140,7 @@ def means(answers: Sequence[ScoredAnswer], names: Sequence[str]) -> dict[str, Me
     return {name: mean for name, mean in found.items() if mean is not None}
 
 
-def figures(answers: Sequence[ScoredAnswer], names: Sequence[str], of: str = "") -> list[Figure]:
+def mean_figures(answers: Sequence[ScoredAnswer], names: Sequence[str], of: str = "") -> list[Figure]:
     """Returns the means as stored figures."""
     return [
         Figure(of, name, mean.value, mean.standard_error, mean.count) for name, mean in means(answers, names).items()

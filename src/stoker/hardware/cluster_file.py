@@ -17,7 +17,7 @@ from stoker.hardware.network import Network, parse_network
 from stoker.hardware.nodes import NODE_TYPES
 from stoker.job.block import Block, PositiveInt
 from stoker.job.key_paths import describe
-from stoker.job.schema_errors import shown
+from stoker.job.schema_errors import shown_value
 from stoker.job.text_file import read_text
 from stoker.job.yaml_document import JobDocument, parse_document
 
@@ -188,6 +188,6 @@ def _problems(error: ValidationError, document: JobDocument) -> list[Problem]:
             hint = f"write `{near}`" if near else f"the keys are {', '.join(fields)}"
             found[key] = document.problem((key,), f"unknown key `{key}`", hint, at_key=True)
         else:
-            message = f"`{key}` must be {describe(fields[key])}, not {shown(document.data[key])}"
+            message = f"`{key}` must be {describe(fields[key])}, not {shown_value(document.data[key])}"
             found[key] = document.problem((key,), message, f"it is {fields[key].description}")
     return sorted(found.values(), key=lambda problem: (problem.line, problem.column))

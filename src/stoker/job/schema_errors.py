@@ -87,14 +87,14 @@ def _wrong(path: KeyPath, document: JobDocument) -> KeyFinding:
     name = f"`{dotted(path)}`" if path else "the job"
     field, home = field_at(path)
     if field is None:
-        return KeyFinding(path, f"{name} must be a block of keys, not {shown(value)}", "write `key: value` lines")
+        return KeyFinding(path, f"{name} must be a block of keys, not {shown_value(value)}", "write `key: value` lines")
     item = item_of(field.annotation) if home != path else field.annotation
     if isinstance(value, str) and value and accepts(item, str) and not choices(item):
         hint = f"write such as {example_of(home)} ({field.description})"
-        return KeyFinding(path, f"{name} cannot be {shown(value)}", hint)
+        return KeyFinding(path, f"{name} cannot be {shown_value(value)}", hint)
     if home != path:
         instead = _quoted(value) if item is str else _instead(item, value)
-        return KeyFinding(path, f"{name} must be {in_words(item, [])}, not {shown(value)}", instead)
+        return KeyFinding(path, f"{name} must be {in_words(item, [])}, not {shown_value(value)}", instead)
     block, is_list = block_of(field.annotation)
     if block is not None:
         expected = "a list" if is_list and not isinstance(path[-1], int) else "a block"
@@ -107,12 +107,12 @@ def _wrong(path: KeyPath, document: JobDocument) -> KeyFinding:
         )
         return KeyFinding(
             path,
-            f"{name} must be {text}{expected} of keys, not {shown(value)}".replace("list of keys", "list"),
+            f"{name} must be {text}{expected} of keys, not {shown_value(value)}".replace("list of keys", "list"),
             hint,
         )
     if value in (None, "", []):
         return KeyFinding(path, f"{name} is empty", f"write {describe(field)}, or remove the line")
-    message = f"{name} must be {describe(field)}, not {shown(value)}"
+    message = f"{name} must be {describe(field)}, not {shown_value(value)}"
     instead = _instead(field.annotation, value) or f"write a value such as {example_of(home)}"
     if isinstance(value, int) and value > LARGEST and accepts(field.annotation, int):
         message, instead = f"{name} is {value}, larger than any count can be", f"write at most {LARGEST}"
@@ -166,7 +166,7 @@ def _is_number(text: str) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def shown(value: Any) -> str:
+def shown_value(value: Any) -> str:
     """Returns a value as it appears in a message: text in quotes and of limited length, collections by their kind."""
     if isinstance(value, dict):
         return "a block"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from transformers.pytorch_utils import Conv1D
 
-from stoker.models.families.facts import Family, Fused, find
+from stoker.models.families.facts import Family, Fused, submodule
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _layers(model: nn.Module, family: Family) -> Iterator[tuple[str, Any, dict[s
     fused, transposed = {f.path: f for f in family.fused}, family.transposed
     for index, block in model.get_submodule(family.blocks).named_children():
         for path in dict.fromkeys((*fused, *transposed)):
-            layer = find(block, path)
+            layer = submodule(block, path)
             if layer is not None:
                 yield f"{family.blocks}.{index}.{path}", layer, _rows(fused.get(path), model.config), path in transposed
 

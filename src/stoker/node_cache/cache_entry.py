@@ -23,7 +23,7 @@ from stoker.files import replace_file
 from stoker.hardware.cache_folder import ADVICE
 from stoker.node_cache.file_locks import HeldLock, take
 from stoker.node_cache.object_version import ObjectVersion
-from stoker.node_cache.urls import shown
+from stoker.node_cache.urls import without_secrets
 
 ABOUT = "about.json"
 
@@ -81,7 +81,7 @@ class CacheEntry:
 
     def note(self, url: str, version: ObjectVersion, **values: Any) -> None:
         """Writes the metadata. Signatures and passwords of a URL are not stored."""
-        about = {**self.about(), "url": shown(url), **version.plain(), "boot": boot(), **values}
+        about = {**self.about(), "url": without_secrets(url), **version.plain(), "boot": boot(), **values}
         replace_file(self.folder / ABOUT, json.dumps(about))
 
     def here(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from stoker.node_cache.cache_entry import CacheEntry
 from stoker.node_cache.object_cache import NodeCache
-from stoker.node_cache.urls import shown
+from stoker.node_cache.urls import without_secrets
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def clean(cache: NodeCache, urls: list[str]) -> tuple[int, int, int]:
     Returns:
         (objects removed, bytes freed, objects that are in use and stay).
     """
-    urls = [shown(url) for url in urls]
+    urls = [without_secrets(url) for url in urls]
     removed = freed = kept = 0
     for entry in cache.entries():
         url = str(entry.about().get("url", ""))

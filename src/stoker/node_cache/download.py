@@ -16,7 +16,7 @@ from stoker.node_cache.cache_stats import HERE, CacheStats
 from stoker.node_cache.file_locks import HeldLock
 from stoker.node_cache.object_version import ObjectVersion
 from stoker.node_cache.origin import OriginStore
-from stoker.node_cache.urls import shown
+from stoker.node_cache.urls import without_secrets
 
 TRIES = 6  # consecutive attempts without a byte, before the download fails
 WAIT = 0.2  # seconds before the second of them, doubled before each further one
@@ -185,7 +185,7 @@ class Download:
         if self._failed == TRIES:
             raise RunFailed(
                 Problem(
-                    f"{shown(self._url)} cannot be downloaded: {reason_of(error)}",
+                    f"{without_secrets(self._url)} cannot be downloaded: {reason_of(error)}",
                     f"{self._at:,} bytes are kept, and the next download goes on after them",
                 )
             ) from error
@@ -197,7 +197,7 @@ class Download:
         if not now.same_content(self._version):
             self._entry.partial.unlink(missing_ok=True)
             raise ObjectChanged(
-                Problem(f"{shown(self._url)} has changed while it was read", "run the same command again")
+                Problem(f"{without_secrets(self._url)} has changed while it was read", "run the same command again")
             )
         return now
 
@@ -247,7 +247,7 @@ class Download:
         self._file.close()
         if self._unfit == CHECKED_AGAIN:
             self._entry.partial.unlink(missing_ok=True)
-            raise RunFailed(Problem(f"{shown(self._url)} cannot be downloaded: {why}", "put it there again"))
+            raise RunFailed(Problem(f"{without_secrets(self._url)} cannot be downloaded: {why}", "put it there again"))
         with self._guarded():
             self._begin(fresh=True)
 

@@ -26,7 +26,7 @@ from stoker.node_cache.download import Download, Feed
 from stoker.node_cache.file_locks import HeldLock, take
 from stoker.node_cache.object_version import ObjectVersion
 from stoker.node_cache.origin import OriginStore
-from stoker.node_cache.urls import expanded, has_magic, restored, shown, unsigned
+from stoker.node_cache.urls import expanded, has_magic, restored, unsigned, without_secrets
 
 SHARE = 0.5  # fraction of the disk's free space and the cache's own size that it may use without a limit
 FRESH = 2.0  # seconds for which an origin's answer to one process is valid for the others
@@ -103,7 +103,7 @@ class NodeCache:
                     raise
                 print(f"{error.problems[0].message}; what it said before is taken", file=sys.stderr)
                 return known
-            kept = [{"url": shown(each.url), **each.version.plain()} for each in answer]
+            kept = [{"url": without_secrets(each.url), **each.version.plain()} for each in answer]
             if _restored(kept, url) == answer:  # a page may link to addresses with separate signatures
                 replace_file(memo, json.dumps(kept))
                 os.utime(memo, (began, began))
@@ -208,7 +208,7 @@ class NodeCache:
             self.shrink(limit - size)
         free = shutil.disk_usage(self._folder("objects")).free
         if size > free:
-            message = f"{shown(url)} has {size:,} bytes more to come, and the cache's disk has {free:,} free"
+            message = f"{without_secrets(url)} has {size:,} bytes more to come, and the cache's disk has {free:,} free"
             hint = "free some space, `stoker cache clean`, or set STOKER_CACHE to another folder"
             raise RunFailed(Problem(message, hint, file=str(self.root)))
         with self._counting:
@@ -245,13 +245,13 @@ def _found(pattern: str) -> list[RemoteObject]:
     try:
         urls = list(expanded(pattern))
     except ValueError as error:
-        raise UserError(Problem(f"{shown(pattern)}: {error}", "write {000000..000099}")) from error
+        raise UserError(Problem(f"{without_secrets(pattern)}: {error}", "write {000000..000099}")) from error
     origin = OriginStore(pattern)
     if has_magic(pattern) or pattern.endswith("/"):
         found = {url: version for each in urls for url, version in origin.below(each).items()}
         if not found:
             what = "no object fits" if has_magic(pattern) else "there is no object in"
-            raise UserError(Problem(f"{what} {shown(pattern)}", "look at its spelling"))
+            raise UserError(Problem(f"{what} {without_secrets(pattern)}", "look at its spelling"))
         return [RemoteObject(url, version) for url, version in found.items()]
     if len(urls) > 1:
         with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:

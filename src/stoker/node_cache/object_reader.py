@@ -13,7 +13,7 @@ from stoker.errors import Problem
 from stoker.node_cache.cache_stats import HERE, CacheStats
 from stoker.node_cache.download import Download, ObjectChanged
 from stoker.node_cache.object_cache import POLL, NodeCache, RemoteObject
-from stoker.node_cache.urls import shown
+from stoker.node_cache.urls import without_secrets
 
 IDLE = 1.0  # seconds after which a reader that does not read leaves its download to others
 COMPARED = 2**20  # bytes compared at a time
@@ -123,7 +123,9 @@ class ObjectReader(io.RawIOBase):
                 return
             if not _same(self._descriptor, descriptor, self._at):
                 os.close(descriptor)
-                message = f"{shown(self._found.url)}: bytes that were read before they were checked were damaged"
+                message = (
+                    f"{without_secrets(self._found.url)}: bytes that were read before they were checked were damaged"
+                )
                 raise ObjectChanged(Problem(message, "run the same command again"))
             os.close(self._descriptor)
         self._descriptor = descriptor

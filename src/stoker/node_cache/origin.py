@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from stoker.errors import Problem, RunFailed, UserError, reason_of
 from stoker.node_cache.object_version import ObjectVersion
-from stoker.node_cache.urls import WEB, has_magic, name_of, scheme_of, shown, url_problem
+from stoker.node_cache.urls import WEB, has_magic, name_of, scheme_of, url_problem, without_secrets
 
 PIECE = 8 * 2**20  # bytes of a request
 WINDOW = 4  # concurrent requests, if the library supports them
@@ -53,7 +53,7 @@ class OriginStore:
         """
         info = self._asked(url, lambda: self._system.info(self._path(url)))
         if info.get("type") == "directory":
-            problem = Problem(f"{shown(url)} is a folder, not an object", "name an object in it")
+            problem = Problem(f"{without_secrets(url)} is a folder, not an object", "name an object in it")
             raise UserError(problem) from FileNotFoundError(url)
         return ObjectVersion.of_info(info)
 
@@ -181,12 +181,12 @@ class OriginStore:
             except Exception as raised:
                 error = _what_happened(raised)
                 if isinstance(error, FileNotFoundError):
-                    raise UserError(Problem(f"there is no object {shown(url)}", _where(url))) from error
+                    raise UserError(Problem(f"there is no object {without_secrets(url)}", _where(url))) from error
                 if _is_refused(error):
-                    message = f"{shown(url)} may not be read: {reason_of(error)}"
+                    message = f"{without_secrets(url)} may not be read: {reason_of(error)}"
                     raise UserError(Problem(message, _credentials(self.scheme))) from error
                 if again + 1 == TRIES:
-                    raise RunFailed(Problem(f"{shown(url)} cannot be reached: {reason_of(error)}")) from error
+                    raise RunFailed(Problem(f"{without_secrets(url)} cannot be reached: {reason_of(error)}")) from error
             time.sleep(WAIT * 2**again)
         raise AssertionError
 
@@ -250,5 +250,6 @@ def _where(url: str) -> str:
 
 
 def _no_length(url: str) -> UserError:
-    message = f"{shown(url)}: its server does not say how long it is, so that a truncated answer could not be noticed"
+    shown = without_secrets(url)
+    message = f"{shown}: its server does not say how long it is, so that a truncated answer could not be noticed"
     return UserError(Problem(message, "copy it to a store, or to a server that gives the length"))

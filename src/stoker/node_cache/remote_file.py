@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from stoker.node_cache.file_locks import HeldLock
 from stoker.node_cache.object_cache import RemoteObject, node_cache
 from stoker.node_cache.object_reader import ObjectReader
-from stoker.node_cache.urls import name_of, shown
+from stoker.node_cache.urls import name_of, without_secrets
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class RemoteFile:
     found: RemoteObject
 
     def __str__(self) -> str:
-        return shown(self.found.url)
+        return without_secrets(self.found.url)
 
     @property
     def name(self) -> str:

@@ -17,7 +17,7 @@ from stoker.node_cache.object_cache import RemoteObject, node_cache, pinned
 from stoker.node_cache.object_version import ObjectVersion
 from stoker.node_cache.origin import OriginStore
 from stoker.node_cache.prefetch import AT_ONCE
-from stoker.node_cache.urls import WEB, name_of, scheme_of, shown
+from stoker.node_cache.urls import WEB, name_of, scheme_of, without_secrets
 
 LISTING = ".listing.json"  # in the folder: the objects that it represents
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -104,7 +104,9 @@ def _listed(url: str) -> dict[str, RemoteObject]:
         found = {each.url.removeprefix(f"{top}/"): each for each in node_cache().find(f"{top}/")}
         found = {name: each for name, each in found.items() if "/" not in name}
     if not found:
-        raise UserError(Problem(f"there is no model in {shown(url)}", "name the folder that holds its config.json"))
+        raise UserError(
+            Problem(f"there is no model in {without_secrets(url)}", "name the folder that holds its config.json")
+        )
     return found
 
 
@@ -135,10 +137,10 @@ def _add(found: dict[str, RemoteObject], top: str, name: str) -> None:
 
 def _folder(root: Path, files: dict[str, RemoteObject]) -> Path:
     """Returns the folder of this machine for some objects; the same for the same contents."""
-    content = {name: {"url": shown(each.url), **each.version.plain()} for name, each in sorted(files.items())}
+    content = {name: {"url": without_secrets(each.url), **each.version.plain()} for name, each in sorted(files.items())}
     for name, each in files.items():
         if PurePosixPath(name).name != name or name in (".", "..", LISTING):
-            raise UserError(Problem(f"{shown(each.url)} has a name that no file can have"))
+            raise UserError(Problem(f"{without_secrets(each.url)} has a name that no file can have"))
     listing = json.dumps(content)
     folder = root / "folders" / ObjectVersion(None, listing).key("")
     try:

@@ -45,7 +45,7 @@ def scheme_of(url: str) -> str:
     return url.partition("://")[0].lower()
 
 
-def shown(url: str) -> str:
+def without_secrets(url: str) -> str:
     """Returns the URL for messages and records: without a password, and on the web without the query, which may contain
     a signature. In other stores ``?`` and ``#`` are part of names, and the text before an ``@`` part of the place.
     """
@@ -58,17 +58,17 @@ def shown(url: str) -> str:
 
 
 def restored(kept: list[str], asked: str) -> list[str]:
-    """Restores the URLs of an answer, of which the result of `shown` was stored, with the secrets of the request.
+    """Restores the URLs of an answer that was stored `without_secrets`, with the secrets of the request.
 
     Args:
         asked: the URL, range, folder or pattern of the request.
     """
-    if kept == [shown(asked)]:
+    if kept == [without_secrets(asked)]:
         return [asked]
     urls = list(expanded(asked)) if RANGE.search(asked) and not has_magic(asked) else []
-    if kept == [shown(url) for url in urls]:
+    if kept == [without_secrets(url) for url in urls]:
         return urls
-    place, shown_place = _split(asked)[1], _split(shown(asked))[1]
+    place, shown_place = _split(asked)[1], _split(without_secrets(asked))[1]
     parts = map(_split, kept)
     return [f"{scheme}{place if there == shown_place else there}{path}" for scheme, there, path in parts]
 
@@ -108,18 +108,18 @@ def url_problem(url: str) -> tuple[str, str] | None:
 
     scheme = scheme_of(url)
     if "::" in url or scheme in WRAPPERS:
-        return f"{shown(url)} leads to another URL", "write the one URL where the object is"
+        return f"{without_secrets(url)} leads to another URL", "write the one URL where the object is"
     try:
         get_filesystem_class(scheme)
     except ValueError:
         near = get_close_matches(scheme, [*EXTRAS, *known_implementations], 1, 0.5)
         usual = "s3, gs, oss, hdfs, http and https"
         hint = f"did you mean {near[0]}://?" if near else f"usual are {usual}"
-        return f"there is no kind of store {scheme}:// ({shown(url)})", hint
+        return f"there is no kind of store {scheme}:// ({without_secrets(url)})", hint
     except ImportError as error:
         extra = EXTRAS.get(scheme)
         hint = f"pip install 'stoker[{extra}]'" if extra else " ".join(str(error).split())
-        return f"{shown(url)} needs a package that is not installed", hint
+        return f"{without_secrets(url)} needs a package that is not installed", hint
     return None
 
 

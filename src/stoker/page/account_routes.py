@@ -17,8 +17,8 @@ from starlette.routing import Route
 
 from stoker.page.accounts import LOCAL, OWNER, ROLES, Session
 from stoker.page.guard import account_of, cookie_name, read_object, text_of
-from stoker.page.job_routes import shown
-from stoker.page.page_error import missing, refused, wrong
+from stoker.page.job_routes import shown_path
+from stoker.page.page_error import bad_request, missing, refused
 from stoker.page.routing import Page, in_thread, json_response, route
 from stoker.page.settings import SESSION_SECONDS
 from stoker.serve.named_keys import add_key, change_role, remove_key
@@ -119,7 +119,7 @@ class _AccountRoutes:
         body = await read_object(request)
         name, role = text_of(body, "name", most=64), _role(body)
         if name in (LOCAL, OWNER):
-            raise wrong("{name} cannot be the name of a user", name=name)
+            raise bad_request("{name} cannot be the name of a user", name=name)
         file = self._users_file()
         command = shlex.join(["stoker", "keys", self._shown(file), "--add", name, "--role", role])
         token = await run_in_threadpool(add_key, file, name, role, ROLES)
@@ -155,7 +155,7 @@ class _AccountRoutes:
         return {"command": command}
 
     def _shown(self, file: Path) -> str:
-        return shown(file, self.page.settings.base)
+        return shown_path(file, self.page.settings.base)
 
     def _users_file(self) -> Path:
         file = self.page.settings.users
@@ -180,5 +180,5 @@ class _AccountRoutes:
 def _role(body: dict[str, Any]) -> str:
     role = text_of(body, "role", most=20)
     if role not in ROLES:
-        raise wrong("`{key}` has to be one of {known}", key="role", known=", ".join(ROLES))
+        raise bad_request("`{key}` has to be one of {known}", key="role", known=", ".join(ROLES))
     return role

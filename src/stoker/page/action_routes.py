@@ -17,7 +17,7 @@ from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_paths import document_of, path_problems, refuse
 from stoker.page.job_routes import kept_job
 from stoker.page.mask_secrets import masked
-from stoker.page.page_error import refused, wrong
+from stoker.page.page_error import bad_request, refused
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_view import job_text
 
@@ -52,10 +52,10 @@ class _ActionRoutes:
         name = text_of(body, "verb", most=40)
         verb = VERBS.get(name)
         if verb is None:
-            raise wrong("there is no action {name}", "take one of {known}", name=name, known=", ".join(VERBS))
+            raise bad_request("there is no action {name}", "take one of {known}", name=name, known=", ".join(VERBS))
         options = body.get("options", {})
         if not isinstance(options, dict):
-            raise wrong("`options` has to be an object")
+            raise bad_request("`options` has to be an object")
         account = account_of(request, verb.role)
         action = await run_in_threadpool(self._begin, name, body, options, account)
         return {"id": action.id, "command": action.command, "to": action.to}
@@ -77,7 +77,7 @@ class _ActionRoutes:
         elif kind == "name":
             subject = text_of(body, "name", most=60)
             if not NAME.fullmatch(subject):
-                raise wrong("`name` is not the name of a submitted run", "GET /api/submitted lists them")
+                raise bad_request("`name` is not the name of a submitted run", "GET /api/submitted lists them")
         return self.actions.begin(name, asked, subject, key if run is not None else "", options)
 
     def all(self, _: Request) -> Any:

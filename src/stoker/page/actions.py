@@ -22,7 +22,7 @@ from stoker.page.accounts import Account
 from stoker.page.detached_process import DetachedProcess
 from stoker.page.job_paths import SCHEMA, allowed_folders, is_inside
 from stoker.page.listed_urls import is_listed
-from stoker.page.page_error import PageError, missing, refused, wrong
+from stoker.page.page_error import PageError, bad_request, missing, refused
 from stoker.page.routing import Page
 from stoker.page.run_verb import command_of
 
@@ -62,7 +62,7 @@ class Verb:
 
 def _flag(_: Asked, name: str, value: Any) -> list[str]:
     if not isinstance(value, bool):
-        raise wrong("`{key}` has to be true or false", key=name)
+        raise bad_request("`{key}` has to be true or false", key=name)
     return [f"--{name.replace('_', '-')}"] if value else []
 
 
@@ -72,7 +72,7 @@ def _word(_: Asked, name: str, value: Any) -> list[str]:
 
 def _number(_: Asked, name: str, value: Any) -> list[str]:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e12:
-        raise wrong("`{key}` has to be a number", key=name)
+        raise bad_request("`{key}` has to be a number", key=name)
     return [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
 
 
@@ -85,7 +85,7 @@ def _templates(asked: Asked, name: str, value: Any) -> list[str]:
     if not isinstance(value, dict):
         return _path(asked, name, value)
     if not 2 <= len(value) <= 50 or not all(isinstance(text, str) and len(text) < 100_000 for text in value.values()):
-        raise wrong("`{key}` has to have two templates and more, by name", key=name)
+        raise bad_request("`{key}` has to have two templates and more, by name", key=name)
     text = json.dumps(value, ensure_ascii=False, sort_keys=True)
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     file = asked.page.settings.state / "jobs" / f"prompts-{digest}.json"
@@ -106,14 +106,14 @@ def _data(asked: Asked, name: str, value: Any) -> list[str]:
 
 def _words(asked: Asked, name: str, value: Any) -> list[str]:
     if not isinstance(value, list) or not 0 < len(value) <= 50:
-        raise wrong("`{key}` has to be a list of words", key=name)
+        raise bad_request("`{key}` has to be a list of words", key=name)
     for each in value:
         text = each if isinstance(each, str) else ""
         if not text or len(text) > 300 or text.startswith("-") or not text.isprintable():
-            raise wrong("`{key}` holds something that is no word", key=name)
+            raise bad_request("`{key}` holds something that is no word", key=name)
         is_file = text.lower().endswith((".yaml", ".yml", ".json")) or text.startswith(SCHEMA)
         if is_file or ("/" in text and not text.startswith("offline/")):
-            raise wrong("`{key}` names a file, which the page does not read", "use the command line", key=name)
+            raise bad_request("`{key}` names a file, which the page does not read", "use the command line", key=name)
         if text.startswith(CODE_SCORERS) and not asked.account.may("admin"):
             raise refused(403, "`{text}` runs code or asks an address, which needs the role admin", text=text[:60])
     return [f"--{name}", *value]
@@ -121,7 +121,7 @@ def _words(asked: Asked, name: str, value: Any) -> list[str]:
 
 def _run(asked: Asked, name: str, value: Any) -> list[str]:
     if not isinstance(value, str):
-        raise wrong("`{key}` has to be the id of a run", key=name)
+        raise bad_request("`{key}` has to be the id of a run", key=name)
     return [f"--{name}", shown_path(asked, asked.page.runs.find(value).path)]
 
 
@@ -133,13 +133,13 @@ def as_word(name: str, value: Any) -> str:
     """
     text = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
     if not WORD.fullmatch(text) or ".." in text or text.startswith("/"):
-        raise wrong("`{key}` has to be a word", key=name)
+        raise bad_request("`{key}` has to be a word", key=name)
     return text
 
 
 def _allowed(asked: Asked, name: str, value: Any) -> str:
     if not isinstance(value, str) or not value or value.startswith("-") or not value.isprintable():
-        raise wrong("`{key}` has to be a file", key=name)
+        raise bad_request("`{key}` has to be a file", key=name)
     settings = asked.page.settings
     if ".." in Path(value).parts or not is_inside(settings.base / value, allowed_folders(settings)):
         raise refused(403, "`{text}` is not in a folder that this page may use", "upload the file", text=value[:80])
@@ -214,7 +214,9 @@ class Actions:
                 continue
             if name not in table:
                 known = ", ".join(table) or "-"
-                raise wrong("`{verb}` has no option {key}", "it has {known}", verb=verb, key=name[:40], known=known)
+                raise bad_request(
+                    "`{verb}` has no option {key}", "it has {known}", verb=verb, key=name[:40], known=known
+                )
             words += table[name](asked, name, value)
         to = ""
         if verb == "export":
@@ -239,7 +241,7 @@ class Actions:
         if "to" in options:
             stem = as_word("to", options["to"])
             if "/" in stem:
-                raise wrong("`to` has to be a name: exports lie in `exports` beside the runs")
+                raise bad_request("`to` has to be a name: exports lie in `exports` beside the runs")
         path, number = self._page.settings.runs[0] / "exports" / stem, 2
         while path.exists():
             path, number = path.with_name(f"{stem}-{number}"), number + 1

@@ -17,7 +17,7 @@ MOST_STEPS = 200
 TOKEN_VALUES = ("kl", "advantage", "value", "reward", "return", "old", "reference", "entropy", "sampled")
 
 
-def figures(kept: list[KeptEvaluation]) -> Iterator[dict[str, Any]]:
+def evaluation_figures(kept: list[KeptEvaluation]) -> Iterator[dict[str, Any]]:
     """Yields the figures of evaluations, oldest first, each with a 95 % interval if it has a standard error."""
     for each in kept:
         for figure in each.figures:

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx2
 
-from stoker.page.page_error import PageError, passed_on, refused, wrong
+from stoker.page.page_error import PageError, bad_request, passed_on, refused
 from stoker.page.run_verb import command_of, environment
 
 MOST = 3  # models in memory
@@ -95,7 +95,9 @@ class ChatServers:
             model = server.models[0]
             if not adapter:
                 if len(server.models) < 2:
-                    raise wrong("{run} has no adapter that could be left out", "talk to its model instead", run=name)
+                    raise bad_request(
+                        "{run} has no adapter that could be left out", "talk to its model instead", run=name
+                    )
                 model = next(each for each in server.models if each != name)
             async for piece in self._ask(server, model, messages, options):
                 yield piece
@@ -216,7 +218,7 @@ class ChatServers:
                 server.end()
         if lines := server.errors.read_text(errors="replace").strip().splitlines():
             raise passed_on(400, lines[-1].removeprefix("error: "))
-        raise wrong("the model was not loaded in time")
+        raise bad_request("the model was not loaded in time")
 
     async def _end_idle(self) -> None:
         while self._servers:

@@ -15,9 +15,9 @@ from starlette.routing import Route
 from stoker.page.answer_views import rows_of
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_paths import is_inside
-from stoker.page.job_routes import shown
+from stoker.page.job_routes import shown_path
 from stoker.page.job_verbs import AUDIT_SECONDS, JobVerbs
-from stoker.page.page_error import wrong
+from stoker.page.page_error import bad_request
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.settings import CHUNK
 from stoker.page.uploads import LARGEST, MOST_ROWS, Uploads
@@ -140,7 +140,7 @@ class _DataRoutes:
 
     def _line(self, *words: str | Path) -> str:
         base = self.page.settings.base
-        return shlex.join(shown(word, base) if isinstance(word, Path) else word for word in words)
+        return shlex.join(shown_path(word, base) if isinstance(word, Path) else word for word in words)
 
     async def audit(self, request: Request) -> Any:
         """Returns the result of `stoker data` for a job."""
@@ -175,7 +175,7 @@ class _DataRoutes:
         if on:
             cluster = self.page.settings.base / on
             if not CLUSTER.fullmatch(on) and on != "local" and not is_inside(cluster, self.page.settings.data):
-                raise wrong("`{text}` is no cluster", "write it as 8xH100, 4x8xH100 or local", text=on[:60])
+                raise bad_request("`{text}` is no cluster", "write it as 8xH100, 4x8xH100 or local", text=on[:60])
             options += ["--on", on]
         result = await self.jobs.answer("plan", text, options, PLAN_SECONDS)
         return result | {"command": f"stoker plan job.yaml{f' --on {on}' if on else ''}"}
@@ -189,11 +189,11 @@ def _parsed_changes(body: dict[str, Any]) -> tuple[set[int], dict[int, Any]]:
     """
     exclude, edit = body.get("exclude", []), body.get("edit", {})
     if not isinstance(exclude, list) or not isinstance(edit, dict) or len(exclude) + len(edit) > MOST_CHANGES:
-        raise wrong("`exclude` is a list of rows, `edit` an object of row: value")
+        raise bad_request("`exclude` is a list of rows, `edit` an object of row: value")
     if not all(isinstance(row, int) and not isinstance(row, bool) for row in exclude):
-        raise wrong("`exclude` contains a value that is not a row number")
+        raise bad_request("`exclude` contains a value that is not a row number")
     if not all(row.isdecimal() and len(row) < 12 and isinstance(value, dict | str) for row, value in edit.items()):
-        raise wrong("`edit` has to be an object of row: value")
+        raise bad_request("`edit` has to be an object of row: value")
     if not exclude and not edit:
-        raise wrong("nothing would change", "give `exclude` or `edit`")
+        raise bad_request("nothing would change", "give `exclude` or `edit`")
     return set(exclude), {int(row): value for row, value in edit.items()}

@@ -13,7 +13,7 @@ from stoker.errors import UserError
 from stoker.job.key_paths import KeyPath, dotted, parse_key
 from stoker.job.shorthand import ALL_AUTO, MAIN_KEY, SOURCE_KEY
 from stoker.job.yaml_document import parse_document
-from stoker.page.page_error import said
+from stoker.page.page_error import page_problem
 
 WIDTH = 4096  # characters at which a line would be folded
 SHORT = {**MAIN_KEY, "data": SOURCE_KEY}  # blocks that a single value may stand for, and the key that it is
@@ -38,7 +38,7 @@ def edited(text: str, edits: Iterable[tuple[str, Any]]) -> str:
     if data is None:
         data = CommentedMap()
     if not isinstance(data, CommentedMap):
-        raise UserError(said("the job holds no keys", "start with a line such as `task: sft`"))
+        raise UserError(page_problem("the job holds no keys", "start with a line such as `task: sft`"))
     for key, value in edits:
         path = parse_key(key)
         if value is None:
@@ -84,7 +84,7 @@ def _set(data: CommentedMap, path: KeyPath, value: Any) -> None:
                 below = holder[part] = CommentedMap({SOURCE_KEY: below})
             else:
                 here = dotted(path[: depth + 1])
-                raise UserError(said("`{here}` holds no keys", "write `{here}` itself", here=here))
+                raise UserError(page_problem("`{here}` holds no keys", "write `{here}` itself", here=here))
         holder = below
     _make_room(holder, path, len(path) - 1)
     holder[path[-1]] = value
@@ -99,12 +99,14 @@ def _make_room(holder: Any, path: KeyPath, depth: int) -> None:
     part, here = path[depth], dotted(path[:depth]) or "job.yaml"
     if isinstance(holder, list) != isinstance(part, int):
         if isinstance(holder, list):
-            raise UserError(said("`{here}` is a list", "write `{here}[0]`", here=here))
-        raise UserError(said("`{here}` is no list", "leave the index out", here=here))
+            raise UserError(page_problem("`{here}` is a list", "write `{here}[0]`", here=here))
+        raise UserError(page_problem("`{here}` is no list", "leave the index out", here=here))
     if isinstance(part, int):
         if part > len(holder):
             hint = "the next is `{here}[{n}]`"
-            raise UserError(said("`{here}` has no item {at}: there are {n}", hint, here=here, at=part, n=len(holder)))
+            raise UserError(
+                page_problem("`{here}` has no item {at}: there are {n}", hint, here=here, at=part, n=len(holder))
+            )
         if part == len(holder):
             holder.append(None)
     else:
@@ -119,7 +121,7 @@ def _only_source(data: CommentedMap) -> int:
     elif now is None:
         data["data"] = [CommentedMap()]
     elif len(now) != 1:
-        raise UserError(said("`data` has {n} sources", "edit them in the YAML", n=len(now)))
+        raise UserError(page_problem("`data` has {n} sources", "edit them in the YAML", n=len(now)))
     return 0
 
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from stoker.errors import UserError
 from stoker.page.accounts import Account, Accounts, Session
 from stoker.page.json_values import finite
-from stoker.page.page_error import PageError, of_user_error, refused, wrong
+from stoker.page.page_error import PageError, bad_request, of_user_error, refused
 from stoker.page.settings import BODY, PageSettings
 from stoker.serve.server_options import is_loopback
 
@@ -147,7 +147,7 @@ def account_of(request: Request, role: str = "see") -> Account:
 
 
 def _absent(key: str) -> PageError:
-    return wrong("`{key}` is missing", key=key)
+    return bad_request("`{key}` is missing", key=key)
 
 
 def _login() -> PageError:
@@ -183,9 +183,9 @@ async def read_object(request: Request) -> dict[str, Any]:
         found = json.loads(bytes(body), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
-        raise wrong("the body is not JSON: {reason}", reason=reason) from None
+        raise bad_request("the body is not JSON: {reason}", reason=reason) from None
     if not isinstance(found, dict):
-        raise wrong("the body is not a JSON object", "write it as {...}")
+        raise bad_request("the body is not a JSON object", "write it as {...}")
     return found
 
 
@@ -201,11 +201,11 @@ def text_of(body: dict[str, Any], key: str, *, default: str | None = None, most:
     """
     value = body.get(key, default)
     if not isinstance(value, str):
-        raise wrong("`{key}` has to be text", key=key) if key in body else _absent(key)
+        raise bad_request("`{key}` has to be text", key=key) if key in body else _absent(key)
     if len(value) > most:
-        raise wrong("`{key}` has more than {most} characters", key=key, most=most)
+        raise bad_request("`{key}` has more than {most} characters", key=key, most=most)
     if "\x00" in value or any("\ud800" <= character <= "\udfff" for character in value):
-        raise wrong("`{key}` holds a character that no text may", key=key)
+        raise bad_request("`{key}` holds a character that no text may", key=key)
     return value
 
 
@@ -217,7 +217,7 @@ def flag_of(values: Any, key: str) -> bool:
     """
     value = values.get(key, False)
     if value not in (True, False, "0", "1", "true", "false"):
-        raise wrong("`{key}` has to be true or false", key=key)
+        raise bad_request("`{key}` has to be true or false", key=key)
     return value in (True, "1", "true")
 
 
@@ -231,9 +231,9 @@ def number_of(values: Any, key: str, *, default: int | None = None, least: int =
     if isinstance(value, str) and len(value) < 20 and value.removeprefix("-").isdecimal():
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise wrong("`{key}` has to be a whole number", key=key) if key in values else _absent(key)
+        raise bad_request("`{key}` has to be a whole number", key=key) if key in values else _absent(key)
     if not least <= value <= most:
-        raise wrong(
+        raise bad_request(
             "`{key}` is {value}, and has to be from {least} to {most}", key=key, value=value, least=least, most=most
         )
     return value

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from stoker.job.importers import FORMATS
 from stoker.page.guard import number_of, read_object, text_of
 from stoker.page.job_check import problem_of
-from stoker.page.page_error import PageError, passed_on, wrong
+from stoker.page.page_error import PageError, bad_request, passed_on
 from stoker.page.routing import Page, route
 
 SECONDS = 60.0
@@ -37,11 +37,13 @@ class _ImportRoutes:
         one = {"name": body.get("file", "config.yaml"), "text": body.get("contents")}
         files = body.get("files", [one] if "contents" in body else None)
         if not isinstance(files, list) or not 0 < len(files) <= MOST_FILES:
-            raise wrong("`files` must be a list of {name, text}", "or give `file` and `contents`")
+            raise bad_request("`files` must be a list of {name, text}", "or give `file` and `contents`")
         words: list[str] = []
         if form := text_of(body, "format", default="", most=40):
             if form not in FORMATS:
-                raise wrong("there is no format {name}", "take one of {known}", name=form, known=", ".join(FORMATS))
+                raise bad_request(
+                    "there is no format {name}", "take one of {known}", name=form, known=", ".join(FORMATS)
+                )
             words += ["--from", form]
         if body.get("processes") is not None:
             words += ["--processes", str(number_of(body, "processes", least=1, most=100_000))]
@@ -69,10 +71,10 @@ class _ImportRoutes:
             PageError: its name is none.
         """
         if not isinstance(each, dict):
-            raise wrong("`files` must be a list of {name, text}")
+            raise bad_request("`files` must be a list of {name, text}")
         name, text = text_of(each, "name", default="config.yaml", most=200), text_of(each, "text")
         name = re.split(r"[/\\]", name)[-1]
         if not NAME.fullmatch(name) or (folder / name).exists():
-            raise wrong("`{name}` is no name of a file, or is there twice", name=name[:60])
+            raise bad_request("`{name}` is no name of a file, or is there twice", name=name[:60])
         (folder / name).write_text(text, encoding="utf-8")
         return name

@@ -16,7 +16,7 @@ from stoker.errors import Problem, UserError
 from stoker.job.load_job import STAGES, check_document, place
 from stoker.job.yaml_document import JobDocument
 from stoker.page.job_paths import document_of, path_problems
-from stoker.page.page_error import said
+from stoker.page.page_error import page_problem
 from stoker.page.routing import Page
 
 CHECK_SECONDS = 60.0
@@ -47,7 +47,7 @@ async def checked(
         result = await page.verbs.run(["check", str(path), "--json", *(overrides or [])], seconds=CHECK_SECONDS)
         found = result.answer if isinstance(result.answer, dict) else {}
         if not found:
-            return [said("`stoker check` failed: {line}", line=result.last_line)], {}
+            return [page_problem("`stoker check` failed: {line}", line=result.last_line)], {}
         problems = [problem_of(each, str(path)) for each in found.get("errors", [])]
     return problems, found
 

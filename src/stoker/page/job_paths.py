@@ -12,10 +12,10 @@ from typing import Any
 from stoker.errors import Problem
 from stoker.job.key_paths import KeyPath
 from stoker.job.yaml_document import JobDocument, parse_mapping
-from stoker.node_cache.urls import URL, WRAPPERS, scheme_of, shown
+from stoker.node_cache.urls import URL, WRAPPERS, scheme_of, without_secrets
 from stoker.page.accounts import Account
 from stoker.page.listed_urls import STORES, is_listed, is_remote
-from stoker.page.page_error import PageError, said
+from stoker.page.page_error import PageError, page_problem
 from stoker.page.settings import PageSettings
 
 CODE = re.compile(r"\.py\b|^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")  # a file of Python, or an import path
@@ -60,7 +60,7 @@ def path_problems(document: JobDocument, settings: PageSettings, account: Accoun
     for path, value in _leaves(document.data):
         if isinstance(value, bool):
             if value and path and path[-1] in TRUST and not trusted:
-                what = said("`{text}` lets code run, which needs the role admin", text=str(path[-1]))
+                what = page_problem("`{text}` lets code run, which needs the role admin", text=str(path[-1]))
                 found.append(_at(document, path, what))
             continue
         if not isinstance(value, str):
@@ -71,7 +71,7 @@ def path_problems(document: JobDocument, settings: PageSettings, account: Accoun
             found.append(_at(document, path, problem))
         elif is_remote(text) and not _leads_on(text) and not trusted and not listed:
             hint = "start the page with --urls and how such addresses begin, as s3://bucket/folder"
-            what = said("`{text}` is at an address that this page was not given", hint, text=_shown(text))
+            what = page_problem("`{text}` is at an address that this page was not given", hint, text=_shown(text))
             found.append(_at(document, path, what))
         folders = writable if words[-1:] in WRITTEN or _is_store(text) else readable
         if text.startswith(SCHEMA):
@@ -80,7 +80,7 @@ def path_problems(document: JobDocument, settings: PageSettings, account: Accoun
             outside = _names_file(words, text, settings.base) and not _is_allowed(text, settings.base, folders)
         if outside:
             hint = "upload the file, or start the page with --data FOLDER"
-            what = said("`{text}` is not in a folder that this page may use", hint, text=_shown(text))
+            what = page_problem("`{text}` is not in a folder that this page may use", hint, text=_shown(text))
             found.append(_at(document, path, what))
     return found
 
@@ -94,13 +94,13 @@ def _at(document: JobDocument, path: KeyPath, problem: Problem) -> Problem:
 def _needs_trust(text: str, words: list[str], *, listed: bool) -> Problem | None:
     """Returns why only an admin may write a text at the keys ``words``; None if others may."""
     if FUNCTION.match(text):
-        return said("`{text}` runs code or asks an address, which needs the role admin", text=text[:60])
+        return page_problem("`{text}` runs code or asks an address, which needs the role admin", text=text[:60])
     if CODE.search(text) or (words[-2:] == ["ranking", "model"] and ":" in text):
-        return said("`{text}` names code to run, which needs the role admin", text=text[:60])
+        return page_problem("`{text}` names code to run, which needs the role admin", text=text[:60])
     if words[-1:] == ["task"] and text in CODE_TASKS:
-        return said("task {text} runs code, which needs the role admin", text=text)
+        return page_problem("task {text} runs code, which needs the role admin", text=text)
     if not listed and is_remote(text) and (words[-1:] in WRITTEN or _is_store(text)):
-        return said("`{text}` is written to, which needs the role admin", text=_shown(text))
+        return page_problem("`{text}` is written to, which needs the role admin", text=_shown(text))
     return None
 
 
@@ -138,7 +138,7 @@ def _leads_on(url: str) -> bool:
 
 def _shown(text: str) -> str:
     """Returns a text for messages: a URL without its password."""
-    return (shown(text) if URL.match(text) else text)[:80]
+    return (without_secrets(text) if URL.match(text) else text)[:80]
 
 
 def _names_file(words: list[str], value: str, base: Path) -> bool:

@@ -23,7 +23,7 @@ from stoker.page.job_check import checked, devices_wanted, resolved_keys
 from stoker.page.job_keys import job_keys, recipe_text
 from stoker.page.job_paths import document_of, is_inside, path_problems, refuse
 from stoker.page.job_queue import ALIVE
-from stoker.page.page_error import PageError, missing, problem_json, refused, wrong
+from stoker.page.page_error import PageError, bad_request, missing, problem_json, refused
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_index import id_of
 from stoker.page.run_verb import command_of
@@ -110,7 +110,7 @@ class _JobRoutes:
         if RunFolder(run).is_taken():
             raise refused(409, "a job is training in {run}", "give another name", run=run.name)
         path = kept_job(page.settings.state / "jobs", run.name, text)
-        words = ["train", shown(path, page.settings.base), *override]
+        words = ["train", shown_path(path, page.settings.base), *override]
         command = shlex.join(["stoker", *words])
         base = page.settings.base
         try:
@@ -144,11 +144,11 @@ class _JobRoutes:
             number = 2
             while not name and run.exists():
                 run, number = settings.runs[0] / f"job-{number}", number + 1
-            override = [f"output={shown(run, settings.base)}"]
+            override = [f"output={shown_path(run, settings.base)}"]
         else:
             run, override = (settings.base / given).resolve(), []
         if not is_inside(run, settings.runs):
-            raise wrong("{path} is in none of the folders of runs", "leave `output` out", path=str(run))
+            raise bad_request("{path} is in none of the folders of runs", "leave `output` out", path=str(run))
         if run.exists():
             raise refused(409, "there is a run {run} already", "give another name, or resume that one", run=run.name)
         return run, override
@@ -191,7 +191,7 @@ class _JobRoutes:
             entry for entry, process in page.queue.entries() if id_of(Path(entry.run)) == key and process.state in ALIVE
         ]
         path = Path(alive[-1].run) if alive else page.runs.find(key).path
-        command = f"stoker stop {shlex.quote(shown(path, page.settings.base))}"
+        command = f"stoker stop {shlex.quote(shown_path(path, page.settings.base))}"
         process = holder_of(RunFolder(path))
         if process is not None:
             process.terminate()
@@ -229,9 +229,9 @@ class _JobRoutes:
             command = known.command
             words = shlex.split(command)[1:]
         else:
-            words = ["train", shown(job, base)]
-            if job_values(folder).get("output") != shown(folder.path, base):
-                words.append(f"output={shown(folder.path, base)}")
+            words = ["train", shown_path(job, base)]
+            if job_values(folder).get("output") != shown_path(folder.path, base):
+                words.append(f"output={shown_path(folder.path, base)}")
             command = shlex.join(["stoker", *words])
         entry = page.queue.add(
             command_of(words),
@@ -269,10 +269,10 @@ def slug(name: str) -> str:
     """
     found = NAME.sub("-", name).strip("-.")[:80]
     if not found:
-        raise wrong("`{name}` is no name of a run", "use letters and digits", name=name[:40])
+        raise bad_request("`{name}` is no name of a run", "use letters and digits", name=name[:40])
     return found
 
 
-def shown(path: Path, base: Path) -> str:
+def shown_path(path: Path, base: Path) -> str:
     """Returns a path as a command shows it: relative to the page's folder if it is below it."""
     return os.path.relpath(path, base) if path.is_relative_to(base) else str(path)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from urllib.parse import unquote
 
-from stoker.node_cache.urls import LOCAL, URL, WEB, WRAPPERS, scheme_of, shown
+from stoker.node_cache.urls import LOCAL, URL, WEB, WRAPPERS, scheme_of, without_secrets
 
 STORES = ("lmdb", "redis", "rediss", "unix")  # stores, which are written to
 REDIS = ("redis", "rediss")
@@ -38,9 +38,9 @@ def listing_problem(url: str) -> str:
         return f"{url[:80]} is no URL of a store"
     found = _parts(url)
     if scheme_of(url) in WRAPPERS or "::" in url:
-        return f"{shown(url)} leads to another URL, or has an IPv6 address, which is not compared"
+        return f"{without_secrets(url)} leads to another URL, or has an IPv6 address, which is not compared"
     if found is None or "?" in url or "#" in url or not any(found[1:]) or (scheme_of(url) in WEB and not found[1]):
-        return f"{shown(url)} names no place: write scheme://host/path without a user and without options"
+        return f"{without_secrets(url)} names no place: write scheme://host/path without a user and without options"
     return ""
 
 

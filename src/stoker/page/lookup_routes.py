@@ -22,7 +22,7 @@ from stoker.page.chat_routes import served_run
 from stoker.page.chat_servers import ChatServers
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.json_values import finite
-from stoker.page.page_error import missing, wrong
+from stoker.page.page_error import bad_request, missing
 from stoker.page.routing import Page, in_thread, route
 from stoker.runs.run_folder import RunFolder
 
@@ -51,7 +51,7 @@ class _LookupRoutes:
         body = await read_object(request)
         rows = body.get("rows")
         if not isinstance(rows, list) or not 0 < len(rows) <= MOST_ROWS or not all(isinstance(r, dict) for r in rows):
-            raise wrong("`rows` has to be a list of 1 to {most} objects", '[{"user_id": 7, ...}]', most=MOST_ROWS)
+            raise bad_request("`rows` has to be a list of 1 to {most} objects", '[{"user_id": 7, ...}]', most=MOST_ROWS)
         asked = await run_in_threadpool(served_run, self.page, text_of(body, "run", most=200))
         self.page.audit.write(account_of(request, "run").name, "score", run=str(asked.folder.path), rows=len(rows))
         return await self.servers.scores(asked.path, asked.name, rows, weights=asked.weights)
@@ -68,7 +68,7 @@ class _LookupRoutes:
             raise missing("the run has no features: it is not a ranking model, or did not start") from error
         found = list(islice(self._log(asked.folder), offset, offset + limit))
         columns = [{"name": column.name, "kind": column.kind} for column in features.columns if column.stored]
-        rows = [{"row": each.row, "value": finite(whole(each.value))} for each in found]
+        rows = [{"row": each.row, "value": finite(exact_integers(each.value))} for each in found]
         return {"columns": columns, "labels": list(features.labels), "rows": rows}
 
     def _log(self, folder: RunFolder) -> Iterator[Raw]:
@@ -79,10 +79,10 @@ class _LookupRoutes:
                     yield row
 
 
-def whole(value: Any) -> Any:
+def exact_integers(value: Any) -> Any:
     """Converts integers that JavaScript would round to text; requests accept ids in either form."""
     if isinstance(value, dict):
-        return {key: whole(inner) for key, inner in value.items()}
+        return {key: exact_integers(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [whole(inner) for inner in value]
+        return [exact_integers(inner) for inner in value]
     return str(value) if isinstance(value, int) and abs(value) > LARGEST_EXACT else value

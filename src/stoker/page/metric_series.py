@@ -48,8 +48,8 @@ class BucketedSeries:
     def as_json(self) -> dict[str, Any]:
         """Returns the curve in the API's form."""
         names = "mean", "min", "max"
-        series = {key: dict(zip(names, map(plain, each), strict=True)) for key, each in self.series.items()}
-        return {"total": self.total, "axis": self.axis, "x": plain(self.x), "series": series}
+        series = {key: dict(zip(names, map(json_numbers, each), strict=True)) for key, each in self.series.items()}
+        return {"total": self.total, "axis": self.axis, "x": json_numbers(self.x), "series": series}
 
 
 class MetricSeries:
@@ -200,7 +200,7 @@ class SeriesCache:
         return series
 
 
-def plain(values: Numbers) -> list[float | None]:
+def json_numbers(values: Numbers) -> list[float | None]:
     """Converts numbers to JSON values: null for non-finite ones, seven digits for the others."""
     finite = np.isfinite(values)
     size = np.abs(np.where(finite, values, 0.0))

@@ -26,9 +26,9 @@ from starlette.concurrency import run_in_threadpool
 
 from stoker.files import read_file, replace_file
 from stoker.page.detached_process import DetachedProcess
-from stoker.page.job_routes import shown
+from stoker.page.job_routes import shown_path
 from stoker.page.mask_secrets import masked
-from stoker.page.page_error import PageError, missing, passed_on, refused, wrong
+from stoker.page.page_error import PageError, bad_request, missing, passed_on, refused
 from stoker.page.run_verb import command_of
 
 ID = re.compile(r"[0-9a-f]{16}")
@@ -136,8 +136,8 @@ class ModelServers:
         place = self.place(server.id)
         words = ["serve", *(f"{name}={path}" for name, path in server.models.items())]
         words += ["--host", server.host] if server.host != "127.0.0.1" else []
-        words += ["--port", str(server.port), "--token-file", shown(place / TOKEN, self.base)]
-        words += ["--keys", shown(place / KEYS, self.base)]
+        words += ["--port", str(server.port), "--token-file", shown_path(place / TOKEN, self.base)]
+        words += ["--keys", shown_path(place / KEYS, self.base)]
         server = replace(server, command=shlex.join(["stoker", *words]))
         process = self.process(server)
         process.prepare(command_of(words), cwd=self.base, env=ENVIRONMENT)
@@ -172,7 +172,7 @@ class ModelServers:
         place = self.place(server.id)
         aside = place.with_name(f"removed-{server.id}")
         place.rename(aside)
-        return shlex.join(["mv", shown(place, self.base), shown(aside, self.base)])
+        return shlex.join(["mv", shown_path(place, self.base), shown_path(aside, self.base)])
 
     def address(self, server: ModelServer) -> str:
         """Returns its address; empty while it loads its models."""
@@ -190,7 +190,7 @@ class ModelServers:
             status = "stopped" if code == 0 or code in ENDED_BY_SIGNAL else "failed"
         said = masked(process.output("err", offset=-1)[0]).strip().splitlines() if status == "failed" else []
         begun, ended = process.times()
-        files = {"token_file": shown(place / TOKEN, self.base), "keys_file": shown(place / KEYS, self.base)}
+        files = {"token_file": shown_path(place / TOKEN, self.base), "keys_file": shown_path(place / KEYS, self.base)}
         live = {"address": address if status == "running" else "", "status": status, "begun": begun, "ended": ended}
         live["pid"] = getattr(process.process, "pid", None)
         return {**asdict(server), **live, **files, "error": said[-1].removeprefix("error: ")[:500] if said else ""}
@@ -239,7 +239,7 @@ class ModelServers:
 
     def curl(self, server: ModelServer, path: str, body: Any = None) -> str:
         """Returns the curl command of a request that the page sends to a server."""
-        token = shlex.quote(shown(self.place(server.id) / TOKEN, self.base))
+        token = shlex.quote(shown_path(self.place(server.id) / TOKEN, self.base))
         words = f'curl -H "Authorization: Bearer $(cat {token})" {shlex.quote(self.address(server) + path)}'
         if body is None:
             return words
@@ -259,7 +259,9 @@ def model_name(text: str, taken: Sequence[str] = ()) -> str:
         PageError: it can be none, or is taken.
     """
     if not NAME.fullmatch(text):
-        raise wrong("`{name}` cannot be the name of a model", "use letters, digits and . : @ + - _", name=text[:60])
+        raise bad_request(
+            "`{name}` cannot be the name of a model", "use letters, digits and . : @ + - _", name=text[:60]
+        )
     if text in taken:
         raise refused(409, "the server has a model {name} already", "give another name", name=text)
     return text

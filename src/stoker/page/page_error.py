@@ -39,7 +39,7 @@ class PageError(Exception):
         return {"error": problem_json(self.problem)}
 
 
-def said(message: str, hint: str = "", **values: Value) -> Problem:
+def page_problem(message: str, hint: str = "", **values: Value) -> Problem:
     """Returns a problem that the page itself reports.
 
     Args:
@@ -49,18 +49,18 @@ def said(message: str, hint: str = "", **values: Value) -> Problem:
 
 
 def refused(status: int, message: str, hint: str = "", *, retry_after: int | None = None, **values: Value) -> PageError:
-    """Returns the error of a refused request, with a message of the page; see `said`."""
-    return PageError(status, said(message, hint, **values), retry_after=retry_after)
+    """Returns the error of a refused request, with a message of the page; see `page_problem`."""
+    return PageError(status, page_problem(message, hint, **values), retry_after=retry_after)
 
 
-def wrong(message: str, hint: str = "", **values: Value) -> PageError:
-    """Returns the error of an invalid request; see `said`."""
-    return PageError(400, said(message, hint, **values))
+def bad_request(message: str, hint: str = "", **values: Value) -> PageError:
+    """Returns the error of an invalid request; see `page_problem`."""
+    return PageError(400, page_problem(message, hint, **values))
 
 
 def missing(message: str, hint: str = "", **values: Value) -> PageError:
-    """Returns the error of a request for something that does not exist; see `said`."""
-    return PageError(404, said(message, hint, **values))
+    """Returns the error of a request for something that does not exist; see `page_problem`."""
+    return PageError(404, page_problem(message, hint, **values))
 
 
 def passed_on(status: int, text: str) -> PageError:
@@ -70,7 +70,7 @@ def passed_on(status: int, text: str) -> PageError:
 
 def of_user_error(error: UserError) -> PageError:
     """Returns the response to an error of the packages below: its first problem."""
-    return PageError(400, error.problems[0] if error.problems else said("the request is wrong"))
+    return PageError(400, error.problems[0] if error.problems else page_problem("the request is wrong"))
 
 
 def problem_json(problem: Problem) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from stoker.page.guard import cookie_name, number_of
 from stoker.page.job_queue import QueuedJob
 from stoker.page.mask_secrets import masked, masked_part
 from stoker.page.metric_series import AXES, Axis
-from stoker.page.page_error import PageError, missing, wrong
+from stoker.page.page_error import PageError, bad_request, missing
 from stoker.page.routing import PING, Page, event, in_thread, route, stream
 from stoker.page.run_index import id_of, is_run_file
 from stoker.page.run_view import short_event
@@ -94,13 +94,13 @@ class _RunRoutes:
         query = request.query_params
         axis = query.get("axis", "step")
         if axis not in AXES:
-            raise wrong("`{key}` has to be one of {known}", key="axis", known=", ".join(AXES))
+            raise bad_request("`{key}` has to be one of {known}", key="axis", known=", ".join(AXES))
         points = number_of(query, "points", default=POINTS, least=1, most=MOST_POINTS)
         folder = self.page.run_of(request)
         series = self.page.views.series.of(folder.metrics)
         keys = [key for key in query.get("keys", "").split(",") if key] or series.keys()[:MOST_KEYS]
         if len(keys) > MOST_KEYS:
-            raise wrong("`keys` names {n}", "ask for {most} at most", n=len(keys), most=MOST_KEYS)
+            raise bad_request("`keys` names {n}", "ask for {most} at most", n=len(keys), most=MOST_KEYS)
         own_axis: Axis = axis  # type: ignore[assignment]
         window = _bound(query, "from"), _bound(query, "to")
         found = series.curve(keys, axis=own_axis, begin=window[0], end=window[1], points=points).as_json()
@@ -239,7 +239,7 @@ def _bound(query: Any, key: str) -> float | None:
     try:
         return float(text[:40])
     except ValueError:
-        raise wrong("`{key}` has to be a number", key=key) from None
+        raise bad_request("`{key}` has to be a number", key=key) from None
 
 
 def _sizes(folder: RunFolder) -> tuple[int, int]:

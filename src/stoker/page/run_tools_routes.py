@@ -18,11 +18,11 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from stoker.files import no_link, replace_file
-from stoker.page.answer_views import chosen_steps, figures, rollouts
+from stoker.page.answer_views import chosen_steps, evaluation_figures, rollouts
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_paths import document_of, path_problems, refuse
-from stoker.page.job_routes import shown, slug
-from stoker.page.page_error import missing, passed_on, refused, wrong
+from stoker.page.job_routes import shown_path, slug
+from stoker.page.page_error import bad_request, missing, passed_on, refused
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_index import id_of
 from stoker.page.run_verb import command_of
@@ -62,7 +62,7 @@ class _RunTools:
     def evaluations(self, request: Request) -> Any:
         """Returns the evaluations that the run's folder keeps, oldest first."""
         kept = read_evaluations(self.page.run_of(request).path)
-        return {"evaluations": list(figures(kept)), "kept": [each.as_json() for each in kept]}
+        return {"evaluations": list(evaluation_figures(kept)), "kept": [each.as_json() for each in kept]}
 
     async def rollouts(self, request: Request) -> Any:
         """Returns the answers of a step of ppo or grpo, token by token."""
@@ -70,7 +70,7 @@ class _RunTools:
         folder = await run_in_threadpool(self.page.run_of, request)
         document = await run_in_threadpool(lambda: document_of(job_text(folder)))
         refuse(await run_in_threadpool(path_problems, document, self.page.settings, None))
-        words = ["rollouts", shown(folder.path, self.page.settings.base)]
+        words = ["rollouts", shown_path(folder.path, self.page.settings.base)]
         if "step" in query:
             words += ["--step", str(number_of(query, "step"))]
         words += ["--limit", str(number_of(query, "limit", default=50, least=1, most=1000))]
@@ -117,7 +117,7 @@ class _RunTools:
         folder = await run_in_threadpool(self.page.run_of, request)
         start = text_of(body, "from", default="job", most=20)
         if start not in ("job", "newest"):
-            raise wrong("`from` has to be `job` or `newest`")
+            raise bad_request("`from` has to be `job` or `newest`")
         name = slug(text_of(body, "name", default=f"{folder.path.name}-fork", most=200))
         text = text_of(body, "yaml", default=job_text(folder))
         text = _OUTPUT.sub("", text)
@@ -145,9 +145,9 @@ class _RunTools:
                 raise refused(409, "the copy {run} cannot be made: {reason}", run=name, reason=reason) from error
         job = page.settings.state / "jobs" / f"{name}-{time.time_ns()}.yaml"
         replace_file(job, text)
-        words = ["train", shown(job, base), f"output={shown(to, base)}"]
+        words = ["train", shown_path(job, base), f"output={shown_path(to, base)}"]
         command = shlex.join(["stoker", *words])
-        copied = f"cp -r {shlex.quote(shown(folder.path, base))} {shlex.quote(shown(to, base))}"
+        copied = f"cp -r {shlex.quote(shown_path(folder.path, base))} {shlex.quote(shown_path(to, base))}"
         page.audit.write(account.name, "fork", command=f"{copied} && {command}", run=str(to))
         entry = page.queue.add(
             command_of(words), cwd=base, run=to, job=job, command=command, user=account.name, name=name
@@ -163,7 +163,7 @@ class _RunTools:
             raise refused(409, "this run is a folder of runs itself", "remove it on the command line")
         aside = root / REMOVED / f"{folder.path.name}@{time.time_ns()}"
         base = self.page.settings.base
-        command = f"mv {shlex.quote(shown(folder.path, base))} {shlex.quote(shown(aside, base))}"
+        command = f"mv {shlex.quote(shown_path(folder.path, base))} {shlex.quote(shown_path(aside, base))}"
         self.page.audit.write(account_of(request, "run").name, "delete", command=command, run=str(folder.path))
         with folder.take():
             aside.parent.mkdir(exist_ok=True)
@@ -189,7 +189,7 @@ class _RunTools:
             if to.exists() or not to.resolve().is_relative_to(root):
                 raise refused(409, "there is a run {run} again", "rename that one first", run=to.name)
             base = self.page.settings.base
-            command = f"mv {shlex.quote(shown(aside, base))} {shlex.quote(shown(to, base))}"
+            command = f"mv {shlex.quote(shown_path(aside, base))} {shlex.quote(shown_path(to, base))}"
             self.page.audit.write(account_of(request, "run").name, "restore", command=command, run=str(to))
             to.parent.mkdir(parents=True, exist_ok=True)
             aside.rename(to)

@@ -16,10 +16,10 @@ from starlette.routing import Route
 from stoker.files import read_file
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_paths import allowed_folders, document_of, is_inside, path_problems, refuse
-from stoker.page.job_routes import shown
+from stoker.page.job_routes import shown_path
 from stoker.page.mask_secrets import masked
 from stoker.page.model_servers import KEYS, ModelServer, ModelServers, model_name
-from stoker.page.page_error import missing, refused, wrong
+from stoker.page.page_error import bad_request, missing, refused
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_view import job_text
 from stoker.page.server_traffic import traffic_of
@@ -77,11 +77,11 @@ class _ServerRoutes:
         body = await read_object(request)
         host = text_of(body, "host", default="127.0.0.1", most=200)
         if not HOST.fullmatch(host):
-            raise wrong("`host` has to be an address or a name of this machine")
+            raise bad_request("`host` has to be an address or a name of this machine")
         account = account_of(request, "run" if is_loopback(host) else "admin")
         port = number_of(body, "port", default=0, most=65535)
         if 0 < port < 1024:
-            raise wrong("`port` has to be 0 for a free one, or from 1024 on")
+            raise bad_request("`port` has to be 0 for a free one, or from 1024 on")
         path, name = await run_in_threadpool(self._asked, body)
         server = await run_in_threadpool(
             lambda: self.servers.start({model_name(name): path}, host=host, port=port, user=account.name)
@@ -159,7 +159,7 @@ class _ServerRoutes:
         server = await run_in_threadpool(self._server, request)
         name, role = text_of(body, "name", most=64), text_of(body, "role", default=ASK, most=20)
         if role not in SERVER_ROLES:
-            raise wrong("`{key}` has to be one of {known}", key="role", known=", ".join(SERVER_ROLES))
+            raise bad_request("`{key}` has to be one of {known}", key="role", known=", ".join(SERVER_ROLES))
         account = account_of(request, "admin" if role == ADMIN else "run")  # one loads any folder of adapters
         file = self.servers.place(server.id) / KEYS
         key = await run_in_threadpool(add_key, file, name, role, SERVER_ROLES)
@@ -185,7 +185,7 @@ class _ServerRoutes:
         return {**traffic_of(answer.text), "command": self.servers.curl(server, "/metrics")}
 
     def _keys_line(self, file: Path, *words: str) -> str:
-        return shlex.join(["stoker", "keys", shown(file, self.page.settings.base), *words])
+        return shlex.join(["stoker", "keys", shown_path(file, self.page.settings.base), *words])
 
     def _asked(self, body: dict[str, Any]) -> tuple[str, str]:
         """Returns the folder to be served, and its name."""
@@ -194,12 +194,12 @@ class _ServerRoutes:
             given = text_of(body, "path", most=4096)
             folder = base / given
             if ".." in Path(given).parts or given.startswith("~") or not given.isprintable():
-                raise wrong("`path` has to be a folder of runs or exports")
+                raise bad_request("`path` has to be a folder of runs or exports")
         else:
             folder = self.page.runs.find(text_of(body, "run", most=200)).path
         self._check(folder)
         name = text_of(body, "name", default="", most=200) or folder.name
-        return shown(folder, base), name
+        return shown_path(folder, base), name
 
     def _check(self, folder: Path) -> None:
         """Refuses a folder outside of the page's, or a run whose job reaches out of them or runs code.

@@ -24,7 +24,7 @@ from stoker.data.readers import SUFFIXES, data_suffix, decode, read_rows
 from stoker.data.rows import Raw, Rejected
 from stoker.files import no_link, read_file, replace_file
 from stoker.page.json_values import as_text
-from stoker.page.page_error import PageError, missing, refused, wrong
+from stoker.page.page_error import PageError, bad_request, missing, refused
 from stoker.page.settings import CHUNK
 
 ID = re.compile(r"[0-9a-f]{16}")
@@ -292,7 +292,7 @@ def clean_name(name: str) -> str:
     if not kind or found == RECORD:
         known = " ".join(SUFFIXES)
         hint = "known are {known}, also .gz and .zst"
-        raise wrong("`{name}` is of no kind that is read", hint, name=last[:60], known=known)
+        raise bad_request("`{name}` is of no kind that is read", hint, name=last[:60], known=known)
     suffixes = PurePath(found).suffixes
     ending = suffixes[-1] if suffixes[-1].lower() == kind else "".join(suffixes[-2:])  # .jsonl, .jsonl.gz
     return _cut(found.removesuffix(ending), LONGEST_NAME - len(ending.encode())) + ending

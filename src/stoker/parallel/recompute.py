@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from stoker.errors import UserError
 from stoker.job.layout import Recompute
 from stoker.models import router_balance
-from stoker.models.families.facts import Family, find
+from stoker.models.families.facts import Family, submodule
 from stoker.models.packed_row import current_row
 from stoker.parallel.blocks import blocks_of
 
@@ -36,7 +36,7 @@ def recompute_blocks(model: nn.Module, which: Recompute = "full", family: Family
         raise UserError("parallel.recompute: the model has no list of blocks to recompute; write none")
     if which in PARTS:
         path = family.regions[PARTS[which]].enter if family is not None else ""
-        parts = [find(block, path) for block in modules] if path else []
+        parts = [submodule(block, path) for block in modules] if path else []
         if not parts or any(part is None or isinstance(part, nn.Linear) for part in parts):
             raise UserError("parallel.recompute: what to select is not known for this model; write full or none")
         modules = [part for part in parts if part is not None]

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from stoker.models.families.facts import Family, Region, find, regions_of
+from stoker.models.families.facts import Family, Region, regions_of, submodule
 from stoker.parallel.collectives import copy_to, gather_parts, scatter_sum, sum_from
 from stoker.parallel.head_split import share_heads
 from stoker.parallel.mesh import Mesh
@@ -57,7 +57,7 @@ def split_tensors(model: nn.Module, family: Family, mesh: Mesh) -> Placed:
         for group in family.groups:
             _change(block, group, lambda _: splitter.heads.group)
     for positions in family.positions if mesh.layout.sequence else ():
-        module = find(model, positions)
+        module = submodule(model, positions)
         if module is not None:
             module.register_forward_hook(lambda _m, _a, out: take_positions(out, mesh))
     return splitter.placed
@@ -181,7 +181,7 @@ class _Splitter:
         outermost.register_forward_pre_hook(partial(_own_experts, start, stop))
 
     def _shared(self, path: str, block: nn.Module, name: str) -> None:
-        module = find(block, name)
+        module = submodule(block, name)
         for key, _ in module.named_parameters() if module is not None else ():
             self.placed.partial.add(f"{path}.{name}.{key}")
 
@@ -251,6 +251,6 @@ def _factors_of_own(wrapper: Any, own: slice, adapter: str) -> tuple[Tensor, Ten
 def _change(block: nn.Module, path: str, change: Callable[[Any], Any]) -> None:
     """Replaces an attribute of a module within the block, if the module has it."""
     holder, _, key = path.rpartition(".")
-    module = find(block, holder)
+    module = submodule(block, holder)
     if module is not None and hasattr(module, key):
         setattr(module, key, change(getattr(module, key)))

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from stoker.models.families.facts import Family, find
+from stoker.models.families.facts import Family, submodule
 from stoker.parallel.collectives import scatter_sum, sum_from
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.shard_spec import Piece, chunk
@@ -56,7 +56,7 @@ def split_vocabulary(model: nn.Module, family: Family, mesh: Mesh, placed: Place
     group = mesh.groups["tensor"]
     if group is None:
         return None
-    embedding, head = find(model, family.embedding), model.get_output_embeddings()  # type: ignore[operator]
+    embedding, head = submodule(model, family.embedding), model.get_output_embeddings()  # type: ignore[operator]
     embedding = embedding if isinstance(embedding, nn.Embedding) else None  # another stage has it
     head = head if isinstance(head, nn.Linear) else None
     tied = embedding is not None and head is not None and embedding.weight is head.weight

@@ -53,7 +53,7 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
-def wrong(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
+def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
     """Returns the error for an invalid request."""
     return ApiError(400, message, param=param, code=code)
 
@@ -62,7 +62,7 @@ def of_user_error(error: UserError, *, param: str | None = None) -> ApiError:
     """Converts a `UserError` to an error response."""
     message = "; ".join(str(problem) for problem in error.problems)
     code = "context_length_exceeded" if "was built for" in message else None
-    return wrong(message, param=param, code=code)
+    return bad_request(message, param=param, code=code)
 
 
 def failed(error: BaseException | None) -> ApiError:

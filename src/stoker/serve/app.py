@@ -13,7 +13,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from stoker.errors import UserError
-from stoker.serve.api_error import ApiError, of_user_error, wrong
+from stoker.serve.api_error import ApiError, bad_request, of_user_error
 from stoker.serve.bodies import CompletionBody, EmbeddingBody, LoadAdapterBody, ScoreBody, UnloadAdapterBody
 from stoker.serve.chat import ChatAnswer, check_calls
 from stoker.serve.chat_body import ChatBody
@@ -161,7 +161,7 @@ class _Answering:
         service, seconds = self.service, self.service.options.seconds
         with service.using(self.body.model) as served, service.queue.holding(self.answers):
             if served.scores is not None:
-                raise wrong(f"{served.name} scores answers and writes none: POST /v1/score", param="model")
+                raise bad_request(f"{served.name} scores answers and writes none: POST /v1/score", param="model")
             answer = self.kind(service, served, self.body)
             if self.body.stream:
                 await EventStream(answer.events(), seconds, self.headers)(scope, receive, send)

@@ -15,7 +15,7 @@ from stoker.data.chat_template import as_template_message
 from stoker.data.rows import Message
 from stoker.generate.request import Token
 from stoker.serve.answer_stream import AnswerStream, Delta
-from stoker.serve.api_error import wrong
+from stoker.serve.api_error import bad_request
 from stoker.serve.chat_body import ChatBody, ChosenTool, Turn
 from stoker.serve.endpoint_state import Service, Usage, begun, engine_requests
 from stoker.serve.grammar import ANY_OBJECT, SchemaConstraint
@@ -68,7 +68,7 @@ class ChatAnswer:
         """Returns the prompt, and the constraint of the answer."""
         opened, body = self.served.opened, self.body
         if not opened.chats:
-            raise wrong("this model has no chat template; ask /v1/completions", param="model")
+            raise bad_request("this model has no chat template; ask /v1/completions", param="model")
         prompt = opened.prompt_ids([template_message(turn) for turn in body.messages], self._tools or None)
         schema, param = None, "response_format"
         if self._forced:
@@ -251,4 +251,4 @@ def check_calls(body: ChatBody) -> None:
                     arguments = None
                 if not isinstance(arguments, dict):
                     where = f"messages[{place}].tool_calls[{number}].function.arguments"
-                    raise wrong(f"`{where}` is no JSON object", param=where)
+                    raise bad_request(f"`{where}` is no JSON object", param=where)

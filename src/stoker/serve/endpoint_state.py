@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from stoker.generate.request import Request, Sampling
 from stoker.hardware.openmp import in_temporary_thread
 from stoker.serve.answer_stream import AnswerStream
-from stoker.serve.api_error import wrong
+from stoker.serve.api_error import bad_request
 from stoker.serve.engine_thread import EngineThread
 from stoker.serve.grammar import SchemaConstraint
 from stoker.serve.guard import Queue
@@ -139,7 +139,7 @@ def engine_requests(
     served.check_ids(prompt, param="prompt")
     served.check_ids(body.stop_token_ids, param="stop_token_ids")
     if not all(key.isdigit() and len(key) < 10 for key in body.logit_bias):
-        raise wrong("the keys of logit_bias are token ids, as text", param="logit_bias")
+        raise bad_request("the keys of logit_bias are token ids, as text", param="logit_bias")
     served.check_ids([int(key) for key in body.logit_bias], param="logit_bias")
     own = frozenset(stop for stop in served.opened.codec.stop_ids if stop < served.host.vocabulary)
     stop_ids = (frozenset() if body.ignore_eos else own) | frozenset(body.stop_token_ids)

@@ -157,7 +157,7 @@ def _base_of(adapter: Path) -> str:
     return named
 
 
-def planned(arguments: argparse.Namespace) -> ExternalServer:
+def server_to_start(arguments: argparse.Namespace) -> ExternalServer:
     """Returns the server to start.
 
     Raises:
@@ -276,7 +276,7 @@ def serve_external(arguments: argparse.Namespace, token: str | None, prepare: Ca
     if arguments.print_command:
         print(public_command(arguments))
         return 0
-    server = planned(arguments)
+    server = server_to_start(arguments)
     prepare()
     from stoker.serve.proxy import serve_behind
 

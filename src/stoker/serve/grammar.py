@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stoker.data.tokenise import TextCodec
-from stoker.serve.api_error import ApiError, wrong
+from stoker.serve.api_error import ApiError, bad_request
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -48,10 +48,10 @@ class Grammars:
         grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=COMPACT)  # type: ignore[arg-type]
         failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer)
         if failed:
-            raise wrong(f"the JSON schema cannot be followed: {'; '.join(messages)[:300]}", param=param)
+            raise bad_request(f"the JSON schema cannot be followed: {'; '.join(messages)[:300]}", param=param)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
-            raise wrong(f"the JSON schema cannot be followed: {matcher.get_error()[:300]}", param=param)
+            raise bad_request(f"the JSON schema cannot be followed: {matcher.get_error()[:300]}", param=param)
         return SchemaConstraint(matcher, self._tokenizer.vocab_size, frozenset(stop_ids))
 
 

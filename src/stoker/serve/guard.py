@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stoker.errors import UserError
-from stoker.serve.api_error import ApiError, wrong
+from stoker.serve.api_error import ApiError, bad_request
 from stoker.serve.metrics import CALLER, Metrics
 from stoker.serve.named_keys import ADMIN
 from stoker.serve.server_options import ServerOptions, is_loopback
@@ -114,7 +114,7 @@ class Queue:
             ApiError: too few places are free; it gives the time until a retry.
         """
         if answers > self.most:
-            raise wrong(f"the request is for {answers:,} answers, and the server's queue takes {self.most:,}")
+            raise bad_request(f"the request is for {answers:,} answers, and the server's queue takes {self.most:,}")
         if self.now + answers > self.most:
             wait = min(60, max(1, math.ceil(self._seconds)))
             raise ApiError(
@@ -160,7 +160,7 @@ async def read_json(request: Request, options: ServerOptions) -> Any:
         return json.loads(b"".join(parts), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
-        raise wrong(f"the body is not JSON: {reason}", code="invalid_json") from None
+        raise bad_request(f"the body is not JSON: {reason}", code="invalid_json") from None
 
 
 def _no_constant(name: str) -> Any:

@@ -24,7 +24,7 @@ from stoker.models.virtual_tokens import virtual_of
 from stoker.runs.find_run import find_run
 from stoker.runs.run_folder import RunFolder
 from stoker.serve.adapter_weights import AdapterWeights, insert, of_folder, of_run
-from stoker.serve.api_error import wrong
+from stoker.serve.api_error import bad_request
 from stoker.serve.endpoint_state import Service
 from stoker.serve.served import Models, Served, ServedBase
 
@@ -38,7 +38,7 @@ async def load_adapter(service: Service, name: str, path: str, base: str | None)
         ApiError: the name is taken, or the folder holds no adapter for a base on this server.
     """
     if name in service.models:
-        raise wrong(f"{name!r} is served already; unload it first", param="lora_name")
+        raise bad_request(f"{name!r} is served already; unload it first", param="lora_name")
     folder = Path(path).expanduser().resolve()
     if (folder / "job.yaml").is_file():
         host, weights, opened = await service.in_loading_thread(lambda: _of_run(service, folder))
@@ -51,7 +51,7 @@ async def load_adapter(service: Service, name: str, path: str, base: str | None)
     served = Served(name, host, adapter, opened, parent=host.base, removable=True, root=str(folder))
     if name in service.models:  # another request was faster
         await asyncio.wrap_future(service.worker.call(lambda: take_out(host, adapter), between=True))
-        raise wrong(f"{name!r} is served already; unload it first", param="lora_name")
+        raise bad_request(f"{name!r} is served already; unload it first", param="lora_name")
     service.models.add(served)
     return served
 
@@ -64,7 +64,9 @@ async def unload_adapter(service: Service, name: str) -> None:
     """
     served = service.models.find(name)
     if not served.removable:
-        raise wrong(f"{name!r} is not an adapter, and cannot be unloaded while the server runs", param="lora_name")
+        raise bad_request(
+            f"{name!r} is not an adapter, and cannot be unloaded while the server runs", param="lora_name"
+        )
     service.models.remove(name)
     deadline = time.monotonic() + service.options.seconds
     while served.users and time.monotonic() < deadline:
@@ -124,7 +126,7 @@ def _host_for(service: Service, base: str | None) -> ServedBase:
     hosts = service.models.hosts
     if len(hosts) > 1:
         names = ", ".join(host.base for host in hosts)
-        raise wrong(f"several bases are served: write base_model_name, one of {names}", param="base_model_name")
+        raise bad_request(f"several bases are served: write base_model_name, one of {names}", param="base_model_name")
     return hosts[0]
 
 

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from stoker.serve.api_error import ApiError, wrong
+from stoker.serve.api_error import ApiError, bad_request
 from stoker.serve.app import guarded
 from stoker.serve.bodies import CompletionBody
 from stoker.serve.chat import DEFAULT_TOKENS, check_calls
@@ -85,7 +85,9 @@ class Proxy:
         given = await self._read(request)
         body, ignored = parse(CompletionBody, given)
         if body.logprobs is not None and self.running.server.program == "llama.cpp":  # its format is that of chats
-            raise wrong("`logprobs` of completions are not there with llama.cpp; chats have them", param="logprobs")
+            raise bad_request(
+                "`logprobs` of completions are not there with llama.cpp; chats have them", param="logprobs"
+            )
         fields = self._fields(given, body, body.max_tokens)
         answers = body.n * len(body.prompt)
         return _Forwarded(self, "/v1/completions", fields, body, answers, self.service.ignored_headers(ignored))
@@ -104,7 +106,7 @@ class Proxy:
             raise ApiError(404, message, param="model", code="model_not_found")
         for name in LACKS[program]:
             if given.get(name):
-                raise wrong(f"`{name}` is not there with {program}; Stoker's own engine has it", param=name)
+                raise bad_request(f"`{name}` is not there with {program}; Stoker's own engine has it", param=name)
         fields = {key: value for key, value in given.items() if key in type(body).model_fields and value is not None}
         fields.pop("max_completion_tokens", None)
         penalty = "repeat_penalty" if program == "llama.cpp" else "repetition_penalty"

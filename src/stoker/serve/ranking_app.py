@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from stoker.data.ranking.encode_rows import BadRowError
-from stoker.serve.api_error import ApiError, failed, wrong
+from stoker.serve.api_error import ApiError, bad_request, failed
 from stoker.serve.app import guarded, health, metrics
 from stoker.serve.guard import Queue, read_json, unless_left
 from stoker.serve.metrics import CALLER, Metrics
@@ -145,7 +145,7 @@ async def _answered(batcher: ScoreBatcher, body: RowsBody) -> RowScores:
     except Exception as error:
         raise _reason(error) from error
     if isinstance(answer, BadRowError):
-        raise wrong(f"`rows[{answer.row}]`: {answer.reason}", param=f"rows[{answer.row}]", code="invalid_value")
+        raise bad_request(f"`rows[{answer.row}]`: {answer.reason}", param=f"rows[{answer.row}]", code="invalid_value")
     return answer
 
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from stoker.serve.api_error import wrong
+from stoker.serve.api_error import bad_request
 
 IGNORED = frozenset(
     {
@@ -72,11 +72,11 @@ def parse(kind: type[B], given: Any) -> tuple[B, list[str]]:
         ApiError: a field is unknown, missing or wrong; the message names it.
     """
     if not isinstance(given, dict):
-        raise wrong("the body is not a JSON object")
+        raise bad_request("the body is not a JSON object")
     for name, advice in REFUSED.items():
         empty = given.get(name) in (None, "", [], {})
         if name in given and name not in kind.model_fields and not empty:
-            raise wrong(f"`{name}` is not supported: {advice}", param=name)
+            raise bad_request(f"`{name}` is not supported: {advice}", param=name)
     dropped = [name for name in given if name not in kind.model_fields and (name in IGNORED or name in REFUSED)]
     kept = {name: value for name, value in given.items() if name not in dropped}
     try:
@@ -96,11 +96,11 @@ def _of_pydantic(kind: type[Body], error: ValidationError) -> Exception:
         names = _names_beside(kind, place)
         near = get_close_matches(str(place[-1]), names, 1, 0.5)
         hint = f"; did you mean `{near[0]}`?" if near else f"; known are {', '.join(names)}" if names else ""
-        return wrong(f"unknown field `{path}`{hint}", param=path, code="unknown_parameter")
+        return bad_request(f"unknown field `{path}`{hint}", param=path, code="unknown_parameter")
     if first["type"] == "missing":
-        return wrong(f"`{path}` is missing", param=path, code="missing_required_parameter")
+        return bad_request(f"`{path}` is missing", param=path, code="missing_required_parameter")
     message = first["msg"].removeprefix("Value error, ")
-    return wrong(f"`{path}`: {message}" if path else message, param=path or None, code="invalid_value")
+    return bad_request(f"`{path}`: {message}" if path else message, param=path or None, code="invalid_value")
 
 
 def _names_beside(kind: type[Body], place: list[Any]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from stoker.data.rows import Raw
 from stoker.data.tokenise import RowSettings, tokenise
 from stoker.models.collate import trim
-from stoker.serve.api_error import wrong
+from stoker.serve.api_error import bad_request
 from stoker.serve.bodies import ScoreBody
 from stoker.serve.chat import template_message
 from stoker.serve.endpoint_state import Service, Usage
@@ -20,7 +20,7 @@ async def answer_scores(service: Service, served: Served, body: ScoreBody) -> di
     """Answers one request."""
     scores = served.scores
     if scores is None:
-        raise wrong(f"{served.name} writes answers and does not score them", param="model")
+        raise bad_request(f"{served.name} writes answers and does not score them", param="model")
     conversations = [[template_message(turn) for turn in turns] for turns in body.conversations]
     rows = await service.in_texts_thread(lambda: _as_in_training(served, conversations))
     usage = Usage(service, served)
@@ -44,10 +44,12 @@ def _as_in_training(served: Served, conversations: Sequence[Sequence[dict[str, A
     raws = [Raw("messages", number, {"messages": list(turns)}) for number, turns in enumerate(conversations)]
     for number, turns in enumerate(conversations):
         if turns[-1]["role"] != "assistant":
-            raise wrong("a conversation to be scored ends with the assistant's answer", param=f"messages[{number}]")
+            raise bad_request(
+                "a conversation to be scored ends with the assistant's answer", param=f"messages[{number}]"
+            )
     found = tokenise(raws, opened.codec, settings)
     if found.dropped:
         first = found.dropped[0]
-        raise wrong(f"this conversation cannot be scored: {first.reason}", param=f"messages[{first.row}]")
+        raise bad_request(f"this conversation cannot be scored: {first.reason}", param=f"messages[{first.row}]")
     spans = [slice(entry["start"], entry["start"] + entry["length"]) for entry in found.index]
     return [trim((found.ids[span], found.trained[span]))[0].tolist() for span in spans]

@@ -13,7 +13,7 @@ from stoker.errors import UserError
 from stoker.generate.generation_engine import GenerationEngine
 from stoker.generate.open_model import OpenModel
 from stoker.job.load_job import LoadedJob
-from stoker.serve.api_error import ApiError, wrong
+from stoker.serve.api_error import ApiError, bad_request
 from stoker.serve.grammar import Grammars
 from stoker.serve.token_text import TokenTexts
 from stoker.serve.tool_calls import ToolFormat, tool_format_of
@@ -96,7 +96,7 @@ class Served:
         """Rejects ids outside of the vocabulary, which would fail the whole pass."""
         beyond = next((number for number in ids if number >= self.host.vocabulary), None)
         if beyond is not None:
-            raise wrong(f"there is no token {beyond}: the vocabulary has {self.host.vocabulary:,}", param=param)
+            raise bad_request(f"there is no token {beyond}: the vocabulary has {self.host.vocabulary:,}", param=param)
 
     def as_json(self) -> dict[str, Any]:
         """Returns the model's entry in ``/v1/models``."""

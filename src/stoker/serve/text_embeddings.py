@@ -18,7 +18,7 @@ from torch import Tensor
 from stoker.errors import UserError
 from stoker.generate.generation_engine import prompt_too_long
 from stoker.generate.row_cache import RowCache
-from stoker.serve.api_error import of_user_error, wrong
+from stoker.serve.api_error import bad_request, of_user_error
 from stoker.serve.bodies import EmbeddingBody
 from stoker.serve.endpoint_state import Service, Usage
 from stoker.serve.served import Served
@@ -31,11 +31,11 @@ async def embeddings(service: Service, served: Served, body: EmbeddingBody) -> d
     """Answers one request."""
     decoder = served.host.engine.decoder
     if decoder.language.head is None:
-        raise wrong("this model gives no hidden states, only logits", param="model")
+        raise bad_request("this model gives no hidden states, only logits", param="model")
     model: Any = decoder.language.model
     width = int(model.get_input_embeddings().weight.shape[1])
     if body.dimensions not in (None, width):
-        raise wrong(f"this model's embeddings have {width:,} dimensions, no other number", param="dimensions")
+        raise bad_request(f"this model's embeddings have {width:,} dimensions, no other number", param="dimensions")
 
     def encoded() -> list[list[int]]:
         return [served.opened.text_ids(text) if isinstance(text, str) else text for text in body.input]
@@ -44,7 +44,7 @@ async def embeddings(service: Service, served: Served, body: EmbeddingBody) -> d
     for number, row in enumerate(rows):
         served.check_ids(row, param=f"input[{number}]")
         if not row:
-            raise wrong(f"input[{number}] is empty", param=f"input[{number}]")
+            raise bad_request(f"input[{number}] is empty", param=f"input[{number}]")
         if decoder.context is not None and len(row) > decoder.context:
             raise of_user_error(UserError(prompt_too_long(len(row), decoder.context)), param=f"input[{number}]")
     usage = Usage(service, served)

@@ -138,7 +138,7 @@ class Candidates:
         return torch.cat(parts).numpy()
 
 
-def planned(
+def eviction_plans(
     layouts: Sequence[Sequence[TableSettings]], step: int, before: Sequence[np.ndarray], totals: Totals
 ) -> list[EvictionPlan]:
     """Returns the plans of the pass after a step, by layout. Rows of all tables with the same rule are ranked together.

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stoker.sparse.embeddings import Admissions, Embeddings
-from stoker.sparse.eviction_pass import EvictionPlan, is_due, planned
+from stoker.sparse.eviction_pass import EvictionPlan, eviction_plans, is_due
 from stoker.sparse.exchanged_rows import ExchangedRows
 from stoker.sparse.fused_tables import Feature, FusedTables
 from stoker.sparse.jagged_ids import JaggedIds
@@ -186,7 +186,9 @@ class SparseEmbeddings(Embeddings):
         plans: Sequence[EvictionPlan | None] = [None] * len(sources)
         if sources[0].plans_evictions:
             before = [source.evicted() for source in sources]
-            plans = planned(layouts, self.version, before, lambda n, what, arrays: sources[n].candidates(what, arrays))
+            plans = eviction_plans(
+                layouts, self.version, before, lambda n, what, arrays: sources[n].candidates(what, arrays)
+            )
         for source, plan in zip(sources, plans, strict=True):
             source.evict(plan)
 

@@ -74,7 +74,7 @@ class AnomalyPolicy:
 
     def failure(self, result: StepResult, before: Sequence[float], rows: Sequence[str]) -> str:
         """Describes why the run ends with this step, for messages."""
-        text = f"step {result.step}: {self.why(result, before)}; the batch was {shown(rows)}"
+        text = f"step {result.step}: {self.why(result, before)}; the batch was {first_rows(rows)}"
         if self._left_out > MOST_IN_A_ROW:
             text += f"; the {MOST_IN_A_ROW} steps before it were left out for the same reason"
         if len(self._back) == MOST_AT_ONE_PLACE:
@@ -83,7 +83,7 @@ class AnomalyPolicy:
         return text
 
 
-def shown(rows: Sequence[str]) -> str:
+def first_rows(rows: Sequence[str]) -> str:
     """Formats the first rows for a message."""
     more = f" and {len(rows) - SHOWN_ROWS} more" if len(rows) > SHOWN_ROWS else ""
     return ", ".join(rows[:SHOWN_ROWS]) + more

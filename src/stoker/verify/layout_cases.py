@@ -96,7 +96,7 @@ MATRIX = (
 )
 
 
-def planned(loaded: LoadedJob) -> Cell:
+def job_case(loaded: LoadedJob) -> Cell:
     """Returns the job's own layout, with as few blocks per stage as a twin has."""
     job = loaded.job
     written = loaded.document.data.get("parallel")

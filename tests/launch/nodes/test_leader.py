@@ -20,7 +20,7 @@ from stoker.launch.nodes.agent import message_of, pulses_of
 from stoker.launch.nodes.group import Group, Member, Node, chosen, placed
 from stoker.launch.nodes.leader import JOIN, RETURN, Hands, Leader
 from stoker.launch.nodes.node_supervisor import MANY, POLL, rest
-from stoker.launch.nodes.outcome import outcome_of, plain
+from stoker.launch.nodes.outcome import outcome_of, outcome_to_json
 from stoker.launch.nodes.roster import SETTLED
 from stoker.launch.nodes.running_start import STACKS
 from stoker.launch.run_spec import RunResult, RunSpec
@@ -173,7 +173,7 @@ def test_the_end_is_that_of_rank_0_once_all_have_ended(three: Cluster) -> None:
         three.ended(name, result={**RESULT, "step": 1})
     assert three.leader.outcome is None
     three.ended("a", result=RESULT)
-    assert three.leader.outcome == RunResult(**RESULT) == outcome_of(plain(RunResult(**RESULT)))
+    assert three.leader.outcome == RunResult(**RESULT) == outcome_of(outcome_to_json(RunResult(**RESULT)))
 
 
 def test_a_killed_process_ends_all_and_all_start_again_after_a_back_off(three: Cluster) -> None:
@@ -203,7 +203,7 @@ def test_a_fault_that_comes_back_ends_the_run_with_its_reason(three: Cluster) ->
             three.ended(name, *([killed(3)] if name == "b" else []))
         three.after(10.0)
     assert isinstance(three.leader.outcome, RunFailed) and "rank 3: process 7 was killed" in str(three.leader.outcome)
-    again = outcome_of(plain(three.leader.outcome))
+    again = outcome_of(outcome_to_json(three.leader.outcome))
     assert type(again) is type(three.leader.outcome) and str(again) == str(three.leader.outcome)
 
 

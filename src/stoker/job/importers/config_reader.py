@@ -10,7 +10,7 @@ from typing import Any
 from stoker.errors import Problem
 from stoker.job.importers.key_outcomes import DEFAULT, ENGINE, ENGINE_DEFAULT, WRITTEN, Carried, Dropped, Unknown
 from stoker.job.key_paths import KeyPath, accepts, dotted, field_at, parse_key
-from stoker.job.schema_errors import SPELT_FALSE, SPELT_TRUE, shown
+from stoker.job.schema_errors import SPELT_FALSE, SPELT_TRUE, shown_value
 from stoker.job.yaml_document import JobDocument
 
 NOT_SET = "not set"
@@ -223,7 +223,7 @@ class ConfigReader:
     def _wrong(self, key: str | KeyPath, kind: str) -> Any:
         path = self.path(key)
         if path not in self._done:
-            self.problem(path, f"`{dotted(path)}` must be {kind}, not {shown(self.document.at(path))}")
+            self.problem(path, f"`{dotted(path)}` must be {kind}, not {shown_value(self.document.at(path))}")
         return None
 
     def _leaves(self, path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Any]]:

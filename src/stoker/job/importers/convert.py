@@ -22,7 +22,7 @@ from stoker.job.importers.llama_factory import read_llama_factory
 from stoker.job.importers.recognise import format_of, recognise
 from stoker.job.importers.torchtune import read_torchtune
 from stoker.job.importers.trl import read_trl
-from stoker.job.importers.write import plain, write_job
+from stoker.job.importers.write import as_blocks, write_job
 from stoker.job.key_paths import KeyPath, block_at, block_of, dotted, field_at
 from stoker.job.load_job import check_document
 from stoker.job.overrides import apply_overrides
@@ -115,7 +115,7 @@ def import_files(
         if (item.target, item.key) in shown:
             carried.setdefault((item.target, item.key), item)
     return Imported(
-        text, plain(values), tuple(carried.values()), tuple(dropped), unknown, blocks,
+        text, as_blocks(values), tuple(carried.values()), tuple(dropped), unknown, blocks,
         tuple(config.tool for config in configs),
     )  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.foreign_names import carry_betas, carry_optimizer
 from stoker.job.key_paths import KeyPath
-from stoker.job.schema_errors import shown
+from stoker.job.schema_errors import shown_value
 from stoker.job.yaml_document import JobDocument
 
 AUTO = "auto: what the trainer's own file says"
@@ -70,7 +70,7 @@ def read_deepspeed(document: JobDocument) -> ConfigReader:
     config = ConfigReader(document, "DeepSpeed", engine=True)
     for block in ("zero_optimization", "optimizer", "scheduler", "fp16", "bf16", "bfloat16"):
         if not isinstance(config.value(block), dict | None):
-            config.problem(block, f"`{block}` must be a block of keys, not {shown(config.value(block))}")
+            config.problem(block, f"`{block}` must be a block of keys, not {shown_value(config.value(block))}")
     _drop_autos(config, (), document.data)
     _zero(config)
     _batch(config)

@@ -38,7 +38,7 @@ def write_job(
     return "\n".join(lines) + "\n"
 
 
-def plain(values: Mapping[str, Carried]) -> dict[str, Any]:
+def as_blocks(values: Mapping[str, Carried]) -> dict[str, Any]:
     """Returns the job's values as nested blocks and lists, in the schema's order."""
     tree: dict[str | int, Any] = {"version": SCHEMA_VERSION}
     for path, entry in _in_order(values):

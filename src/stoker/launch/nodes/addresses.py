@@ -110,7 +110,7 @@ def interface_of(host: str) -> str:
     raise CannotRun(Problem(f"no network interface of this machine has the address {host}", _own_words()))
 
 
-def shown(address: Address) -> str:
+def host_and_port(address: Address) -> str:
     """``HOST:PORT``."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -18,7 +18,7 @@ from typing import Any
 
 from stoker.errors import UserError
 from stoker.frames import PeerRefused, Seal
-from stoker.launch.nodes.addresses import shown
+from stoker.launch.nodes.addresses import host_and_port
 from stoker.launch.nodes.channel import CACHE, Address, PeerNetwork, Said
 from stoker.launch.nodes.group import Group
 from stoker.launch.nodes.stream import Stream
@@ -189,11 +189,11 @@ def exchanging(
                 elif isinstance(happening, Said):
                     network.close_peer(happening.peer)
 
-    nodes = tuple((shown(address), address) for address in rendezvous)
+    nodes = tuple((host_and_port(address), address) for address in rendezvous)
     thread = threading.Thread(target=answer, daemon=True, name="cache-exchange")
     thread.start()
     if set(rendezvous) != {network.address}:
-        cache_peers.use(NodePeers(shown(network.address), nodes, network.address[0], secret, PATIENCE))
+        cache_peers.use(NodePeers(host_and_port(network.address), nodes, network.address[0], secret, PATIENCE))
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from stoker.errors import Problem, UserError
 from stoker.launch.first_failure import Interrupted
 from stoker.launch.monitor import record
-from stoker.launch.nodes.addresses import shown
+from stoker.launch.nodes.addresses import host_and_port
 from stoker.launch.nodes.agent import Agent
 from stoker.launch.nodes.cache_exchange import CacheServer
 from stoker.launch.nodes.channel import Address, Down, Message, Peer, PeerNetwork, Said, Up, text_of
@@ -22,7 +22,7 @@ from stoker.launch.nodes.group import Group, Node
 from stoker.launch.nodes.group_questions import GroupQuestions
 from stoker.launch.nodes.leader import Hands, Leader
 from stoker.launch.nodes.node_part import NodePart
-from stoker.launch.nodes.outcome import Outcome, outcome_of, plain
+from stoker.launch.nodes.outcome import Outcome, outcome_of, outcome_to_json
 from stoker.launch.nodes.place import Place
 from stoker.launch.nodes.signs_of_life import SignsOfLife
 from stoker.launch.run_spec import Entry, RunResult, RunSpec
@@ -92,7 +92,7 @@ class NodeSupervisor:
             UserError: the run failed, or this node cannot take part.
             Interrupted: a signal ended the run.
         """
-        self._say(f"node {self._name} listens on {shown(self._network.address)}")
+        self._say(f"node {self._name} listens on {host_and_port(self._network.address)}")
         self._seek(time.monotonic())
         with self._folder, self._part:
             try:
@@ -177,7 +177,7 @@ class NodeSupervisor:
         if self._refusals >= REFUSALS and self._part.group is None and not self._members:
             self._outcome = UserError(
                 Problem(
-                    f"the supervisor at {shown(peer.address)} has another secret than node {self._name}",
+                    f"the supervisor at {host_and_port(peer.address)} has another secret than node {self._name}",
                     "give all nodes the same --secret",
                 )
             )
@@ -290,7 +290,7 @@ class NodeSupervisor:
 
     def _yield(self, leader: Address, now: float) -> None:
         """Gives way to another leader, whose group takes precedence."""
-        self._say(f"node {self._name}: follows the group at {shown(leader)}, which has gone on")
+        self._say(f"node {self._name}: follows the group at {host_and_port(leader)}, which has gone on")
         for peer in list(self._members.values()):
             peer.send({"kind": "elsewhere"})
             self._network.close_peer(peer)
@@ -332,7 +332,7 @@ class NodeSupervisor:
                 self._told_signals = 0
                 group = message["group"]
                 self._part.group = Group.of(group) if group else self._part.group
-                self._say(f"node {self._name} follows {shown(peer.address)}")
+                self._say(f"node {self._name} follows {host_and_port(peer.address)}")
             case "elsewhere":
                 self._network.close_peer(peer)
             case "refused":
@@ -355,7 +355,7 @@ class NodeSupervisor:
     def _bid_farewell(self, outcome: Outcome) -> None:
         """Sends the run's outcome to the other nodes."""
         if self._leader is not None:
-            message = {"kind": "over", **plain(outcome)}
+            message = {"kind": "over", **outcome_to_json(outcome)}
             for peer in self._members.values():
                 peer.send(message)
         elif isinstance(outcome, UserError) and self._upward is not None:

@@ -14,7 +14,7 @@ Outcome = RunResult | UserError | Interrupted
 KINDS: Mapping[str, type[UserError]] = {**TOLD, "RankFailed": RankFailed}
 
 
-def plain(outcome: Outcome) -> dict[str, Any]:
+def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     """Returns an outcome as the values of a message."""
     if isinstance(outcome, RunResult):
         return {"result": asdict(outcome)}
@@ -26,7 +26,7 @@ def plain(outcome: Outcome) -> dict[str, Any]:
 
 
 def outcome_of(values: Mapping[str, Any]) -> Outcome:
-    """Restores an outcome from the output of `plain`."""
+    """Restores an outcome from the output of `outcome_to_json`."""
     if "result" in values:
         return RunResult(**values["result"])
     if "signal" in values:

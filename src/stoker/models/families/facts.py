@@ -105,7 +105,7 @@ class Family:
     bound: float = 1e-10
 
 
-def find(model: nn.Module, path: str) -> nn.Module | None:
+def submodule(model: nn.Module, path: str) -> nn.Module | None:
     """Returns the module at a path, or None."""
     try:
         return model.get_submodule(path)
@@ -118,6 +118,6 @@ def regions_of(block: nn.Module, family: Family) -> tuple[Region, ...]:
 
     def has(region: Region) -> bool:
         needed = (region.enter, *region.row, *([region.experts] if region.experts else []))
-        return all(find(block, path) is not None for path in needed)
+        return all(submodule(block, path) is not None for path in needed)
 
     return tuple(region for region in family.regions if has(region))

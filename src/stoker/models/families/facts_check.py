@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from stoker.models.families.facts import Family, Region, find, regions_of
+from stoker.models.families.facts import Family, Region, regions_of, submodule
 from stoker.models.head import VALUE_HEAD
 
 
@@ -17,7 +17,7 @@ def placement_problem(model: nn.Module, family: Family) -> str | None:
     Args:
         model: the causal language model itself, its fused layers split.
     """
-    blocks = find(model, family.blocks)
+    blocks = submodule(model, family.blocks)
     if blocks is None:
         return f"{family.name}: there are no blocks at {family.blocks}"
     head = model.get_output_embeddings()  # type: ignore[operator]
