@@ -125,7 +125,7 @@ def test_layouts_come_from_a_file(job: Path, capsys: pytest.CaptureFixture[str])
     text = capsys.readouterr().out
     assert "twin      llama: width 64, 8 heads (2 of keys and values), vocabulary 131; 2 steps" in text
     assert "1 of 3 layouts compute the same as one process, 2 are invalid" in text
-    assert text.count("cannot be: ") == 2 and "shard_size" in text and "true or false" in text
+    assert text.count("invalid: ") == 2 and "shard_size" in text and "true or false" in text
 
 
 def test_a_layout_that_cannot_be_is_no_success(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
