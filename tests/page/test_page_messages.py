@@ -16,7 +16,8 @@ from stoker.page.app import STATIC
 from stoker.page.page_error import PageError, page_problem, problem_json, refused
 
 MODULES = sorted(Path(page_error.__file__).parent.glob("*.py"))
-OWN = {"page_problem": 0, "bad_request": 0, "missing": 0, "refused": 1}  # functions that take templates, and where the first one is
+# Functions that take templates, and where the first one is.
+OWN = {"page_problem": 0, "bad_request": 0, "missing": 0, "refused": 1}
 AT_START = {"accounts.py", "settings.py", "start_page.py"}  # their errors end `stoker ui` before there is a page
 NOT_VALUES = {"hint", "retry_after"}
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
@@ -109,7 +110,7 @@ def test_no_module_makes_an_error_past_the_table() -> None:
 def test_the_tests_above_find_what_they_look_for(tmp_path: Path) -> None:
     source = tmp_path / "x.py"
     source.write_text(
-        "def f(n, x):\n    hint = 'b {n}'\n    raise wrong('a {n}', hint, n=n)\n    hint = 'c'\n"
+        "def f(n, x):\n    hint = 'b {n}'\n    raise bad_request('a {n}', hint, n=n)\n    hint = 'c'\n"
         "def g(x):\n    raise refused(409, f'a {x}', retry_after=1)\n"
     )
     found = [(texts, values) for _, texts, values in calls(source)]
