@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, expect, sync_playwright
-from served_page import ARGUMENTS, CHROMIUM, PATIENCE, ServedPage, View
+from served_page import ARGUMENTS, CHROMIUM, JOB, PATIENCE, ServedPage, View, rows
 
 from warm_process import warm_processes
 
-JOB = """\
-# A job for the tests of the page.
-task: sft
-model: llama-3m
-data: data/sums.jsonl
-tune: lora
-steps: 12
-train:
-  batch: 4
-  seq_len: 64
-evaluate:
-  fraction: 0.2
-  every: 4
-  samples: 2
-"""
 
-
-def rows(path: Path, count: int = 60) -> Path:
-    """Questions with answers."""
-    lines = [{"prompt": f"What is {i} plus {i}?", "completion": f"It is {2 * i}."} for i in range(count)]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # its loop runs as long as it does, and other tests cannot start one then
 def browser() -> Iterator[Browser]:
     expect.set_options(timeout=PATIENCE)
     with sync_playwright() as playwright:
@@ -83,9 +58,3 @@ def open_view(browser: Browser) -> Iterator[Callable[..., View]]:
     yield make
     for each in opened:
         each.close()
-
-
-def run_id(served: ServedPage, view: View, name: str) -> str:
-    """The id of a run."""
-    runs = view.page.evaluate("() => fetch('/api/runs').then((answer) => answer.json())")["runs"]
-    return next(run["id"] for run in runs if run["name"] == name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -18,6 +19,21 @@ ARGUMENTS = ["--no-sandbox"]  # tests run as root in containers
 IMAGES = Path(__file__).parents[3] / "docs/images"
 SCREENSHOTS = "STOKER_SCREENSHOTS"  # set to 1 in the environment, the tests write docs/images
 PATIENCE = 120_000  # ms for what the server computes in a process of its own
+JOB = """\
+# A job for the tests of the page.
+task: sft
+model: llama-3m
+data: data/sums.jsonl
+tune: lora
+steps: 12
+train:
+  batch: 4
+  seq_len: 64
+evaluate:
+  fraction: 0.2
+  every: 4
+  samples: 2
+"""
 TRAINING = 480_000  # ms for a small run on a busy machine
 
 
@@ -122,3 +138,16 @@ class View:
         elsewhere = [url for url in self.requests if not url.startswith((self.served.url, "data:", "blob:"))]
         assert not self.errors, self.errors
         assert not elsewhere, elsewhere
+
+
+def rows(path: Path, count: int = 60) -> Path:
+    """Questions with answers."""
+    lines = [{"prompt": f"What is {i} plus {i}?", "completion": f"It is {2 * i}."} for i in range(count)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def run_id(served: ServedPage, view: View, name: str) -> str:
+    """The id of a run."""
+    runs = view.page.evaluate("() => fetch('/api/runs').then((answer) => answer.json())")["runs"]
+    return next(run["id"] for run in runs if run["name"] == name)

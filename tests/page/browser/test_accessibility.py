@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
-from served_page import TRAINING, ServedPage, View
-
-from conftest import JOB, run_id
+from served_page import JOB, TRAINING, ServedPage, View, run_id
 
 AXE = Path(__file__).parent / "vendor/axe.min.js"
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]

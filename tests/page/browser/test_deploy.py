@@ -11,9 +11,8 @@ from pathlib import Path
 import httpx2
 import pytest
 from playwright.sync_api import Locator, Page, expect
-from served_page import TRAINING, ServedPage, View
+from served_page import TRAINING, ServedPage, View, run_id
 
-from conftest import run_id
 from stoker.page.detached_process import DetachedProcess
 
 # A browser, and servers of models.

@@ -12,10 +12,8 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
-from served_page import TRAINING, ServedPage, View
+from served_page import JOB, TRAINING, ServedPage, View, rows, run_id
 from test_accessibility import violations
-
-from conftest import JOB, rows, run_id
 
 GRPO = """\
 task: grpo

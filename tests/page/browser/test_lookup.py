@@ -9,10 +9,8 @@ import sys
 
 import pytest
 from playwright.sync_api import expect
-from served_page import TRAINING, ServedPage, View
+from served_page import TRAINING, ServedPage, View, run_id
 from test_accessibility import violations
-
-from conftest import run_id
 
 # A browser, training and a server of the model.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("warm_processes")]

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
-from served_page import TRAINING, View
-
-from conftest import rows
+from served_page import TRAINING, View, rows
 
 MOST_CLICKS = 9
 

@@ -9,10 +9,8 @@ from collections.abc import Callable
 import pytest
 from browsing import make_run
 from playwright.sync_api import expect
-from served_page import TRAINING, ServedPage, View
+from served_page import TRAINING, ServedPage, View, run_id
 from test_accessibility import violations
-
-from conftest import run_id
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # a browser
 LARGE = """\

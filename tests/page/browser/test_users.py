@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
-from served_page import PATIENCE, ServedPage, View
+from served_page import PATIENCE, ServedPage, View, rows
 
-from conftest import rows
 from stoker.serve.named_keys import add_key
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("warm_processes")]  # a browser
