@@ -47,11 +47,11 @@ test: .venv/.installed-dev
 	if command -v node >/dev/null; then node --test tests/page/front; fi
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow and not exhaustive" -n 2 --dist worksteal
 
-# What `make test` leaves out: DeepSpeed as a peer, other hosts, a browser, longer ways to fail.
+# What `make test` leaves out: other hosts, Kubernetes and Ray, a browser, killed processes.
 test-slow: .venv/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "slow and not exhaustive" -n 2 --dist worksteal
 
-# Further families, layouts and losses of what those tests cover; `make verify-all` has all of them.
+# Further families, layouts and losses of what those tests cover, and DeepSpeed and transformers as peers; `make verify-all` has all of them.
 test-exhaustive: .venv/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m exhaustive -n 2 --dist worksteal
 

@@ -62,7 +62,7 @@ def test_a_processor_is_measured_as_it_is_divided(capsys: pytest.CaptureFixture[
     assert "fp32                      16: 200  256: 200" in shown.out  # GFLOP/s with four threads
     assert "copy                      1: 10  256: 10" in shown.out
     assert "attention-32              64: 2" in shown.out
-    assert "kernel launch: at least 4.0 us" in shown.out
+    assert "operator call: at least 4.0 us" in shown.out
     assert "all-reduce of 4           100 us  0.168" in shown.out
     assert "later plans for this machine use it" in shown.out
     for processes, threads in ((1, 4), (2, 2), (4, 1)):

@@ -30,7 +30,7 @@ def test_keys_are_the_same(pairs: list[tuple[int, int]], there: list[tuple[int, 
         ids, tables = np.ascontiguousarray(np.array(there, np.int64).T)
         rows = index.insert(ids, tables, index.hashes(ids, tables))
         index.remove(np.unique(rows)[::3])  # searches continue past deleted entries
-    compared(array_kernels.find_rows(index._pairs, *keys, hashes), numba_kernels.find_rows(index._pairs, *keys, hashes))
+    compared(array_kernels.find(index._pairs, *keys, hashes), numba_kernels.find(index._pairs, *keys, hashes))
 
 
 def compared(these: tuple[np.ndarray, ...], others: tuple[np.ndarray, ...]) -> None:

@@ -30,7 +30,7 @@ def print_ranking(found: RankingFigures) -> None:
         for column, values in columns.items():
             console.print(_slices(f"{column}: {label}" if len(found.labels) > 1 else column, values))
     for name in found.further.get("columns_missing", ()):
-        print(f"the rows have no column {name!r}, so there are no metrics by it")
+        print(f"no row has a value in column {name!r}, so there are no metrics by it")
     print(f"{found.rows:,} rows; {found.rows_dropped:,} dropped; step {found.further.get('step')}")
 
 

@@ -51,7 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calibrate", action="store_true", help="measure this machine's speed; later plans use the result"
     )
-    parser.add_argument("--seconds", metavar="N", type=float, help="time limit of --calibrate in seconds (default: 40)")
+    parser.add_argument(
+        "--seconds",
+        metavar="N",
+        type=float,
+        help="seconds that --calibrate spends on rates (default: 40); the whole takes about two minutes",
+    )
     parser.add_argument(
         "--from",
         metavar="RUN",

@@ -58,7 +58,7 @@ def _lines(found: Calibration) -> list[str]:
     lines.append("  attention of one head: ms by tokens of a row")
     for curve in (curve for curve in alone if curve.kind.startswith("attention")):
         lines.append(_row(curve.kind, ((s, t * 1e3) for s, t in zip(curve.sizes, curve.seconds, strict=True))))
-    lines.append(f"  kernel launch: at least {found.launch_s * 1e6:.1f} us")
+    lines.append(f"  operator call: at least {found.launch_s * 1e6:.1f} us")
     between = [curve for curve in found.curves if curve.ranks > 1]
     if between:
         lines.append("  collectives: latency, and GB/s of large tensors")

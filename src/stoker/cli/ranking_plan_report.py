@@ -35,7 +35,7 @@ def print_ranking_plan(plan: RankingPlan, where: str) -> None:
     print(f"  checkpoint  {size(plan.checkpoint)} more for each process's copies of the saved state")
     print(f"  tower       {plan.tower_parameters:,} parameters, {size(plan.tower)} with gradients and optimizer state")
     print(f"  exchange    each process sends {size(sent.total)} per step: {exchanged}, tower {size(sent.tower)}")
-    print(f"  servers     {plan.servers_needed} of {size(plan.host_memory)} hold all rows")
+    print(f"  servers     {plan.servers_needed} of {size(plan.host_memory)} would hold all rows")
     print(f"  memory      {size(plan.on_host)} of a host's {size(plan.host_memory)}: {words}")
 
 

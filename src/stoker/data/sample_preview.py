@@ -123,22 +123,22 @@ def samples_of(corpus: Corpus, codec: TextCodec, file: str, row: int) -> tuple[l
     dropped: list[Rejected] = []
     for source in (*corpus.sources, *corpus.evaluation):
         cache, any_file = source.cache, file in (source.source.name, source.block.path)
-        first = _first_joined(source, file, row) if source.format == SCORED else row
-        for index in np.flatnonzero(cache.column("row") == first):
-            if any_file or _names(file, cache.origin(int(index))[0]):
-                found.append(_sample(source, int(index), codec))
+        places = np.flatnonzero(cache.column("row") == row).tolist()
+        found += [_sample(source, i, codec) for i in places if any_file or _names(file, cache.origin(i)[0])]
+        if source.format == SCORED:
+            for first in _first_joined(source, row):
+                if any_file or _names(file, first[0]):
+                    rows = np.flatnonzero(cache.column("row") == first[1]).tolist()
+                    found += [_sample(source, i, codec) for i in rows if cache.origin(i) == first]
         for summary in cache.summaries:
             dropped += [d for d in summary.dropped if d.row == row and (any_file or _names(file, d.source))]
     return found, dropped
 
 
-def _first_joined(source: TokenisedSource, file: str, row: int) -> int:
-    """Returns the row that stands for one of its answers: the first with the same prompt."""
-    any_file = file in (source.source.name, source.block.path)
-    for raw in grouped(source.source.rows(), source.block.columns):
-        if isinstance(raw, Raw) and row in raw.others and (any_file or _names(file, raw.source)):
-            return raw.row
-    return row
+def _first_joined(source: TokenisedSource, row: int) -> list[tuple[str, int]]:
+    """Returns the file and row of the first answer to each prompt that a later answer in this row is joined to."""
+    joined = (raw for raw in grouped(source.source.rows(), source.block.columns) if isinstance(raw, Raw))
+    return [(raw.source, raw.row) for raw in joined if row in raw.others]
 
 
 def _names(name: str, file: str) -> bool:

@@ -151,7 +151,7 @@ def _expert(view: View) -> Iterator[Problem]:
     parts = _parts(view)
     if parts.expert not in ("auto", parts.tensor):
         message = (
-            f"`expert: {parts.expert}` cannot be: experts are spread over the processes of `tensor`, and `tensor` is "
+            f"`expert: {parts.expert}` must equal `tensor`, as experts are spread over its processes, and `tensor` is "
             f"{parts.tensor}"
         )
         hint = f"remove it, or write `tensor: {parts.expert}` as well"

@@ -426,7 +426,7 @@ class ParallelBlock(Block):
     )
     offload: Offload = Field(
         default="none",
-        description="state to keep in host memory: optimizer states, or params (with zero3 also weights, gradients)",
+        description="state to keep in host memory: optimizer states; params: also weights and gradients, with zero3",
     )
     compile: bool | Auto = Field(default="auto", description="torch.compile each block, as train.compile")
     compress: Compress = Field(

@@ -37,13 +37,11 @@ class RowSet:
 
     Attributes:
         rows: their numbers within the store, int64.
-        absent: columns by which the job asks for metrics, and which the rows do not have.
     """
 
     store: ColumnStore
     features: Features
     rows: np.ndarray
-    absent: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -55,6 +53,14 @@ class RowSet:
     def column(self, name: str) -> np.ndarray:
         """Returns a column with one number per row: ``time``, ``group``, ``slice<n>``."""
         return self.store.array(name)[self.rows]
+
+    @property
+    def absent(self) -> list[str]:
+        """Columns by which the job asks for metrics, and in which no row has a value."""
+        slices = zip(self.features.slices, self.store.summary.slices, strict=True)
+        found = [name for name, values in slices if not any(values)]
+        group = self.features.group
+        return found if group is None or self.column("grouped").any() else [group, *found]
 
     @property
     def labels(self) -> np.ndarray:
@@ -142,10 +148,10 @@ def open_log(
     training = RowSet(store, fitted, rows[:kept])
     evaluated: RowSet | None = None
     if others:
-        absent = _check_columns(others, features)
+        _check_columns(others, features)
         other = open_store(others, features, settings.ignore)
         _check_some(other, settings)
-        evaluated = RowSet(other, fitted, _by_time(other), absent)
+        evaluated = RowSet(other, fitted, _by_time(other))
     elif kept < len(rows):
         evaluated = RowSet(store, fitted, rows[kept:])
     grows = progressive and all(source.part == ALL_ROWS for source, _ in sources)
@@ -161,10 +167,10 @@ def open_rows(data: Sequence[SourceBlock], features: Features, base: Path, ignor
         UserError: a source cannot be read, a label or a feature is no column of its rows, or all rows are bad.
     """
     sources = _opened(data, base)
-    absent = _check_columns(sources, features)
+    _check_columns(sources, features)
     store = open_store(sources, features, ignored)
     _check_some(store, LogSettings(labels=features.labels, positive=features.positive))
-    return RowSet(store, features, _by_time(store), absent)
+    return RowSet(store, features, _by_time(store))
 
 
 def features_of(sources: Sequence[tuple[Source, str]], settings: LogSettings) -> Features:
@@ -180,17 +186,12 @@ def _first_rows(sources: Sequence[tuple[Source, str]]) -> list[dict[str, Any]]:
     return [raw.value for raw in islice(rows, SAMPLE) if isinstance(raw, Raw) and isinstance(raw.value, dict)]
 
 
-def _check_columns(sources: Sequence[tuple[Source, str]], features: Features) -> tuple[str, ...]:
-    """Raises UserError if rows that a model is to be measured on lack a label or a feature.
+def _check_columns(sources: Sequence[tuple[Source, str]], features: Features) -> None:
+    """Raises UserError if rows that a model is to be measured on lack one of its columns.
 
     Each would have no value in every row, and nothing but the figures would show it. Rows of libffm have the fields
     that occur in them.
-
-    Returns:
-        The columns to give metrics by that a source lacks.
     """
-    beside = [name for name in (features.group, *features.slices) if name is not None]
-    absent: list[str] = []
     for source, form in sources:
         if any(line_form(path, form) == "libffm" for path in source.files):
             continue
@@ -198,8 +199,6 @@ def _check_columns(sources: Sequence[tuple[Source, str]], features: Features) ->
             names = list(dict.fromkeys(name for row in rows for name in row))
             if problems := absent_columns(features, names, source.name):
                 raise UserError(*problems)
-            absent += [name for name in beside if name not in names]
-    return tuple(dict.fromkeys(absent))
 
 
 def _opened(blocks: Sequence[SourceBlock], base: Path) -> list[tuple[Source, str]]:

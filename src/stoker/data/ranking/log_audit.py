@@ -296,7 +296,7 @@ def lines(audit: LogAudit) -> Sequence[tuple[str, str]]:
     dropped = audit.rows_in - audit.rows_used
     share = dropped / audit.rows_in if audit.rows_in else 0.0
     found = [
-        ("rows in", f"{audit.rows_in:,}"),
+        ("rows read", f"{audit.rows_in:,}"),
         ("rows used", f"{audit.rows_used:,}"),
         ("rows dropped", f"{dropped:,} ({share:.1%})"),
         ("training rows", f"{audit.training:,}"),

@@ -15,7 +15,7 @@ class RayBlock(TargetKeys):
 
     address: Text = Field(
         default="http://127.0.0.1:8265",
-        description="address of Ray's dashboard, which accepts jobs; by default RAY_API_SERVER_ADDRESS",
+        description="address of Ray's dashboard, which accepts jobs; RAY_API_SERVER_ADDRESS comes before the default",
     )
     gpus: bool | Auto = Field(
         default="auto", description="request a GPU from Ray for each process; auto: if the cluster has any"

@@ -24,8 +24,8 @@ class SlurmBlock(TargetKeys):
     )
     folder: Text = Field(
         default=".stoker",
-        description="folder for the files that are sent, on storage shared by all nodes; relative to this folder, or "
-        "to the home on the login node",
+        description="folder for the files that are sent, on storage shared by all nodes; relative to the "
+        "current folder, or with `login` to the home on the login node",
     )
     partition: Text | None = Field(default=None, description="partition, or several: gpu,long", examples=["gpu"])
     account: Text | None = Field(default=None, description="account to charge", examples=["my-project"])

@@ -68,7 +68,7 @@ def measure_run(
     found = figures_of(scored, features.labels, block.at)
     summary = rows.store.summary
     dropped = summary.rows_in - summary.rows if data is not None else 0
-    further = {"step": step, **({"columns_missing": list(rows.absent)} if rows.absent else {})}
+    further = {"step": step, **({"columns_missing": absent} if (absent := rows.absent) else {})}
     labels = {features.labels[0]: {**found.labels[features.labels[0]], **retrieval}} if retrieval else {}
     return replace(found, labels={**found.labels, **labels}, rows_dropped=dropped, further=further)
 

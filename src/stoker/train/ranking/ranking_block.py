@@ -95,7 +95,7 @@ class TableBlock(Block):
     eps: Positive = Field(default=1e-8, description="denominator term of Adagrad and Adam")
     initial: NotNegative = Field(default=0.0, description="initial value of Adagrad's and FTRL's sums of squares")
     l1: NotNegative = Field(default=0.0, description="L1 penalty of FTRL")
-    l2: NotNegative = Field(default=0.0, description="L1 penalty of FTRL")
+    l2: NotNegative = Field(default=0.0, description="L2 penalty of FTRL")
     weight_decay: NotNegative = Field(default=0.0, description="weight decay, added to the gradients of updated rows")
     dtype: Literal["float32", "float16", "int8"] = Field(default="float32", description="data type of stored rows")
     rows: PositiveInt | None = Field(

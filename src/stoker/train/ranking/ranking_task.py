@@ -226,8 +226,9 @@ def scored_rows(rows: RowSet, logits: np.ndarray) -> Scored:
     features = rows.features
     groups, grouped = (rows.column(name) if features.group is not None else None for name in ("group", "grouped"))
     slices: dict[str, Any] = {}
+    absent = rows.absent
     for number, name in enumerate(features.slices):
-        if name in rows.absent:
+        if name in absent:
             continue
         texts = np.array(rows.store.summary.slices[number] or [""], dtype=object)
         slices[name] = texts[rows.column(f"slice{number}")].astype(str)

@@ -103,7 +103,7 @@ REASONS = {
     "reward_clip": "scores are not clipped",
     "advantage_clip": "advantages are not clipped",
     "offload_idle": "moving the state takes time in every round",
-    "ptx": "only answers are trained",
+    "ptx": "trained only on answers",
     "ptx.weight": "as much as the rewards",
     "ptx.sequences": "one for each answer",
 }
