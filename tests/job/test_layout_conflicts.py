@@ -44,7 +44,7 @@ IMPOSSIBLE = [
      "`shard: zero2` always keeps them on the device", "write `shard: zero3`"),
     (SFT, "parallel: {offload: params}", ["offload"], "`offload: params`", "or `offload: optimizer`"),
     (SFT, "parallel: {tensor: 2, expert: 4}", ["expert", "tensor"],
-     "experts are spread over the processes of `tensor`", "write `tensor: 4`"),
+     "experts are spread over its processes", "write `tensor: 4`"),
     (SFT, "parallel: {devices: [0, 1, 0]}", ["devices[2]"], "names 0 twice", "once"),
     (SFT, "parallel: {devices: [0, 1, 2], data: 2}", ["devices", "data"],
      "lists 3, but data x tensor x pipeline x context = 2 x 1 x 1 x 1 is 2", "name 2 devices, or write `data: 3`"),

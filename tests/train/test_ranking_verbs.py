@@ -67,7 +67,7 @@ def test_metrics_by_a_column_that_the_rows_lack_are_named_and_left_out(
     capsys.readouterr()
     assert main(["eval", "run", "other.jsonl", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["columns_missing"], found["slices"]) == (["device", "device"], {}) and "grouped_auc" not in found
+    assert (found["columns_missing"], found["slices"]) == (["device"], {}) and "grouped_auc" not in found
     assert main(["eval", "run", "other.jsonl"]) == 0
     assert "no row has a value in column 'device', so there are no metrics by it" in capsys.readouterr().out
     assert main(["eval", "run", "--json"]) == 0

@@ -76,9 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"twin      {twin.describe(cells[0])}; {twin.steps(cells[0])} steps in float64")
             for fact in twin.facts:
                 print(f"          {fact}")
-            print(
-                f"bound     {verifier.bound:.0e} maximum difference of any value from one process and from a plain loop\n"
-            )
+            print(f"bound     {verifier.bound:.0e}, the maximum difference from one process and from a plain loop\n")
         verdicts = []
         for verdict in verifier.verdicts(cells):
             verdicts.append(verdict)

@@ -60,7 +60,7 @@ class RowSet:
         slices = zip(self.features.slices, self.store.summary.slices, strict=True)
         found = [name for name, values in slices if not any(values)]
         group = self.features.group
-        return found if group is None or self.column("grouped").any() else [group, *found]
+        return list(dict.fromkeys(found if group is None or self.column("grouped").any() else [group, *found]))
 
     @property
     def labels(self) -> np.ndarray:
