@@ -223,6 +223,18 @@ def test_any_of_the_scored_answers_to_a_prompt_is_found(capsys: pytest.CaptureFi
     assert {sample["row"] for sample in joined} == {2}
 
 
+def test_scored_answers_are_found_in_their_own_file(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("pairs").mkdir()
+    job = JOB.replace("task: sft", "task: reward").replace("my.jsonl", "pairs/*.jsonl")
+    for name, count in (("a", 3), ("b", 6)):
+        rows = [{"prompt": f"{name} {n}?", "answer": f"{n} by {s}", "score": s} for s in (1, 2) for n in range(count)]
+        write(*rows, name=f"pairs/{name}.jsonl", job=job)
+    for wanted, expected in (("b.jsonl:8", {"b:2"}), ("a.jsonl:5", {"a:2"}), ("pairs/*.jsonl:5", {"a:2", "b:5"})):
+        code, report, _ = as_json(capsys, "--rows", wanted)
+        found = {f"{Path(sample['source']).stem}:{sample['row']}" for sample in report["samples"]}
+        assert (code, found) == (0, expected)
+
+
 def test_a_module_has_no_rows(capsys: pytest.CaptureFixture[str]) -> None:
     Path("job.yaml").write_text("task: module\nsteps: 3\nmodule:\n  model: 'a:b'\n  loss: 'a:c'\n  data: 'a:d'\n")
     assert main(["data", "job.yaml"]) == 2

@@ -12,7 +12,8 @@ STORE = 80 * 2**20  # bytes of each node's object store
 
 def main() -> None:
     """Starts it, and removes the node that has most of the processes on the line ``remove``."""
-    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # else whatever else runs here goes before its processes
+    # By default Ray starts workers with a niceness of 15, and other tests take their processor time.
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # Ray's own spelling
     head = {"num_cpus": 0, "include_dashboard": True, "dashboard_port": int(sys.argv[1]), "object_store_memory": STORE}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     nodes = [cluster.add_node(num_cpus=1, object_store_memory=STORE) for _ in range(3)]

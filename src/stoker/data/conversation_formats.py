@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from stoker.data.messages import Refused, from_value_messages, parsed, role_messages, text_of, tools_of, trained
-from stoker.data.row_reader import Format, RowReader
+from stoker.data.named_columns import NamedColumns
+from stoker.data.row_format import Format
 from stoker.data.rows import Conversation, Message, Text
 
 
-def _instruction(row: RowReader) -> Conversation:
+def _instruction(row: NamedColumns) -> Conversation:
     turns = row.system()
     history = parsed(row.get("history")) or []
     if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
@@ -21,7 +22,7 @@ def _instruction(row: RowReader) -> Conversation:
     return Conversation(trained(turns))
 
 
-def question_with_input(row: RowReader, ours: str) -> list[Message]:
+def question_with_input(row: NamedColumns, ours: str) -> list[Message]:
     """Returns a question and its input as one turn."""
     question = row.need(ours)
     parts = [part for part in ("" if question is None else text_of(question), row.text("input")) if part.strip()]
@@ -30,22 +31,22 @@ def question_with_input(row: RowReader, ours: str) -> list[Message]:
     return role_messages([{"role": "user", "content": "\n\n".join(parts)}], row.name(ours))
 
 
-def _messages(row: RowReader) -> Conversation:
+def _messages(row: NamedColumns) -> Conversation:
     turns = role_messages(parsed(row.need("messages")), f"{row.name('messages')}[]")
     return Conversation(trained(turns), tools_of(row.get("tools")))
 
 
-def _sharegpt(row: RowReader) -> Conversation:
+def _sharegpt(row: NamedColumns) -> Conversation:
     turns = from_value_messages(parsed(row.need("conversations")), f"{row.name('conversations')}[]")
     return Conversation(trained(row.system() + turns), tools_of(row.get("tools")))
 
 
-def _prompt(row: RowReader) -> Conversation:
+def _prompt(row: NamedColumns) -> Conversation:
     messages = row.turns("prompt", "user") + row.turns("completion", "assistant")
     return Conversation(trained(messages), tools_of(row.get("tools")))
 
 
-def _question(row: RowReader) -> Conversation:
+def _question(row: NamedColumns) -> Conversation:
     """Converts a prompt without an answer to a conversation with an empty answer."""
     turns = [*row.system(), *row.turns("prompt", "user")]
     if turns[-1].role != "assistant":
@@ -54,7 +55,7 @@ def _question(row: RowReader) -> Conversation:
     return Conversation(trained(turns), tools_of(row.get("tools")))
 
 
-def _text(row: RowReader) -> Text:
+def _text(row: NamedColumns) -> Text:
     value = row.need("text")
     text = "" if value is None else text_of(value)
     if not text.strip():

@@ -32,8 +32,9 @@ from typing import Any
 
 from stoker.data.conversation_formats import CONVERSATIONS, QUESTION, TEXT
 from stoker.data.messages import Refused, parsed
+from stoker.data.named_columns import NamedColumns, column_of
 from stoker.data.pair_formats import PAIRS
-from stoker.data.row_reader import Format, RowReader, column_of
+from stoker.data.row_format import Format
 from stoker.data.rows import Conversation, Example
 
 _VERDICTS = {"true": True, "1": True, "false": False, "0": False}
@@ -52,7 +53,7 @@ def read(
         value = {"text": value} if format == "text" else {}
         if not value:
             return "not an object: a document", []
-    row = RowReader(value, FORMATS[format].aliases, columns or {})
+    row = NamedColumns(value, FORMATS[format].aliases, columns or {})
     try:
         return FORMATS[format].parse(row), row.ignored()
     except Refused as refused:
@@ -108,7 +109,7 @@ def format_of(
     return "sharegpt" if isinstance(first, dict) and "from" in first else found
 
 
-def _judged(row: RowReader) -> Conversation:
+def _judged(row: NamedColumns) -> Conversation:
     good = verdict_of(row.need("label"))
     if good is None:
         raise Refused(f"{row.name('label')} is neither true nor false")

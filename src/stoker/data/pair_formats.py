@@ -9,11 +9,12 @@ from typing import Any
 
 from stoker.data.conversation_formats import question_with_input
 from stoker.data.messages import Refused, parsed, tools_of, trained
-from stoker.data.row_reader import Format, RowReader
+from stoker.data.named_columns import NamedColumns
+from stoker.data.row_format import Format
 from stoker.data.rows import Message, Preference, Ranking
 
 
-def _preference(row: RowReader) -> Preference:
+def _preference(row: NamedColumns) -> Preference:
     sides = [trained(row.turns(side, "assistant")) for side in ("chosen", "rejected")]
     prompt = tuple(_prompt_of(row, *sides))
     chosen, rejected = (trained(list(side[len(prompt) :])) if side[: len(prompt)] == prompt else side for side in sides)
@@ -24,7 +25,7 @@ def _preference(row: RowReader) -> Preference:
     return Preference(prompt, chosen, rejected, tools_of(row.get("tools")), _margin(row))
 
 
-def _ranked(row: RowReader) -> Ranking:
+def _ranked(row: NamedColumns) -> Ranking:
     given = parsed(row.need("answers"))
     if not isinstance(given, list) or len(given) < 2:
         raise Refused(f"{row.name('answers')} is not a list of two answers or more")
@@ -44,7 +45,7 @@ def _ranked(row: RowReader) -> Ranking:
     return Ranking(tuple(prompt), answers, pairs, tools_of(row.get("tools")))
 
 
-def _scored(row: RowReader) -> Ranking:
+def _scored(row: NamedColumns) -> Ranking:
     """Parses the row that `stoker.data.prompt_groups` joins the answers to a prompt to."""
     answers, scores = row.get("answers") or [], row.get("scores") or []
     if len(answers) < 2:
@@ -54,7 +55,7 @@ def _scored(row: RowReader) -> Ranking:
     return _ranked(row)
 
 
-def _worth(row: RowReader, answers: int) -> list[float]:
+def _worth(row: NamedColumns, answers: int) -> list[float]:
     """Returns the value of each answer: its score, or its negated rank; by default answers are in order, best first."""
     name = next((name for name in ("scores", "ranks") if row.get(name) is not None), None)
     if name is None:
@@ -66,7 +67,7 @@ def _worth(row: RowReader, answers: int) -> list[float]:
     return numbers if name == "scores" else [-number for number in numbers]
 
 
-def _margin(row: RowReader) -> float:
+def _margin(row: NamedColumns) -> float:
     """Returns the margin of the chosen answer: the column ``margin``, or the difference of the two scores."""
     if row.get("margin") is not None:
         return _number(row, "margin")
@@ -75,7 +76,7 @@ def _margin(row: RowReader) -> float:
     return _number(row, "chosen_score") - _number(row, "rejected_score")
 
 
-def _number(row: RowReader, ours: str) -> float:
+def _number(row: NamedColumns, ours: str) -> float:
     return _as_number(row.get(ours), row.name(ours))
 
 
@@ -89,7 +90,7 @@ def _as_number(value: Any, name: str) -> float:
     return number
 
 
-def _prompt_of(row: RowReader, chosen: tuple[Message, ...], rejected: tuple[Message, ...]) -> Sequence[Message]:
+def _prompt_of(row: NamedColumns, chosen: tuple[Message, ...], rejected: tuple[Message, ...]) -> Sequence[Message]:
     """Returns the turns before the answers: those of the prompt's column, or the common first turns of both sides."""
     if row.get("prompt") is not None:
         if isinstance(row.get("prompt"), str) and row.text("input").strip():

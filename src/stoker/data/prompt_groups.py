@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.data.messages import has_content
+from stoker.data.named_columns import column_of
 from stoker.data.pair_formats import PAIRS
 from stoker.data.readers import decode
-from stoker.data.row_reader import column_of
 from stoker.data.rows import Raw, Rejected
 
 SCORED = "scored"

@@ -34,14 +34,13 @@ def trainable(setting: Setting) -> bool:
     alone = work.sync_every > 1 and layout.islands == 1
     if alone or not all(size == 1 or splits(work.shape.family, axis) for axis, size in axes):
         return False
-    if layout.pipeline > 1 and work.precision == "fp16":
+    split_backward = layout.schedule in SPLIT_BACKWARD and layout.recompute != "none"
+    if layout.pipeline > 1 and (split_backward or work.precision == "fp16"):
         return False
-    if layout.pipeline > 1 and layout.schedule in SPLIT_BACKWARD and layout.recompute != "none":
+    tokens = work.adapters.tokens > 0
+    if (tokens or work.rollouts is not None) and layout.pipeline * layout.context > 1:
         return False
-    tokens = work.adapters.tokens
-    if (tokens or work.rollouts is not None) and layout.pipeline * layout.context * (
-        layout.tensor if tokens else 1
-    ) > 1:
+    if tokens and layout.tensor > 1:
         return False
     if work.adapters.prefix and layout.recompute != "none":
         return False

@@ -1,32 +1,16 @@
-"""Reads the columns of a row under our names, and says what is wrong with the file's."""
+"""The columns of a row under our names; errors use the file's."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 from stoker.data.messages import Refused, has_content, messages_in, parsed, role_messages, text_of
-from stoker.data.rows import Example, Message
+from stoker.data.rows import Message
 
 Aliases = Mapping[str, tuple[str, ...]]
 """Other names that published data sets use for a column."""
-
-
-@dataclass(frozen=True)
-class Format:
-    """A row format: its columns and its parser.
-
-    Attributes:
-        parse: makes an example of a row, or raises `Refused`.
-        needed: the columns that identify the format.
-        aliases: other names that published data sets use for a column.
-    """
-
-    parse: Callable[[RowReader], Example]
-    needed: tuple[str, ...]
-    aliases: Aliases = field(default_factory=dict)
 
 
 def column_of(row: Mapping[str, Any], aliases: Aliases, columns: Mapping[str, str], ours: str) -> str:
@@ -38,8 +22,8 @@ def column_of(row: Mapping[str, Any], aliases: Aliases, columns: Mapping[str, st
     return next((name for name in aliases.get(ours, ()) if name in row), ours)
 
 
-class RowReader:
-    """A row's columns under our names; errors use the file's.
+class NamedColumns:
+    """Reads the columns of a row; remembers which were read.
 
     Attributes:
         value: the row as it is in the file.
