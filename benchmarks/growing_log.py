@@ -19,7 +19,7 @@ import numpy as np
 
 from stoker.data.ranking.click_log import open_log
 from stoker.data.ranking.column_settings import LogSettings
-from stoker.job.schema import SourceBlock
+from stoker.job.blocks.source_block import SourceBlock
 
 FILES = 100
 

@@ -190,7 +190,7 @@ def read_rows(url: str) -> int:
     """Bytes of all rows, as tokenising reads them."""
     from stoker.data.rows import Raw
     from stoker.data.sources import open_source
-    from stoker.job.schema import SourceBlock
+    from stoker.job.blocks.source_block import SourceBlock
 
     if not url:
         return 0

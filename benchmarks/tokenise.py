@@ -44,7 +44,7 @@ def with_stoker(path: Path, folder: Path) -> tuple[float, int]:
     from stoker.data.build_cache import open_cache
     from stoker.data.sources import open_source
     from stoker.data.tokenise import RowSettings
-    from stoker.job.schema import SourceBlock
+    from stoker.job.blocks.source_block import SourceBlock
 
     source = open_source(SourceBlock(path=str(path)), folder)
     settings = RowSettings("messages", (), "all", "cut", 1024)
@@ -56,7 +56,7 @@ def with_stoker(path: Path, folder: Path) -> tuple[float, int]:
 
 
 def _codec(folder: Path) -> Any:
-    from stoker.job.schema import ModelBlock
+    from stoker.job.blocks.model_block import ModelBlock
     from stoker.models.model_source import locate
     from stoker.models.tokenizer import codec_of, load_tokenizer_from, served_stop_ids
 

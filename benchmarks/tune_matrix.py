@@ -36,8 +36,8 @@ from stoker.checkpoint.load_run import open_run
 from stoker.cli.report import quiet_libraries
 from stoker.data.sources import open_source
 from stoker.data.train_tokenizer import learn_vocabulary
+from stoker.job.blocks.source_block import SourceBlock
 from stoker.job.load_job import load_job
-from stoker.job.schema import SourceBlock
 from stoker.models.virtual_tokens import virtual_ids
 from stoker.runs.run_folder import RunFolder
 from stoker.train.prepare import prepare

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from stoker.checkpoint.adapter_export import save_adapter
 from stoker.checkpoint.export import merged_model
-from stoker.job.schema import TuneBlock
+from stoker.job.blocks.tune_block import TuneBlock
 from stoker.models.adapters import add_adapter
 from stoker.models.prepare_architecture import training_form
 

@@ -21,7 +21,7 @@ from stoker.checkpoint.dcp_metadata import read_index
 from stoker.checkpoint.storage import LocalStorage, read_state, write_state
 from stoker.cli.main import main
 from stoker.errors import UserError
-from stoker.job.schema import ModelBlock
+from stoker.job.blocks.model_block import ModelBlock
 from stoker.models.hf_config import config_of
 from tiny_llama import save_tiny_llama
 

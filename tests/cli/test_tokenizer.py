@@ -13,8 +13,9 @@ from transformers import AutoTokenizer, BertTokenizerFast, PreTrainedTokenizerFa
 
 from stoker.cli.main import main
 from stoker.data.token_bytes import byte_lengths
+from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.load_job import load_job
-from stoker.job.schema import Job, ModelBlock
+from stoker.job.schema import Job
 from stoker.job.tokenizer_extension import fingerprint, read_extension
 from stoker.models.tokenizer import extension_of
 from stoker.plan.planned_job import work_of

@@ -21,7 +21,7 @@ from stoker.data.ranking.ids import crossed, id_of
 from stoker.data.ranking.log_audit import AdmissionRule, audit_log
 from stoker.data.ranking.log_gate import log_problems
 from stoker.errors import UserError
-from stoker.job.schema import SourceBlock
+from stoker.job.blocks.source_block import SourceBlock
 
 ROWS: list[dict[str, Any]] = [
     {"label": n % 2, "user_id": n % 5, "city": f"c{n % 3}", "price": n / 4, "tags": [n, f"t{n % 2}"], "ts": 1000 - n}

@@ -17,7 +17,7 @@ from stoker.data.ranking.column_settings import LogSettings
 from stoker.data.ranking.column_store import ColumnStore
 from stoker.data.rows import Raw, Rejected
 from stoker.hardware.cache_folder import cache_folder
-from stoker.job.schema import SourceBlock
+from stoker.job.blocks.source_block import SourceBlock
 from stoker.node_cache.remote_file import DataFile
 
 

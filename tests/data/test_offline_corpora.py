@@ -11,7 +11,7 @@ from stoker.data.detect_format import detect
 from stoker.data.formats import parse
 from stoker.data.rows import Conversation, Raw, Rejected, Text
 from stoker.data.sources import Source, open_source
-from stoker.job.schema import SourceBlock
+from stoker.job.blocks.source_block import SourceBlock
 
 
 def opened(name: str, split: str | None = None) -> Source:

@@ -16,7 +16,7 @@ from stoker.data.prompt_groups import behind, grouped
 from stoker.data.rows import Raw, Rejected
 from stoker.data.sources import open_source
 from stoker.data.tokenise import RowSettings, TextCodec
-from stoker.job.schema import SourceBlock
+from stoker.job.blocks.source_block import SourceBlock
 
 SETTINGS = RowSettings("scored", (), "all", "cut", 128)
 ONE, ALIKE = (

@@ -15,7 +15,7 @@ from stoker.data.readers import decode
 from stoker.data.rows import Raw
 from stoker.data.sources import Source, open_source, source_problem
 from stoker.errors import UserError
-from stoker.job.schema import SourceBlock
+from stoker.job.blocks.source_block import SourceBlock
 from stoker.node_cache.object_cache import node_cache
 
 

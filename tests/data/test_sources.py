@@ -20,7 +20,7 @@ from stoker.data.rows import Raw, Rejected
 from stoker.data.sources import Source, cache_folder, open_source, source_problem
 from stoker.data.splits import Slice, parse_split
 from stoker.errors import UserError
-from stoker.job.schema import SourceBlock
+from stoker.job.blocks.source_block import SourceBlock
 
 
 @pytest.fixture(autouse=True)
@@ -142,7 +142,7 @@ def test_a_missing_package_is_named_with_its_extra(
 def test_checking_a_source_imports_nothing_heavy(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from stoker.data.sources import source_problem;"
-        "from stoker.job.schema import SourceBlock;"
+        "from stoker.job.blocks.source_block import SourceBlock;"
         "assert source_problem(SourceBlock(path='sotu'), Path('.')) is None;"
         "assert source_problem(SourceBlock(path='org/name'), Path('.')) is None;"
         "heavy = {'torch', 'numpy', 'pandas', 'pyarrow', 'huggingface_hub', 'sotu'};"

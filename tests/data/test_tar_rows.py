@@ -15,7 +15,7 @@ from stoker.data.build_cache import find_format
 from stoker.data.readers import decode, read_rows
 from stoker.data.rows import Raw, Rejected
 from stoker.data.sources import open_source
-from stoker.job.schema import SourceBlock
+from stoker.job.blocks.source_block import SourceBlock
 
 
 def shard(path: Path, files: list[tuple[str, bytes]]) -> bytes:

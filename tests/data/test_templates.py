@@ -16,8 +16,8 @@ from stoker.data.rows import Raw
 from stoker.data.templates import arguments_of, with_arguments
 from stoker.data.tokenise import RowSettings, TextCodec, tokenise
 from stoker.errors import UserError
+from stoker.job.blocks.source_block import SourceBlock, TemplateBlock
 from stoker.job.load_job import load_job
-from stoker.job.schema import SourceBlock, TemplateBlock
 
 CodecOf = Callable[..., TextCodec]
 

@@ -25,7 +25,7 @@ from stoker.data.sources import Source, open_source
 from stoker.data.token_cache import TokenCache, cache_key
 from stoker.data.tokenise import RowSettings, TextCodec, tokenise
 from stoker.errors import RunFailed, UserError
-from stoker.job.schema import SourceBlock
+from stoker.job.blocks.source_block import SourceBlock
 
 SETTINGS = RowSettings("messages", (), "all", "cut", 128)
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from stoker.data import train_tokenizer
 from stoker.data.sources import open_source
 from stoker.data.train_tokenizer import SPECIAL, learn_vocabulary
-from stoker.job.schema import SourceBlock
+from stoker.job.blocks.source_block import SourceBlock
 
 
 def learnt(folder: Path, *blocks: SourceBlock, size: int = 500) -> Tokenizer:

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from stoker.errors import UserError
+from stoker.job.blocks.source_block import SourceBlock
+from stoker.job.blocks.train_block import TrainBlock
 from stoker.job.default_reasons import REASONS, UNDECIDED
 from stoker.job.json_schema import editor_schema
 from stoker.job.key_paths import (
@@ -22,7 +24,7 @@ from stoker.job.key_paths import (
     schema_paths,
     target_paths,
 )
-from stoker.job.schema import Job, SourceBlock, TrainBlock
+from stoker.job.schema import Job
 from stoker.job.suggest_key import ALIASES, IN_BLOCK, nearest, suggest_key
 from stoker.job.tune_keys import KEYS
 from stoker.job.yaml_document import parse_value

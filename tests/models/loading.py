@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from stoker.job.schema import ModelBlock
+from stoker.job.blocks.model_block import ModelBlock
 from stoker.models.load_model import blank_model
 from stoker.models.meta_model import allocate
 from stoker.models.weight_source import fill_whole

@@ -11,7 +11,7 @@ from peft.tuners.lora import Linear as LoraLinear
 
 from families import tiny
 from stoker.errors import UserError
-from stoker.job.schema import TuneBlock
+from stoker.job.blocks.tune_block import TuneBlock
 from stoker.models.adapters import add_adapter, unwrap, without_adapter
 from stoker.models.lora import fuse_lora
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from families import deep
-from stoker.job.schema import TuneBlock
+from stoker.job.blocks.tune_block import TuneBlock
 from stoker.models import packed_attention, packed_row
 from stoker.models.adapters import add_adapter, unwrap
 from stoker.models.collate import Inputs, pack

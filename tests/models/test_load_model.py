@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from families import tiny
 from stoker.errors import UserError
-from stoker.job.schema import ModelBlock, TuneBlock
+from stoker.job.blocks.model_block import ModelBlock
+from stoker.job.blocks.tune_block import TuneBlock
 from stoker.models import packed_row
 from stoker.models.adapters import add_adapter, unwrap
 from stoker.models.language_model import lay_out_for

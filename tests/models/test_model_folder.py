@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from families import tiny
 from stoker.errors import UserError
-from stoker.job.schema import ModelBlock
+from stoker.job.blocks.model_block import ModelBlock
 from stoker.models.hf_config import generation_config
 from stoker.models.model_source import model_problem
 

@@ -12,7 +12,7 @@ from loading import load_model
 
 from families import tiny
 from stoker.errors import UserError
-from stoker.job.schema import ModelBlock
+from stoker.job.blocks.model_block import ModelBlock
 from stoker.models import offline_models
 from stoker.models.model_source import ModelSource, locate, model_problem
 

@@ -17,8 +17,9 @@ from families import tiny
 from stoker.checkpoint.adapter_export import save_adapter
 from stoker.errors import UserError
 from stoker.hardware.device import choose_device
+from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.load_job import load_job
-from stoker.job.schema import Job, ModelBlock
+from stoker.job.schema import Job
 from stoker.models import packed_row, quantise
 from stoker.models.adapters import unwrap
 from stoker.models.build_model import build_model

@@ -12,7 +12,7 @@ from loading import load_model
 from tokenizers import Tokenizer
 
 from stoker.errors import UserError
-from stoker.job.schema import ModelBlock
+from stoker.job.blocks.model_block import ModelBlock
 from stoker.models.model_source import located, model_problem, tokenizer_problem
 from stoker.models.tokenizer import load_tokenizer_from
 from stoker.node_cache import object_cache, remote_folder

@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from families import VOCABULARY, tiny
 from stoker.errors import UserError
 from stoker.hardware.device import choose_device
+from stoker.job.blocks.model_block import ModelBlock
+from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.load_job import load_job
-from stoker.job.schema import ModelBlock, TuneBlock
 from stoker.job.tokenizer_extension import Extension, read_extension
 from stoker.models.build_model import build_meta, build_model
 from stoker.models.load_model import Blank, blank_model

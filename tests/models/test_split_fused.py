@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 
 from families import tiny
-from stoker.job.schema import TuneBlock
+from stoker.job.blocks.tune_block import TuneBlock
 from stoker.models.adapters import add_adapter
 from stoker.models.families import FAMILIES
 from stoker.models.lora import fuse_lora

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from families import tiny
 from stoker.errors import UserError
-from stoker.job.schema import TuneBlock
+from stoker.job.blocks.tune_block import TuneBlock
 from stoker.models.adapters import add_adapter, keep_originals, trained_whole, without_adapter
 from stoker.models.head import head_of
 

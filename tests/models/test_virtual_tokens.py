@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from families import tiny
 from stoker.checkpoint.adapter_export import save_adapter
-from stoker.job.schema import TuneBlock
+from stoker.job.blocks.tune_block import TuneBlock
 from stoker.models.adapters import without_adapter
 from stoker.models.collate import Row
 from stoker.models.language_model import lay_out_for

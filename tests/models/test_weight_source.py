@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from families import SHAPES, tiny
 from stoker.errors import UserError
 from stoker.hardware.device import Device
-from stoker.job.schema import Job, ModelBlock
+from stoker.job.blocks.model_block import ModelBlock
+from stoker.job.schema import Job
 from stoker.models.build_model import build_meta, build_model
 from stoker.models.load_model import Blank, blank_model
 from stoker.models.prepare_architecture import training_form

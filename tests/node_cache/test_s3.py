@@ -14,7 +14,7 @@ from stoker.data.readers import decode
 from stoker.data.rows import Raw
 from stoker.data.sources import open_source
 from stoker.errors import RunFailed, UserError
-from stoker.job.schema import SourceBlock
+from stoker.job.blocks.source_block import SourceBlock
 from stoker.node_cache import origin as origins
 from stoker.node_cache.cache_stats import HERE
 from stoker.node_cache.object_cache import NodeCache

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from stoker.job.schema import ModelBlock
+from stoker.job.blocks.model_block import ModelBlock
 from stoker.launch.process_pool import Pool
 from stoker.models.load_model import blank_model
 from stoker.parallel.materialise import materialise
@@ -93,7 +93,7 @@ MEASURE = """
 import sys
 from pathlib import Path
 import torch
-from stoker.job.schema import ModelBlock
+from stoker.job.blocks.model_block import ModelBlock
 from stoker.models.load_model import blank_model
 from stoker.parallel.materialise import materialise
 sys.path.insert(0, sys.argv[1])

@@ -13,7 +13,7 @@ from counted import lora_parameters
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from stoker.job.schema import TuneBlock
+from stoker.job.blocks.tune_block import TuneBlock
 from stoker.models import packed_row
 from stoker.models.adapters import add_adapter
 from stoker.models.families import family_of

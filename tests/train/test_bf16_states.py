@@ -12,7 +12,7 @@ import torch
 from running import write_job
 from torch import nn
 
-from stoker.job.schema import TrainBlock
+from stoker.job.blocks.train_block import TrainBlock
 from stoker.runs.run_folder import RunFolder
 from stoker.train.bf16_states import stochastically_rounded
 from stoker.train.optimizer import build_optimizer

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from stoker.checkpoint.dcp_store import Saved
 from stoker.errors import UserError
-from stoker.job.schema import TrainBlock
+from stoker.job.blocks.train_block import TrainBlock
 from stoker.parallel.shard_spec import Piece
 from stoker.train.eight_bit_states import BLOCK, codebook, dequantised, quantised
 from stoker.train.optimizer import build_optimizer, empty_moments, held_moments

@@ -12,7 +12,8 @@ import torch
 from peft.optimizers import create_loraplus_optimizer
 from running import run
 
-from stoker.job.schema import TrainBlock, TuneBlock
+from stoker.job.blocks.train_block import TrainBlock
+from stoker.job.blocks.tune_block import TuneBlock
 from stoker.models.adapters import add_adapter
 from stoker.train.optimizer import build_optimizer, set_rate
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 
 from stoker.errors import UserError
+from stoker.job.blocks.train_block import TrainBlock
 from stoker.job.load_job import load_job
-from stoker.job.schema import TrainBlock
 from stoker.launch.process_pool import Pool
 from stoker.train.muon import COEFFICIENTS, STEPS, Muon, orthogonalised
 from stoker.train.optimizer import build_optimizer

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stoker.hardware.device import Device
-from stoker.job.schema import TrainBlock
+from stoker.job.blocks.train_block import TrainBlock
 from stoker.train.engine import SingleProcess
 from stoker.train.optimizer import build_optimizer
 from stoker.train.step import NonfiniteGuard, StepNumbers

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from stoker.checkpoint.dcp_store import Saved
-from stoker.job.schema import TrainBlock
+from stoker.job.blocks.train_block import TrainBlock
 from stoker.train.low_precision_adamw import LowPrecisionAdamW
 from stoker.train.optimizer import build_optimizer, empty_moments, held_moments
 

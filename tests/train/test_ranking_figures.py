@@ -20,7 +20,7 @@ from stoker.cli.main import main
 from stoker.data.ranking.click_log import open_log
 from stoker.data.ranking.column_settings import LogSettings
 from stoker.data.ranking.ids import id_of
-from stoker.job.schema import SourceBlock
+from stoker.job.blocks.source_block import SourceBlock
 from stoker.launch.process_pool import Pool
 from stoker.parallel.float64_mode import in_float64
 from stoker.runs.run_folder import RunFolder

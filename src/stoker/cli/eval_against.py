@@ -116,7 +116,7 @@ def _kept(
     import time
 
     from stoker.data.sources import open_source
-    from stoker.job.schema import SourceBlock
+    from stoker.job.blocks.source_block import SourceBlock
     from stoker.runs.evaluations import KeptEvaluation
 
     data: dict[str, Any] = {"path": "held out", "fingerprint": None, "rows": rows}

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.job import LoadedJob, load_job
+from stoker.job.blocks.source_block import SourceBlock
 from stoker.job.load_job import JobError, ReadJob, place
-from stoker.job.schema import SourceBlock
 from stoker.job.text_conflicts import WITHOUT_ARGUMENTS
 from stoker.job.trust import code_problems
 from stoker.runs.output_folder import is_of_run
@@ -154,7 +154,7 @@ def preflight(loaded: ReadJob) -> list[Problem]:
 
 def _other_models(loaded: ReadJob, base: Path) -> list[Problem]:
     """Returns the problems of further models that the task names: each a model, or a run."""
-    from stoker.job.schema import ModelBlock
+    from stoker.job.blocks.model_block import ModelBlock
     from stoker.job.task_spec import task_of
     from stoker.models.model_source import locate, model_problem
     from stoker.runs.find_run import find_run

@@ -27,8 +27,8 @@ from stoker.data.rows import Raw, Rejected
 from stoker.data.splits import ALL_ROWS, Slice, choose, parse_split, patterns, relative
 from stoker.errors import Problem, UserError
 from stoker.hardware.cache_folder import cache_folder
+from stoker.job.blocks.source_block import LogFormat, SourceBlock
 from stoker.job.paths import absolute, exists
-from stoker.job.schema import LogFormat, SourceBlock
 from stoker.node_cache.object_cache import node_cache
 from stoker.node_cache.prefetch import Prefetch
 from stoker.node_cache.remote_file import DataFile, RemoteFile

@@ -27,7 +27,7 @@ from stoker.data.special_text import Inseparable, SpecialText
 from stoker.data.template_environment import TemplateRefused
 from stoker.data.templates import template_of
 from stoker.data.trained_spans import Cut, fit, mark_trained, within
-from stoker.job.schema import SourceBlock
+from stoker.job.blocks.source_block import SourceBlock
 
 JUDGED_BAD = "the label says that the answer is bad"
 

@@ -13,7 +13,7 @@ from stoker.data.readers import decode
 from stoker.data.rows import Conversation, Rejected, Text
 from stoker.data.sources import Source
 from stoker.data.wordpiece import learn_wordpiece
-from stoker.job.schema import SourceBlock
+from stoker.job.blocks.source_block import SourceBlock
 
 SPECIAL = ("<|endoftext|>", "<|pad|>")
 Kind = Literal["bpe", "wordpiece", "unigram"]

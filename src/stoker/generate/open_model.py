@@ -18,7 +18,7 @@ from stoker.errors import Problem, UserError
 from stoker.generate.decoder import Decoder, decoder_of
 from stoker.generate.generation_engine import GenerationEngine
 from stoker.hardware.device import choose_device
-from stoker.job.schema import ModelBlock
+from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.task_spec import task_of
 from stoker.models.families import family_of
 from stoker.models.load_model import blank_model

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Auto = Literal["auto"]
 LARGEST = 2**31 - 1  # upper limit of counts: more than any run needs, and within the integers of the libraries below
+LONGEST = 1e7  # seconds, a third of a year: timers of the operating system refuse values far beyond
 PositiveInt = Annotated[int, Field(gt=0, le=LARGEST)]
 NaturalInt = Annotated[int, Field(ge=0, le=LARGEST)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]

@@ -9,9 +9,9 @@ from typing import Any, cast
 from stoker.errors import Problem
 from stoker.job.batch_solver import BatchError, divisors
 from stoker.job.batch_triangle import DEFAULT_SCHEDULE, TRIANGLE, triangle_of
+from stoker.job.blocks.parallel_block import ParallelBlock
 from stoker.job.conflict_view import CannotTellError, View
 from stoker.job.layout import SPLIT_BACKWARD, Layout
-from stoker.job.schema import ParallelBlock
 
 AXES = ("tensor", "pipeline", "context")
 COMPRESS_RANK = ParallelBlock.model_fields["compress_rank"].default

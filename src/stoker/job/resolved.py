@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import create_model
 
+from stoker.job.blocks.evaluate_block import EvaluateBlock
+from stoker.job.blocks.parallel_block import ParallelBlock, SyncBlock
+from stoker.job.blocks.source_block import SourceBlock
+from stoker.job.blocks.train_block import TrainBlock
+from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.layout import ContextBy, ScheduleName
-from stoker.job.schema import EvaluateBlock, Job, ParallelBlock, SourceBlock, SyncBlock, TrainBlock, TuneBlock
+from stoker.job.schema import Job
 from stoker.job.task_spec import TASKS
 
 

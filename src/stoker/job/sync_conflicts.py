@@ -7,10 +7,10 @@ from typing import cast
 
 from stoker.errors import Problem
 from stoker.job.batch_solver import divisors
+from stoker.job.blocks.parallel_block import SyncBlock
 from stoker.job.conflict_view import View
 from stoker.job.islands import islands_of
 from stoker.job.layout_conflicts import copies_of
-from stoker.job.schema import SyncBlock
 
 KEYS = ["parallel.sync.islands", "parallel.sync.every"]
 

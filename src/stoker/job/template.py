@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from string import Formatter
 
-from stoker.job.schema import TemplateBlock
+from stoker.job.blocks.source_block import TemplateBlock
 
 TURNS = ("system", "user", "assistant", "tool")
 TOKENS = {"bos": "bos_token", "eos": "eos_token"}  # placeholders of tokens, and their names in Jinja

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import get_args
 
 from stoker.errors import Problem
+from stoker.job.blocks.source_block import LogFormat, SourceBlock, TemplateBlock
 from stoker.job.conflict_view import View
 from stoker.job.key_paths import parse_key
-from stoker.job.schema import LogFormat, SourceBlock, TemplateBlock
 from stoker.job.template import BadTemplate, pieces_of
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stoker.errors import Problem, UserError
-from stoker.job.schema import ModelBlock
+from stoker.job.blocks.model_block import ModelBlock
 
 FILE = "extension.json"
 ROLES = ("bos", "eos", "pad", "unk")

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterator
 
 from stoker.errors import Problem
+from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.conflict_view import View
-from stoker.job.schema import TuneBlock
 from stoker.job.tune_keys import VIRTUAL, keys_of, methods_with
 
 

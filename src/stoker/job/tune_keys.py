@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from stoker.errors import UserError
-from stoker.job.schema import Job, TuneBlock
+from stoker.job.blocks.tune_block import TuneBlock
+from stoker.job.schema import Job
 
 LORA = ("rank", "alpha", "dropout", "targets", "layers", "modules_to_save", "loraplus_ratio", "rslora", "dora")
 KEYS: dict[str, tuple[str, ...]] = {

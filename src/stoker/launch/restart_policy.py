@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from stoker.errors import Problem
-from stoker.job.schema import FaultsBlock
+from stoker.job.blocks.faults_block import FaultsBlock
 from stoker.launch.first_failure import Failure, passes_by
 
 AGAIN = 2  # times in a row that a rank ends at the same step before its device is given up

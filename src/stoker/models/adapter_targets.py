@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from stoker.errors import UserError
-from stoker.job.schema import TuneBlock
+from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.tune_keys import block_numbers
 from stoker.models.families import family_of
 from stoker.models.split_fused import Parts

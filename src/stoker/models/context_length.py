@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from stoker.errors import Problem
+from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.load_job import ReadJob
-from stoker.job.schema import ModelBlock
 from stoker.job.tune_keys import virtual_tokens
 from stoker.models import offline_models
 from stoker.models.model_folder import read_config

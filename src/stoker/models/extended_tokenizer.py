@@ -17,7 +17,7 @@ from stoker.data.extend_tokenizer import Extended, extend, refusal
 from stoker.data.sources import open_source
 from stoker.data.train_tokenizer import Kind, learn_from_texts, texts_of
 from stoker.errors import Problem, RunFailed, UserError
-from stoker.job.schema import SourceBlock
+from stoker.job.blocks.source_block import SourceBlock
 from stoker.job.tokenizer_extension import FILE, Extension, fingerprint
 from stoker.models.model_source import ModelSource, locate, path_of
 from stoker.models.sentencepiece_model import CONVERTED, as_folder, from_pieces, pieces_in, write_extended

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.errors import Problem, UserError, reading
-from stoker.job.schema import ModelBlock
+from stoker.job.blocks.model_block import ModelBlock
 from stoker.models.model_folder import GENERATION, check_settings, read_config
 
 if TYPE_CHECKING:

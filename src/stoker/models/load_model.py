@@ -19,7 +19,7 @@ from transformers import (
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from stoker.errors import UserError, reading
-from stoker.job.schema import ModelBlock
+from stoker.job.blocks.model_block import ModelBlock
 from stoker.models import offline_models
 from stoker.models.gguf_model import tokenizer_of_gguf, weights_of_gguf
 from stoker.models.hf_config import config_of, generation_config

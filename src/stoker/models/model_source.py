@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from stoker.errors import RunFailed, UserError, reason_of
+from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.paths import absolute, exists
-from stoker.job.schema import ModelBlock
 from stoker.models import offline_models
 from stoker.models.model_folder import (
     INDEX,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from stoker.errors import UserError
-from stoker.job.schema import TuneBlock
+from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.tokenizer_extension import Extension
 from stoker.models.load_model import Blank
 from stoker.models.meta_model import set_parameter

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from stoker.errors import Problem, UserError
-from stoker.job.schema import ModelBlock
+from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.tokenizer_extension import ROLES, Extension, fingerprint, special_tokens
 
 if TYPE_CHECKING:

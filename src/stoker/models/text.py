@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from stoker.data.tokenise import TextCodec
 from stoker.errors import UserError
+from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
-from stoker.job.schema import ModelBlock
 from stoker.job.tune_keys import virtual_tokens
 from stoker.models import offline_models
 from stoker.models.context_length import ENDLESS, POSITIONS, context_problem

@@ -13,9 +13,10 @@ from stoker.data.token_cache import lock
 from stoker.data.tokenise import TextCodec
 from stoker.data.train_tokenizer import SPECIAL, learn_vocabulary
 from stoker.errors import Problem, UserError, reading
+from stoker.job.blocks.model_block import ModelBlock
+from stoker.job.blocks.source_block import SourceBlock
 from stoker.job.paths import exists
 from stoker.job.resolved import ResolvedJob
-from stoker.job.schema import ModelBlock, SourceBlock
 from stoker.job.tokenizer_extension import Extension, fingerprint, read_extension, read_vocabulary, special_tokens
 from stoker.models import offline_models
 from stoker.models.gguf_model import tokenizer_of_gguf

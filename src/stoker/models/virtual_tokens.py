@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from stoker.errors import UserError
-from stoker.job.schema import TuneBlock
+from stoker.job.blocks.tune_block import TuneBlock
 from stoker.models.cache_argument import NAMES, cache_argument
 from stoker.models.init_weights import drawn_for
 from stoker.models.meta_model import META

@@ -9,11 +9,11 @@ from typing import Any
 from stoker.errors import Problem, UserError
 from stoker.hardware.cluster import Cluster
 from stoker.hardware.processor import has_bf16_matrix_units
+from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import ISLANDS, LoadedJob, load_job
 from stoker.job.paths import absolute
 from stoker.job.resolved import ResolvedJob
-from stoker.job.schema import TuneBlock
 from stoker.job.scratch_sizes import SCRATCH
 from stoker.job.task_spec import task_of, together_of
 from stoker.job.tokenizer_extension import rows_with_special_tokens

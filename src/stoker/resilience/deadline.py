@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 
-from stoker.job.schema import FaultsBlock
+from stoker.job.blocks.faults_block import FaultsBlock
 
 SPARE = 1.0  # seconds reserved before the deadline for ending the processes
 SIGNAL_EXIT = 128  # shell convention: 128 + the signal that ended the command

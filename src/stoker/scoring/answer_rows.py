@@ -20,7 +20,7 @@ from stoker.data.readers import decode
 from stoker.data.rows import Message, Rejected
 from stoker.data.sources import open_source
 from stoker.errors import Problem, UserError
-from stoker.job.schema import SourceBlock
+from stoker.job.blocks.source_block import SourceBlock
 
 PROMPT = ("prompt", "messages", "conversations", "question", "instruction", "query", "input")
 EXPECTED = (

@@ -23,8 +23,8 @@ from stoker.checkpoint.load_run import state_at
 from stoker.errors import Problem, UserError, reading
 from stoker.files import irregular
 from stoker.generate.open_model import OpenModel
+from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.load_job import LoadedJob
-from stoker.job.schema import TuneBlock
 from stoker.models.adapters import unwrap
 from stoker.runs.run_folder import RunFolder
 

@@ -13,8 +13,8 @@ from peft import PeftModel
 from stoker.data.corpus import special_tokens_of
 from stoker.errors import Problem, UserError
 from stoker.generate.open_model import OpenModel
+from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.load_job import LoadedJob, load_job
-from stoker.job.schema import ModelBlock
 from stoker.job.task_spec import task_of
 from stoker.models.model_source import ModelSource
 from stoker.models.split_fused import Parts

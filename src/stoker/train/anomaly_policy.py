@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any, Literal
 
-from stoker.job.schema import FaultsBlock
+from stoker.job.blocks.faults_block import FaultsBlock
 from stoker.train.step import StepResult
 
 SHOWN_ROWS = 16  # row numbers named when a batch is bad; all of them are in the event

@@ -18,7 +18,7 @@ from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.state import State, Where
 from stoker.errors import RunFailed
 from stoker.hardware.device import Device
-from stoker.job.schema import FaultsBlock
+from stoker.job.blocks.faults_block import FaultsBlock
 from stoker.parallel.shard_spec import Piece
 from stoker.resilience.heartbeat import UNWATCHED, Heart
 from stoker.runs.run_folder import RunFolder, StepMetrics

@@ -19,7 +19,7 @@ from stoker.checkpoint.chunks import Held, chunk_of
 from stoker.checkpoint.dcp_store import OUTER
 from stoker.checkpoint.run_weights import saved_buffers, stepped
 from stoker.checkpoint.state import Saved
-from stoker.job.schema import SyncBlock
+from stoker.job.blocks.parallel_block import SyncBlock
 from stoker.parallel.local_shard import local_shard
 from stoker.parallel.mesh import Mesh, sum_over
 from stoker.parallel.shard_spec import Piece

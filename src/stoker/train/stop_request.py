@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from threading import Timer
 from typing import Any
 
-from stoker.job.schema import FaultsBlock
+from stoker.job.blocks.faults_block import FaultsBlock
 from stoker.resilience.deadline import end_in_time
 from stoker.resilience.heartbeat import Heart
 from stoker.resilience.stop_signals import PAUSE, STOPPING, handled_by

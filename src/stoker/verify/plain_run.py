@@ -9,8 +9,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.resolved import ResolvedJob
-from stoker.job.schema import TuneBlock
 from stoker.job.task_spec import task_of
 from stoker.job.tune_keys import ADAPTERS, VIRTUAL
 from stoker.models.families import family_of

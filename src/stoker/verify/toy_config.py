@@ -9,7 +9,7 @@ from typing import Any
 from transformers import LlamaConfig, PreTrainedConfig
 
 from stoker.errors import UserError
-from stoker.job.schema import ModelBlock
+from stoker.job.blocks.model_block import ModelBlock
 from stoker.models import hf_config as models_config
 from stoker.models import offline_models
 from stoker.models.gguf_model import tokenizer_of_gguf

@@ -6,8 +6,9 @@ import pytest
 from foreign import AXOLOTL, ZERO3, checked, lost, why, written
 
 from stoker.errors import UserError
+from stoker.job.blocks.model_block import SpecialTokensBlock
+from stoker.job.blocks.source_block import TemplateBlock
 from stoker.job.importers import import_files
-from stoker.job.schema import SpecialTokensBlock, TemplateBlock
 
 
 def test_axolotl_s_values_and_defaults() -> None:

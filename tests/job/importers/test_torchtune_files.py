@@ -6,8 +6,8 @@ import pytest
 from foreign import TORCHTUNE, checked, lost, written
 
 from stoker.errors import UserError
+from stoker.job.blocks.source_block import TemplateBlock
 from stoker.job.importers import import_files
-from stoker.job.schema import TemplateBlock
 
 
 def test_torchtune_s_values_and_defaults() -> None:

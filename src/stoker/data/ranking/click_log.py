@@ -24,7 +24,7 @@ from stoker.data.rows import Raw
 from stoker.data.sources import Source, open_source
 from stoker.data.splits import ALL_ROWS
 from stoker.errors import Problem, UserError
-from stoker.job.schema import SourceBlock
+from stoker.job.blocks.source_block import SourceBlock
 
 # Keys beside the files' fingerprints, for a log that may grow:
 FITTED, IN_ORDER = "what the first period says of the features", "the order of the files in time"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from stoker.data.ranking.click_log import ClickLog
 from stoker.errors import Problem
-from stoker.job.schema import SourceBlock
+from stoker.job.blocks.source_block import SourceBlock
 
 NAMED = 3  # dropped rows that a problem names
 
