@@ -68,9 +68,9 @@ def rows(source: Path, folder: Path, steps: int) -> Path:
 def model_folders(folder: Path) -> tuple[Path, Path]:
     """(tokenizer, weights) of the model, as transformers loads them."""
     from stoker.models.gguf_model import tokenizer_of_gguf, weights_of_gguf
-    from stoker.models.model_source import locate
+    from stoker.models.model_source import find_model
 
-    source = locate("smollm2-135m", folder)
+    source = find_model("smollm2-135m", folder)
     assert source is not None
     return tokenizer_of_gguf(Path(source.where)), weights_of_gguf(Path(source.where))
 
@@ -83,7 +83,7 @@ def stoker(folder: Path, steps: int) -> tuple[list[float], list[float]]:
     from stoker.job import load_job
     from stoker.runs.run_folder import RunFolder
     from stoker.train.prepare import prepare
-    from stoker.train.run import start
+    from stoker.train.run import train_run
 
     path = folder / "dpo.yaml"
     path.write_text(
@@ -97,7 +97,7 @@ def stoker(folder: Path, steps: int) -> tuple[list[float], list[float]]:
     prepared = prepare(loaded, folder)
     run = RunFolder(Path(str(loaded.job.output)))
     with run.take():
-        start(prepared, run, folder, quiet=True)
+        train_run(prepared, run, folder, quiet=True)
     metrics = run.read_metrics()
     return [line["seconds"] for line in metrics], [line["loss"] for line in metrics]
 

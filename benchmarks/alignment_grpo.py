@@ -32,7 +32,7 @@ def stoker(folder: Path, iterations: int) -> tuple[list[float], list[float]]:
     from stoker.job import load_job
     from stoker.runs.run_folder import RunFolder
     from stoker.train.prepare import prepare
-    from stoker.train.run import start
+    from stoker.train.run import train_run
 
     path = folder / "grpo.yaml"
     path.write_text(
@@ -45,7 +45,7 @@ def stoker(folder: Path, iterations: int) -> tuple[list[float], list[float]]:
     loaded = load_job(path, [f"output={folder}/run-{os.getpid()}"])
     run = RunFolder(Path(str(loaded.job.output)))
     with run.take():
-        start(prepare(loaded, folder), run, folder, quiet=True)
+        train_run(prepare(loaded, folder), run, folder, quiet=True)
     lines = run.read_metrics()
     return [m["seconds"] + m["rollout_seconds"] for m in lines], [m["response_tokens"] for m in lines]
 

@@ -94,7 +94,7 @@ def score(folder: Path, task: str, algorithm: str, seed: int, steps: int) -> lis
     from stoker.job import load_job
     from stoker.runs.run_folder import RunFolder
     from stoker.train.prepare import prepare
-    from stoker.train.run import start
+    from stoker.train.run import train_run
 
     model = write_model(folder / f"model-{seed}", seed)
     (folder / "toy_rewards.py").write_text(FUNCTIONS)
@@ -119,7 +119,7 @@ def score(folder: Path, task: str, algorithm: str, seed: int, steps: int) -> lis
     loaded = load_job(path)
     run = RunFolder(folder / str(loaded.job.output))
     with run.take():
-        start(prepare(loaded, folder), run, folder, quiet=True)
+        train_run(prepare(loaded, folder), run, folder, quiet=True)
     return [line["score"] for line in run.read_metrics() if line["rollout_seconds"]]
 
 

@@ -33,7 +33,7 @@ from stoker.launch.first_failure import Failure
 from stoker.launch.nodes import channel
 from stoker.launch.nodes.agent import Agent, interval, message_of
 from stoker.launch.nodes.channel import STRANGERS, Address, PeerNetwork
-from stoker.launch.nodes.group import Group, Node, placed
+from stoker.launch.nodes.group import Group, Node, assign_ranks
 from stoker.launch.nodes.node_part import NodePart
 from stoker.launch.nodes.node_supervisor import NodeSupervisor
 from stoker.launch.nodes.place import Place
@@ -193,7 +193,7 @@ def share_groups() -> None:
 def reading_time(count: int) -> float:
     """Seconds in which a node reads a group."""
     nodes = [Node(f"node-{number}", (HOST, 29400), tuple(range(DEVICES))) for number in range(count)]
-    text = json.dumps(Group(1, placed(nodes, count * DEVICES)).plain())
+    text = json.dumps(Group(1, assign_ranks(nodes, count * DEVICES)).plain())
     begin = time.perf_counter()
     Group.of(json.loads(text))  # in the process that started the others, where nothing is shared
     return time.perf_counter() - begin

@@ -103,13 +103,13 @@ def stoker(folder: Path, steps: int) -> tuple[list[float], int, int, Any, Any]:
     from stoker.job import load_job
     from stoker.runs.run_folder import RunFolder
     from stoker.train.prepare import prepare
-    from stoker.train.run import start
+    from stoker.train.run import train_run
 
     loaded = load_job(job_file(folder, steps), [f"output={folder}/run-{os.getpid()}"])
     prepared = prepare(loaded, folder)
     run = RunFolder(Path(str(loaded.job.output)))
     with run.take():
-        _, loop = start(prepared, run, folder, quiet=True)
+        _, loop = train_run(prepared, run, folder, quiet=True)
     metrics = run.read_metrics()[WARM:]
     model = loop.task.model
     return (

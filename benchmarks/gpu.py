@@ -158,7 +158,7 @@ def stoker(folder: Path, shape: Shape, side: str, arguments: argparse.Namespace)
     from stoker.job import load_job
     from stoker.runs.run_folder import RunFolder
     from stoker.train.prepare import prepare
-    from stoker.train.run import start
+    from stoker.train.run import train_run
 
     job = folder / "job.yaml"
     tune = f"{{method: lora, rank: {RANK}, alpha: {2 * RANK}}}" if shape.lora else "full"
@@ -174,7 +174,7 @@ def stoker(folder: Path, shape: Shape, side: str, arguments: argparse.Namespace)
     prepared = prepare(loaded, folder)
     run = RunFolder(folder / side)
     with run.take():
-        start(prepared, run, folder, quiet=True)
+        train_run(prepared, run, folder, quiet=True)
     metrics = run.read_metrics()
     measured = metrics[WARM:]
     return (

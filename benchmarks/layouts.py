@@ -39,7 +39,7 @@ from stoker.train.engine import Distributed
 from stoker.train.hooks import Hook
 from stoker.train.prepare import prepare
 from stoker.train.prepared import Prepared
-from stoker.train.run import start
+from stoker.train.run import train_run
 
 LAYOUTS = {
     "one": "{data: 1}",
@@ -145,7 +145,7 @@ def measure(name: str, job_file: str, threads: int, rows: int, micro: int) -> Re
 
     folder = RunFolder(path.parent / str(loaded.job.output))
     folder.path.mkdir(exist_ok=True)
-    start(prepared, folder, path.parent, quiet=True, hooks=[Hook(after_step=on_step)])
+    train_run(prepared, folder, path.parent, quiet=True, hooks=[Hook(after_step=on_step)])
     return Result(
         name,
         layout.world,

@@ -162,7 +162,7 @@ def rank(
 
     os.environ["STOKER_CACHE"] = str(folder)
     if addresses:
-        cache_peers.use(NodePeers(name, tuple(addresses.items()), host, SECRET))
+        cache_peers.set_peers(NodePeers(name, tuple(addresses.items()), host, SECRET))
     read("")  # imports
     barrier.wait()
     try:

@@ -24,7 +24,7 @@ from transformers import (
 
 from stoker.data.mix import proportional, shuffled_epochs
 from stoker.models.gguf_model import tokenizer_of_gguf, weights_of_gguf
-from stoker.models.model_source import locate
+from stoker.models.model_source import find_model
 
 Times = tuple[list[float], int, int, Any, Any]
 
@@ -68,7 +68,7 @@ class _Clock(TrainerCallback):
 
 def run(side: str, folder: Path, steps: int, warm: int) -> Times:
     """Trains some steps; (seconds of each but the first ones, their tokens, trained tokens, model, tokenizer)."""
-    source = locate("smollm2-135m", folder)
+    source = find_model("smollm2-135m", folder)
     assert source is not None
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_of_gguf(Path(source.where)))
     tokenizer.pad_token = "<|endoftext|>"  # its own pad token is its end token, which would then never be trained

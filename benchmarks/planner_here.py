@@ -108,7 +108,7 @@ def train(job: Path, steps: int) -> dict[str, Any]:
     from stoker.runs.run_folder import RunFolder, StepMetrics
     from stoker.train.hooks import Hook
     from stoker.train.prepare import prepare
-    from stoker.train.run import start
+    from stoker.train.run import train_run
 
     loaded = load_job(job, [f"steps={steps}", f"output={job.stem}"])
     marks: list[float] = []
@@ -122,7 +122,7 @@ def train(job: Path, steps: int) -> dict[str, Any]:
 
     folder = RunFolder(job.parent / job.stem)
     with folder.take():
-        start(prepare(loaded, job.parent), folder, job.parent, quiet=True, hooks=[Hook(after_step=note)])
+        train_run(prepare(loaded, job.parent), folder, job.parent, quiet=True, hooks=[Hook(after_step=note)])
     taken = [after - before for before, after in pairwise(marks)]
     return {"processor": median(taken), "clock": median(clock[1:]), "memory": peaks[-1]}
 

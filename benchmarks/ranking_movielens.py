@@ -28,7 +28,7 @@ from stoker.train.optimizer import build_optimizer
 from stoker.train.prepare import prepare
 from stoker.train.ranking.ranking_block import RankingBlock
 from stoker.train.ranking.ranking_task import RankingTask
-from stoker.train.run import start
+from stoker.train.run import train_run
 from stoker.train.run_schedule import plan_of, schedule_of
 
 
@@ -103,7 +103,7 @@ def trained(loaded: LoadedJob, base: Path) -> tuple[float, float]:
     """AUC and log loss of the job."""
     folder = RunFolder(base / loaded.job.output)
     with folder.take():
-        outcome, _ = start(prepare(loaded, base), folder, base, quiet=True)
+        outcome, _ = train_run(prepare(loaded, base), folder, base, quiet=True)
     assert outcome.evaluation is not None
     return outcome.evaluation.measures["auc"], outcome.evaluation.measures["log_loss"]
 

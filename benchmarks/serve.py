@@ -276,9 +276,9 @@ def model_folder(folder: Path) -> Path:
     """The catalogue's model as transformers saves it, in float32; its GGUF file's path."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from stoker.models.model_source import located
+    from stoker.models.model_source import require_model
 
-    gguf = Path(located(MODEL, folder).where)
+    gguf = Path(require_model(MODEL, folder).where)
     held = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype="float32")
     config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
     model = AutoModelForCausalLM.from_config(config, dtype="float32")

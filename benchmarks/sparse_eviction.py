@@ -21,7 +21,7 @@ from stoker.job.recipes import write_recipe
 from stoker.runs.run_folder import RunFolder
 from stoker.train.prepare import prepare
 from stoker.train.ranking.ranking_task import RankingTask
-from stoker.train.run import start
+from stoker.train.run import train_run
 
 STEPS = 625  # two epochs of 80,000 rows, 256 a step
 SCORES = ("norm-frequency", "norm", "frequency", "recency")
@@ -36,7 +36,7 @@ def trained(seed: int, *overrides: str) -> tuple[float, dict[str, int]]:
         assert isinstance(prepared.task, RankingTask)
         folder = RunFolder(base / prepared.job.output)
         with folder.take():
-            start(prepared, folder, base, quiet=True)
+            train_run(prepared, folder, base, quiet=True)
         [*_, last] = (event for event in folder.read_events() if event["event"] == "evaluated")
         assert last["step"] == STEPS
         return float(last["auc"]), prepared.task.tables.rows

@@ -57,10 +57,10 @@ def with_stoker(path: Path, folder: Path) -> tuple[float, int]:
 
 def _codec(folder: Path) -> Any:
     from stoker.job.blocks.model_block import ModelBlock
-    from stoker.models.model_source import locate
+    from stoker.models.model_source import find_model
     from stoker.models.tokenizer import codec_of, load_tokenizer_from, served_stop_ids
 
-    source = locate("smollm2-135m", folder)
+    source = find_model("smollm2-135m", folder)
     assert source is not None
     tokenizer = load_tokenizer_from(source)
     return codec_of(tokenizer, served_stop_ids(tokenizer, source, ModelBlock(name="smollm2-135m")))
@@ -73,10 +73,10 @@ def with_datasets(path: Path, folder: Path, batched: bool) -> tuple[float, int]:
     from transformers import AutoTokenizer
 
     from stoker.models.gguf_model import tokenizer_of_gguf
-    from stoker.models.model_source import locate
+    from stoker.models.model_source import find_model
 
     disable_progress_bars()
-    source = locate("smollm2-135m", folder)
+    source = find_model("smollm2-135m", folder)
     assert source is not None
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_of_gguf(Path(source.where)))
 

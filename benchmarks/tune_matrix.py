@@ -41,7 +41,7 @@ from stoker.job.load_job import load_job
 from stoker.models.virtual_tokens import virtual_ids
 from stoker.runs.run_folder import RunFolder
 from stoker.train.prepare import prepare
-from stoker.train.run import start
+from stoker.train.run import train_run
 from stoker.verify.toy_config import ToyShape, shrunk
 
 FAMILIES = ("gpt2", "bloom", "opt", "gpt_neo", "gptj", "gpt_neox", "llama", "glm", "glm4", "qwen3", "mistral")
@@ -112,7 +112,7 @@ def train(job: Path) -> RunFolder:
     loaded = load_job(job)
     folder = RunFolder(Path(str(loaded.job.output)))
     with folder.take():
-        start(prepare(loaded, job.parent), folder, job.parent, quiet=True)
+        train_run(prepare(loaded, job.parent), folder, job.parent, quiet=True)
     return folder
 
 

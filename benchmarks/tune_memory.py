@@ -79,13 +79,13 @@ def train(path: Path) -> dict[str, Any]:
     from stoker.runs.plan_comparison import read_comparison
     from stoker.runs.run_folder import RunFolder
     from stoker.train.prepare import prepare
-    from stoker.train.run import start
+    from stoker.train.run import train_run
 
     loaded = load_job(path, [f"output={path.stem}"])
     folder = RunFolder(path.parent / path.stem)
     with folder.take():
         prepared = prepare(loaded, path.parent)
-        start(prepared, folder, path.parent, quiet=True)
+        train_run(prepared, folder, path.parent, quiet=True)
     comparison = read_comparison(folder)
     assert comparison is not None and comparison.predicted is not None, comparison
     parts = comparison.predicted.memory

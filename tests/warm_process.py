@@ -102,7 +102,7 @@ def _number(pipe: int) -> int:
 
 
 def _words(command: Any) -> list[str] | None:
-    """What follows the interpreter and its option ``-P``; None where the command is no program for the server."""
+    """What follows the interpreter and its option ``-P``; None where the command is not a program for the server."""
     if isinstance(command, str | bytes | os.PathLike) or os.fspath(command[0]) != sys.executable:
         return None
     words = [os.fspath(word) for word in command[1:]]

@@ -16,7 +16,16 @@ from planner_runs.memory import program_of
 from planner_runs.reading import reading_of
 from planner_runs.rows import Row
 from stoker.errors import Problem, UserError
-from stoker.plan.memory import STATES, Memory, Verdict, context_bytes, peak_memory, room, stage_memory, verdict_of
+from stoker.plan.memory import (
+    STATES,
+    Memory,
+    Verdict,
+    allocatable_bytes,
+    context_bytes,
+    peak_memory,
+    stage_memory,
+    verdict_of,
+)
 from stoker.plan.setting import Setting
 from stoker.plan.speed import speed_of
 from stoker.plan.step_time import step_time
@@ -82,7 +91,7 @@ def verdict_on(setting: Setting, memory: Memory) -> Verdict:
     """Whether the fullest stage fits, and every stage has a block."""
     if len(setting.stages) > setting.shape.layers:
         return "DOES NOT FIT"
-    return verdict_of(memory.peak, bound(setting, memory), room(setting.cluster))
+    return verdict_of(memory.peak, bound(setting, memory), allocatable_bytes(setting.cluster))
 
 
 def memory_of(setting: Setting) -> Memory:

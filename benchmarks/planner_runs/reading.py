@@ -15,7 +15,7 @@ from stoker.hardware.cluster import Cluster, cluster_of
 from stoker.hardware.devices import DeviceKind, device_kind
 from stoker.hardware.network import describes_node, parse_network
 from stoker.job.layout import SHARDS, Layout, Offload, Shard
-from stoker.plan.memory import peak_memory, room
+from stoker.plan.memory import allocatable_bytes, peak_memory
 from stoker.plan.setting import Setting, TrainingWork, Tuning
 
 GPU = "A100-80GB"  # where a row names none
@@ -100,7 +100,7 @@ def reading_of(row: Row) -> Reading:
     if program.paged and gpus == 1 and work.tuning == "full" and numbers.moments is None:
         program = replace(program, states=0)
         first = replace(first, software=program)
-        if peak_memory(first)[1].peak > room(cluster):
+        if peak_memory(first)[1].peak > allocatable_bytes(cluster):
             first = replace(first, software=replace(program, gradients=0))
     open_recompute = (layout.recompute, *_RECOMPUTED) if again is None else (layout.recompute,)
     open_offload = (layout.offload,)

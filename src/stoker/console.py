@@ -10,7 +10,7 @@ import rich.console
 from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from stoker.terminal import unescaped, visible
+from stoker.terminal import escape_control_characters, unescaped
 
 
 class Console(rich.console.Console):
@@ -23,4 +23,4 @@ class Console(rich.console.Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """See rich; each piece of text is made visible."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=visible(segment.text))
+            yield segment if segment.control else segment._replace(text=escape_control_characters(segment.text))

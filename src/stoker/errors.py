@@ -65,7 +65,7 @@ class DiskFailed(RunFailed):
 
 
 @contextmanager
-def reading(what: str) -> Iterator[None]:
+def user_file_errors(what: str) -> Iterator[None]:
     """Turns what a library raises while it reads a file of the user's into a `UserError` that names the file.
 
     Libraries raise anything at all over a damaged file. The block holds calls of a library and nothing of Stoker's,

@@ -47,13 +47,13 @@ def read_file(path: Path) -> bytes:
     """Returns the content of a regular file.
 
     Raises:
-        OSError: it cannot be read, or is no regular file: a FIFO would have to be waited for.
+        OSError: it cannot be read, or is not a regular file: opening a FIFO would block.
     """
-    with open(path, "rb", opener=regular) as file:
+    with open(path, "rb", opener=open_regular) as file:
         return file.read()
 
 
-def regular(path: str, flags: int) -> int:
+def open_regular(path: str, flags: int) -> int:
     """An opener for `open` that fails immediately for anything but a regular file."""
     descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
     if kind := _kind(os.fstat(descriptor).st_mode):
@@ -64,7 +64,7 @@ def regular(path: str, flags: int) -> int:
 
 def no_link(path: str, flags: int) -> int:
     """An opener for `open` that fails if the file is a link, or not a regular file."""
-    return regular(path, flags | getattr(os, "O_NOFOLLOW", 0))
+    return open_regular(path, flags | getattr(os, "O_NOFOLLOW", 0))
 
 
 def _kind(mode: int) -> str:

@@ -16,7 +16,7 @@ from stoker.errors import RunFailed, reason_of
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def visible(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     """Escapes control characters of a text, in the notation of JSON and YAML."""
     return _STEERING.sub(_escaped, text)
 
@@ -50,7 +50,7 @@ class Output:
             RunFailed: it cannot be written for another reason, such as a full disk.
         """
         with self._failing_in_words():
-            self._stream.write(visible(text) if self._escapes else text)
+            self._stream.write(escape_control_characters(text) if self._escapes else text)
         return len(text)
 
     def flush(self) -> None:

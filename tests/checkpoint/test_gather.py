@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stoker.checkpoint.chunks import Chunk
-from stoker.checkpoint.collective import by_first, together
+from stoker.checkpoint.collective import by_first, run_on_all_ranks
 from stoker.checkpoint.gather import gather_whole
 from stoker.errors import RunFailed
 from stoker.launch.process_pool import Pool
@@ -65,9 +65,9 @@ def fail(kind: str) -> tuple[list[int], int, str, str]:
             raise {"own": RunFailed(f"rank {at} ran out"), "odd": Unsendable("rank ", str(at))}[kind]
         return at
 
-    results, first = together(lambda: 10 * at), by_first(lambda: at + 5)
+    results, first = run_on_all_ranks(lambda: 10 * at), by_first(lambda: at + 5)
     try:
-        together(work)
+        run_on_all_ranks(work)
     except Exception as error:
         return results, first, type(error).__name__, str(error)
     raise AssertionError("nobody heard of it")

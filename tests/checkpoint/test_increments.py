@@ -10,7 +10,7 @@ import torch
 from stoker.checkpoint.chunks import Chunk, Held
 from stoker.checkpoint.dcp_store import BASE_ROWS, ROWS, Store
 from stoker.checkpoint.disk_space import SPARE, make_room
-from stoker.checkpoint.memory_restore import remembered
+from stoker.checkpoint.memory_restore import steps_in_memory
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.snapshots import Snapshots
@@ -110,5 +110,5 @@ def test_memory_is_never_taken_for_a_whole_state(tmp_path: Path) -> None:
             saver.save_in_background(state(1), Keep(9))
             saver.save_in_background(state(2, 1), Keep(9))
             assert saver.is_whole(1) and not saver.is_whole(2) and not saver.is_whole(3)
-            assert [copy.step for copy in remembered(shared_folder(run), None)] == [1]
+            assert [copy.step for copy in steps_in_memory(shared_folder(run), None)] == [1]
             assert not saver.keep_in_memory(state(3, 1)) and saver.keep_in_memory(state(3))

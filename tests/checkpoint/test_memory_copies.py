@@ -19,7 +19,7 @@ from stoker.checkpoint.collective import rank
 from stoker.checkpoint.copy_interval import Cadence
 from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.gather import gather_whole
-from stoker.checkpoint.memory_restore import remembered
+from stoker.checkpoint.memory_restore import steps_in_memory
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.shm_buffers import copies_in, forget_copies
@@ -236,7 +236,7 @@ def test_what_fewer_processes_leave_unused_is_given_back(tmp_path: Path, pool: P
 def test_without_a_supervisor_there_are_no_copies(tmp_path: Path) -> None:
     saver = saver_of(tmp_path)
     assert not shared_folder(tmp_path).exists() and not saver.due(1)
-    assert remembered(None, None) == []
+    assert steps_in_memory(None, None) == []
     saver.close()
 
 

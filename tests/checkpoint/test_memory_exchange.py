@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from stoker.checkpoint.chunks import Chunk, Held
 from stoker.checkpoint.memory_exchange import fetched
-from stoker.checkpoint.memory_restore import remembered
-from stoker.checkpoint.save_plan import agree
+from stoker.checkpoint.memory_restore import steps_in_memory
+from stoker.checkpoint.save_plan import make_write_plan
 from stoker.checkpoint.shm_buffers import Slot
 from stoker.launch.process_pool import Pool
 
@@ -34,10 +34,10 @@ def copied(base: Path, nodes: int) -> list[tuple[int, str]]:
     share = ROWS // world
     mine = held(rank * share, (rank + 1) * share, 0.5)
     slot = Slot(folder / f"rank-{rank}", 0)
-    slot.fill(7, mine, {"n": 1}, agree(mine, folder), rank=rank)
+    slot.fill(7, mine, {"n": 1}, make_write_plan(mine, folder), rank=rank)
     slot.close()
     dist.barrier()
-    return [(found.step, found.group) for found in remembered(folder, None)]
+    return [(found.step, found.group) for found in steps_in_memory(folder, None)]
 
 
 def restored(base: Path, nodes: int, lost: bool) -> tuple[int, bool, list[list[float]], list[float]]:
@@ -46,7 +46,7 @@ def restored(base: Path, nodes: int, lost: bool) -> tuple[int, bool, list[list[f
     folder = base / f"node-{rank * nodes // world}"
     folder.mkdir(exist_ok=True)
     dist.barrier()
-    found = remembered(folder, None)
+    found = steps_in_memory(folder, None)
     if lost:
         return len(found), False, [], []
     (copy,) = found

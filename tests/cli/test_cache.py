@@ -14,7 +14,7 @@ from counting_origin import CountingOrigin
 from stoker.cli.cache import shown_size, size_of
 from stoker.cli.main import main
 from stoker.errors import UserError
-from stoker.node_cache.file_locks import take
+from stoker.node_cache.file_locks import lock_file
 from stoker.node_cache.object_cache import NodeCache, node_cache
 from stoker.node_cache.object_reader import ObjectReader
 
@@ -81,11 +81,11 @@ def test_cleaning_takes_a_url_with_its_signature(origin: CountingOrigin, capsys:
 
 
 def test_a_lock_is_let_go_though_a_child_has_its_descriptor(tmp_path: Path) -> None:
-    held = take(tmp_path / "lock")
+    held = lock_file(tmp_path / "lock")
     assert held is not None
     inherited = os.dup(held._descriptor)
     held.close()
-    again = take(tmp_path / "lock", wait=False)
+    again = lock_file(tmp_path / "lock", wait=False)
     os.close(inherited)
     assert again is not None
     again.close()

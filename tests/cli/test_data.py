@@ -14,10 +14,10 @@ import pytest
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-from stoker.cli.data_view import counted
+from stoker.cli.data_view import pluralise
 from stoker.cli.main import main
 from stoker.data.chat_template import CHATML
-from stoker.terminal import visible
+from stoker.terminal import escape_control_characters
 
 JOB = "task: sft\nmodel: tiny\ndata: my.jsonl\nsteps: 10\ntrain: {seq_len: 128}\n"
 GOOD = [{"instruction": f"Where is number {i}?", "output": f"At {i}."} for i in range(20)]
@@ -259,7 +259,7 @@ def test_what_would_steer_the_terminal_is_spelt_out(capsys: pytest.CaptureFixtur
     assert main(["data", "job.yaml"]) == 0
     out = capsys.readouterr().out
     assert "⟦red \\x1b[31m bell \\x07 tab\tline\nend é日\u200d<|im_end|>⟧" in out
-    assert visible("\x9b\r") == "\\u009b\\x0d"
+    assert escape_control_characters("\x9b\r") == "\\u009b\\x0d"
 
 
 @pytest.mark.slow
@@ -342,4 +342,4 @@ def test_without_packing_a_sequence_is_a_row_in_the_order_of_the_run(capsys: pyt
 
 
 def test_one_is_singular() -> None:
-    assert [counted(n, "token") for n in (0, 1, 2000)] == ["0 tokens", "1 token", "2,000 tokens"]
+    assert [pluralise(n, "token") for n in (0, 1, 2000)] == ["0 tokens", "1 token", "2,000 tokens"]

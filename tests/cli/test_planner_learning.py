@@ -90,4 +90,4 @@ def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_no_time_to_measure_in(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--calibrate", "--seconds", "0"]) == 2
-    assert "--seconds 0: no time to measure in; write 40" in capsys.readouterr().err
+    assert "--seconds 0: --seconds must be above 0; write 40" in capsys.readouterr().err

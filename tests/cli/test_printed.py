@@ -15,7 +15,7 @@ import pytest
 from stoker.cli import main as command
 from stoker.cli.main import main
 from stoker.console import Console
-from stoker.terminal import Output, visible
+from stoker.terminal import Output, escape_control_characters
 
 ESCAPES = {
     "colour": "\x1b[31mred",
@@ -47,10 +47,10 @@ def stoker(words: str, shell: str = "") -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("kind", ESCAPES)
 def test_text_that_steers_a_terminal_is_shown_as_escapes(kind: str) -> None:
     text = f"a\tb\n{ESCAPES[kind]} ünïcode 日本語 العربية"
-    shown = visible(text)
+    shown = escape_control_characters(text)
     assert not STEERING & set(shown) and "ünïcode 日本語 العربية" in shown and shown.startswith("a\tb\n")
-    assert json.loads(visible(json.dumps(ESCAPES[kind], ensure_ascii=False))) == ESCAPES[kind]
-    assert visible(shown) == shown
+    assert json.loads(escape_control_characters(json.dumps(ESCAPES[kind], ensure_ascii=False))) == ESCAPES[kind]
+    assert escape_control_characters(shown) == shown
 
 
 @pytest.mark.parametrize("kind", sorted(set(ESCAPES) - {"surrogate"}))

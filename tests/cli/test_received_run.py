@@ -165,7 +165,7 @@ def test_a_file_of_a_run_runs_nothing(kind: str, name: str, base: Path, capsys: 
     attack(capsys, "chat", "runs", "plan", "check", "train")
 
 
-# The verbs that read a file of the run, and stop where it is no file.
+# The verbs that read a file of the run, and stop where it is not a file.
 READ_BY = {
     "job.yaml": [verb for verb in VERBS if verb != "plan"],
     "events.jsonl": ["chat", "eval", "export", "runs", "train"],

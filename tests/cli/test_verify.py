@@ -20,7 +20,7 @@ from stoker.launch.first_failure import RankFailed
 from stoker.verify.difference import Computed, Difference
 from stoker.verify.layout_cases import Cell
 from stoker.verify.plain_run import run_plain
-from stoker.verify.reference_run import between
+from stoker.verify.reference_run import widest_gap_midpoint
 from stoker.verify.toy_job import Twin, make_twin
 from stoker.verify.toy_rows import tokenizer
 from stoker.verify.verifier import Verifier
@@ -253,6 +253,6 @@ def test_processes_that_wait_for_each_other_are_named(twin: Twin) -> None:
 
 
 def test_a_limit_lies_between_the_norms() -> None:
-    assert between((1.0, 1.1, 4.4)) == pytest.approx((1.1 * 4.4) ** 0.5)
-    assert between((3.0,)) == 1.5
-    assert 0 < between((0.0, 2.0)) < 2.0
+    assert widest_gap_midpoint((1.0, 1.1, 4.4)) == pytest.approx((1.1 * 4.4) ** 0.5)
+    assert widest_gap_midpoint((3.0,)) == 1.5
+    assert 0 < widest_gap_midpoint((0.0, 2.0)) < 2.0

@@ -37,8 +37,8 @@ def test_the_command_line_wins_over_the_job(loaded: LoadedJob, tmp_path: Path) -
         ("slurm:\n  partitions: gpu\n", "t.yaml:2:3: unknown key `target.slurm.partitions`; write `partition`"),
         ("slurm:\n  nodes: 0\n", "t.yaml:2:10: `target.slurm.nodes` must be a whole number above 0 or auto, not 0"),
         ("slrm: {}\n", "t.yaml:1:1: unknown key `target.slrm`; write `slurm`"),
-        ("slurm: {}\nray: {}\n", "t.yaml:1:1: a target has one block"),
-        ("- slurm\n", "t.yaml:1:1: a target is a block"),
+        ("slurm: {}\nray: {}\n", "t.yaml:1:1: a target must have exactly one block"),
+        ("- slurm\n", "t.yaml:1:1: a target must be a block"),
     ],
 )
 def test_mistakes_in_a_file_are_found_in_it(loaded: LoadedJob, text: str, told: str) -> None:

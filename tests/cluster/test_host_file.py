@@ -41,7 +41,7 @@ def test_wrong_lines_are_named_by_place() -> None:
     told = [str(problem) for problem in error.value.problems]
     assert told == [
         "hosts:3:3: `slot=` is not known of a host; write `slots=`",
-        "hosts:4:1: `slots=0` is no number above 0; write `slots=8`",
+        "hosts:4:1: `slots=0` is not a number above 0; write `slots=8`",
         "hosts:5:1: `= 4` names no host; write `gpu1 slots=8`",
     ]
     with pytest.raises(UserError, match="hosts:1:1: no host is named"):

@@ -204,7 +204,7 @@ def target_in(folder: Path, **keys: Any) -> tuple[SlurmTarget, ChosenTarget]:
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
-        ({"time": "5 hours"}, "`time: 5 hours` is no time of Slurm"),
+        ({"time": "5 hours"}, "`time: 5 hours` is not a time of Slurm"),
         ({"image": "x.sif"}, "`container` and `image` go together"),
         ({"container": "pyxis"}, "`container` and `image` go together"),
         ({"sbatch": ["--array=1-3"]}, "an array starts the job several times"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stoker.cli.main import main
-from stoker.cluster.record import Record, all_records, keep, record_named
+from stoker.cluster.record import Record, all_records, record_named, save_record
 from stoker.cluster.ssh.connection import Connection
 from stoker.errors import UserError
 from tiny_llama import save_tiny_llama
@@ -44,7 +44,7 @@ def test_a_dry_run_prints_the_script_and_sends_nothing(base: Path, capsys: pytes
         (["job.yaml", "--on", "nowhere"], "there is no target nowhere"),
         (["job.yaml", "--include", "a"], "--include selects ssh hosts, and the target is slurm"),
         (["job.yaml", "--name", "My Run"], "not a valid name; use lower-case letters, digits and hyphens"),
-        (["job.yaml", "target=local"], "the job has no target to be submitted to"),
+        (["job.yaml", "target=local"], "the job has no target"),
         (["job.yaml", "target.slurm.send=[no_such.py]"], "there is no file no_such.py"),
         (["job.yaml", "target.slurm.nodes=4"], "4 nodes, and the layout (data 1) has 1 process; write at most 1"),
     ],
@@ -88,7 +88,9 @@ def test_a_run_that_is_running_is_not_submitted_again(
 def test_records_are_found_by_name(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     values = {"kind": "slurm", "target": {}, "on": "", "fingerprint": "f" * 64, "nodes": 1, "devices": 1}
     for number, name in enumerate(("first", "second")):
-        keep(Record(name=name, time=float(number), output=f"runs/{name}", base="/", handle={"job": "1"}, **values))  # type: ignore[arg-type]
+        save_record(
+            Record(name=name, time=float(number), output=f"runs/{name}", base="/", handle={"job": "1"}, **values)
+        )  # type: ignore[arg-type]
     (base / "state/stoker/submitted/broken.json").write_text("{}")
     assert [record.name for record in all_records()] == ["second", "first"]
     with pytest.raises(UserError, match="no job secnd was submitted; did you mean second"):

@@ -17,7 +17,7 @@ from stoker.data.ranking.click_log import ClickLog, open_log, open_rows
 from stoker.data.ranking.column_settings import LogSettings, StatedFeature
 from stoker.data.ranking.features import Features
 from stoker.data.ranking.find_features import find_features
-from stoker.data.ranking.ids import crossed, id_of
+from stoker.data.ranking.ids import id_of, pair_ids
 from stoker.data.ranking.log_audit import AdmissionRule, audit_log
 from stoker.data.ranking.log_gate import log_problems
 from stoker.errors import UserError
@@ -244,7 +244,7 @@ def test_stated_features_crosses_buckets_and_sequences(tmp_path: Path) -> None:
     assert batch.ids["x"].ids.tolist() == [0, 1, 2, 2]
     assert batch.ids["seen"].ids.tolist() == [5, 6, 6, 7, 11, 12, 20, 21]  # the newest two
     assert batch.ids["a x seen"].lengths.tolist() == [2, 2, 2, 2]
-    assert batch.ids["a x seen"].ids[0] == crossed(np.array([1]), np.array([5]))[0]
+    assert batch.ids["a x seen"].ids[0] == pair_ids(np.array([1]), np.array([5]))[0]
     assert log.held_out is None
     assert log.features["x"].boundaries == (5.0, 10.0)
 

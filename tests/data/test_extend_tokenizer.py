@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from stoker.data.compression import PART, compression, parts, split_held_out
+from stoker.data.compression import PART, compression, split_at_lines, split_held_out
 from stoker.data.extend_tokenizer import Extended, extend, refusal
 from stoker.data.offline_corpora import files
 from stoker.data.token_bytes import byte_lengths
@@ -155,7 +155,7 @@ def test_a_corpus_without_letters_teaches_nothing() -> None:
 
 def test_parts_are_the_texts_and_every_twentieth_is_held_out() -> None:
     text = "a line\n" * 2000
-    cut = list(parts([text, "short"]))
+    cut = list(split_at_lines([text, "short"]))
     assert "".join(cut) == text + "short" and max(map(len, cut)) < PART + 10
     learnt, held_out = split_held_out([str(i) for i in range(100)])
     assert held_out == ["19", "39", "59", "79", "99"] and len(learnt) == 95

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stoker.data.corpus import Corpus, open_corpus
-from stoker.data.mixture_report import drawn, in_words
+from stoker.data.mixture_report import in_words, mixture_parts
 from stoker.data.tokenise import TextCodec
 from stoker.job import load_job
 from stoker.job.schema import Job
@@ -55,7 +55,7 @@ def taken(corpus: Corpus, sequences: int) -> tuple[Counter[int], Counter[int]]:
 @pytest.mark.parametrize("weights", [None, (1, 3)])
 def test_whole_epochs_are_counted_exactly(codec: TextCodec, packed: str, weights: tuple[int, int] | None) -> None:
     corpus, job = opened(codec, "epochs=2", f"train.pack={packed}", weights=weights)
-    parts = drawn(corpus, job)
+    parts = mixture_parts(corpus, job)
     rows, tokens = taken(corpus, corpus.sequences.total(2))
     assert [part.rows for part in parts] == [rows[0], rows[1]]
     if weights is None:
@@ -68,16 +68,16 @@ def test_whole_epochs_are_counted_exactly(codec: TextCodec, packed: str, weights
 
 def test_temperature_flattens(codec: TextCodec) -> None:
     plain, flat = (
-        drawn(*opened(codec, "steps=30", "train.pack=false", f"mix.temperature={t}"))[0].rows for t in (1, 4)
+        mixture_parts(*opened(codec, "steps=30", "train.pack=false", f"mix.temperature={t}"))[0].rows for t in (1, 4)
     )
     corpus, job = opened(codec, "steps=30", "train.pack=false", "mix.temperature=4")
-    assert drawn(corpus, job)[0].rows == pytest.approx(taken(corpus, 120)[0][0], abs=2)
-    assert {plain < flat, plain > flat} == {True, False} and sum(p.rows for p in drawn(corpus, job)) == 120
+    assert mixture_parts(corpus, job)[0].rows == pytest.approx(taken(corpus, 120)[0][0], abs=2)
+    assert {plain < flat, plain > flat} == {True, False} and sum(p.rows for p in mixture_parts(corpus, job)) == 120
 
 
 def test_steps_of_packed_rows_are_told_closely(codec: TextCodec) -> None:
     corpus, job = opened(codec, "steps=40", "train.pack=true")
-    told, (_, tokens) = drawn(corpus, job), taken(corpus, 160)
+    told, (_, tokens) = mixture_parts(corpus, job), taken(corpus, 160)
     assert sum(part.tokens for part in told) == pytest.approx(sum(tokens.values()), rel=0.1)
     assert "long.jsonl " in in_words(told) and " epochs; short.jsonl" in in_words(told)
 

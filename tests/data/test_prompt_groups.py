@@ -12,7 +12,7 @@ import pytest
 from stoker.data import build_cache, token_cache
 from stoker.data.build_cache import find_format, open_cache
 from stoker.data.formats import format_of, parse
-from stoker.data.prompt_groups import behind, grouped
+from stoker.data.prompt_groups import group_by_prompt, skip_rows
 from stoker.data.rows import Raw, Rejected
 from stoker.data.sources import open_source
 from stoker.data.tokenise import RowSettings, TextCodec
@@ -35,7 +35,7 @@ def raws(*rows: dict[str, Any]) -> list[Raw]:
 
 def test_answers_to_a_prompt_are_joined_wherever_they_are() -> None:
     rows = raws(row("A", "a1", 1), row("B", "b1", 2.5), row("A", "a2", "3"), row("A", "a3", -1), row("B", "b2", 0))
-    first, second = grouped(rows, {})
+    first, second = group_by_prompt(rows, {})
     assert isinstance(first, Raw) and isinstance(second, Raw)
     assert (first.row, first.others) == (1, (3, 4)) and (second.row, second.others) == (2, (5,))
     assert first.value == {"prompt": "A", "answers": ["a1", "a2", "a3"], "scores": [1.0, 3.0, -1.0]}
@@ -46,14 +46,14 @@ def test_answers_to_a_prompt_are_joined_wherever_they_are() -> None:
 def test_a_prompt_is_another_one_in_another_file_or_with_another_system_message() -> None:
     turns = [{"role": "user", "content": "A"}]
     rows = raws(row("A", "a", 1), row("A", "b", 2, system="Be brief"), row(turns, "c", 1), row(turns, "d", 2))
-    found = [item.row for item in grouped([*rows, Raw("other", 1, row("A", "e", 3))], {})]
+    found = [item.row for item in group_by_prompt([*rows, Raw("other", 1, row("A", "e", 3))], {})]
     assert found == [1, 2, 3, 1]
 
 
 def test_columns_may_have_other_names() -> None:
     names = {"prompt": "asked", "answer": "said", "score": "worth"}
     rows = raws(*({"asked": "A", "said": said, "worth": worth} for said, worth in (("x", 1), ("y", 2))))
-    (found,) = grouped(rows, names)
+    (found,) = group_by_prompt(rows, names)
     assert isinstance(found, Raw) and parse(found.value, "scored", names).pairs == ((1, 0, 1.0),)  # type: ignore
 
 
@@ -70,7 +70,7 @@ def test_columns_may_have_other_names() -> None:
     ],
 )
 def test_a_row_that_cannot_be_used_leaves_the_others_to_its_prompt(wrong: dict[str, Any], reason: str) -> None:
-    rejected, joined = grouped(raws(row("A", "x", 1), wrong, row("A", "y", 2)), {})
+    rejected, joined = group_by_prompt(raws(row("A", "x", 1), wrong, row("A", "y", 2)), {})
     assert rejected == Rejected("file", 2, reason)
     assert isinstance(joined, Raw) and joined.others == (3,)
 
@@ -103,11 +103,11 @@ def test_every_row_is_used_or_dropped_with_its_reason(
 def test_a_killed_build_goes_on_with_the_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chatml: TextCodec
 ) -> None:
-    rows = grouped(raws(*(row(f"{i % 5}", f"a{i}", i) for i in range(20)), row("9", "b", "x")), {})
+    rows = group_by_prompt(raws(*(row(f"{i % 5}", f"a{i}", i) for i in range(20)), row("9", "b", "x")), {})
     found = list(rows)
     sizes = [1, 4, 4, 4, 4, 4]
     for done in range(7):
-        assert list(behind(found, sum(sizes[:done]))) == found[done:]
+        assert list(skip_rows(found, sum(sizes[:done]))) == found[done:]
     monkeypatch.setattr(build_cache, "CHUNK_ROWS", 3)
     monkeypatch.setattr(token_cache, "SHARD_ROWS", 6)
     path = tmp_path / "my.jsonl"

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from stoker.data.ranking.ids import IdsOfValues, NoIdError, crossed, id_of
+from stoker.data.ranking.ids import IdsOfValues, NoIdError, id_of, pair_ids
 from stoker.data.ranking.line_formats import BadLineError, criteo_row, libffm_row, libsvm_row, line_format_of
 from stoker.data.ranking.times import days_of, time_of
 
@@ -52,9 +52,9 @@ def test_fractions_lists_and_nothing_are_no_ids(value: object) -> None:
 
 def test_crossed_ids_depend_on_the_order_and_do_not_meet() -> None:
     first, second = (side.reshape(-1) for side in np.meshgrid(np.arange(-50, 250), np.arange(300)))
-    ids = crossed(first, second)
+    ids = pair_ids(first, second)
     assert len(np.unique(ids)) == len(ids) == 90_000
-    assert crossed(np.array([1]), np.array([2])) != crossed(np.array([2]), np.array([1]))
+    assert pair_ids(np.array([1]), np.array([2])) != pair_ids(np.array([2]), np.array([1]))
 
 
 def test_times_are_numbers_or_dates() -> None:

@@ -13,7 +13,7 @@ from tokenised import sequences_of
 from stoker.data.row_batch import Span
 from stoker.data.rows import Raw
 from stoker.data.tokenise import RowSettings, TextCodec, tokenise
-from stoker.data.trained_spans import fit
+from stoker.data.trained_spans import split_into_windows
 
 
 def raw(row: dict[str, Any] | str, number: int = 1) -> Raw:
@@ -38,7 +38,7 @@ TRAINED = st.lists(st.integers(0, 60), max_size=6, unique=True).map(sorted)
 def test_split_predicts_every_trained_token_but_the_first_once(length: int, seq_len: int, bounds: list[int]) -> None:
     spans: list[Span] = [(a, min(b, length)) for a, b in zip(bounds[::2], bounds[1::2], strict=False) if a < length]
     trained = {i for a, b in spans for i in range(a, b)}
-    windows, reason = fit(length, spans, seq_len, "split")
+    windows, reason = split_into_windows(length, spans, seq_len, "split")
     assert bool(windows) != bool(reason)
     predicted = [i for first, last in windows for i in range(first + 1, last) if i in trained]
     assert sorted(predicted) == sorted(trained - {0})

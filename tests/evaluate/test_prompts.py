@@ -74,7 +74,7 @@ def test_the_planted_template_wins_and_a_job_takes_it(
     ("content", "message"),
     [
         ("a: '{prompt}'", "does not hold several templates"),
-        ("a: '{prompt}'\nb: 3", "b is no template"),
+        ("a: '{prompt}'\nb: 3", "b is not a template"),
         ("a: '{prompt}'\nb: text", "b reads no column"),
         ("a: '{prompt}'\nb: '{prompt'", "b: "),
         ("a: '{prompt}'\nb: '{prompt.x}'", "no plain name"),

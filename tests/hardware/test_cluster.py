@@ -121,7 +121,7 @@ def test_every_published_node_is_whole() -> None:
             ],
         ),
         ("nodes: 2\ndevice: H101", ["cluster:2:9: `H101` is not a device of the catalogue; write H100"]),
-        ("like: aws-p9", ["cluster:1:7: `aws-p9` is no type of node; write aws-p5"]),
+        ("like: aws-p9", ["cluster:1:7: `aws-p9` is not a type of node; write aws-p5"]),
         ("nodes: 2", ["neither `device` nor `like` is given"]),
         (
             "{device: H100, network: fast}",
@@ -131,7 +131,7 @@ def test_every_published_node_is_whole() -> None:
         ("{device: H100, availability: 0.9, failures_per_gpu_hour: 1.0e-5}", ["say the same; keep one of them"]),
         ("device: [H100", ["a list is not closed"]),
         ("8xH1O0", ["`H1O0` is not a device of the catalogue; write H100"]),
-        ("aws-p7", ["`aws-p7` is no cluster; write aws-p5"]),
+        ("aws-p7", ["`aws-p7` is not a cluster; write aws-p5"]),
         ("0xH100", ["has no devices"]),
         ("11xH100", ["11 devices cannot be divided into equal nodes of up to 8; write 8 or 16"]),
         ("absent.yaml", ["absent.yaml: there is no such file"]),

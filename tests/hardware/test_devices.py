@@ -93,7 +93,7 @@ def test_what_a_device_lacks_is_done_in_the_next_wider_precision() -> None:
     assert device_kind("V100").peak("bf16") == 15.7e12
     assert device_kind("A100").peak("fp8") == 312e12
     assert device_kind("H100").peak("fp4") == device_kind("H100").peak("fp8") == 1978.9e12
-    with pytest.raises(UserError, match="`bf17` is no precision"):
+    with pytest.raises(UserError, match="`bf17` is not a precision"):
         device_kind("A100").peak("bf17")
 
 

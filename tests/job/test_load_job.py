@@ -206,8 +206,8 @@ def test_overrides_reach_every_kind_of_place(tmp_path: Path) -> None:
     [
         ("train.lrr=1", "unknown key `train.lrr`"),
         ("train.lr=fast", "must be a number"),
-        ("lr", "is no override"),
-        ("=3", "is no key"),
+        ("lr", "is not an override"),
+        ("=3", "is not a key"),
         ("data[7].path=x", "`data` has 1 items"),
         ("data.path=x", "`data` is a list"),
         ("steps.x=1", "`steps` holds no keys"),

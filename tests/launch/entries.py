@@ -100,7 +100,7 @@ def refuse_together(spec: RunSpec, *, rank_info: RankInfo, console: Console | No
 
 
 def fail_after_a_peer(spec: RunSpec, *, rank_info: RankInfo, console: Console | None) -> RunResult:
-    """Rank 1 cannot go on; what the others say when it has gone is no news."""
+    """Rank 1 cannot go on; what the others say when it has gone is not reported."""
     with process_group(
         torch.device("cpu"), rank=rank_info.rank, world=rank_info.world, store=rank_info.store(), timeout=600
     ):
@@ -203,7 +203,7 @@ def bad_device(spec: RunSpec, *, rank_info: RankInfo, console: Console | None) -
     if rank_info.world == 2:
         if rank_info.rank == 0:
             leave_out(spec, [1])
-        raise CannotRun("device 1 multiplies matrices wrong")
+        raise CannotRun("device 1 computes wrong matrix products")
     return ending("done", 2)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from stoker.errors import UserError
 from stoker.job.layout import Layout
-from stoker.launch.cluster_env import RankInfo, check_world, first_host, joined
+from stoker.launch.cluster_env import RankInfo, check_world, first_host, rank_info_from_env
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"} | {
     "MASTER_ADDR": "gpu1",
@@ -25,17 +25,17 @@ SLURM = {
 
 
 def test_torchrun() -> None:
-    assert joined(TORCHRUN) == RankInfo(5, 8, 1, 4)
-    assert joined({k: v for k, v in TORCHRUN.items() if k != "LOCAL_WORLD_SIZE"}) == RankInfo(5, 8, 1, 8)
+    assert rank_info_from_env(TORCHRUN) == RankInfo(5, 8, 1, 4)
+    assert rank_info_from_env({k: v for k, v in TORCHRUN.items() if k != "LOCAL_WORLD_SIZE"}) == RankInfo(5, 8, 1, 8)
 
 
 def test_srun() -> None:
-    rank_info = joined(SLURM)
+    rank_info = rank_info_from_env(SLURM)
     assert rank_info is not None and rank_info.meet is not None
     assert (rank_info.rank, rank_info.world, rank_info.local_rank, rank_info.local_world) == (9, 11, 1, 3)
     assert rank_info.meet[0] == "gpu003" and 15_000 <= rank_info.meet[1] < 32_000
-    assert joined({**SLURM, "SLURM_STEP_ID": "1"}).meet != rank_info.meet  # type: ignore[union-attr]
-    given = joined({**SLURM, "MASTER_ADDR": "here", "MASTER_PORT": "1234"})
+    assert rank_info_from_env({**SLURM, "SLURM_STEP_ID": "1"}).meet != rank_info.meet  # type: ignore[union-attr]
+    given = rank_info_from_env({**SLURM, "MASTER_ADDR": "here", "MASTER_PORT": "1234"})
     assert given is not None and given.meet == ("here", 1234)
 
 
@@ -49,19 +49,19 @@ def test_srun() -> None:
     ],
 )
 def test_started_by_itself(environment: dict[str, str]) -> None:
-    assert joined(environment) is None
+    assert rank_info_from_env(environment) is None
 
 
 def test_one_process_needs_no_address() -> None:
-    assert joined({"RANK": "0", "WORLD_SIZE": "1"}) == RankInfo(0, 1, 0, 1)
+    assert rank_info_from_env({"RANK": "0", "WORLD_SIZE": "1"}) == RankInfo(0, 1, 0, 1)
 
 
 def test_what_is_missing_is_named() -> None:
     some = {name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR")}
     with pytest.raises(UserError, match="but LOCAL_RANK and MASTER_PORT are not; set all of RANK"):
-        joined(some)
+        rank_info_from_env(some)
     with pytest.raises(UserError, match="RANK is 'first', not a number"):
-        joined({**TORCHRUN, "RANK": "first"})
+        rank_info_from_env({**TORCHRUN, "RANK": "first"})
 
 
 def test_as_many_processes_as_the_layout_wants() -> None:

@@ -13,8 +13,8 @@ import pytest
 import torch.distributed as dist
 
 from stoker.job import load_job
-from stoker.launch.exit_guard import stopped
-from stoker.launch.rendezvous import meet
+from stoker.launch.exit_guard import own_hang
+from stoker.launch.rendezvous import private_store
 from stoker.launch.run_spec import RunSpec
 from stoker.resilience.heartbeat import Heart
 
@@ -23,7 +23,7 @@ WORLD = 3
 
 def met(store: dist.Store, rank: int, timeout: float = 30.0) -> str:
     """What this process reads of rank 0's in the store of its start."""
-    own = meet(store, rank=rank, world=WORLD, timeout=timeout)
+    own = private_store(store, rank=rank, world=WORLD, timeout=timeout)
     if rank == 0:
         own.set("said", uuid.uuid4().hex)
     return own.get("said").decode()
@@ -105,6 +105,6 @@ def test_not_everything_that_takes_long_has_stopped(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.yaml").write_text(JOB)
     heart, spec = silent(phase)
-    assert stopped(heart, spec, 1) is None
+    assert own_hang(heart, spec, 1) is None
     time.sleep(0.4)
-    assert (stopped(heart, spec, 1) is not None) == (phase == "train")
+    assert (own_hang(heart, spec, 1) is not None) == (phase == "train")

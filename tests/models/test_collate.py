@@ -7,7 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.models.collate import Row, common_prefixes, groups_by_length, lengthen, pack, pad, trim
+from stoker.models.collate import (
+    Row,
+    common_prefixes,
+    cut_after_last_target,
+    groups_by_length,
+    pack,
+    pad,
+    pad_with_document,
+)
 
 CPU = torch.device("cpu")
 
@@ -78,7 +86,7 @@ def test_a_common_beginning_stands_once() -> None:
     beginning = list(range(10, 30))
     documents = [np.array([*beginning, *rest]) for rest in ([1, 2, 3], [1, 4], [5])]
     alone = np.array([7] * 12)
-    groups = common_prefixes([trim((ids, np.ones(len(ids), bool)))[0] for ids in (*documents, alone)])
+    groups = common_prefixes([cut_after_last_target((ids, np.ones(len(ids), bool)))[0] for ids in (*documents, alone)])
     assert groups == [([0, 1, 2], len(beginning)), ([3], 0)]
 
 
@@ -90,7 +98,7 @@ def test_what_follows_the_last_trained_token_is_not_computed() -> None:
 
 def test_a_filler_longer_than_the_row_has_no_positions_beyond_it() -> None:
     inputs = pack([(np.arange(5, dtype=np.uint32), np.ones(5, dtype=bool))], CPU, share=False)
-    longer = lengthen(inputs, 40)
+    longer = pad_with_document(inputs, 40)
     assert inputs.positions is not None and longer.positions is not None and longer.segments is not None
     assert longer.ids.shape == longer.positions.shape == (1, 40)
     assert longer.positions.max() == inputs.positions.max()

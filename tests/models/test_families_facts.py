@@ -22,7 +22,7 @@ from stoker.models.families import FAMILIES
 from stoker.models.families.facts import Family, regions_of, submodule
 from stoker.models.families.facts_check import placement_problem
 from stoker.models.prepare_architecture import training_form
-from stoker.parallel.pipeline_split import cut
+from stoker.parallel.pipeline_split import keep_stage_modules
 
 # What a configuration may leave out, and what that configuration is.
 OPTIONAL: dict[str, dict[str, Any]] = {"phi": {"qk_layernorm": True}}
@@ -130,8 +130,8 @@ def test_two_stages_are_the_whole(name: str, changes: dict[str, Any], after: int
     packed_attention.register()
     model.set_attn_implementation(packed_attention.NAME)  # type: ignore[operator]
     first, last = copy.deepcopy(model), copy.deepcopy(model)
-    cut(first, family, range(after), first=True, last=False)
-    cut(last, family, range(after, 4), first=False, last=True)
+    keep_stage_modules(first, family, range(after), first=True, last=False)
+    keep_stage_modules(last, family, range(after, 4), first=False, last=True)
     with packed_row.segments(row.segments), torch.no_grad():
         expected = hidden(model, row, input_ids=row.ids)
         handed = hidden(first, row, input_ids=row.ids)
@@ -153,8 +153,8 @@ def test_granite_is_refused_because_its_stages_differ(row: Inputs) -> None:
     packed_attention.register()
     model.set_attn_implementation(packed_attention.NAME)  # type: ignore[operator]
     first, last = copy.deepcopy(model), copy.deepcopy(model)
-    cut(first, FAMILIES["granite"], range(2), first=True, last=False)
-    cut(last, FAMILIES["granite"], range(2, 4), first=False, last=True)
+    keep_stage_modules(first, FAMILIES["granite"], range(2), first=True, last=False)
+    keep_stage_modules(last, FAMILIES["granite"], range(2, 4), first=False, last=True)
     with packed_row.segments(row.segments), torch.no_grad():
         given = hidden(last, row, inputs_embeds=hidden(first, row, input_ids=row.ids))
         expected = hidden(model, row, input_ids=row.ids)

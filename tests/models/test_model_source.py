@@ -14,7 +14,7 @@ from families import tiny
 from stoker.errors import UserError
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.models import offline_models
-from stoker.models.model_source import ModelSource, locate, model_problem
+from stoker.models.model_source import ModelSource, find_model, model_problem
 
 
 @pytest.fixture(scope="module")
@@ -35,18 +35,18 @@ def pickled(saved: Path, where: Path) -> Path:
 
 def test_names(saved: Path) -> None:
     base = saved.parent
-    assert locate("tiny-llama", base) == ModelSource("folder", str(saved))
-    assert locate("./tiny-llama", base) == ModelSource("folder", str(saved))
-    assert locate(str(saved), Path("/")) == ModelSource("folder", str(saved))
-    assert locate("llama-3m", base) == ModelSource("scratch", "llama-3m")
-    assert locate("org/name", base) == ModelSource("hub", "org/name")
-    found = locate("smollm2-135m", base)
+    assert find_model("tiny-llama", base) == ModelSource("folder", str(saved))
+    assert find_model("./tiny-llama", base) == ModelSource("folder", str(saved))
+    assert find_model(str(saved), Path("/")) == ModelSource("folder", str(saved))
+    assert find_model("llama-3m", base) == ModelSource("scratch", "llama-3m")
+    assert find_model("org/name", base) == ModelSource("hub", "org/name")
+    found = find_model("smollm2-135m", base)
     assert found is not None and found.kind == "gguf"
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "../nowhere", "~/nowhere", "/no/where", "models/x.gguf", "nowhere"])
 def test_a_missing_path_is_no_hub_id(name: str, tmp_path: Path) -> None:
-    assert locate(name, tmp_path) is None
+    assert find_model(name, tmp_path) is None
     problem = model_problem(ModelBlock(name=name), tmp_path)
     assert problem is not None and name in problem[0] and problem[1]
 
@@ -146,10 +146,10 @@ def test_where_a_run_can_be_named_a_folder_without_models_holds_runs(tmp_path: P
     (tmp_path / "runs" / "lora").mkdir(parents=True)
     (tmp_path / "org" / "other").mkdir(parents=True)
     (tmp_path / "org" / "other" / "config.json").write_text("{}")
-    assert locate("runs/lor", tmp_path, or_run=True) is None
+    assert find_model("runs/lor", tmp_path, or_run=True) is None
     for name in ("org/model", "nowhere/model"):
-        assert locate(name, tmp_path, or_run=True) == ModelSource("hub", name)
-    assert locate("runs/lor", tmp_path) == ModelSource("hub", "runs/lor")  # a job names no run
+        assert find_model(name, tmp_path, or_run=True) == ModelSource("hub", name)
+    assert find_model("runs/lor", tmp_path) == ModelSource("hub", "runs/lor")  # a job names no run
 
 
 def test_a_folder_without_a_tokenizer_says_so_in_a_whole_sentence(saved: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from stoker.models import packed_row, quantise
 from stoker.models.adapters import unwrap
 from stoker.models.build_model import build_model
 from stoker.models.language_model import lay_out_for
-from stoker.models.quantise import compute_exactly, device_for, elements, packed_parameters, quantisation
+from stoker.models.quantise import compute_exactly, device_for, packed_parameters, quantisation, unpacked_numel
 
 FAMILIES = (
     "gpt2", "bloom", "opt", "gpt_neo", "gptj", "gpt_neox", "llama", "glm", "glm4", "qwen3", "mistral",
@@ -132,9 +132,9 @@ def test_packed_weights_are_counted_as_what_they_hold(tmp_path: Path) -> None:
     whole = load_model(ModelBlock(name="m"), written("llama", tmp_path), seed=0)
     for form in ("4bit", "8bit"):
         held = load_model(ModelBlock(name="m", quantise=form), tmp_path, seed=0)  # type: ignore[arg-type]
-        assert sum(map(elements, held.parameters())) == whole.num_parameters()
+        assert sum(map(unpacked_numel, held.parameters())) == whole.num_parameters()
         bytes_held = sum(p.numel() * p.element_size() for p in packed_parameters(held))
-        linear = sum(elements(p) for p in packed_parameters(held))
+        linear = sum(unpacked_numel(p) for p in packed_parameters(held))
         assert bytes_held == linear * {"4bit": 0.5, "8bit": 1}[form]
 
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from stoker.errors import UserError
 from stoker.job.blocks.model_block import ModelBlock
-from stoker.models.model_source import located, model_problem, tokenizer_problem
+from stoker.models.model_source import model_problem, require_model, tokenizer_problem
 from stoker.models.tokenizer import load_tokenizer_from
 from stoker.node_cache import object_cache, remote_folder
 from stoker.node_cache.remote_folder import is_remote, with_weights
@@ -51,11 +51,11 @@ def weights_of(where: str) -> dict[str, torch.Tensor]:
 def test_a_model_at_a_web_address_is_the_one_of_the_folder(folder: Path, origin: CountingOrigin) -> None:
     block = ModelBlock(name=f"{origin.url}/m")
     assert model_problem(block, NOWHERE) is None
-    source = located(block.name, NOWHERE)
+    source = require_model(block.name, NOWHERE)
     assert source.kind == "folder" and is_remote(Path(source.where))
     assert shape_of_name(block.name, NOWHERE).layers == 2
     text = load_tokenizer_from(source)("the sea")["input_ids"]
-    assert text == load_tokenizer_from(located(str(folder), NOWHERE))("the sea")["input_ids"]
+    assert text == load_tokenizer_from(require_model(str(folder), NOWHERE))("the sea")["input_ids"]
     assert "m/model.safetensors" not in origin.sent  # not before they are needed
     here, there = weights_of(str(folder)), weights_of(block.name)
     assert here.keys() == there.keys() and all(torch.equal(here[name], there[name]) for name in here)
@@ -125,10 +125,10 @@ def test_names_that_lead_out_of_the_folder_are_refused(origin: CountingOrigin) -
     origin.objects["m/config.json"] = b"{}"
     origin.objects["m/model.safetensors.index.json"] = b'{"weight_map": {"a": "../secret.safetensors"}}'
     origin.objects["secret.safetensors"] = b"1"
-    where = Path(located(f"{origin.url}/m", NOWHERE).where)
+    where = Path(require_model(f"{origin.url}/m", NOWHERE).where)
     with_weights(where)
     assert not list(where.parent.glob("secret*")) and "secret.safetensors" not in origin.sent
 
 
 def test_a_folder_of_this_machine_by_its_url(folder: Path) -> None:
-    assert located(f"file://{folder}", NOWHERE).where == str(folder.resolve())
+    assert require_model(f"file://{folder}", NOWHERE).where == str(folder.resolve())

@@ -19,7 +19,7 @@ from stoker.job.load_job import load_job
 from stoker.job.tokenizer_extension import Extension, read_extension
 from stoker.models.build_model import build_meta, build_model
 from stoker.models.load_model import Blank, blank_model
-from stoker.models.resize_embeddings import enlarge, rows_by_token, untrained
+from stoker.models.resize_embeddings import add_embedding_rows, rows_by_token, why_rows_untrained
 from stoker.models.weight_source import InMemoryWeights, all_rows
 
 FIRST = 100  # the other 28 rows of the tiny models belong to no token, as in Qwen
@@ -80,7 +80,7 @@ def test_what_is_saved_is_a_model_with_the_new_rows(tmp_path: Path) -> None:
 
 def test_parts_are_those_of_the_whole(tmp_path: Path) -> None:
     saved("llama", tmp_path)
-    blank, new = enlarge(blank_model(ModelBlock(name=str(tmp_path)), tmp_path, seed=0), extension())
+    blank, new = add_embedding_rows(blank_model(ModelBlock(name=str(tmp_path)), tmp_path, seed=0), extension())
     (name,) = {n for n in new.names if "embed" in n}
     whole = blank.weights.read(name, all_rows((192, 32)))
     for start, stop in ((0, 40), (90, 101), (100, 101), (101, 140), (129, 192), (150, 151), (40, 192)):
@@ -88,9 +88,13 @@ def test_parts_are_those_of_the_whole(tmp_path: Path) -> None:
 
 
 def test_a_model_from_scratch_and_spare_rows(tmp_path: Path) -> None:
-    blank, _ = enlarge(blank_model(ModelBlock(name="llama-3m"), tmp_path, seed=0), extension(((1, 2),), 4096))
+    blank, _ = add_embedding_rows(
+        blank_model(ModelBlock(name="llama-3m"), tmp_path, seed=0), extension(((1, 2),), 4096)
+    )
     assert blank.model.config.vocab_size == 4160
-    spare, _ = enlarge(blank_model(ModelBlock(name="llama-3m"), tmp_path, seed=0), extension(((1, 2),), 4000))
+    spare, _ = add_embedding_rows(
+        blank_model(ModelBlock(name="llama-3m"), tmp_path, seed=0), extension(((1, 2),), 4000)
+    )
     assert spare.model.config.vocab_size == 4096
     read = spare.weights.read("model.embed_tokens.weight", all_rows((4096, 192)))
     assert torch.allclose(read[4000], read[[1, 2]].mean(0)) and torch.equal(read[4001], read[4095])
@@ -99,7 +103,7 @@ def test_a_model_from_scratch_and_spare_rows(tmp_path: Path) -> None:
 def test_weights_that_are_there_already_are_enlarged_in_place() -> None:
     model = tiny("llama", dtype=torch.float32, tie_word_embeddings=False)
     before = {name: tensor.detach().clone() for name, tensor in rows_by_token(model).items()}
-    enlarge(Blank(model, InMemoryWeights({})), extension())
+    add_embedding_rows(Blank(model, InMemoryWeights({})), extension())
     for name, tensor in rows_by_token(model).items():
         assert torch.equal(tensor[:FIRST], before[name][:FIRST]) and tensor.shape[0] == 192
         assert torch.allclose(tensor[101], before[name][list(PIECES[1])].mean(0))
@@ -107,7 +111,7 @@ def test_weights_that_are_there_already_are_enlarged_in_place() -> None:
 
 def test_a_smaller_models_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"tokens \(old\), and this model has rows for 4,096"):
-        enlarge(blank_model(ModelBlock(name="llama-3m"), tmp_path, seed=0), extension(((1,),), 5000))
+        add_embedding_rows(blank_model(ModelBlock(name="llama-3m"), tmp_path, seed=0), extension(((1,),), 5000))
 
 
 def test_adapters_must_train_the_new_rows(tmp_path: Path) -> None:
@@ -116,10 +120,10 @@ def test_adapters_must_train_the_new_rows(tmp_path: Path) -> None:
     extension().write(tmp_path / "tokenizer")
     with pytest.raises(UserError, match=r"freezes lm_head, and new tokens are learned only if lm_head, embed_tokens"):
         build_meta(job(tmp_path, "tune: {method: lora}"), tmp_path, choose_device("fp32"))
-    _, new = enlarge(blank_model(ModelBlock(name=str(tmp_path)), tmp_path, seed=0), extension())
-    assert untrained(new, TuneBlock(method="lora", modules_to_save=["lm_head"])) is not None
-    assert untrained(new, TuneBlock(method="lora", modules_to_save=["lm_head", "embed_tokens"])) is None
-    assert untrained(new, TuneBlock()) is None
+    _, new = add_embedding_rows(blank_model(ModelBlock(name=str(tmp_path)), tmp_path, seed=0), extension())
+    assert why_rows_untrained(new, TuneBlock(method="lora", modules_to_save=["lm_head"])) is not None
+    assert why_rows_untrained(new, TuneBlock(method="lora", modules_to_save=["lm_head", "embed_tokens"])) is None
+    assert why_rows_untrained(new, TuneBlock()) is None
 
 
 def test_the_record_is_read_as_written_and_damage_is_told(tmp_path: Path) -> None:

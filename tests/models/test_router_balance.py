@@ -16,7 +16,7 @@ from families import tiny
 from stoker.models import packed_row
 from stoker.models.collate import Row
 from stoker.models.language_model import LanguageModel, lay_out_for
-from stoker.models.router_balance import routers_of, watch_routers
+from stoker.models.router_balance import hook_routers, routers_of
 from stoker.parallel.recompute import recompute_blocks
 
 CPU = torch.device("cpu")
@@ -75,7 +75,7 @@ def gradients(language: LanguageModel, rows: list[Row]) -> dict[str, Tensor]:
 def test_gradients_are_those_of_documents_one_by_one(family: str, how: str) -> None:
     model = tiny(family).double()
     reference = copy.deepcopy(model)
-    language = lay_out_for(model, watch_routers(model, COEFFICIENT))
+    language = lay_out_for(model, hook_routers(model, COEFFICIENT))
     if how == "recomputed":
         recompute_blocks(model)
     if how == "padded":
@@ -104,7 +104,7 @@ def test_one_document_and_layer_give_what_transformers_computes() -> None:
 
 def test_the_loss_that_is_shown_is_cross_entropy_alone() -> None:
     model = tiny("mixtral").double()
-    language = lay_out_for(model, watch_routers(model, COEFFICIENT))
+    language = lay_out_for(model, hook_routers(model, COEFFICIENT))
     plain = LanguageModel(model, language.head, language.packs)
     (inputs,) = language.lay_out(documents(), CPU)
     with packed_row.segments(inputs.segments):
@@ -112,5 +112,5 @@ def test_the_loss_that_is_shown_is_cross_entropy_alone() -> None:
 
 
 def test_dense_models_have_no_routers() -> None:
-    assert watch_routers(tiny("llama"), COEFFICIENT) is None
-    assert watch_routers(tiny("mixtral"), 0.0) is None
+    assert hook_routers(tiny("llama"), COEFFICIENT) is None
+    assert hook_routers(tiny("mixtral"), 0.0) is None

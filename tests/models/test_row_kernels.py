@@ -74,7 +74,7 @@ def test_one_call_a_layer_gives_the_sum_of_the_documents(
         return by_document(*arguments, **options)
 
     monkeypatch.setattr(varlen_attention, "kernel", kernel)
-    monkeypatch.setattr(varlen_attention, "serves", lambda index, query, value: query.shape[-1] == value.shape[-1])
+    monkeypatch.setattr(varlen_attention, "supports", lambda index, query, value: query.shape[-1] == value.shape[-1])
     with whole_rows(monkeypatch):
         for inputs in language.lay_out(documents, CPU):
             with packed_row.row_of(inputs):
@@ -90,7 +90,7 @@ def test_flex_attention_gives_the_hidden_states_of_each_document(
     family: str, documents: list[Row], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     language = lay_out_for(attending(tiny(family, dtype=torch.float32).eval()))
-    monkeypatch.setattr(flex_row_attention, "serves", lambda *_: True)
+    monkeypatch.setattr(flex_row_attention, "supports", lambda *_: True)
     (inputs,) = language.lay_out(documents, CPU)
 
     def hidden() -> Tensor:
@@ -161,7 +161,7 @@ def test_compiled_blocks_have_one_graph_and_few_versions(documents: list[Row], m
         return opaque(q, k, v, query_bounds, key_bounds, how["window_size"][0])
 
     monkeypatch.setattr(varlen_attention, "kernel", kernel)
-    monkeypatch.setattr(varlen_attention, "serves", lambda *_: True)
+    monkeypatch.setattr(varlen_attention, "supports", lambda *_: True)
     for block in language.model.model.layers:
         block.forward = torch.compile(block.forward, fullgraph=True, backend=counting)
     rows = [documents[:1], documents[:2], documents, documents[1:], documents[::-1], [*documents, *documents]]

@@ -8,7 +8,15 @@ from importlib.util import find_spec
 import pytest
 
 from stoker.node_cache.job_urls import is_named
-from stoker.node_cache.urls import expanded, has_magic, is_url, name_of, unsigned, url_problem, without_secrets
+from stoker.node_cache.urls import (
+    expand_braces,
+    has_magic,
+    is_url,
+    name_of,
+    strip_signature,
+    url_problem,
+    without_secrets,
+)
 
 
 @pytest.mark.parametrize("text", ["s3://b/k", "HTTPS://h/x", "hdfs://n:8020/x", "simplecache::s3://b/k", "memory://x"])
@@ -66,15 +74,15 @@ def test_messages_show_no_password_and_no_signature() -> None:
     ],
 )
 def test_a_signature_does_not_name_an_object(url: str, expected: str) -> None:
-    assert unsigned(url) == expected
+    assert strip_signature(url) == expected
 
 
 def test_ranges_are_written_out_as_webdataset_does() -> None:
-    assert list(expanded("s3://b/{08..10}-{0..1}.tar")) == [
+    assert list(expand_braces("s3://b/{08..10}-{0..1}.tar")) == [
         f"s3://b/{i}-{j}.tar" for i in ("08", "09", "10") for j in (0, 1)
     ]
     with pytest.raises(ValueError, match="no range"):
-        list(expanded("s3://b/{3..1}.tar"))
+        list(expand_braces("s3://b/{3..1}.tar"))
 
 
 def test_a_question_mark_in_a_query_makes_no_pattern() -> None:

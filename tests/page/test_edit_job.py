@@ -11,7 +11,7 @@ from stoker.errors import UserError
 from stoker.job.recipes import FOLDER, recipe_names
 from stoker.job.shorthand import expand_shorthands
 from stoker.job.yaml_document import parse_document
-from stoker.page.edit_job import edited
+from stoker.page.edit_job import apply_edits
 
 JOB = """\
 # What it is for.
@@ -49,7 +49,7 @@ def values(text: str) -> Any:
     ],
 )
 def test_one_key(key: str, value: Any, found: dict[str, Any]) -> None:
-    text = edited(JOB, [(key, value)])
+    text = apply_edits(JOB, [(key, value)])
     assert values(text) == {**values(JOB), **found}
     assert "# What it is for." in text
     assert "# steps" in text
@@ -58,7 +58,7 @@ def test_one_key(key: str, value: Any, found: dict[str, Any]) -> None:
 def test_nothing_edited_is_the_same_text() -> None:
     for name in recipe_names():
         text = (FOLDER / f"{name}.yaml").read_text()
-        assert edited(text, []) == text, name
+        assert apply_edits(text, []) == text, name
 
 
 def test_every_recipe_takes_a_file() -> None:
@@ -67,20 +67,20 @@ def test_every_recipe_takes_a_file() -> None:
         sources = values(text).get("data") or []
         if "stages:" in text or len(sources) > 1:
             continue
-        data = values(edited(text, [("data", "mine.jsonl")]))["data"]
+        data = values(apply_edits(text, [("data", "mine.jsonl")]))["data"]
         assert data == [{**(sources[0] if sources else {}), "path": "mine.jsonl"}], name
 
 
 def test_removing() -> None:
-    assert "evaluate" not in values(edited(JOB, [("evaluate.every", None)]))
-    assert values(edited(JOB, [("train.lr", None)]))["train"] == {"batch": 8}
-    assert "model" not in values(edited(JOB, [("model.name", None)]))
-    assert values(edited(JOB, [("dpo.beta", None)])) == values(JOB)
+    assert "evaluate" not in values(apply_edits(JOB, [("evaluate.every", None)]))
+    assert values(apply_edits(JOB, [("train.lr", None)]))["train"] == {"batch": 8}
+    assert "model" not in values(apply_edits(JOB, [("model.name", None)]))
+    assert values(apply_edits(JOB, [("dpo.beta", None)])) == values(JOB)
 
 
 def test_removing_what_was_set_gives_the_text_again() -> None:
-    once = edited(JOB, [])
-    assert edited(edited(once, [("checkpoint.keep", 3)]), [("checkpoint.keep", None)]) == once
+    once = apply_edits(JOB, [])
+    assert apply_edits(apply_edits(once, [("checkpoint.keep", 3)]), [("checkpoint.keep", None)]) == once
 
 
 @pytest.mark.parametrize(
@@ -90,17 +90,17 @@ def test_removing_what_was_set_gives_the_text_again() -> None:
         ("data: [a.jsonl, b.jsonl]\n", "data.path", "2 sources"),
         ("a: [\n", "steps", "YAML"),
         ("- a\n", "steps", "holds no keys"),
-        ("steps: 3\n", "train..lr", "is no key"),
+        ("steps: 3\n", "train..lr", "is not a key"),
         ("data: [a.jsonl]\n", "data[5].path", "`data` has no item 5: there are 1"),
         ("data: [a.jsonl]\n", "data[5]", "`data` has no item 5: there are 1"),
         ("stages: [a]\n", "stages.x", "`stages` is a list"),
         ("stages: [{a: 1}]\n", "stages.x.y", "`stages` is a list"),
-        ("train: {lr: 1}\n", "train[0].lr", "`train` is no list"),
+        ("train: {lr: 1}\n", "train[0].lr", "`train` is not a list"),
     ],
 )
 def test_wrong(text: str, key: str, words: str) -> None:
     with pytest.raises(UserError) as caught:
-        edited(text, [(key, 1)])
+        apply_edits(text, [(key, 1)])
     problem = caught.value.problems[0]
     assert words in problem.message + problem.suggestion
 
@@ -116,14 +116,14 @@ def test_wrong(text: str, key: str, words: str) -> None:
     ],
 )
 def test_an_item_of_a_list(text: str, key: str, found: list[dict[str, str]]) -> None:
-    after = edited(text, [(key, "b")])
+    after = apply_edits(text, [(key, "b")])
     assert values(after)["data"] == found
     assert after.count("# mine") == text.count("# mine")
 
 
 def test_over_the_api(page: Browser) -> None:
     answer = page.post("/api/edit", {"yaml": JOB, "edits": [{"key": "steps", "value": 7}]})
-    assert answer.json() == {"yaml": edited(JOB, [("steps", 7)])}
+    assert answer.json() == {"yaml": apply_edits(JOB, [("steps", 7)])}
     wrong = page.post("/api/edit", {"yaml": "steps: [", "edits": [{"key": "steps", "value": 7}]})
     assert wrong.status_code == 400
     assert wrong.json()["error"]["line"] == 1

@@ -289,7 +289,7 @@ def test_stopping_a_run_that_has_ended_says_so(
         (["--users", "users"], "three"),
         (["--users", "none"], "cannot be read"),
         (["--data", "none"], "there is no folder"),
-        (["--runs", "users"], "is no folder"),
+        (["--runs", "users"], "is not a folder"),
         (["--tls-key", "users"], "go together"),
         (["--state", "users/below"], "cannot be kept"),
     ],

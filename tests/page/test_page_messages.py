@@ -13,7 +13,7 @@ from browsing import Browser
 
 from stoker.page import page_error
 from stoker.page.app import STATIC
-from stoker.page.page_error import PageError, page_problem, problem_json, refused
+from stoker.page.page_error import PageError, http_error, page_problem, problem_json
 
 MODULES = sorted(Path(page_error.__file__).parent.glob("*.py"))
 # Functions that take templates, and where the first one is.
@@ -133,7 +133,7 @@ def test_a_job_that_reaches_outside_has_its_place(page: Browser) -> None:
 @pytest.mark.parametrize(("value", "shown"), [(1234567, "1,234,567"), (0.5, "0.5"), (600.0, "600"), ("1234", "1234")])
 def test_numbers_are_written_for_people(value: str | int | float, shown: str) -> None:
     assert page_problem("{n} of {{n}", n=value).message == f"{shown} of {{{shown}"
-    assert str(refused(409, "a {n}", "b {n}", n=value)) == f"a {shown}; b {shown}"
+    assert str(http_error(409, "a {n}", "b {n}", n=value)) == f"a {shown}; b {shown}"
 
 
 def test_what_others_say_is_passed_on_as_it_is() -> None:

@@ -31,7 +31,7 @@ from stoker.train.engine import Distributed
 from stoker.train.loop import Loop
 from stoker.train.prepare import prepare
 from stoker.train.prepared import Prepared
-from stoker.train.run import start
+from stoker.train.run import train_run
 from stoker.verify.layout_cases import MATRIX, Cell
 from stoker.verify.toy_job import LayoutVariant, make_twin
 
@@ -100,7 +100,7 @@ def counted(job_file: str) -> tuple[Volumes, Volumes]:
         folder = RunFolder(path.parent / str(loaded.job.output))
         folder.path.mkdir(exist_ok=True)
         with meter.watching():
-            start(prepared, folder, path.parent, quiet=True)
+            train_run(prepared, folder, path.parent, quiet=True)
     ones = (1,) * len(meter.tokens)  # the vocabulary is small: one chunk a row
     step = StepShape(meter.tokens, meter.targets, ones, DOUBLE, DOUBLE, DOUBLE, DOUBLE)
     expected = communication(layout, shape_of(prepared, mesh), step)

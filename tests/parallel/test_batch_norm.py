@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from stoker.launch.process_pool import Pool
-from stoker.parallel.batch_norm import synchronise_batch_norms, uncounted
+from stoker.parallel.batch_norm import synchronise_batch_norms, without_batch_statistics
 
 SHARES = (5, 2, 3)  # samples of each process
 
@@ -41,7 +41,7 @@ def on_a_rank(momentum: float | None, x: Tensor) -> tuple[Tensor, Tensor, dict[s
 def with_an_idle_rank(momentum: float | None, x: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     model, idle = network(momentum), dist.get_rank() == 1
     synchronise_batch_norms(model, dist.group.WORLD)
-    with uncounted() if idle else nullcontext():
+    with without_batch_statistics() if idle else nullcontext():
         out, gradient, buffers = passes(model, torch.ones_like(x[:1]) if idle else x)
     return (out[:0], gradient[:0], buffers) if idle else (out, gradient, buffers)
 

@@ -26,7 +26,7 @@ from stoker.train.lr_schedule import Schedule, warmup_steps
 from stoker.verify.layout_cases import Cell
 from stoker.verify.toy_config import SIZES
 from stoker.verify.toy_job import LayoutVariant, Twin, make_twin
-from stoker.verify.verify_run import trace
+from stoker.verify.verify_run import run_and_trace
 
 STEPS = 5
 RUN = LayoutVariant(clip=0.1, by_steps=True)
@@ -193,7 +193,7 @@ def test_zero_of_deepspeed_agrees(pool: Pool, own_pool: Pool, tmp_path: Path) ->
     jobs = [(path, stage) for (_, stage), path in paths.items()]
     theirs = own_pool.run(deepspeed_losses, jobs, world=2, timeout=600)[0]  # it compiles first
     for path, losses in zip(paths.values(), theirs, strict=True):
-        ours = pool.run(trace, path, world=2)[0]
+        ours = pool.run(run_and_trace, path, world=2)[0]
         assert ours is not None
         assert ours.losses == pytest.approx(losses, rel=ROUNDING)
 
@@ -213,7 +213,7 @@ def test_tensor_parallelism_of_transformers_agrees(
     family: str, more: dict[str, Any], pool: Pool, own_pool: Pool, tmp_path: Path
 ) -> None:
     path = twin_of(family, tmp_path, **more).job_file(Cell("", {"tensor": 2}, accumulation=2), RUN)
-    ours = pool.run(trace, str(path), world=2)[0]
+    ours = pool.run(run_and_trace, str(path), world=2)[0]
     assert ours is not None
     theirs = own_pool.run(native_losses, str(path), world=2)[0]
     assert ours.losses == pytest.approx(theirs, rel=1e-9)

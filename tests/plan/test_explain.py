@@ -10,7 +10,7 @@ from stoker.hardware.cluster import Cluster
 from stoker.hardware.cluster_file import load_cluster
 from stoker.job.layout import Layout
 from stoker.plan.answer.alternatives import alternatives, kind_of, misfit
-from stoker.plan.answer.explain import MEMORY, TWICE_MEMORY, binds, helps, plan_of
+from stoker.plan.answer.explain import MEMORY, TWICE_MEMORY, bottlenecks, faster_changes, plan_of
 from stoker.plan.answer.time_breakdown import BUBBLE, CONTEXT, DATA, LAUNCH, RECOMPUTE, TENSOR, causes_of
 from stoker.plan.search import SearchResult, search
 from stoker.plan.setting import Setting, TrainingWork
@@ -74,7 +74,7 @@ def test_what_helps_is_a_plan_of_the_changed_job_and_nothing_more(words: str) ->
     """The gains are those of searching everything, from below: a search near the plan finds at most those."""
     found = found_on(words)
     best, cluster = found.plans[0], load_cluster(words)
-    given = helps(best, on=words)
+    given = faster_changes(best, on=words)
     before = best.speed.tokens_per_s
     for help_ in given:
         assert help_.plan.speed.tokens_per_s == pytest.approx(before * (1 + help_.gain))
@@ -93,7 +93,7 @@ def test_what_helps_is_a_plan_of_the_changed_job_and_nothing_more(words: str) ->
 @pytest.mark.slow
 def test_what_binds_is_the_whole_step() -> None:
     best = found_on("2x8xA100-40GB").plans[0]
-    given = binds(best, helps(best, on="2x8xA100-40GB"))
+    given = bottlenecks(best, faster_changes(best, on="2x8xA100-40GB"))
     assert sum(bind.seconds for bind in given if bind.resource != MEMORY) == pytest.approx(best.seconds)
     assert all(bind.seconds > 0 for bind in given) and given[0].resource == "compute"
     for bind in given:
@@ -106,7 +106,8 @@ def test_memory_binds_where_there_is_little_of_it() -> None:
     """8 billion parameters on 4 devices of 40 GB take recomputation or offload; on devices of 80 GB much less."""
     tight, roomy = found_on("4xA100-40GB").plans[0], found_on("4xA100-80GB").plans[0]
     seconds = [
-        next((bind.seconds for bind in binds(plan, helps(plan, on="")) if bind.resource == MEMORY), 0.0) / plan.seconds
+        next((bind.seconds for bind in bottlenecks(plan, faster_changes(plan, on="")) if bind.resource == MEMORY), 0.0)
+        / plan.seconds
         for plan in (tight, roomy)
     ]
     assert seconds[0] > seconds[1] and seconds[0] > 0.05
@@ -116,7 +117,7 @@ def test_a_slow_network_binds_a_layout_that_needs_it() -> None:
     """At a fortieth of the rate between nodes most of the step is collectives, and nothing else has changed."""
     fast = setting_of(Layout(data=32, shard="zero3", shard_size=32, recompute="full"))
     slow = replace(fast, cluster=replace(fast.cluster, network_gbs=fast.cluster.network_gbs / 40))
-    before, after = (binds(plan_of(setting), []) for setting in (fast, slow))
+    before, after = (bottlenecks(plan_of(setting), []) for setting in (fast, slow))
     assert before[0].resource == "compute" and after[0].resource == "link"
     assert {b.resource: b.seconds for b in before}["compute"] == pytest.approx(after[1].seconds)
 

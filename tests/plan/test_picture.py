@@ -13,7 +13,7 @@ from stoker.plan.answer.picture import (
     LETTER,
     PLOT,
     StageMemory,
-    mostly,
+    most_frequent_action,
     plan_svg,
     ticks,
 )
@@ -132,9 +132,9 @@ def test_terminal_steps_fit_and_wait_as_long(width: int) -> None:
 def test_what_takes_most_of_a_part() -> None:
     """One process of one stage: forward 1 s and backward 2 s, in three parts and in one."""
     timeline = simulate(order("1f1b", processes=1, micro_batches=1), [StageTime(1, 1, 1)])
-    assert mostly(timeline.processes[0], 3, 3) == ["forward", "backward", "backward"]
-    assert mostly(timeline.processes[0], 3, 1) == ["backward"]
-    assert mostly(timeline.processes[0], 6, 2) == ["backward", None]
+    assert most_frequent_action(timeline.processes[0], 3, 3) == ["forward", "backward", "backward"]
+    assert most_frequent_action(timeline.processes[0], 3, 1) == ["backward"]
+    assert most_frequent_action(timeline.processes[0], 6, 2) == ["backward", None]
 
 
 @pytest.mark.parametrize("most, step_of", [(0.9, 0.1), (1.0, 0.2), (83.0, 10.0), (141.0, 20.0), (640.0, 100.0)])

@@ -8,8 +8,8 @@ import pytest
 
 from stoker.hardware.cluster import cluster_of
 from stoker.hardware.devices import device_kind
-from stoker.plan.memory import peak_memory, room
-from stoker.plan.search import KEPT, TIE, search, settings
+from stoker.plan.memory import allocatable_bytes, peak_memory
+from stoker.plan.search import KEPT, TIE, feasible_settings, search
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.model_names import shape_named
 from stoker.plan.software import STOKER
@@ -30,10 +30,10 @@ def test_no_plan_that_fits_is_faster(model: str, device: str, gpus: int, batch: 
     cluster = cluster_of(device_kind(device), gpus=gpus)
     found = search(work, cluster)
     brute: dict[Setting, float] = {}
-    for setting in settings(work, cluster, software=STOKER):
+    for setting in feasible_settings(work, cluster, software=STOKER):
         memory = peak_memory(setting)[1]
         host = memory.host <= cluster.host_memory_gib_per_gpu * 2**30
-        if host and memory.upper <= room(cluster):
+        if host and memory.upper <= allocatable_bytes(cluster):
             whole = replace(setting, layout=replace(setting.layout, offload="none"))
             if whole == setting or whole not in brute:  # what fits is not offloaded
                 brute[setting] = step_time(setting).total
@@ -47,5 +47,5 @@ def test_what_cannot_fit_names_the_nearest() -> None:
     work = TrainingWork(shape_named("llama3-70b"), 4096, 8)
     found = search(work, cluster_of(device_kind("T4"), gpus=1))
     assert not found.plans and found.nearest is not None and not found.nearest.fits
-    layouts = settings(work, cluster_of(device_kind("T4"), gpus=1), software=STOKER)
+    layouts = feasible_settings(work, cluster_of(device_kind("T4"), gpus=1), software=STOKER)
     assert found.nearest.memory.upper == min(peak_memory(setting)[1].upper for setting in layouts)

@@ -7,7 +7,7 @@ import pytest
 from stoker.hardware.cluster_file import load_cluster
 from stoker.models.families import FAMILIES
 from stoker.plan.search import search
-from stoker.plan.search_space import SPLIT, WHOLE, splits
+from stoker.plan.search_space import SPLIT, WHOLE, supports_axis
 from stoker.plan.setting import TrainingWork
 from stoker.plan.shapes.model_names import shape_named
 
@@ -22,7 +22,7 @@ def test_the_families_are_those_whose_facts_are_known() -> None:
     [("llama", "tensor", True), ("falcon", "pipeline", False), ("granite", "pipeline", False), ("", "context", True)],
 )
 def test_axes_of_families(family: str, axis: str, can: bool) -> None:
-    assert splits(family, axis) is can
+    assert supports_axis(family, axis) is can
 
 
 def test_a_pipeline_is_never_short_of_micro_batches() -> None:

@@ -13,7 +13,7 @@ from stoker.job.load_job import check_document
 from stoker.job.rollout_sizes import RolloutSizes
 from stoker.job.yaml_document import parse_document
 from stoker.plan.answer.setting_to_yaml import cluster_words, fuller_nodes, job_yaml
-from stoker.plan.search import search, settings
+from stoker.plan.search import feasible_settings, search
 from stoker.plan.search_space import EVERYTHING, trainable
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.model_names import shape_named
@@ -26,7 +26,7 @@ HEAD = "task: pretrain\nmodel: gpt2\ndata: none.jsonl\nsteps: 10\n"
 def sample() -> list[Setting]:
     """Every kind of setting that is searched on two nodes, of each hundredth one."""
     cluster = load_cluster("2x4xA100-80GB")
-    found = settings(TrainingWork(shape_named("gpt2"), 4096, 16), cluster, software=STOKER)
+    found = feasible_settings(TrainingWork(shape_named("gpt2"), 4096, 16), cluster, software=STOKER)
     return list(found)[::29]
 
 

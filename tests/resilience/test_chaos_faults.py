@@ -16,7 +16,7 @@ import torch
 
 from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.state import DamagedError, State
-from stoker.resilience.fault_injection import SLOW_STEPS, Chaos, Fault, flip, read_faults, write_faults
+from stoker.resilience.fault_injection import SLOW_STEPS, Chaos, Fault, corrupt_file, read_faults, write_faults
 from stoker.runs.run_folder import RunFolder
 
 
@@ -120,7 +120,7 @@ def save(store: Store, step_number: int) -> None:
 def test_a_checkpoint_is_damaged_so_that_it_is_noticed(folder: RunFolder) -> None:
     store = Store(folder.checkpoints)
     save(store, 3)
-    flip(max(store.path(3).iterdir(), key=lambda path: path.stat().st_size))
+    corrupt_file(max(store.path(3).iterdir(), key=lambda path: path.stat().st_size))
     with pytest.raises(DamagedError):
         store.load(3)
 

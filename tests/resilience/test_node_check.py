@@ -14,22 +14,22 @@ from torch import Tensor
 
 from stoker.launch.process_pool import Pool
 from stoker.resilience.node_check import (
-    Report,
+    DeviceReport,
     bfloat16_problem,
     check_device,
     code_differs,
     data_differs,
-    disk,
-    findings,
+    find_faults,
+    gather_reports,
+    measure_disk,
     product_problem,
-    shared,
 )
 
-GOOD = Report(0, "node1", "H100 0", False, "", 50e12, None, 1e9, 1000.0, "code", 0.5)
+GOOD = DeviceReport(0, "node1", "H100 0", False, "", 50e12, None, 1e9, 1000.0, "code", 0.5)
 
 
-def reported() -> list[Report]:
-    return shared(check_device(torch.device("cpu"), dist.get_rank()))
+def reported() -> list[DeviceReport]:
+    return gather_reports(check_device(torch.device("cpu"), dist.get_rank()))
 
 
 def same_data(mine: list[Mapping[str, str]]) -> tuple[int, str] | None:
@@ -40,7 +40,7 @@ def same_data(mine: list[Mapping[str, str]]) -> tuple[int, str] | None:
 def test_two_good_processes(pool: Pool) -> None:
     for reports in pool.run(reported, world=2):
         assert [(r.rank, r.wrong, r.is_cpu) for r in reports] == [(0, "", True), (1, "", True)]
-        assert not [f for f in findings(reports) if f.out] and code_differs(reports) is None
+        assert not [f for f in find_faults(reports) if f.out] and code_differs(reports) is None
         assert all(r.rate > 1e8 and r.reduce > 1e5 for r in reports)
 
 
@@ -59,7 +59,7 @@ def test_one_wrong_bit_in_a_product_is_found() -> None:
 
     cpu = torch.device("cpu")
     assert product_problem(cpu, torch.matmul) == ""
-    assert product_problem(cpu, flips) == "multiplies matrices wrong"
+    assert product_problem(cpu, flips) == "computes wrong matrix products"
 
 
 def test_one_wrong_bit_in_a_product_in_bfloat16_is_found() -> None:
@@ -70,29 +70,31 @@ def test_one_wrong_bit_in_a_product_in_bfloat16_is_found() -> None:
 
     cpu = torch.device("cpu")
     assert bfloat16_problem(cpu, torch.matmul) == ""
-    assert bfloat16_problem(cpu, flips) == "multiplies matrices wrong in bfloat16"
+    assert bfloat16_problem(cpu, flips) == "computes wrong matrix products in bfloat16"
 
 
 def test_what_follows_from_what_was_found() -> None:
     good = [replace(GOOD, rank=rank) for rank in range(4)]
-    assert findings(good) == []
-    (wrong,) = findings([*good, replace(GOOD, rank=4, wrong="multiplies matrices wrong")])
-    assert wrong.out and wrong.ranks == (4,) and wrong.words == "H100 0 of node1 (rank 4) multiplies matrices wrong"
+    assert find_faults(good) == []
+    (wrong,) = find_faults([*good, replace(GOOD, rank=4, wrong="computes wrong matrix products")])
+    assert (
+        wrong.out and wrong.ranks == (4,) and wrong.words == "H100 0 of node1 (rank 4) computes wrong matrix products"
+    )
     slow = replace(GOOD, rank=4, rate=20e12)
-    (found,) = findings([*good, slow])
+    (found,) = find_faults([*good, slow])
     assert found.out and "20,000 GFLOP/s, and should at 50,000" in found.words
-    assert not findings([*good, replace(slow, rate=30e12)])
-    (told,) = findings([*good, replace(slow, is_cpu=True)])
+    assert not find_faults([*good, replace(slow, rate=30e12)])
+    (told,) = find_faults([*good, replace(slow, is_cpu=True)])
     assert not told.out  # what else runs on a processor is not its fault
-    (alone,) = findings([replace(GOOD, expected=200e12)])  # against what was measured of it before
+    (alone,) = find_faults([replace(GOOD, expected=200e12)])  # against what was measured of it before
     assert alone.out
-    (clock,) = findings([*good, replace(GOOD, rank=4, host="node2", clock=1100.0)])
+    (clock,) = find_faults([*good, replace(GOOD, rank=4, host="node2", clock=1100.0)])
     assert not clock.out and clock.words == "the clock of node2 is +100 s off"
     assert code_differs([*good, replace(GOOD, rank=4, code="other")]) == replace(GOOD, rank=4, code="other")
 
 
 def test_a_disk(tmp_path: Path) -> None:
-    free, rate = disk(tmp_path / "not" / "yet")
+    free, rate = measure_disk(tmp_path / "not" / "yet")
     there = os.statvfs(tmp_path)
     assert free == pytest.approx(there.f_bavail * there.f_frsize, rel=0.05) and rate > 1e5
     assert list(tmp_path.iterdir()) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.resilience.watchdog import WINDOW, Pulse, Stragglers, hung, limit
+from stoker.resilience.watchdog import WINDOW, Pulse, Stragglers, hang_timeout, hung
 
 PULSE = Pulse(beat=1000.0, phase="train", step=8, done=7, steps=7, own=7.0, slowest=2.0, evaluate=0.0, save=0.0)
 
@@ -30,7 +30,7 @@ def late(phase: str = "train", **values: float) -> Pulse:
     ],
 )
 def test_how_long_a_silence_may_be(pulse: Pulse, hang: float, longest: dict[str, float], seconds: float) -> None:
-    assert limit(pulse, hang, longest) == seconds  # type: ignore[arg-type]
+    assert hang_timeout(pulse, hang, longest) == seconds  # type: ignore[arg-type]
     assert not hung({0: pulse}, now=1000.0 + seconds, hang=hang, longest=longest)
     (found,) = hung({0: pulse}, now=1000.1 + seconds, hang=hang, longest=longest)
     assert found.silent == pytest.approx(seconds + 0.1)

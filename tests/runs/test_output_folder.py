@@ -33,7 +33,7 @@ def contents(folder: Path) -> dict[str, bytes | None]:
 
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of the user's own, with files that are no run's, in which jobs are run."""
+    """A folder of the user's own, with files that are not run's, in which jobs are run."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")

@@ -42,7 +42,7 @@ def test_the_line() -> None:
     policy = PredictionRecord(predicted(rollouts=8.0), measured=MeasuredRun(10, 2.4, 39.8 * GIB, 6.0)).line()
     assert policy == f"{measured} (+4 %); rollouts 8 s a step, measured 6 s (-25 %); calibrated on 2026-11-21"
     assert "2.31 s a step and 8 s of rollouts" in PredictionRecord(predicted(rollouts=8.0)).line()
-    assert PredictionRecord(None, "a module").line() == "predicted  nothing: a module"
+    assert PredictionRecord(None, "a module").line() == "predicted  unavailable: a module"
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def bearer(key: str) -> dict[str, str]:
     ("line", "says"),
     [
         ("ann ask", "2 words"),
-        ("ann boss " + "0" * 64, "boss is no role"),
+        ("ann boss " + "0" * 64, "boss is not a role"),
         ("ann ask 123", "SHA-256"),
         ("../ann ask " + "0" * 64, "cannot be a name"),
         ("ann ask " + "0" * 64 + "\nann ask " + "1" * 64, "twice"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from stoker.sparse.shard_memory import ShardMemory, predicted, row_bytes, state_bytes
+from stoker.sparse.shard_memory import ShardMemory, predict_memory, row_bytes, state_bytes
 from stoker.sparse.table_keys import Keys
 from stoker.sparse.table_settings import Admission, DiskTier, TableSettings
 from stoker.sparse.table_shard import TableShard
@@ -44,7 +44,7 @@ def filled(tables: list[TableSettings], rows: int, *, rank: int = 0, world: int 
 def test_memory_is_as_predicted(table: TableSettings, rows: int) -> None:
     shard = filled([table], rows)
     assert len(shard.index) == rows
-    wanted, taken = predicted([table], rows, first=STEP), shard.memory
+    wanted, taken = predict_memory([table], rows, first=STEP), shard.memory
     assert wanted.total == pytest.approx(taken.total, rel=0.1)
     for part in fields(ShardMemory):
         assert getattr(wanted, part.name) == pytest.approx(getattr(taken, part.name), rel=0.1)
@@ -55,13 +55,17 @@ def test_memory_is_as_predicted(table: TableSettings, rows: int) -> None:
 
 def test_tables_together_sketches_and_disk(tmp_path: Path) -> None:
     both = [TableSettings("a", 16), TableSettings("b", 16)]
-    assert predicted(both, 20_000, first=2 * STEP).total == pytest.approx(filled(both, 10_000).memory.total, rel=0.1)
+    assert predict_memory(both, 20_000, first=2 * STEP).total == pytest.approx(
+        filled(both, 10_000).memory.total, rel=0.1
+    )
     table = TableSettings("a", 16, admission=Admission(count=2, cells=100_000))
     for rank in range(3):
         empty = TableShard([table], seed=0, rank=rank, world=3).memory
-        assert predicted([table], 0, world=3).sketches == pytest.approx(empty.sketches, rel=0.01) and empty.sketches
+        assert (
+            predict_memory([table], 0, world=3).sketches == pytest.approx(empty.sketches, rel=0.01) and empty.sketches
+        )
     tiered = TableSettings("a", 16, disk=DiskTier(tmp_path, 5_000))
     shard = filled([tiered], 30_000).memory
-    wanted = predicted([tiered], 30_000, first=STEP)
+    wanted = predict_memory([tiered], 30_000, first=STEP)
     assert wanted.total == pytest.approx(shard.total, rel=0.1)
     assert wanted.file == 25_000 * row_bytes(tiered) <= shard.file

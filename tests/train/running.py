@@ -21,7 +21,7 @@ from stoker.train.engine import Counts
 from stoker.train.loop import Loop, LoopOutcome
 from stoker.train.prepare import prepare
 from stoker.train.prepared import Prepared
-from stoker.train.run import start
+from stoker.train.run import train_run
 from stoker.train.task import Part
 
 WORDS = "the sea is blue and cold today how are you please write a poem about wind".split()  # noqa: SIM905
@@ -74,7 +74,7 @@ def run(base: Path, job: dict[str, Any], *overrides: str, before: Callable[[Prep
     before(prepared)
     folder = RunFolder(base / loaded.job.output)
     with folder.take():
-        outcome, loop = start(prepared, folder, base, quiet=True)
+        outcome, loop = train_run(prepared, folder, base, quiet=True)
     return Ran(loaded, prepared, outcome, loop, folder)
 
 

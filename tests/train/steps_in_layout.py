@@ -12,7 +12,7 @@ from stoker.parallel.float64_mode import in_float64
 from stoker.parallel.mesh import Mesh
 from stoker.runs.run_folder import RunFolder
 from stoker.train.prepare import prepare
-from stoker.train.run import start
+from stoker.train.run import train_run
 
 
 def steps_in_layout(path: str, steps: int, overrides: tuple[str, ...]) -> list[float]:
@@ -24,7 +24,7 @@ def steps_in_layout(path: str, steps: int, overrides: tuple[str, ...]) -> list[f
     folder = RunFolder(base / loaded.job.output)
     folder.path.mkdir(exist_ok=True)
     with in_float64():
-        start(prepared, folder, base, quiet=True)
+        train_run(prepared, folder, base, quiet=True)
     return [line["loss"] for line in folder.read_metrics()] + [
         event["loss"] for event in folder.read_events() if event["event"] == "evaluated"
     ]

@@ -24,7 +24,7 @@ from stoker.runs.goodput import goodput
 from stoker.runs.run_folder import RunFolder, read_lines
 from stoker.train.prepare import prepare
 from stoker.train.prepared import Prepared
-from stoker.train.run import start
+from stoker.train.run import train_run
 
 BATCH = 8
 MODULE: dict[str, Any] = {
@@ -226,7 +226,7 @@ def run_here(path: str, output: str, overrides: tuple[str, ...]) -> list[str]:
     prepared = prepare(loaded, base, mesh=Mesh(layout_of(loaded.job), CPU))
     folder = RunFolder(base / output)
     folder.path.mkdir(exist_ok=True)
-    _, loop = start(prepared, folder, base, quiet=True)
+    _, loop = train_run(prepared, folder, base, quiet=True)
     return [event["event"] for event in loop.folder.read_events()]
 
 

@@ -20,7 +20,7 @@ from stoker.runs.run_folder import RunFolder
 from stoker.train.evaluate import evaluate
 from stoker.train.prepare import prepare
 from stoker.train.prepared import Prepared
-from stoker.train.run import start
+from stoker.train.run import train_run
 
 EXPERTS, CHOSEN, WEIGHT = 5, 2, 0.5  # five experts divide by no number of processes; the weight is one that is felt
 LAYOUTS = [
@@ -86,7 +86,7 @@ def run(path: str, overrides: tuple[str, ...], name: str) -> tuple[list[float], 
     prepared = prepare(loaded, base, mesh=mesh)
     folder = RunFolder(base / name)
     folder.path.mkdir(exist_ok=True)
-    start(prepared, folder, base, quiet=True)
+    train_run(prepared, folder, base, quiet=True)
     metrics = folder.read_metrics()
     return [line["loss"] for line in metrics], [line["grad_norm"] for line in metrics]
 

@@ -14,7 +14,7 @@ from click_logs import ranking_job, write_clicks
 from torch import nn
 
 from stoker.cli.main import main
-from stoker.data.ranking.encode_rows import BadRowError, encode_rows, joined
+from stoker.data.ranking.encode_rows import BadRowError, concatenate_batches, encode_rows
 from stoker.errors import UserError
 from stoker.hardware.device import choose_device
 from stoker.job.load_job import load_job
@@ -249,7 +249,7 @@ def test_single_rows_are_encoded_as_those_of_a_log(home: Path) -> None:
     log = rows_of(loaded, features, None, "auto", home)
     expected, rows = log.batch(np.arange(len(log))), held_out(home)
     parts = [encode_rows(rows[s], features)[0] for s in (slice(0, 1), slice(1, 40), slice(40, None))]
-    found = joined(parts)
+    found = concatenate_batches(parts)
     assert np.array_equal(found.dense, expected.dense)
     for name, ids in expected.ids.items():
         assert np.array_equal(found.ids[name].ids, ids.ids) and np.array_equal(found.ids[name].lengths, ids.lengths)

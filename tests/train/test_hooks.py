@@ -16,7 +16,7 @@ from stoker.resilience.heartbeat import Heart, Listener
 from stoker.runs.run_folder import RunFolder, StepMetrics
 from stoker.train.hooks import Hook
 from stoker.train.prepare import prepare
-from stoker.train.run import start
+from stoker.train.run import train_run
 
 
 def test_the_points_of_a_step(base: Path) -> None:
@@ -36,11 +36,11 @@ def test_the_points_of_a_step(base: Path) -> None:
         Hook(after_step=plain),
     ]
     with folder.take():
-        start(prepared, folder, base, quiet=True, hooks=hooks)
+        train_run(prepared, folder, base, quiet=True, hooks=hooks)
     assert seen == [(point, step) for step in (1, 2) for point in ("before", "after", "metrics")]
     other = prepare(load_job(write_job(base, {**JOB, "epochs": None, "steps": 1, "output": "other"})), base)
     with RunFolder(base / "other").take():
-        start(other, RunFolder(base / "other"), base, quiet=True)
+        train_run(other, RunFolder(base / "other"), base, quiet=True)
     losses = [RunFolder(base / name).read_metrics()[0]["loss"] for name in ("run", "other")]
     assert losses[0] == pytest.approx(2 * losses[1], rel=1e-12)
 
@@ -51,6 +51,8 @@ def test_the_time_of_a_hook_counts_as_the_process_own(base: Path, tmp_path: Path
     folder = RunFolder(base / "run")
     with folder.take():
         heart = Heart(tmp_path, 0)
-        start(prepared, folder, base, quiet=True, heart=heart, hooks=[Hook(before_passes=lambda _: time.sleep(0.1))])
+        train_run(
+            prepared, folder, base, quiet=True, heart=heart, hooks=[Hook(before_passes=lambda _: time.sleep(0.1))]
+        )
     pulse = Listener(tmp_path).pulse(0)
     assert pulse is not None and pulse.own >= 0.3

@@ -22,7 +22,7 @@ from stoker.launch.process_pool import Pool
 from stoker.parallel.mesh import Mesh
 from stoker.runs.run_folder import RunFolder
 from stoker.train.prepare import prepare
-from stoker.train.run import start
+from stoker.train.run import train_run
 
 STEPS, BATCH, LR = 7, 8, 0.05
 JOB: dict[str, Any] = {
@@ -51,7 +51,7 @@ def train(path: str, overrides: list[str], name: str, nodes: int = 1, *, quiet: 
         mesh = Mesh(layout, torch.device("cpu")) if layout.world > 1 else None
         folder = RunFolder(base / name)
         folder.path.mkdir(exist_ok=True)
-        start(prepare(loaded, base, mesh=mesh), folder, base, quiet=quiet)
+        train_run(prepare(loaded, base, mesh=mesh), folder, base, quiet=quiet)
     finally:
         sys.path.remove(path)
 

@@ -17,7 +17,7 @@ from stoker.parallel.float64_mode import in_float64
 from stoker.parallel.mesh import Mesh
 from stoker.runs.run_folder import RunFolder
 from stoker.train.prepare import prepare
-from stoker.train.run import start
+from stoker.train.run import train_run
 
 LAYOUTS = {
     "tensor": ["parallel.tensor=2"],
@@ -35,7 +35,7 @@ def run(path: str, name: str, overrides: list[str]) -> None:
     folder = RunFolder(base / name)
     folder.path.mkdir(exist_ok=True)
     with in_float64():
-        start(prepared, folder, base, quiet=True)
+        train_run(prepared, folder, base, quiet=True)
 
 
 @pytest.mark.pool

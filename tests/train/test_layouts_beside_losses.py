@@ -23,7 +23,7 @@ from stoker.parallel.mesh import Mesh
 from stoker.parallel.tensor_rng import Apart
 from stoker.runs.run_folder import RunFolder
 from stoker.train.prepare import prepare
-from stoker.train.run import start
+from stoker.train.run import train_run
 
 LAYOUTS = [
     (2, ("parallel.data=2",)),
@@ -58,7 +58,7 @@ def run(path: str, overrides: tuple[str, ...], name: str) -> Found:
     folder = RunFolder(base / name)
     folder.path.mkdir(exist_ok=True)
     with in_float64() if loaded.job.train.precision == "fp64" else nullcontext():
-        start(prepared, folder, base, quiet=True)
+        train_run(prepared, folder, base, quiet=True)
     events = folder.read_events()
     model = prepared.task.model
     return Found(

@@ -72,7 +72,7 @@ def test_pairs_stay_together(pairs: dict[str, Any], base: Path, packed: bool) ->
     assert [event["targets"] for event in evaluated] == [4] * 3 and evaluated[0]["perplexity"] is None
     assert evaluated[-1]["loss"] < evaluated[0]["loss"]
     assert ran.prepared.audit is not None
-    (drawn,) = ran.prepared.audit.drawn
+    (drawn,) = ran.prepared.audit.mixture
     if not packed:
         assert drawn.rows == 8 * ran.loaded.job.train.batch and drawn.epochs == pytest.approx(drawn.rows / 16)
 

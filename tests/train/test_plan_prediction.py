@@ -71,7 +71,7 @@ def test_a_planner_that_fails_does_not_fail_the_run(
     assert ran.outcome.state == "done"
     found = read_comparison(ran.folder)
     assert found is not None
-    assert found.line() == "predicted  nothing: ZeroDivisionError: float division by zero"
+    assert found.line() == "predicted  unavailable: ZeroDivisionError: float division by zero"
 
 
 def test_a_job_without_a_layout_is_planned_trained_and_told(

@@ -17,7 +17,7 @@ from stoker.launch.process_pool import Pool
 from stoker.parallel.mesh import Mesh
 from stoker.runs.run_folder import RunFolder
 from stoker.train.prepare import prepare
-from stoker.train.run import start
+from stoker.train.run import train_run
 
 LAYOUTS = {
     "ddp": ("parallel.data=2",),
@@ -38,7 +38,7 @@ def train_on(path: str, overrides: tuple[str, ...], name: str) -> tuple[list[flo
     prepared = prepare(loaded, base, mesh=mesh)
     folder = RunFolder(base / name)
     folder.path.mkdir(exist_ok=True)
-    start(prepared, folder, base, quiet=True)
+    train_run(prepared, folder, base, quiet=True)
     held = {
         n: torch.tensor((p.to_local() if hasattr(p, "to_local") else p).numel())
         for n, p in prepared.task.model.named_parameters()

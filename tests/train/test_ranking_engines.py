@@ -20,7 +20,7 @@ from stoker.launch.process_pool import Pool
 from stoker.parallel.mesh import Mesh
 from stoker.runs.run_folder import RunFolder
 from stoker.train.prepare import prepare
-from stoker.train.run import start
+from stoker.train.run import train_run
 
 COUNTS = ("table_rows", "ids_admitted", "ids_evicted")  # of tables that grow
 TRAIN = {"batch": 12, "lr": 1e-2, "precision": "fp32", "warmup": 0, "schedule": "linear"}
@@ -70,7 +70,7 @@ def losses_of_layout(path: str, overrides: tuple[str, ...]) -> list[float]:
     mesh = Mesh(layout, torch.device("cpu")) if layout.world > 1 else None
     prepared, folder = prepare(loaded, base, mesh=mesh), RunFolder(base / loaded.job.output)
     folder.path.mkdir(exist_ok=True)
-    start(prepared, folder, base, quiet=True)
+    train_run(prepared, folder, base, quiet=True)
     events = [event["loss"] for event in folder.read_events() if event["event"] == "evaluated"]
     return [line["loss"] for line in folder.read_metrics()] + events
 

@@ -72,7 +72,7 @@ def test_rows_on_servers_are_those_of_the_trainer(clicks: Path) -> None:
     assert served.losses == pytest.approx(here.losses, rel=1e-12)
     assert main(["eval", "run"]) == 0  # without the server
     wrong = ranking_job(ranking={"servers": {"addresses": ["a"], "secret": "s"}})
-    with pytest.raises(UserError, match="this is no HOST:PORT"):
+    with pytest.raises(UserError, match="this is not a HOST:PORT"):
         prepare(load_job(write_job(clicks, wrong)), clicks)
 
 

@@ -39,7 +39,7 @@ MODULE = {
 }
 LORA = {"method": "lora", "rank": 4, "dropout": 0.3}
 WHOLE = {"method": "lora", "rank": 4, "loraplus_ratio": 8.0, "modules_to_save": ["lm_head"], "layers": "1"}
-# Cadences are no multiples of each other, and of nothing that a run is stopped at.
+# Cadences are not multiples of each other, and of nothing that a run is stopped at.
 JOBS: dict[str, dict[str, Any]] = {
     "full": {"checkpoint": {"every": 4}, "evaluate": {"fraction": 0.1, "every": 5}},
     "packed": {"train": {"pack": True, "seq_len": 128}, "checkpoint": {"every": 3}},

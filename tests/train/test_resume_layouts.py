@@ -21,7 +21,7 @@ from stoker.parallel.mesh import Mesh
 from stoker.runs.run_folder import RunFolder
 from stoker.train.eight_bit_states import BLOCK
 from stoker.train.prepare import prepare
-from stoker.train.run import start
+from stoker.train.run import train_run
 
 # (processes, what the job file gets) of each step; every pair of neighbours hands a checkpoint on.
 LAYOUTS = [
@@ -45,7 +45,7 @@ def run(path: str, steps: int, overrides: tuple[str, ...]) -> None:
     folder = RunFolder(base / "run")
     folder.path.mkdir(exist_ok=True)
     with in_float64():
-        start(prepared, folder, base, quiet=True)
+        train_run(prepared, folder, base, quiet=True)
 
 
 @pytest.fixture

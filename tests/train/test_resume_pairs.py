@@ -28,7 +28,7 @@ from stoker.runs.run_folder import RunFolder, StepMetrics
 from stoker.runs.shm_folder import shared_memory
 from stoker.train.hooks import Hook
 from stoker.train.prepare import prepare
-from stoker.train.run import start
+from stoker.train.run import train_run
 
 STEPS, BROKEN, BATCH = 6, 4, 8
 ONE = (1, ())
@@ -78,7 +78,7 @@ def train(path: str, overrides: tuple[str, ...], breaks: bool) -> Seen:
             raise Broken
 
     with suppress(Broken), in_float64():
-        start(prepared, folder, base, quiet=True, hooks=[Hook(before_passes=begin, after_step=on_step)])
+        train_run(prepared, folder, base, quiet=True, hooks=[Hook(before_passes=begin, after_step=on_step)])
     return seen
 
 

@@ -16,7 +16,7 @@ from stoker.cli.main import main
 from stoker.errors import UserError
 from stoker.job.load_job import load_job
 from stoker.models.adapters import unwrap
-from stoker.models.collate import trim
+from stoker.models.collate import cut_after_last_target
 from stoker.train.language_task import LanguageTask
 from stoker.train.reward_objective import heads_of, offset_of
 
@@ -69,7 +69,9 @@ def test_the_loss_is_that_of_bradley_and_terry(reward: dict[str, Any], base: Pat
     scores = []
     with torch.no_grad():
         for document in documents:
-            ids, trained = (torch.tensor(x) for x in trim((document.row.ids.astype("int64"), document.row.trained)))
+            ids, trained = (
+                torch.tensor(x) for x in cut_after_last_target((document.row.ids.astype("int64"), document.row.trained))
+            )
             assert trained[-1] and ids[-1] == ran.prepared.text.tokenizer.eos_token_id  # the stop token
             scores.append(float(plain.base_model(input_ids=ids[None]).last_hidden_state[0, -1] @ head.weight[0]))
         losses = [

@@ -152,7 +152,7 @@ def test_a_launcher_trains_one_job(job: dict[str, Any], monkeypatch: pytest.Monk
     for name, value in {**names, "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
     assert main(["train", "chain.yaml"]) == 2
-    assert "a launcher's processes train one job, and this file has stages" in capsys.readouterr().err
+    assert "a job with stages cannot be started by torchrun or srun" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from stoker.verify.plain_run import as_plain, in_other_form, plain_job, run_plai
 from stoker.verify.toy_config import GROUPED, HEADS, WINDOW, ToyShape, shrunk
 from stoker.verify.toy_job import SEQ_LEN, LayoutVariant, Twin, make_twin
 from stoker.verify.toy_rows import CHARACTERS, END_ID
-from stoker.verify.verify_run import trace
+from stoker.verify.verify_run import run_and_trace
 
 FAMILIES = (  # noqa: SIM905
     "gpt2 bloom opt gpt_neo gptj gpt_neox falcon llama qwen2 qwen3 mistral gemma2 gemma3_text glm glm4 phi phi3 "
@@ -230,14 +230,14 @@ def test_every_layout_of_the_matrix_is_well_formed(tmp_path: Path) -> None:
 def test_accumulation_changes_nothing_and_another_beta_does(tmp_path: Path) -> None:
     twin = twin_of(tmp_path)
     cell = Cell("", {}, accumulation=4)
-    reference = trace(str(twin.job_file(reference_of(cell))), last=5)
+    reference = run_and_trace(str(twin.job_file(reference_of(cell))), last=5)
     assert reference is not None and len(reference.losses) == 5
     assert [step for step, name in reference.numbers if name == "evaluation loss"] == [0, 2, 4, 5]
-    other = trace(str(twin.job_file(cell)), last=5)
+    other = run_and_trace(str(twin.job_file(cell)), last=5)
     assert other is not None and other.losses is not reference.losses
     assert compare(other, reference).first_beyond(1e-12) is None
 
-    wrong = trace(str(twin.job_file(Cell("", {}, accumulation=4, train={"beta2": 0.998}))), last=5)
+    wrong = run_and_trace(str(twin.job_file(Cell("", {}, accumulation=4, train={"beta2": 0.998}))), last=5)
     assert wrong is not None
     found = compare(wrong, reference)
     assert found.size("loss") > 1e-8
@@ -266,7 +266,7 @@ def test_the_plain_loop_computes_the_same(family: str, text: str, limit: float, 
     cell = Cell("", {}, accumulation=2)
     clip = LayoutVariant(clip=limit)
     path = twin.job_file(cell, clip)
-    run = trace(str(path), last=4)
+    run = run_and_trace(str(path), last=4)
     job = load_job(path).job
     assert run is not None and why_not(twin, job, run) is None
     given = plain_job(twin, cell, job, run)

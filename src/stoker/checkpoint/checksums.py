@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from stoker.checkpoint.collective import rank, together
+from stoker.checkpoint.collective import rank, run_on_all_ranks
 from stoker.checkpoint.dcp_file_layout import sum_of
 from stoker.checkpoint.storage import Storage
 
@@ -36,4 +36,4 @@ def check_contents(storage: Storage, step: int, files: Files) -> None:
                 if sum_of(file) != files[name]["sha256"]:
                     raise ValueError(f"{name} has other contents than were written")
 
-    together(check)
+    run_on_all_ranks(check)

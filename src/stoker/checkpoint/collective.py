@@ -25,7 +25,7 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def together(work: Callable[[], T]) -> list[T]:
+def run_on_all_ranks(work: Callable[[], T]) -> list[T]:
     """Runs ``work`` on every process and returns all results, by rank. A collective.
 
     Raises:
@@ -47,7 +47,7 @@ def together(work: Callable[[], T]) -> list[T]:
 
 def by_first(work: Callable[[], T]) -> T:
     """Runs ``work`` on rank 0 and returns its result, or raises its error, on every process. A collective."""
-    value: T = together(lambda: work() if rank() == 0 else None)[0]  # type: ignore[assignment]
+    value: T = run_on_all_ranks(lambda: work() if rank() == 0 else None)[0]  # type: ignore[assignment]
     return value
 
 

@@ -53,11 +53,11 @@ def read_index(data: bytes, files: Collection[str]) -> Metadata:
         files: files of the checkpoint; the index may name no others.
 
     Raises:
-        pickle.UnpicklingError: the data is no index, or names anything else.
+        pickle.UnpicklingError: the data is not an index, or names anything else.
     """
     index = _Unpickler(BytesIO(data)).load()
     if not isinstance(index, Metadata):
-        raise pickle.UnpicklingError(f"{METADATA} is no index")
+        raise pickle.UnpicklingError(f"{METADATA} is not an index")
     if other := {info.relative_path for info in index.storage_data.values()} - set(files):
         raise pickle.UnpicklingError(f"{METADATA} names {min(other)}, which is no file of the checkpoint")
     return index

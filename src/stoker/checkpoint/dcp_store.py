@@ -30,13 +30,13 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from stoker.checkpoint.checksums import Files, check_contents, check_sizes
 from stoker.checkpoint.chunks import Chunk, Held
-from stoker.checkpoint.collective import by_first, rank, together
+from stoker.checkpoint.collective import by_first, rank, run_on_all_ranks
 from stoker.checkpoint.dcp_errors import FULL, innermost, os_error
 from stoker.checkpoint.dcp_file_layout import DcpFilePart
 from stoker.checkpoint.dcp_metadata import RestrictedReader
 from stoker.checkpoint.dcp_planners import ChunkLoader
 from stoker.checkpoint.retention import Keep, retain
-from stoker.checkpoint.save_plan import Agreement, agree
+from stoker.checkpoint.save_plan import WritePlan, make_write_plan
 from stoker.checkpoint.state import DamagedError, Places, Saved, SaveOutcome, State
 from stoker.checkpoint.storage import BASE, Storage, base_of, name_of, read_state, storage_of
 from stoker.checkpoint.writer import commit, write_part
@@ -95,7 +95,7 @@ class Store:
         with _damage(self._name(step)):
             return _split(read_state(self.storage, step))[0]
 
-    def save(self, state: State, agreement: Agreement | None = None) -> SaveOutcome:
+    def save(self, state: State, agreement: WritePlan | None = None) -> SaveOutcome:
         """Writes a checkpoint; training waits.
 
         Args:
@@ -111,8 +111,8 @@ class Store:
             attempt = begun = by_first(lambda: storage.begin(state.step, os.getpid()))
             if begun is None:  # the step already has a checkpoint
                 return SaveOutcome(state.step, "disk", 0.0, 0.0, 0)
-            agreed = agreement or agree(held, None)
-            parts = together(lambda: write_part(storage, begun, agreed.file_layout, _bytes_of(held, agreed)))
+            agreed = agreement or make_write_plan(held, None)
+            parts = run_on_all_ranks(lambda: write_part(storage, begun, agreed.file_layout, _bytes_of(held, agreed)))
             size = by_first(
                 lambda: commit(
                     storage,
@@ -194,7 +194,7 @@ class Store:
             return set(held)
 
         needed = {name for name in saved if not name.startswith((ISLAND, OUTER, POWER_SGD))}
-        if odd := sorted((wanted := set().union(*together(match))) - set(saved) | needed - wanted):
+        if odd := sorted((wanted := set().union(*run_on_all_ranks(match))) - set(saved) | needed - wanted):
             self._mismatch(step, f"{odd[0]} is only in one of them")
         with _damage(where), _one_process():
             for source, files in sources:
@@ -266,7 +266,7 @@ def _damage(where: str) -> Iterator[None]:
     """Converts errors within the block to damage of the checkpoint at ``where``, except a lack of memory."""
     try:
         yield
-    except (Exception, CheckpointException) as error:  # the latter is no Exception
+    except (Exception, CheckpointException) as error:  # the latter is not an Exception
         inner = innermost(error)
         if isinstance(inner, (MemoryError, torch.OutOfMemoryError)):
             raise inner from error
@@ -279,7 +279,7 @@ def _split(state: dict[str, Any]) -> tuple[dict[str, Any], Files]:
     return {key: value for key, value in state.items() if key not in ("step", "files")}, state["files"]
 
 
-def _bytes_of(held: Held, agreement: Agreement) -> Callable[[DcpFilePart], memoryview]:
+def _bytes_of(held: Held, agreement: WritePlan) -> Callable[[DcpFilePart], memoryview]:
     """Returns a function that copies the bytes of tensors from their devices one by one."""
     names = {item.at: item.name for item in agreement.items if item.length}
 

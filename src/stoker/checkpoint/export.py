@@ -31,7 +31,7 @@ from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of
 from stoker.models.adapters import unwrap
 from stoker.models.gguf_model import weights_of_gguf
-from stoker.models.model_source import locate
+from stoker.models.model_source import find_model
 from stoker.models.prepare_architecture import saved_form
 from stoker.models.quantise import quantisation, quantised_copy
 from stoker.models.tokenizer import extension_of
@@ -183,7 +183,7 @@ def _stops(tuned: TunedRun) -> int | list[int]:
 def base_of(tuned: TunedRun, base: Path) -> str:
     """Returns the base of an adapter for transformers on this machine: the hub id, or a folder."""
     assert tuned.job.model is not None
-    source = locate(tuned.job.model.name, base)
+    source = find_model(tuned.job.model.name, base)
     assert source is not None
     return str(weights_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stoker.checkpoint.chunks import Held
-from stoker.checkpoint.collective import rank, together
+from stoker.checkpoint.collective import rank, run_on_all_ranks
 
 
 def gather_whole(held: Held) -> dict[str, Tensor]:
@@ -18,7 +18,9 @@ def gather_whole(held: Held) -> dict[str, Tensor]:
     Processes may hold different names, different chunks of a tensor, or copies of the same chunk.
     """
     mine = {name: chunks[0] for name, chunks in sorted(held.items())}
-    boxes = together(lambda: {n: (c.shape, c.offsets, tuple(c.tensor.shape), c.tensor.dtype) for n, c in mine.items()})
+    boxes = run_on_all_ranks(
+        lambda: {n: (c.shape, c.offsets, tuple(c.tensor.shape), c.tensor.dtype) for n, c in mine.items()}
+    )
     whole: dict[str, Tensor] = {}
     for name in sorted(set().union(*boxes)):
         filled: dict[tuple[int, ...], int] = {}

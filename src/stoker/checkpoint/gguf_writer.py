@@ -137,7 +137,7 @@ def _sources(folder: Path, config: Any, family: GgufFamily, dtype: Dtype, files:
             handle = files.enter_context(safe_open(path, framework="pt"))
         except (OSError, SafetensorError) as error:
             raise UserError(Problem(f"not a readable safetensors file ({error})", file=str(path))) from None
-        for key in handle.keys():  # noqa: SIM118  (the handle is no mapping)
+        for key in handle.keys():  # noqa: SIM118  (the handle is not a mapping)
             if key.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and key == "lm_head.weight"):
                 continue
             shape = tuple(handle.get_slice(key).get_shape())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from stoker.checkpoint.dcp_store import Store, place_of
-from stoker.checkpoint.run_weights import AVERAGE, averaged, restore_weights
+from stoker.checkpoint.run_weights import AVERAGE, restore_weights, with_averaged_weights
 from stoker.checkpoint.state import Places, State
 from stoker.errors import UserError
 from stoker.hardware.device import Device
@@ -95,7 +95,7 @@ def state_at(folder: RunFolder, job: ResolvedJob, at: str, base: Path, elsewhere
     """
     store, step = checkpoint_step(folder, job, at, base)
     state = store.load(step, elsewhere)
-    return averaged(state) if at == AVERAGE else state
+    return with_averaged_weights(state) if at == AVERAGE else state
 
 
 def _as_option(key: str) -> str:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stoker.checkpoint.chunks import Held
-from stoker.checkpoint.collective import rank, together
+from stoker.checkpoint.collective import rank, run_on_all_ranks
 from stoker.checkpoint.memory_restore import MemoryCopies, intersection
 from stoker.checkpoint.save_plan import Item
 from stoker.checkpoint.shm_buffers import Copy, allocate
@@ -42,27 +42,27 @@ def fetched(copy: MemoryCopies, folder: Path, held: Held) -> Iterator[MemoryCopi
         OSError: a machine has no memory for them.
     """
     have = {each.rank: each for each in copy.copies}
-    known = {rank: each for found in together(lambda: _told(copy)) for rank, each in found.items()}
+    known = {rank: each for found in run_on_all_ranks(lambda: _told(copy)) for rank, each in found.items()}
     needs = {copied for copied, each in known.items() if copied not in have and _is_needed(each.items, held)}
-    said = together(lambda: (_machine(folder), frozenset(needs)))
+    said = run_on_all_ranks(lambda: (_machine(folder), frozenset(needs)))
     transfers = _transfers(copy.holders, said)
     arrived = {t.copied: folder / f"rank-{t.copied}" / "fetched" for t in transfers if t.receiver == rank()}
     machine = said[rank()][0]
     here = {t.copied for t in transfers if said[t.receiver][0] == machine}
     try:
-        together(lambda: _make_room(arrived, known))
+        run_on_all_ranks(lambda: _make_room(arrived, known))
         for transfer in transfers:
             if rank() == transfer.sender:
                 _send(have[transfer.copied], transfer.receiver)
             elif rank() == transfer.receiver:
                 _receive(arrived[transfer.copied], known[transfer.copied].length, transfer.sender)
-        together(lambda: None)
+        run_on_all_ranks(lambda: None)
         more = [
             Copy(folder / f"rank-{n}" / "fetched", copy.step, copy.group, n, len(known), known[n].items, copy.numbers)
             for n in sorted(here)
         ]
         yield replace(copy, copies=(*copy.copies, *more))
-        together(lambda: None)
+        run_on_all_ranks(lambda: None)
     finally:
         for path in arrived.values():
             path.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from stoker.checkpoint.chunks import Chunk, Held
-from stoker.checkpoint.collective import rank, together
+from stoker.checkpoint.collective import rank, run_on_all_ranks
 from stoker.checkpoint.save_plan import Item
 from stoker.checkpoint.shm_buffers import Copy, copies_in, forget_copies
 from stoker.checkpoint.storage import BASE
@@ -70,7 +70,7 @@ class MemoryCopies:
                         chunk.filled()
 
 
-def remembered(folder: Path | None, before: int | None) -> list[MemoryCopies]:
+def steps_in_memory(folder: Path | None, before: int | None) -> list[MemoryCopies]:
     """Returns the steps whose copies are complete across the processes' machines, newest first. A collective.
 
     Args:
@@ -84,7 +84,7 @@ def remembered(folder: Path | None, before: int | None) -> list[MemoryCopies]:
             mine.setdefault((copy.step, copy.group), {})[copy.rank] = copy
         return {key: (frozenset(copies), next(iter(copies.values())).world) for key, copies in mine.items()}
 
-    said = together(summary)
+    said = run_on_all_ranks(summary)
     holders: dict[Key, dict[int, list[int]]] = {}
     worlds: dict[Key, int] = {}
     for process, found in enumerate(said):
@@ -99,7 +99,7 @@ def remembered(folder: Path | None, before: int | None) -> list[MemoryCopies]:
     def numbers_of() -> dict[Key, Mapping[str, Any]]:
         return {key: next(iter(mine[key].values())).numbers for key in steps if first[key] == rank()}
 
-    numbers = {key: values for found in together(numbers_of) for key, values in found.items()}
+    numbers = {key: values for found in run_on_all_ranks(numbers_of) for key, values in found.items()}
     whole = [key for key in steps if BASE not in numbers[key]]  # the base that a checkpoint adds to is on disk only
     return [MemoryCopies(*key, tuple(mine.get(key, {}).values()), numbers[key], holders[key]) for key in whole]
 
@@ -107,7 +107,7 @@ def remembered(folder: Path | None, before: int | None) -> list[MemoryCopies]:
 def forget_after(folder: Path | None, step: int) -> None:
     """Deletes the copies of later steps, which the run will repeat. A collective."""
     if folder is not None:
-        together(lambda: forget_copies([copy for copy in copies_in(folder) if copy.step > step]))
+        run_on_all_ranks(lambda: forget_copies([copy for copy in copies_in(folder) if copy.step > step]))
 
 
 def intersection(

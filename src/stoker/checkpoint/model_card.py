@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.files import read_file
 from stoker.job.resolved import ResolvedJob
 from stoker.models import offline_models
-from stoker.models.model_source import locate
+from stoker.models.model_source import find_model
 from stoker.node_cache.urls import is_url, without_secrets
 
 if TYPE_CHECKING:
@@ -55,12 +55,12 @@ def public_name(job: ResolvedJob, base: Path) -> BaseName:
     """Returns the hub id of a job's base where it has one."""
     assert job.model is not None
     name = job.model.name
-    if name in offline_models.PACKAGED and (source := locate(name, base)) is not None and source.kind == "gguf":
+    if name in offline_models.PACKAGED and (source := find_model(name, base)) is not None and source.kind == "gguf":
         packaged = offline_models.PACKAGED[name]
         return BaseName(
             packaged.hub, remark=f"trained on the weights of the package {packaged.distribution}: {packaged.about}"
         )
-    source = locate(name, base)
+    source = find_model(name, base)
     if source is None or source.kind == "hub":
         return BaseName(name)
     if source.kind == "scratch":

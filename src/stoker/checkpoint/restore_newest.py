@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from stoker.checkpoint.collective import by_first, together
+from stoker.checkpoint.collective import by_first, run_on_all_ranks
 from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.memory_exchange import fetched
-from stoker.checkpoint.memory_restore import MemoryCopies, remembered
+from stoker.checkpoint.memory_restore import MemoryCopies, steps_in_memory
 from stoker.checkpoint.state import Damaged, DamagedError, Places, Restored, Saved
 from stoker.errors import RunFailed
 
@@ -25,7 +25,7 @@ def restore_newest(
     Args:
         memory: folder of the in-memory copies; None if there is none.
     """
-    copies = remembered(memory, before)
+    copies = steps_in_memory(memory, before)
     newest = max((copy.step for copy in copies), default=-1)
     by_first(lambda: _settle(store, newest))
     steps = by_first(lambda: [step for step in store.steps() if before is None or step < before])
@@ -77,17 +77,17 @@ def _settle(store: Store, newest: int) -> None:
 
 def _recall(copy: MemoryCopies, memory: Path | None, places: Places) -> bool:
     """Restores from in-memory copies; returns whether every process found what it needs."""
-    known = {name: entry for found in together(copy.saved) for name, entry in found.items()}
+    known = {name: entry for found in run_on_all_ranks(copy.saved) for name, entry in found.items()}
     held = places({name: Saved(*entry) for name, entry in known.items()})
-    if all(together(lambda: copy.covers(held))):
-        together(lambda: copy.fill(held))
+    if all(run_on_all_ranks(lambda: copy.covers(held))):
+        run_on_all_ranks(lambda: copy.fill(held))
         return True
     if memory is None:
         return False
     with fetched(copy, memory, held) as more:
-        if not all(together(lambda: more.covers(held))):
+        if not all(run_on_all_ranks(lambda: more.covers(held))):
             return False
-        together(lambda: more.fill(held))
+        run_on_all_ranks(lambda: more.fill(held))
     return True
 
 

@@ -20,7 +20,7 @@ from stoker.parallel.shard_spec import Piece
 
 NONE: Mapping[str, Any] = MappingProxyType({})
 AVERAGE = "average"  # name of a parameter's average among the optimizer's moments
-# Names that are no weights of the model; a separate critic is needed in training only.
+# Names that are not weights of the model; a separate critic is needed in training only.
 FURTHER = ("optimizer/", OUTER, ISLAND, f"model/{OWN_CRITIC}.", f"buffer/{OWN_CRITIC}.")
 
 
@@ -35,7 +35,7 @@ def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
     return {name: b for name, b in model.named_buffers() if name in persistent}
 
 
-def stepped(
+def optimized_parameters(
     model: nn.Module, pieces: Mapping[str, Piece] = NONE, aliases: Mapping[str, str] = NONE
 ) -> Iterator[tuple[str, nn.Parameter, Piece | None]]:
     """Yields the parameters that the optimizer steps: name in the whole model, parameter, tensor-parallel piece.
@@ -55,7 +55,7 @@ def held_weights(
 ) -> dict[str, list[Chunk]]:
     """Returns this process' chunks of the trained weights and the buffers, by checkpoint name."""
     held: dict[str, list[Chunk]] = defaultdict(list)
-    for name, parameter, piece in stepped(model, pieces, aliases):
+    for name, parameter, piece in optimized_parameters(model, pieces, aliases):
         held[f"model/{name}"].append(chunk_of(parameter, piece))
     for name, buffer in saved_buffers(model).items():
         held[f"buffer/{aliases.get(name, name)}"].append(chunk_of(buffer, pieces.get(name)))
@@ -65,13 +65,13 @@ def held_weights(
 def held_gradients(model: nn.Module, pieces: Mapping[str, Piece] = NONE, aliases: Mapping[str, str] = NONE) -> Held:
     """Returns this process' chunks of the gradients, by parameter; parameters without a gradient are left out."""
     held: dict[str, list[Chunk]] = defaultdict(list)
-    for name, parameter, piece in stepped(model, pieces, aliases):
+    for name, parameter, piece in optimized_parameters(model, pieces, aliases):
         if parameter.grad is not None:
             held[name].append(chunk_of(parameter.grad, piece))
     return dict(held)
 
 
-def averaged(state: State) -> State:
+def with_averaged_weights(state: State) -> State:
     """Returns a checkpoint with its weights replaced by their averages over the steps.
 
     Raises:

@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.serialization import skip_data
 
 from stoker.checkpoint.chunks import Held
-from stoker.checkpoint.collective import by_first, rank, together
+from stoker.checkpoint.collective import by_first, rank, run_on_all_ranks
 from stoker.checkpoint.dcp_file_layout import DcpFileLayout, DcpFilePart
 from stoker.checkpoint.dcp_planners import ChunkSaver
 
@@ -62,7 +62,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Agreement:
+class WritePlan:
     """Assignment of boxes to processes and files.
 
     Attributes:
@@ -96,7 +96,7 @@ def signature_of(held: Held) -> Signature:
     )
 
 
-def agree(held: Held, place: Path | None) -> Agreement:
+def make_write_plan(held: Held, place: Path | None) -> WritePlan:
     """Assigns boxes to processes and files. A collective.
 
     Args:
@@ -109,16 +109,16 @@ def agree(held: Held, place: Path | None) -> Agreement:
     signature = signature_of(held)
     planner = ChunkSaver()
     planner.set_up_planner(dict(held))
-    plans = together(planner.create_local_plan)
+    plans = run_on_all_ranks(planner.create_local_plan)
     decided: tuple[list[SavePlan], Metadata] = by_first(lambda: planner.create_global_plan(plans))
     written, metadata = decided
     items = _items(written[rank()].items, held)
     length = items[-1].at + items[-1].length if items else 0
     file_layout, places = _file_layout(f"__{rank()}_0.distcp", items)
-    all_told = together(
-        lambda: _Told(socket.gethostname(), file_layout.size, length, *_room(place), places, uuid.uuid4().hex[:8])
+    all_told = run_on_all_ranks(
+        lambda: _RankFacts(socket.gethostname(), file_layout.size, length, *_room(place), places, uuid.uuid4().hex[:8])
     )
-    return Agreement(
+    return WritePlan(
         all_told[0].group,
         signature,
         len(plans),
@@ -132,7 +132,7 @@ def agree(held: Held, place: Path | None) -> Agreement:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _RankFacts:
     """Message of a process to the others: machine, bytes that it writes and copies, free bytes, used bytes."""
 
     machine: str
@@ -165,7 +165,7 @@ def _room(place: Path | None) -> tuple[int, int]:
     return free, sum(path.stat().st_size for path in place.glob("rank-*/slot-?"))
 
 
-def _slots(machine: str, told: Sequence[_Told]) -> int:
+def _slots(machine: str, told: Sequence[_RankFacts]) -> int:
     """Returns the number of copies that fit into the memory of one machine."""
     here = [other for other in told if other.machine == machine]
     wanted = sum(other.length for other in here)
@@ -232,7 +232,7 @@ def _metadata_file(metadata: Metadata, places: Iterable[Mapping[MetadataIndex, _
     return pickle.dumps(metadata)
 
 
-def unchanged(agreement: Agreement | None, held: Held, *, intact: bool) -> bool:
+def is_plan_valid(agreement: WritePlan | None, held: Held, *, intact: bool) -> bool:
     """Returns whether an agreement is still valid, on all processes. A collective.
 
     Args:

@@ -9,20 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from stoker.checkpoint.collective import by_first, rank, together
+from stoker.checkpoint.collective import by_first, rank, run_on_all_ranks
 from stoker.checkpoint.copy_interval import Cadence
 from stoker.checkpoint.dcp_errors import FULL, os_error
 from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.disk_space import make_room
-from stoker.checkpoint.memory_restore import forget_after, remembered
+from stoker.checkpoint.memory_restore import forget_after, steps_in_memory
 from stoker.checkpoint.restore_newest import restore_newest
 from stoker.checkpoint.retention import Keep
-from stoker.checkpoint.save_plan import Agreement, agree
+from stoker.checkpoint.save_plan import WritePlan, make_write_plan
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.state import Damaged, Places, Restored, SaveOutcome, State
 from stoker.checkpoint.storage import BASE
 from stoker.errors import DiskFailed, RunFailed
-from stoker.runs.shm_folder import this_node
+from stoker.runs.shm_folder import node_name
 
 AGAIN, TRIES = 0.05, 600  # seconds between polls whether the next node has a copy, and their number
 
@@ -98,7 +98,7 @@ class Saver:
         """
         self.wait()
         begin = time.perf_counter()
-        agreed = self.snapshots.agreed(state.held) if self.snapshots else agree(state.held, None)
+        agreed = self.snapshots.agreed(state.held) if self.snapshots else make_write_plan(state.held, None)
         deleted = self._room_for(state, agreed, keep)
         try:
             outcome = self.store.save(state, agreed)
@@ -138,7 +138,7 @@ class Saver:
         fits = not state.streams and BASE not in state.numbers
         return self.snapshots is not None and self._outlives and fits and self.snapshots.take(state)
 
-    def _room_for(self, state: State, agreed: Agreement, keep: Keep, *, was_full: bool = False) -> tuple[int, ...]:
+    def _room_for(self, state: State, agreed: WritePlan, keep: Keep, *, was_full: bool = False) -> tuple[int, ...]:
         """Deletes older checkpoints where the disk has no room for a new one; returns their steps. A collective.
 
         The newest one is deleted only after the state has been copied into memory that outlives this process.
@@ -251,7 +251,7 @@ class Saver:
                 return
             if not snapshots.take(state):
                 return
-            costs = together(lambda: (self._cost, self.cadence.step_seconds))
+            costs = run_on_all_ranks(lambda: (self._cost, self.cadence.step_seconds))
             changed = self.cadence.made(state.step, costs)
             seconds = time.perf_counter() - begin
             if changed or before is None:
@@ -266,10 +266,10 @@ class Saver:
             tries: polls, `AGAIN` seconds apart, before it returns False.
         """
         snapshots = self.snapshots
-        if snapshots is None or not this_node():
+        if snapshots is None or not node_name():
             return True
         for left in range(tries - 1, -1, -1):
-            if all(together(snapshots.is_safe)):
+            if all(run_on_all_ranks(snapshots.is_safe)):
                 return True
             time.sleep(AGAIN if left else 0.0)
         return False
@@ -277,7 +277,7 @@ class Saver:
     def has_state(self) -> bool:
         """Returns whether there is any state to restore."""
         self.wait()
-        return bool(remembered(self._memory, None)) or by_first(lambda: bool(self.store.steps()))
+        return bool(steps_in_memory(self._memory, None)) or by_first(lambda: bool(self.store.steps()))
 
     @property
     def _memory(self) -> Path | None:

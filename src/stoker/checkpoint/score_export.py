@@ -33,7 +33,7 @@ from stoker.checkpoint.replay import time_limit, with_base
 from stoker.data.corpus import open_corpus
 from stoker.errors import RunFailed, UserError
 from stoker.models.adapters import unwrap
-from stoker.models.collate import trim
+from stoker.models.collate import cut_after_last_target
 from stoker.models.quantise import compute_exactly
 from stoker.models.score_head import OFFSET
 
@@ -109,7 +109,9 @@ def replayed_rows(tuned: TunedRun, base: Path) -> list[list[int]]:
     """Returns held-out answers with their prompts, or those of the first sequence, up to their last trained token."""
     corpus = open_corpus(tuned.job, tuned.text.codec, seq_len=tuned.text.seq_len, base=base)
     documents = (corpus.evaluation_documents() or corpus.sequences[0])[:ROWS]
-    rows = [trim((d.row.ids, d.row.trained))[0][-LONGEST:].astype(np.int64).tolist() for d in documents]
+    rows = [
+        cut_after_last_target((d.row.ids, d.row.trained))[0][-LONGEST:].astype(np.int64).tolist() for d in documents
+    ]
     corpus.close()
     return rows
 

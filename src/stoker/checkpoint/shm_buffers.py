@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from stoker.checkpoint.chunks import Held
-from stoker.checkpoint.save_plan import Agreement, Item
+from stoker.checkpoint.save_plan import Item, WritePlan
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Slot:
         """Invalidates the cached step, as another process may have removed the copy."""
         self._step = None
 
-    def fill(self, step: int, held: Held, numbers: Mapping[str, Any], agreement: Agreement, *, rank: int) -> float:
+    def fill(self, step: int, held: Held, numbers: Mapping[str, Any], agreement: WritePlan, *, rank: int) -> float:
         """Copies the boxes that this process writes.
 
         Returns:
@@ -110,7 +110,7 @@ class Slot:
         self._step = step
         return time.perf_counter() - begin
 
-    def _make_room(self, agreement: Agreement) -> None:
+    def _make_room(self, agreement: WritePlan) -> None:
         """Maps a fully allocated file of the needed size, so that a lack of memory is an error here and not during a
         copy.
         """

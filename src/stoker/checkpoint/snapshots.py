@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from stoker.checkpoint.chunks import Held
-from stoker.checkpoint.collective import by_first, rank, together
+from stoker.checkpoint.collective import by_first, rank, run_on_all_ranks
 from stoker.checkpoint.dcp_file_layout import DcpFileLayout
 from stoker.checkpoint.pending_write import PendingWrite
 from stoker.checkpoint.retention import Keep
-from stoker.checkpoint.save_plan import Agreement, agree, unchanged
+from stoker.checkpoint.save_plan import WritePlan, is_plan_valid, make_write_plan
 from stoker.checkpoint.shm_buffers import Slot
 from stoker.checkpoint.state import State
 from stoker.checkpoint.storage import storage_of
@@ -43,7 +43,7 @@ class Snapshots:
     def __init__(self, run: Path | None = None) -> None:
         self._folder = shared_folder(run) if run is not None and has_folder(run) else None
         self.outlives = self._folder is not None
-        self.agreement: Agreement | None = None
+        self.agreement: WritePlan | None = None
         self.pending: PendingWrite | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""  # the start of a line that the writer has not completed
@@ -71,7 +71,7 @@ class Snapshots:
         if not agreement.slots:
             return False
         try:
-            together(lambda: self.copy(state.step, held, state.numbers))
+            run_on_all_ranks(lambda: self.copy(state.step, held, state.numbers))
         except OSError:  # other processes have taken the memory since
             self._do_without()
             return False
@@ -90,13 +90,13 @@ class Snapshots:
         except (FileNotFoundError, ValueError):
             return False
 
-    def agreed(self, held: Held) -> Agreement:
+    def agreed(self, held: Held) -> WritePlan:
         """Returns the agreement; it is renewed if the held chunks have changed or files are missing. A collective."""
-        if not unchanged(self.agreement, held, intact=self._is_intact()):
-            together(self._make_folder)
-            self.agreement = agree(held, self.folder)
+        if not is_plan_valid(self.agreement, held, intact=self._is_intact()):
+            run_on_all_ranks(self._make_folder)
+            self.agreement = make_write_plan(held, self.folder)
             try:
-                together(self._prepare)
+                run_on_all_ranks(self._prepare)
             except OSError:  # there is no room
                 self._do_without()
         assert self.agreement is not None
@@ -254,7 +254,7 @@ class Snapshots:
         """Returns the outcome of the pending checkpoint once it is committed or has failed. A collective."""
         pending = self.pending
         assert pending is not None
-        said = together(lambda: self.answer("written"))
+        said = run_on_all_ranks(lambda: self.answer("written"))
         failed = next((answer for answer in said if answer is not None and "error" in answer), None)
 
         def end() -> dict[str, Any]:

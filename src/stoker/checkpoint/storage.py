@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from stoker.files import regular
+from stoker.files import open_regular
 
 STATE = "state.json"
 METADATA = ".metadata"  # index of the tensors and their places in the files, as torch.distributed.checkpoint reads it
@@ -181,7 +181,7 @@ class LocalStorage:
         return {path.name: path.stat().st_size for path in files if path.name != STATE}
 
     def open(self, step: int, name: str) -> IO[bytes]:
-        return open(self.path(step) / name, "rb", opener=regular)
+        return open(self.path(step) / name, "rb", opener=open_regular)
 
     def room(self) -> int | None:
         there = next(path for path in (self.folder, *self.folder.absolute().parents) if path.is_dir())

@@ -124,7 +124,7 @@ def size_of(word: str) -> int:
     """Parses ``500GB``, ``1.5 TiB`` or a plain number to bytes.
 
     Raises:
-        UserError: it is no size.
+        UserError: it is not a size.
     """
     match = _SIZE.fullmatch(word.strip())
     unit = UNITS.get(match[2].upper()) if match else None

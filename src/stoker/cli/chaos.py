@@ -185,11 +185,11 @@ def _placed(faults: list[Fault], save_every: int) -> list[Fault]:
 def _drawn(arguments: argparse.Namespace, rehearsal: Rehearsal, calm: RunFolder, save_every: int) -> list[Fault]:
     if arguments.random < 1:
         return []
-    from stoker.rehearse.random_faults import draw
+    from stoker.rehearse.random_faults import draw_faults
 
     steps = len(calm.read_metrics())
     try:
-        return draw(
+        return draw_faults(
             arguments.random,
             seed=arguments.seed,
             steps=steps,

@@ -19,7 +19,7 @@ from stoker.job.key_paths import KeyPath, dotted
 from stoker.job.layout import layout_of
 from stoker.job.stages import read_stages
 from stoker.job.text_file import read_text
-from stoker.terminal import unescaped, visible
+from stoker.terminal import escape_control_characters, unescaped
 
 REASON_COLUMN = 44  # column of the origins, unless a value is longer
 
@@ -119,7 +119,8 @@ def print_job(loaded: LoadedJob) -> None:
         origin, given = _origin_words(loaded, path)
         text = f"{line:<{column - 2}}  # {origin}"
         if terminal:
-            text = f"{visible(f'{line:<{column - 2}}')}  \x1b[{36 if given else 2}m# {visible(origin)}\x1b[0m"
+            left, right = (escape_control_characters(part) for part in (f"{line:<{column - 2}}", origin))
+            text = f"{left}  \x1b[{36 if given else 2}m# {right}\x1b[0m"
         print(text, file=unescaped(sys.stdout) if terminal else None)
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stoker.terminal import visible
+from stoker.terminal import escape_control_characters
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -22,7 +22,7 @@ TRAINED = "bold green"
 OPEN, CLOSE = "⟦", "⟧"  # around trained text without colour
 
 
-def counted(number: int, noun: str) -> str:
+def pluralise(number: int, noun: str) -> str:
     """Formats a number with its noun in the singular or the plural."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
@@ -37,13 +37,13 @@ def print_audit(audit: Audit, dropped: Sequence[Rejected], packed: Sequence[Sequ
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     for label, value in _counts(audit):
         print(f"{label:<20} {value}")
-    for part in audit.drawn:
+    for part in audit.mixture:
         print(f"{'in this run':<20} {in_words([part])}")
     _print_ignored(audit)
     _print_reasons(audit)
     _print_histogram(audit)
     for rejected in dropped:
-        print(f"\n{rejected.source}:{rejected.row}: dropped: {visible(rejected.reason)}")
+        print(f"\n{rejected.source}:{rejected.row}: dropped: {escape_control_characters(rejected.reason)}")
     if not audit.samples and not packed:
         return
     print()
@@ -52,21 +52,21 @@ def print_audit(audit: Audit, dropped: Sequence[Rejected], packed: Sequence[Sequ
         print()
         _print_sample(sample, console)
     for sequence in packed:
-        filled = counted(sequence.tokens, "token")
+        filled = pluralise(sequence.tokens, "token")
         if sequence.capacity is not None:
-            filled = f"{sequence.tokens:,} of {counted(sequence.capacity, 'token')}"
-        print(f"\n=== sequence {sequence.number:,}: {counted(len(sequence.documents), 'row')}, {filled}")
+            filled = f"{sequence.tokens:,} of {pluralise(sequence.capacity, 'token')}"
+        print(f"\n=== sequence {sequence.number:,}: {pluralise(len(sequence.documents), 'row')}, {filled}")
         for document in sequence.documents:
             _print_sample(document, console)
 
 
 def _print_sample(sample: SamplePreview, console: Console) -> None:
     verdict = f" {sample.verdict}:" if sample.verdict else ""
-    tokens = counted(len(sample.ids), "token")
+    tokens = pluralise(len(sample.ids), "token")
     print(f"--- {sample.source}:{sample.row}:{verdict} {tokens}, {sum(sample.trained):,} trained")
     _say(coloured(sample), bracketed(sample), console)
     if sample.lost:
-        print(f"... {counted(sample.lost, 'token')} truncated")
+        print(f"... {pluralise(sample.lost, 'token')} truncated")
     if sample.continues:
         print("... continues in the next sequence")
 
@@ -77,17 +77,17 @@ def _counts(audit: Audit) -> list[tuple[str, str]]:
     dropped = audit.rows_dropped / audit.rows_in if audit.rows_in else 0.0
     prefix = "an exact prefix of the whole text in every row"
     if audit.prompt_not_prefix:
-        prefix = f"not an exact prefix of the whole text in {counted(audit.prompt_not_prefix, 'row')}"
+        prefix = f"not an exact prefix of the whole text in {pluralise(audit.prompt_not_prefix, 'row')}"
     stop = "trained" if audit.stop_token_trained else "never trained"
     if audit.stop_token_trained and audit.stop_missing:
-        stop = f"trained, but missing after the last answer of {counted(audit.stop_missing, 'row')}"
+        stop = f"trained, but missing after the last answer of {pluralise(audit.stop_missing, 'row')}"
     counts = [(name, f"format {format_}") for name, format_ in audit.formats.items()]
     counts += [
         ("rows read", f"{audit.rows_in:,}"),
         ("rows used", f"{audit.rows_used:,}"),
         (
             "rows truncated",
-            f"{audit.rows_cut:,}" + (f", {counted(audit.tokens_lost, 'token')} lost" if audit.tokens_lost else ""),
+            f"{audit.rows_cut:,}" + (f", {pluralise(audit.tokens_lost, 'token')} lost" if audit.tokens_lost else ""),
         ),
         ("rows split", f"{audit.rows_split:,}"),
         ("rows dropped", f"{audit.rows_dropped:,} ({dropped:.1%})"),
@@ -115,20 +115,20 @@ def _print_ignored(audit: Audit) -> None:
     print("\nfields that are not used in the text or the mask:")
     for ignored in audit.fields_ignored[:PLACES]:
         rows = "row " if ignored.rows == 1 else "rows"
-        print(f"  {ignored.rows:>9,} {rows}  {visible(ignored.field)}  ({ignored.source})")
+        print(f"  {ignored.rows:>9,} {rows}  {escape_control_characters(ignored.field)}  ({ignored.source})")
     if len(audit.fields_ignored) > PLACES:
-        print(f"  and {counted(len(audit.fields_ignored) - PLACES, 'field')} more")
+        print(f"  and {pluralise(len(audit.fields_ignored) - PLACES, 'field')} more")
 
 
 def _print_reasons(audit: Audit) -> None:
     from stoker.data.token_cache import reason_kind
 
     for reason, count in audit.reasons.items():
-        print(f"\ndropped: {visible(reason)} ({count:,})")
+        print(f"\ndropped: {escape_control_characters(reason)} ({count:,})")
         here = [rejected for rejected in audit.dropped if reason_kind(rejected.reason) == reason]
         for rejected in here[:PLACES]:
             detail = rejected.reason.removeprefix(reason).removeprefix(":").strip()
-            print(f"  {rejected.source}:{rejected.row}" + (f"  {visible(detail)}" if detail else ""))
+            print(f"  {rejected.source}:{rejected.row}" + (f"  {escape_control_characters(detail)}" if detail else ""))
         if count > PLACES:
             print(f"  and {count - min(len(here), PLACES):,} more")
 
@@ -161,7 +161,9 @@ def coloured(sample: SamplePreview) -> Text:
     from rich.text import Text
 
     parts = zip(sample.tokens, sample.trained, strict=True)
-    return Text.assemble(*((visible(token), TRAINED if trained else "dim") for token, trained in parts))
+    return Text.assemble(
+        *((escape_control_characters(token), TRAINED if trained else "dim") for token, trained in parts)
+    )
 
 
 def bracketed(sample: SamplePreview) -> str:
@@ -172,5 +174,5 @@ def bracketed(sample: SamplePreview) -> str:
         if trained != inside:
             out.append(OPEN if trained else CLOSE)
             inside = trained
-        out.append(visible(token))
+        out.append(escape_control_characters(token))
     return "".join([*out, CLOSE if inside else ""])

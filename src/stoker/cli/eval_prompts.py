@@ -15,7 +15,7 @@ from stoker.evaluate.prompt_templates import as_chat_template, read_templates
 from stoker.evaluate.scored_answers import ScoredAnswer, answer, details, mean_figures
 from stoker.files import replace_file
 from stoker.runs.evaluations import Figure
-from stoker.runs.run_folder import writing
+from stoker.runs.run_folder import disk_errors
 
 
 def run_prompts(arguments: argparse.Namespace) -> int:
@@ -44,7 +44,7 @@ def run_prompts(arguments: argparse.Namespace) -> int:
         path = base / arguments.best if arguments.best else place / "best_prompt.jinja" if place else None
         if path is not None:
             chat_template = as_chat_template(next(each for each in templates if each.name == best), model)
-            with writing(path):
+            with disk_errors(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 replace_file(path, chat_template)
             written = str(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from stoker.terminal import visible
+from stoker.terminal import escape_control_characters
 from stoker.train.ranking.evaluation_metrics import RankingFigure, RankingFigures
 
 SHOWN = 20  # values shown per slice: the first ones, as the most frequent are not known here
@@ -38,12 +38,14 @@ def _slices(column: str, values: Mapping[str, Mapping[str, RankingFigure]]) -> o
     from rich.table import Table
 
     table = Table(box=None, header_style="bold")
-    table.add_column(visible(column))
+    table.add_column(escape_control_characters(column))
     names = ("auc", "log_loss", "calibration", "positive_rate")
     for name in names:
         table.add_column(name, justify="right")
     for value, figures in list(values.items())[:SHOWN]:
-        table.add_row(visible(value), *(f"{figures[n].value:.4f}" if n in figures else "-" for n in names))
+        table.add_row(
+            escape_control_characters(value), *(f"{figures[n].value:.4f}" if n in figures else "-" for n in names)
+        )
     return table
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.generate.open_model import OpenModel
-from stoker.models.model_source import locate
+from stoker.models.model_source import find_model
 from stoker.runs.evaluations import Figure, KeptEvaluation, keep
 from stoker.runs.find_run import find_run
 
@@ -19,7 +19,7 @@ def place_of_results(arguments: argparse.Namespace, base: Path) -> Path | None:
     """Returns the folder for results; None if they are only printed."""
     if arguments.to is not None:
         return base / str(arguments.to)
-    return None if locate(arguments.run, base, or_run=True) is not None else find_run(arguments.run, base).path
+    return None if find_model(arguments.run, base, or_run=True) is not None else find_run(arguments.run, base).path
 
 
 def evaluation(

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.data_view import CLOSE, OPEN, counted
+from stoker.cli.data_view import CLOSE, OPEN, pluralise
 from stoker.cli.trust_options import trusted
 from stoker.errors import Problem, UserError
-from stoker.terminal import visible
+from stoker.terminal import escape_control_characters
 
 if TYPE_CHECKING:
     import numpy as np
@@ -100,9 +100,9 @@ def run_by_token(arguments: argparse.Namespace) -> int:
         print(json.dumps(answer, ensure_ascii=False, allow_nan=False))
         return 0
     _print(window.samples, losses)
-    of = counted(len(rows), "sequence")
+    of = pluralise(len(rows), "sequence")
     if len(trained):
-        print(f"\nstep {tuned.step}: loss {loss:.4f} over {counted(len(trained), 'trained token')} of {of}")
+        print(f"\nstep {tuned.step}: loss {loss:.4f} over {pluralise(len(trained), 'trained token')} of {of}")
     elif rows:
         print(f"\nstep {tuned.step}: no loss: none of the tokens of {of} is trained")
     else:
@@ -156,11 +156,15 @@ def _print(samples: Sequence[SamplePreview], losses: Sequence[np.ndarray]) -> No
         trained = [value for _, value in pairs if not math.isnan(value)]
         mean = f", loss {sum(trained) / len(trained):.4f}" if trained else ""
         print(
-            f"\n--- {sample.source}:{sample.row}: {counted(len(sample.ids), 'token')}, {len(trained):,} trained{mean}"
+            f"\n--- {sample.source}:{sample.row}: {pluralise(len(sample.ids), 'token')}, {len(trained):,} trained{mean}"
         )
         if console.is_terminal:
-            parts = ((visible(token), style(value, most, signed=False)) for token, value in pairs)
+            parts = ((escape_control_characters(token), style(value, most, signed=False)) for token, value in pairs)
             console.print(Text.assemble(*parts))
         else:
             figures = (f"{OPEN}{value:.2f}{CLOSE}" if not math.isnan(value) else "" for _, value in pairs)
-            print("".join(visible(token) + figure for (token, _), figure in zip(pairs, figures, strict=True)))
+            print(
+                "".join(
+                    escape_control_characters(token) + figure for (token, _), figure in zip(pairs, figures, strict=True)
+                )
+            )

@@ -175,7 +175,7 @@ def _report(imported: Imported) -> None:
         f"{lost} lost, {len(imported.unknown)} unknown"
     )
     for key in imported.missing:
-        console.print(f"no file says `{key}`: replace the example with your own value", style="bold")
+        console.print(f"`{key}` is not set in any file: replace the example with your own value", style="bold")
 
 
 def _short(value: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from stoker.data.ranking.log_audit import COUNTS, LogAudit, lines
 from stoker.data.token_cache import reason_kind
-from stoker.terminal import visible
+from stoker.terminal import escape_control_characters
 
 PLACES = 20  # rows listed per reason
 
@@ -39,18 +39,18 @@ def print_log_audit(audit: LogAudit) -> None:
         if share:
             print(f"{name} is missing in {share:.1%} of the rows")
     for leak in audit.leaks:
-        print(f"leakage: {visible(leak)}")
+        print(f"leakage: {escape_control_characters(leak)}")
     for name, count in audit.unknown.items():
-        print(f"not read: {visible(name)}, in {count:,} rows, which is in none of the first rows")
+        print(f"not read: {escape_control_characters(name)}, in {count:,} rows, which is in none of the first rows")
     for reason, count in audit.reasons.items():
-        print(f"\ndropped: {visible(reason)} ({count:,})")
+        print(f"\ndropped: {escape_control_characters(reason)} ({count:,})")
         for row in [row for row in audit.dropped if reason_kind(row.reason) == reason][:PLACES]:
             detail = row.reason.removeprefix(reason).removeprefix(":").strip()
-            print(f"  {row.source}:{row.row}" + (f"  {visible(detail)}" if detail else ""))
+            print(f"  {row.source}:{row.row}" + (f"  {escape_control_characters(detail)}" if detail else ""))
 
 
 def _print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    table = [head, *(tuple(map(visible, row)) for row in rows)]
+    table = [head, *(tuple(map(escape_control_characters, row)) for row in rows)]
     if len(table) == 1:
         return
     widths = [max(len(row[column]) for row in table) for column in range(len(head))]

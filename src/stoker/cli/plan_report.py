@@ -13,8 +13,15 @@ from stoker.errors import CannotRun, Problem
 from stoker.hardware.cluster import Cluster
 from stoker.plan.answer.alternatives import Alternative, misfit
 from stoker.plan.answer.cost import Cost
-from stoker.plan.answer.explain import MEMORY, Bind, Help
-from stoker.plan.answer.full_answer import NothingFits, PlanAnswer, PlanQuestion, bars, holder, verdict
+from stoker.plan.answer.explain import MEMORY, Bottleneck, FasterChange
+from stoker.plan.answer.full_answer import (
+    NothingFits,
+    PlanAnswer,
+    PlanQuestion,
+    memory_owner_name,
+    stage_memory_bars,
+    verdict,
+)
 from stoker.plan.answer.picture import StageMemory, plan_svg
 from stoker.plan.answer.setting_to_yaml import job_yaml, time_words
 from stoker.plan.answer.terminal_picture import memory_text, timeline_text
@@ -48,8 +55,8 @@ def print_answer(found: PlanAnswer, *, pictures: bool) -> None:
     _memory(found, pictures=pictures)
     _cost(found.cost, question)
     print()
-    _binds(found.binds, plan)
-    _helps(found.helps, priced=found.cost.price is not None)
+    _bottlenecks(found.bottlenecks, plan)
+    _faster_changes(found.faster_changes, priced=found.cost.price is not None)
     _others(found.alternatives)
     _notes(question.notes)
 
@@ -75,7 +82,7 @@ def picture(found: PlanAnswer) -> str:
     plan = found.plan
     drawn = drawn_micro_batches(plan.setting)
     return plan_svg(
-        bars(plan, found.stages),
+        stage_memory_bars(plan, found.stages),
         timeline_of(plan.setting, micro_batches=drawn),
         capacity=plan.capacity,
         after={name: plan.time.parts[name] for name in ("data parallel", "optimizer") if plan.time.parts.get(name)},
@@ -117,7 +124,7 @@ def _by(work: TrainingWork) -> str:
 
 def _memory(found: PlanAnswer, *, pictures: bool) -> None:
     plan, stages = found.plan, found.stages
-    where = f" on {holder(plan)} {plan.stage + 1} of {len(stages)}" if len(stages) > 1 else ""
+    where = f" on {memory_owner_name(plan)} {plan.stage + 1} of {len(stages)}" if len(stages) > 1 else ""
     where = f"; peak{where} at {plan.memory.moment}"
     _say("memory", f"{verdict(plan.memory, plan)}: {_sizes(plan)}{where}")
     parts = sorted(plan.memory.parts.items(), key=lambda pair: -pair[1])
@@ -126,7 +133,7 @@ def _memory(found: PlanAnswer, *, pictures: bool) -> None:
     if plan.memory.host:
         have = f"{cluster.host_memory_gib_per_gpu:.0f}"
         _say("", f"host memory {plan.memory.host / GIB:.1f} GiB per device of {have}, for offloaded state")
-    drawn = bars(plan, stages)
+    drawn = stage_memory_bars(plan, stages)
     shown = drawn if pictures else _some(drawn, plan.stage)
     _show(memory_text(shown, capacity=plan.capacity, width=_width() - LEFT))
     if pictures:
@@ -176,28 +183,28 @@ def _cost(cost: Cost, question: PlanQuestion) -> None:
         _say("", f"every {question.length.save_every:,} steps, as in the job: {cost.as_written.effective:.2%}")
 
 
-def _binds(binds: list[Bind], plan: LayoutPlan) -> None:
+def _bottlenecks(bottlenecks: list[Bottleneck], plan: LayoutPlan) -> None:
     label = "binds"
-    for bind in binds:
-        share = bind.seconds / plan.seconds
+    for bottleneck in bottlenecks:
+        share = bottleneck.seconds / plan.seconds
         if share < 0.005:
             continue
-        if bind.resource == MEMORY:
+        if bottleneck.resource == MEMORY:
             _say(label, f"{MEMORY}: with twice as much the step would be {share:.1%} shorter")
         else:
-            causes = _shares(((str(cause), cause.seconds) for cause in bind.causes), plan.seconds)
-            _say(label, f"{bind.resource} {share:.1%} of the step: {causes}")
+            causes = _shares(((str(cause), cause.seconds) for cause in bottleneck.causes), plan.seconds)
+            _say(label, f"{bottleneck.resource} {share:.1%} of the step: {causes}")
         label = ""
 
 
-def _helps(helps: list[Help], *, priced: bool) -> None:
+def _faster_changes(changes: list[FasterChange], *, priced: bool) -> None:
     label = "helps"
-    for help_ in helps[:SHOWN]:
-        words = f" ({help_.words})" if help_.words else ""
-        each = f", {help_.gain_per_device:+.1%} {'relative to its price' if priced else 'per device'}"
-        _say(label, f"{help_.gain:+.1%} tokens/s{each}: {help_.change}{words}")
+    for change in changes[:SHOWN]:
+        words = f" ({change.words})" if change.words else ""
+        each = f", {change.gain_per_device:+.1%} {'relative to its price' if priced else 'per device'}"
+        _say(label, f"{change.gain:+.1%} tokens/s{each}: {change.change}{words}")
         label = ""
-    if not helps:
+    if not changes:
         _say(label, "none of the changes tried: twice the memory, the links or the batch; one more node")
 
 

@@ -27,7 +27,7 @@ def calibrate_here(seconds: float | None, *, as_json: bool) -> int:
     from stoker.launch.calibrate_machine import SECONDS, measure_machine
 
     if seconds is not None and seconds <= 0:
-        raise UserError(Problem(f"--seconds {seconds:g}: no time to measure in", f"write {SECONDS:g}"))
+        raise UserError(Problem(f"--seconds {seconds:g}: --seconds must be above 0", f"write {SECONDS:g}"))
     quiet_libraries()
     begin = time.perf_counter()
     found = measure_machine(seconds or SECONDS, report=lambda text: print(f"measuring {text} ...", file=sys.stderr))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.job import LoadedJob, load_job
 from stoker.job.blocks.source_block import SourceBlock
-from stoker.job.load_job import JobError, ReadJob, place
+from stoker.job.load_job import JobError, ReadJob, problem_order
 from stoker.job.text_conflicts import WITHOUT_ARGUMENTS
 from stoker.job.trust import code_problems
 from stoker.runs.output_folder import is_of_run
@@ -30,7 +30,7 @@ def open_job(path: str, overrides: Sequence[str], *, trains: bool = False) -> Lo
     """
     loaded, problems = _looked_for(lambda: load_job(path, overrides), of_run=is_of_run(Path(path)), trains=trains)
     if problems or loaded is None:
-        raise UserError(*sorted(problems, key=place))
+        raise UserError(*sorted(problems, key=problem_order))
     return loaded
 
 
@@ -52,7 +52,7 @@ def open_stages(stages: Sequence[Stage], *, trains: bool = False) -> list[Loaded
             problem = stage.document.problem(("output",), message, "give each stage its own")
             problems[(problem.file, problem.line, problem.column, message)] = problem
     if problems:
-        raise UserError(*sorted(problems.values(), key=place))
+        raise UserError(*sorted(problems.values(), key=problem_order))
     return jobs
 
 
@@ -156,7 +156,7 @@ def _other_models(loaded: ReadJob, base: Path) -> list[Problem]:
     """Returns the problems of further models that the task names: each a model, or a run."""
     from stoker.job.blocks.model_block import ModelBlock
     from stoker.job.task_spec import task_of
-    from stoker.models.model_source import locate, model_problem
+    from stoker.models.model_source import find_model, model_problem
     from stoker.runs.find_run import find_run
 
     problems = []
@@ -164,7 +164,7 @@ def _other_models(loaded: ReadJob, base: Path) -> list[Problem]:
         if named.kind != "model":
             continue
         key, name = named.key, named.value
-        if locate(name, base, or_run=True) is not None:
+        if find_model(name, base, or_run=True) is not None:
             found = model_problem(ModelBlock(name=name), base)
             problems += [loaded.problem(key, *found)] if found is not None else []
             continue

@@ -16,12 +16,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Resumes the run; returns 0 once the target has accepted the job."""
-    from stoker.cluster.record import keep
+    from stoker.cluster.record import save_record
     from stoker.cluster.submitted_run import submitted_run
 
     found = submitted_run(name_of(arguments.run), arguments.on)
     record = found.target.resume(found.record)
-    keep(record)
+    save_record(record)
     if arguments.json:
         print(json.dumps(json.loads(record.to_json())))
     else:

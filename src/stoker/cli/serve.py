@@ -154,6 +154,6 @@ def _token(arguments: argparse.Namespace) -> str | None:
         except (OSError, ValueError) as error:
             raise UserError(f"{arguments.token_file} cannot be read: {error}") from error
     if token is not None and (len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable()):
-        what = f"the token has to be at least {LEAST_TOKEN} printable ASCII characters"
+        what = f"the token must be at least {LEAST_TOKEN} printable ASCII characters"
         raise UserError(Problem(what, "make one with: python -c 'import secrets; print(secrets.token_urlsafe())'"))
     return token

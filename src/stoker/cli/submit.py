@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Submits; returns 0 once the target has accepted the job."""
     from stoker.cli.submitted_runs import state_of
-    from stoker.cluster.record import find_record, keep
+    from stoker.cluster.record import find_record, save_record
     from stoker.cluster.target import open_target
 
     given, chosen = chosen_of(arguments)
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         message = f"{submission.name} is already {state} on {earlier.on or earlier.kind}"
         raise UserError(Problem(message, f"wait for it, `stoker stop {submission.name}`, or give another --name"))
     record = target.submit(submission)
-    keep(record)
+    save_record(record)
     if arguments.json:
         print(json.dumps(_answer(record, submission)))
     else:

@@ -51,11 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Trains; returns 0 when done; 128 + signal, or `faults.requeue` after SIGTERM, when stopped before."""
-    from stoker.launch.cluster_env import joined
+    from stoker.launch.cluster_env import rank_info_from_env
 
     if "=" in arguments.job and not Path(arguments.job).exists():  # values alone, for the default job file
         arguments.job, arguments.overrides = DEFAULT_JOB, [arguments.job, *arguments.overrides]
-    rank_info = joined(os.environ)
+    rank_info = rank_info_from_env(os.environ)
     try:
         if asks_for_stages(arguments):
             from stoker.cli.train_stages import train_stages
@@ -175,9 +175,9 @@ def _train(spec: RunSpec, rank_info: RankInfo | None, begun: Callable[[], None])
         return train_as_member(spec, rank_info, TokeniseReport())
     check_devices(spec.devices, spec.layout.world)
     if spec.layout.one_process and not spec.loaded.job.faults.restarts:  # else this process must outlive the trainer
-        from stoker.launch.worker import held, train
+        from stoker.launch.worker import lock_run_folder, train
 
-        return train(spec, report=TokeniseReport(), hold=held(folder, begun))
+        return train(spec, report=TokeniseReport(), hold=lock_run_folder(folder, begun))
     from stoker.launch.data_gate import check_data
     from stoker.node_cache.cache_stats import HERE
 

@@ -51,7 +51,7 @@ class StageRunner(Protocol):
         """
 
 
-class Here:
+class LocalStageRunner:
     """Trains stages in processes of this machine."""
 
     first = True
@@ -69,7 +69,7 @@ def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None, runn
     """Trains each chosen stage that is not done with its current inputs; returns the exit code of `stoker train`.
 
     Args:
-        runner: trains a stage; `Here` by default.
+        runner: trains a stage; `LocalStageRunner` by default.
 
     Raises:
         UserError: a stage has a problem, found before training starts; or a stage that is left out is not done.
@@ -79,8 +79,8 @@ def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None, runn
 
     if rank_info is not None:
         hint = "start `stoker train` itself: it starts the processes of each stage"
-        raise UserError(Problem("a launcher's processes train one job, and this file has stages", hint))
-    runner = runner or Here()
+        raise UserError(Problem("a job with stages cannot be started by torchrun or srun", hint))
+    runner = runner or LocalStageRunner()
     staged = read_stages(arguments.job, arguments.overrides)
     chosen = staged.chosen(only=arguments.only, begin=arguments.begin)
     if any(task_of(loaded.job).prompts for loaded in open_stages(chosen, trains=True)):

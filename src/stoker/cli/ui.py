@@ -98,7 +98,7 @@ def _check_places(arguments: argparse.Namespace) -> None:
 
     for folder in (*(arguments.runs or ()), *arguments.data):
         if folder.exists() and not folder.is_dir():
-            raise UserError(Problem(f"{folder} is no folder", "name a folder"))
+            raise UserError(Problem(f"{folder} is not a folder", "name a folder"))
     for folder in arguments.data:
         if not folder.is_dir():
             raise UserError(f"there is no folder {folder}")
@@ -122,7 +122,7 @@ def _token(path: Path | None) -> str | None:
     if mode & 0o077:
         raise UserError(Problem(f"--token {path} can be read by others than its owner", f"write `chmod 600 {path}`"))
     if len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable():
-        what = f"the token has to be at least {LEAST_TOKEN} printable ASCII characters"
+        what = f"the token must be at least {LEAST_TOKEN} printable ASCII characters"
         make = f"python -c 'import secrets; print(secrets.token_urlsafe())' > {path}"
         raise UserError(Problem(what, f"make one with: {make}"))
     return token

@@ -58,9 +58,9 @@ def choose_target(loaded: LoadedJob, on: str | None) -> ChosenTarget:
     if target != LOCAL:
         return named_target(target, loaded.document if on is None else None)
     hint = f"write `--on TARGET`, or a block under `{TARGET}:` ({', '.join(KINDS)}); here, `stoker train` trains it"
-    problem = Problem("--on local: nothing is to be submitted", hint)
+    problem = Problem("--on local: `local` is not a target of `stoker submit`", hint)
     if on is None:
-        problem = loaded.document.problem((TARGET,), "the job has no target to be submitted to", hint)
+        problem = loaded.document.problem((TARGET,), "the job has no target", hint)
     raise UserError(problem)
 
 
@@ -91,17 +91,17 @@ def configured_targets() -> JobDocument:
     Raises:
         UserError: the file cannot be read, or has no names.
     """
-    file = configuration()
+    file = targets_file()
     if not file.is_file():
         return JobDocument(str(file), {}, {})
     document = parse_document(read_text(file), file=str(file))
     if not isinstance(document.data or {}, dict):
         hint = "write `mine: {ssh: {hosts: [...]}}`"
-        raise UserError(Problem("targets are written by name", hint, file=str(file), line=1, column=1))
+        raise UserError(Problem("the file must map names to targets", hint, file=str(file), line=1, column=1))
     return replace(document, data=document.data or {})
 
 
-def configuration() -> Path:
+def targets_file() -> Path:
     """Returns the user's file of targets: $XDG_CONFIG_HOME/stoker/targets.yaml, by default below ~/.config."""
     home = os.environ.get("XDG_CONFIG_HOME")
     return (Path(home) if home else Path("~/.config").expanduser()) / "stoker" / CONFIGURATION
@@ -119,7 +119,9 @@ def _read(data: Any, marks: dict[KeyPath, Mark], read: JobDocument, below: KeyPa
         inner[(TARGET,)] = Mark(read.file, (1, 1), (1, 1))
     document = JobDocument(read.file, {**AROUND, TARGET: data}, inner)
     if not isinstance(data, dict):
-        raise UserError(document.problem((TARGET,), "a target is a block", f"write one of {', '.join(KINDS)} below it"))
+        raise UserError(
+            document.problem((TARGET,), "a target must be a block", f"write one of {', '.join(KINDS)} below it")
+        )
     try:
         target = Job.model_validate(document.data).target
     except ValidationError as error:
@@ -135,5 +137,5 @@ def _chosen(target: TargetBlock, name: str, document: JobDocument) -> ChosenTarg
     found = chosen_block(target)
     if found is None:
         hint = f"write one of {', '.join(KINDS)}"
-        raise UserError(document.problem((TARGET,), "a target has one block", hint))
+        raise UserError(document.problem((TARGET,), "a target must have exactly one block", hint))
     return ChosenTarget(*found, name, document)

@@ -127,7 +127,7 @@ def with_paths(loaded: LoadedJob, moved: Mapping[str, Any]) -> LoadedJob:
 
 
 def _add_named(files: NamedFiles, loaded: LoadedJob, named: Named) -> str:
-    from stoker.models.model_source import locate
+    from stoker.models.model_source import find_model
 
     if named.kind == "source":
         return files.add(named.value)
@@ -136,7 +136,7 @@ def _add_named(files: NamedFiles, loaded: LoadedJob, named: Named) -> str:
     if named.kind == "scorer":
         schema = named.value.removeprefix(SCHEMA)
         return f"{SCHEMA}{files.add(schema)}" if schema and schema != named.value else named.value
-    if named.kind == "model" and locate(named.value, files.base, or_run=True) is not None:
+    if named.kind == "model" and find_model(named.value, files.base, or_run=True) is not None:
         return files.add(named.value)
     try:
         return files.add_run(named.value)

@@ -10,9 +10,9 @@ from stoker.cluster.chosen_target import (
     SUFFIXES,
     ChosenTarget,
     choose_target,
-    configuration,
     configured_targets,
     named_target,
+    targets_file,
 )
 from stoker.cluster.target import open_target
 from stoker.errors import Problem, UserError
@@ -119,7 +119,7 @@ def _described(on: str, *, targets: bool) -> Cluster:
         if not targets or any(problem.file for problem in error.problems):
             raise
         names = [str(name) for name in configured_targets().data]
-        message = f"--on {on}: neither a cluster nor a target of {configuration()}"
+        message = f"--on {on}: neither a cluster nor a target of {targets_file()}"
         if near := difflib.get_close_matches(on, names, n=1, cutoff=0.5):
             raise UserError(Problem(message, f"did you mean {near[0]}?")) from error
         if names and not on[:1].isdigit():  # 4x8xH10 is a device that is misspelt

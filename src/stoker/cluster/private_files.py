@@ -36,7 +36,7 @@ def contents_of(files: Iterable[PrivateFile]) -> Mapping[str, bytes]:
 
 
 def checked_private(loaded: LoadedJob, files: Iterable[PrivateFile], chosen: ChosenTarget) -> tuple[PrivateFile, ...]:
-    """Returns the private files that a target has to be sent; none where its nodes see this machine's files.
+    """Returns the private files that a target must be sent; none where its nodes see this machine's files.
 
     A target that cannot send files privately takes an absolute path as one on its nodes.
 

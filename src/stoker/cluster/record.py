@@ -64,29 +64,29 @@ class Record:
         try:
             return cls(**values)
         except TypeError as error:
-            raise ValueError(f"it is no submission: {error}") from None
+            raise ValueError(f"not a submission record: {error}") from None
 
 
-def folder() -> Path:
+def records_folder() -> Path:
     """Returns the folder of this user's records: $XDG_STATE_HOME/stoker/submitted, by default below ~/.local/state."""
     home = os.environ.get("XDG_STATE_HOME")
     return (Path(home) if home else Path("~/.local/state").expanduser()) / "stoker" / "submitted"
 
 
-def keep(record: Record) -> None:
+def save_record(record: Record) -> None:
     """Writes a record, in the place of an earlier one of that name.
 
     Raises:
         OSError: it cannot be written.
     """
-    folder().mkdir(parents=True, exist_ok=True, mode=0o700)
-    replace_file(folder() / f"{record.name}.json", record.to_json())
+    records_folder().mkdir(parents=True, exist_ok=True, mode=0o700)
+    replace_file(records_folder() / f"{record.name}.json", record.to_json())
 
 
 def all_records() -> list[Record]:
     """This user's records, the newest first; files that are none are left out."""
     found = []
-    for path in folder().glob("*.json") if folder().is_dir() else ():
+    for path in records_folder().glob("*.json") if records_folder().is_dir() else ():
         try:
             found.append(Record.from_json(read_file(path)))
         except (OSError, ValueError):
@@ -110,5 +110,5 @@ def record_named(name: str) -> Record:
         return record
     names = [record.name for record in all_records()]
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    known = f"submitted were {', '.join(names[:5])}" if names else "`stoker submit JOB --on TARGET` makes one"
-    raise UserError(Problem(f"no job {name} was submitted", f"did you mean {near[0]}?" if near else known))
+    known = f"submitted jobs: {', '.join(names[:5])}" if names else "`stoker submit JOB --on TARGET` makes one"
+    raise UserError(Problem(f"no submitted job is named {name}", f"did you mean {near[0]}?" if near else known))

@@ -11,7 +11,7 @@ from stoker.cluster.chosen_target import ChosenTarget
 from stoker.cluster.named_files import NamedFiles, named_files
 from stoker.cluster.private_files import PrivateFile, checked_private
 from stoker.cluster.sent_files import SentFile, fingerprint_of, needed_files
-from stoker.cluster.submission import JOB, Submission, counted, moved_on, name_of, port_of, with_layout
+from stoker.cluster.submission import JOB, Submission, moved_on, name_of, nodes_and_processes, port_of, with_layout
 from stoker.job.job_to_yaml import scalar
 from stoker.job.key_paths import TARGET, parse_key
 from stoker.job.layout import layout_of
@@ -55,7 +55,7 @@ def staged_submission_of(
             block = planned[-1].document.data["parallel"]
             written.append(f"stages.{stage.name}.parallel={json.dumps(block)}")
     largest = max(planned, key=lambda loaded: layout_of(loaded.job).world)
-    nodes, devices = counted(largest, chosen, keys, hosts)
+    nodes, devices = nodes_and_processes(largest, chosen, keys, hosts)
     named = NamedFiles(base)
     private: dict[str, PrivateFile] = {}
     for stage, loaded in zip(staged.stages, planned, strict=True):

@@ -119,7 +119,7 @@ def submission_of(
     keys = chosen.block
     assert isinstance(keys, TargetKeys)
     loaded = with_layout(loaded, chosen, keys, hosts)
-    nodes, devices = counted(loaded, chosen, keys, hosts)
+    nodes, devices = nodes_and_processes(loaded, chosen, keys, hosts)
     loaded = with_nodes(loaded, nodes)
     named = named_files(loaded, base)
     private = checked_private(loaded, named.private.values(), chosen)
@@ -181,7 +181,9 @@ def with_layout(loaded: LoadedJob, chosen: ChosenTarget, keys: TargetKeys, hosts
     return with_plan(loaded, cluster=target_cluster(chosen, keys, keys.cluster, hosts))
 
 
-def counted(loaded: LoadedJob, chosen: ChosenTarget, keys: TargetKeys, hosts: int | None) -> tuple[int, int]:
+def nodes_and_processes(
+    loaded: LoadedJob, chosen: ChosenTarget, keys: TargetKeys, hosts: int | None
+) -> tuple[int, int]:
     """Returns (nodes, processes on each) for the layout."""
     layout = layout_of(loaded.job)
     world = layout.world

@@ -51,7 +51,7 @@ class Target(Protocol):
         """Returns exactly the text that `submit` would send, without sending it, for `--dry-run`."""
 
     def submit(self, submission: Submission) -> Record:
-        """Sends the job and starts it; `stoker.cluster.record.keep` stores the returned record."""
+        """Sends the job and starts it; `stoker.cluster.record.save_record` stores the returned record."""
 
     def status(self, record: Record) -> Status:
         """Returns the job's state."""

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from stoker.data.audit_gate import drop_reasons, refused
+from stoker.data.audit_gate import audit_problems, drop_reasons
 from stoker.data.corpus import Corpus, special_tokens_of
-from stoker.data.mixture_report import Drawn, drawn
+from stoker.data.mixture_report import Drawn, mixture_parts
 from stoker.data.rows import Rejected
 from stoker.data.sample_preview import SamplePreview, some_samples
 from stoker.data.tokenise import TextCodec
@@ -25,7 +25,7 @@ JSON_NAMES = {  # where they differ from the attributes'
     "special_tokens": "special_tokens_in_text",
     "stop_missing": "stop_token_missing",
     "overlap": "evaluation_overlap",
-    "drawn": "sources",
+    "mixture": "sources",
     "evaluation_rows": "evaluation",
     "problems": "errors",
 }
@@ -70,7 +70,7 @@ class Audit:
         formats: the format of each source, by name.
         evaluation_rows: (read, dropped) of ``evaluate.data``.
         problems: reasons to refuse training.
-        drawn: the rows and tokens that the run draws from each source.
+        mixture: the rows and tokens that the run draws from each source.
         complete: false while a stream is still being tokenised; the report then covers the rows read so far.
     """
 
@@ -99,7 +99,7 @@ class Audit:
     mean: float
     samples: tuple[SamplePreview, ...]
     formats: dict[str, str]
-    drawn: tuple[Drawn, ...]
+    mixture: tuple[Drawn, ...]
     evaluation_rows: tuple[int, int]
     complete: bool
     problems: tuple[Problem, ...]
@@ -154,8 +154,8 @@ def audit(corpus: Corpus, codec: TextCodec, loaded: LoadedJob, samples: int = SA
         formats={source.source.name: source.format for source in corpus.sources},
         evaluation_rows=(sum(s.rows_in for s in evaluation), sum(drop_reasons(evaluation).values())),
         complete=all(cache.complete for cache in caches),
-        problems=tuple(refused(corpus, codec, loaded)),
-        drawn=drawn(corpus, loaded.job),
+        problems=tuple(audit_problems(corpus, codec, loaded)),
+        mixture=mixture_parts(corpus, loaded.job),
         fields_ignored=tuple(_ignored(corpus)),
         turns_untrained=sum(s.turns_untrained for s in summaries),
         special_tokens=tuple(_special_tokens(corpus)),

@@ -38,7 +38,7 @@ def drop_reasons(summaries: Sequence[ShardSummary]) -> Counter[str]:
     return sum((Counter(s.reasons) for s in summaries), Counter())
 
 
-def refused(corpus: Corpus, codec: TextCodec, loaded: LoadedJob) -> list[Problem]:
+def audit_problems(corpus: Corpus, codec: TextCodec, loaded: LoadedJob) -> list[Problem]:
     """Returns the problems of each source."""
     problems = []
     for i, source in enumerate(corpus.sources):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.data.detect_format import detect
-from stoker.data.prompt_groups import SCORED, behind, grouped
+from stoker.data.prompt_groups import SCORED, group_by_prompt, skip_rows
 from stoker.data.readers import decode
 from stoker.data.row_batch import EncodedBatch
 from stoker.data.rows import Raw, Rejected
@@ -169,7 +169,7 @@ def _build(
             meter = _Meter(source.size_bytes if _holds_its_rows(source) else None)
             rows = meter.count(source.rows())
             if settings.format == SCORED:
-                rows = behind(grouped(rows, dict(settings.columns)), read)
+                rows = skip_rows(group_by_prompt(rows, dict(settings.columns)), read)
             else:
                 rows = islice(rows, read, None)
             for batch in _batches(source, rows, codec, settings, available_cores()):

@@ -113,9 +113,9 @@ class ChatTemplate:
             TemplateRefused: when the template raises on this conversation.
             UserError: it takes too much time or memory.
         """
-        if not template_sandbox.inside() and self.source not in BUILT_IN.values():
+        if not template_sandbox.in_template_process() and self.source not in BUILT_IN.values():
             return template_sandbox.render(self, messages, tools, prompt=prompt)
-        most = template_sandbox.account(messages, tools) if template_sandbox.inside() else None
+        most = template_sandbox.charge_render_time(messages, tools) if template_sandbox.in_template_process() else None
         template = compile_template(self.source)
         given = {
             **self._names,
@@ -131,7 +131,7 @@ class ChatTemplate:
         except Exception as error:  # templates are foreign programs: they may raise anything
             raise TemplateRefused(f"{type(error).__name__}: {error}") from error
         if most is not None and len(text) > most:
-            template_sandbox.exceeded(
+            template_sandbox.abort_render(
                 f"writes {len(text):,} characters, which is more than {most:,} for this conversation"
             )
         return text

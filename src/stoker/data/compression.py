@@ -72,7 +72,7 @@ def compression(
     )
 
 
-def parts(texts: Iterable[str]) -> Iterator[str]:
+def split_at_lines(texts: Iterable[str]) -> Iterator[str]:
     """Texts in parts of about `PART` characters, cut at the ends of lines; together they are the texts."""
     for text in texts:
         if len(text) <= PART:

@@ -21,11 +21,11 @@ class Encoder:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer without truncation and padding."""
-        return unbounded(self._definition)
+        return without_truncation(self._definition)
 
     @cached_property
     def _bare(self) -> Tokenizer:
-        return unbounded(without_post_processor(self._definition))
+        return without_truncation(without_post_processor(self._definition))
 
     def encode_documents(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the ids of documents, with the tokens that the tokenizer puts around one (such as ``<s>``)."""
@@ -60,7 +60,7 @@ class Encoder:
         return whole.ids[:first]
 
 
-def unbounded(definition: str) -> Tokenizer:
+def without_truncation(definition: str) -> Tokenizer:
     """Returns the tokenizer of a ``tokenizer.json``, without truncation and padding."""
     tokenizer = Tokenizer.from_str(definition)
     tokenizer.no_truncation()

@@ -18,7 +18,7 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from stoker.data.bpe_merges import Merge, Symbol, learn_merges
-from stoker.data.encode import unbounded, without_post_processor
+from stoker.data.encode import without_post_processor, without_truncation
 from stoker.data.merge_symbols import Numbered, old_ids
 from stoker.data.token_bytes import Kind, byte_of, ids_of, kind_of
 from stoker.data.wordpiece import inside_of, missing_inside, unknown_of, unknown_words
@@ -76,7 +76,7 @@ def extend(definition: str, texts: Sequence[str], size: int) -> Extended:
     if why:
         raise UserError(Problem(f"the tokenizer cannot be extended: {why}"))
     kind = kind_of(content) or "fallback"  # WordPiece's pieces are text, too
-    tokenizer = unbounded(without_post_processor(definition))
+    tokenizer = without_truncation(without_post_processor(definition))
     ids = ids_of(content)
     found = {number: byte_of(token) for token, number in ids.items() if kind == "fallback"}
     bytes_by_id = {number: byte for number, byte in found.items() if byte is not None}

@@ -30,7 +30,7 @@ class Drawn:
     epochs: float
 
 
-def drawn(corpus: Corpus, job: ResolvedJob) -> tuple[Drawn, ...]:
+def mixture_parts(corpus: Corpus, job: ResolvedJob) -> tuple[Drawn, ...]:
     """Returns the parts of a resolved job's sources. Packed sequences are assumed to be filled without a gap."""
     kept = [
         source.cache.column("length")[: len(mask)][~mask].reshape(-1, corpus.together).sum(axis=1)

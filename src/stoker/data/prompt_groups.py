@@ -30,7 +30,7 @@ class _Group:
     rows: list[int] = field(default_factory=list)
 
 
-def grouped(rows: Iterable[Raw | Rejected], columns: Mapping[str, str]) -> Iterator[Raw | Rejected]:
+def group_by_prompt(rows: Iterable[Raw | Rejected], columns: Mapping[str, str]) -> Iterator[Raw | Rejected]:
     """Yields a row with ``answers`` and ``scores`` for each prompt, in the order of their first rows.
 
     Rows without a prompt, an answer or a finite score are rejected one by one. All rows are in memory until the last
@@ -84,7 +84,7 @@ def _answer_of(value: dict[str, Any], columns: Mapping[str, str]) -> tuple[dict[
     return names, value[names["answer"]], score
 
 
-def behind(rows: Iterable[Raw | Rejected], read: int) -> Iterator[Raw | Rejected]:
+def skip_rows(rows: Iterable[Raw | Rejected], read: int) -> Iterator[Raw | Rejected]:
     """Yields the rows after the first ``read`` rows of the source, joined ones counted each."""
     for row in rows:
         if read <= 0:

@@ -9,7 +9,7 @@ import numpy as np
 
 from stoker.data.corpus import Corpus, TokenisedSource
 from stoker.data.pair_formats import PAIRS
-from stoker.data.prompt_groups import SCORED, grouped
+from stoker.data.prompt_groups import SCORED, group_by_prompt
 from stoker.data.rows import Raw, Rejected
 from stoker.data.tokenise import TextCodec
 
@@ -137,7 +137,7 @@ def samples_of(corpus: Corpus, codec: TextCodec, file: str, row: int) -> tuple[l
 
 def _first_joined(source: TokenisedSource, row: int) -> list[tuple[str, int]]:
     """Returns the file and row of the first answer to each prompt that a later answer in this row is joined to."""
-    joined = (raw for raw in grouped(source.source.rows(), source.block.columns) if isinstance(raw, Raw))
+    joined = (raw for raw in group_by_prompt(source.source.rows(), source.block.columns) if isinstance(raw, Raw))
     return [(raw.source, raw.row) for raw in joined if row in raw.others]
 
 

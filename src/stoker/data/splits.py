@@ -63,7 +63,7 @@ def parse_split(text: str | None) -> tuple[str, Slice]:
     """
     match = _SPLIT.fullmatch(text or "")
     if match is None:
-        raise ValueError(f"{text!r} is no split")
+        raise ValueError(f"{text!r} is not a split")
     name, start, stop = (group or "" for group in match.groups())
     for end in (start, stop):
         if end.endswith("%") and abs(int(end[:-1])) > 100:

@@ -176,7 +176,7 @@ def _arguments(source: str) -> list[str]:
 _ANSWERS: Mapping[str, Callable[..., Any]] = {"render": _render, "examples": _examples, "arguments": _arguments}
 
 
-def account(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> int:
+def charge_render_time(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> int:
     """Adds a rendering's processor time to the budget; returns the number of characters that it may write."""
     size = sum(
         len(value) if isinstance(value, str) else len(str(value)) for turn in messages for value in turn.values()
@@ -188,7 +188,7 @@ def account(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) 
     return OUTPUT + OUTPUT_A_CHARACTER * size
 
 
-def exceeded(what: str) -> None:
+def abort_render(what: str) -> None:
     """Ends the request: the template exceeded a limit."""
     raise _Exceeded(what)
 
@@ -209,7 +209,7 @@ def _answer(request: bytes) -> dict[str, Any]:
         return {"exceeded": f"takes more than {MEMORY >> 30} GiB of memory"}
 
 
-def inside() -> bool:
+def in_template_process() -> bool:
     """Returns whether this is the process that templates run in."""
     return _serving.is_set()
 

@@ -26,7 +26,7 @@ from stoker.data.rows import Chat, Conversation, Example, Preference, Ranking, R
 from stoker.data.special_text import Inseparable, SpecialText
 from stoker.data.template_environment import TemplateRefused
 from stoker.data.templates import template_of
-from stoker.data.trained_spans import Cut, fit, mark_trained, within
+from stoker.data.trained_spans import Cut, mark_trained, spans_in_window, split_into_windows
 from stoker.job.blocks.source_block import SourceBlock
 
 JUDGED_BAD = "the label says that the answer is bad"
@@ -167,7 +167,7 @@ def tokenise(raws: Iterable[Raw | Rejected], codec: TextCodec, settings: RowSett
     encoded = iter(_encode(pending, codec))
     for item in pending:
         texts = [next(encoded) for _ in item.texts]
-        fits = [fit(len(ids), trained, settings.seq_len, settings.too_long) for ids, trained, _ in texts]
+        fits = [split_into_windows(len(ids), trained, settings.seq_len, settings.too_long) for ids, trained, _ in texts]
         out.longest = max(out.longest, *(len(ids) for ids, _, _ in texts))
         if reason := next((reason for _, reason in fits if reason), ""):
             dropped[item.place] = Rejected(item.raw.source, item.raw.row, reason)
@@ -179,7 +179,7 @@ def tokenise(raws: Iterable[Raw | Rejected], codec: TextCodec, settings: RowSett
         for place, (number, margin) in enumerate(item.sequences):
             (ids, trained, exact), (windows, _) = texts[number], fits[number]
             for first, last in windows:
-                spans = within(trained, first, last)
+                spans = spans_in_window(trained, first, last)
                 columns.add(
                     ids[first:last],
                     spans,

@@ -36,7 +36,7 @@ def mark_trained(encoded: Encoded, stop_ids: frozenset[int]) -> tuple[list[Span]
     return spans, exact
 
 
-def fit(length: int, trained: Sequence[Span], seq_len: int, too_long: Cut) -> tuple[list[Span], str]:
+def split_into_windows(length: int, trained: Sequence[Span], seq_len: int, too_long: Cut) -> tuple[list[Span], str]:
     """Splits a row of ``length`` tokens into windows of at most ``seq_len``; returns them, or a reason.
 
     The first token of a sequence is never predicted, so a window must have a trained token after its first.
@@ -58,7 +58,7 @@ def fit(length: int, trained: Sequence[Span], seq_len: int, too_long: Cut) -> tu
     return [], "too short: nothing to predict" if length < 2 else "nothing to train on"
 
 
-def within(trained: Sequence[Span], first: int, last: int) -> list[Span]:
+def spans_in_window(trained: Sequence[Span], first: int, last: int) -> list[Span]:
     """Trained spans of a window, counted from its start; a later one's first token was predicted before."""
     begin = first + 1 if first else 0
     clipped = [(max(a, begin) - first, min(b, last) - first) for a, b in trained]

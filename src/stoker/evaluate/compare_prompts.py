@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from stoker.evaluate.intervals import CONFIDENCE, PairedDifference, paired_difference
-from stoker.evaluate.scored_answers import ScoredAnswer, means
+from stoker.evaluate.scored_answers import ScoredAnswer, mean_scores
 
 FEWEST = 10  # rows needed to name a best template; resamples of fewer are unreliable
 
@@ -33,7 +33,7 @@ def rank(answers: Mapping[str, Sequence[ScoredAnswer]], scorer: str, *, seed: in
 
     The intervals hold simultaneously for all pairs of templates (Bonferroni), as the same rows select the first one.
     """
-    found = {name: means(scored, [scorer]).get(scorer) for name, scored in answers.items()}
+    found = {name: mean_scores(scored, [scorer]).get(scorer) for name, scored in answers.items()}
     known = {name: mean.value for name, mean in found.items() if mean is not None}
     if len(known) < 2:
         return None

@@ -17,7 +17,7 @@ from string import Formatter
 from typing import Any
 
 from stoker.data.chat_template import NONE
-from stoker.errors import Problem, UserError, reading
+from stoker.errors import Problem, UserError, user_file_errors
 from stoker.generate.open_model import OpenModel
 from stoker.scoring.answer_rows import AnswerRow, as_text
 
@@ -67,12 +67,12 @@ def pieces_of(text: str) -> list[tuple[str, str]]:
     """Splits a text into (literal, variable after it); the last variable may be empty.
 
     Raises:
-        ValueError: braces do not match, or a variable is no plain name.
+        ValueError: braces do not match, or a variable is not a plain name.
     """
     pieces = []
     for literal, name, form, conversion in Formatter().parse(text):
         if name is not None and (not name.isidentifier() or form or conversion):
-            raise ValueError(f"{{{name}}} is no plain name of a column")
+            raise ValueError(f"{{{name}}} is not a plain name of a column")
         pieces.append((literal, name or ""))
     return pieces
 
@@ -89,7 +89,7 @@ def read_templates(path: str, base: Path) -> list[PromptTemplate]:
     """
     from ruamel.yaml import YAML
 
-    with reading(path):
+    with user_file_errors(path):
         content = YAML(typ="safe").load((base / path).read_text(encoding="utf-8"))
     if not isinstance(content, dict) or len(content) < 2:
         hint = "map a name to each: plain: '{question}'"
@@ -99,7 +99,9 @@ def read_templates(path: str, base: Path) -> list[PromptTemplate]:
     for name, value in content.items():
         parts = {"user": value} if isinstance(value, str) else value
         if not isinstance(parts, dict) or not set(parts) <= set(PARTS) or not isinstance(parts.get("user"), str):
-            problems.append(Problem(f"{name} is no template", "write a text, or the keys system and user", file=path))
+            problems.append(
+                Problem(f"{name} is not a template", "write a text, or the keys system and user", file=path)
+            )
             continue
         template = PromptTemplate(str(name), parts["user"], str(parts.get("system") or ""))
         try:

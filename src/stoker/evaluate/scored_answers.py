@@ -134,7 +134,7 @@ def answer(
     ]
 
 
-def means(answers: Sequence[ScoredAnswer], names: Sequence[str]) -> dict[str, Mean]:
+def mean_scores(answers: Sequence[ScoredAnswer], names: Sequence[str]) -> dict[str, Mean]:
     """Returns the mean of each scorer over its scored rows; scorers without any are left out."""
     found = {name: mean_of([a.scores[name].value for a in answers if name in a.scores]) for name in names}
     return {name: mean for name, mean in found.items() if mean is not None}
@@ -143,7 +143,8 @@ def means(answers: Sequence[ScoredAnswer], names: Sequence[str]) -> dict[str, Me
 def mean_figures(answers: Sequence[ScoredAnswer], names: Sequence[str], of: str = "") -> list[Figure]:
     """Returns the means as stored figures."""
     return [
-        Figure(of, name, mean.value, mean.standard_error, mean.count) for name, mean in means(answers, names).items()
+        Figure(of, name, mean.value, mean.standard_error, mean.count)
+        for name, mean in mean_scores(answers, names).items()
     ]
 
 

@@ -26,7 +26,7 @@ from stoker.train.prepare_language import objective_of
 
 
 def check_token_losses(job: ResolvedJob, folder: RunFolder) -> None:
-    """Rejects a run whose loss is no mean over tokens; its model need not be open.
+    """Rejects a run whose loss is not a mean over tokens; its model need not be open.
 
     Raises:
         UserError: the run's task has such a loss.
@@ -43,7 +43,7 @@ def token_losses(tuned: TunedRun, rows: Sequence[Row]) -> list[np.ndarray]:
     Their sum over rows divided by the number of trained tokens is the loss that `stoker eval` measures.
 
     Raises:
-        UserError: the run's loss is no mean over tokens.
+        UserError: the run's loss is not a mean over tokens.
     """
     check_token_losses(tuned.job, tuned.folder)
     spec, objective = task_of(tuned.job), objective_of(tuned.job)

@@ -23,7 +23,7 @@ from stoker.job.task_spec import task_of
 from stoker.models.families import family_of
 from stoker.models.load_model import blank_model
 from stoker.models.meta_model import allocate
-from stoker.models.model_source import locate, located, model_problem
+from stoker.models.model_source import find_model, model_problem, require_model
 from stoker.models.text import context_of
 from stoker.models.tokenizer import chat_template, codec_of, load_tokenizer_from, served_stop_ids
 from stoker.models.weight_source import fill_whole
@@ -93,7 +93,7 @@ def open_model(name: str, base: Path, *, at: str = "last", trusted: Sequence[str
     Raises:
         UserError: the model does not exist, or cannot be loaded.
     """
-    if locate(name, base, or_run=True) is None:
+    if find_model(name, base, or_run=True) is None:
         return _of_run(name, base, at, trusted)
     return _of_files(name, base, trusted)
 
@@ -127,7 +127,7 @@ def _of_files(name: str, base: Path, trusted: Sequence[str]) -> OpenModel:
     )
     if problem := model_problem(block, base):
         raise UserError(Problem(*problem))
-    source, device = located(name, base), choose_device()
+    source, device = require_model(name, base), choose_device()
     tokenizer = load_tokenizer_from(source, trust_remote_code=block.trust_remote_code)
     with arithmetic_of(device):
         blank = blank_model(block, base, seed=0, dtype=device.autocast_dtype or torch.float32)

@@ -217,7 +217,7 @@ def read_calibration(path: Path, *, device: str | None = None, threads: int | No
             raise _refused(path, "is of another format")
         found = _from_json(data)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _refused(path, "is no calibration, or a damaged one") from error
+        raise _refused(path, "is not a calibration, or a damaged one") from error
     if device is not None and found.device != device:
         raise _refused(path, f"is of another device ({found.device}; here is {device})")
     if threads is not None and found.threads != threads:

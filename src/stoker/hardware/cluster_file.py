@@ -114,7 +114,7 @@ def _from_short_form(text: str) -> Cluster:
         near = difflib.get_close_matches(what.lower(), [node.name for node in NODE_TYPES], n=2, cutoff=0.75)
         if near or what.endswith("/") or Path(what).exists():
             hint = f"write {' or '.join(near)}" if near else "a cluster's file ends in .yaml"
-            raise UserError(Problem(f"`{what}` is no cluster", hint)) from error
+            raise UserError(Problem(f"`{what}` is not a cluster", hint)) from error
         raise
     if second is not None:
         return replace(cluster_of(device, nodes=first, per_node=second), name=text)
@@ -145,7 +145,7 @@ def _cluster(block: ClusterBlock, document: JobDocument) -> Cluster:
         if like is None:
             names = [node.name for node in NODE_TYPES]
             near = difflib.get_close_matches(block.like.lower(), names, n=2, cutoff=0.5) or names
-            message = f"`{block.like}` is no type of node"
+            message = f"`{block.like}` is not a type of node"
             raise UserError(document.problem(("like",), message, f"write {' or '.join(near)}"))
     try:
         device = device_kind(block.device or (like.device if like else ""))

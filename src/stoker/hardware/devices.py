@@ -60,7 +60,7 @@ class DeviceKind:
             UserError: there is no such precision.
         """
         if precision not in ("fp32", *WIDER):
-            raise UserError(Problem(f"`{precision}` is no precision", f"write one of fp32, {', '.join(WIDER)}"))
+            raise UserError(Problem(f"`{precision}` is not a precision", f"write one of fp32, {', '.join(WIDER)}"))
         while precision not in self.peak_tflops:
             precision = WIDER[precision]
         return self.peak_tflops[precision] * 1e12

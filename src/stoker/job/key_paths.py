@@ -47,7 +47,7 @@ def parse_key(text: str) -> KeyPath:
         path.append(found[1] if found[1] else int(found[2]))
         position = found.end()
     if not path or position < len(text) or text.endswith(".") or isinstance(path[0], int):
-        raise UserError(Problem(f"`{text}` is no key", "write it as `train.lr` or `data[0].path`"))
+        raise UserError(Problem(f"`{text}` is not a key", "write it as `train.lr` or `data[0].path`"))
     return tuple(path)
 
 
@@ -198,7 +198,7 @@ def _bare(annotation: Any) -> list[Any]:
 
 
 def _alternatives(annotation: Any) -> list[Any]:
-    """Returns the members of a union, without None; an annotation that is no union alone in a list."""
+    """Returns the members of a union, without None; an annotation that is not a union alone in a list."""
     if get_origin(annotation) in (Union, types.UnionType):
         return [inner for part in get_args(annotation) for inner in _alternatives(part) if part is not type(None)]
     return [annotation]

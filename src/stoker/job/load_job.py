@@ -81,10 +81,10 @@ def check_document(document: JobDocument, overrides: Sequence[str] = ()) -> Load
         job, wrong = _without(document, found)
     problems += [document.problem(f.path, *_words(f, document), at_key=f.unknown) for f in found]
     problems += conflicts(View(job, document, wrong))
-    if isinstance(document.data.get("version"), bool):  # true equals 1, but is no version
+    if isinstance(document.data.get("version"), bool):  # true equals 1, but is not a version
         problems.append(document.problem(("version",), "`version` must be 1, not true", "write 1"))
     if problems:
-        raise JobError(*sorted(problems, key=place), sound=ReadJob(job, document))
+        raise JobError(*sorted(problems, key=problem_order), sound=ReadJob(job, document))
     resolved, origins = resolve(job, document)
     return LoadedJob(resolved, document, origins)
 
@@ -157,6 +157,6 @@ def _remove(data: dict[str, Any], path: KeyPath, wrong: set[KeyPath]) -> None:
     return None
 
 
-def place(problem: Problem) -> tuple[bool, int, int]:
+def problem_order(problem: Problem) -> tuple[bool, int, int]:
     """Returns the sort key of problems: the file's from the top, then the command line's."""
     return problem.file == COMMAND_LINE, problem.line, problem.column

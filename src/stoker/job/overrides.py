@@ -10,7 +10,7 @@ from typing import Any
 from stoker.errors import Problem, UserError
 from stoker.job.key_paths import KeyPath, block_of, dotted, field_at, parse_key
 from stoker.job.shorthand import ALL_AUTO, expand_shorthands
-from stoker.job.yaml_document import COMMAND_LINE, JobDocument, Mark, parse_document, unfit
+from stoker.job.yaml_document import COMMAND_LINE, JobDocument, Mark, forbidden_character, parse_document
 
 
 def apply_overrides(document: JobDocument, overrides: Sequence[str]) -> tuple[JobDocument, list[Problem]]:
@@ -30,8 +30,8 @@ def apply_overrides(document: JobDocument, overrides: Sequence[str]) -> tuple[Jo
 def _apply(document: JobDocument, text: str) -> JobDocument:
     name, equals, written = text.partition("=")
     if not equals:
-        raise UserError(Problem(f"`{text}` is no override", "write it as `key=value`, such as `train.lr=1e-4`"))
-    if character := unfit(text):
+        raise UserError(Problem(f"`{text}` is not an override", "write it as `key=value`, such as `train.lr=1e-4`"))
+    if character := forbidden_character(text):
         raise UserError(Problem(f"it contains {character}, which is not allowed in text", "remove it"))
     path = parse_key(name.strip())
     value = parse_document(written, file=COMMAND_LINE)
@@ -59,7 +59,7 @@ def _holder(data: dict[str, Any], path: KeyPath) -> Any:
         here = dotted(path[:depth])
         if isinstance(part, int):
             if not isinstance(value, list):
-                raise UserError(Problem(f"`{here}` is no list", f"write `{here}=...`", key=dotted(path)))
+                raise UserError(Problem(f"`{here}` is not a list", f"write `{here}=...`", key=dotted(path)))
             if part > len(value):
                 hint = f"the next is `{here}[{len(value)}]`"
                 raise UserError(Problem(f"`{here}` has {len(value)} items", hint, key=dotted(path)))
@@ -68,7 +68,7 @@ def _holder(data: dict[str, Any], path: KeyPath) -> Any:
         elif isinstance(value, list):
             raise UserError(Problem(f"`{here}` is a list", f"write `{here}[0].{part}`", key=dotted(path)))
         elif not isinstance(value, dict):
-            raise UserError(Problem(f"`{here}` holds no keys", f"write `{here}=...`", key=dotted(path)))
+            raise UserError(Problem(f"`{here}` has no keys", f"write `{here}=...`", key=dotted(path)))
         if depth == len(path) - 1:
             return value
         if isinstance(value, dict) and value.get(str(part)) is None:

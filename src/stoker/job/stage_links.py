@@ -12,12 +12,12 @@ from stoker.job.paths import absolute, exists
 from stoker.job.stage import FROM, MODELS, STAGE_KEYS, Stage, with_value
 from stoker.job.suggest_key import nearest
 from stoker.job.task_spec import TASKS
-from stoker.job.tune_keys import VIRTUAL, merges
+from stoker.job.tune_keys import VIRTUAL, can_merge
 
 TRUST = ("trust_remote_code", "allow_pickle")
 
 
-def linked(stage: Stage, earlier: Sequence[Stage], names: Sequence[str]) -> tuple[Stage, list[Problem]]:
+def resolve_stage_links(stage: Stage, earlier: Sequence[Stage], names: Sequence[str]) -> tuple[Stage, list[Problem]]:
     """Returns the stage with the folders of the earlier stages that its keys name, and problems with the names."""
     known, document = {other.name: other for other in earlier}, stage.document
     problems: list[Problem] = []
@@ -33,7 +33,7 @@ def linked(stage: Stage, earlier: Sequence[Stage], names: Sequence[str]) -> tupl
             if key != FROM and name not in names and (not task or _is_run(name) or not nearest(name, names)):
                 continue  # a model or a run that belongs to no stage
             later = "it does not come earlier" if name in names else "there is no such stage"
-            hint = near(str(name), list(known)) if name not in names else "let it come before"
+            hint = suggest_stage(str(name), list(known)) if name not in names else "let it come before"
             problems.append(document.problem(path, f"stage {stage.name}: `{key}: {name}`: {later}", hint))
             continue
         if problem := _unfit(key, known[name], task):
@@ -63,7 +63,7 @@ def _unmergeable(stage: Stage) -> tuple[str, str] | None:
         job = stage.load().job
     except UserError:
         return None  # reported for that stage
-    if merges(job):
+    if can_merge(job):
         return None
     what = "virtual tokens" if job.tune.method in VIRTUAL else "an adapter of a quantised base"
     return f"it trains {what}, which cannot be added to the weights", "write `tune: lora` or `tune: full` in that stage"
@@ -92,7 +92,7 @@ def _linked_to(stage: Stage, key: str, earlier: Stage) -> Stage:
     return replace(stage, document=replace(document, data=data, marks=marks), trained=trained, needs=needs)
 
 
-def near(name: str, names: Sequence[str]) -> str:
+def suggest_stage(name: str, names: Sequence[str]) -> str:
     """Suggests a stage's name: the nearest, or all."""
     found = nearest(name, names)
     return f"write {found}" if found else f"take one of {', '.join(names)}" if names else "it is the first stage"

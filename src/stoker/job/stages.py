@@ -19,7 +19,7 @@ from stoker.job.load_job import STAGES
 from stoker.job.overrides import apply_overrides
 from stoker.job.shorthand import MAIN_KEY
 from stoker.job.stage import NAME, Stage
-from stoker.job.stage_links import linked, near
+from stoker.job.stage_links import resolve_stage_links, suggest_stage
 from stoker.job.task_spec import TASKS
 from stoker.job.yaml_document import COMMAND_LINE, JobDocument, Mark, read_document
 
@@ -55,7 +55,7 @@ class StagedJob:
         names = [stage.name for stage in self.stages]
         if name not in names:
             option = "--only" if only else "--from"
-            raise UserError(Problem(f"{option} {name}: there is no such stage", near(name, names)))
+            raise UserError(Problem(f"{option} {name}: there is no such stage", suggest_stage(name, names)))
         at = names.index(name)
         return list(self.stages[at : at + 1] if only else self.stages[at:])
 
@@ -107,7 +107,7 @@ def _stages_of(document: JobDocument, overrides: Sequence[str]) -> StagedJob:
         own, wrong = _own(document, index, item, of_stage.get(item["name"], []))
         problems += wrong
         stage = _stage(common, own, item["name"], index, document.marks[(STAGES, index)], root)
-        stage, wrong = linked(stage, stages, names)
+        stage, wrong = resolve_stage_links(stage, stages, names)
         problems += wrong
         stages.append(stage)
     problems += _without_effect(common, stages, shared)
@@ -157,7 +157,7 @@ def _items(document: JobDocument) -> list[dict[str, Any]]:
             problems.append(document.problem(here, f"`{dotted(here)}` has no `name`", "write `name: sft`"))
         elif not isinstance(name, str) or not re.fullmatch(NAME, name):
             hint = "write letters, digits, - and _, beginning with a letter or digit; a number in quotes"
-            problems.append(document.problem((*here, "name"), f"{name!r} is no name of a stage", hint))
+            problems.append(document.problem((*here, "name"), f"{name!r} is not a name of a stage", hint))
         elif name in seen:
             problems.append(document.problem((*here, "name"), f"two stages are named {name}", "give each its own name"))
         elif STAGES in item:
@@ -185,9 +185,11 @@ def _divided(overrides: Sequence[str], names: list[str]) -> tuple[list[str], dic
         if name in names and inner:
             of_stage.setdefault(name, []).append(f"{inner}={value}")
         elif name in names:
-            problems.append(Problem(f"in `{text}`: a stage is no value", "write stages.NAME.KEY=VALUE", key=key))
+            problems.append(Problem(f"in `{text}`: a stage is not a value", "write stages.NAME.KEY=VALUE", key=key))
         else:
-            problems.append(Problem(f"in `{text}`: there is no stage {name or head}", near(name, names), key=key))
+            problems.append(
+                Problem(f"in `{text}`: there is no stage {name or head}", suggest_stage(name, names), key=key)
+            )
     return shared, of_stage, [replace(problem, file=COMMAND_LINE) for problem in problems]
 
 

@@ -81,9 +81,9 @@ class Decided:
 
 
 def _language_commands(job: ResolvedJob, run: str) -> tuple[str, ...]:
-    from stoker.job.tune_keys import merges
+    from stoker.job.tune_keys import can_merge
 
-    form = "merged" if merges(job) else "adapter"
+    form = "merged" if can_merge(job) else "adapter"
     return f"chat {run} --compare", f"eval {run} YOUR.jsonl", f"export {run} --format {form} --to exported"
 
 

@@ -11,7 +11,7 @@ STREAMS = ("/dev/", "/proc/")  # a FIFO here is written by a shell: `stoker chec
 
 
 def read_text(path: str | Path) -> str:
-    """Returns the file's text. Raises UserError for a missing or huge file, a folder, or bytes that are no UTF-8."""
+    """Returns the file's text. Raises UserError for a missing or huge file, a folder, or bytes that are not UTF-8."""
     file, path = str(path), Path(path)
     try:
         size = path.stat().st_size

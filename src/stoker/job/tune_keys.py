@@ -34,7 +34,7 @@ def virtual_tokens(job: Job) -> int:
     return job.tune.tokens if job.tune.method in VIRTUAL else 0
 
 
-def merges(job: Job) -> bool:
+def can_merge(job: Job) -> bool:
     """Returns whether the trained weights can be merged into the base without rounding them away."""
     return job.tune.method not in VIRTUAL and (job.model is None or job.model.quantise == "none")
 

@@ -134,7 +134,7 @@ def parse_document(text: str, file: str) -> JobDocument:
     return JobDocument(file, data, builder.marks)
 
 
-def unfit(text: str) -> str:
+def forbidden_character(text: str) -> str:
     """Returns the first forbidden character of a text, as ``U+0000``; empty if there is none."""
     found = _UNFIT.search(text)
     return f"U+{ord(found[0]):04X}" if found else ""
@@ -200,7 +200,7 @@ class _Builder:
         for key, value in node.value:
             if not isinstance(key, ScalarNode):
                 self._problem(key, path, "a key must be a single word", "remove the brackets")
-            elif character := unfit(key.value):
+            elif character := forbidden_character(key.value):
                 self._problem(key, path, f"the key contains {character}, which is not allowed in text", "remove it")
             elif key.tag == MERGE:
                 merged.extend(value.value if isinstance(value, SequenceNode) else [value])
@@ -234,7 +234,7 @@ class _Builder:
     def _scalar(self, node: ScalarNode, path: KeyPath) -> Any:
         tag = str(node.tag)
         if tag in TEXT:
-            if character := unfit(node.value):
+            if character := forbidden_character(node.value):
                 self._problem(node, path, f"the text contains {character}, which is not allowed in text", "remove it")
             return node.value
         if tag not in TYPED:

@@ -69,10 +69,10 @@ class RankInfo:
             return dist.FileStore(str(self.meet), self.world)
         host, port = self.meet
         if self.agent:
-            from stoker.launch.rendezvous import meet
+            from stoker.launch.rendezvous import private_store
 
             store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
-            return meet(store, rank=self.rank, world=self.world, timeout=MEET)
+            return private_store(store, rank=self.rank, world=self.world, timeout=MEET)
         if self.node:
             listening = self.listening.detach() if self.listening is not None else None
             wait = timedelta(seconds=MEET)
@@ -86,7 +86,7 @@ class RankInfo:
         return dist.TCPStore(host, port, self.world, is_master=self.rank == 0, master_listen_fd=listening)
 
 
-def joined(environment: Mapping[str, str]) -> RankInfo | None:
+def rank_info_from_env(environment: Mapping[str, str]) -> RankInfo | None:
     """Returns this process' rank in a launcher's environment; None if no launcher started it.
 
     Raises:

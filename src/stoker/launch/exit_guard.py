@@ -19,13 +19,13 @@ EVERY = 1.0  # seconds between two checks
 PATIENT = "prepare"  # the phase in which a process may read and tokenise data for hours
 
 
-def guard(heart: Heart, spec: RunSpec, rank: int) -> None:
+def start_exit_guard(heart: Heart, spec: RunSpec, rank: int) -> None:
     """Starts a thread that ends this process with exit code 1 after `faults.hang` seconds without a sign of life."""
     threading.Thread(target=_look, args=(heart, spec, rank), daemon=True, name="guard").start()
 
 
-def stopped(heart: Heart, spec: RunSpec, rank: int) -> Hung | None:
-    """Returns this process if its heartbeat has timed out; see `stoker.resilience.watchdog.limit`."""
+def own_hang(heart: Heart, spec: RunSpec, rank: int) -> Hung | None:
+    """Returns this process if its heartbeat has timed out; see `stoker.resilience.watchdog.hang_timeout`."""
     pulse = heart.pulse
     if pulse is None or pulse.phase == PATIENT:
         return None
@@ -35,7 +35,7 @@ def stopped(heart: Heart, spec: RunSpec, rank: int) -> Hung | None:
 
 
 def _look(heart: Heart, spec: RunSpec, rank: int) -> None:
-    while (found := stopped(heart, spec, rank)) is None:
+    while (found := own_hang(heart, spec, rank)) is None:
         time.sleep(EVERY)
     failure = failure_of_hang(rank, os.getpid(), phase=found.phase, step=found.step, silent=found.silent)
     if spec.output.is_dir():

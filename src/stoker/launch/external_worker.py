@@ -9,12 +9,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Self
 
-from stoker.checkpoint.collective import together
+from stoker.checkpoint.collective import run_on_all_ranks
 from stoker.data.build_cache import Report
 from stoker.errors import RunFailed, UserError
 from stoker.hardware.parent_process import end_with
 from stoker.launch.cluster_env import RankInfo
-from stoker.launch.exit_guard import guard
+from stoker.launch.exit_guard import start_exit_guard
 from stoker.launch.first_failure import Failure, LeftToAnother, error_of, failure_of, first_of
 from stoker.launch.process_group import bind_to_loopback
 from stoker.launch.run_spec import RunResult, RunSpec
@@ -47,7 +47,7 @@ def train_as_member(spec: RunSpec, rank_info: RankInfo, report: AbstractContextM
     if rank_info.rank == 0 and not spec.quiet:
         print(LACKS, flush=True)
     heart = Heart()
-    guard(heart, spec, rank_info.rank)
+    start_exit_guard(heart, spec, rank_info.rank)
     try:
         return train(spec, rank_info=rank_info, report=report, hold=_taken(spec, rank_info, starts), heart=heart)
     except Exception as error:
@@ -94,15 +94,15 @@ class _Starts:
 def _taken(spec: RunSpec, rank_info: RankInfo, starts: _Starts | None) -> Iterator[None]:
     """A context in which rank 0 locks the run's folder and all share memory; a failing lock is raised in all ranks."""
     with ExitStack() as stack:
-        together(lambda: stack.enter_context(RunFolder(spec.output).take()) if rank_info.rank == 0 else None)
-        is_new = max(together(lambda: starts.number if starts is not None else 0)) == 0
+        run_on_all_ranks(lambda: stack.enter_context(RunFolder(spec.output).take()) if rank_info.rank == 0 else None)
+        is_new = max(run_on_all_ranks(lambda: starts.number if starts is not None else 0)) == 0
         first = rank_info.local_rank == 0
         with shared_with_others(
             spec.output,
             clears=first and is_new,
             removes=first,
             again=starts is not None and starts.number < starts.most,
-            wait=lambda: together(lambda: None),
+            wait=lambda: run_on_all_ranks(lambda: None),
         ):
             yield
 

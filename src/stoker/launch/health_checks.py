@@ -21,9 +21,9 @@ from stoker.resilience.node_check import (
     check_device,
     code_differs,
     data_differs,
-    disk,
-    findings,
-    shared,
+    find_faults,
+    gather_reports,
+    measure_disk,
 )
 from stoker.runs.run_folder import RunFolder
 from stoker.train.optimizer import MOMENTS
@@ -47,8 +47,8 @@ class Checks:
         self.links = check_links(node, exchange_with(device))  # first: every other check would hang on a broken link
         self.found = self.links.findings(on_cpu=device.type == "cpu") if self.links else []
         self._leave_out()
-        self.reports = shared(check_device(device, self._rank))
-        self.found += findings(self.reports)
+        self.reports = gather_reports(check_device(device, self._rank))
+        self.found += find_faults(self.reports)
         self._leave_out()
         other = code_differs(self.reports)
         if other is not None:
@@ -90,7 +90,7 @@ class Checks:
         folder = checkpoints_of(self._spec)
         free = rate = None
         if folder is not None and self._is_first_here:
-            free, rate = disk(folder)
+            free, rate = measure_disk(folder)
             if free < needed and not list(folder.glob("step-*")):
                 raise CannotRun(
                     Problem(

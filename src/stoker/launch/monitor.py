@@ -83,7 +83,7 @@ class Watch:
             return []
         self._looked = now
         for slow in self._stragglers.look(self.pulses):
-            record(
+            write_event(
                 self._run,
                 "slow",
                 rank=slow.rank,
@@ -109,7 +109,7 @@ def cause_of(silent: list[Hung], waits: Collection[int]) -> Hung:
     return (alone or behind)[0]
 
 
-def record(run: RunFolder, name: str, **values: object) -> None:
+def write_event(run: RunFolder, name: str, **values: object) -> None:
     """Writes an event; a full disk is ignored here, as the processes may still free space."""
     try:
         run.event(name, **values)

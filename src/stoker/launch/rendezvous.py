@@ -17,7 +17,7 @@ POLL = 0.05  # seconds
 PREFIX = "stoker"
 
 
-def meet(store: dist.Store, *, rank: int, world: int, timeout: float) -> dist.Store:
+def private_store(store: dist.Store, *, rank: int, world: int, timeout: float) -> dist.Store:
     """Returns a part of the store that is private to the processes of this start.
 
     Each process announces itself under a unique name, rank 0 answers under that name, and each confirms the answer:

@@ -81,7 +81,7 @@ def train_on_nodes(
             entry=entry,
             asked=asked,
             take=take,
-            say=lambda text: tell(spec, text),
+            say=lambda text: print_above_progress(spec, text),
             nccl=has_nccl() if nccl is None else nccl,
             cache=cache,
         )
@@ -92,7 +92,7 @@ def train_on_nodes(
             show_cursor()
 
 
-def tell(spec: RunSpec, text: str) -> None:
+def print_above_progress(spec: RunSpec, text: str) -> None:
     """Prints a message without breaking the live progress line."""
     if not spec.quiet:
         if sys.stdout.isatty():
@@ -129,7 +129,7 @@ def _alone(spec: RunSpec, entry: Entry | None, shared: SharedFolder, asked: list
     def no_store() -> tuple[str, int]:
         raise AssertionError
 
-    hands = Hands(send, lambda text: tell(spec, text), lambda: "here", lambda: None, no_store)
+    hands = Hands(send, lambda text: print_above_progress(spec, text), lambda: "here", lambda: None, no_store)
     leader = Leader(spec, hands, me=me, least=1, most=1, nccl=nccl, now=time.monotonic())
     heard = 0
     try:

@@ -23,7 +23,7 @@ from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import shared_memory
 from stoker.train.prepare import prepare
 from stoker.train.progress import Display
-from stoker.train.run import start
+from stoker.train.run import train_run
 
 TIMEOUT = 1800.0  # timeout in seconds of collectives: another process may be writing a checkpoint
 
@@ -48,7 +48,7 @@ def train(
         heart: the heartbeat that the supervisor reads.
 
     Raises:
-        UserError: as `stoker.train.prepare.prepare` and `stoker.train.run.start` do.
+        UserError: as `stoker.train.prepare.prepare` and `stoker.train.run.train_run` do.
         CannotRun: a device is missing.
     """
     first, heart = rank_info is None or rank_info.rank == 0, heart or Heart()
@@ -66,7 +66,7 @@ def train(
                 checks.finish(prepared, mesh.layout if mesh else Layout(), display)
             began = psutil.Process().create_time()
             folder = RunFolder(spec.output)
-            outcome, loop = start(prepared, folder, spec.base, display=display, heart=heart, began=began)
+            outcome, loop = train_run(prepared, folder, spec.base, display=display, heart=heart, began=began)
         heart.beat("end")
     done, plan = loop.progress, loop.plan
     return RunResult(
@@ -85,7 +85,7 @@ def train(
 
 
 @contextmanager
-def held(folder: RunFolder, begun: Callable[[], None] = lambda: None) -> Iterator[None]:
+def lock_run_folder(folder: RunFolder, begun: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Holds the lock of a run's folder, and its shared memory, within the block.
 
     Args:

@@ -32,7 +32,7 @@ from stoker.resilience.deadline import SIGNAL_EXIT
 from stoker.resilience.heartbeat import Heart
 from stoker.resilience.stack_dumps import record_collectives, write_collectives_when_asked, write_stacks_when_asked
 from stoker.resilience.stop_signals import PAUSE, STOPS
-from stoker.runs.shm_folder import on_node, shared_folder
+from stoker.runs.shm_folder import set_node_name, shared_folder
 from stoker.train.progress import KeptConsole
 
 
@@ -58,8 +58,8 @@ def main(
     end_with(parent or os.getppid())
     os.setsid()
     os.environ |= _as_launched(rank_info)
-    on_node(rank_info.node)
-    console = _keep_log(spec.log_of(rank_info.rank), rank_info, spec)
+    set_node_name(rank_info.node)
+    console = _redirect_output(spec.log_of(rank_info.rank), rank_info, spec)
     _set_quirks(rank_info, console)
     logging.disable(logging.NOTSET)  # the server that this process was forked from was quiet
     write_stacks_when_asked(spec.logs, rank_info.rank)
@@ -75,7 +75,7 @@ def main(
         else:
             bind_to_loopback()
         seal_objects(secret)
-        cache_peers.use(rank_info.peers)
+        cache_peers.set_peers(rank_info.peers)
         if rank_info.speaks:
             HERE.add(spec.cached)
         result.send(_entry(pickled_entry, spec, rank_info)(spec, rank_info=rank_info, console=console))
@@ -122,7 +122,7 @@ def _entry(pickled: bytes | None, spec: RunSpec, rank_info: RankInfo) -> Entry:
         return cast(Entry, pickle.loads(pickled))
     from stoker.launch.worker import train
 
-    return partial(train, heart=_beating(spec, rank_info))
+    return partial(train, heart=_start_heartbeat(spec, rank_info))
 
 
 def _stop(*_: Any) -> None:
@@ -130,7 +130,7 @@ def _stop(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-def _keep_log(path: Path, rank_info: RankInfo, spec: RunSpec) -> Console | None:
+def _redirect_output(path: Path, rank_info: RankInfo, spec: RunSpec) -> Console | None:
     """Redirects this process' output to its log file; returns the former output for rank 0."""
     console = KeptConsole(os.dup(1)) if rank_info.rank == 0 else None
     log = no_link(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -146,7 +146,7 @@ def _keep_log(path: Path, rank_info: RankInfo, spec: RunSpec) -> Console | None:
     return console
 
 
-def _beating(spec: RunSpec, rank_info: RankInfo) -> Heart:
+def _start_heartbeat(spec: RunSpec, rank_info: RankInfo) -> Heart:
     """Starts this process' heartbeat, and the flight recorder of a GPU's collectives."""
     folder = shared_folder(spec.output)
     nccl = has_nccl()

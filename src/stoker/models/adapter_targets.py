@@ -110,7 +110,7 @@ def modules_trained_whole(model: PreTrainedModel, names: Iterable[str]) -> list[
     }
     chosen: set[str] = set()
     for name in names:
-        meant = {module for module in modules if means(name, module)}
+        meant = {module for module in modules if matches_name(name, module)}
         if not meant:
             raise UserError(_unknown("tune.modules_to_save", "module", name, modules))
         chosen |= meant
@@ -121,7 +121,7 @@ def modules_trained_whole(model: PreTrainedModel, names: Iterable[str]) -> list[
     return [name for name in modules if name in chosen and not _is_within(name.rpartition(".")[0], chosen)]
 
 
-def means(written: str, name: str) -> bool:
+def matches_name(written: str, name: str) -> bool:
     """Returns whether a name or pattern matches a full name, or its end after a dot."""
     if WILD.intersection(written):
         return fnmatchcase(name, written) or fnmatchcase(name, f"*.{written}")
@@ -153,7 +153,7 @@ def _meant(
 ) -> set[AdaptableLayer]:
     pattern = bool(WILD.intersection(target))
     able = [layer for layer in layers if layer.inner or not pattern]
-    found = {layer for layer in able if means(target, layer.called) or means(target, layer.name)}
+    found = {layer for layer in able if matches_name(target, layer.called) or matches_name(target, layer.name)}
     if not found:
         raise UserError(_unknown("tune.targets", "layer", target, [layer.called for layer in layers]))
     if not found.intersection(free):
@@ -200,7 +200,7 @@ def _unknown(key: str, kind: str, written: str, names: Iterable[str]) -> str:
         if word and word not in parts and not WILD.intersection(word) and not word.isdigit():
             close = get_close_matches(word, leaves, 1) or get_close_matches(word, parts, 1)
             near = near.replace(word, close[0]) if close else ""
-    if near == written and written in parts and any(means(f"{written}.*", name) for name in names):
+    if near == written and written in parts and any(matches_name(f"{written}.*", name) for name in names):
         near = f"{written}.*"
     hint = f"did you mean {near!r}? " if near and near != written else ""
     return f"{key}: the model has no {kind} {written!r}; {hint}it has {', '.join(leaves)}"

@@ -22,7 +22,7 @@ from stoker.models.lora import fuse_lora
 from stoker.models.meta_model import allocate
 from stoker.models.prepare_architecture import training_form, without_dropout
 from stoker.models.quantise import cut_by
-from stoker.models.resize_embeddings import NewRows, enlarge, untrained
+from stoker.models.resize_embeddings import NewRows, add_embedding_rows, why_rows_untrained
 from stoker.models.score_head import add_score_head, first_scores
 from stoker.models.tokenizer import extension_of
 from stoker.models.virtual_tokens import Drawn, FirstValues, Prefix, VirtualPrompt, add_virtual_tokens
@@ -74,8 +74,8 @@ def build_meta(
     blank = blank_model(job.model, base, seed=job.seed, dtype=dtype, stop_id=stop_id, storage=storage)
     extension, new_rows = extension_of(job, base), None
     if extension is not None:
-        blank, new_rows = enlarge(blank, extension)
-        why = untrained(new_rows, job.tune)
+        blank, new_rows = add_embedding_rows(blank, extension)
+        why = why_rows_untrained(new_rows, job.tune)
         if why is not None:
             raise UserError(Problem(why, "name them in tune.modules_to_save, or write `tune: full`"))
     if not task_of(job).dropout:

@@ -81,7 +81,7 @@ class Inputs:
         return loss if self.across is None or self.across.is_first else loss - loss.detach()
 
 
-def lengthen(inputs: Inputs, length: int) -> Inputs:
+def pad_with_document(inputs: Inputs, length: int) -> Inputs:
     """Extends a packed row by a document without targets, whose positions stay within the row's range."""
     more = length - inputs.ids.shape[1]
     assert more >= 0 and inputs.segments is not None and inputs.positions is not None
@@ -97,14 +97,14 @@ def lengthen(inputs: Inputs, length: int) -> Inputs:
     )
 
 
-def nothing(device: torch.device) -> Inputs:
+def empty_row(device: torch.device) -> Inputs:
     """Returns a row of one token without a target: its loss and its gradients are zero."""
     none = torch.zeros(0, dtype=torch.int64, device=device)
     one = torch.zeros(1, 1, dtype=torch.int64, device=device)
     return Inputs(one, one, None, (Segment(0, 1),), none, none, 0, 0, none)
 
 
-def trim(row: Row) -> Row:
+def cut_after_last_target(row: Row) -> Row:
     """Returns the row up to its last trained token."""
     ids, trained = row
     end = int(np.flatnonzero(trained)[-1]) + 1 if trained.any() else len(ids)
@@ -117,7 +117,7 @@ def pack(rows: Sequence[Row], device: torch.device, *, share: bool) -> Inputs:
     Args:
         share: whether the row contains common prefixes once; not where dropout must differ between documents.
     """
-    trimmed = [trim(row) for row in rows]
+    trimmed = [cut_after_last_target(row) for row in rows]
     groups = common_prefixes([ids for ids, _ in trimmed]) if share else [([i], 0) for i in range(len(rows))]
     pieces: list[np.ndarray] = []
     positions: list[np.ndarray] = []
@@ -188,7 +188,7 @@ def common_prefixes(documents: Sequence[np.ndarray]) -> list[tuple[list[int], in
 
 def pad(rows: Sequence[Row], device: torch.device) -> Inputs:
     """Returns the rows as a batch, padded on the right. The mask marks padding, never a token's id."""
-    trimmed = [trim(row) for row in rows]
+    trimmed = [cut_after_last_target(row) for row in rows]
     longest = max(len(ids) for ids, _ in trimmed)
     ids = np.zeros((len(rows), longest), dtype=np.int64)
     mask = np.zeros((len(rows), longest), dtype=np.int64)

@@ -10,7 +10,7 @@ from stoker.job.load_job import ReadJob
 from stoker.job.tune_keys import virtual_tokens
 from stoker.models import offline_models
 from stoker.models.model_folder import read_config
-from stoker.models.model_source import locate
+from stoker.models.model_source import find_model
 
 POSITIONS = ("max_position_embeddings", "n_positions", "seq_length")
 ENDLESS = ("bloom",)  # ALiBi has no end
@@ -23,7 +23,7 @@ def stated_context(block: ModelBlock, base: Path) -> int | None:
     Raises:
         UserError: the configuration cannot be read.
     """
-    source = locate(block.name, base)
+    source = find_model(block.name, base)
     if source is None or source.kind not in ("scratch", "folder"):
         return None
     if source.kind == "scratch":

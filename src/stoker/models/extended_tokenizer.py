@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
-from stoker.data.compression import Compression, compression, parts, split_held_out
+from stoker.data.compression import Compression, compression, split_at_lines, split_held_out
 from stoker.data.extend_tokenizer import Extended, extend, refusal
 from stoker.data.sources import open_source
 from stoker.data.train_tokenizer import Kind, learn_from_texts, texts_of
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.job.blocks.source_block import SourceBlock
 from stoker.job.tokenizer_extension import FILE, Extension, fingerprint
-from stoker.models.model_source import ModelSource, locate, path_of
+from stoker.models.model_source import ModelSource, find_model, path_of
 from stoker.models.sentencepiece_model import CONVERTED, as_folder, from_pieces, pieces_in, write_extended
 from stoker.models.sentencepiece_model import FILE as PIECES
 from stoker.models.tokenizer import load_tokenizer_from, with_special_tokens
@@ -80,7 +80,7 @@ def _read(name: str, base: Path) -> list[str]:
     found = source_problem(block, base)
     if found:
         raise UserError(Problem(*found))
-    texts = [part for part in parts(texts_of(open_source(block, base), block, LEARNT_FROM)) if part]
+    texts = [part for part in split_at_lines(texts_of(open_source(block, base), block, LEARNT_FROM)) if part]
     if not texts:
         raise UserError(Problem(f"{name} holds no text", "give documents or conversations"))
     return texts
@@ -105,7 +105,7 @@ def extend_tokenizer(name: str, texts: CorpusTexts, size: int, folder: Path, bas
     if path.suffix == ".model" and path.is_file():
         with as_folder(path) as opened:
             return _extend(name, from_pieces(opened), opened / PIECES, texts, size, folder)
-    source = locate(name, base)
+    source = find_model(name, base)
     if source is None and any((path / file).is_file() for file in (CONVERTED, PIECES)):
         source = ModelSource("folder", str(path))
     if source is None or source.kind == "scratch":

@@ -30,7 +30,7 @@ SMALLEST_HEAD = 16  # of the compiled kernel
 Change = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-def serves(query_BHQK: Tensor, value_BGTK: Tensor, scores: AttentionScores) -> bool:
+def supports(query_BHQK: Tensor, value_BGTK: Tensor, scores: AttentionScores) -> bool:
     """Returns whether FlexAttention has a kernel for these tensors on this machine."""
     sizes = query_BHQK.shape[-1], value_BGTK.shape[-1]
     narrow = query_BHQK.dtype == torch.float64 or min(sizes) < SMALLEST_HEAD
@@ -96,7 +96,7 @@ def _places(row: PackedRow, device: torch.device) -> _Places:
 
 
 def _block_mask(row: PackedRow, window: int | None, device: torch.device) -> Any:
-    """Returns the mask of the 128 x 128 blocks of scores that have to be computed."""
+    """Returns the mask of the 128 x 128 blocks of scores that must be computed."""
     at: _Places = row.masks[PLACES]
     segment_Q, prefix_Q, place_Q = (x[at.queries_Q] for x in (at.segment_T, at.prefix_T, at.place_T))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from stoker.data.file_digests import file_digest
 from stoker.data.sources import cache_folder
 from stoker.data.token_cache import lock
-from stoker.errors import UserError, reading
+from stoker.errors import UserError, user_file_errors
 from stoker.models.pre_tokenizers import pre_tokenizer_named
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def _folder(path: Path, part: str) -> Path:
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[Path]:
+def isolated_folder(path: Path) -> Iterator[Path]:
     """Yields a folder with only the GGUF file, since transformers would also read other files in its folder."""
     with TemporaryDirectory() as folder:
         (Path(folder) / path.name).symlink_to(path.resolve())
@@ -43,7 +43,7 @@ def tokenizer_of_gguf(path: Path) -> Path:
             from transformers import AutoConfig, AutoTokenizer
 
             _require_gguf(path)
-            with reading(f"the GGUF file {path}"), alone(path) as place:
+            with user_file_errors(f"the GGUF file {path}"), isolated_folder(path) as place:
                 tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=path.name, trust_remote_code=False)
                 config = AutoConfig.from_pretrained(place, gguf_file=path.name, trust_remote_code=False)
             _restore_splitting(path, tokenizer)  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ def _restore_splitting(path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     """Sets the splitting rules that the file names: transformers reads the merges, but not these."""
     from gguf import GGUFReader
 
-    with reading(f"the GGUF file {path}"):
+    with user_file_errors(f"the GGUF file {path}"):
         field = GGUFReader(path).get_field("tokenizer.ggml.pre")
         name = str(field.contents()) if field is not None else None
     found = pre_tokenizer_named(name) if name is not None else None
@@ -72,7 +72,7 @@ def weights_of_gguf(path: Path) -> Path:
             from transformers import AutoModelForCausalLM
 
             _require_gguf(path)
-            with reading(f"the GGUF file {path}"), alone(path) as place:
+            with user_file_errors(f"the GGUF file {path}"), isolated_folder(path) as place:
                 loaded = AutoModelForCausalLM.from_pretrained(
                     place, gguf_file=path.name, dtype=torch.float32, trust_remote_code=False
                 )

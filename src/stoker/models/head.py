@@ -40,7 +40,7 @@ class Head:
         scale: factor of the logits (Cohere, Granite); 1 for most.
         softcap: bound of the logits (Gemma 2); None for most.
         across: the processes that the vocabulary is split over; None if ``linear`` is whole. The gradient of the
-            hidden states then covers this process' part of the vocabulary only, and has to be summed.
+            hidden states then covers this process' part of the vocabulary only, and must be summed.
     """
 
     linear: nn.Linear
@@ -120,8 +120,8 @@ class LogitsHead:
 
 
 def _autocast(hidden: Tensor) -> Tensor:
-    """In the type of autocast, which reaches no product of a custom backward pass; float16 would lose most of the
-    gradient of a large vocabulary's logits, so there it stays."""
+    """Casts to bfloat16 under bfloat16 autocast, which does not apply inside a custom backward pass. Under float16 the
+    type stays: float16 would lose most of the gradient of a large vocabulary's logits."""
     return hidden.to(torch.bfloat16) if autocast_dtype(hidden) == torch.bfloat16 else hidden
 
 

@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.errors import Problem, UserError, reading
+from stoker.errors import Problem, UserError, user_file_errors
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.models.model_folder import GENERATION, check_settings, read_config
 
@@ -24,7 +24,7 @@ def config_of(where: str, block: ModelBlock) -> PreTrainedConfig:
 
     if Path(where).is_dir():
         read_config(Path(where))
-    with reading(f"the configuration of the model {block.name}"):
+    with user_file_errors(f"the configuration of the model {block.name}"):
         config = AutoConfig.from_pretrained(where, revision=block.revision, trust_remote_code=block.trust_remote_code)
     parts = (config, *(getattr(config, name, None) for name in config.sub_configs))
     for part, name in product(parts, ("_attn_implementation", "_experts_implementation")):
@@ -45,7 +45,7 @@ def generation_config(where: str, revision: str | None = None) -> GenerationConf
     from transformers.utils.hub import cached_file
 
     missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    with reading(f"{GENERATION} of {where}"):
+    with user_file_errors(f"{GENERATION} of {where}"):
         file = cached_file(where, GENERATION, revision=revision, **missing)
         if file is None:
             return None

@@ -21,7 +21,7 @@ from stoker.models.collate import Inputs, Row, Segment, groups_by_length, pack, 
 from stoker.models.head import Head, LogitsHead, head_of
 from stoker.models.objective import Loss, Objective, Reading, next_token
 from stoker.models.packed_row import row_of
-from stoker.models.router_balance import RouterBalance, balanced, in_loss
+from stoker.models.router_balance import RouterBalance, add_auxiliary_gradient, collect_router_logits
 from stoker.models.virtual_tokens import has_prefix, virtual_ids
 
 TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3}  # relative, by precision; a leak shows as 5e-2 and more
@@ -74,9 +74,9 @@ class LanguageModel:
         """Returns the loss of the trained tokens."""
         if self.critic is not None and self.critic.at_work:
             return self.critic.language.loss(inputs, objective)
-        with balanced(self.balance, inputs) as at_work:
+        with collect_router_logits(self.balance, inputs) as at_work:
             loss = objective(self._predicting(inputs), inputs, self.head or LogitsHead())
-            return loss._replace(total=in_loss(loss.total, at_work))
+            return loss._replace(total=add_auxiliary_gradient(loss.total, at_work))
 
     def read(self, inputs: Inputs, reading: Reading) -> Tensor:
         """Runs a forward pass and returns the reading of it."""
@@ -115,7 +115,7 @@ class LanguageModel:
         rows = [self._behind(row) for row in rows]
         if self.packs:
             groups = [list(range(len(rows)))]
-            laid_out = [pack(rows, device, share=not drops(self.model) if share is None else share)]
+            laid_out = [pack(rows, device, share=not dropout_is_active(self.model) if share is None else share)]
         else:
             groups = groups_by_length([len(ids) for ids, _ in rows], together)
             laid_out = [pad([rows[i] for i in group], device) for group in groups]
@@ -137,7 +137,7 @@ class LanguageModel:
         return np.concatenate((np.asarray(self.virtual, ids.dtype), ids)), trained
 
 
-def drops(model: nn.Module) -> bool:
+def dropout_is_active(model: nn.Module) -> bool:
     """Returns whether dropout is active, so that equal prefixes differ."""
     return model.training and has_dropout(model)
 
@@ -212,7 +212,7 @@ def _isolates(model: PreTrainedModel) -> bool:
             one_document = replace(inputs, segments=(Segment(0, inputs.ids.shape[1]),))
             with row_of(one_document):
                 leaking = _predicting(whole, one_document)
-        # The difference also has to be small compared to that of a leak, which coarse rounding could hide.
+        # The difference also must be small compared to that of a leak, which coarse rounding could hide.
         tolerance = EIGHT_BIT if getattr(model, "is_loaded_in_8bit", False) else None
         isolated = _close(together, alone, tolerance) and _distance(together, alone) <= LEAK * _distance(leaking, alone)
     except torch.OutOfMemoryError:

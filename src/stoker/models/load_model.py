@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
-from stoker.errors import UserError, reading
+from stoker.errors import UserError, user_file_errors
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.models import offline_models
 from stoker.models.gguf_model import tokenizer_of_gguf, weights_of_gguf
@@ -26,7 +26,7 @@ from stoker.models.hf_config import config_of, generation_config
 from stoker.models.init_weights import Initial
 from stoker.models.meta_model import parameters_on_meta, set_parameter
 from stoker.models.model_folder import INDEX, WEIGHTS, check_index, weight_files
-from stoker.models.model_source import located
+from stoker.models.model_source import require_model
 from stoker.models.quantise import check_quantised, quantisation
 from stoker.models.safetensors_reader import Stored
 from stoker.models.weight_source import InMemoryWeights, WeightSource
@@ -66,7 +66,7 @@ def blank_model(
         UserError: it cannot be found or loaded, it lacks a weight, or loading it would run code that the job does
             not allow.
     """
-    source = located(block.name, base)
+    source = require_model(block.name, base)
     if source.kind == "scratch":
         if block.quantise != "none":
             raise UserError(f"model.quantise: {block.name} starts from random weights, which must be trained")
@@ -93,7 +93,7 @@ def meta_model(block: ModelBlock, base: Path) -> PreTrainedModel:
     Raises:
         UserError: it cannot be found, or its configuration cannot be read.
     """
-    source = located(block.name, base)
+    source = require_model(block.name, base)
     if source.kind == "scratch":
         with parameters_on_meta():
             fresh: Any = LlamaForCausalLM._from_config(_scratch_config(source.where, None))
@@ -104,7 +104,7 @@ def meta_model(block: ModelBlock, base: Path) -> PreTrainedModel:
 
 def _build(config: PreTrainedConfig, block: ModelBlock, where: str, dtype: torch.dtype) -> PreTrainedModel:
     """Returns the model of a configuration, its parameters on the meta device, its buffers real."""
-    with parameters_on_meta(), reading(f"the configuration of the model {block.name}"):
+    with parameters_on_meta(), user_file_errors(f"the configuration of the model {block.name}"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=block.trust_remote_code)
         for module in model.modules():  # recomputes buffers with float32 as the default, as loading by transformers
             module.__dict__.pop("_is_hf_initialized", None)
@@ -133,7 +133,7 @@ def _weight_files(where: str, block: ModelBlock) -> list[Path]:
     if Path(where).is_dir():
         return weight_files(Path(where))
     optional = {"revision": block.revision, "_raise_exceptions_for_missing_entries": False}
-    with reading(f"the model {block.name}"):
+    with user_file_errors(f"the model {block.name}"):
         if single := cached_file(where, WEIGHTS, **optional):
             return [Path(single)]
         if index := cached_file(where, INDEX, **optional):
@@ -151,7 +151,7 @@ def _read_whole(
     if Path(where).is_dir():
         with_weights(Path(where))
     quantised = quantisation(block.quantise, dtype, storage=storage)
-    with reading(f"the model {block.name}"):
+    with user_file_errors(f"the model {block.name}"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             where,
             dtype=dtype,

@@ -32,7 +32,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Returns the content of ``config.json``.
 
     Raises:
-        UserError: it is no JSON object, or a number in it is impossible.
+        UserError: it is not a JSON object, or a number in it is impossible.
     """
     file = folder / "config.json"
     config = _object(file, "no model's configuration")

@@ -43,11 +43,11 @@ class ModelSource:
     where: str
 
 
-def locate(name: str, base: Path, *, or_run: bool = False) -> ModelSource | None:
+def find_model(name: str, base: Path, *, or_run: bool = False) -> ModelSource | None:
     """Resolves a model's name; None if it is unknown. Local paths come first, then the catalogue, then the hub.
 
     Args:
-        or_run: whether the name may also be a run's. Then ``A/B`` is no hub id where ``A`` is a folder without models.
+        or_run: whether the name may also be a run's. Then ``A/B`` is not a hub id where ``A`` is a folder without models.
     """
     path = path_of(name, base)
     there = exists(path)
@@ -80,9 +80,9 @@ def _is_folder_without_models(path: Path) -> bool:
     return exists(path) and path.is_dir() and not any(path.glob("*/config.json"))
 
 
-def located(name: str, base: Path) -> ModelSource:
+def require_model(name: str, base: Path) -> ModelSource:
     """Resolves a model's name; raises a `UserError` if it is unknown."""
-    source = locate(name, base)
+    source = find_model(name, base)
     if source is None:
         raise UserError(f"there is no model {name!r}")
     return source
@@ -97,7 +97,7 @@ def model_problem(block: ModelBlock, base: Path) -> tuple[str, str] | None:
             raise
         except UserError as error:
             return error.problems[0].message, error.problems[0].suggestion
-    source = locate(block.name, base)
+    source = find_model(block.name, base)
     if source is None:
         return _unknown(block.name, base)
     if source.kind == "folder":
@@ -127,7 +127,7 @@ def tokenizer_problem(block: ModelBlock, base: Path) -> tuple[str, str] | None:
     """Returns (problem, suggestion) about the tokenizer that the job names, else None."""
     name = block.tokenizer
     try:
-        if name is None or locate(name, base) or exists(path_of(name, base) / "tokenizer.json"):
+        if name is None or find_model(name, base) or exists(path_of(name, base) / "tokenizer.json"):
             return None
     except RunFailed:
         raise

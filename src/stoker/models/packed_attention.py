@@ -57,7 +57,7 @@ def packed_attention(
     if row is None:
         return _unpacked(module, query_BHTK, key_BGTK, value_BGTK, attention_mask, scores, **options), None
     index = row.index if row.across is None and scores.are_plain else None
-    if index is not None and varlen_attention.serves(index, query_BHTK, value_BGTK):
+    if index is not None and varlen_attention.supports(index, query_BHTK, value_BGTK):
         return varlen_attention.varlen_attention(index, query_BHTK, key_BGTK, value_BGTK, scores), None
     return _packed(row, query_BHTK, key_BGTK, value_BGTK, scores), None
 
@@ -76,10 +76,10 @@ def _unpacked(
     slopes, dropout, scaling = scores.slopes, scores.dropout, scores.scaling
     if mask is None and (slopes is not None or not scores.are_fused):
         keys, queries = key_BGTK.shape[2], query_BHTK.shape[2]
-        mask = visible(Segment(0, queries, 0, keys - queries), None, query_BHTK.device)
+        mask = visibility_mask(Segment(0, queries, 0, keys - queries), None, query_BHTK.device)
     if slopes is not None:
         assert mask is not None
-        mask = biased(mask, slopes, query_BHTK.dtype)
+        mask = alibi_bias(mask, slopes, query_BHTK.dtype)
     if not scores.are_fused:
         return scored_attention(query_BHTK, key_BGTK, value_BGTK, mask, scores).transpose(1, 2)
     if query_BHTK.shape[2] == 1 and query_BHTK.shape[1] != key_BGTK.shape[1]:
@@ -97,9 +97,9 @@ def _packed(
         scores = scores.of_heads(row.across.heads(query_BHTK.shape[1]))
         query_BHTK, key_BGTK, value_BGTK = row.across.enter(query_BHTK, key_BGTK, value_BGTK)
     tensors = (query_BHTK, key_BGTK, value_BGTK)
-    if row.index is not None and scores.are_plain and varlen_attention.serves(row.index, query_BHTK, value_BGTK):
+    if row.index is not None and scores.are_plain and varlen_attention.supports(row.index, query_BHTK, value_BGTK):
         out_BHTK = varlen_attention.varlen_attention(row.index, *tensors, scores).transpose(1, 2)
-    elif row.index is not None and flex_row_attention.serves(query_BHTK, value_BGTK, scores):
+    elif row.index is not None and flex_row_attention.supports(query_BHTK, value_BGTK, scores):
         out_BHTK = flex_row_attention.flex_row_attention(row, *tensors, scores)
     else:
         out_BHTK = _by_segment(row, *tensors, scores)
@@ -168,19 +168,19 @@ def _one_query(
 def _mask_of(row: PackedRow, s: Segment, window: int | None, slopes: tuple[float, ...] | None, query: Tensor) -> Tensor:
     key = (s.length, s.prefix_length, window, slopes, query.dtype)
     if key not in row.masks:
-        mask = visible(s, window, query.device)
-        row.masks[key] = mask if slopes is None else biased(mask, slopes, query.dtype)
+        mask = visibility_mask(s, window, query.device)
+        row.masks[key] = mask if slopes is None else alibi_bias(mask, slopes, query.dtype)
     return row.masks[key]
 
 
-def visible(s: Segment, window: int | None, device: torch.device) -> Tensor:
+def visibility_mask(s: Segment, window: int | None, device: torch.device) -> Tensor:
     """Returns the mask of keys (prefix, then own) that a query sees, shape (length, prefix_length + length)."""
     query = torch.arange(s.length, device=device)[:, None] + s.prefix_length
     distance = query - torch.arange(s.prefix_length + s.length, device=device)[None, :]
     return (distance >= 0) & (distance < window) if window is not None else distance >= 0
 
 
-def biased(mask: Tensor, slopes: tuple[float, ...], dtype: torch.dtype) -> Tensor:
+def alibi_bias(mask: Tensor, slopes: tuple[float, ...], dtype: torch.dtype) -> Tensor:
     """Returns the bias that ALiBi adds to the scores (Press et al., 2022), shape (1 or B, H, queries, keys).
 
     It is the key's position times the slope of the head. Only differences within a row of scores matter, so positions

@@ -133,7 +133,7 @@ def cut_by(job: ResolvedJob) -> bool:
     return job.parallel.shard == "zero3" and job.model is not None and job.model.quantise == "4bit"
 
 
-def fact(job: ResolvedJob, device: Device, layout: Layout) -> str | None:
+def describe_quantisation(job: ResolvedJob, device: Device, layout: Layout) -> str | None:
     """Describes in one line how the job's base is stored and computed; None if it is not quantised."""
     if not is_quantised(job):
         return None
@@ -187,7 +187,7 @@ def can_be_cut(parameter: nn.Parameter) -> bool:
     return getattr(parameter, "quant_state", None) is not None and parameter.is_floating_point()
 
 
-def elements(parameter: nn.Parameter) -> int:
+def unpacked_numel(parameter: nn.Parameter) -> int:
     """Returns the number of weights in a parameter, packed or not."""
     state = getattr(parameter, "quant_state", None)
     return prod(state.shape) if state is not None else parameter.numel()

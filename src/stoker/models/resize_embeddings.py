@@ -94,7 +94,7 @@ class Enlarged:
         return sums.to(kept)
 
 
-def enlarge(blank: Blank, extension: Extension) -> tuple[Blank, NewRows]:
+def add_embedding_rows(blank: Blank, extension: Extension) -> tuple[Blank, NewRows]:
     """Returns the model with a row for every token of an extended tokenizer; tensors on the meta device stay there.
 
     Must come before fused layers are split and adapters inserted.
@@ -127,7 +127,7 @@ def enlarge(blank: Blank, extension: Extension) -> tuple[Blank, NewRows]:
     return Blank(model, blank.weights if held else source), NewRows(extension.first, names)
 
 
-def untrained(new: NewRows, tune: TuneBlock) -> str | None:
+def why_rows_untrained(new: NewRows, tune: TuneBlock) -> str | None:
     """Returns why the rows of new tokens would never be trained; None if they are."""
     if tune.method == "full":
         return None

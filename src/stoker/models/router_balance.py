@@ -48,8 +48,8 @@ def routers_of(model: nn.Module) -> dict[nn.Module, int]:
     return {m: kinds[type(m)] for m in model.modules() if type(m) in kinds}
 
 
-def watch_routers(model: Any, coefficient: float) -> RouterBalance | None:
-    """Makes the routers of a model report to `balanced`; None if it has none, or the coefficient is 0."""
+def hook_routers(model: Any, coefficient: float) -> RouterBalance | None:
+    """Makes the routers of a model report to `collect_router_logits`; None if it has none, or the coefficient is 0."""
     routers = routers_of(model) if coefficient else {}
     chosen = getattr(model.config.get_text_config(), "num_experts_per_tok", None)
     if not routers or not chosen:
@@ -99,7 +99,7 @@ _passes: list[_Pass | None] = [None]
 
 
 @contextmanager
-def balanced(balance: RouterBalance | None, inputs: Inputs) -> Iterator[_Pass | None]:
+def collect_router_logits(balance: RouterBalance | None, inputs: Inputs) -> Iterator[_Pass | None]:
     """Collects the routers' logits within the block, where gradients are enabled."""
     at_work = _begin(balance, inputs) if balance is not None and torch.is_grad_enabled() else None
     with _within(at_work):
@@ -111,7 +111,7 @@ def current_pass() -> AbstractContextManager[None]:
     return _within(_passes[-1])
 
 
-def in_loss(loss: Tensor, at_work: _Pass | None) -> Tensor:
+def add_auxiliary_gradient(loss: Tensor, at_work: _Pass | None) -> Tensor:
     """Returns the loss of the pass, unchanged, with the gradient of its auxiliary loss added to its own."""
     total = at_work.total() if at_work is not None else None
     return loss if total is None else loss + (total - total.detach())

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from stoker.errors import Problem, UserError
 from stoker.job.load_job import ReadJob
-from stoker.models.model_source import locate
+from stoker.models.model_source import find_model
 
 
 def router_problem(loaded: ReadJob, base: Path) -> Problem | None:
     """Returns the problem of a job that balances routers of a local model without any; None if it is unknown yet."""
     assert loaded.job.model is not None
-    source = locate(loaded.job.model.name, base)
+    source = find_model(loaded.job.model.name, base)
     if loaded.job.train.router_aux_loss in ("auto", 0.0) or source is None or source.kind == "hub":
         return None
     from stoker.plan.planned_job import shape_of_name

@@ -28,7 +28,7 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from stoker.errors import Problem, UserError, reading
+from stoker.errors import Problem, UserError, user_file_errors
 from stoker.models.meta_model import name_groups, set_parameter
 from stoker.models.weight_source import Rows, all_rows
 
@@ -139,7 +139,7 @@ class Stored:
             files = {file: stack.enter_context(safe_open(file, "pt")) for file in {self._file_of[k] for _, k in wanted}}
             for pattern, key in wanted:
                 converter.add_tensor(origin.name, key, pattern, files[self._file_of[key]].get_tensor(key))
-            with reading(f"{origin.name} of the model {self._called}"):
+            with user_file_errors(f"{origin.name} of the model {self._called}"):
                 made = converter.convert(origin.name, model=self._model, config=self._model.config)[name]
         whole = made[0] if isinstance(made, list) else made
         return whole[slice(None), *rows[1:]] if origin.stacks else whole[rows]

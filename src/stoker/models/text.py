@@ -16,7 +16,7 @@ from stoker.models import offline_models
 from stoker.models.context_length import ENDLESS, POSITIONS, context_problem
 from stoker.models.gguf_model import tokenizer_of_gguf
 from stoker.models.hf_config import config_of
-from stoker.models.model_source import ModelSource, located
+from stoker.models.model_source import ModelSource, require_model
 from stoker.models.tokenizer import chat_template, codec_of, load_tokenizer, served_stop_ids
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def open_text_side(loaded: LoadedJob, base: Path) -> TextSide:
     """
     job = loaded.job
     assert job.model is not None
-    source = located(job.model.name, base)
+    source = require_model(job.model.name, base)
     context = context_of(source, job.model)
     try:
         tokenizer = load_tokenizer(job, base)

@@ -12,7 +12,7 @@ from stoker.data.sources import cache_folder, open_source
 from stoker.data.token_cache import lock
 from stoker.data.tokenise import TextCodec
 from stoker.data.train_tokenizer import SPECIAL, learn_vocabulary
-from stoker.errors import Problem, UserError, reading
+from stoker.errors import Problem, UserError, user_file_errors
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.blocks.source_block import SourceBlock
 from stoker.job.paths import exists
@@ -22,7 +22,7 @@ from stoker.models import offline_models
 from stoker.models.gguf_model import tokenizer_of_gguf
 from stoker.models.hf_config import generation_config
 from stoker.models.model_folder import TOKENIZER_FILES, check_settings
-from stoker.models.model_source import ModelSource, locate, path_of
+from stoker.models.model_source import ModelSource, find_model, path_of
 from stoker.models.special_tokens import add_special_tokens, stop_tokens, unknown_stops, with_new_tokens
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def _tokenizer_without(job: ResolvedJob, base: Path) -> PreTrainedTokenizerFast:
     """Returns the tokenizer that the job names, the model's, or one trained on the job's data."""
     assert job.model is not None
     name = job.model.tokenizer or job.model.name
-    source = locate(name, base)
+    source = find_model(name, base)
     if source is None and exists(path_of(name, base) / "tokenizer.json"):
         source = ModelSource("folder", str(path_of(name, base)))
     if source is None:
@@ -74,7 +74,7 @@ def _extension_of_folder(block: ModelBlock, base: Path) -> Extension | None:
     if block.tokenizer is None:
         return None
     extension = read_extension(path_of(block.tokenizer, base))
-    source = locate(block.name, base)
+    source = find_model(block.name, base)
     if extension is None or source is None or source.kind == "scratch":
         return extension
     if source.kind == "folder" and not any((Path(source.where) / file).is_file() for file in TOKENIZER_FILES):
@@ -101,7 +101,7 @@ def load_tokenizer_from(
     where = str(tokenizer_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
     if source.kind == "folder":
         check_settings(Path(source.where))
-    with reading(f"the tokenizer of {source.where}"):
+    with user_file_errors(f"the tokenizer of {source.where}"):
         tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code, revision=revision)
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise UserError(f"the tokenizer of {source.where} has no fast (tokenizers) form, which Stoker needs")
@@ -117,7 +117,7 @@ def stop_problems(block: ModelBlock, data: Sequence[SourceBlock], base: Path) ->
     if set(stop_tokens(block)) <= {*special_tokens(block)}:
         return []
     name = block.tokenizer or block.name
-    source = locate(name, base)
+    source = find_model(name, base)
     try:
         if source is None or source.kind == "folder":
             folder = path_of(name, base)

@@ -26,7 +26,7 @@ GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn)
 kernel: Callable[..., Any] = varlen_attn
 
 
-def serves(index: VarlenIndex, query_BHTK: Tensor, value_BGTK: Tensor) -> bool:
+def supports(index: VarlenIndex, query_BHTK: Tensor, value_BGTK: Tensor) -> bool:
     """Returns whether the kernel supports these tensors, under the current autocast."""
     size = query_BHTK.shape[-1]
     return (

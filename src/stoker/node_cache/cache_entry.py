@@ -21,7 +21,7 @@ from typing import Any
 from stoker.errors import Problem, RunFailed
 from stoker.files import replace_file
 from stoker.hardware.cache_folder import ADVICE
-from stoker.node_cache.file_locks import HeldLock, take
+from stoker.node_cache.file_locks import HeldLock, lock_file
 from stoker.node_cache.object_version import ObjectVersion
 from stoker.node_cache.urls import without_secrets
 
@@ -56,7 +56,7 @@ class CacheEntry:
         while True:
             try:
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                pinned = take(self.folder / "use", shared=True)
+                pinned = lock_file(self.folder / "use", shared=True)
             except FileNotFoundError:  # it was being removed
                 continue
             except OSError as error:
@@ -69,7 +69,7 @@ class CacheEntry:
 
     def lock(self) -> HeldLock | None:
         """Returns the lock for downloading the entry, which is pinned; None if another process or thread holds it."""
-        return take(self.folder / "lock", wait=False)
+        return lock_file(self.folder / "lock", wait=False)
 
     def about(self) -> dict[str, Any]:
         """Returns the metadata; empty if there is none."""
@@ -81,7 +81,7 @@ class CacheEntry:
 
     def note(self, url: str, version: ObjectVersion, **values: Any) -> None:
         """Writes the metadata. Signatures and passwords of a URL are not stored."""
-        about = {**self.about(), "url": without_secrets(url), **version.plain(), "boot": boot(), **values}
+        about = {**self.about(), "url": without_secrets(url), **version.plain(), "boot": boot_id(), **values}
         replace_file(self.folder / ABOUT, json.dumps(about))
 
     def here(self) -> int:
@@ -103,7 +103,7 @@ class CacheEntry:
         with suppress(FileNotFoundError):
             for name in ("use", "lock"):
                 if (self.folder / name).exists():
-                    held = take(self.folder / name, wait=False)
+                    held = lock_file(self.folder / name, wait=False)
                     if held is None:
                         return True
                     held.close()
@@ -112,11 +112,11 @@ class CacheEntry:
     def remove(self) -> bool:
         """Deletes it, unless a process reads or downloads it; returns whether it is gone."""
         try:
-            used = take(self.folder / "use", wait=False)
+            used = lock_file(self.folder / "use", wait=False)
             if used is None:
                 return False
             with used:
-                downloading = take(self.folder / "lock", wait=False)
+                downloading = lock_file(self.folder / "lock", wait=False)
                 if downloading is None:
                     return False
                 with downloading:
@@ -130,7 +130,7 @@ class CacheEntry:
 
 
 @cache
-def boot() -> str:
+def boot_id() -> str:
     """Returns an identifier of this machine's boot; empty if the system has none."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -22,11 +22,11 @@ class CachePeers(Protocol):
 _PEERS: list[CachePeers] = []  # one process takes part in one run
 
 
-def use(peers: CachePeers | None) -> None:
+def set_peers(peers: CachePeers | None) -> None:
     """Has this process ask other nodes from now on."""
     _PEERS[:] = [] if peers is None else [peers]
 
 
-def feed(key: str) -> Feed | None:
+def stream_from_peers(key: str) -> Feed | None:
     """Returns a stream of the object from other nodes; None without other nodes, or if this one fetches it."""
     return _PEERS[0].feed(key) if _PEERS else None

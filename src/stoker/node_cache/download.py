@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from stoker.errors import Problem, RunFailed, UserError, reason_of
 from stoker.files import no_link
-from stoker.node_cache.cache_entry import CacheEntry, boot
+from stoker.node_cache.cache_entry import CacheEntry, boot_id
 from stoker.node_cache.cache_stats import HERE, CacheStats
 from stoker.node_cache.file_locks import HeldLock
 from stoker.node_cache.object_version import ObjectVersion
@@ -134,7 +134,7 @@ class Download:
         about = self._entry.about()
         self._entry.note(self._url, self._version)
         # After a crash of the machine, a file may contain bytes that were never written to it.
-        fresh = fresh or about.get("boot") != boot()
+        fresh = fresh or about.get("boot") != boot_id()
         if fresh:
             self._entry.partial.unlink(missing_ok=True)  # a reader that has it open detects its removal
         self._file = open(  # noqa: SIM115 -- closed by `close`

@@ -33,7 +33,7 @@ class HeldLock:
         self.close()
 
 
-def take(path: Path, *, shared: bool = False, wait: bool = True) -> HeldLock | None:
+def lock_file(path: Path, *, shared: bool = False, wait: bool = True) -> HeldLock | None:
     """Locks a file, which is created if missing; returns None if another process has the lock and ``wait`` is false.
 
     Raises:

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from fsspec.utils import glob_translate
 
 from stoker.job.key_paths import leaves
-from stoker.node_cache.urls import MAGIC, RANGE, WEB, expanded, has_magic, is_url, scheme_of
+from stoker.node_cache.urls import MAGIC, RANGE, WEB, expand_braces, has_magic, is_url, scheme_of
 
 _PARTS = re.compile(r"[/\\?#;]")
 
@@ -44,7 +44,7 @@ def _covers(named: str, url: str) -> bool:
     if not (RANGE.search(path) or has_magic(pattern)) or asked_query not in (query, ""):
         return False
     if has_magic(pattern):
-        return any(re.match(glob_translate(each), asked) for each in expanded(pattern))
+        return any(re.match(glob_translate(each), asked) for each in expand_braces(pattern))
     return _in_range(pattern.rstrip("/"), asked)
 
 

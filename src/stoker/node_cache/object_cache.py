@@ -23,10 +23,10 @@ from stoker.node_cache import cache_peers
 from stoker.node_cache.cache_entry import CacheEntry, entries
 from stoker.node_cache.cache_stats import HERE, CacheStats
 from stoker.node_cache.download import Download, Feed
-from stoker.node_cache.file_locks import HeldLock, take
+from stoker.node_cache.file_locks import HeldLock, lock_file
 from stoker.node_cache.object_version import ObjectVersion
 from stoker.node_cache.origin import OriginStore
-from stoker.node_cache.urls import expanded, has_magic, restored, unsigned, without_secrets
+from stoker.node_cache.urls import expand_braces, has_magic, restore_secrets, strip_signature, without_secrets
 
 SHARE = 0.5  # fraction of the disk's free space and the cache's own size that it may use without a limit
 FRESH = 2.0  # seconds for which an origin's answer to one process is valid for the others
@@ -44,7 +44,7 @@ class RemoteObject:
 
     @property
     def key(self) -> str:
-        return self.version.key(unsigned(self.url))
+        return self.version.key(strip_signature(self.url))
 
 
 class NodeCache:
@@ -55,7 +55,7 @@ class NodeCache:
         feed: returns a stream of the object of a key, which is tried before its origin.
     """
 
-    def __init__(self, root: Path, feed: Callable[[str], Feed | None] = cache_peers.feed) -> None:
+    def __init__(self, root: Path, feed: Callable[[str], Feed | None] = cache_peers.stream_from_peers) -> None:
         self.root, self._feed = root, feed
         self._counting = threading.Lock()
         self._size, self._counted = 0, 0.0
@@ -89,7 +89,7 @@ class NodeCache:
             return ask()
         asked = time.time()
         memo = self._folder("answers") / ObjectVersion(None, name).key("")
-        lock = take(memo.with_suffix(".lock"))
+        lock = lock_file(memo.with_suffix(".lock"))
         assert lock is not None
         with lock:
             known = _known(memo, url)
@@ -216,7 +216,7 @@ class NodeCache:
 
     def shrink(self, limit: int) -> int:
         """Removes entries, those used least recently first, until all take at most ``limit`` bytes; the bytes freed."""
-        lock = take(self._folder("objects").parent / "shrink.lock")
+        lock = lock_file(self._folder("objects").parent / "shrink.lock")
         assert lock is not None
         with lock:
             order = sorted(self.entries(), key=CacheEntry.used)
@@ -243,7 +243,7 @@ class NodeCache:
 def _found(pattern: str) -> list[RemoteObject]:
     """Returns the objects that a URL matches at its origin now."""
     try:
-        urls = list(expanded(pattern))
+        urls = list(expand_braces(pattern))
     except ValueError as error:
         raise UserError(Problem(f"{without_secrets(pattern)}: {error}", "write {000000..000099}")) from error
     origin = OriginStore(pattern)
@@ -275,7 +275,7 @@ def _known(memo: Path, url: str) -> list[RemoteObject]:
 
 def _restored(kept: list[dict[str, Any]], asked: str) -> list[RemoteObject]:
     """Restores a stored answer, with the passwords and queries of the request, which are not stored."""
-    urls = restored([str(each["url"]) for each in kept], asked)
+    urls = restore_secrets([str(each["url"]) for each in kept], asked)
     return [RemoteObject(url, ObjectVersion.of(each)) for url, each in zip(urls, kept, strict=True)]
 
 

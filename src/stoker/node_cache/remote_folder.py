@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from stoker.errors import Problem, UserError, reason_of
 from stoker.files import replace_file
-from stoker.node_cache.file_locks import take
+from stoker.node_cache.file_locks import lock_file
 from stoker.node_cache.object_cache import RemoteObject, node_cache, pinned
 from stoker.node_cache.object_version import ObjectVersion
 from stoker.node_cache.origin import OriginStore
@@ -145,7 +145,7 @@ def _folder(root: Path, files: dict[str, RemoteObject]) -> Path:
     folder = root / "folders" / ObjectVersion(None, listing).key("")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = take(folder.parent / ".lock")
+        lock = lock_file(folder.parent / ".lock")
         assert lock is not None
         with lock:
             if not (folder / LISTING).exists():

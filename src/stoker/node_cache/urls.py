@@ -57,7 +57,7 @@ def without_secrets(url: str) -> str:
     return f"{scheme}{user.partition(':')[0]}{at}{host}{path}"
 
 
-def restored(kept: list[str], asked: str) -> list[str]:
+def restore_secrets(kept: list[str], asked: str) -> list[str]:
     """Restores the URLs of an answer that was stored `without_secrets`, with the secrets of the request.
 
     Args:
@@ -65,7 +65,7 @@ def restored(kept: list[str], asked: str) -> list[str]:
     """
     if kept == [without_secrets(asked)]:
         return [asked]
-    urls = list(expanded(asked)) if RANGE.search(asked) and not has_magic(asked) else []
+    urls = list(expand_braces(asked)) if RANGE.search(asked) and not has_magic(asked) else []
     if kept == [without_secrets(url) for url in urls]:
         return urls
     place, shown_place = _split(asked)[1], _split(without_secrets(asked))[1]
@@ -80,7 +80,7 @@ def _split(url: str) -> tuple[str, str, str]:
     return scheme + mark, place, slash + path
 
 
-def unsigned(url: str) -> str:
+def strip_signature(url: str) -> str:
     """Returns the URL without its signature: the part that identifies the object for as long as it exists."""
     if scheme_of(url) not in WEB or "?" not in url:
         return url
@@ -123,7 +123,7 @@ def url_problem(url: str) -> tuple[str, str] | None:
     return None
 
 
-def expanded(url: str) -> Iterator[str]:
+def expand_braces(url: str) -> Iterator[str]:
     """``a-{00..02}.tar`` written out, as WebDataset does: ``a-00.tar``, ``a-01.tar``, ``a-02.tar``.
 
     Raises:
@@ -135,9 +135,9 @@ def expanded(url: str) -> Iterator[str]:
         return
     first, last = int(match[1]), int(match[2])
     if not first <= last < first + MOST_EXPANDED:
-        raise ValueError(f"{match[0]} is no range")
+        raise ValueError(f"{match[0]} is not a range")
     for number in range(first, last + 1):
-        yield from expanded(f"{url[: match.start()]}{number:0{len(match[1])}d}{url[match.end() :]}")
+        yield from expand_braces(f"{url[: match.start()]}{number:0{len(match[1])}d}{url[match.end() :]}")
 
 
 def has_magic(url: str) -> bool:

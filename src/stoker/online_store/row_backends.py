@@ -82,7 +82,7 @@ class FolderBackend:
         try:
             self._manifest = json.loads((self._path / "manifest.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise StoreError(f"{place} is no export of a ranking model: {error}") from error
+            raise StoreError(f"{place} is not an export of a ranking model: {error}") from error
         self._shards: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
     def current(self) -> int:

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from stoker.page.accounts import LOCAL, OWNER, ROLES, Session
 from stoker.page.guard import account_of, cookie_name, read_object, text_of
 from stoker.page.job_routes import shown_path
-from stoker.page.page_error import bad_request, missing, refused
+from stoker.page.page_error import bad_request, http_error, not_found
 from stoker.page.routing import Page, in_thread, json_response, route
 from stoker.page.settings import SESSION_SECONDS
 from stoker.serve.named_keys import add_key, change_role, remove_key
@@ -77,13 +77,13 @@ class _AccountRoutes:
         address = request.client.host if request.client is not None else ""
         times = self._wrong.get(address, deque(maxlen=TRIES))
         if len(times) == TRIES and now - times[0] < WITHIN:
-            raise refused(429, "too many wrong tokens", retry_after=int(WITHIN))
+            raise http_error(429, "too many wrong tokens", retry_after=int(WITHIN))
         account = self.page.accounts.of_token(text_of(await read_object(request), "token", most=4096))
         if account is None:
             times.append(now)
             self._wrong[address] = times
             self.page.audit.write("", "login refused")
-            raise refused(401, "this token belongs to no user")
+            raise http_error(401, "unknown token")
         session, cookie = self.page.accounts.begin(account)
         self.page.audit.write(account.name, "login")
         body = {"name": account.name, "role": account.role, "csrf": self.page.accounts.csrf_of(session)}
@@ -132,18 +132,18 @@ class _AccountRoutes:
         return await run_in_threadpool(self._change, request, role)
 
     def remove_user(self, request: Request) -> Any:
-        """Takes a user out, whose sessions end with that."""
+        """Removes a user and ends their sessions."""
         return self._change(request, "")
 
     def _change(self, request: Request, role: str) -> Any:
-        """Changes a user's role, or takes the user out where it is empty; there stays an admin."""
+        """Changes a user's role, or removes the user if the role is empty. At least one admin must remain."""
         account, name, file = account_of(request, "admin"), request.path_params["name"], self._users_file()
         with self._changing:
             users = self.page.accounts.all()
             if not any(each.name == name for each in users):
-                raise missing("there is no user {name}", "GET /api/users lists them", name=name[:64])
+                raise not_found("there is no user {name}", "GET /api/users lists them", name=name[:64])
             if role != "admin" and not any(each.role == "admin" and each.name != name for each in users):
-                raise refused(409, "{name} is the only admin", "make another user an admin first", name=name)
+                raise http_error(409, "{name} is the only admin", "make another user an admin first", name=name)
             words = ["--change", name, "--role", role] if role else ["--remove", name]
             command = shlex.join(["stoker", "keys", self._shown(file), *words])
             action = "change user" if role else "remove user"
@@ -160,7 +160,7 @@ class _AccountRoutes:
     def _users_file(self) -> Path:
         file = self.page.settings.users
         if file is None:
-            raise refused(409, "this page has no file of users", "start it with --users FILE; see `stoker keys`")
+            raise http_error(409, "this page has no file of users", "start it with --users FILE; see `stoker keys`")
         return file
 
     def _with_cookie(self, response: Response, cookie: str) -> Response:
@@ -180,5 +180,5 @@ class _AccountRoutes:
 def _role(body: dict[str, Any]) -> str:
     role = text_of(body, "role", most=20)
     if role not in ROLES:
-        raise bad_request("`{key}` has to be one of {known}", key="role", known=", ".join(ROLES))
+        raise bad_request("`{key}` must be one of {known}", key="role", known=", ".join(ROLES))
     return role

@@ -67,7 +67,7 @@ def read_users(path: Path) -> tuple[Account, ...]:
     """
     found = read_keys(path, ROLES, option="--users", reserved=(LOCAL, OWNER))
     if not found:
-        raise UserError(Problem(f"--users {path} names nobody", f"stoker keys {path} --add NAME --role admin"))
+        raise UserError(Problem(f"--users {path} contains no users", f"stoker keys {path} --add NAME --role admin"))
     return tuple(Account(key.name, key.role, key.hash) for key in found)
 
 

@@ -16,8 +16,8 @@ from stoker.page.detached_process import DetachedProcess
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_paths import document_of, path_problems, refuse
 from stoker.page.job_routes import kept_job
-from stoker.page.mask_secrets import masked
-from stoker.page.page_error import bad_request, refused
+from stoker.page.mask_secrets import mask_secrets
+from stoker.page.page_error import bad_request, http_error
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_view import job_text
 
@@ -55,7 +55,7 @@ class _ActionRoutes:
             raise bad_request("there is no action {name}", "take one of {known}", name=name, known=", ".join(VERBS))
         options = body.get("options", {})
         if not isinstance(options, dict):
-            raise bad_request("`options` has to be an object")
+            raise bad_request("`options` must be an object")
         account = account_of(request, verb.role)
         action = await run_in_threadpool(self._begin, name, body, options, account)
         return {"id": action.id, "command": action.command, "to": action.to}
@@ -92,23 +92,23 @@ class _ActionRoutes:
         out, _ = process.output("out", most=RESULT)
         answer = _json(out) if process.state in ("ended", "lost") else None
         text = said if answer is not None else out[-OUTPUT:] + said
-        return {**_summary(action, process), "output": masked(text), "offset": end, "json": masked(answer)}
+        return {**_summary(action, process), "output": mask_secrets(text), "offset": end, "json": mask_secrets(answer)}
 
     def stop(self, request: Request) -> Any:
         """Ends an action."""
         action, process = self.actions.find(request.path_params["id"])
         account = account_of(request, "run")
         if not process.stop():
-            raise refused(409, "the action has ended already")
+            raise http_error(409, "the action has ended already")
         self.page.audit.write(account.name, "stop action", id=action.id, of=action.command)
         return {"command": ""}
 
     def targets(self, _: Request) -> Any:
         """Returns the names and kinds of the targets in targets.yaml, and nothing else from it."""
-        from stoker.cluster.chosen_target import configuration
+        from stoker.cluster.chosen_target import targets_file
         from stoker.job.targets import KINDS
 
-        file = configuration()
+        file = targets_file()
         data = document_of(file.read_text(encoding="utf-8"), str(file)).data if file.is_file() else {}
         found = [
             {"name": str(name), "kind": next((kind for kind in KINDS if isinstance(block, dict) and kind in block), "")}

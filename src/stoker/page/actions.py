@@ -22,7 +22,7 @@ from stoker.page.accounts import Account
 from stoker.page.detached_process import DetachedProcess
 from stoker.page.job_paths import SCHEMA, allowed_folders, is_inside
 from stoker.page.listed_urls import is_listed
-from stoker.page.page_error import PageError, bad_request, missing, refused
+from stoker.page.page_error import PageError, bad_request, http_error, not_found
 from stoker.page.routing import Page
 from stoker.page.run_verb import command_of
 
@@ -62,7 +62,7 @@ class Verb:
 
 def _flag(_: Asked, name: str, value: Any) -> list[str]:
     if not isinstance(value, bool):
-        raise bad_request("`{key}` has to be true or false", key=name)
+        raise bad_request("`{key}` must be true or false", key=name)
     return [f"--{name.replace('_', '-')}"] if value else []
 
 
@@ -72,7 +72,7 @@ def _word(_: Asked, name: str, value: Any) -> list[str]:
 
 def _number(_: Asked, name: str, value: Any) -> list[str]:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e12:
-        raise bad_request("`{key}` has to be a number", key=name)
+        raise bad_request("`{key}` must be a number", key=name)
     return [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
 
 
@@ -85,7 +85,7 @@ def _templates(asked: Asked, name: str, value: Any) -> list[str]:
     if not isinstance(value, dict):
         return _path(asked, name, value)
     if not 2 <= len(value) <= 50 or not all(isinstance(text, str) and len(text) < 100_000 for text in value.values()):
-        raise bad_request("`{key}` has to have two templates and more, by name", key=name)
+        raise bad_request("`{key}` must map names to at least two templates", key=name)
     text = json.dumps(value, ensure_ascii=False, sort_keys=True)
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     file = asked.page.settings.state / "jobs" / f"prompts-{digest}.json"
@@ -106,22 +106,24 @@ def _data(asked: Asked, name: str, value: Any) -> list[str]:
 
 def _words(asked: Asked, name: str, value: Any) -> list[str]:
     if not isinstance(value, list) or not 0 < len(value) <= 50:
-        raise bad_request("`{key}` has to be a list of words", key=name)
+        raise bad_request("`{key}` must be a list of words", key=name)
     for each in value:
         text = each if isinstance(each, str) else ""
         if not text or len(text) > 300 or text.startswith("-") or not text.isprintable():
-            raise bad_request("`{key}` holds something that is no word", key=name)
+            raise bad_request("`{key}` contains an invalid entry", key=name)
         is_file = text.lower().endswith((".yaml", ".yml", ".json")) or text.startswith(SCHEMA)
         if is_file or ("/" in text and not text.startswith("offline/")):
             raise bad_request("`{key}` names a file, which the page does not read", "use the command line", key=name)
         if text.startswith(CODE_SCORERS) and not asked.account.may("admin"):
-            raise refused(403, "`{text}` runs code or asks an address, which needs the role admin", text=text[:60])
+            raise http_error(
+                403, "`{text}` runs code or contacts a server; this requires the role admin", text=text[:60]
+            )
     return [f"--{name}", *value]
 
 
 def _run(asked: Asked, name: str, value: Any) -> list[str]:
     if not isinstance(value, str):
-        raise bad_request("`{key}` has to be the id of a run", key=name)
+        raise bad_request("`{key}` must be the id of a run", key=name)
     return [f"--{name}", shown_path(asked, asked.page.runs.find(value).path)]
 
 
@@ -133,16 +135,16 @@ def as_word(name: str, value: Any) -> str:
     """
     text = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
     if not WORD.fullmatch(text) or ".." in text or text.startswith("/"):
-        raise bad_request("`{key}` has to be a word", key=name)
+        raise bad_request("`{key}` must be a word", key=name)
     return text
 
 
 def _allowed(asked: Asked, name: str, value: Any) -> str:
     if not isinstance(value, str) or not value or value.startswith("-") or not value.isprintable():
-        raise bad_request("`{key}` has to be a file", key=name)
+        raise bad_request("`{key}` must be a file", key=name)
     settings = asked.page.settings
     if ".." in Path(value).parts or not is_inside(settings.base / value, allowed_folders(settings)):
-        raise refused(403, "`{text}` is not in a folder that this page may use", "upload the file", text=value[:80])
+        raise http_error(403, "`{text}` is not in a folder that this page may use", "upload the file", text=value[:80])
     return value
 
 
@@ -225,7 +227,7 @@ class Actions:
         words += VERBS[verb].fixed
         command = shlex.join(["stoker", *(word for word in words if word != "--json")])
         if sum(process.state in ("starting", "running") for _, process in self.all()) >= AT_ONCE:
-            raise refused(429, "{n} actions run already", retry_after=5, n=AT_ONCE)
+            raise http_error(429, "{n} actions are already running", retry_after=5, n=AT_ONCE)
         action = StartedVerb(secrets.token_hex(8), verb, run, command, asked.account.name, round(time.time(), 3), to)
         self._page.audit.write(asked.account.name, verb, command=command)
         process = DetachedProcess(self._folder / action.id)
@@ -241,7 +243,7 @@ class Actions:
         if "to" in options:
             stem = as_word("to", options["to"])
             if "/" in stem:
-                raise bad_request("`to` has to be a name: exports lie in `exports` beside the runs")
+                raise bad_request("`to` must be a name without `/`; exports are written to `exports`, next to the runs")
         path, number = self._page.settings.runs[0] / "exports" / stem, 2
         while path.exists():
             path, number = path.with_name(f"{stem}-{number}"), number + 1
@@ -265,4 +267,4 @@ class Actions:
             with suppress(OSError, ValueError, TypeError):
                 place = self._folder / key
                 return StartedVerb(**json.loads(read_file(place / "action.json"))), DetachedProcess(place)
-        raise missing("there is no action of this id", "GET /api/actions lists them")
+        raise not_found("there is no action of this id", "GET /api/actions lists them")

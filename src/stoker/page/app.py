@@ -27,7 +27,7 @@ from stoker.page.job_queue import JobQueue
 from stoker.page.job_routes import job_routes
 from stoker.page.lookup_routes import lookup_routes
 from stoker.page.metric_series import SeriesCache
-from stoker.page.page_error import missing
+from stoker.page.page_error import not_found
 from stoker.page.routing import Page
 from stoker.page.row_routes import row_routes
 from stoker.page.run_index import RunIndex
@@ -85,11 +85,11 @@ def application(page: Page) -> ASGIApp:
 
 
 async def _no_such_path(_: Request) -> Response:
-    return error_response(missing("the API has no such path, or not with this method", "see docs/page-api.md"))
+    return error_response(not_found("the API has no such path, or not with this method", "see docs/page-api.md"))
 
 
 async def _index(_: Request) -> Response:
     """Returns the page; the addresses of its views are behind ``#``."""
     if not (STATIC / "index.html").is_file():
-        return error_response(missing("this installation has no files of the page"))
+        return error_response(not_found("this installation has no files of the page"))
     return FileResponse(STATIC / "index.html")

@@ -18,7 +18,7 @@ from stoker.page.chat_servers import ChatServers
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_paths import document_of, path_problems, refuse
 from stoker.page.job_routes import shown_path
-from stoker.page.page_error import PageError, bad_request, refused
+from stoker.page.page_error import PageError, bad_request, http_error
 from stoker.page.routing import Page, route, stream
 from stoker.page.run_view import job_text
 from stoker.runs.run_folder import RunFolder
@@ -74,11 +74,11 @@ class _ChatRoutes:
         run = await run_in_threadpool(served_run, self.page, text_of(body, "run", most=200))
         adapter = body.get("adapter", True)
         if not isinstance(adapter, bool):
-            raise bad_request("`adapter` has to be true or false")
+            raise bad_request("`adapter` must be true or false")
         messages = _messages(body)
         temperature = body.get("temperature", 0)
         if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 <= temperature <= HOTTEST:
-            raise bad_request("`temperature` has to be a number from 0 to {most}", most=HOTTEST)
+            raise bad_request("`temperature` must be a number from 0 to {most}", most=HOTTEST)
         most = number_of(body, "max_tokens", default=256, least=1, most=MOST_TOKENS)
         self.page.audit.write(account_of(request, "run").name, "chat", run=str(run.folder.path))
         answers = self.servers.answer(
@@ -109,7 +109,7 @@ async def _events(answers: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes
         yield _event(error.as_json())
     except httpx2.HTTPError as error:  # the model's process has ended
         hint = "send it again: the model is loaded again"
-        stopped = refused(502, "the model has stopped answering ({kind})", hint, kind=type(error).__name__)
+        stopped = http_error(502, "the model has stopped answering ({kind})", hint, kind=type(error).__name__)
         yield _event(stopped.as_json())
 
 
@@ -125,11 +125,11 @@ def _messages(body: dict[str, Any]) -> list[dict[str, str]]:
     """
     given = body.get("messages")
     if not isinstance(given, list) or not 0 < len(given) <= MOST_MESSAGES:
-        raise bad_request("`messages` has to be a list of turns", "[{role: user, content: ...}]")
+        raise bad_request("`messages` must be a list of turns", "[{role: user, content: ...}]")
     turns = []
     for each in given:
         if not isinstance(each, dict) or each.get("role") not in ROLES:
-            raise bad_request("`{key}` has to be one of {known}", key="role", known=", ".join(ROLES))
+            raise bad_request("`{key}` must be one of {known}", key="role", known=", ".join(ROLES))
         turns.append({"role": str(each["role"]), "content": text_of(each, "content")})
     system = text_of(body, "system", default="")
     return [{"role": "system", "content": system}, *turns] if system else turns

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx2
 
-from stoker.page.page_error import PageError, bad_request, passed_on, refused
+from stoker.page.page_error import PageError, bad_request, http_error, passed_on
 from stoker.page.run_verb import command_of, environment
 
 MOST = 3  # models in memory
@@ -95,9 +95,7 @@ class ChatServers:
             model = server.models[0]
             if not adapter:
                 if len(server.models) < 2:
-                    raise bad_request(
-                        "{run} has no adapter that could be left out", "talk to its model instead", run=name
-                    )
+                    raise bad_request("{run} has no adapter to switch off", "chat with its model instead", run=name)
                 model = next(each for each in server.models if each != name)
             async for piece in self._ask(server, model, messages, options):
                 yield piece
@@ -168,7 +166,7 @@ class ChatServers:
         while len(self._servers) >= MOST:
             idle = [key for key, each in self._servers.items() if not each.answers]
             if not idle:
-                raise refused(429, "{n} models are talking already", retry_after=10, n=MOST)
+                raise http_error(429, "{n} models are already loaded for chat", retry_after=10, n=MOST)
             self._servers.pop(min(idle, key=lambda key: self._servers[key].used)).end()
         folder = self._state / "chat"
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -246,7 +244,7 @@ def _message_of(content: bytes) -> str:
 def _refusal(status: int, message: str) -> PageError:
     """Returns the error of a model's server, with its message if it has one."""
     if not message:
-        return refused(502, "the server of the model failed")
+        return http_error(502, "the server of the model failed")
     return passed_on(400 if status < 500 else 502, message)
 
 

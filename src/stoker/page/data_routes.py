@@ -175,7 +175,7 @@ class _DataRoutes:
         if on:
             cluster = self.page.settings.base / on
             if not CLUSTER.fullmatch(on) and on != "local" and not is_inside(cluster, self.page.settings.data):
-                raise bad_request("`{text}` is no cluster", "write it as 8xH100, 4x8xH100 or local", text=on[:60])
+                raise bad_request("`{text}` is not a cluster", "write it as 8xH100, 4x8xH100 or local", text=on[:60])
             options += ["--on", on]
         result = await self.jobs.answer("plan", text, options, PLAN_SECONDS)
         return result | {"command": f"stoker plan job.yaml{f' --on {on}' if on else ''}"}
@@ -185,7 +185,7 @@ def _parsed_changes(body: dict[str, Any]) -> tuple[set[int], dict[int, Any]]:
     """Returns the rows to leave out, and those with other values.
 
     Raises:
-        PageError: a row is no number, or a value is no row.
+        PageError: a row is not a number, or a value is not a row.
     """
     exclude, edit = body.get("exclude", []), body.get("edit", {})
     if not isinstance(exclude, list) or not isinstance(edit, dict) or len(exclude) + len(edit) > MOST_CHANGES:
@@ -193,7 +193,7 @@ def _parsed_changes(body: dict[str, Any]) -> tuple[set[int], dict[int, Any]]:
     if not all(isinstance(row, int) and not isinstance(row, bool) for row in exclude):
         raise bad_request("`exclude` contains a value that is not a row number")
     if not all(row.isdecimal() and len(row) < 12 and isinstance(value, dict | str) for row, value in edit.items()):
-        raise bad_request("`edit` has to be an object of row: value")
+        raise bad_request("`edit` must be an object of row: value")
     if not exclude and not edit:
         raise bad_request("nothing would change", "give `exclude` or `edit`")
     return set(exclude), {int(row): value for row, value in edit.items()}

@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 import psutil
 
-from stoker.files import read_file, regular, replace_file
+from stoker.files import open_regular, read_file, replace_file
 
 State = Literal["waiting", "starting", "running", "ended", "lost"]
 STARTING = 30.0  # seconds within which a process has a number
@@ -99,7 +99,7 @@ class DetachedProcess:
     def output(self, name: Literal["out", "err"], *, offset: int = 0, most: int = 1 << 20) -> tuple[str, int]:
         """Returns its output from a byte offset on, and the next offset; the end of it if ``offset`` is below 0."""
         try:
-            with open(self.folder / name, "rb", opener=regular) as file:
+            with open(self.folder / name, "rb", opener=open_regular) as file:
                 size = os.fstat(file.fileno()).st_size
                 file.seek(max(0, size - most) if offset < 0 else min(offset, size))
                 content = file.read(most)

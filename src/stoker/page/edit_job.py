@@ -19,7 +19,7 @@ WIDTH = 4096  # characters at which a line would be folded
 SHORT = {**MAIN_KEY, "data": SOURCE_KEY}  # blocks that a single value may stand for, and the key that it is
 
 
-def edited(text: str, edits: Iterable[tuple[str, Any]]) -> str:
+def apply_edits(text: str, edits: Iterable[tuple[str, Any]]) -> str:
     """Returns the text after some edits, in order.
 
     Args:
@@ -38,7 +38,7 @@ def edited(text: str, edits: Iterable[tuple[str, Any]]) -> str:
     if data is None:
         data = CommentedMap()
     if not isinstance(data, CommentedMap):
-        raise UserError(page_problem("the job holds no keys", "start with a line such as `task: sft`"))
+        raise UserError(page_problem("the job has no keys", "start with a line such as `task: sft`"))
     for key, value in edits:
         path = parse_key(key)
         if value is None:
@@ -84,7 +84,7 @@ def _set(data: CommentedMap, path: KeyPath, value: Any) -> None:
                 below = holder[part] = CommentedMap({SOURCE_KEY: below})
             else:
                 here = dotted(path[: depth + 1])
-                raise UserError(page_problem("`{here}` holds no keys", "write `{here}` itself", here=here))
+                raise UserError(page_problem("`{here}` has no keys", "write `{here}` itself", here=here))
         holder = below
     _make_room(holder, path, len(path) - 1)
     holder[path[-1]] = value
@@ -100,7 +100,7 @@ def _make_room(holder: Any, path: KeyPath, depth: int) -> None:
     if isinstance(holder, list) != isinstance(part, int):
         if isinstance(holder, list):
             raise UserError(page_problem("`{here}` is a list", "write `{here}[0]`", here=here))
-        raise UserError(page_problem("`{here}` is no list", "leave the index out", here=here))
+        raise UserError(page_problem("`{here}` is not a list", "omit the index", here=here))
     if isinstance(part, int):
         if part > len(holder):
             hint = "the next is `{here}[{n}]`"

@@ -8,7 +8,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.routing import Route
 
-from stoker.page.edit_job import edited
+from stoker.page.edit_job import apply_edits
 from stoker.page.guard import read_object, text_of
 from stoker.page.page_error import bad_request
 from stoker.page.routing import route
@@ -26,10 +26,10 @@ async def edit(request: Request) -> Any:
     body = await read_object(request)
     text, given = text_of(body, "yaml"), body.get("edits")
     if not isinstance(given, list) or len(given) > MOST_EDITS:
-        raise bad_request("`edits` has to be a list of at most {most}", most=MOST_EDITS)
+        raise bad_request("`edits` must be a list of at most {most}", most=MOST_EDITS)
     edits = []
     for each in given:
         if not isinstance(each, dict) or not isinstance(each.get("key"), str) or "value" not in each:
             raise bad_request("an edit has to have a `key` and a `value`")
         edits.append((each["key"], each["value"]))
-    return {"yaml": await run_in_threadpool(edited, text, edits)}
+    return {"yaml": await run_in_threadpool(apply_edits, text, edits)}

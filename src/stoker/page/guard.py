@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from stoker.errors import UserError
 from stoker.page.accounts import Account, Accounts, Session
 from stoker.page.json_values import finite
-from stoker.page.page_error import PageError, bad_request, of_user_error, refused
+from stoker.page.page_error import PageError, bad_request, http_error, of_user_error
 from stoker.page.settings import BODY, PageSettings
 from stoker.serve.server_options import is_loopback
 
@@ -75,13 +75,13 @@ class PageGuard:
         host = headers.get("host", "")
         if is_loopback(settings.host) and not is_loopback(_name_of(host)):
             # A site elsewhere could reach loopback by a DNS name of its own that resolves to it (DNS rebinding).
-            raise refused(403, "only requests to a loopback address are answered", "open http://127.0.0.1")
+            raise http_error(403, "only requests to a loopback address are answered", "open http://127.0.0.1")
         request.state.session = None
         # Not `request.url`: older releases of Starlette make it from the header Host.
         if not request.scope["path"].startswith(API):
             return
         if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-            raise refused(403, "the request comes from another site")
+            raise http_error(403, "the request comes from another site")
         try:
             request.state.session = self._accounts.session_of(request.cookies.get(self.cookie, ""))
         except UserError as error:
@@ -102,15 +102,15 @@ class PageGuard:
         except ValueError:  # such as `http://[`
             origin = ""
         if not host or origin.lower() != host.lower():
-            raise refused(403, "the request comes from another site", "its header Origin has to be this page's")
+            raise http_error(403, "the request comes from another site", "its header Origin must be this page's")
         if request.scope["path"] in OPEN:
             return
         session: Session | None = request.state.session
         given = request.headers.get(CSRF, "")
         if session is None:
-            raise refused(401, "there is no session, or it has ended", "GET /api/me begins one, or log in")
+            raise http_error(401, "there is no session, or it has ended", "GET /api/me begins one, or log in")
         if not hmac.compare_digest(given.encode(), self._accounts.csrf_of(session).encode()):
-            raise refused(403, "the header {header} is missing or old", "take it from GET /api/me", header=CSRF)
+            raise http_error(403, "the header {header} is missing or expired", "get it from GET /api/me", header=CSRF)
 
 
 def _caching(api: bool) -> tuple[bytes, bytes]:
@@ -140,8 +140,8 @@ def account_of(request: Request, role: str = "see") -> Account:
     if account is None:
         raise _login()
     if not account.may(role):
-        raise refused(
-            403, "this needs the role {role}, and {user} has {own}", role=role, user=account.name, own=account.role
+        raise http_error(
+            403, "this requires the role {role}; {user} has {own}", role=role, user=account.name, own=account.role
         )
     return account
 
@@ -151,7 +151,7 @@ def _absent(key: str) -> PageError:
 
 
 def _login() -> PageError:
-    return refused(401, "log in first", "POST /api/login with your token")
+    return http_error(401, "log in first", "POST /api/login with your token")
 
 
 def error_response(error: PageError) -> JSONResponse:
@@ -163,7 +163,7 @@ async def read_object(request: Request) -> dict[str, Any]:
     """Returns the JSON object of a request's body; an empty body is an empty object.
 
     Raises:
-        PageError: it is too large, comes too slowly, or is no JSON object.
+        PageError: it is too large, comes too slowly, or is not a JSON object.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     body = bytearray()
@@ -172,13 +172,13 @@ async def read_object(request: Request) -> dict[str, Any]:
             async for part in request.stream():
                 body += part
                 if len(body) > BODY:
-                    raise refused(413, "the body has more than {most} bytes", most=BODY)
+                    raise http_error(413, "the body has more than {most} bytes", most=BODY)
     except TimeoutError:
-        raise refused(408, "the body did not come within {seconds} s", seconds=BODY_SECONDS) from None
+        raise http_error(408, "the body was not received within {seconds} s", seconds=BODY_SECONDS) from None
     if not body:
         return {}
     if kind != "application/json":
-        raise refused(415, "the body has to be JSON", "Content-Type: application/json")
+        raise http_error(415, "the body must be JSON", "Content-Type: application/json")
     try:
         found = json.loads(bytes(body), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -201,11 +201,11 @@ def text_of(body: dict[str, Any], key: str, *, default: str | None = None, most:
     """
     value = body.get(key, default)
     if not isinstance(value, str):
-        raise bad_request("`{key}` has to be text", key=key) if key in body else _absent(key)
+        raise bad_request("`{key}` must be text", key=key) if key in body else _absent(key)
     if len(value) > most:
         raise bad_request("`{key}` has more than {most} characters", key=key, most=most)
     if "\x00" in value or any("\ud800" <= character <= "\udfff" for character in value):
-        raise bad_request("`{key}` holds a character that no text may", key=key)
+        raise bad_request("`{key}` contains a forbidden character", key=key)
     return value
 
 
@@ -217,7 +217,7 @@ def flag_of(values: Any, key: str) -> bool:
     """
     value = values.get(key, False)
     if value not in (True, False, "0", "1", "true", "false"):
-        raise bad_request("`{key}` has to be true or false", key=key)
+        raise bad_request("`{key}` must be true or false", key=key)
     return value in (True, "1", "true")
 
 
@@ -231,9 +231,9 @@ def number_of(values: Any, key: str, *, default: int | None = None, least: int =
     if isinstance(value, str) and len(value) < 20 and value.removeprefix("-").isdecimal():
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise bad_request("`{key}` has to be a whole number", key=key) if key in values else _absent(key)
+        raise bad_request("`{key}` must be a whole number", key=key) if key in values else _absent(key)
     if not least <= value <= most:
         raise bad_request(
-            "`{key}` is {value}, and has to be from {least} to {most}", key=key, value=value, least=least, most=most
+            "`{key}` is {value}, and must be from {least} to {most}", key=key, value=value, least=least, most=most
         )
     return value

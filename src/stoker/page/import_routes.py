@@ -75,6 +75,6 @@ class _ImportRoutes:
         name, text = text_of(each, "name", default="config.yaml", most=200), text_of(each, "text")
         name = re.split(r"[/\\]", name)[-1]
         if not NAME.fullmatch(name) or (folder / name).exists():
-            raise bad_request("`{name}` is no name of a file, or is there twice", name=name[:60])
+            raise bad_request("`{name}` is not a name of a file, or is there twice", name=name[:60])
         (folder / name).write_text(text, encoding="utf-8")
         return name

@@ -13,7 +13,7 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from stoker.errors import Problem, UserError
-from stoker.job.load_job import STAGES, check_document, place
+from stoker.job.load_job import STAGES, check_document, problem_order
 from stoker.job.yaml_document import JobDocument
 from stoker.page.job_paths import document_of, path_problems
 from stoker.page.page_error import page_problem
@@ -32,7 +32,7 @@ def written_job(page: Page, text: str, name: str = "job.yaml") -> Iterator[Path]
         yield path
 
 
-async def checked(
+async def check_job_text(
     page: Page, text: str, account: Any, overrides: list[str] | None = None
 ) -> tuple[list[Problem], dict[str, Any]]:
     """Returns the problems of a job, and the output of `stoker check --json`."""
@@ -42,7 +42,7 @@ async def checked(
         return list(error.problems), {}
     outside = await run_in_threadpool(path_problems, document, page.settings, account)
     if outside:  # nothing that opens the files may run: its messages would reveal which files exist
-        return sorted(outside + await run_in_threadpool(_written_problems, document), key=place), {}
+        return sorted(outside + await run_in_threadpool(_written_problems, document), key=problem_order), {}
     with written_job(page, text) as path:
         result = await page.verbs.run(["check", str(path), "--json", *(overrides or [])], seconds=CHECK_SECONDS)
         found = result.answer if isinstance(result.answer, dict) else {}

@@ -94,7 +94,7 @@ def _at(document: JobDocument, path: KeyPath, problem: Problem) -> Problem:
 def _needs_trust(text: str, words: list[str], *, listed: bool) -> Problem | None:
     """Returns why only an admin may write a text at the keys ``words``; None if others may."""
     if FUNCTION.match(text):
-        return page_problem("`{text}` runs code or asks an address, which needs the role admin", text=text[:60])
+        return page_problem("`{text}` runs code or contacts a server; this requires the role admin", text=text[:60])
     if CODE.search(text) or (words[-2:] == ["ranking", "model"] and ":" in text):
         return page_problem("`{text}` names code to run, which needs the role admin", text=text[:60])
     if words[-1:] == ["task"] and text in CODE_TASKS:

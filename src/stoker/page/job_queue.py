@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from stoker.files import read_file, replace_file
 from stoker.page.detached_process import DetachedProcess, spawn
-from stoker.page.page_error import refused
+from stoker.page.page_error import http_error
 
 POLL = 0.25  # seconds
 PATIENCE = 5.0  # seconds that a second starter waits for the first to end
@@ -78,7 +78,7 @@ class JobQueue:
             entries = self.entries()
             if any(run.is_relative_to(entry.run) and process.state in ALIVE for entry, process in entries):
                 hint = "give another name, or wait"
-                raise refused(409, "a job is training in {run}, or waits to", hint, run=run.name)
+                raise http_error(409, "a job is training in {run}, or waits to", hint, run=run.name)
             number = max((entry.number for entry, _ in entries), default=0) + 1
             entry = QueuedJob(
                 number, of_user["name"], str(run), str(job), command, of_user["user"], round(time.time(), 3), devices

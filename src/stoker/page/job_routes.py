@@ -19,11 +19,11 @@ from stoker.job.suggest_key import nearest
 from stoker.job.task_spec import TASKS
 from stoker.job.yaml_document import JobDocument
 from stoker.page.guard import account_of, number_of, read_object, text_of
-from stoker.page.job_check import checked, devices_wanted, resolved_keys
+from stoker.page.job_check import check_job_text, devices_wanted, resolved_keys
 from stoker.page.job_keys import job_keys, recipe_text
 from stoker.page.job_paths import document_of, is_inside, path_problems, refuse
 from stoker.page.job_queue import ALIVE
-from stoker.page.page_error import PageError, bad_request, missing, problem_json, refused
+from stoker.page.page_error import PageError, bad_request, http_error, not_found, problem_json
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_index import id_of
 from stoker.page.run_verb import command_of
@@ -65,7 +65,7 @@ class _JobRoutes:
         if name not in recipe_names():
             near = nearest(name[:80], recipe_names())
             known = near or ", ".join(recipe_names())
-            raise missing("there is no recipe {name}", "take {known}", name=name[:80], known=known)
+            raise not_found("there is no recipe {name}", "take {known}", name=name[:80], known=known)
         full = write_recipe(name)
         return {"name": name, "yaml": recipe_text(name), "full": full, "command": f"stoker new {name}"}
 
@@ -73,7 +73,7 @@ class _JobRoutes:
         """Returns the keys of a job; with a task, without those of other tasks."""
         task = request.query_params.get("task", "")
         if task and task not in TASKS:
-            raise missing("there is no task {name}", "take one of {known}", name=task[:80], known=", ".join(TASKS))
+            raise not_found("there is no task {name}", "take one of {known}", name=task[:80], known=", ".join(TASKS))
         others = {name for name in TASKS if name != task} if task else set()
         return {"keys": [key for key in job_keys() if key["path"].split(".")[0] not in others], "tasks": list(TASKS)}
 
@@ -81,7 +81,7 @@ class _JobRoutes:
         """Returns the result of `stoker check` for a job."""
         body = await read_object(request)
         text = text_of(body, "yaml")
-        problems, answer = await checked(self.page, text, account_of(request))
+        problems, answer = await check_job_text(self.page, text, account_of(request))
         stages = answer.get("stages") or []
         return {
             "ok": not problems,
@@ -100,7 +100,7 @@ class _JobRoutes:
         document = await run_in_threadpool(document_of, text)
         refuse(path_problems(document, self.page.settings, account))
         run, override = self._output(document, name)
-        problems, answer = await checked(self.page, text, account, overrides=override)
+        problems, answer = await check_job_text(self.page, text, account, overrides=override)
         if problems:
             raise PageError(400, problems[0])
         return await run_in_threadpool(self._enqueue, text, run, override, account.name, devices_wanted(answer))
@@ -108,7 +108,7 @@ class _JobRoutes:
     def _enqueue(self, text: str, run: Path, override: list[str], user: str, devices: int) -> Any:
         page = self.page
         if RunFolder(run).is_taken():
-            raise refused(409, "a job is training in {run}", "give another name", run=run.name)
+            raise http_error(409, "a job is training in {run}", "give another name", run=run.name)
         path = kept_job(page.settings.state / "jobs", run.name, text)
         words = ["train", shown_path(path, page.settings.base), *override]
         command = shlex.join(["stoker", *words])
@@ -148,9 +148,9 @@ class _JobRoutes:
         else:
             run, override = (settings.base / given).resolve(), []
         if not is_inside(run, settings.runs):
-            raise bad_request("{path} is in none of the folders of runs", "leave `output` out", path=str(run))
+            raise bad_request("{path} is not below a run folder of this page", "omit `output`", path=str(run))
         if run.exists():
-            raise refused(409, "there is a run {run} already", "give another name, or resume that one", run=run.name)
+            raise http_error(409, "there is a run {run} already", "give another name, or resume that one", run=run.name)
         return run, override
 
     def queue(self, _: Request) -> Any:
@@ -180,7 +180,7 @@ class _JobRoutes:
         account = account_of(request, "run")
         if not self.page.queue.cancel(number):
             hint = "a job that trains is stopped: POST /api/runs/ID/stop"
-            raise refused(409, "no job {number} waits", hint, number=number)
+            raise http_error(409, "no job {number} waits", hint, number=number)
         self.page.audit.write(account.name, "cancel", number=number)
         return {"command": ""}
 
@@ -196,7 +196,7 @@ class _JobRoutes:
         if process is not None:
             process.terminate()
         elif not alive or not page.queue.stop(alive[-1].number):
-            raise refused(409, "{run} is not training here", run=path.name)
+            raise http_error(409, "{run} is not training here", run=path.name)
         page.audit.write(account_of(request, "run").name, "stop", command=command, run=str(path))
         page.runs.forget()
         return {"command": command, "gone": not path.exists()}
@@ -220,7 +220,7 @@ class _JobRoutes:
         while self._is_ending(folder) and time.monotonic() < until:
             time.sleep(POLL)
         if folder.is_taken():
-            raise refused(409, "{run} is training", run=folder.path.name)
+            raise http_error(409, "{run} is training", run=folder.path.name)
         earlier = page.queue.of_run(folder.path)
         known = earlier[0] if earlier is not None and Path(earlier[0].job).is_file() else None
         job = folder.job if known is None else Path(known.job)
@@ -269,7 +269,7 @@ def slug(name: str) -> str:
     """
     found = NAME.sub("-", name).strip("-.")[:80]
     if not found:
-        raise bad_request("`{name}` is no name of a run", "use letters and digits", name=name[:40])
+        raise bad_request("`{name}` is not a name of a run", "use letters and digits", name=name[:40])
     return found
 
 

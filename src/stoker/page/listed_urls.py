@@ -35,7 +35,7 @@ def is_listed(text: str, urls: Sequence[str]) -> bool:
 def listing_problem(url: str) -> str:
     """Returns why a URL cannot be allowed for a page's jobs; empty if it can."""
     if not is_remote(url):
-        return f"{url[:80]} is no URL of a store"
+        return f"{url[:80]} is not a URL of a store"
     found = _parts(url)
     if scheme_of(url) in WRAPPERS or "::" in url:
         return f"{without_secrets(url)} leads to another URL, or has an IPv6 address, which is not compared"

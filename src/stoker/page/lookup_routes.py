@@ -22,7 +22,7 @@ from stoker.page.chat_routes import served_run
 from stoker.page.chat_servers import ChatServers
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.json_values import finite
-from stoker.page.page_error import bad_request, missing
+from stoker.page.page_error import bad_request, not_found
 from stoker.page.routing import Page, in_thread, route
 from stoker.runs.run_folder import RunFolder
 
@@ -51,7 +51,7 @@ class _LookupRoutes:
         body = await read_object(request)
         rows = body.get("rows")
         if not isinstance(rows, list) or not 0 < len(rows) <= MOST_ROWS or not all(isinstance(r, dict) for r in rows):
-            raise bad_request("`rows` has to be a list of 1 to {most} objects", '[{"user_id": 7, ...}]', most=MOST_ROWS)
+            raise bad_request("`rows` must be a list of 1 to {most} objects", '[{"user_id": 7, ...}]', most=MOST_ROWS)
         asked = await run_in_threadpool(served_run, self.page, text_of(body, "run", most=200))
         self.page.audit.write(account_of(request, "run").name, "score", run=str(asked.folder.path), rows=len(rows))
         return await self.servers.scores(asked.path, asked.name, rows, weights=asked.weights)
@@ -65,7 +65,7 @@ class _LookupRoutes:
         try:
             features = Features.from_json(json.loads(read_file(asked.folder.path / FEATURES)))
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise missing("the run has no features: it is not a ranking model, or did not start") from error
+            raise not_found("the run has no features: it is not a ranking model, or did not start") from error
         found = list(islice(self._log(asked.folder), offset, offset + limit))
         columns = [{"name": column.name, "kind": column.kind} for column in features.columns if column.stored]
         rows = [{"row": each.row, "value": finite(exact_integers(each.value))} for each in found]

@@ -17,12 +17,12 @@ _QUERY = re.compile(
 )
 
 
-def masked(value: Any) -> Any:
+def mask_secrets(value: Any) -> Any:
     """Replaces passwords, users of web addresses, and values of signed queries in texts by ``***``."""
     if isinstance(value, dict):
-        return {key: masked(inner) for key, inner in value.items()}
+        return {key: mask_secrets(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [masked(inner) for inner in value]
+        return [mask_secrets(inner) for inner in value]
     if not isinstance(value, str) or ("://" not in value and "=" not in value):
         return value
     return _QUERY.sub(r"\g<key>***", _PLACE.sub(_of_place, value))
@@ -58,4 +58,4 @@ def masked_part(file: BinaryIO, offset: int, most: int) -> tuple[str, int]:
     if last < len(content) and (b":" in content[last:] or b"=" in content[last:]):
         end -= len(content) - last if last or len(content) < most else 0
         content = content[:last]
-    return masked(content.decode("utf-8", "replace")), end
+    return mask_secrets(content.decode("utf-8", "replace")), end

@@ -27,8 +27,8 @@ from starlette.concurrency import run_in_threadpool
 from stoker.files import read_file, replace_file
 from stoker.page.detached_process import DetachedProcess
 from stoker.page.job_routes import shown_path
-from stoker.page.mask_secrets import masked
-from stoker.page.page_error import PageError, bad_request, missing, passed_on, refused
+from stoker.page.mask_secrets import mask_secrets
+from stoker.page.page_error import PageError, bad_request, http_error, not_found, passed_on
 from stoker.page.run_verb import command_of
 
 ID = re.compile(r"[0-9a-f]{16}")
@@ -97,7 +97,7 @@ class ModelServers:
         if ID.fullmatch(key):
             with suppress(OSError, ValueError, TypeError):
                 return ModelServer(**json.loads(read_file(self.place(key) / RECORD)))
-        raise missing("there is no server of this id", "GET /api/servers lists them")
+        raise not_found("there is no server of this id", "GET /api/servers lists them")
 
     def start(self, models: Mapping[str, str], *, host: str, port: int, user: str) -> ModelServer:
         """Starts a server with separate keys, and returns at once.
@@ -122,9 +122,9 @@ class ModelServers:
         process = self.process(server)
         with self._lock(server):
             if process.state in ("starting", "running"):
-                raise refused(409, "the server runs already")
+                raise http_error(409, "the server runs already")
             if not server.models:
-                raise refused(409, "the server has no model any more", "deploy a run on a new one")
+                raise http_error(409, "the server has no model any more", "deploy a run on a new one")
             port = server.port or int((self.address(server) or ":0").rpartition(":")[2])
             for name in ("begun.json", "pid.json", "ended.json", "out", "err"):
                 (process.folder / name).unlink(missing_ok=True)
@@ -132,7 +132,7 @@ class ModelServers:
 
     def _begin(self, server: ModelServer) -> ModelServer:
         if sum(self.process(other).state in ("starting", "running") for other in self.all()) >= MOST:
-            raise refused(429, "{n} servers run already", "stop one of them", n=MOST)
+            raise http_error(429, "{n} servers are already running", "stop one of them", n=MOST)
         place = self.place(server.id)
         words = ["serve", *(f"{name}={path}" for name, path in server.models.items())]
         words += ["--host", server.host] if server.host != "127.0.0.1" else []
@@ -159,7 +159,7 @@ class ModelServers:
             if time.monotonic() > until:
                 break
             time.sleep(0.05)  # it is starting, and its process id is not known yet
-        raise refused(409, "the server has ended already")
+        raise http_error(409, "the server has ended already")
 
     def put_aside(self, server: ModelServer) -> str:
         """Takes a server that has ended off the list; returns the line that does the same.
@@ -168,7 +168,7 @@ class ModelServers:
             PageError: it runs.
         """
         if self.process(server).state in ("starting", "running"):
-            raise refused(409, "the server runs", "stop it first")
+            raise http_error(409, "the server runs", "stop it first")
         place = self.place(server.id)
         aside = place.with_name(f"removed-{server.id}")
         place.rename(aside)
@@ -188,7 +188,7 @@ class ModelServers:
             status = "interrupted"
         elif state == "ended":
             status = "stopped" if code == 0 or code in ENDED_BY_SIGNAL else "failed"
-        said = masked(process.output("err", offset=-1)[0]).strip().splitlines() if status == "failed" else []
+        said = mask_secrets(process.output("err", offset=-1)[0]).strip().splitlines() if status == "failed" else []
         begun, ended = process.times()
         files = {"token_file": shown_path(place / TOKEN, self.base), "keys_file": shown_path(place / KEYS, self.base)}
         live = {"address": address if status == "running" else "", "status": status, "begun": begun, "ended": ended}
@@ -215,9 +215,9 @@ class ModelServers:
         """
         address = self.address(server)
         if self.process(server).process is None:  # another process may use the port by now
-            raise refused(409, "the server does not run", "start it again")
+            raise http_error(409, "the server does not run", "start it again")
         if not address:
-            raise refused(409, "the server is loading its models", retry_after=1)
+            raise http_error(409, "the server is loading its models", retry_after=1)
         return address
 
     async def ask(self, server: ModelServer, method: str, path: str, body: Any = None) -> httpx2.Response:
@@ -232,7 +232,7 @@ class ModelServers:
             try:
                 answer = await client.request(method, path, json=body)
             except httpx2.HTTPError as error:
-                raise refused(502, "the server does not answer ({kind})", kind=type(error).__name__) from error
+                raise http_error(502, "the server does not answer ({kind})", kind=type(error).__name__) from error
         if answer.status_code >= 400:
             raise _refusal(answer)
         return answer
@@ -263,7 +263,7 @@ def model_name(text: str, taken: Sequence[str] = ()) -> str:
             "`{name}` cannot be the name of a model", "use letters, digits and . : @ + - _", name=text[:60]
         )
     if text in taken:
-        raise refused(409, "the server has a model {name} already", "give another name", name=text)
+        raise http_error(409, "the server has a model {name} already", "give another name", name=text)
     return text
 
 
@@ -272,5 +272,5 @@ def _refusal(answer: httpx2.Response) -> PageError:
     try:
         message = str(answer.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return refused(502, "the server answered {code}", code=answer.status_code)
-    return passed_on(400 if answer.status_code < 500 else 502, masked(message))
+        return http_error(502, "the server answered {code}", code=answer.status_code)
+    return passed_on(400 if answer.status_code < 500 else 502, mask_secrets(message))

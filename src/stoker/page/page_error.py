@@ -48,7 +48,9 @@ def page_problem(message: str, hint: str = "", **values: Value) -> Problem:
     return Problem(_filled(message, values), _filled(hint, values))
 
 
-def refused(status: int, message: str, hint: str = "", *, retry_after: int | None = None, **values: Value) -> PageError:
+def http_error(
+    status: int, message: str, hint: str = "", *, retry_after: int | None = None, **values: Value
+) -> PageError:
     """Returns the error of a refused request, with a message of the page; see `page_problem`."""
     return PageError(status, page_problem(message, hint, **values), retry_after=retry_after)
 
@@ -58,7 +60,7 @@ def bad_request(message: str, hint: str = "", **values: Value) -> PageError:
     return PageError(400, page_problem(message, hint, **values))
 
 
-def missing(message: str, hint: str = "", **values: Value) -> PageError:
+def not_found(message: str, hint: str = "", **values: Value) -> PageError:
     """Returns the error of a request for something that does not exist; see `page_problem`."""
     return PageError(404, page_problem(message, hint, **values))
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stoker.page.answer_views import evaluation_figures
-from stoker.page.mask_secrets import masked
+from stoker.page.mask_secrets import mask_secrets
 from stoker.page.metric_series import SeriesCache
 from stoker.page.run_index import id_of
 from stoker.page.run_view import RunViews
@@ -36,7 +36,7 @@ def report_answers(folders: Sequence[RunFolder]) -> dict[str, Any]:
             path: detail,
             f"{path}/events": {"events": _without_paths(views.short_events(folder))},
             f"{path}/metrics": {**curves, "keys": series.keys()},
-            f"{path}/samples": {"samples": _without_paths(masked(views.samples(folder)))},
+            f"{path}/samples": {"samples": _without_paths(mask_secrets(views.samples(folder)))},
             f"{path}/evaluations": {
                 "evaluations": _without_paths(list(evaluation_figures(read_evaluations(folder.path))))
             },

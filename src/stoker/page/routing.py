@@ -20,7 +20,7 @@ from stoker.page.audit_log import AuditLog
 from stoker.page.guard import account_of, error_response
 from stoker.page.job_queue import JobQueue
 from stoker.page.json_values import finite
-from stoker.page.page_error import PageError, of_user_error, refused
+from stoker.page.page_error import PageError, http_error, of_user_error
 from stoker.page.run_index import RunIndex
 from stoker.page.run_verb import Verbs
 from stoker.page.run_view import RunViews
@@ -64,7 +64,7 @@ def route(path: str, answer: Answer, *, method: str = "GET", role: str = "see") 
             raise
         except Exception:  # a bug: it is logged on the server, and the client gets no details
             logging.getLogger("stoker.page").exception("%s %s", request.method, request.scope["path"])
-            return error_response(refused(500, "the page failed; its log has the reason"))
+            return error_response(http_error(500, "the page failed; its log has the reason"))
         return found if isinstance(found, Response) else json_response(found)
 
     return Route(path, endpoint, methods=[method])

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from stoker.page.page_error import missing
+from stoker.page.page_error import not_found
 from stoker.runs.run_folder import RunFolder
 
 FRESH = 1.0  # seconds for which a look at the disk counts
@@ -55,7 +55,7 @@ class RunIndex:
         if path is None or not is_run_file(path / "events.jsonl"):
             path = getattr(self.all().get(key), "path", None)
         if path is None:
-            raise missing("there is no run of this id", "GET /api/runs lists them")
+            raise not_found("there is no run of this id", "GET /api/runs lists them")
         return RunFolder(path)
 
 

@@ -22,9 +22,9 @@ from stoker.files import no_link
 from stoker.page.detached_process import DetachedProcess
 from stoker.page.guard import cookie_name, number_of
 from stoker.page.job_queue import QueuedJob
-from stoker.page.mask_secrets import masked, masked_part
+from stoker.page.mask_secrets import mask_secrets, masked_part
 from stoker.page.metric_series import AXES, Axis
-from stoker.page.page_error import PageError, bad_request, missing
+from stoker.page.page_error import PageError, bad_request, not_found
 from stoker.page.routing import PING, Page, event, in_thread, route, stream
 from stoker.page.run_index import id_of, is_run_file
 from stoker.page.run_view import short_event
@@ -81,7 +81,12 @@ class _RunRoutes:
                 if id_of(Path(entry.run)) == request.path_params["id"]:
                     text = Path(entry.job).read_text(encoding="utf-8") if is_run_file(Path(entry.job)) else ""
                     empty: dict[str, Any] = {"health": [], "stages": [], "lineage": None, "metrics": []}
-                    return {**_without_run(entry, process), "job": masked(text), "command": entry.command, **empty}
+                    return {
+                        **_without_run(entry, process),
+                        "job": mask_secrets(text),
+                        "command": entry.command,
+                        **empty,
+                    }
             raise error
 
     def _with_status(self, summary: dict[str, Any]) -> dict[str, Any]:
@@ -94,13 +99,13 @@ class _RunRoutes:
         query = request.query_params
         axis = query.get("axis", "step")
         if axis not in AXES:
-            raise bad_request("`{key}` has to be one of {known}", key="axis", known=", ".join(AXES))
+            raise bad_request("`{key}` must be one of {known}", key="axis", known=", ".join(AXES))
         points = number_of(query, "points", default=POINTS, least=1, most=MOST_POINTS)
         folder = self.page.run_of(request)
         series = self.page.views.series.of(folder.metrics)
         keys = [key for key in query.get("keys", "").split(",") if key] or series.keys()[:MOST_KEYS]
         if len(keys) > MOST_KEYS:
-            raise bad_request("`keys` names {n}", "ask for {most} at most", n=len(keys), most=MOST_KEYS)
+            raise bad_request("`keys` has {n} names", "request at most {most}", n=len(keys), most=MOST_KEYS)
         own_axis: Axis = axis  # type: ignore[assignment]
         window = _bound(query, "from"), _bound(query, "to")
         found = series.curve(keys, axis=own_axis, begin=window[0], end=window[1], points=points).as_json()
@@ -128,7 +133,7 @@ class _RunRoutes:
         folder = self.page.run_of(request)
         path = folder.path / "logs" / f"rank-{rank}.log"
         if not is_run_file(path) or path.parent.is_symlink():
-            raise missing("there is no log of rank {rank}", "ranks begin at 0", rank=rank)
+            raise not_found("there is no log of rank {rank}", "ranks begin at 0", rank=rank)
         text, end = _part(path, offset)
         return {"text": text, "offset": end, "ranks": _ranks(folder.path)}
 
@@ -212,7 +217,7 @@ def _without_run(entry: QueuedJob, process: DetachedProcess) -> dict[str, Any]:
         "updated": ended or begun or entry.time,
         "parents": [],
         "number": entry.number,
-        "error": masked(process.output("err", offset=-1, most=4000)[0]) if process.code else "",
+        "error": mask_secrets(process.output("err", offset=-1, most=4000)[0]) if process.code else "",
     }
 
 
@@ -239,7 +244,7 @@ def _bound(query: Any, key: str) -> float | None:
     try:
         return float(text[:40])
     except ValueError:
-        raise bad_request("`{key}` has to be a number", key=key) from None
+        raise bad_request("`{key}` must be a number", key=key) from None
 
 
 def _sizes(folder: RunFolder) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from stoker.page.answer_views import chosen_steps, evaluation_figures, rollouts
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_paths import document_of, path_problems, refuse
 from stoker.page.job_routes import shown_path, slug
-from stoker.page.page_error import bad_request, missing, passed_on, refused
+from stoker.page.page_error import bad_request, http_error, not_found, passed_on
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_index import id_of
 from stoker.page.run_verb import command_of
@@ -117,7 +117,7 @@ class _RunTools:
         folder = await run_in_threadpool(self.page.run_of, request)
         start = text_of(body, "from", default="job", most=20)
         if start not in ("job", "newest"):
-            raise bad_request("`from` has to be `job` or `newest`")
+            raise bad_request("`from` must be `job` or `newest`")
         name = slug(text_of(body, "name", default=f"{folder.path.name}-fork", most=200))
         text = text_of(body, "yaml", default=job_text(folder))
         text = _OUTPUT.sub("", text)
@@ -132,7 +132,7 @@ class _RunTools:
         page, base = self.page, self.page.settings.base
         to = page.settings.runs[0] / name
         if to.exists():
-            raise refused(409, "there is a run {run} already", "give another name", run=name)
+            raise http_error(409, "there is a run {run} already", "give another name", run=name)
         with folder.take():
             partial = Path(mkdtemp(prefix=f".{name}.", suffix=".partial", dir=to.parent))  # of this copy alone
             leave_out = shutil.ignore_patterns(*NOT_COPIED)
@@ -142,7 +142,7 @@ class _RunTools:
             except OSError as error:
                 shutil.rmtree(partial, ignore_errors=True)
                 reason = str(error.strerror)
-                raise refused(409, "the copy {run} cannot be made: {reason}", run=name, reason=reason) from error
+                raise http_error(409, "the copy {run} cannot be made: {reason}", run=name, reason=reason) from error
         job = page.settings.state / "jobs" / f"{name}-{time.time_ns()}.yaml"
         replace_file(job, text)
         words = ["train", shown_path(job, base), f"output={shown_path(to, base)}"]
@@ -160,7 +160,7 @@ class _RunTools:
         folder = self.page.run_of(request)
         root = next(root for root in self.page.settings.runs if folder.path.is_relative_to(root))
         if folder.path == root:
-            raise refused(409, "this run is a folder of runs itself", "remove it on the command line")
+            raise http_error(409, "this folder is one of the page's run folders", "remove it on the command line")
         aside = root / REMOVED / f"{folder.path.name}@{time.time_ns()}"
         base = self.page.settings.base
         command = f"mv {shlex.quote(shown_path(folder.path, base))} {shlex.quote(shown_path(aside, base))}"
@@ -187,7 +187,7 @@ class _RunTools:
             origin = aside.with_name(f"{name}.from")
             to = Path(origin.read_text()) if origin.is_file() else root / name.rpartition("@")[0]
             if to.exists() or not to.resolve().is_relative_to(root):
-                raise refused(409, "there is a run {run} again", "rename that one first", run=to.name)
+                raise http_error(409, "there is a run {run} again", "rename that one first", run=to.name)
             base = self.page.settings.base
             command = f"mv {shlex.quote(shown_path(aside, base))} {shlex.quote(shown_path(to, base))}"
             self.page.audit.write(account_of(request, "run").name, "restore", command=command, run=str(to))
@@ -196,4 +196,4 @@ class _RunTools:
             origin.unlink(missing_ok=True)
             self.page.runs.forget()
             return {"id": id_of(to), "command": command}
-        raise missing("there is no removed run of this name", "GET /api/removed lists them")
+        raise not_found("there is no removed run of this name", "GET /api/removed lists them")

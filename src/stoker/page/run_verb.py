@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.page.page_error import refused
+from stoker.page.page_error import http_error
 
 AT_ONCE = 3  # concurrent processes for answers, without training
 WAITING = 64  # maximum of requests that wait for one of them
@@ -67,7 +67,7 @@ class Verbs:
             PageError: it timed out, or too many requests wait already.
         """
         if self._asked >= WAITING:
-            raise refused(429, "the page is busy", retry_after=5)
+            raise http_error(429, "the page is busy", retry_after=5)
         self._asked += 1
         try:
             async with self._room:
@@ -90,7 +90,7 @@ class Verbs:
                 out, errors = await process.communicate()
         except TimeoutError:
             what = "`stoker {verb}` took more than {seconds} s"
-            raise refused(504, what, verb=arguments[0], seconds=seconds) from None
+            raise http_error(504, what, verb=arguments[0], seconds=seconds) from None
         finally:
             if process.returncode is None:
                 with suppress(ProcessLookupError):

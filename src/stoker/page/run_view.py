@@ -16,7 +16,7 @@ from stoker.files import read_file
 from stoker.job.key_paths import flat
 from stoker.job.task_spec import TASKS
 from stoker.job.yaml_document import parse_document
-from stoker.page.mask_secrets import masked
+from stoker.page.mask_secrets import mask_secrets
 from stoker.page.metric_series import SeriesCache
 from stoker.page.metric_tail import newest_lines
 from stoker.page.run_health import RECENT, Health, finite_number, health_of, whole_number
@@ -93,7 +93,7 @@ class RunViews:
             "goodput": split and {"wall": split.wall, "parts": split.parts, "effective": split.effective},
             "metrics": self.series.of(folder.metrics).keys(),
         }
-        return {key: masked(value) for key, value in found.items()}
+        return {key: mask_secrets(value) for key, value in found.items()}
 
     def _job_values(self, folder: RunFolder) -> Any:
         """Returns the run's job as data, read again when it has changed."""
@@ -139,7 +139,7 @@ def _glance(folder: RunFolder, events: list[dict[str, Any]]) -> dict[str, Any]:
         "name": folder.path.name,
         "folder": str(folder.path),
         "task": str(started.get("task", "")),
-        "model": masked(str(started.get("model", ""))),
+        "model": mask_secrets(str(started.get("model", ""))),
         "step": whole_number(last.get("step")),
         "steps": whole_number(started.get("steps")),
         "loss": finite_number(last.get("loss")),
@@ -152,7 +152,7 @@ def _glance(folder: RunFolder, events: list[dict[str, Any]]) -> dict[str, Any]:
 
 def short_event(values: dict[str, Any]) -> dict[str, Any]:
     """Returns an event without its parts that have routes of their own."""
-    return {key: masked(value) for key, value in values.items() if key not in ("samples", "rows")}
+    return {key: mask_secrets(value) for key, value in values.items() if key not in ("samples", "rows")}
 
 
 def job_text(folder: RunFolder) -> str:

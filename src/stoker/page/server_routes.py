@@ -17,9 +17,9 @@ from stoker.files import read_file
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_paths import allowed_folders, document_of, is_inside, path_problems, refuse
 from stoker.page.job_routes import shown_path
-from stoker.page.mask_secrets import masked
+from stoker.page.mask_secrets import mask_secrets
 from stoker.page.model_servers import KEYS, ModelServer, ModelServers, model_name
-from stoker.page.page_error import bad_request, missing, refused
+from stoker.page.page_error import bad_request, http_error, not_found
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_view import job_text
 from stoker.page.server_traffic import traffic_of
@@ -70,18 +70,18 @@ class _ServerRoutes:
         """Returns a server, and the end of its log."""
         server = self._server(request)
         log, _ = self.servers.process(server).output("err", offset=-1, most=LOG)
-        return {**self.servers.as_json(server), "log": masked(log)}
+        return {**self.servers.as_json(server), "log": mask_secrets(log)}
 
     async def start(self, request: Request) -> Any:
         """Starts a server of a run or of an adapter's folder, which outlives the page."""
         body = await read_object(request)
         host = text_of(body, "host", default="127.0.0.1", most=200)
         if not HOST.fullmatch(host):
-            raise bad_request("`host` has to be an address or a name of this machine")
+            raise bad_request("`host` must be an address or a name of this machine")
         account = account_of(request, "run" if is_loopback(host) else "admin")
         port = number_of(body, "port", default=0, most=65535)
         if 0 < port < 1024:
-            raise bad_request("`port` has to be 0 for a free one, or from 1024 on")
+            raise bad_request("`port` must be 0 (any free port) or at least 1024")
         path, name = await run_in_threadpool(self._asked, body)
         server = await run_in_threadpool(
             lambda: self.servers.start({model_name(name): path}, host=host, port=port, user=account.name)
@@ -159,7 +159,7 @@ class _ServerRoutes:
         server = await run_in_threadpool(self._server, request)
         name, role = text_of(body, "name", most=64), text_of(body, "role", default=ASK, most=20)
         if role not in SERVER_ROLES:
-            raise bad_request("`{key}` has to be one of {known}", key="role", known=", ".join(SERVER_ROLES))
+            raise bad_request("`{key}` must be one of {known}", key="role", known=", ".join(SERVER_ROLES))
         account = account_of(request, "admin" if role == ADMIN else "run")  # one loads any folder of adapters
         file = self.servers.place(server.id) / KEYS
         key = await run_in_threadpool(add_key, file, name, role, SERVER_ROLES)
@@ -172,7 +172,7 @@ class _ServerRoutes:
         server, name = self._server(request), request.path_params["name"]
         file = self.servers.place(server.id) / KEYS
         if all(key.name != name for key in read_keys(file, SERVER_ROLES, option="--keys")):
-            raise missing("the server has no key {name}", "GET /api/servers/ID/keys lists them", name=name[:64])
+            raise not_found("the server has no key {name}", "GET /api/servers/ID/keys lists them", name=name[:64])
         command = self._keys_line(file, "--remove", name)
         self.page.audit.write(account_of(request, "run").name, "remove key", command=command, id=server.id, of=name)
         remove_key(file, name, SERVER_ROLES)
@@ -194,7 +194,7 @@ class _ServerRoutes:
             given = text_of(body, "path", most=4096)
             folder = base / given
             if ".." in Path(given).parts or given.startswith("~") or not given.isprintable():
-                raise bad_request("`path` has to be a folder of runs or exports")
+                raise bad_request("`path` must be a folder of runs or exports")
         else:
             folder = self.page.runs.find(text_of(body, "run", most=200)).path
         self._check(folder)
@@ -209,7 +209,7 @@ class _ServerRoutes:
         """
         settings = self.page.settings
         if not is_inside(folder, allowed_folders(settings)) or not folder.is_dir():
-            raise refused(403, "`{text}` is no folder that this page may use", text=folder.name[:80])
+            raise http_error(403, "`{text}` is not a folder that this page may use", text=folder.name[:80])
         run, adapter = RunFolder(folder), folder / CONFIG
         if os.path.lexists(run.job):
             refuse(path_problems(document_of(job_text(run)), settings, None))

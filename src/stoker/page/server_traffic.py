@@ -20,7 +20,7 @@ GAUGES = {
     "stoker_answers_running": "running",
 }
 QUANTILES = {"p50": 0.5, "p95": 0.95}
-UNASKED = ("/health", "/metrics", "/v1/models")  # paths whose requests are no traffic of the models
+UNASKED = ("/health", "/metrics", "/v1/models")  # paths whose requests are not traffic of the models
 
 
 @dataclass

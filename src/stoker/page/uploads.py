@@ -24,7 +24,7 @@ from stoker.data.readers import SUFFIXES, data_suffix, decode, read_rows
 from stoker.data.rows import Raw, Rejected
 from stoker.files import no_link, read_file, replace_file
 from stoker.page.json_values import as_text
-from stoker.page.page_error import PageError, bad_request, missing, refused
+from stoker.page.page_error import PageError, bad_request, http_error, not_found
 from stoker.page.settings import CHUNK
 
 ID = re.compile(r"[0-9a-f]{16}")
@@ -75,7 +75,7 @@ class Uploads:
         """
         name = clean_name(name)
         if shutil.disk_usage(self._folder).free < size + SPARE:
-            raise refused(507, "the disk has no room for {size} bytes", size=size)
+            raise http_error(507, "the disk has no room for {size} bytes", size=size)
         upload = Upload(secrets.token_hex(8), name, size, user, round(time.time(), 3))
         place = self._folder / upload.id
         place.mkdir(mode=0o700)
@@ -94,7 +94,7 @@ class Uploads:
                 upload = Upload(**json.loads(read_file(self._folder / key / RECORD)))
                 if upload.id == key and PurePath(upload.name).name == upload.name and self.path(upload).is_file():
                     return upload
-        raise missing("there is no upload of this id", "GET /api/data lists them")
+        raise not_found("there is no upload of this id", "GET /api/data lists them")
 
     def path(self, upload: Upload) -> Path:
         """Returns the path of the file."""
@@ -120,15 +120,15 @@ class Uploads:
         """
         with self._lock:
             if upload.id in self._writing:
-                raise refused(409, "another part of this file is being written", retry_after=1)
+                raise http_error(409, "another part of this file is being written", retry_after=1)
             self._writing.add(upload.id)
         try:
             now = await run_in_threadpool(self.offset, upload)
             if offset != now:
-                raise refused(
+                raise http_error(
                     409,
                     "the file has {now} bytes, and this part begins at {offset}",
-                    "go on at {now}",
+                    "continue at byte {now}",
                     now=str(now),
                     offset=str(offset),
                 )
@@ -137,13 +137,13 @@ class Uploads:
                 async for part in parts:
                     came += len(part)
                     if now + came > upload.size or came > CHUNK:
-                        raise refused(
+                        raise http_error(
                             413, "the file has {size} bytes, a part {most} at most", size=upload.size, most=CHUNK
                         )
                     await run_in_threadpool(file.write, part)
             return now + came
         except OSError as error:
-            raise refused(507, "the file cannot be written: {reason}", reason=str(error.strerror)) from error
+            raise http_error(507, "the file cannot be written: {reason}", reason=str(error.strerror)) from error
         finally:
             with self._lock:
                 self._writing.discard(upload.id)
@@ -180,7 +180,7 @@ class Uploads:
             PageError: a row does not exist, or the upload is incomplete.
         """
         if self.offset(upload) != upload.size:
-            raise refused(409, "the upload is not whole yet")
+            raise http_error(409, "the upload is incomplete")
         stem = _cut(re.sub(r"(-v\d+)?(\.[A-Za-z]+)+$", "", upload.name), LONGEST_NAME - VERSION)
         number = 2 + sum(each.parent != "" and each.name.startswith(f"{stem}-v") for each in self.all())
         made = Upload(secrets.token_hex(8), f"{stem}-v{number}.jsonl", 0, user, round(time.time(), 3), upload.id)
@@ -250,7 +250,7 @@ class Uploads:
         """
         place = self.places_of_removed(key)[-1]
         if (self._folder / key).exists():
-            raise refused(409, "there is a file of this id")
+            raise http_error(409, "there is a file of this id")
         place.rename(self._folder / key)
         return self.find(key)
 
@@ -271,13 +271,13 @@ class Uploads:
         """
         places = sorted(self._folder.glob(f"removed-{key}-*")) if ID.fullmatch(key) else []
         if not places:
-            raise missing("no file of this id was removed", "GET /api/removed-data lists them")
+            raise not_found("no file of this id was removed", "GET /api/removed-data lists them")
         return places
 
 
 def _no_row(status: int, upload: Upload, row: int) -> PageError:
     hint = "GET /api/data/ID/rows has the numbers"
-    return refused(status, "{name} has no row {row}", hint, name=upload.name, row=row)
+    return http_error(status, "{name} has no row {row}", hint, name=upload.name, row=row)
 
 
 def clean_name(name: str) -> str:
@@ -291,8 +291,8 @@ def clean_name(name: str) -> str:
     kind = data_suffix(found)
     if not kind or found == RECORD:
         known = " ".join(SUFFIXES)
-        hint = "known are {known}, also .gz and .zst"
-        raise bad_request("`{name}` is of no kind that is read", hint, name=last[:60], known=known)
+        hint = "supported: {known}, also .gz and .zst"
+        raise bad_request("unsupported file type: `{name}`", hint, name=last[:60], known=known)
     suffixes = PurePath(found).suffixes
     ending = suffixes[-1] if suffixes[-1].lower() == kind else "".join(suffixes[-2:])  # .jsonl, .jsonl.gz
     return _cut(found.removesuffix(ending), LONGEST_NAME - len(ending.encode())) + ending

@@ -18,7 +18,7 @@ _counted = [1.0]  # whether the samples of the current pass count, the innermost
 
 
 @contextmanager
-def uncounted() -> Iterator[None]:
+def without_batch_statistics() -> Iterator[None]:
     """Within it synchronised batch norms leave this process' samples out of their statistics."""
     _counted.append(0.0)
     try:

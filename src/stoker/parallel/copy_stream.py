@@ -26,7 +26,7 @@ class Copies(Protocol):
 
 
 class CopyStream:
-    """Copies on a CUDA stream of their own; the host's memory has to be page-locked, or they block."""
+    """Copies on a CUDA stream of their own; the host's memory must be page-locked, or they block."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._stream = device, torch.cuda.Stream(device)

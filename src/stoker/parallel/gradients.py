@@ -21,7 +21,7 @@ class Trained:
 
     Attributes:
         split: whether tensor processes hold different parts of it.
-        partial: whether its gradient has to be summed over the tensor processes.
+        partial: whether its gradient must be summed over the tensor processes.
         copy: whether it is the last stage's copy of a tied embedding.
         tied: whether it is such a copy, or another stage has one.
     """
@@ -39,7 +39,7 @@ class Gradients:
     def __init__(self, trained: Sequence[Trained], mesh: Mesh, *, reduce_batch: bool) -> None:
         """
         Args:
-            reduce_batch: whether gradients have to be summed over the processes with the same weights, which no
+            reduce_batch: whether gradients must be summed over the processes with the same weights, which no
                 wrapper does.
         """
         self._trained, self._mesh, self._reduce_batch = trained, mesh, reduce_batch

@@ -57,7 +57,7 @@ def rows_held(parameter: torch.Tensor, piece: Piece | None) -> Rows:
     if isinstance(parameter, DTensor):
         mesh = parameter.device_mesh
         for axis, placement in enumerate(parameter.placements):
-            assert type(placement) in (Shard, Replicate), f"{placement} is no placement of fully_shard"
+            assert type(placement) in (Shard, Replicate), f"{placement} is not a placement of fully_shard"
             if isinstance(placement, Shard):
                 held = rows[placement.dim]
                 start, stop = chunk(held.stop - held.start, mesh.size(axis), mesh.get_local_rank(axis))

@@ -13,20 +13,22 @@ from stoker.models.head import Head
 from stoker.models.language_model import LanguageModel
 from stoker.models.objective import Loss, Objective, Reading
 from stoker.models.packed_row import row_of
-from stoker.models.router_balance import RouterBalance, balanced, in_loss, with_auxiliary
+from stoker.models.router_balance import RouterBalance, add_auxiliary_gradient, collect_router_logits, with_auxiliary
 from stoker.parallel.collectives import copy_to, gather_parts
 from stoker.parallel.mesh import Mesh
 
 T = TypeVar("T")
 
 
-class Whole(nn.Module):
+class UnsplitModel(nn.Module):
     """A causal language model whose forward pass ends in the loss.
 
     The loss is inside, as the head's weights are gathered for this forward pass only.
     """
 
-    def __init__(self, language: LanguageModel, mesh: Mesh, objective: Objective, critic: Whole | None = None) -> None:
+    def __init__(
+        self, language: LanguageModel, mesh: Mesh, objective: Objective, critic: UnsplitModel | None = None
+    ) -> None:
         super().__init__()
         self.model, self.critic = language.model, critic
         self.language, self.mesh, self.objective = language, mesh, objective
@@ -46,12 +48,12 @@ class Whole(nn.Module):
             return found
         if language.head is None or not language.packs:
             return (language.read(inputs, reading),) if reading else language.loss(inputs, self.objective)
-        with balanced(language.balance, inputs) as at_work:
+        with collect_router_logits(language.balance, inputs) as at_work:
             hidden = hidden_states(self.model, inputs, mesh)
             if reading is not None:
-                return (reading(predicting(hidden, inputs, mesh), inputs, language.head),)
-            loss = self.objective(predicting(hidden, inputs, mesh), inputs, language.head)
-            return loss._replace(total=in_loss(loss.total, at_work))
+                return (reading(predicting_states(hidden, inputs, mesh), inputs, language.head),)
+            loss = self.objective(predicting_states(hidden, inputs, mesh), inputs, language.head)
+            return loss._replace(total=add_auxiliary_gradient(loss.total, at_work))
 
 
 class ModelStage(nn.Module):
@@ -90,16 +92,16 @@ class ModelStage(nn.Module):
         """
         index = int(number)
         inputs = self.rows[index]
-        with row_of(inputs), balanced(self.balance, inputs) as at_work:
+        with row_of(inputs), collect_router_logits(self.balance, inputs) as at_work:
             hidden = hidden_states(self.model, inputs, self.mesh, None if self.is_first else x)
         if self.head is None:
             hidden = with_auxiliary(hidden, at_work, self.scale)
             return hidden.clone() if hidden._is_view() else hidden  # schedules detach it in place
         if self.reading is not None:
-            return self.reading(predicting(hidden, inputs, self.mesh), inputs, self.head)
-        loss = self.objective(predicting(hidden, inputs, self.mesh), inputs, self.head)
+            return self.reading(predicting_states(hidden, inputs, self.mesh), inputs, self.head)
+        loss = self.objective(predicting_states(hidden, inputs, self.mesh), inputs, self.head)
         self.losses[index] = loss._replace(total=loss.total.detach())
-        return torch.stack((in_loss(loss.total, at_work) * self.scale,))
+        return torch.stack((add_auxiliary_gradient(loss.total, at_work) * self.scale,))
 
 
 def hidden_states(model: Any, inputs: Inputs, mesh: Mesh, x: Tensor | None = None) -> Tensor:
@@ -114,7 +116,7 @@ def hidden_states(model: Any, inputs: Inputs, mesh: Mesh, x: Tensor | None = Non
     return model.base_model(**start, position_ids=inputs.positions, use_cache=False).last_hidden_state
 
 
-def predicting(hidden_BTD: Tensor, inputs: Inputs, mesh: Mesh) -> Tensor:
+def predicting_states(hidden_BTD: Tensor, inputs: Inputs, mesh: Mesh) -> Tensor:
     """Returns the hidden states at the predicting positions, shape (N, D)."""
     return to_head(hidden_BTD, mesh).flatten(0, 1)[inputs.predict]
 

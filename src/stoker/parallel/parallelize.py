@@ -35,10 +35,10 @@ from stoker.parallel.float8 import Float8
 from stoker.parallel.gradients import Gradients, Trained
 from stoker.parallel.materialise import materialise
 from stoker.parallel.mesh import Mesh
-from stoker.parallel.model_stage import ModelStage, Whole
+from stoker.parallel.model_stage import ModelStage, UnsplitModel
 from stoker.parallel.parallel_model import ParallelModel
 from stoker.parallel.pipeline import Pipeline
-from stoker.parallel.pipeline_split import blocks_of_stages, cut, stages_of_process
+from stoker.parallel.pipeline_split import blocks_of_stages, keep_stage_modules, stages_of_process
 from stoker.parallel.replicate import replicate
 from stoker.parallel.shard import shard
 from stoker.parallel.shard_spec import Piece
@@ -48,7 +48,7 @@ from stoker.parallel.vocabulary_parallel import VocabularyGroup, split_vocabular
 T = TypeVar("T")
 
 
-def spread(
+def parallelize(
     built: Built,
     mesh: Mesh,
     objective: Objective = next_token,
@@ -79,18 +79,23 @@ def spread(
         family = family_of(unwrap(built.model).config)
         assert family is not None
         _pack(built.model, family)
-        return _pipelined(built, family, mesh, objective, balance, compiled=compiled, float8=float8, compute=compute)
+        return _parallelize_pipeline(
+            built, family, mesh, objective, balance, compiled=compiled, float8=float8, compute=compute
+        )
     model = built.model
     weights: WeightSource = built.weights
-    policy = _within(model, mesh, balance, compiled=compiled, float8=float8)
+    policy = _parallelize_blocks(model, mesh, balance, compiled=compiled, float8=float8)
     language, pieces, partial, blocks = policy.language, policy.pieces, policy.partial, blocks_of(unwrap(model))
-    beside: Whole | None = None
+    beside: UnsplitModel | None = None
     if critic is not None:
-        own = _within(critic.model, mesh, None, compiled=compiled, float8=float8)
-        beside, language = Whole(own.language, mesh, objective), replace(language, critic=OwnCritic(own.language))
+        own = _parallelize_blocks(critic.model, mesh, None, compiled=compiled, float8=float8)
+        beside, language = (
+            UnsplitModel(own.language, mesh, objective),
+            replace(language, critic=OwnCritic(own.language)),
+        )
         blocks = [*blocks, *blocks_of(unwrap(critic.model)), beside]
         pieces, partial = pieces | _inside(own.pieces), partial | set(_inside(dict.fromkeys(own.partial)))
-    root: nn.Module = Whole(language, mesh, objective, beside)
+    root: nn.Module = UnsplitModel(language, mesh, objective, beside)
     packed_weights = packed_parameters(model)
     if layout.shard != "none":
         whole = {p for p in packed_weights if layout.zero < 3 or not can_be_cut(p)}
@@ -121,7 +126,9 @@ class _Within:
     partial: set[str]
 
 
-def _within(model: nn.Module, mesh: Mesh, balance: RouterBalance | None, *, compiled: bool, float8: Float8) -> _Within:
+def _parallelize_blocks(
+    model: nn.Module, mesh: Mesh, balance: RouterBalance | None, *, compiled: bool, float8: Float8
+) -> _Within:
     """Splits a model's tensors, has its blocks multiply in float8, compiles them, and has them computed again."""
     inner, layout = unwrap(model), mesh.layout
     family, prefix = family_of(inner.config), _prefix(model)
@@ -151,7 +158,7 @@ def _inside(named: dict[str, T]) -> dict[str, T]:
     return {f"{OWN_CRITIC}.{name}": value for name, value in named.items()}
 
 
-def _pipelined(
+def _parallelize_pipeline(
     built: Built,
     family: Family,
     mesh: Mesh,
@@ -182,7 +189,7 @@ def _pipelined(
         if last and tied and not first:
             head = inner.get_output_embeddings()
             head.weight = nn.Parameter(torch.empty_like(head.weight), requires_grad=head.weight.requires_grad)
-        cut(inner, family, ranges[number], first=first, last=last)
+        keep_stage_modules(inner, family, ranges[number], first=first, last=last)
         placed, across = _split(inner, family, mesh)
         apply_to_blocks(inner, mesh.device, family, compiled=compiled, recompute=layout.recompute, float8=float8)
         stage = ModelStage(inner, _head(inner, across) if last else None, mesh, objective, first=first, balance=balance)
@@ -233,7 +240,7 @@ def _head(inner: Any, across: VocabularyGroup | None) -> Head | None:
 
 
 def _partial(model: nn.Module, placed: Placed, prefix: str, layout: Layout) -> set[str]:
-    """Names of parameters whose gradients have to be summed over the tensor processes. With sequence parallelism
+    """Names of parameters whose gradients must be summed over the tensor processes. With sequence parallelism
     these are all whole ones, as each process applies them to its own tokens."""
     if layout.sequence:
         return {name for name, _ in model.named_parameters() if name.removeprefix(prefix) not in placed.pieces}

@@ -57,7 +57,7 @@ def stages_of_process(layout: Layout, pipe: int) -> list[int]:
     return [pipe, pipe + layout.pipeline]
 
 
-def cut(model: Any, family: Family, blocks: range, *, first: bool, last: bool) -> None:
+def keep_stage_modules(model: Any, family: Family, blocks: range, *, first: bool, last: bool) -> None:
     """Removes all other blocks from a causal language model, in place.
 
     Args:

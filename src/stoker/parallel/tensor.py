@@ -34,7 +34,7 @@ class Placed:
 
     Attributes:
         pieces: by name, of the parameters that are split over the tensor processes. All others are whole.
-        partial: names of whole parameters whose gradients have to be summed over the tensor processes.
+        partial: names of whole parameters whose gradients must be summed over the tensor processes.
     """
 
     pieces: dict[str, Piece] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stoker.models.language_model import drops
+from stoker.models.language_model import dropout_is_active
 
 
 class Apart:
@@ -22,7 +22,7 @@ class Apart:
     def __init__(self, model: nn.Module, index: int, device: torch.device) -> None:
         self._index, self._device = index, device
         self._before: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-        self.needed = drops(model)
+        self.needed = dropout_is_active(model)
 
     def around(self, last_column: nn.Module, row: nn.Module) -> None:
         """Registers the hooks from the end of a region's last column layer to the end of its row layer."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from stoker.job.layout import Recompute
-from stoker.plan.eager_traits import Code, code_of
+from stoker.plan.eager_traits import EagerTraits, code_of
 from stoker.plan.shape import Layer, Shape
 
 Held = Literal["fp32", "16-bit"]
@@ -65,7 +65,7 @@ def arithmetic(precision: str, *, held: Held = "fp32", rank: int = 0, frozen: bo
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedActivations:
     """Bytes of one token that a block saves for the backward pass.
 
     Attributes:
@@ -96,7 +96,7 @@ def eager_kept(
     tensor: int = 1,
     sequence: bool = False,
     processor: bool = False,
-) -> Kept:
+) -> SavedActivations:
     """Returns the activations of a block without recomputation, by operator.
 
     Args:
@@ -111,7 +111,7 @@ def eager_kept(
         of_attention, of_mlp = min(of_attention, 1), min(of_mlp, 1 if shape.norms > 1 or not of_attention else 0)
     if not types.reads:
         of_attention = of_mlp = 0
-    return Kept(
+    return SavedActivations(
         _norms(shape, layer, code, types, processor) / (tensor if sequence else 1),
         of_attention * types.product * shape.width,
         of_mlp * types.product * shape.width,
@@ -160,7 +160,7 @@ def row_bytes(shape: Shape, *, seq_len: int, types: Arithmetic, tensor: int = 1)
     return shape.heads * seq_len * types.product / tensor if code.alibi else 0.0
 
 
-def _readers(shape: Shape, layer: Layer, code: Code) -> tuple[int, int]:
+def _readers(shape: Shape, layer: Layer, code: EagerTraits) -> tuple[int, int]:
     """Returns how many products read the input of attention, and that of the MLP."""
     attention = layer.attentions * (1 if code.one_qkv else 3) + layer.state_space
     up = 2 if shape.gated else 1
@@ -170,7 +170,7 @@ def _readers(shape: Shape, layer: Layer, code: Code) -> tuple[int, int]:
     return attention, up if layer.feed_forward == "dense" else 0
 
 
-def _norms(shape: Shape, layer: Layer, code: Code, types: Arithmetic, processor: bool) -> float:
+def _norms(shape: Shape, layer: Layer, code: EagerTraits, types: Arithmetic, processor: bool) -> float:
     normalised = FLOAT if code.exact_norm else types.stream
     before = min(shape.norms, 2) + max(layer.attentions - 1, 0)
     behind = max(shape.norms - 2, 0)
@@ -188,7 +188,9 @@ def _norms(shape: Shape, layer: Layer, code: Code, types: Arithmetic, processor:
     return kept + statistics + masks
 
 
-def _attention(shape: Shape, layer: Layer, code: Code, types: Arithmetic, seq_len: int, processor: bool) -> float:
+def _attention(
+    shape: Shape, layer: Layer, code: EagerTraits, types: Arithmetic, seq_len: int, processor: bool
+) -> float:
     product, rows = types.product, shape.heads * seq_len
     if layer.state_space and shape.state_space is not None:
         # Projections, convolution, gate and result; the scan's own states are not modelled.
@@ -226,7 +228,7 @@ def _attention(shape: Shape, layer: Layer, code: Code, types: Arithmetic, seq_le
     return layer.attentions * (kept + narrow)
 
 
-def _feed_forward(shape: Shape, layer: Layer, code: Code, types: Arithmetic) -> float:
+def _feed_forward(shape: Shape, layer: Layer, code: EagerTraits, types: Arithmetic) -> float:
     product = types.product
     tensors = 2 + code.nonlinearity if shape.gated else code.nonlinearity
     if layer.feed_forward == "dense":

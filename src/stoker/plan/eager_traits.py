@@ -11,7 +11,7 @@ from stoker.plan.shape import Shape
 
 
 @dataclass(frozen=True)
-class Code:
+class EagerTraits:
     """Traits in which a family's code differs from the most common.
 
     Attributes:
@@ -39,21 +39,21 @@ class Code:
 
 TANH_GELU = 5  # into it, the cube's square, the hyperbolic tangent, both factors; the product of these
 CODES = {
-    "gpt2": Code(nonlinearity=TANH_GELU, rotary=False, drops_scores=True),
-    "gpt_neo": Code(nonlinearity=TANH_GELU, rotary=False),
-    "gptj": Code(nonlinearity=TANH_GELU),
-    "phi": Code(nonlinearity=TANH_GELU),
-    "opt": Code(nonlinearity=1, rotary=False),  # ReLU's backward pass needs its result only
-    "bloom": Code(one_qkv=True, rotary=False, alibi=True),
-    "gpt_neox": Code(one_qkv=True),
-    "falcon": Code(one_qkv=True, packed=False),
-    "cohere": Code(norm=3),  # the input, its deviations, the normalised values
-    "gemma": Code(exact_norm=True),
-    "gemma2": Code(exact_norm=True, softcap=True),
-    "gemma3_text": Code(exact_norm=True),
+    "gpt2": EagerTraits(nonlinearity=TANH_GELU, rotary=False, drops_scores=True),
+    "gpt_neo": EagerTraits(nonlinearity=TANH_GELU, rotary=False),
+    "gptj": EagerTraits(nonlinearity=TANH_GELU),
+    "phi": EagerTraits(nonlinearity=TANH_GELU),
+    "opt": EagerTraits(nonlinearity=1, rotary=False),  # ReLU's backward pass needs its result only
+    "bloom": EagerTraits(one_qkv=True, rotary=False, alibi=True),
+    "gpt_neox": EagerTraits(one_qkv=True),
+    "falcon": EagerTraits(one_qkv=True, packed=False),
+    "cohere": EagerTraits(norm=3),  # the input, its deviations, the normalised values
+    "gemma": EagerTraits(exact_norm=True),
+    "gemma2": EagerTraits(exact_norm=True, softcap=True),
+    "gemma3_text": EagerTraits(exact_norm=True),
 }
 
 
-def code_of(shape: Shape) -> Code:
+def code_of(shape: Shape) -> EagerTraits:
     """Traits of the shape's family; the most frequent ones for an unknown family."""
-    return CODES.get(shape.family, Code())
+    return CODES.get(shape.family, EagerTraits())

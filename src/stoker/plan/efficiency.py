@@ -13,7 +13,7 @@ class Efficiency:
 
     Attributes:
         matmul: of the peak, by large products in 16 bits and wider.
-        low_matmul, fp4_matmul: the same in 8 and in 4 bits, whose operands have to be scaled and cast.
+        low_matmul, fp4_matmul: the same in 8 and in 4 bits, whose operands must be scaled and cast.
         half_rows: tokens of a product at which it reaches half of that.
         half_width: inputs, or outputs, of a product at which it reaches half.
         attention: of the 16-bit peak, by fused attention.

@@ -38,7 +38,7 @@ def context_bytes(cluster: Cluster) -> float:
     return 0.0 if cluster.device.is_cpu else CONTEXT
 
 
-def room(cluster: Cluster) -> float:
+def allocatable_bytes(cluster: Cluster) -> float:
     """Bytes of a device that a program may allocate."""
     return max(0.0, cluster.device.memory_gib * 2**30 - context_bytes(cluster))
 

@@ -91,7 +91,7 @@ def critic_work(work: TrainingWork, shape: Shape, tune: TuneBlock) -> TrainingWo
     """
     return replace(
         work,
-        shape=scored(shape),
+        shape=with_score_head(shape),
         tuning=tune.method,
         rank=tune.rank,
         adapters=adapters_of(tune, shape.layers),
@@ -103,7 +103,7 @@ def critic_work(work: TrainingWork, shape: Shape, tune: TuneBlock) -> TrainingWo
     )
 
 
-def scored(shape: Shape) -> Shape:
+def with_score_head(shape: Shape) -> Shape:
     """Returns the shape with a head of one score, without a bias."""
     return replace(shape, scored=True, tied=False, head_bias=False)
 
@@ -121,7 +121,7 @@ def work_of_shape(job: ResolvedJob, shape: Shape, *, precision: str) -> Training
     if together > 1:  # a sample is several rows, each of which attends to itself
         positions = together * (train.seq_len + virtual_tokens(job))
     return TrainingWork(
-        scored(shape) if task_of(job).head == "score" else shape,
+        with_score_head(shape) if task_of(job).head == "score" else shape,
         train.seq_len,
         train.batch,
         precision=precision,

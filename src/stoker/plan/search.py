@@ -11,7 +11,7 @@ from stoker.hardware.cluster import Cluster
 from stoker.job.batch_solver import divisors
 from stoker.job.islands import islands_of
 from stoker.job.layout import SHARDS, ContextBy, Layout, Recompute, ScheduleName, Shard
-from stoker.plan.memory import Memory, peak_memory, room
+from stoker.plan.memory import Memory, allocatable_bytes, peak_memory
 from stoker.plan.search_space import EVERYTHING, Space
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shape import Shape
@@ -97,7 +97,7 @@ def search(
     passes = PassTimes()
     if cluster.device.is_cpu and space.offload is None:
         space = replace(space, offload={"none"})
-    capacity = room(cluster)
+    capacity = allocatable_bytes(cluster)
     roots = [(passes.least(root), root) for root in _roots(work, cluster, software) if space.reaches(root)]
     plans: list[LayoutPlan] = []
     nearest: LayoutPlan | None = None
@@ -147,7 +147,7 @@ def _parts(layout: Layout) -> int:
     return axes + sum(more)
 
 
-def settings(work: TrainingWork, cluster: Cluster, *, software: Software) -> Iterator[Setting]:
+def feasible_settings(work: TrainingWork, cluster: Cluster, *, software: Software) -> Iterator[Setting]:
     """Yields every setting that Stoker can train with and that could be sensible.
 
     Tensor parallelism stays inside a node. Pipelines have at least as many micro-batches as processes. Recomputing

@@ -17,7 +17,7 @@ SPLIT = (
 WHOLE = {"phi3": ("tensor",), "granite": ("pipeline",)}
 
 
-def splits(family: str, axis: str) -> bool:
+def supports_axis(family: str, axis: str) -> bool:
     """Returns whether a family splits over ``tensor``, ``pipeline`` or ``context``; true for an unnamed one."""
     return not family or (family in SPLIT and axis not in WHOLE.get(family, ()))
 
@@ -32,7 +32,7 @@ def trainable(setting: Setting) -> bool:
     layout, work = setting.layout, setting.work
     axes = (("tensor", layout.tensor), ("pipeline", layout.pipeline), ("context", layout.context))
     alone = work.sync_every > 1 and layout.islands == 1
-    if alone or not all(size == 1 or splits(work.shape.family, axis) for axis, size in axes):
+    if alone or not all(size == 1 or supports_axis(work.shape.family, axis) for axis, size in axes):
         return False
     split_backward = layout.schedule in SPLIT_BACKWARD and layout.recompute != "none"
     if layout.pipeline > 1 and (split_backward or work.precision == "fp16"):

@@ -13,7 +13,7 @@ APART = 2  # steps between two faults, so that one is over before the next
 ON_ONE_NODE = tuple(kind for kind in KINDS if kind not in OF_NODES)
 
 
-def draw(
+def draw_faults(
     count: int,
     *,
     seed: int,

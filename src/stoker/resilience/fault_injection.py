@@ -30,7 +30,7 @@ from stoker.errors import UserError
 from stoker.files import no_link, replace_file
 from stoker.resilience.watchdog import WINDOW
 from stoker.runs.run_folder import RunFolder
-from stoker.runs.shm_folder import CUT, SUPERVISOR, shared_folder, this_node
+from stoker.runs.shm_folder import CUT, SUPERVISOR, node_name, shared_folder
 
 Kind = Literal["kill", "hang", "slow", "nan", "corrupt", "fill-disk", "kill-node", "cut-link"]
 OF_NODES: tuple[Kind, ...] = ("kill-node", "cut-link")
@@ -88,7 +88,7 @@ def read_faults(folder: RunFolder) -> list[Fault]:
     try:
         return [Fault(**values) for values in json.loads(path.read_text(encoding="utf-8"))] if path.is_file() else []
     except (TypeError, ValueError) as error:
-        raise UserError(f"{path} is no list of faults ({error})") from error
+        raise UserError(f"{path} is not a list of faults ({error})") from error
 
 
 class Chaos:
@@ -103,7 +103,7 @@ class Chaos:
         self, folder: RunFolder, rank: int, checkpoints: Path, parameters: Sequence[nn.Parameter] = ()
     ) -> None:
         self._folder, self._rank, self._checkpoints, self._parameters = folder, rank, checkpoints, parameters
-        node = this_node()
+        node = node_name()
         self._mine = [
             (n, fault)
             for n, fault in enumerate(read_faults(folder))
@@ -194,7 +194,7 @@ class Chaos:
             time.sleep(POLL)
         *others, newest = [0, *storage.steps()]
         if others[1:]:  # no run survives the loss of its only checkpoint
-            flip(max(storage.path(newest).iterdir(), key=lambda path: path.lstat().st_size))
+            corrupt_file(max(storage.path(newest).iterdir(), key=lambda path: path.lstat().st_size))
         forget_copies(copies_in(shared_folder(self._folder.path)))
         self._kill(fault)
 
@@ -221,7 +221,7 @@ def shut_down_connections() -> None:
                 connection.shutdown(socket.SHUT_RDWR)
 
 
-def flip(path: Path) -> None:
+def corrupt_file(path: Path) -> None:
     """Flips some bytes in the middle of a file; its size stays."""
     with open(path, "r+b", opener=no_link) as file:
         file.seek(path.stat().st_size // 2)

@@ -41,7 +41,7 @@ Multiply = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Report:
+class DeviceReport:
     """Result of the tests of one process' device and machine.
 
     Attributes:
@@ -86,7 +86,7 @@ class NodeFinding:
     out: bool
 
 
-def check_device(device: torch.device, rank: int) -> Report:
+def check_device(device: torch.device, rank: int) -> DeviceReport:
     """Tests this process' device, and with several processes an all-reduce; then it is a collective."""
     begin = time.perf_counter()
     wrong = _memory_problem(device) or product_problem(device, torch.matmul)
@@ -101,7 +101,7 @@ def check_device(device: torch.device, rank: int) -> Report:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
     numbered = f"{name} {device.index}" if device.index is not None else name
     expected = _expected(device, name)
-    return Report(
+    return DeviceReport(
         rank,
         socket.gethostname(),
         numbered,
@@ -116,16 +116,16 @@ def check_device(device: torch.device, rank: int) -> Report:
     )
 
 
-def shared(mine: Report) -> list[Report]:
+def gather_reports(mine: DeviceReport) -> list[DeviceReport]:
     """Returns the reports of all processes, by rank; a collective where there are several."""
     if not dist.is_initialized():
         return [mine]
-    reports: list[Report | None] = [None] * dist.get_world_size()
+    reports: list[DeviceReport | None] = [None] * dist.get_world_size()
     dist.all_gather_object(reports, mine)
     return [report for report in reports if report is not None]
 
 
-def findings(reports: Sequence[Report]) -> list[NodeFinding]:
+def find_faults(reports: Sequence[DeviceReport]) -> list[NodeFinding]:
     """Returns the faults in the reports.
 
     A GPU is excluded if it computes wrongly, or at less than half of the rate measured for it earlier or of the others'
@@ -136,7 +136,7 @@ def findings(reports: Sequence[Report]) -> list[NodeFinding]:
     for r in reports:
         reference = r.expected or usual
         if not r.wrong and r.rate * SLOW < reference:
-            words = f"multiplies matrices at {r.rate / 1e9:,.0f} GFLOP/s, and should at {reference / 1e9:,.0f}"
+            words = f"multiplies matrices at {r.rate / 1e9:,.0f} GFLOP/s; expected {reference / 1e9:,.0f}"
             found.append(NodeFinding((r.rank,), f"{r.where} {words}", not r.is_cpu))
     clock = median_low(r.clock for r in reports)
     for r in reports:
@@ -145,7 +145,7 @@ def findings(reports: Sequence[Report]) -> list[NodeFinding]:
     return found
 
 
-def code_differs(reports: Sequence[Report]) -> Report | None:
+def code_differs(reports: Sequence[DeviceReport]) -> DeviceReport | None:
     """Returns the report of the first process that runs other code than rank 0."""
     return next((r for r in reports if r.code != reports[0].code), None)
 
@@ -167,7 +167,7 @@ def data_differs(mine: Mapping[str, str]) -> tuple[int, str] | None:
     return None
 
 
-def disk(folder: Path) -> tuple[int, float]:
+def measure_disk(folder: Path) -> tuple[int, float]:
     """Returns the free bytes where a folder is or will be, and its write rate in bytes per second.
 
     Raises:
@@ -208,7 +208,7 @@ def _memory_problem(device: torch.device) -> str:
         cells.fill_(pattern)
         wrong = int((cells != pattern).sum())
         if wrong:
-            return f"gives back {wrong} of {cells.numel()} memory cells other than they were written"
+            return f"{wrong} of {cells.numel()} memory cells returned wrong values"
     return ""
 
 
@@ -217,7 +217,7 @@ def product_problem(device: torch.device, multiply: Multiply) -> str:
     a, b = _factors(device)
     v = torch.arange(a.shape[1], device=device, dtype=torch.float64).remainder(2 * WHOLE + 1)[:, None] - WHOLE
     if not torch.equal(multiply(a, b).double() @ v, a.double() @ (b.double() @ v)):
-        return "multiplies matrices wrong"
+        return "computes wrong matrix products"
     return ""
 
 
@@ -231,7 +231,7 @@ def bfloat16_problem(device: torch.device, multiply: Multiply) -> str:
         found = multiply(a.bfloat16(), b.bfloat16())
     finally:
         backend.allow_bf16_reduced_precision_reduction = before
-    return "" if torch.equal(found, (a @ b).bfloat16()) else "multiplies matrices wrong in bfloat16"
+    return "" if torch.equal(found, (a @ b).bfloat16()) else "computes wrong matrix products in bfloat16"
 
 
 def has_tensor_cores(device: torch.device) -> bool:
@@ -265,7 +265,7 @@ def _reduced(device: torch.device) -> tuple[str, float]:
     summed = mine.clone()
     seconds = _timed(device, lambda: dist.all_reduce(summed))
     wrong = not torch.equal(summed, torch.full_like(summed, world * (world + 1) / 2))
-    return "receives other sums than were sent" if wrong else "", 4 * REDUCED / seconds
+    return "all-reduce returned wrong sums" if wrong else "", 4 * REDUCED / seconds
 
 
 def _timed(device: torch.device, work: Callable[[], Tensor | None]) -> float:

@@ -48,7 +48,7 @@ class Slow:
     last: int
 
 
-def limit(pulse: Pulse, hang: float | Literal["auto"], longest: Mapping[str, float]) -> float:
+def hang_timeout(pulse: Pulse, hang: float | Literal["auto"], longest: Mapping[str, float]) -> float:
     """Returns the seconds of silence after which a process counts as hung.
 
     Args:
@@ -72,7 +72,7 @@ def hung(
     """
     least = LEAST if hang == "auto" else hang  # of all limits; most processes are below it
     late = [(rank, p) for rank, p in pulses.items() if now - p.beat > least and p.phase != "end"]
-    silent = [(rank, p) for rank, p in late if now - p.beat > limit(p, hang, longest)]
+    silent = [(rank, p) for rank, p in late if now - p.beat > hang_timeout(p, hang, longest)]
     order = sorted(silent, key=lambda pair: (pair[1].done, pair[1].step, PHASES.index(pair[1].phase), pair[1].beat))
     return [Hung(rank, p.phase, p.step, now - p.beat) for rank, p in order]
 

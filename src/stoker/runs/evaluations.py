@@ -17,7 +17,7 @@ from typing import Any
 
 from stoker.errors import RunFailed
 from stoker.files import read_file, replace_file
-from stoker.runs.run_folder import writing
+from stoker.runs.run_folder import disk_errors
 
 VERSION = 1
 FOLDER = "evaluations"
@@ -87,7 +87,7 @@ def keep(folder: Path, evaluation: KeptEvaluation, rows: list[dict[str, Any]]) -
     place = folder / FOLDER
     if place.is_symlink() or (place.exists() and not place.is_dir()):
         raise RunFailed(f"{place} is a link or no folder; remove it")
-    with writing(place):
+    with disk_errors(place):
         place.mkdir(parents=True, exist_ok=True)
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(evaluation.time))
     number, name = 1, f"{stamp}-{evaluation.kind}"
@@ -95,7 +95,7 @@ def keep(folder: Path, evaluation: KeptEvaluation, rows: list[dict[str, Any]]) -
         number += 1
         name = f"{stamp}-{evaluation.kind}-{number}"
     path = place / f"{name}.json"
-    with writing(path):
+    with disk_errors(path):
         lines = (json.dumps(_finite(row), ensure_ascii=False) + "\n" for row in rows)
         replace_file(path.with_suffix(".jsonl"), "".join(lines))
         replace_file(path, json.dumps(evaluation.as_json(), indent=2, ensure_ascii=False) + "\n")

@@ -59,7 +59,7 @@ def unwritable(folder: Path) -> str:
     while not os.path.lexists(there):
         there = there.parent
     if not there.is_dir():
-        return "is no folder" if there == folder else f"lies below {there}, which is no folder"
+        return "is not a folder" if there == folder else f"lies below {there}, which is no folder"
     if not os.access(there, os.W_OK | os.X_OK):
         return f"cannot be written: no files can be made in {there}"
     try:

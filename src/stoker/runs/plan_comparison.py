@@ -75,7 +75,7 @@ class MeasuredRun:
     """The measurement of a run.
 
     Attributes:
-        steps: that the time is the median of; evaluation and checkpoints are not in it.
+        steps: number of steps in the median; evaluation and checkpoints are not in it.
         seconds: of a step.
         memory: bytes, largest of the fullest process.
         rollouts: seconds of a step's share of the answers that it trained on, a mean over the steps.
@@ -102,7 +102,7 @@ class PredictionRecord:
         """
         found, real = self.predicted, self.measured
         if found is None:
-            return f"predicted  nothing: {self.why_not}"
+            return f"predicted  unavailable: {self.why_not}"
         if real is None:
             return f"predicted  {found.describe()}; {found.source()}"
         memory = f"{real.memory / GIB:.2f} GiB ({real.memory / found.peak - 1:+.0%})"

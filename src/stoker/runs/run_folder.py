@@ -138,7 +138,7 @@ class RunFolder:
 
     def event(self, event: str, **values: Any) -> None:
         """Appends one event with its time (seconds since 1970)."""
-        with writing(self.events), open(self.events, "a+b", opener=no_link) as file:
+        with disk_errors(self.events), open(self.events, "a+b", opener=no_link) as file:
             if file.tell() and not _ends_in_newline(file):  # a killed process left half a line
                 file.write(b"\n")
             file.write(_line({"time": round(time.time(), 3), "event": event, **values}).encode())
@@ -155,7 +155,7 @@ class RunFolder:
         """Moves the metrics of steps that will be repeated to ``repeated.jsonl``; returns how many there were."""
         lines = self.read_metrics()
         if again := "".join(_line(line) for line in lines if line["step"] > step):
-            with writing(self.repeated), open(self.repeated, "a", encoding="utf-8", opener=no_link) as file:
+            with disk_errors(self.repeated), open(self.repeated, "a", encoding="utf-8", opener=no_link) as file:
                 file.write(again)
         kept = "".join(_line(line) for line in lines if line["step"] <= step)
         if self.metrics.is_file() and kept.encode() != read_file(self.metrics):  # also where half a line is left
@@ -184,7 +184,7 @@ class RunFolder:
         return ends[-1:] == ["done"]
 
     def _replace(self, path: Path, text: str) -> None:
-        with writing(path):
+        with disk_errors(path):
             replace_file(path, text)
 
 
@@ -193,7 +193,7 @@ class MetricsWriter:
 
     def __init__(self, folder: RunFolder) -> None:
         self._path = folder.metrics
-        with writing(self._path):
+        with disk_errors(self._path):
             self._file = open(self._path, "ab", buffering=0, opener=no_link)  # noqa: SIM115 -- see `close`
 
     def write(self, metrics: StepMetrics) -> None:
@@ -205,13 +205,13 @@ class MetricsWriter:
         values = asdict(metrics)
         measures = values.pop("measures")
         line = _line({**values, **measures}).encode()
-        with writing(self._path):
+        with disk_errors(self._path):
             while line:  # a disk that is almost full accepts a part of it; the next write then raises
                 line = line[self._file.write(line) :]
 
     def flush(self) -> None:
         """Syncs all lines to disk, so that a checkpoint never outlives the metrics before it."""
-        with writing(self._path):
+        with disk_errors(self._path):
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -219,7 +219,7 @@ class MetricsWriter:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def disk_errors(path: Path) -> Iterator[None]:
     """Turns errors of the disk into `DiskFailed`."""
     try:
         yield

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from stoker.errors import Problem, UserError
-from stoker.files import regular
+from stoker.files import open_regular
 
 LEAST = 32  # bytes
 MOST = 4096
@@ -21,7 +21,7 @@ def read_secret(path: Path) -> bytes:
     """
     make = f"write `head -c 32 /dev/urandom | xxd -p -c 64 > {path}; chmod 600 {path}`"
     try:
-        with open(path, "rb", opener=regular) as file:
+        with open(path, "rb", opener=open_regular) as file:
             found, content = os.fstat(file.fileno()), file.read(MOST + 1)
     except OSError as error:
         raise UserError(Problem(f"--secret {path} cannot be read ({error.strerror})", make)) from error

@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from stoker.errors import DiskFailed, RunFailed
-from stoker.files import regular
+from stoker.files import open_regular
 
 PREFIX = "stoker_"
 KEPT = "kept"
@@ -40,13 +40,13 @@ POLL = 0.02  # seconds
 _node = [""]  # of this process
 
 
-def on_node(name: str) -> None:
+def set_node_name(name: str) -> None:
     """Sets the node that this process belongs to: several nodes on one machine each have a folder."""
     _node[0] = name
 
 
-def this_node() -> str:
-    """Returns the name that `on_node` was given; empty for none."""
+def node_name() -> str:
+    """Returns the name that `set_node_name` was given; empty for none."""
     return _node[0]
 
 
@@ -64,8 +64,8 @@ def shared_folder(run: Path) -> Path:
     with suppress(FileNotFoundError):
         found = path.stat()
         identity += f" {found.st_dev} {found.st_ino}".encode()
-    if this_node():
-        identity += f" node {this_node()}".encode()
+    if node_name():
+        identity += f" node {node_name()}".encode()
     return place / f"{PREFIX}{path.name}-{hashlib.sha256(identity).hexdigest()[:12]}"
 
 
@@ -222,7 +222,7 @@ def _newest(folder: Path) -> int | None:
 
 def _identity(run: Path) -> str:
     """Returns the digest of the run's first event, which differs for another run in the same folder."""
-    with open(run / "events.jsonl", "rb", opener=regular) as file:
+    with open(run / "events.jsonl", "rb", opener=open_regular) as file:
         return hashlib.sha256(file.readline()).hexdigest()
 
 

@@ -104,14 +104,14 @@ def open_judge(argument: str) -> Judge:
     """Opens the judge of ``URL[,MODEL]``; MODEL defaults to the first one that the address lists.
 
     Raises:
-        UserError: it is no HTTP address.
+        UserError: it is not an HTTP address.
         RunFailed: it cannot be reached, or lists no model.
     """
     url, _, model = argument.partition(",")
     url = url.rstrip("/")
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UserError(Problem(f"{url!r} is no address of a judge", "write judge:http://HOST:PORT/v1,MODEL"))
+        raise UserError(Problem(f"{url!r} is not an address of a judge", "write judge:http://HOST:PORT/v1,MODEL"))
     if not model:
         try:
             model = str(_request(f"{url}/models")["data"][0]["id"])

@@ -11,7 +11,7 @@ from typing import Any
 import regex
 
 from stoker.errors import Problem, UserError
-from stoker.scoring.scorer import Score, Scorer, need
+from stoker.scoring.scorer import Score, Scorer, require_package
 
 _SENTENCES = regex.compile(r"[^.!?\u2026\u3002\uff01\uff1f\n]+")
 _LETTERS = regex.compile(r"\p{L}")
@@ -23,12 +23,12 @@ def language_scorer(name: str, argument: str, base: Path) -> Scorer:
     Raises:
         UserError: the package is missing, or it does not know the language.
     """
-    need("py3langid", name)
+    require_package("py3langid", name)
     known = languages()
     if argument not in known:
         near = get_close_matches(argument.lower(), known, 1, 0.5)
         hint = f"did you mean language:{near[0]}?" if near else f"take one of {', '.join(known)}"
-        raise UserError(Problem(f"the scorer {name!r} names no language by its code", hint))
+        raise UserError(Problem(f"the scorer {name!r} has an unknown language code", hint))
     return Scorer(name, lambda answer, row: Score(language_share(answer, argument)), needs_expected=False)
 
 

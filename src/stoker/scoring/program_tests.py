@@ -29,14 +29,14 @@ def code_scorer(name: str, argument: str, base: Path) -> Scorer:
     """Returns the scorer ``code``, or ``code:SECONDS``.
 
     Raises:
-        UserError: SECONDS is no time limit.
+        UserError: SECONDS is not a time limit.
         CannotRun: this system has no sandbox.
     """
     if problem := sandbox_problem():
         raise CannotRun(Problem(f"the scorer {name} runs programs of the model, and {problem}"))
     if argument and not (argument.isdigit() and 0 < int(argument) <= LONGEST):
         hint = f"write a whole number of seconds up to {LONGEST}: code:5"
-        raise UserError(Problem(f"the time limit {argument!r} is no number", hint))
+        raise UserError(Problem(f"the time limit {argument!r} is not a number", hint))
     return Scorer(name, partial(_tested, float(argument or SECONDS)), needs_expected=False, waits=True)
 
 
@@ -58,7 +58,7 @@ def problem_of_tests(row: AnswerRow) -> Problem | None:
     if not isinstance(value, str) and not (isinstance(value, list) and all(isinstance(v, str) for v in value)):
         return row.problem(f"{name} is neither Python nor a list of lines of Python")
     if entry is not None and not (isinstance(entry, str) and entry.isidentifier()):
-        return row.problem(f"entry_point is no name of a function: {entry!r}")
+        return row.problem(f"entry_point is not a name of a function: {entry!r}")
     return None
 
 

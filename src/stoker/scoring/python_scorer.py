@@ -47,7 +47,7 @@ def python_function(name: str, argument: str, base: Path) -> Callable[..., Any]:
     """
     module_name, _, path = argument.partition(":")
     if not module_name or not path:
-        raise UserError(Problem(f"{name!r} names no function", "write python:MODULE:FUNCTION"))
+        raise UserError(Problem(f"{name!r} is incomplete", "write python:MODULE:FUNCTION"))
     if str(base) not in sys.path:
         sys.path.insert(0, str(base))
     try:
@@ -96,7 +96,7 @@ def _call_batch(
     except Exception as error:
         raise UserError(rows[0].problem(f"{what} raised {type(error).__name__}: {reason_of(error)}")) from error
     if len(values) != len(rows):
-        raise UserError(rows[0].problem(f"{what} gave {len(values)} numbers", "give one for each answer"))
+        raise UserError(rows[0].problem(f"{what} returned {len(values)} numbers", "give one for each answer"))
     return [_score(name, value, row) for value, row in zip(values, rows, strict=True)]
 
 
@@ -126,5 +126,7 @@ def _as_trl(function: Callable[..., Any], answers: Sequence[str], rows: Sequence
 
 def _score(name: str, value: Any, row: AnswerRow) -> Score:
     if not isinstance(value, bool | int | float) or not math.isfinite(value):
-        raise UserError(row.problem(f"{name} gave {value!r}", "a function gives a number, or True or False"))
+        raise UserError(
+            row.problem(f"{name} returned {value!r}", "a function must return a finite number, or True or False")
+        )
     return Score(float(value))

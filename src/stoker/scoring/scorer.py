@@ -43,7 +43,7 @@ class Scorer:
     waits: bool = False
 
 
-def need(module: str, name: str) -> None:
+def require_package(module: str, name: str) -> None:
     """Raises UserError with the install command where a scorer's package is missing."""
     try:
         importlib.import_module(module)

@@ -31,13 +31,13 @@ from typing import Any
 
 import regex
 
-from stoker.errors import Problem, UserError, reading, reason_of
+from stoker.errors import Problem, UserError, reason_of, user_file_errors
 from stoker.scoring.answer_rows import AnswerRow
 from stoker.scoring.judge import Judge, open_judge
 from stoker.scoring.language import language_scorer
 from stoker.scoring.program_tests import code_scorer
 from stoker.scoring.python_scorer import python_scorer
-from stoker.scoring.scorer import Score, Scorer, need
+from stoker.scoring.scorer import Score, Scorer, require_package
 
 PATTERN_SECONDS = 5.0  # patterns may take exponential time
 ROUGES = ("rouge1", "rouge2", "rougeL")
@@ -123,10 +123,10 @@ def _found(pattern: Any, answer: str, row: AnswerRow) -> float:
 
 
 def _json_schema(name: str, argument: str, base: Path) -> Scorer:
-    need("jsonschema", name)
+    require_package("jsonschema", name)
     if argument:
         path = base / argument
-        with reading(f"the schema {argument}"):
+        with user_file_errors(f"the schema {argument}"):
             schema = json.loads(path.read_text(encoding="utf-8"))
         check = _validator(schema, argument)
         return Scorer(name, lambda answer, row: Score(_fits(check, answer)), needs_expected=False)
@@ -138,7 +138,7 @@ def _fits_own(answer: str, row: AnswerRow) -> Score:
     try:
         schema = json.loads(schema) if isinstance(schema, str) else schema
     except ValueError as error:
-        raise UserError(row.problem(f"the expected value is no JSON schema: {error}")) from error
+        raise UserError(row.problem(f"the expected value is not valid JSON: {error}")) from error
     return Score(_fits(_validator(schema, f"{row.source}:{row.row}"), answer))
 
 
@@ -169,7 +169,7 @@ def _fits(validator: Any, answer: str) -> float:
     try:
         return float(validator.is_valid(value))
     except _WrappedReferencingError as error:
-        raise UserError(f"the JSON schema refers to what it does not hold: {reason_of(error)}") from error
+        raise UserError(f"the JSON schema has an unresolved $ref: {reason_of(error)}") from error
 
 
 def _numeric(name: str, argument: str, base: Path) -> Scorer:
@@ -179,7 +179,9 @@ def _numeric(name: str, argument: str, base: Path) -> Scorer:
     except ValueError:
         tolerance = -1.0
     if not (tolerance >= 0 and math.isfinite(tolerance)):
-        raise UserError(Problem(f"the tolerance {argument!r} is no number", "write numeric:0.01 or numeric:1%"))
+        raise UserError(
+            Problem(f"the tolerance {argument!r} must be a number, at least 0", "write numeric:0.01 or numeric:1%")
+        )
     return Scorer(name, partial(_is_near, tolerance, relative or not argument))
 
 
@@ -188,7 +190,7 @@ def _is_near(tolerance: float, relative: bool, answer: str, row: AnswerRow) -> S
     for accepted in row.accepted:
         expected = last_number(accepted)
         if expected is None:
-            raise UserError(row.problem(f"the expected answer {accepted[:40]!r} holds no number"))
+            raise UserError(row.problem(f"the expected answer {accepted[:40]!r} contains no number"))
         allowed = tolerance * abs(expected) if relative else tolerance
         # The last digit of a decimal tolerance is not a binary number: 0.3 is within 0.1 of 0.2.
         scores.append(float(said is not None and abs(said - expected) <= allowed * (1 + 1e-9)))
@@ -196,7 +198,7 @@ def _is_near(tolerance: float, relative: bool, answer: str, row: AnswerRow) -> S
 
 
 def _rouge(name: str, argument: str, base: Path) -> Scorer:
-    need("rouge_score", name)
+    require_package("rouge_score", name)
     from rouge_score.rouge_scorer import RougeScorer
 
     kind = argument or "rougeL"
@@ -208,7 +210,7 @@ def _rouge(name: str, argument: str, base: Path) -> Scorer:
 
 def _chrf(name: str, argument: str, base: Path) -> Scorer:
     _without_argument(name, argument)
-    need("sacrebleu", name)
+    require_package("sacrebleu", name)
     from sacrebleu.metrics import CHRF
 
     measure = CHRF()

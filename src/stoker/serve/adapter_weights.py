@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from stoker.checkpoint.load_run import state_at
-from stoker.errors import Problem, UserError, reading
+from stoker.errors import Problem, UserError, user_file_errors
 from stoker.files import irregular
 from stoker.generate.open_model import OpenModel
 from stoker.job.blocks.tune_block import TuneBlock
@@ -84,12 +84,12 @@ def of_folder(path: Path) -> AdapterWeights:
         raise UserError(f"{path} is not an adapter: it has no {CONFIG}")
     if not (path / WEIGHTS).is_file():
         raise UserError(Problem(f"{path} holds no {WEIGHTS}", "convert pickled weights to safetensors"))
-    with reading(str(path / CONFIG)):
+    with user_file_errors(str(path / CONFIG)):
         if (path / CONFIG).stat().st_size > LARGEST_CONFIG:
             raise ValueError("it is too large for a configuration")
         config = json.loads((path / CONFIG).read_text())
         if not isinstance(config, dict):
-            raise ValueError("it is no object")
+            raise ValueError("it is not an object")
     if config.get("peft_type") != "LORA":
         method = str(config.get("peft_type"))[:40]
         raise UserError(f"{path} is an adapter of type {method}; only LORA is served over a shared base")
@@ -107,7 +107,7 @@ def of_folder(path: Path) -> AdapterWeights:
         raise UserError(f"{path / CONFIG}: lora_alpha is not a number")
     from safetensors.torch import load_file
 
-    with reading(str(path / WEIGHTS)):
+    with user_file_errors(str(path / WEIGHTS)):
         tensors = load_file(path / WEIGHTS)
     return AdapterWeights(
         str(path), tensors, float(config["lora_alpha"]), alphas, config.get("use_rslora") is True,

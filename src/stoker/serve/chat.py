@@ -17,7 +17,7 @@ from stoker.generate.request import Token
 from stoker.serve.answer_stream import AnswerStream, Delta
 from stoker.serve.api_error import bad_request
 from stoker.serve.chat_body import ChatBody, ChosenTool, Turn
-from stoker.serve.endpoint_state import Service, Usage, begun, engine_requests
+from stoker.serve.endpoint_state import Service, Usage, engine_requests, submit_requests
 from stoker.serve.grammar import ANY_OBJECT, SchemaConstraint
 from stoker.serve.served import Served
 from stoker.serve.sse import DONE, event
@@ -102,7 +102,7 @@ class ChatAnswer:
             body.stop,
             skip_special_tokens=not self.served.special_tokens.intersection(marks),
         )
-        await begun(answers)
+        await submit_requests(answers)
         self.usage.prompt_of(len(prompt))
         return answers
 
@@ -210,10 +210,10 @@ class ChatAnswer:
 
     def _score(self, token: int, value: float) -> dict[str, Any]:
         texts = self.served.texts
-        return {"token": texts.text(token), "logprob": bounded(value), "bytes": list(texts.bytes(token))}
+        return {"token": texts.text(token), "logprob": clamp_log_probability(value), "bytes": list(texts.bytes(token))}
 
 
-def bounded(log_probability: float) -> float:
+def clamp_log_probability(log_probability: float) -> float:
     """Clamps a log-probability to a value that JSON can hold."""
     return LEAST if math.isnan(log_probability) else max(LEAST, log_probability)
 
@@ -237,10 +237,10 @@ def template_message(turn: Turn) -> dict[str, Any]:
 
 
 def check_calls(body: ChatBody) -> None:
-    """Rejects tool calls in earlier turns whose arguments are no JSON object.
+    """Rejects tool calls in earlier turns whose arguments are not JSON object.
 
     Raises:
-        ApiError: the arguments are no JSON object.
+        ApiError: the arguments are not JSON object.
     """
     for place, turn in enumerate(body.messages):
         for number, call in enumerate(turn.tool_calls):
@@ -251,4 +251,4 @@ def check_calls(body: ChatBody) -> None:
                     arguments = None
                 if not isinstance(arguments, dict):
                     where = f"messages[{place}].tool_calls[{number}].function.arguments"
-                    raise bad_request(f"`{where}` is no JSON object", param=where)
+                    raise bad_request(f"`{where}` is not a JSON object", param=where)

@@ -163,5 +163,5 @@ class ChatBody(SamplingFields):
             raise ValueError("tool_choice is required, but there are no tools")
         forced = self.tool_choice == "required" or isinstance(self.tool_choice, ChosenTool)
         if forced and self.response_format is not None and self.response_format.type != "text":
-            raise ValueError("response_format and a tool that has to be called exclude each other")
+            raise ValueError("response_format and a tool that must be called exclude each other")
         return self

@@ -14,8 +14,8 @@ from typing import Any
 from stoker.generate.request import Token
 from stoker.serve.answer_stream import AnswerStream
 from stoker.serve.bodies import CompletionBody
-from stoker.serve.chat import bounded
-from stoker.serve.endpoint_state import Service, Usage, begun, engine_requests
+from stoker.serve.chat import clamp_log_probability
+from stoker.serve.endpoint_state import Service, Usage, engine_requests, submit_requests
 from stoker.serve.served import Served
 from stoker.serve.sse import DONE, event
 
@@ -68,7 +68,7 @@ class CompletionAnswer:
                 score_prompt=body.echo and body.logprobs is not None,
             )
             self._choices += [_Choice(tuple(ids), text) for _ in range(body.n)]
-        answers = await begun(AnswerStream(self.service.worker, self.served, requests, body.stop))
+        answers = await submit_requests(AnswerStream(self.service.worker, self.served, requests, body.stop))
         for ids, _ in prompts:
             self.usage.prompt_of(len(ids))
         return answers
@@ -139,11 +139,12 @@ class CompletionAnswer:
             offsets.append(choice.offset)
             choice.offset += len(decoder.decode(texts.bytes(token.id)))
         alternatives = [
-            token and {texts.text(number): bounded(value) for number, value in token.alternatives} for token in values
+            token and {texts.text(number): clamp_log_probability(value) for number, value in token.alternatives}
+            for token in values
         ]
         return {
             "tokens": names,
-            "token_logprobs": [token and bounded(token.log_probability) for token in values],
+            "token_logprobs": [token and clamp_log_probability(token.log_probability) for token in values],
             "top_logprobs": alternatives if self.body.logprobs else None,
             "text_offset": offsets,
         }

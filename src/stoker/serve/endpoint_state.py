@@ -171,7 +171,7 @@ def engine_requests(
     ]
 
 
-async def begun(answers: AnswerStream) -> AnswerStream:
+async def submit_requests(answers: AnswerStream) -> AnswerStream:
     """Submits the answers' requests; cancels them where the engine rejects one."""
     try:
         await answers.begin()

@@ -76,14 +76,14 @@ def _named(written: str) -> tuple[str, str]:
 
 def _gguf(arguments: argparse.Namespace) -> tuple[str, str]:
     """Returns (name, file) of the one model for llama.cpp."""
-    from stoker.models.model_source import locate
+    from stoker.models.model_source import find_model
 
     if len(arguments.runs) != 1:
         raise UserError("llama.cpp serves one GGUF file")
     name, place = _named(arguments.runs[0])
-    source = locate(place, Path.cwd())
+    source = find_model(place, Path.cwd())
     if source is None or source.kind != "gguf":
-        what = f"llama.cpp serves GGUF files, and {place} is none"
+        what = f"{place} is not a GGUF file, which llama.cpp needs"
         raise UserError(Problem(what, f"stoker export {place} --format gguf --to FOLDER"))
     return name or Path(place).name.removesuffix(".gguf"), source.where
 
@@ -107,7 +107,7 @@ def _llamacpp_words(arguments: argparse.Namespace) -> list[str]:
 
 def _vllm_words(arguments: argparse.Namespace) -> list[str]:
     """Returns the command line for one model and adapters over it."""
-    from stoker.models.model_source import HUB_ID, locate
+    from stoker.models.model_source import HUB_ID, find_model
     from stoker.runs.find_run import find_run
 
     bases, adapters = [], []
@@ -120,7 +120,7 @@ def _vllm_words(arguments: argparse.Namespace) -> list[str]:
             what = f"vLLM serves exported folders and hub ids, and {place} is a run"
             raise UserError(Problem(what, f"stoker export {place} --format merged --to FOLDER"))
         else:
-            if HUB_ID.fullmatch(place) and not path.exists() and locate(place, Path.cwd(), or_run=True) is None:
+            if HUB_ID.fullmatch(place) and not path.exists() and find_model(place, Path.cwd(), or_run=True) is None:
                 find_run(place, Path.cwd())  # a mistyped run: this raises the error that names the nearest one
             bases.append((name or path.name, str(path.resolve()) if path.is_dir() else place))
     if not bases and adapters:
@@ -153,7 +153,9 @@ def _config_of(adapter: Path) -> dict[str, Any]:
 def _base_of(adapter: Path) -> str:
     named = _config_of(adapter).get("base_model_name_or_path")
     if not isinstance(named, str) or not named:
-        raise UserError(Problem(f"{adapter} names no base", "name it with --base MODEL"))
+        raise UserError(
+            Problem(f"{adapter}: its adapter_config.json has no base_model_name_or_path", "name it with --base MODEL")
+        )
     return named
 
 

@@ -83,7 +83,7 @@ class RequestGuard:
         kind = headers.get(b"content-type", "").partition(";")[0].strip().lower()
         if scope["method"] == "POST" and kind != "application/json":
             # Browsers send other content types cross-origin without a preflight request.
-            return ApiError(415, "the body has to be JSON: Content-Type: application/json")
+            return ApiError(415, "the body must be JSON: Content-Type: application/json")
         return None
 
 

@@ -46,11 +46,11 @@ async def load_adapter(service: Service, name: str, path: str, base: str | None)
         host = _host_for(service, base)
         weights = await service.in_loading_thread(lambda: of_folder(folder))
         opened = await service.in_loading_thread(lambda: with_own_text(host_model(service, host), folder))
-    future = service.worker.call(lambda: beside(host, opened, weights), between=True)
+    future = service.worker.call(lambda: add_adapter(host, opened, weights), between=True)
     adapter, opened = await asyncio.wrap_future(future)
     served = Served(name, host, adapter, opened, parent=host.base, removable=True, root=str(folder))
     if name in service.models:  # another request was faster
-        await asyncio.wrap_future(service.worker.call(lambda: take_out(host, adapter), between=True))
+        await asyncio.wrap_future(service.worker.call(lambda: remove_adapter(host, adapter), between=True))
         raise bad_request(f"{name!r} is served already; unload it first", param="lora_name")
     service.models.add(served)
     return served
@@ -72,14 +72,14 @@ async def unload_adapter(service: Service, name: str) -> None:
     while served.users and time.monotonic() < deadline:
         await asyncio.sleep(0.02)
     adapter = TRAINED if served.adapter is None else served.adapter
-    await asyncio.wrap_future(service.worker.call(lambda: take_out(served.host, adapter), between=True))
+    await asyncio.wrap_future(service.worker.call(lambda: remove_adapter(served.host, adapter), between=True))
 
 
 def _of_run(service: Service, folder: Path) -> tuple[ServedBase, AdapterWeights, OpenModel]:
     run = find_run(str(folder), service.models.folder)
     found = adapter_of_run(run, load_job(run.job), "last", service.models.folder, service.models)
     if found is None:
-        what = f"{folder} has no plain LoRA adapter over a base here that a run with the same base has opened"
+        what = f"{folder} has no plain LoRA adapter of a base that this server serves"
         raise UserError(Problem(what, f"stoker export {folder} --format adapter --to FOLDER, and load the folder"))
     return found
 
@@ -152,7 +152,7 @@ def with_own_text(opened: OpenModel, folder: Path) -> OpenModel:
     return replace(opened, name=folder.name, codec=codec, chats=own or opened.chats)
 
 
-def beside(host: ServedBase, opened: OpenModel, weights: AdapterWeights) -> tuple[str, OpenModel]:
+def add_adapter(host: ServedBase, opened: OpenModel, weights: AdapterWeights) -> tuple[str, OpenModel]:
     """Adds an adapter to a host, in the engine's thread; returns (its name in memory, the open model).
 
     Raises:
@@ -160,21 +160,21 @@ def beside(host: ServedBase, opened: OpenModel, weights: AdapterWeights) -> tupl
     """
     model = host.engine.decoder.model
     if virtual_of(model) is not None:
-        raise UserError("the base has virtual tokens, beside which no adapter is loaded")
+        raise UserError("the base has virtual tokens; adapters cannot be loaded next to them")
     if any(isinstance(layer, Parts) for layer in model.modules()) and not weights.of_run:
         raise UserError("the base was opened by a run that splits its fused layers; serve the run of this adapter")
     adapter = f"served{host.next_number()}"
     try:
         opened = insert(replace(opened, decoder=host.engine.decoder), adapter, weights)
     except BaseException:
-        take_out(host, adapter)
+        remove_adapter(host, adapter)
         raise
     host.engine.decoder = opened.decoder
     host.engine.forget()
     return adapter, opened
 
 
-def take_out(host: ServedBase, adapter: str) -> None:
+def remove_adapter(host: ServedBase, adapter: str) -> None:
     """Removes an adapter from memory, in the engine's thread."""
     model = host.engine.decoder.model
     if isinstance(model, PeftModel) and adapter in model.peft_config:

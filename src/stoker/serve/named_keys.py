@@ -64,7 +64,7 @@ def read_keys(path: Path, roles: Sequence[str], *, option: str, reserved: Sequen
         elif not NAME.fullmatch(words[0]) or words[0] in reserved:
             problem = f"{words[0]} cannot be a name here"
         elif words[1] not in roles:
-            problem = f"{words[1]} is no role"
+            problem = f"{words[1]} is not a role"
         elif not _HASH.fullmatch(words[2]):
             problem = "the third word is not a SHA-256 in hexadecimal"
         elif words[0] in found:

@@ -14,13 +14,13 @@ from stoker.generate.request import BASE
 from stoker.job.load_job import load_job
 from stoker.job.paths import absolute
 from stoker.job.task_spec import task_of
-from stoker.models.model_source import locate
+from stoker.models.model_source import find_model
 from stoker.models.tokenizer import extension_of
 from stoker.models.virtual_tokens import virtual_of
 from stoker.node_cache.urls import is_url
 from stoker.runs.find_run import find_run
 from stoker.serve.adapter_weights import AdapterWeights, is_adapter_folder, is_plain_lora, of_folder
-from stoker.serve.load_adapter import adapter_of_run, beside, usable_name, with_own_text
+from stoker.serve.load_adapter import adapter_of_run, add_adapter, usable_name, with_own_text
 from stoker.serve.served import Models, Served, ServedBase
 from stoker.train.answer_scores import AnswerScores
 
@@ -58,7 +58,7 @@ def name_and_place(written: str, folder: Path) -> tuple[str, str]:
     if not equals or "://" in name or absolute(written, folder).exists():
         return "", written
     if not usable_name(name) or not place:
-        raise UserError(Problem(f"{written!r} is no NAME=RUN", "a name has letters, digits, and . : / @ + -"))
+        raise UserError(Problem(f"{written!r} is not a NAME=RUN", "a name has letters, digits, and . : / @ + -"))
     return name, place
 
 
@@ -76,7 +76,7 @@ class _Opener:
         path = absolute(place, self._folder)
         if is_adapter_folder(path):
             self._adapter_folder(name or path.name, path)
-        elif locate(place, self._folder, or_run=True) is not None:
+        elif find_model(place, self._folder, or_run=True) is not None:
             host, opened = self._base_of(place)
             if not any(served.host is host and served.adapter == BASE for served in self.models):
                 self.models.add(Served(name or opened.name, host, BASE, opened, root=place))
@@ -85,7 +85,7 @@ class _Opener:
 
     def _base_of(self, place: str) -> tuple[ServedBase, OpenModel]:
         """Loads a model from files, once."""
-        source = locate(place, self._folder)
+        source = find_model(place, self._folder)
         key = place if source is None else source.where
         if key not in self._bases:
             opened = open_model(place, self._folder, trusted=self._trusted)
@@ -97,14 +97,14 @@ class _Opener:
         place = self._base or self._named_base(weights, path)
         host, opened = self._base_of(place)
         own = with_own_text(opened, path)
-        adapter, own = beside(host, own, weights)
+        adapter, own = add_adapter(host, own, weights)
         self.models.add(Served(name, host, adapter, own, parent=host.base, removable=True, root=str(path)))
         if not any(served.host is host and served.adapter == BASE for served in self.models):
             self.models.add(Served(host.base, host, BASE, opened, root=place))
 
     def _named_base(self, weights: AdapterWeights, path: Path) -> str:
         # A URL in a foreign file is never requested.
-        if not weights.base or is_url(weights.base) or locate(weights.base, self._folder) is None:
+        if not weights.base or is_url(weights.base) or find_model(weights.base, self._folder) is None:
             what = f"{path} was trained over {weights.base!r}, which is not here"
             raise UserError(Problem(what, "name the base with --base MODEL"))
         return weights.base
@@ -150,7 +150,7 @@ class _Opener:
         if found is None:
             return False
         host, weights, opened = found
-        adapter, opened = beside(host, opened, weights)
+        adapter, opened = add_adapter(host, opened, weights)
         name = name or opened.name
         self.models.add(Served(name, host, adapter, opened, parent=host.base, removable=True, root=place))
         return True

@@ -74,7 +74,7 @@ class RankingService:
         raise ApiError(404, f"there is no model {name[:100]!r}; {hint}", param="model", code="model_not_found")
 
     def ignored_headers(self, unknown: list[str]) -> dict[str, str]:
-        """Returns the header that names fields that are no columns; each is also logged once."""
+        """Returns the header that names fields that are not columns; each is also logged once."""
         shown = [name.encode("ascii", "backslashreplace").decode()[:100] for name in sorted(unknown)[:20]]
         new = [name for name in shown if name.isprintable() and name not in self._named]
         if new and len(self._named) < 1000:

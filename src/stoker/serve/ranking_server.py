@@ -49,12 +49,12 @@ def open_scorers(
     """Opens the models of a command line, by name.
 
     Raises:
-        UserError: one is no ranking model, cannot be read, or two have the same name.
+        UserError: one is not a ranking model, cannot be read, or two have the same name.
     """
     found: dict[str, RowScorer] = {}
     for one in written:
         if not ranks(one, folder):
-            raise UserError(Problem(f"{one} is no ranking model", "serve language models by a server of their own"))
+            raise UserError(Problem(f"{one} is not a ranking model", "serve language models by a server of their own"))
         name, place = name_and_place(one, folder)
         if place.partition("://")[0] in SCHEMES:
             with store_errors(place):

@@ -8,7 +8,7 @@ from typing import Any
 
 from stoker.data.rows import Raw
 from stoker.data.tokenise import RowSettings, tokenise
-from stoker.models.collate import trim
+from stoker.models.collate import cut_after_last_target
 from stoker.serve.api_error import bad_request
 from stoker.serve.bodies import ScoreBody
 from stoker.serve.chat import template_message
@@ -52,4 +52,4 @@ def _as_in_training(served: Served, conversations: Sequence[Sequence[dict[str, A
         first = found.dropped[0]
         raise bad_request(f"this conversation cannot be scored: {first.reason}", param=f"messages[{first.row}]")
     spans = [slice(entry["start"], entry["start"] + entry["length"]) for entry in found.index]
-    return [trim((found.ids[span], found.trained[span]))[0].tolist() for span in spans]
+    return [cut_after_last_target((found.ids[span], found.trained[span]))[0].tolist() for span in spans]

@@ -199,7 +199,7 @@ class CallFinder:
         calls = self._read(text) if mark else []
         if calls:
             return "", calls
-        return (text if mark == "{" else mark + text), []  # the brace is no mark but text
+        return (text if mark == "{" else mark + text), []  # the brace is not a mark but text
 
     def _before_a_mark(self) -> str:
         """Returns the text before the next mark, and removes both."""

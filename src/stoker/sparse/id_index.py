@@ -157,12 +157,12 @@ class IdIndex:
         self._top += len(new)
         if self._top > len(self.ids):
             size = max(self._top, len(self.ids) * 3 // 2)
-            self.ids = grown(self.ids, size)
-            self.tables = grown(self.tables, size, -1)
+            self.ids = lengthened_copy(self.ids, size)
+            self.tables = lengthened_copy(self.tables, size, -1)
         return np.concatenate([old, new])
 
 
-def grown(values: np.ndarray, size: int, fill: int = 0) -> np.ndarray:
+def lengthened_copy(values: np.ndarray, size: int, fill: int = 0) -> np.ndarray:
     """Returns a copy that is longer along the first dimension."""
     longer = np.full((size, *values.shape[1:]), fill, values.dtype)
     longer[: len(values)] = values

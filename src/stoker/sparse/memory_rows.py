@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stoker.sparse.id_index import grown
+from stoker.sparse.id_index import lengthened_copy
 
 
 class MemoryRows:
@@ -35,7 +35,7 @@ class MemoryRows:
         """Reserves memory for rows below ``top``."""
         if top > len(self._values):
             size = max(top, len(self._values) * 3 // 2)
-            self._values, self._state = grown(self._values, size), grown(self._state, size)
+            self._values, self._state = lengthened_copy(self._values, size), lengthened_copy(self._state, size)
 
     def values(self, rows: np.ndarray) -> Tensor:
         """Returns a copy of stored values [n, columns]; rows may repeat."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from stoker.errors import DiskFailed, Problem, UserError, reason_of
-from stoker.sparse.id_index import grown
+from stoker.sparse.id_index import lengthened_copy
 from stoker.sparse.read_waits import ReadWaits
 
 _FIRST = 4096  # records
@@ -65,7 +65,7 @@ class RowLog:
         if self._end + len(rows) > len(self._data):
             self._make_room(len(rows))
         if (top := int(rows.max(initial=0)) + 1) > len(self._places):
-            self._places = grown(self._places, max(top, len(self._places) * 3 // 2), -1)
+            self._places = lengthened_copy(self._places, max(top, len(self._places) * 3 // 2), -1)
         self._data[self._end : self._end + len(rows)] = records
         self._places[rows] = np.arange(self._end, self._end + len(rows))
         self._end += len(rows)

@@ -49,7 +49,7 @@ def row_bytes(table: TableSettings) -> int:
     return form.columns * form.stored.itemsize + state * form.compute.itemsize
 
 
-def predicted(tables: Sequence[TableSettings], rows: int, *, first: int = 1, world: int = 1) -> ShardMemory:
+def predict_memory(tables: Sequence[TableSettings], rows: int, *, first: int = 1, world: int = 1) -> ShardMemory:
     """Predicts the memory of a process' part of tables with one layout.
 
     Args:

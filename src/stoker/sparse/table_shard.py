@@ -12,7 +12,7 @@ from stoker.sparse.admission import WaitingIds
 from stoker.sparse.evicted_ids import EvictedIds
 from stoker.sparse.eviction_pass import Candidates, EvictionPlan
 from stoker.sparse.hashing import hashes_of, mix64, owners_of, salt_of, uniform
-from stoker.sparse.id_index import IdIndex, grown
+from stoker.sparse.id_index import IdIndex, lengthened_copy
 from stoker.sparse.kernels import kernels
 from stoker.sparse.memory_rows import MemoryRows
 from stoker.sparse.row_format import RowFormat
@@ -245,7 +245,9 @@ class TableShard:
     def _make_room(self) -> None:
         size = len(self.index.ids)
         if size > len(self.last):
-            self.last, self.seen, self._numbers = (grown(x, size) for x in (self.last, self.seen, self._numbers))
+            self.last, self.seen, self._numbers = (
+                lengthened_copy(x, size) for x in (self.last, self.seen, self._numbers)
+            )
 
     def evict(self, candidates: Candidates, plan: EvictionPlan) -> None:
         """Deletes rows, and sets the default rows of a plan."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stoker.sparse.id_index import grown
+from stoker.sparse.id_index import lengthened_copy
 from stoker.sparse.memory_rows import MemoryRows
 from stoker.sparse.row_log import RowLog
 from stoker.sparse.table_settings import DiskTier
@@ -61,7 +61,7 @@ class TieredRows:
     def reserve(self, top: int) -> None:
         """Reserves memory for rows below ``top``."""
         if top > len(self._slots):
-            self._slots = grown(self._slots, max(top, len(self._slots) * 3 // 2), -1)
+            self._slots = lengthened_copy(self._slots, max(top, len(self._slots) * 3 // 2), -1)
 
     def values(self, rows: np.ndarray) -> Tensor:
         """Returns a copy of stored values [n, columns]; rows may repeat."""

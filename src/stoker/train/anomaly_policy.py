@@ -13,7 +13,7 @@ SHOWN_ROWS = 16  # row numbers named when a batch is bad; all of them are in the
 MOST_IN_A_ROW = 8  # consecutive skipped steps: after that the weights are to blame, not the samples
 MOST_AT_ONE_PLACE = 3  # rollbacks within one window of steps
 TO_SIGMA = 1.4826  # standard deviation over median absolute deviation of a normal distribution
-LEAST_SPREAD = 0.01  # of the median: where losses hardly differ, a small change is no spike
+LEAST_SPREAD = 0.01  # of the median: where losses hardly differ, a small change is not a spike
 LEAST = 8  # losses before the step; with fewer, nothing counts as a spike
 
 Answer = Literal["fine", "stop", "skip", "again", "back"]

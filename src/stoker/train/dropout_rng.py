@@ -46,7 +46,7 @@ class Draws:
 
 
 @contextmanager
-def watched() -> Iterator[Draws]:
+def record_dropout_masks() -> Iterator[Draws]:
     """Records every mask that dropout draws, in the backward pass too."""
     draws = Draws()
     dropout, attention = F.dropout, F.scaled_dot_product_attention

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from stoker.checkpoint.run_weights import NONE, stepped
+from stoker.checkpoint.run_weights import NONE, optimized_parameters
 from stoker.parallel.local_shard import local_shard
 from stoker.parallel.materialise import rows_held
 from stoker.parallel.shard_spec import Piece
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from stoker.models.resize_embeddings import NewRows
 
 
-class NewRowsFirst:
+class EmbeddingWarmup:
     """The first stage, as this process sees it.
 
     Args:
@@ -49,7 +49,7 @@ class NewRowsFirst:
         self._decays = [group["weight_decay"] for group in optimizer.param_groups]
         self._old: dict[Parameter, int] = {}  # number of old rows at the start of this process' shard
         self._others: list[Parameter] = []
-        for name, parameter, piece in stepped(model, pieces, aliases):
+        for name, parameter, piece in optimized_parameters(model, pieces, aliases):
             if name not in new.names:
                 self._others.append(parameter)
                 continue

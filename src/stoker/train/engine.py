@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from stoker.checkpoint.collective import together
+from stoker.checkpoint.collective import run_on_all_ranks
 from stoker.hardware.device import Device
-from stoker.models.collate import Inputs, lengthen
+from stoker.models.collate import Inputs, pad_with_document
 from stoker.models.objective import Loss, Reading, likeliest
 from stoker.models.packed_row import row_of
 from stoker.parallel.context_parallel import own_part, parts_of_row
@@ -215,7 +215,7 @@ class Distributed:
     def gather(self, mine: Callable[[], list[T]]) -> list[T]:
         mesh = self._mesh
         counts = not any(mesh.at(axis) for axis in ("tensor", "context", "pipe"))
-        found = together(lambda: (mesh.data_index, mine()) if counts else None)
+        found = run_on_all_ranks(lambda: (mesh.data_index, mine()) if counts else None)
         return [one for _, some in sorted(filter(None, found), key=lambda pair: pair[0]) for one in some]
 
     def count(self, parts: Sequence[Part]) -> Counts:
@@ -373,7 +373,7 @@ class Distributed:
         if alike:
             lengths = [max(lengths)] * len(rows)
         return [
-            replace(part, inputs=own_part(lengthen(row, length), self._mesh))  # type: ignore[arg-type]
+            replace(part, inputs=own_part(pad_with_document(row, length), self._mesh))  # type: ignore[arg-type]
             for part, row, length in zip(parts, rows, lengths, strict=True)
         ]
 

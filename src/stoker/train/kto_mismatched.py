@@ -11,7 +11,7 @@ from stoker.data.sequences import Document
 from stoker.data.token_cache import Row
 
 
-def mismatched(documents: Sequence[Document], following: Document) -> list[Document]:
+def mismatched_pairs(documents: Sequence[Document], following: Document) -> list[Document]:
     """Pairs each document's prompt with the answer of the next one; ``following`` comes after the last document.
 
     An answer begins at the first trained token. A pair longer than both its documents is cut.

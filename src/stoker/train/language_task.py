@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from stoker.data.corpus import Corpus
 from stoker.data.sequences import Document
 from stoker.job.task_spec import TaskSpec
-from stoker.models.collate import Inputs, nothing
+from stoker.models.collate import Inputs, empty_row
 from stoker.models.language_model import LanguageModel, has_dropout
 from stoker.models.objective import Loss, Measures, Objective, next_token
 from stoker.models.packed_row import row_of
@@ -147,7 +147,7 @@ class LanguageTask:
         return {}
 
     def nothing(self) -> Part:
-        row = nothing(self.device)
+        row = empty_row(self.device)
         if not self.language.packs:
             row = replace(row, positions=None, segments=None)
         return Part(row, targets=0, tokens=0)

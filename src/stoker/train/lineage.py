@@ -25,7 +25,7 @@ from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.stage import STAGE_KEYS, Stage
 from stoker.job.task_spec import task_of
 from stoker.models.model_folder import SETTINGS, TOKENIZER_FILES, weight_files
-from stoker.models.model_source import located
+from stoker.models.model_source import require_model
 from stoker.runs.run_folder import RunFolder
 from stoker.train.resume_check import differences
 
@@ -146,7 +146,7 @@ def weights_digest(run: str, base: Path) -> str:
 
 def _digest_of_model(name: str, base: Path) -> str:
     """Digests the content of a model's files; for a hub id or a model from scratch, returns its name."""
-    source = located(name, base)
+    source = require_model(name, base)
     if source.kind in ("hub", "scratch"):
         return f"{source.kind} {source.where}"
     where = Path(source.where)

@@ -11,7 +11,7 @@ from typing import NoReturn
 import torch
 from torch.optim import Optimizer
 
-from stoker.checkpoint.collective import by_first, together
+from stoker.checkpoint.collective import by_first, run_on_all_ranks
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.run_weights import NONE, saved_buffers
 from stoker.checkpoint.saver import Saver
@@ -181,7 +181,7 @@ class Loop:
                 for hook in self.hooks:
                     hook.after_run()
                 finished = self.progress.step >= self.plan.steps
-                paused = not finished and all(number is None for number in together(lambda: self.stop.signal))
+                paused = not finished and all(number is None for number in run_on_all_ranks(lambda: self.stop.signal))
                 if self.progress.step:
                     self._begin_save()
                     if paused:

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 from stoker.data.order import permute, stream_key
 from stoker.errors import UserError
 from stoker.models.objective import Loss, Measures
-from stoker.parallel.batch_norm import uncounted
+from stoker.parallel.batch_norm import without_batch_statistics
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.task import Part, with_tensors
 
@@ -87,7 +87,7 @@ class ModuleTask:
         return values.to(dtype=self.dtype if values.is_floating_point() else None)
 
     def around(self, part: Part) -> AbstractContextManager[None]:
-        return nullcontext() if part.targets else uncounted()
+        return nullcontext() if part.targets else without_batch_statistics()
 
     def loss(self, part: Part) -> Loss:
         assert isinstance(part.inputs, tuple)

@@ -12,7 +12,7 @@ from torch.optim import SGD, Adafactor, AdamW, Optimizer
 
 from stoker.checkpoint.chunks import Chunk, chunk_of
 from stoker.checkpoint.dcp_store import Saved
-from stoker.checkpoint.run_weights import NONE, stepped, trainable
+from stoker.checkpoint.run_weights import NONE, optimized_parameters, trainable
 from stoker.errors import Problem, UserError
 from stoker.job.resolved import ResolvedTrain
 from stoker.models.head import OWN_CRITIC
@@ -111,11 +111,12 @@ def held_moments(
     """Returns this process' part of the optimizer's state, by checkpoint name (``optimizer/<parameter>/<moment>``).
 
     A moment of the parameter's shape, or with one number for several entries of a row, is sharded as the parameter is;
-    other state (step counters) is whole. For ``pieces`` and ``aliases`` see `stoker.checkpoint.run_weights.stepped`.
+    other state (step counters) is whole. For ``pieces`` and ``aliases`` see
+    `stoker.checkpoint.run_weights.optimized_parameters`.
     """
     held: dict[str, list[Chunk]] = defaultdict(list)
     known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    for name, parameter, piece in stepped(model, pieces, aliases):
+    for name, parameter, piece in optimized_parameters(model, pieces, aliases):
         assert id(parameter) in known, f"{name} is not stepped: its weights are still gathered (see `reshard`)"
         for moment, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
@@ -146,7 +147,7 @@ def empty_moments(
         if key.startswith("optimizer/"):
             name, moment = key.removeprefix("optimizer/").rsplit("/", 1)
             moments[name][moment] = entry
-    for name, parameter, piece in stepped(model, pieces, aliases):
+    for name, parameter, piece in optimized_parameters(model, pieces, aliases):
         optimizer.state[parameter] = {
             moment: _room(name, parameter, piece, entry, fused=bool(optimizer.defaults.get("fused")))
             for moment, entry in moments[name].items()

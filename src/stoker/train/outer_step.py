@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from stoker.checkpoint.chunks import Held, chunk_of
 from stoker.checkpoint.dcp_store import OUTER
-from stoker.checkpoint.run_weights import saved_buffers, stepped
+from stoker.checkpoint.run_weights import optimized_parameters, saved_buffers
 from stoker.checkpoint.state import Saved
 from stoker.job.blocks.parallel_block import SyncBlock
 from stoker.parallel.local_shard import local_shard
@@ -36,13 +36,13 @@ class OuterStep:
         """
         Args:
             model: a model with the weights that all islands start with.
-            pieces, aliases: see `stoker.checkpoint.run_weights.stepped`.
+            pieces, aliases: see `stoker.checkpoint.run_weights.optimized_parameters`.
         """
         self._sync, self._group, self._islands = sync, mesh.groups["island"], mesh.layout.islands
         self._model, self._names = model, (pieces, aliases)
         self._kept: dict[str, dict[str, Tensor]] = {}
         self._begins = False  # whether the restored state had no islands
-        for name, parameter, _ in stepped(model, pieces, aliases):
+        for name, parameter, _ in optimized_parameters(model, pieces, aliases):
             self._kept[name] = {"weights": parameter.detach().clone()}
             if sync.outer == "nesterov":
                 self._kept[name]["momentum"] = torch.zeros_like(parameter, requires_grad=False)
@@ -63,7 +63,9 @@ class OuterStep:
     @torch.no_grad()
     def synchronise(self) -> None:
         """Takes the outer step; a collective."""
-        found = [(self._kept[name], parameter) for name, parameter, _ in stepped(self._model, *self._names)]
+        found = [
+            (self._kept[name], parameter) for name, parameter, _ in optimized_parameters(self._model, *self._names)
+        ]
         means = self._means([local_shard(parameter) for _, parameter in found])
         for (kept, parameter), mean in zip(found, means, strict=True):
             weights = local_shard(kept["weights"])
@@ -96,7 +98,7 @@ class OuterStep:
     def _held(self) -> Held:
         return {
             f"{OUTER}{name}/{kind}": [chunk_of(tensor, piece)]
-            for name, _, piece in stepped(self._model, *self._names)
+            for name, _, piece in optimized_parameters(self._model, *self._names)
             for kind, tensor in self._kept[name].items()
         }
 
@@ -108,6 +110,6 @@ class OuterStep:
     @torch.no_grad()
     def restored(self) -> None:
         """Sets the outer state of a run without islands to that of a synchronisation at this point."""
-        for name, parameter, _ in stepped(self._model, *self._names) if self._begins else ():
+        for name, parameter, _ in optimized_parameters(self._model, *self._names) if self._begins else ():
             for kind, tensor in self._kept[name].items():
                 local_shard(tensor).copy_(local_shard(parameter)) if kind == "weights" else local_shard(tensor).zero_()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stoker.checkpoint.collective import rank, together
+from stoker.checkpoint.collective import rank, run_on_all_ranks
 from stoker.errors import UserError
 from stoker.hardware.detect_machine import machines
 from stoker.hardware.device import Device
@@ -40,7 +40,7 @@ def predicted_of(prepared: Prepared) -> PredictionRecord:
 
     An error is recorded as the reason for having no prediction; training starts regardless.
     """
-    hosts = together(platform.node)
+    hosts = run_on_all_ranks(platform.node)
     if rank() != 0:
         return PredictionRecord(None)
     if (task := task_of(prepared.job)).sources:
@@ -187,13 +187,13 @@ def _of_answers(prepared: Prepared, sizes: RolloutSizes) -> tuple[float, tuple[_
     return float(np.mean(lengths)), (longest, mean)
 
 
-def compared(before: PredictionRecord, folder: RunFolder, device: Device, *, resumed: int) -> PredictionRecord:
+def add_measurement(before: PredictionRecord, folder: RunFolder, device: Device, *, resumed: int) -> PredictionRecord:
     """Adds what was measured since the run started or resumed to its prediction; a collective.
 
     Args:
         resumed: the step that the run resumed after.
     """
-    peaks = together(device.peak_memory)
+    peaks = run_on_all_ranks(device.peak_memory)
     if rank() != 0:
         return before
     lines = [line for line in folder.read_metrics() if line["step"] > resumed]

@@ -27,15 +27,15 @@ from stoker.models.families import family_of
 from stoker.models.language_model import LanguageModel, OwnCritic, lay_out_for
 from stoker.models.meta_model import allocate
 from stoker.models.objective import Objective, next_token
-from stoker.models.quantise import fact
-from stoker.models.router_balance import RouterBalance, routers_of, watch_routers
+from stoker.models.quantise import describe_quantisation
+from stoker.models.router_balance import RouterBalance, hook_routers, routers_of
 from stoker.models.router_check import no_routers
 from stoker.models.text import TextSide, open_text_side
 from stoker.models.virtual_tokens import Drawn
 from stoker.models.weight_source import fill_whole
 from stoker.parallel.layout_check import layout_problem
 from stoker.parallel.mesh import Mesh
-from stoker.parallel.parallelize import ParallelModel, spread
+from stoker.parallel.parallelize import ParallelModel, parallelize
 from stoker.train.language_task import LanguageTask
 from stoker.train.prepared import Prepared, apply_job_to_blocks, describe_parameters, engine_of
 from stoker.train.rollouts.open_critic import open_critic
@@ -111,7 +111,7 @@ def _ready(
     """Returns the model, with a separate critic if any, in memory: whole, or this process' part of it."""
     model = built.model
     if mesh is not None:
-        spread_out = spread(
+        spread_out = parallelize(
             built,
             mesh,
             objective,
@@ -170,7 +170,7 @@ def _facts(job: ResolvedJob, text: TextSide, language: LanguageModel, device: De
         "rows": "laid end to end, each attending to itself" if language.packs else "padded, grouped by length",
         "loss": "over the model's own logits" if language.head is None and layout.pipeline == 1 else _CHUNKED,
     }
-    quantised = fact(job, device, layout)
+    quantised = describe_quantisation(job, device, layout)
     if quantised is not None:
         facts["base"] = quantised
     if job.train.float8 != "none":
@@ -193,7 +193,7 @@ def _samples(loaded: LoadedJob, base: Path, text: TextSide, objective: Objective
 
 
 def _balance(loaded: LoadedJob, model: PreTrainedModel) -> RouterBalance | None:
-    balance = watch_routers(model, router_coefficient(loaded.job, model))
+    balance = hook_routers(model, router_coefficient(loaded.job, model))
     if balance is None and loaded.job.train.router_aux_loss not in ("auto", 0.0):
         raise UserError(no_routers(loaded))
     return balance

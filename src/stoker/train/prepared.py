@@ -12,7 +12,7 @@ from stoker.checkpoint.run_weights import trainable
 from stoker.hardware.device import Device
 from stoker.job.resolved import ResolvedJob
 from stoker.models.families.facts import Family
-from stoker.models.quantise import elements
+from stoker.models.quantise import unpacked_numel
 from stoker.parallel.apply_to_blocks import apply_to_blocks
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.parallel_model import ParallelModel
@@ -85,5 +85,5 @@ def apply_job_to_blocks(job: ResolvedJob, model: nn.Module, device: Device, fami
 def describe_parameters(model: nn.Module) -> str:
     """Formats parameter counts: ``134.5 M parameters, 4.9 M trained (3.6 %)``."""
     trained = sum(p.numel() for p in trainable(model).values())
-    total = max(1, sum(map(elements, model.parameters())))
+    total = max(1, sum(map(unpacked_numel, model.parameters())))
     return f"{total / 1e6:,.1f} M parameters, {trained / 1e6:,.1f} M trained ({trained / total:.1%})"

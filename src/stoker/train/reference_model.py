@@ -24,7 +24,7 @@ from stoker.models.adapters import unwrap
 from stoker.models.build_model import build_meta, build_model
 from stoker.models.collate import Inputs
 from stoker.models.language_model import lay_out_for
-from stoker.models.model_source import locate
+from stoker.models.model_source import find_model
 from stoker.models.packed_row import row_of
 from stoker.models.quantise import device_for
 from stoker.models.text import open_text_side
@@ -81,7 +81,7 @@ class ReferenceModel:
         assert job.model is not None
         update: dict[str, object] = {"tune": job.tune.model_copy(update={"method": "full", "new_rows_first": 0})}
         if not self._own:
-            if locate(self._named, self._base, or_run=True) is None:
+            if find_model(self._named, self._base, or_run=True) is None:
                 return None
             other = {"name": self._named, "tokenizer": None, "revision": None, "special_tokens": None, "stop": None}
             update["model"] = job.model.model_copy(update=other)

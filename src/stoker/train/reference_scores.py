@@ -27,7 +27,7 @@ from stoker.models.quantise import device_for
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.train.batch_extras import BatchExtras
 from stoker.train.engine import Engine
-from stoker.train.kto_mismatched import mismatched
+from stoker.train.kto_mismatched import mismatched_pairs
 from stoker.train.preference_objective import GOOD, KL, REFERENCE, answer_scores
 from stoker.train.reference_model import Compute, ReferenceModel
 from stoker.train.reference_table import ReferenceTable, row_key
@@ -55,7 +55,7 @@ class ReferenceScores(BatchExtras):
         self.needs_following = self._judged
 
     def beside(self, documents: Sequence[Document], following: Document | None) -> Sequence[Document]:
-        return mismatched(documents, following) if self._judged and following is not None else ()
+        return mismatched_pairs(documents, following) if self._judged and following is not None else ()
 
     def of_rows(self, documents: Sequence[Document]) -> Mapping[str, np.ndarray]:
         found: dict[str, np.ndarray] = {}
@@ -96,7 +96,7 @@ class ReferenceScores(BatchExtras):
 
     def before_evaluation(self, documents: Sequence[Document]) -> None:
         if self._precomputed:
-            others = mismatched(documents, documents[0]) if self._judged else []
+            others = mismatched_pairs(documents, documents[0]) if self._judged else []
             self._fill_by_another([*documents, *others], None)
 
     def _documents(self, task: LanguageTask) -> list[Document]:
@@ -112,8 +112,8 @@ class ReferenceScores(BatchExtras):
         samples = job.steps * job.train.batch if job.steps else sequences.total(job.epochs or 1.0)
         leaves_out = job.faults.spike or job.faults.not_finite == "roll-back"
         drawn = [document for index in range(samples * (1 + bool(leaves_out)) + 1) for document in sequences[index]]
-        others = mismatched(held_out, held_out[0]) if held_out else []
-        return [*drawn, *mismatched(drawn[:-1], drawn[-1]), *held_out, *others]
+        others = mismatched_pairs(held_out, held_out[0]) if held_out else []
+        return [*drawn, *mismatched_pairs(drawn[:-1], drawn[-1]), *held_out, *others]
 
     def _fill_by_another(self, documents: Sequence[Document], device: torch.device | None) -> None:
         other = ReferenceModel(self._loaded, self._base, self._block.reference)

@@ -17,7 +17,7 @@ from stoker.data.sequences import Document
 from stoker.errors import UserError
 from stoker.job.load_job import LoadedJob
 from stoker.models.adapters import unwrap
-from stoker.models.collate import Inputs, Row, trim
+from stoker.models.collate import Inputs, Row, cut_after_last_target
 from stoker.models.head import Head, LogitsHead
 from stoker.models.objective import Loss, Measures
 from stoker.models.score_head import OFFSET, score_head_of, scores
@@ -78,7 +78,7 @@ class RewardExtras(BatchExtras):
 
     def as_row(self, document: Document) -> Row:
         """Returns the document with one target after its last trained token, where the score is read."""
-        ids, _ = trim((document.row.ids, document.row.trained))
+        ids, _ = cut_after_last_target((document.row.ids, document.row.trained))
         return np.append(ids, ids[-1]), np.arange(len(ids) + 1) == len(ids)
 
     def of_rows(self, documents: Sequence[Document]) -> Mapping[str, np.ndarray]:

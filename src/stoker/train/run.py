@@ -34,7 +34,7 @@ from stoker.train.lr_schedule import Schedule
 from stoker.train.optimizer import build_optimizer
 from stoker.train.out_of_memory import memory_errors_told
 from stoker.train.outer_step import OuterStep
-from stoker.train.plan_prediction import compared, predicted_of
+from stoker.train.plan_prediction import add_measurement, predicted_of
 from stoker.train.power_sgd_state import PowerSgdState
 from stoker.train.prepared import Prepared
 from stoker.train.progress import Display
@@ -49,7 +49,7 @@ from stoker.train.weight_average import WeightAverage
 AUDITED = ("rows_in", "rows_used", "rows_cut", "rows_dropped", "tokens", "trained_tokens")  # in the first event
 
 
-def start(
+def train_run(
     prepared: Prepared,
     folder: RunFolder,
     base: Path,
@@ -146,7 +146,7 @@ def start(
     finally:
         if prepared.corpus:
             prepared.corpus.close()
-    comparison = compared(comparison, folder, prepared.device, resumed=resumed)
+    comparison = add_measurement(comparison, folder, prepared.device, resumed=resumed)
     event(outcome.state, step=outcome.step, stall=round(saver.stall, 3), **outcome.cached)
     if prepared.engine.first:
         comparison.write(folder)
@@ -186,10 +186,10 @@ def _warmup(prepared: Prepared, optimizer: Optimizer) -> list[Hook]:
     steps, new = prepared.job.tune.new_rows_first, prepared.new_rows
     if not steps or new is None:
         return []
-    from stoker.train.embedding_warmup import NewRowsFirst  # imports transformers
+    from stoker.train.embedding_warmup import EmbeddingWarmup  # imports transformers
 
     model, names = prepared.task.model, (prepared.pieces, prepared.aliases)
-    return [NewRowsFirst(model, optimizer, new, steps, *names).hook()]
+    return [EmbeddingWarmup(model, optimizer, new, steps, *names).hook()]
 
 
 def _sampler(prepared: Prepared) -> Sampler | None:
@@ -237,7 +237,7 @@ def _record(
     common: dict[str, Any] = {"task": job.task, "model": _model_name(job), "steps": plan.steps}
     common["began"] = round(began, 3)
     if prepared.audit is not None:
-        common["sources"] = [asdict(part) for part in prepared.audit.drawn]
+        common["sources"] = [asdict(part) for part in prepared.audit.mixture]
         common["audit"] = {name: getattr(prepared.audit, name) for name in AUDITED}
     if resumed:
         folder.event("resumed", step=resumed, repeated=repeated, where=where, **common)
@@ -259,8 +259,8 @@ def _derived(prepared: Prepared, plan: RunSchedule, schedule: Schedule) -> dict[
         "saves": f"every {plan.save_every} steps; held-out evaluation every {plan.evaluate_every}",
     }
     if checked:
-        if len(checked.drawn) > 1:
-            facts["sources"] = in_words(checked.drawn)
+        if len(checked.mixture) > 1:
+            facts["sources"] = in_words(checked.mixture)
         if ignored := [f"{i.field} ({i.rows:,} rows)" for i in checked.fields_ignored]:
             facts["ignored"] = f"fields that never reach the text: {', '.join(ignored[:8])}"
         facts["data"] = (

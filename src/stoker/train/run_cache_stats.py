@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from functools import reduce
 
-from stoker.checkpoint.collective import together
+from stoker.checkpoint.collective import run_on_all_ranks
 from stoker.node_cache.cache_stats import HERE, CacheStats
 
 
@@ -13,7 +13,7 @@ class RunCacheStats:
     """Cache counts of all processes at creation, plus this process' counts since. Creation is a collective."""
 
     def __init__(self) -> None:
-        self._all = reduce(CacheStats.__add__, together(lambda: HERE.counts))
+        self._all = reduce(CacheStats.__add__, run_on_all_ranks(lambda: HERE.counts))
         self._mine = HERE.counts
 
     def measures(self) -> dict[str, float]:

@@ -21,7 +21,7 @@ from stoker.parallel.float64_mode import arithmetic_of
 from stoker.runs.run_folder import RunFolder
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.prepare_module import prepare_module
-from stoker.train.run import start
+from stoker.train.run import train_run
 
 CALLER = "stoker.Trainer"  # shown as the place of a problem's key
 
@@ -106,7 +106,7 @@ class Trainer:
         """
         folder = RunFolder(self._base / self.job.output)
         with folder.take():
-            outcome, loop = start(self._prepared, folder, self._base, quiet=self.quiet)
+            outcome, loop = train_run(self._prepared, folder, self._base, quiet=self.quiet)
         task = self._prepared.task
         with arithmetic_of(self._prepared.device):
             evaluation = outcome.evaluation or evaluate(task, self._prepared.engine)

@@ -30,7 +30,7 @@ class ReferenceRun:
     checks: dict[str, Check] = field(default_factory=dict)
 
 
-def between(norms: tuple[float, ...]) -> float:
+def widest_gap_midpoint(norms: tuple[float, ...]) -> float:
     """Returns a limit between the norms: in the middle of the widest gap."""
     ordered = sorted(max(norm, SMALLEST) for norm in norms)
     if len(ordered) < 2:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stoker.checkpoint.chunks import Chunk, Held
-from stoker.checkpoint.collective import rank, together
+from stoker.checkpoint.collective import rank, run_on_all_ranks
 from stoker.verify.difference import Difference, distance
 
 Box = tuple[str, tuple[int, ...], tuple[int, ...]]  # name, offsets, sizes
@@ -20,7 +20,7 @@ def difference_of_replicas(held: Held) -> Difference:
     Nothing re-synchronises copies that have diverged, so they must be bitwise equal.
     """
     copies = {(name, n): chunk for name, chunks in held.items() for n, chunk in enumerate(chunks)}
-    digests = together(lambda: [(_box(name, c), _digest(c.data())) for (name, _), c in copies.items()])
+    digests = run_on_all_ranks(lambda: [(_box(name, c), _digest(c.data())) for (name, _), c in copies.items()])
     seen: dict[Box, set[bytes]] = {}
     for box, digest in (found for of_rank in digests for found in of_rank):
         seen.setdefault(box, set()).add(digest)
@@ -29,7 +29,7 @@ def difference_of_replicas(held: Held) -> Difference:
         return Difference(0.0, "nothing")
     mine = [(_box(name, c), rank(), c.data().cpu()) for (name, _), c in copies.items()]
     found: dict[Box, list[tuple[int, Tensor]]] = {}
-    for box, at, tensor in (each for of_rank in together(lambda: mine) for each in of_rank if each[0] in odd):
+    for box, at, tensor in (each for of_rank in run_on_all_ranks(lambda: mine) for each in of_rank if each[0] in odd):
         found.setdefault(box, []).append((at, tensor))
     sizes = {
         f"{box[0]} on the processes {first[0]} and {at}": distance(tensor, first[1])

@@ -13,7 +13,7 @@ from stoker.job.blocks.model_block import ModelBlock
 from stoker.models import hf_config as models_config
 from stoker.models import offline_models
 from stoker.models.gguf_model import tokenizer_of_gguf
-from stoker.models.model_source import locate
+from stoker.models.model_source import find_model
 
 HEADS, HEAD_SIZE = 8, 8  # fewest heads, if the job's model has that many
 WIDTH = HEADS * HEAD_SIZE
@@ -113,7 +113,7 @@ def config_of(block: ModelBlock, base: Path) -> PreTrainedConfig:
     Raises:
         UserError: the model does not exist, or its configuration cannot be read.
     """
-    source = locate(block.name, base)
+    source = find_model(block.name, base)
     if source is None:
         raise UserError(f"there is no model {block.name!r}")
     if source.kind == "scratch":

@@ -25,10 +25,10 @@ from stoker.train.dropout_rng import problem_of
 from stoker.verify.difference import Computed, TraceComparison, compare
 from stoker.verify.layout_cases import Cell, reference_of
 from stoker.verify.plain_run import as_plain, in_other_form, plain_job, run_plain, why_not
-from stoker.verify.reference_run import ReferenceRun, between
+from stoker.verify.reference_run import ReferenceRun, widest_gap_midpoint
 from stoker.verify.toy_job import FAULTY_STEPS, LayoutVariant, Twin
 from stoker.verify.verdict import Check, Verdict
-from stoker.verify.verify_run import Trace, trace
+from stoker.verify.verify_run import Trace, run_and_trace
 
 OWN = "one process"
 BOUND = 1e-10  # in float64, for a model whose family sets no other
@@ -149,7 +149,7 @@ class Verifier:
             run, path, clip = self._run(unclipped, one, 1), unclipped, 0.0
             seconds = time.perf_counter() - begin
             if self.twin.clips:
-                clip = between(run.grad_norms)
+                clip = widest_gap_midpoint(run.grad_norms)
                 path = self.twin.job_file(one, LayoutVariant(clip=clip), beside=cell)
                 run = self._run(path, one, 1)
             self.references[key] = ReferenceRun(run, path, clip, seconds)
@@ -271,7 +271,7 @@ class Verifier:
     def _run(self, path: Path, cell: Cell, world: int, *, dropout: bool = False, faulty: bool = False) -> Trace:
         last = self.twin.steps(cell)
         given = (str(path), self.pool.device, last, dropout, faulty)
-        found = self.pool.run(trace, *given, world=world, timeout=TIMEOUT, wait=self._wait)[0]
+        found = self.pool.run(run_and_trace, *given, world=world, timeout=TIMEOUT, wait=self._wait)[0]
         assert found is not None
         return found
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from stoker.checkpoint.collective import together
+from stoker.checkpoint.collective import run_on_all_ranks
 from stoker.checkpoint.gather import gather_whole
 from stoker.checkpoint.run_weights import held_gradients, held_weights
 from stoker.checkpoint.state import Where
@@ -29,11 +29,11 @@ from stoker.parallel.mesh import Mesh
 from stoker.parallel.shard_spec import Piece
 from stoker.resilience.heartbeat import Heart
 from stoker.runs.run_folder import RunFolder, StepMetrics
-from stoker.train.dropout_rng import Draw, Draws, watched
+from stoker.train.dropout_rng import Draw, Draws, record_dropout_masks
 from stoker.train.hooks import Hook
 from stoker.train.language_task import LanguageTask
 from stoker.train.prepare import prepare
-from stoker.train.run import start
+from stoker.train.run import train_run
 from stoker.train.task import Task
 from stoker.verify.difference import Computed, Difference, Key
 from stoker.verify.replica_check import difference_of_replicas
@@ -78,7 +78,7 @@ class _Listening(Heart):
         super().beat(phase, step)
 
 
-def trace(
+def run_and_trace(
     job_file: str,
     device_type: str = "cpu",
     last: int | None = None,
@@ -101,7 +101,7 @@ def trace(
     path = Path(job_file)
     numbers: dict[Key, float] = {}
     gradients: dict[Key, Tensor] = {}
-    with in_float64(), in_small_units(), watched() if dropout else nullcontext(Draws()) as draws:
+    with in_float64(), in_small_units(), record_dropout_masks() if dropout else nullcontext(Draws()) as draws:
         loaded = load_job(path)
         mesh = _mesh(loaded, device_type)
         prepared = prepare(loaded, path.parent, mesh=mesh)
@@ -124,10 +124,10 @@ def trace(
         folder = RunFolder(path.parent / loaded.job.output)
         folder.path.mkdir(exist_ok=True)
         hooks = [Hook(after_step=on_step), *([Hook(after_passes=_not_finite(model, mesh))] if faulty else [])]
-        _, loop = start(prepared, folder, path.parent, quiet=True, hooks=hooks, heart=_Listening(draws))
+        _, loop = train_run(prepared, folder, path.parent, quiet=True, hooks=hooks, heart=_Listening(draws))
         weights = _whole_weights(*own)
         replicas = difference_of_replicas(loop.state.now(loop.progress).held)
-        made = together(lambda: tuple(draws.made))
+        made = run_on_all_ranks(lambda: tuple(draws.made))
     if mesh is not None and not mesh.is_first:
         return None
     numbers |= _evaluations(folder)

@@ -28,7 +28,7 @@ def test_accelerate_s_megatron_and_axes() -> None:
     parts = checked(import_files([written(axes)])).job.parallel
     assert (parts.data, parts.shard_size, parts.tensor, parts.shard) == (4, 2, 2, "zero3")
     odd = megatron.replace("num_processes: 8", "num_processes: 6")
-    with pytest.raises(UserError, match="6 processes are no multiple of tensor x pipeline x context = 4"):
+    with pytest.raises(UserError, match="6 processes are not a multiple of tensor x pipeline x context = 4"):
         import_files([written(odd)])
 
 

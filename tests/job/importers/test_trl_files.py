@@ -127,7 +127,7 @@ def test_trl_s_defaults_of_groups_and_what_has_no_counterpart() -> None:
     [
         ("loss_type: cispo\n", "no loss of groups `cispo` yet"),
         ("reward_funcs: [org/reward-model]\n", "cannot take the model org/reward-model for a reward"),
-        ("per_device_train_batch_size: 3\n", "3 answers are no whole number of groups of 8"),
+        ("per_device_train_batch_size: 3\n", "3 answers are not a whole number of groups of 8"),
     ],
 )
 def test_trl_s_groups_that_cannot_be_carried(more: str, message: str) -> None:

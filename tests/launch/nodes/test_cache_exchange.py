@@ -70,7 +70,7 @@ def lab(tmp_path: Path, origin: CountingOrigin, monkeypatch: pytest.MonkeyPatch)
     made = Lab(tmp_path, [f"{origin.url}/data/"])
     origin.objects["data/x"] = random.Random(1).randbytes(5 * MIB + 7)
     yield made
-    cache_peers.use(None)
+    cache_peers.set_peers(None)
     made.close()
 
 
@@ -82,7 +82,7 @@ def serve_from(lab: Lab, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def read(lab: Lab, name: str, url: str, secret: bytes = SECRET) -> bytes:
     """An object as a process of a node gets it."""
-    cache_peers.use(lab.peers(name, secret))
+    cache_peers.set_peers(lab.peers(name, secret))
     found = lab.caches[name].version(url)
     path, pin = lab.caches[name].fetch(found)
     with pin:
@@ -111,7 +111,7 @@ def test_a_home_that_lost_its_disk_asks_its_neighbours(
     url, data = f"{origin.url}/data/x", origin.objects["data/x"]
     home = lab.home(lab.caches["n1"].version(url).key)
     other = "n2" if home == "n1" else "n1"
-    cache_peers.use(None)
+    cache_peers.set_peers(None)
     lab.caches[other].fetch(lab.caches[other].version(url))[1].close()  # from an earlier run
     serve_from(lab, other, monkeypatch)
     assert read(lab, home, url) == data and origin.sent == {"data/x": len(data)}

@@ -17,9 +17,9 @@ from stoker.job.layout import layout_of
 from stoker.job.load_job import with_nodes
 from stoker.launch.first_failure import Failure, Interrupted
 from stoker.launch.nodes.agent import message_of, pulses_of
-from stoker.launch.nodes.group import Group, Member, Node, chosen, placed
+from stoker.launch.nodes.group import Group, Member, Node, assign_ranks, select_training_nodes
 from stoker.launch.nodes.leader import JOIN, RETURN, Hands, Leader
-from stoker.launch.nodes.node_supervisor import MANY, POLL, rest
+from stoker.launch.nodes.node_supervisor import MANY, POLL, poll_interval
 from stoker.launch.nodes.outcome import outcome_of, outcome_to_json
 from stoker.launch.nodes.roster import SETTLED
 from stoker.launch.nodes.running_start import STACKS
@@ -444,8 +444,8 @@ def test_the_folder_that_the_lost_leader_still_holds_is_waited_for(tmp_path: Pat
 
 def test_nodes_keep_their_order_and_spares_come_last() -> None:
     nodes = [node("s", spare=True), node("d"), node("b"), node("c")]
-    assert [n.name for n in chosen(nodes, 3, before=["c", "b", "c"])] == ["c", "b", "d"]
-    assert [(m.node.name, m.first, m.count) for m in placed([node("a", 3), node("b", 3)], 4)] == [
+    assert [n.name for n in select_training_nodes(nodes, 3, before=["c", "b", "c"])] == ["c", "b", "d"]
+    assert [(m.node.name, m.first, m.count) for m in assign_ranks([node("a", 3), node("b", 3)], 4)] == [
         ("a", 0, 3),
         ("b", 3, 1),
     ]
@@ -474,5 +474,5 @@ def test_processes_of_a_node_that_has_ended_do_not_hang(three: Cluster) -> None:
 
 
 def test_messages_of_many_nodes_are_taken_together() -> None:
-    assert rest(0) == rest(MANY - 1) == 0.0
-    assert 0.0 < rest(MANY) == rest(1000) <= POLL
+    assert poll_interval(0) == poll_interval(MANY - 1) == 0.0
+    assert 0.0 < poll_interval(MANY) == poll_interval(1000) <= POLL

@@ -13,7 +13,7 @@ from stoker.job import load_job
 from stoker.job.layout import layout_of
 from stoker.job.load_job import with_nodes
 from stoker.launch.auto_parallel import with_plan
-from stoker.launch.nodes.group import Group, Node, placed
+from stoker.launch.nodes.group import Group, Node, assign_ranks
 from stoker.launch.nodes.roster import Roster
 from stoker.launch.run_spec import RunSpec
 
@@ -47,12 +47,14 @@ def roster_of(
     roster = Roster(spec, nodes[0], most=len(names), nccl=True, now=0.0, machine=machine)
     for node in nodes[1:]:
         roster.add(node, 0.0)
-    return roster, Group(1, placed(nodes[: len(names)], spec.layout.world))
+    return roster, Group(1, assign_ranks(nodes[: len(names)], spec.layout.world))
 
 
 def ranks(roster: Roster, group: Group, spec: RunSpec) -> dict[str, tuple[int, ...]]:
     """The devices of each node on which a job would run."""
-    return {m.node.name: m.node.devices[: m.count] for m in placed(roster.candidates(group)[0], spec.layout.world)}
+    return {
+        m.node.name: m.node.devices[: m.count] for m in assign_ranks(roster.candidates(group)[0], spec.layout.world)
+    }
 
 
 def test_a_device_that_is_left_out_is_used_no_more(tmp_path: Path) -> None:

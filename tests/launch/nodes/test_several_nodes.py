@@ -226,7 +226,7 @@ def test_shared_memory_of_a_node_is_gone_afterwards(make: Make) -> None:
     ("words", "said"),
     [
         (["--nodes", "3:2"], "--nodes 3:2: not of the form MIN or MIN:MAX"),
-        (["--rendezvous", "127.0.0.2"], "this is no HOST:PORT; write it as"),
+        (["--rendezvous", "127.0.0.2"], "this is not a HOST:PORT; write it as"),
         (["--secret", "none"], "--secret none cannot be read"),
         (["--listen", "10.255.255.1"], "this machine has no such address"),
         (["faults.nodes={min: 3, max: 2}"], "`min` is 3, and `max` is 2"),

@@ -13,7 +13,7 @@ test("there and back", () => {
   ]) assert.deepEqual(parse(address(view)), view);
 });
 
-test("what is no address is the start", () => {
+test("what is not an address is the start", () => {
   for (const hash of ["", "#", "#/", "#/nowhere/x", "#/%E0%A4%A"]) assert.equal(parse(hash).place, "start");
 });
 

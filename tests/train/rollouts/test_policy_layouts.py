@@ -19,7 +19,7 @@ from stoker.parallel.mesh import Mesh
 from stoker.runs.run_folder import RunFolder
 from stoker.train.prepare import prepare
 from stoker.train.rollouts.rollout_files import ROLLOUTS, RolloutFiles
-from stoker.train.run import start
+from stoker.train.run import train_run
 
 STEPS = 5
 LORA = ("tune.method=lora", "tune.rank=4", "grpo.kl_in=reward")
@@ -48,7 +48,7 @@ def trained(path: str, name: str, overrides: tuple[str, ...]) -> None:
         prepared = prepare(loaded, base, mesh=mesh)
         folder = RunFolder(base / name)
         folder.path.mkdir(exist_ok=True)
-        start(prepared, folder, base, quiet=True)
+        train_run(prepared, folder, base, quiet=True)
 
 
 @pytest.mark.parametrize(

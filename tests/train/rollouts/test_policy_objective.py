@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stoker.models.collate import Inputs, nothing, pack
+from stoker.models.collate import Inputs, empty_row, pack
 from stoker.models.head import Head, LogitsHead
 from stoker.train.rollouts.policy_objective import PolicyObjective, kl_estimate
 from stoker.train.rollouts.token_scores import TokenScoreReading, by_rollout, by_target
@@ -117,7 +117,7 @@ def test_before_the_first_step_the_ratio_is_one() -> None:
 def test_a_process_without_answers_has_a_loss_of_zero_with_gradients() -> None:
     head = Head(nn.Linear(WIDTH, VOCABULARY, bias=False))
     hidden = torch.randn(0, WIDTH, requires_grad=True)
-    loss = PolicyObjective(clip_low=0.2, clip_high=0.2, kl=0.1)(hidden, nothing(CPU), head).total
+    loss = PolicyObjective(clip_low=0.2, clip_high=0.2, kl=0.1)(hidden, empty_row(CPU), head).total
     loss.backward()
     assert loss.item() == 0.0 and hidden.grad is not None
 

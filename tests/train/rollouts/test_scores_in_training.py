@@ -21,7 +21,7 @@ from stoker.train.prepare import prepare
 from stoker.train.prepared import Prepared
 from stoker.train.rollouts.policy_settings import PolicySettings
 from stoker.train.rollouts.rollout_files import ROLLOUTS, RolloutFiles
-from stoker.train.run import start
+from stoker.train.run import train_run
 
 STEPS = 3
 MEASURED = ("seconds", "time", "tokens_per_s", "memory_gib", "data_seconds", "stall", "effective", "rollout_seconds")
@@ -64,7 +64,7 @@ def trained(path: str, name: str, overrides: tuple[str, ...], shortcut: bool) ->
                 return before(*arguments, **more)
 
             patch.setattr(prepared.engine, "read", counted)
-            start(prepared, folder, base, quiet=True)
+            train_run(prepared, folder, base, quiet=True)
     return read
 
 

@@ -97,4 +97,4 @@ class ClusterRun:
             overrides = tuple(values.pop("overrides"))
             return cls(**values, overrides=overrides, block=block, job=job, archive=archive)
         except (KeyError, TypeError) as error:
-            raise ValueError(f"it is no submission: {error}") from None
+            raise ValueError(f"not a submission record: {error}") from None

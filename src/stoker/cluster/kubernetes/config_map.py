@@ -6,7 +6,7 @@ import base64
 from collections.abc import Sequence
 
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
-from stoker.cluster.kubernetes.manifest_fields import Manifest, given, metadata
+from stoker.cluster.kubernetes.manifest_fields import Manifest, metadata, without_empty
 from stoker.cluster.kubernetes.node_script import DRIVER, HOSTFILE, JOB, RECORD
 from stoker.cluster.kubernetes.rayjob import driver_plan
 from stoker.cluster.kubernetes.sent_archive import ARCHIVE, part_map, parts_of
@@ -44,5 +44,5 @@ def _own(run: ClusterRun, parts: Sequence[bytes]) -> Manifest:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata(run),
-        **given(immutable=True, data=data, binaryData=given(**{ARCHIVE: archive})),
+        **without_empty(immutable=True, data=data, binaryData=without_empty(**{ARCHIVE: archive})),
     }

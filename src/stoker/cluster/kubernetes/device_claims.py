@@ -7,7 +7,7 @@ all drivers (KEP 4381, "standard device attributes").
 from __future__ import annotations
 
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
-from stoker.cluster.kubernetes.manifest_fields import Manifest, given, metadata
+from stoker.cluster.kubernetes.manifest_fields import Manifest, metadata, without_empty
 
 PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
 CLAIM = "devices"
@@ -39,7 +39,7 @@ def claim_template(run: ClusterRun) -> Manifest:
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaimTemplate",
         "metadata": metadata(run, claim_name(run)),
-        "spec": {"spec": {"devices": given(requests=requests, constraints=constraints)}},
+        "spec": {"spec": {"devices": without_empty(requests=requests, constraints=constraints)}},
     }
 
 
@@ -60,4 +60,4 @@ def _classes(run: ClusterRun) -> dict[str, tuple[str, int]]:
 
 
 def _request(name: str, device_class: str, count: int = 1) -> Manifest:
-    return {"name": name, "exactly": given(deviceClassName=device_class, count=count if count > 1 else None)}
+    return {"name": name, "exactly": without_empty(deviceClassName=device_class, count=count if count > 1 else None)}

@@ -6,7 +6,7 @@ Fluid makes a persistent volume claim of the dataset's name, which the pods moun
 from __future__ import annotations
 
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
-from stoker.cluster.kubernetes.manifest_fields import Manifest, given, metadata
+from stoker.cluster.kubernetes.manifest_fields import Manifest, metadata, without_empty
 from stoker.cluster.kubernetes.pod_volumes import dataset_name
 from stoker.job.targets.kubernetes_parts import FluidBlock, FluidMountBlock
 
@@ -46,7 +46,7 @@ def _mount(mount: FluidMountBlock, fluid: FluidBlock) -> Manifest:
     for option, reference in mount.secrets.items():
         secret, _, key = reference.partition("/")
         secrets.append({"name": option, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}})
-    return given(
+    return without_empty(
         name=mount.name,
         mountPoint=mount.url,
         readOnly=fluid.read_only or None,

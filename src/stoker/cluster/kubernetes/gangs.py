@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
-from stoker.cluster.kubernetes.manifest_fields import Manifest, given, metadata, times
+from stoker.cluster.kubernetes.manifest_fields import Manifest, metadata, multiply_quantity, without_empty
 from stoker.cluster.kubernetes.placement import pod_affinity, pod_tolerations
-from stoker.cluster.kubernetes.pod_resources import amounts
+from stoker.cluster.kubernetes.pod_resources import resource_amounts
 
 HEAD = "head"  # the group of a RayJob's head pod
 HEAD_AMOUNTS: dict[str, int | str] = {"cpu": 2, "memory": "8Gi"}
@@ -59,14 +59,16 @@ def pod_group(run: ClusterRun) -> Manifest | None:
     return make(run) if make is not None else None
 
 
-def members(run: ClusterRun) -> int:
+def gang_size(run: ClusterRun) -> int:
     """Returns the number of pods that must start together: the minimum of nodes, and a RayJob's head."""
     return run.least + (run.kind == "rayjob")
 
 
 def least_resources(run: ClusterRun) -> dict[str, int | str]:
     """Returns the total resources of these pods."""
-    found: dict[str, int | str] = {name: times(amount, run.least) for name, amount in amounts(run).items()}
+    found: dict[str, int | str] = {
+        name: multiply_quantity(amount, run.least) for name, amount in resource_amounts(run).items()
+    }
     return found if run.kind != "rayjob" else {}  # the sum with the head's is left to the scheduler
 
 
@@ -85,7 +87,7 @@ def _kueue(run: ClusterRun, group: str) -> GangParts:
     key = f"kueue.x-k8s.io/podset-{run.block.topology_mode}-topology"
     return GangParts(
         pod_annotations={key: topology} if topology is not None else {},
-        labels=given(
+        labels=without_empty(
             **{
                 "kueue.x-k8s.io/queue-name": run.block.queue,
                 "kueue.x-k8s.io/priority-class": run.block.workload_priority,
@@ -103,7 +105,7 @@ def _coscheduling(run: ClusterRun, group: str) -> GangParts:
 
 def _koordinator(run: ClusterRun, group: str) -> GangParts:
     labels = {"pod-group.scheduling.sigs.k8s.io": run.name, "quota.scheduling.koordinator.sh/name": run.block.queue}
-    return GangParts("koord-scheduler", pod_labels=given(**labels))
+    return GangParts("koord-scheduler", pod_labels=without_empty(**labels))
 
 
 def _yunikorn(run: ClusterRun, group: str) -> GangParts:
@@ -115,15 +117,17 @@ def _yunikorn(run: ClusterRun, group: str) -> GangParts:
         "yunikorn.apache.org/schedulingPolicyParameters": "gangSchedulingStyle=Hard",
     }
     labels = {"yunikorn.apache.org/app-id": run.name, "yunikorn.apache.org/queue": run.block.queue}
-    return GangParts("yunikorn", pod_labels=given(**labels), pod_annotations=annotations)
+    return GangParts("yunikorn", pod_labels=without_empty(**labels), pod_annotations=annotations)
 
 
 def _task_group(run: ClusterRun, name: str, count: int) -> Manifest:
     """Returns a copy of the pods' requests, with which YuniKorn reserves their place."""
-    return given(
+    return without_empty(
         name=name,
         minMember=count,
-        minResource={key: str(value) for key, value in (HEAD_AMOUNTS if name == HEAD else amounts(run)).items()},
+        minResource={
+            key: str(value) for key, value in (HEAD_AMOUNTS if name == HEAD else resource_amounts(run)).items()
+        },
         nodeSelector=dict(run.block.node_selector),
         tolerations=pod_tolerations(run.block.tolerations),
         affinity=pod_affinity(run),
@@ -135,8 +139,8 @@ def _native(run: ClusterRun, group: str) -> GangParts:
 
 
 def _volcano_group(run: ClusterRun) -> Manifest:
-    spec = given(
-        minMember=members(run),
+    spec = without_empty(
+        minMember=gang_size(run),
         minResources=least_resources(run),
         queue=run.block.queue,
         priorityClassName=run.block.priority,
@@ -154,19 +158,19 @@ def hypernodes(run: ClusterRun) -> Manifest | None:
 
 
 def _coscheduling_group(run: ClusterRun) -> Manifest:
-    spec = given(minMember=members(run), minResources=least_resources(run))
+    spec = without_empty(minMember=gang_size(run), minResources=least_resources(run))
     return _group("scheduling.x-k8s.io/v1alpha1", run, spec)
 
 
 def _koordinator_group(run: ClusterRun) -> Manifest:
-    spec = given(minMember=members(run), minResources=least_resources(run))
+    spec = without_empty(minMember=gang_size(run), minResources=least_resources(run))
     return _group("scheduling.sigs.k8s.io/v1alpha1", run, spec)
 
 
 def _native_group(run: ClusterRun) -> Manifest:
     topology = run.block.topology
-    spec = given(
-        schedulingPolicy={"gang": {"minCount": members(run)}},
+    spec = without_empty(
+        schedulingPolicy={"gang": {"minCount": gang_size(run)}},
         schedulingConstraints={"topology": [{"key": topology}]} if topology is not None else None,
         priorityClassName=run.block.priority,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
 from stoker.cluster.kubernetes.gangs import gang_parts
-from stoker.cluster.kubernetes.manifest_fields import Manifest, given, metadata
+from stoker.cluster.kubernetes.manifest_fields import Manifest, metadata, without_empty
 from stoker.cluster.kubernetes.pod_template import CONTAINER, pod_template
 
 WRONG_INPUT, CANNOT_RUN = 2, 3  # exit codes of Stoker that another start cannot change
@@ -17,7 +17,7 @@ def job(run: ClusterRun) -> Manifest:
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": metadata(run, labels=gang.labels),
-        "spec": {**given(suspend=gang.suspend), **job_spec(run, ttl=run.block.ttl)},
+        "spec": {**without_empty(suspend=gang.suspend), **job_spec(run, ttl=run.block.ttl)},
     }
 
 
@@ -34,7 +34,7 @@ def job_spec(run: ClusterRun, *, ttl: int | None = None) -> Manifest:
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {"action": "Ignore", "onExitCodes": _codes([run.requeue])},
     ]
-    return given(
+    return without_empty(
         completionMode="Indexed",
         completions=run.nodes,
         parallelism=run.nodes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
 from stoker.cluster.kubernetes.gangs import gang_parts
 from stoker.cluster.kubernetes.job import job_spec
-from stoker.cluster.kubernetes.manifest_fields import Manifest, given, metadata
+from stoker.cluster.kubernetes.manifest_fields import Manifest, metadata, without_empty
 from stoker.cluster.kubernetes.pod_template import CONTAINER
 
 
@@ -16,7 +16,7 @@ def jobset(run: ClusterRun) -> Manifest:
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
         "metadata": metadata(run, labels=gang.labels),
-        "spec": {**given(suspend=gang.suspend, ttlSecondsAfterFinished=run.block.ttl), **jobset_spec(run)},
+        "spec": {**without_empty(suspend=gang.suspend, ttlSecondsAfterFinished=run.block.ttl), **jobset_spec(run)},
     }
 
 
@@ -26,7 +26,7 @@ def jobset_spec(run: ClusterRun, labels: dict[str, str] | None = None) -> Manife
     Args:
         labels: of the Job in it.
     """
-    template = given(metadata=given(labels=labels), spec=job_spec(run))
+    template = without_empty(metadata=without_empty(labels=labels), spec=job_spec(run))
     return {
         "network": {"enableDNSHostnames": True, "subdomain": run.name, "publishNotReadyAddresses": True},
         "replicatedJobs": [{"name": CONTAINER, "replicas": 1, "template": template}],

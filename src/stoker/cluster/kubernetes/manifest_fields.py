@@ -14,7 +14,7 @@ STOKER = "stoker"
 FINGERPRINT = "stoker/fingerprint"  # annotation: digest of all that was sent
 
 
-def given(**fields: Any) -> Manifest:
+def without_empty(**fields: Any) -> Manifest:
     """Returns a mapping without the fields that are None, empty lists or empty mappings."""
     return {key: value for key, value in fields.items() if isinstance(value, Present) or value not in (None, [], {})}
 
@@ -31,7 +31,7 @@ def metadata(
     annotations: Mapping[str, str] | None = None,
 ) -> Manifest:
     """Name, namespace, labels and annotations of an object of the run; by default the object has the run's name."""
-    return given(
+    return without_empty(
         name=name or run.name,
         namespace=run.block.namespace,
         labels={**run_labels(run), **(labels or {})},
@@ -44,7 +44,7 @@ def run_labels(run: ClusterRun) -> dict[str, str]:
     return {NAME: STOKER, INSTANCE: run.name, MANAGED_BY: STOKER, **run.block.labels}
 
 
-def times(quantity: int | str, count: int) -> int | str:
+def multiply_quantity(quantity: int | str, count: int) -> int | str:
     """Returns an amount several times: 3 x ``32Gi`` is ``96Gi``; 3 x ``1.5Gi`` is ``4.5Gi``."""
     if isinstance(quantity, int):
         return quantity * count

@@ -28,7 +28,7 @@ def node_script(run: ClusterRun) -> str:
     words += ["--rendezvous", ",".join(run.rendezvous()), "--secret", OWN_SECRET]
     words += ["--nodes", nodes_of(run), "--devices", f"{run.devices}"]
     options = shlex.join(words) + ' --listen "$POD_IP" --name "$POD_NAME"'
-    return preparation(run) + wrapped(f"exec {options}")
+    return setup_lines(run) + wrap_command(f"exec {options}")
 
 
 def nodes_of(run: ClusterRun) -> str:
@@ -36,7 +36,7 @@ def nodes_of(run: ClusterRun) -> str:
     return f"{run.least}:{run.nodes}" if run.least < run.nodes else f"{run.nodes}"
 
 
-def preparation(run: ClusterRun) -> str:
+def setup_lines(run: ClusterRun) -> str:
     """Returns the script's lines before Stoker starts."""
     lines = ["set -e", f"(umask 077 && cp {SECRET_FOLDER}/{SECRET_KEY} {OWN_SECRET})", f"cd {WORK}"]
     if run.archive is not None:
@@ -55,7 +55,7 @@ def unpacking(run: ClusterRun) -> str:
     return f"{sent} && {unpack} {CODE_ARCHIVE} {CODE}" if run.code else sent
 
 
-def wrapped(command: str) -> str:
+def wrap_command(command: str) -> str:
     """Returns a command over several lines, broken before options; a long word stays whole."""
     lines, line = [], ""
     for part in command.replace(" --", "\n--").split("\n"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
-from stoker.cluster.kubernetes.manifest_fields import INSTANCE, Manifest, given
+from stoker.cluster.kubernetes.manifest_fields import INSTANCE, Manifest, without_empty
 from stoker.job.targets.kubernetes import KubernetesBlock
 from stoker.job.targets.kubernetes_parts import TolerationBlock
 
@@ -34,7 +34,7 @@ def pod_affinity(run: ClusterRun) -> Manifest:
             together = {"preferredDuringSchedulingIgnoredDuringExecution": [weighted]}
     if one_per_host(block):
         apart = {"requiredDuringSchedulingIgnoredDuringExecution": [_term(run, HOST)]}
-    return given(podAffinity=together, podAntiAffinity=apart)
+    return without_empty(podAffinity=together, podAntiAffinity=apart)
 
 
 def one_per_host(block: KubernetesBlock) -> bool:
@@ -45,7 +45,7 @@ def one_per_host(block: KubernetesBlock) -> bool:
 def pod_tolerations(tolerations: list[TolerationBlock]) -> list[Manifest]:
     """Returns the ``tolerations`` of a pod."""
     return [
-        given(
+        without_empty(
             key=each.key,
             operator="Exists" if each.value is None else "Equal",
             value=each.value,

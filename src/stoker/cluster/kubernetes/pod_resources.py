@@ -6,7 +6,7 @@ from stoker.cluster.kubernetes.cluster_run import ClusterRun
 from stoker.cluster.kubernetes.manifest_fields import Manifest
 
 
-def amounts(run: ClusterRun) -> dict[str, int | str]:
+def resource_amounts(run: ClusterRun) -> dict[str, int | str]:
     """Returns the resources of a pod by name, without those that are claimed by device class."""
     block = run.block
     found: dict[str, int | str] = {}
@@ -26,5 +26,5 @@ def pod_resources(run: ClusterRun) -> Manifest:
 
     Requests equal limits. A pod that names cores and memory is then of class Guaranteed; kubelets pin no other's cores.
     """
-    found = amounts(run)
+    found = resource_amounts(run)
     return {"requests": dict(found), "limits": dict(found)} if found else {}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
 from stoker.cluster.kubernetes.device_claims import CLAIM, claims, pod_claims
 from stoker.cluster.kubernetes.gangs import gang_parts
-from stoker.cluster.kubernetes.manifest_fields import FINGERPRINT, Manifest, given, run_labels
+from stoker.cluster.kubernetes.manifest_fields import FINGERPRINT, Manifest, run_labels, without_empty
 from stoker.cluster.kubernetes.node_script import WORK, node_script, unpacking
 from stoker.cluster.kubernetes.placement import placement_annotations, pod_affinity, pod_tolerations
 from stoker.cluster.kubernetes.pod_environment import pod_environment
@@ -28,7 +28,7 @@ def pod_template(run: ClusterRun, *, group: str = CONTAINER, head: Manifest | No
     gang = gang_parts(run, group)
     pairs = pod_volumes(run)
     own_command = run.kind != "rayjob"  # KubeRay writes the command of its pods
-    container = given(
+    container = without_empty(
         name=group,
         image=block.image,
         imagePullPolicy=block.image_pull,
@@ -41,7 +41,7 @@ def pod_template(run: ClusterRun, *, group: str = CONTAINER, head: Manifest | No
         securityContext=container_security(run),
         volumeMounts=[mount for _, mount in pairs],
     )
-    spec = given(
+    spec = without_empty(
         restartPolicy="Never" if own_command else None,
         schedulerName=gang.scheduler,
         schedulingGroup=gang.scheduling_group,
@@ -54,7 +54,7 @@ def pod_template(run: ClusterRun, *, group: str = CONTAINER, head: Manifest | No
         automountServiceAccountToken=False if block.service_account is None else None,
         enableServiceLinks=False,
         imagePullSecrets=[{"name": name} for name in block.image_pull_secrets],
-        securityContext=given(
+        securityContext=without_empty(
             runAsUser=block.user,
             fsGroup=block.group,
             fsGroupChangePolicy="OnRootMismatch" if block.group is not None else None,
@@ -80,13 +80,13 @@ def pod_template(run: ClusterRun, *, group: str = CONTAINER, head: Manifest | No
 
 
 def _with_claims(run: ClusterRun) -> Manifest:
-    return given(**pod_resources(run), claims=[{"name": CLAIM}] if claims(run) else None)
+    return without_empty(**pod_resources(run), claims=[{"name": CLAIM}] if claims(run) else None)
 
 
 def _unpacking(run: ClusterRun) -> Manifest:
     """Returns an init container that unpacks the sent archive, for containers whose command is not Stoker's own."""
     work = ("job", "work")
-    return given(
+    return without_empty(
         name="unpack",
         image=run.block.image,
         imagePullPolicy=run.block.image_pull,

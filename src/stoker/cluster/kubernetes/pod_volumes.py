@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
-from stoker.cluster.kubernetes.manifest_fields import Manifest, Present, given
+from stoker.cluster.kubernetes.manifest_fields import Manifest, Present, without_empty
 from stoker.cluster.kubernetes.node_script import GIVEN, SECRET_FOLDER, WORK
 from stoker.cluster.kubernetes.sent_archive import part_map, parts_of
 from stoker.job.targets.kubernetes_parts import VolumeBlock
@@ -30,7 +30,7 @@ def pod_volumes(run: ClusterRun) -> list[tuple[Manifest, Manifest]]:
     found.append(_pair("work", WORK, {"emptyDir": Present()}))
     if run.block.shared_memory != "none":
         size = None if run.block.shared_memory == "auto" else run.block.shared_memory
-        found.append(_pair("shared-memory", "/dev/shm", {"emptyDir": given(medium="Memory", sizeLimit=size)}))
+        found.append(_pair("shared-memory", "/dev/shm", {"emptyDir": without_empty(medium="Memory", sizeLimit=size)}))
     for index, volume in enumerate(run.block.volumes):
         found.append(
             _pair(f"volume-{index}", volume.at, source_of(volume), read_only=volume.read_only, sub_path=volume.sub_path)
@@ -56,7 +56,7 @@ def _sent(run: ClusterRun) -> Manifest:
 def source_of(volume: VolumeBlock) -> Manifest:
     """Returns the volume's source; exactly one is given."""
     if volume.claim is not None:
-        return {"persistentVolumeClaim": given(claimName=volume.claim, readOnly=volume.read_only or None)}
+        return {"persistentVolumeClaim": without_empty(claimName=volume.claim, readOnly=volume.read_only or None)}
     if volume.host_path is not None:
         return {"hostPath": {"path": volume.host_path}}
     if volume.config_map is not None:
@@ -65,12 +65,14 @@ def source_of(volume: VolumeBlock) -> Manifest:
         return {"secret": {"secretName": volume.secret}}
     if volume.nfs is not None:
         server, _, path = volume.nfs.partition(":")
-        return {"nfs": given(server=server, path=path, readOnly=volume.read_only or None)}
+        return {"nfs": without_empty(server=server, path=path, readOnly=volume.read_only or None)}
     size = volume.empty if volume.empty != "unlimited" else None
-    return {"emptyDir": Present(given(sizeLimit=size))}
+    return {"emptyDir": Present(without_empty(sizeLimit=size))}
 
 
 def _pair(
     name: str, at: str, source: Manifest, *, read_only: bool = False, sub_path: str | None = None
 ) -> tuple[Manifest, Manifest]:
-    return {"name": name, **source}, given(name=name, mountPath=at, subPath=sub_path, readOnly=read_only or None)
+    return {"name": name, **source}, without_empty(
+        name=name, mountPath=at, subPath=sub_path, readOnly=read_only or None
+    )

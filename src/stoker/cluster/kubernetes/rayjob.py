@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
 from stoker.cluster.kubernetes.gangs import HEAD, HEAD_AMOUNTS, gang_parts
-from stoker.cluster.kubernetes.manifest_fields import Manifest, given, metadata, run_labels
+from stoker.cluster.kubernetes.manifest_fields import Manifest, metadata, run_labels, without_empty
 from stoker.cluster.kubernetes.node_script import DRIVER, GIVEN, JOB, nodes_of
 from stoker.cluster.kubernetes.placement import pod_tolerations
 from stoker.cluster.kubernetes.pod_template import CONTAINER, pod_template
@@ -25,7 +25,7 @@ def rayjob(run: ClusterRun) -> Manifest:
     """
     gang = gang_parts(run, CONTAINER)
     head_resources: Manifest = {"requests": dict(HEAD_AMOUNTS), "limits": dict(HEAD_AMOUNTS)}
-    workers = given(
+    workers = without_empty(
         groupName=CONTAINER,
         replicas=run.nodes,
         minReplicas=run.least,
@@ -33,7 +33,7 @@ def rayjob(run: ClusterRun) -> Manifest:
         rayStartParams=_start_parameters(run),
         template=pod_template(run),
     )
-    cluster = given(
+    cluster = without_empty(
         rayVersion=run.block.ray_version,
         headGroupSpec={
             "rayStartParams": {"num-cpus": "0", "num-gpus": "0", "dashboard-host": "0.0.0.0"},
@@ -45,7 +45,7 @@ def rayjob(run: ClusterRun) -> Manifest:
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
         "metadata": metadata(run, labels=gang.labels),
-        "spec": given(
+        "spec": without_empty(
             suspend=gang.suspend,
             entrypoint=f"{run.block.python} -m stoker.cluster.ray.driver {GIVEN}/{DRIVER}",
             submitterPodTemplate=_submitter(run),
@@ -84,9 +84,11 @@ def _start_parameters(run: ClusterRun) -> dict[str, str]:
 def _submitter(run: ClusterRun) -> Manifest:
     """Returns the pod that starts the driver. KubeRay writes its command."""
     amounts = {"requests": dict(SUBMITTER_AMOUNTS), "limits": dict(SUBMITTER_AMOUNTS)}
-    container = given(name=SUBMITTER, image=run.block.image, imagePullPolicy=run.block.image_pull, resources=amounts)
+    container = without_empty(
+        name=SUBMITTER, image=run.block.image, imagePullPolicy=run.block.image_pull, resources=amounts
+    )
     secrets = [{"name": name} for name in run.block.image_pull_secrets]
-    spec = given(
+    spec = without_empty(
         restartPolicy="Never",
         serviceAccountName=run.block.service_account,
         imagePullSecrets=secrets,

@@ -28,7 +28,7 @@ def pods_of(api: ClusterApi, name: str) -> list[Object]:
 
 
 def index_of(pod: Object) -> int:
-    """Returns the number of the pod's node; -1 of a pod that is no node, such as the head of a Ray cluster."""
+    """Returns the number of the pod's node; -1 of a pod that is not a node, such as the head of a Ray cluster."""
     labels = pod["metadata"].get("labels", {})
     return next((int(labels[key]) for key in INDEX_LABELS if key in labels), -1)
 

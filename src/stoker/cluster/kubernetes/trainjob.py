@@ -9,7 +9,7 @@ from __future__ import annotations
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
 from stoker.cluster.kubernetes.gangs import gang_parts, hypernodes
 from stoker.cluster.kubernetes.jobset import jobset_spec
-from stoker.cluster.kubernetes.manifest_fields import Manifest, given, metadata
+from stoker.cluster.kubernetes.manifest_fields import Manifest, metadata, without_empty
 from stoker.cluster.kubernetes.pod_template import CONTAINER
 
 API = "trainer.kubeflow.org/v1alpha1"
@@ -23,15 +23,15 @@ WAIT = 120  # seconds between the first pod and the last, after which Coscheduli
 def training_runtime(run: ClusterRun) -> Manifest:
     """Returns the runtime."""
     queue = run.block.queue if run.gang == "volcano" else None
-    template = given(
-        metadata=given(annotations=given(**{VOLCANO_QUEUE: queue})),
-        spec={**given(ttlSecondsAfterFinished=run.block.ttl), **jobset_spec(run, TRAINER)},
+    template = without_empty(
+        metadata=without_empty(annotations=without_empty(**{VOLCANO_QUEUE: queue})),
+        spec={**without_empty(ttlSecondsAfterFinished=run.block.ttl), **jobset_spec(run, TRAINER)},
     )
     return {
         "apiVersion": API,
         "kind": "TrainingRuntime",
         "metadata": metadata(run),
-        "spec": given(mlPolicy={"numNodes": run.nodes}, podGroupPolicy=_gang(run), template=template),
+        "spec": without_empty(mlPolicy={"numNodes": run.nodes}, podGroupPolicy=_gang(run), template=template),
     }
 
 
@@ -42,7 +42,7 @@ def trainjob(run: ClusterRun) -> Manifest:
         "apiVersion": API,
         "kind": "TrainJob",
         "metadata": metadata(run, labels=gang.labels),
-        "spec": given(
+        "spec": without_empty(
             suspend=gang.suspend,
             runtimeRef={"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": run.name},
             trainer={"numNodes": run.nodes},
@@ -54,5 +54,5 @@ def trainjob(run: ClusterRun) -> Manifest:
 def _gang(run: ClusterRun) -> Manifest | None:
     """Returns the policy by which the trainer makes the pod group itself."""
     if run.gang == "volcano":
-        return {"volcano": given(networkTopology=hypernodes(run))}
+        return {"volcano": without_empty(networkTopology=hypernodes(run))}
     return {"coscheduling": {"scheduleTimeoutSeconds": WAIT}} if run.gang == "coscheduling" else None

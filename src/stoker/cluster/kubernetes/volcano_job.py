@@ -5,7 +5,7 @@ from __future__ import annotations
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
 from stoker.cluster.kubernetes.gangs import hypernodes
 from stoker.cluster.kubernetes.job import CANNOT_RUN, WRONG_INPUT
-from stoker.cluster.kubernetes.manifest_fields import Manifest, given, metadata
+from stoker.cluster.kubernetes.manifest_fields import Manifest, metadata, without_empty
 from stoker.cluster.kubernetes.pod_template import CONTAINER, pod_template
 
 
@@ -16,7 +16,7 @@ def volcano_job(run: ClusterRun) -> Manifest:
         *({"exitCode": code, "action": "TerminateJob"} for code in (WRONG_INPUT, CANNOT_RUN)),
         {"events": ["PodEvicted", "PodFailed"], "action": "RestartPod"},
     ]
-    task = given(
+    task = without_empty(
         name=CONTAINER,
         replicas=run.nodes,
         minAvailable=run.least,
@@ -29,7 +29,7 @@ def volcano_job(run: ClusterRun) -> Manifest:
         "apiVersion": "batch.volcano.sh/v1alpha1",
         "kind": "Job",
         "metadata": metadata(run),
-        "spec": given(
+        "spec": without_empty(
             schedulerName="volcano",
             minAvailable=run.least,
             queue=run.block.queue,

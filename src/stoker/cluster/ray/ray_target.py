@@ -153,7 +153,7 @@ class RayTarget:
     def resume(self, record: Record) -> Record:
         status = self.status(record)
         if status.state in ("waiting", "running"):
-            raise UserError(Problem(f"{record.name} is {status.state}", "nothing is to be done"))
+            raise UserError(Problem(f"{record.name} is {status.state}", "no action is needed"))
         sent = record.handle.get("sent")
         if sent is None:  # the record is Ray's own, from before the files were sent
             info = self._info(record)

@@ -45,7 +45,7 @@ def open_target(chosen: ChosenTarget) -> SlurmTarget:
     block, problems = chosen.block, []
     if isinstance(block.time, str) and not TIME.fullmatch(block.time):
         hint = 'write minutes, "24:00:00" or 1-12 (days-hours)'
-        problems.append(chosen.problem("time", f"`time: {block.time}` is no time of Slurm", hint))
+        problems.append(chosen.problem("time", f"`time: {block.time}` is not a time of Slurm", hint))
     if (block.container == "none") != (block.image is None):
         message = "`container` and `image` go together"
         problems.append(chosen.problem("image" if block.image else "container", message, "write both, or neither"))
@@ -54,7 +54,7 @@ def open_target(chosen: ChosenTarget) -> SlurmTarget:
             message = "an array starts the job several times, and a run is one job"
             problems.append(chosen.problem(f"sbatch[{index}]", message, "remove it"))
         elif not option.startswith("-"):
-            problems.append(chosen.problem(f"sbatch[{index}]", f"`{option}` is no option", f"write `--{option}`"))
+            problems.append(chosen.problem(f"sbatch[{index}]", f"`{option}` is not an option", f"write `--{option}`"))
     if problems:
         raise UserError(*problems)
     return SlurmTarget(chosen, block)
@@ -178,7 +178,7 @@ class SlurmTarget:
         status = self.status(record)
         if status.state in ("waiting", "running"):
             message = f"{record.name} is {status.state} as job {record.handle['job']}"
-            raise UserError(Problem(message, "nothing is to be done"))
+            raise UserError(Problem(message, "no action is needed"))
         self._shell.run(f"cd {self._home_of(record)} && rm -f {STOP} {ENDED}")
         number = self._sbatch(self._home_of(record), shlex.quote(record.base))
         handle = {**record.handle, "job": number, "words": f"job {number}"}

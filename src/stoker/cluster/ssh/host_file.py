@@ -58,7 +58,7 @@ def parse_host(line: str, problem: Placed) -> Host:
         values[key] = value
     for key in ("slots", "port"):
         if key in values and (not values[key].isdecimal() or int(values[key]) < 1):
-            raise UserError(problem(f"`{key}={values[key]}` is no number above 0", f"write `{key}=8`"))
+            raise UserError(problem(f"`{key}={values[key]}` is not a number above 0", f"write `{key}=8`"))
     count = values.get("slots") or match["count"]
     return Host(
         name=match["name"].strip("[]"),

@@ -74,7 +74,7 @@ class SshTarget:
         self._counted(submission)
         self._files_exist()
         if shutil.which("ssh") is None:
-            raise UserError(self._chosen.problem("", "there is no ssh here", "install OpenSSH's client"))
+            raise UserError(self._chosen.problem("", "ssh is not installed", "install OpenSSH's client"))
         problems = [problem for problem in on_all(self._taken(submission), self._problem) if problem is not None]
         if problems:
             raise UserError(*problems)
@@ -91,7 +91,7 @@ class SshTarget:
             *(f"# written there with mode 600: {file.path}" for file in submission.private),
             f"# written there with mode 600: {SECRET} (32 random bytes), {ENVIRONMENT}:",
             *(f"#   {line}" for line in shown.splitlines()),
-            "# where a host has no address here, the one found on it is written in its place",
+            "# for hosts without `address`, the address detected on the host is used",
         ]
         for host in hosts:
             ssh = self._connection(host)
@@ -159,7 +159,7 @@ class SshTarget:
     def resume(self, record: Record) -> Record:
         status = self.status(record)
         if status.state == "running":
-            raise UserError(Problem(f"{record.name} is running on {', '.join(status.nodes)}", "nothing is to be done"))
+            raise UserError(Problem(f"{record.name} is running on {', '.join(status.nodes)}", "no action is needed"))
         hosts = _hosts_of(record)
         self._launched(record, hosts, again=True)
         return replace(record, time=time.time())
@@ -179,7 +179,7 @@ class SshTarget:
         for index, host in enumerate(self._taken(submission)):
             if host.slots is not None and len(host.slots) < submission.devices:
                 key = "" if self._block.hostfile else f"hosts[{index}]"
-                message = f"{host.name} has {len(host.slots)} slots, and {submission.devices} processes start on each"
+                message = f"{host.name} has {len(host.slots)} slots, but each host runs {submission.devices} processes"
                 problems.append(self._chosen.problem(key, message, "lower `parallel`, or write `devices`"))
         if problems:
             raise CannotRun(*problems)

@@ -164,7 +164,7 @@ def open_rows(data: Sequence[SourceBlock], features: Features, base: Path, ignor
     """Opens the rows of sources with an existing run's features.
 
     Raises:
-        UserError: a source cannot be read, a label or a feature is no column of its rows, or all rows are bad.
+        UserError: a source cannot be read, a label or a feature is not a column of its rows, or all rows are bad.
     """
     sources = _opened(data, base)
     _check_columns(sources, features)

@@ -31,7 +31,7 @@ class EncodedRows:
         arrays: by the name of their file, first dimension rows (of ids: values); see `ColumnEncoder`.
         rows: how many there are.
         rejected: those that are not among them.
-        unknown: fields of rows that are no column, and how many rows have them.
+        unknown: fields of rows that are not column, and how many rows have them.
     """
 
     arrays: Arrays
@@ -241,7 +241,7 @@ def _number(cell: Any, name: str) -> float:
 def _id(ids_of: IdsOfValues, value: Any, name: str) -> int:
     try:
         return ids_of[value]
-    except TypeError:  # a list is no key
+    except TypeError:  # a list is not a key
         raise ValueError(f"not an id: a value of type {type(value).__name__} in {name}") from None
     except ValueError as error:
         raise ValueError(f"{error} in {name}") from None

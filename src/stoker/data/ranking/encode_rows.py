@@ -46,7 +46,7 @@ class EncodedColumns:
 def encode_rows(
     rows: Sequence[Mapping[str, Any]], features: Features, known: Sequence[str] = ()
 ) -> tuple[RowBatch, dict[str, int]]:
-    """Returns the features of rows, and fields that are no column, with the number of rows that have them.
+    """Returns the features of rows, and fields that are not column, with the number of rows that have them.
 
     Labels, time and weights are not looked at: a row that is to be scored has none.
 
@@ -67,7 +67,7 @@ def encode_rows(
     return read_batch(EncodedColumns(encoded.arrays), scored, np.arange(len(rows))), encoded.unknown
 
 
-def joined(batches: Sequence[RowBatch]) -> RowBatch:
+def concatenate_batches(batches: Sequence[RowBatch]) -> RowBatch:
     """Several batches of the same features as one, in order; at least one."""
     if len(batches) == 1:
         return batches[0]

@@ -73,7 +73,7 @@ def _unknown(names: Sequence[str], settings: LogSettings) -> list[Problem]:
 
 
 def absent_columns(features: Features, names: Sequence[str], place: str) -> list[Problem]:
-    """Returns a problem for each label and feature of a run that is no column of other rows.
+    """Returns a problem for each label and feature of a run that is not a column of other rows.
 
     Args:
         names: the columns of these rows.

@@ -8,7 +8,7 @@ import numpy as np
 
 from stoker.data.ranking.column_store import ColumnStore
 from stoker.data.ranking.features import NUMBERS, Column, Features
-from stoker.data.ranking.log_batch import transformed
+from stoker.data.ranking.log_batch import feature_numbers
 
 ROWS = 1_000_000  # that the numbers are taken from, evenly spaced
 
@@ -31,7 +31,7 @@ def _fitted(column: Column, values: np.ndarray) -> Column:
             return column
         shares = np.arange(1, column.buckets) / column.buckets
         return replace(column, boundaries=tuple(np.unique(np.quantile(values.astype(np.float64), shares)).tolist()))
-    found = transformed(values, column)
+    found = feature_numbers(values, column)
     if not len(found):
         return column
     scale = float(found.std())

@@ -36,7 +36,7 @@ def id_of(value: Any) -> int:
     if isinstance(value, str):
         digits = value.removeprefix("-")
         is_integer = digits.isascii() and digits.isdigit() and (digits[0] != "0" or value == "0")
-        return _within(value) if is_integer else hashed(value)
+        return _within(value) if is_integer else text_id(value)
     if isinstance(value, int):
         return _within(str(int(value)))
     if isinstance(value, float) and value.is_integer():
@@ -45,8 +45,8 @@ def id_of(value: Any) -> int:
     raise NoIdError(f"not an id: {kind}")
 
 
-def hashed(text: str) -> int:
-    """Returns the id of a text that is no integer: 63 bits."""
+def text_id(text: str) -> int:
+    """Returns the id of a text that is not an integer: 63 bits."""
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little") & _POSITIVE
 
@@ -74,7 +74,7 @@ class IdsOfValues(dict[Any, int]):
         return found
 
 
-def crossed(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+def pair_ids(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Returns the ids of pairs, which depend on the order within the pair; int64 like the ids themselves."""
     with np.errstate(over="ignore"):
         once = mix64(first.astype(np.int64).view(np.uint64) * _GOLDEN + _GOLDEN)

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from stoker.data.ranking.features import Column, Features
-from stoker.data.ranking.ids import crossed
+from stoker.data.ranking.ids import pair_ids
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def read_batch(store: ColumnReader, features: Features, rows: np.ndarray) -> Row
     return RowBatch(store.array("labels")[rows], weights, stacked, ids)
 
 
-def transformed(values: np.ndarray, column: Column) -> np.ndarray:
+def feature_numbers(values: np.ndarray, column: Column) -> np.ndarray:
     """Returns a feature's numbers, after its logarithm if it has one; float64."""
     wide = values.astype(np.float64)
     return np.sign(wide) * np.log1p(np.abs(wide)) if column.log else wide
@@ -87,7 +87,7 @@ def _values(store: ColumnReader, number: int, rows: np.ndarray) -> np.ndarray:
 
 
 def _standardised(values: np.ndarray, column: Column) -> np.ndarray:
-    found = (transformed(values, column) - column.mean) / column.scale
+    found = (feature_numbers(values, column) - column.mean) / column.scale
     return np.nan_to_num(found, nan=0.0).astype(np.float32)
 
 
@@ -114,4 +114,4 @@ def _cross(first: RaggedIds, second: RaggedIds) -> RaggedIds:
     starts = [np.cumsum(side.lengths) - side.lengths for side in (first, second)]
     of_first = starts[0][row] + within // np.maximum(1, second.lengths)[row]
     of_second = starts[1][row] + within % np.maximum(1, second.lengths)[row]
-    return RaggedIds(crossed(first.ids[of_first], second.ids[of_second]), lengths)
+    return RaggedIds(pair_ids(first.ids[of_first], second.ids[of_second]), lengths)

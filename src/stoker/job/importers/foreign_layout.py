@@ -37,7 +37,7 @@ def settle_layout(
         others *= max(1, entry.value) if entry is not None else 1  # the schema refuses values below 1
     if processes is not None and "parallel.data" not in values and "parallel.devices" not in values:
         if processes % others:
-            message = f"{processes} processes are no multiple of tensor x pipeline x context = {others}"
+            message = f"{processes} processes are not a multiple of tensor x pipeline x context = {others}"
             raise UserError(Problem(message, f"`--processes {max(1, processes // others) * others}`"))
         if processes > 1:
             note = f"{processes} processes / (tensor x pipeline x context)" if others > 1 else ""

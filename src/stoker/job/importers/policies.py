@@ -113,7 +113,7 @@ def _prompts(config: ConfigReader, prefix: str, answers: int) -> None:
     note = "" if whole or config.processes == 1 else "of one process: multiply by the number of processes"
     if (count := whole or batch * steps) % answers:
         key = f"{prefix}generation_batch_size" if whole else f"{prefix}num_generations"
-        config.problem(key, f"{count} answers are no whole number of groups of {answers}", "TRL refuses it, too")
+        config.problem(key, f"{count} answers are not a whole number of groups of {answers}", "TRL refuses it, too")
     elif whole:
         config.carry(f"{prefix}generation_batch_size", "grpo.prompts", count // answers)
     elif each:

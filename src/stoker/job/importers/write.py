@@ -93,7 +93,7 @@ def _report(
     if missing:
         yield "#"
         keys = ", ".join(f"`{key}`" for key in missing)
-        yield from _comment(f"EXAMPLES, for no file says them: {keys}. Write your own.")
+        yield from _comment(f"EXAMPLE VALUES; no file sets them: {keys}. Write your own.")
     grave = [item for item in dropped if item.matters]
     if grave:
         yield from ("#", "# Not carried over, and it makes a difference:")
@@ -106,7 +106,7 @@ def _report(
             yield from _comment(f"{one.key}: {_short(one.value)}{near}", "  ")
     idle = [item for item in dropped if not item.matters and item.why != NOT_SET]
     if idle:
-        yield from ("#", "# Needed no line:")
+        yield from ("#", "# No equivalent needed:")
         by_reason: dict[str, list[str]] = {}
         for item in idle:
             by_reason.setdefault(item.why, []).append(item.key)

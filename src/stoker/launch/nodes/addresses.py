@@ -25,7 +25,7 @@ def parsed(text: str) -> list[Address]:
     for part in text.split(","):
         host, colon, port = part.strip().rpartition(":")
         if not colon or not host or not port.isdecimal() or not 0 < int(port) <= LAST_PORT:
-            raise UserError(Problem(f"--rendezvous {part}: this is no HOST:PORT", "write it as 10.0.0.1:29400"))
+            raise UserError(Problem(f"--rendezvous {part}: this is not a HOST:PORT", "write it as 10.0.0.1:29400"))
         address = (resolved(host.strip("[]")), int(port))
         if address in found:
             raise UserError(Problem(f"--rendezvous names {part} twice", "name each node once"))

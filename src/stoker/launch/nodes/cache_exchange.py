@@ -193,10 +193,10 @@ def exchanging(
     thread = threading.Thread(target=answer, daemon=True, name="cache-exchange")
     thread.start()
     if set(rendezvous) != {network.address}:
-        cache_peers.use(NodePeers(host_and_port(network.address), nodes, network.address[0], secret, PATIENCE))
+        cache_peers.set_peers(NodePeers(host_and_port(network.address), nodes, network.address[0], secret, PATIENCE))
     try:
         yield
     finally:
-        cache_peers.use(None)
+        cache_peers.set_peers(None)
         over.set()
         thread.join()

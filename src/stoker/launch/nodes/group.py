@@ -136,7 +136,7 @@ class Group:
         )
 
 
-def placed(nodes: Sequence[Node], world: int) -> tuple[Member, ...]:
+def assign_ranks(nodes: Sequence[Node], world: int) -> tuple[Member, ...]:
     """Assigns ``world`` ranks to the nodes in order; nodes beyond them get none."""
     members, first = [], 0
     for node in nodes:
@@ -152,7 +152,7 @@ def equal_nodes(members: Sequence[Member]) -> int:
     return len(members) if len({member.count for member in members}) == 1 else 1
 
 
-def chosen(nodes: Sequence[Node], most: int, *, before: Sequence[str] = ()) -> list[Node]:
+def select_training_nodes(nodes: Sequence[Node], most: int, *, before: Sequence[str] = ()) -> list[Node]:
     """Selects the nodes that train: those of the last group, then others, then spares; at most ``most`` of them.
 
     Args:

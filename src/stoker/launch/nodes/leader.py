@@ -12,10 +12,10 @@ from typing import Any
 
 from stoker.errors import CannotRun, RunFailed, UserError
 from stoker.launch.first_failure import Interrupted, error_of
-from stoker.launch.monitor import Watch, record
+from stoker.launch.monitor import Watch, write_event
 from stoker.launch.nodes.agent import pulses_of
 from stoker.launch.nodes.channel import Address, Message
-from stoker.launch.nodes.group import Group, Member, Node, placed
+from stoker.launch.nodes.group import Group, Member, Node, assign_ranks
 from stoker.launch.nodes.outcome import Outcome
 from stoker.launch.nodes.roster import SETTLED, Roster
 from stoker.launch.nodes.running_start import EndedStart, RunningStart, failure_of_lost, words_of_lost
@@ -229,7 +229,7 @@ class Leader:
             self._over(error)
             return True
         self._spec = spec
-        members = placed(nodes, spec.layout.world)
+        members = assign_ranks(nodes, spec.layout.world)
         group = Group(
             self.generation + 1,
             members,
@@ -248,7 +248,7 @@ class Leader:
             self._gone = []
         if self._roster.is_multi:
             ranks = {m.node.name: [m.first, m.first + m.count - 1] for m in members}
-            record(self._run, "group", generation=group.generation, world=group.world, nodes=ranks)
+            write_event(self._run, "group", generation=group.generation, world=group.world, nodes=ranks)
         message = {"kind": "start", "group": group.plain()}
         for name in list(self.nodes):
             self._hands.send(name, message)
@@ -275,7 +275,7 @@ class Leader:
     def _name_hung(self, start: RunningStart, now: float) -> None:
         """Reports the process that the others wait for, and ends all of them."""
         first, values = start.name_hung()
-        record(self._run, "hung", rank=first.rank, **self._where(first.rank), **values)
+        write_event(self._run, "hung", rank=first.rank, **self._where(first.rank), **values)
         self._end(start, now, grace=0.0)
 
     def _should_grow(self, start: RunningStart, now: float) -> bool:
@@ -309,7 +309,7 @@ class Leader:
         if self._broke is None or "stepped" not in moments:
             return
         seconds = self._broke.seconds_to(moments)
-        record(
+        write_event(
             self._run,
             "restarted",
             attempt=self._attempt,
@@ -346,7 +346,7 @@ class Leader:
             if result.state != "paused":
                 self._over(result)
                 return
-            record(self._run, "regrouped", step=result.step)
+            write_event(self._run, "regrouped", step=result.step)
             self._attempt += 1
             self._ready = self._until = now
             self._expected = set()
@@ -381,10 +381,10 @@ class Leader:
             error, again = refused, None
         if again is None:
             if isinstance(error, RunFailed):
-                record(self._run, "failed", step=done, error=f"{first.kind}: {error}")
+                write_event(self._run, "failed", step=done, error=f"{first.kind}: {error}")
             self._over(error)
             return
-        record(
+        write_event(
             self._run,
             "fault",
             rank=first.rank,
@@ -404,7 +404,7 @@ class Leader:
     def _note_lost(self, gone: Sequence[Member], *, step: int) -> None:
         for member in gone:
             ranks = [member.first, member.first + member.count - 1]
-            record(self._run, "node_lost", node=member.node.name, ranks=ranks, step=step)
+            write_event(self._run, "node_lost", node=member.node.name, ranks=ranks, step=step)
         if len(self.nodes) < self._least:
             missing = self._least - len(self.nodes)
             self._hands.say(f"{words_of_lost(gone)}; waiting for {missing} more node{'s' * (missing > 1)}")
@@ -421,7 +421,7 @@ class Leader:
             return False
         self._restarts.reset()
         now = spec.layout
-        record(self._run, "shrunk", without=lost, was=layout.describe(), now=now.describe(), why=str(error))
+        write_event(self._run, "shrunk", without=lost, was=layout.describe(), now=now.describe(), why=str(error))
         self._hands.say(f"{error}\ngoing on without: {layout.describe()} is now {now.describe()}")
         return True
 
@@ -431,5 +431,5 @@ class Leader:
 
     def _over(self, outcome: Outcome) -> None:
         if isinstance(outcome, Interrupted):
-            record(self._run, "interrupted", error=str(outcome))
+            write_event(self._run, "interrupted", error=str(outcome))
         self.outcome = outcome

@@ -23,7 +23,7 @@ import psutil
 
 from stoker.files import no_link
 from stoker.frames import PeerRefused, Seal
-from stoker.launch.monitor import record
+from stoker.launch.monitor import write_event
 from stoker.launch.nodes.group import Node
 from stoker.launch.nodes.stream import Stream
 from stoker.runs.run_folder import RunFolder
@@ -95,7 +95,7 @@ class Sender:
                 break
         (self._folder / NEIGHBOUR).unlink(missing_ok=True)
         if not self._over.is_set():
-            record(self._run, "neighbour_copies_failed", node=self._name, to=self._neighbour.name, why=why)
+            write_event(self._run, "neighbour_copies_failed", node=self._name, to=self._neighbour.name, why=why)
 
     def _send_new(self, stream: Stream) -> None:
         """Sends the newest copy of each rank that has a new one."""
@@ -144,7 +144,7 @@ class Sender:
         if len(self._sent) == len(self._ranks):
             rate = round(self._bytes / max(self._seconds, 1e-9) / 1e6, 1)
             values = {"bytes": self._bytes, "seconds": round(self._seconds, 4), "mb_s": rate}
-            record(self._run, "neighbour_copies", node=self._name, to=self._neighbour.name, **values)
+            write_event(self._run, "neighbour_copies", node=self._name, to=self._neighbour.name, **values)
 
 
 class Keeper:

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 
 from stoker.errors import Problem, UserError
 from stoker.launch.first_failure import Interrupted
-from stoker.launch.monitor import record
+from stoker.launch.monitor import write_event
 from stoker.launch.nodes.addresses import host_and_port
 from stoker.launch.nodes.agent import Agent
 from stoker.launch.nodes.cache_exchange import CacheServer
@@ -29,7 +29,7 @@ from stoker.launch.run_spec import Entry, RunResult, RunSpec
 from stoker.node_cache.cache_stats import HERE
 from stoker.node_cache.job_urls import urls_of
 from stoker.runs.run_folder import RunFolder
-from stoker.runs.shm_folder import on_node
+from stoker.runs.shm_folder import set_node_name
 
 POLL = 0.05  # seconds between two polls
 MANY = 100  # nodes whose messages would otherwise each wake their leader
@@ -64,7 +64,7 @@ class NodeSupervisor:
         nccl: bool,
         cache: CacheServer | None = None,
     ) -> None:
-        on_node(place.node.name)
+        set_node_name(place.node.name)
         self._spec, self._place, self._network = spec, place, network
         self._asked, self._say, self._nccl = asked, say, nccl
         self._name = place.node.name
@@ -98,7 +98,7 @@ class NodeSupervisor:
             try:
                 while self._outcome is None:
                     self._turn()
-                    time.sleep(rest(len(self._members)))
+                    time.sleep(poll_interval(len(self._members)))
                 self._bid_farewell(self._outcome)
             finally:
                 self._cache.close()
@@ -372,7 +372,7 @@ class NodeSupervisor:
         if self._cache.served:
             fetched = HERE.counts - self._spec.cached
             values = {"bytes": self._cache.served, "origin_bytes": fetched.origin_bytes}
-            record(RunFolder(self._spec.output), "cache_served", node=self._name, **values)
+            write_event(RunFolder(self._spec.output), "cache_served", node=self._name, **values)
 
     def _look_for_cut(self, now: float) -> None:
         """Cuts this node off if a rehearsal requests it."""
@@ -387,7 +387,7 @@ class NodeSupervisor:
             self._cache.close()
 
 
-def rest(members: int) -> float:
+def poll_interval(members: int) -> float:
     """Returns the seconds that a supervisor rests between two turns: hundreds of messages a second are taken together,
     instead of a turn for each.
 

@@ -8,7 +8,7 @@ from math import gcd
 
 from stoker.hardware.cluster import Cluster
 from stoker.hardware.detect_machine import this_machine, this_processor
-from stoker.launch.nodes.group import Group, Node, chosen, equal_nodes, placed
+from stoker.launch.nodes.group import Group, Node, assign_ranks, equal_nodes, select_training_nodes
 from stoker.launch.run_spec import RunSpec
 from stoker.launch.shrink import with_fewer
 
@@ -52,7 +52,7 @@ class Roster:
 
     @property
     def regular(self) -> int:
-        """Nodes that are no spares."""
+        """Nodes that are not spares."""
         return sum(not node.spare for node in self.nodes.values())
 
     def add(self, node: Node, now: float) -> None:
@@ -76,7 +76,7 @@ class Roster:
         """
         before = [member.node.name for member in group.members] if group else []
         able = [node for node in self.nodes.values() if node.devices]
-        nodes = chosen(able, self._most, before=[self.me.name, *before])
+        nodes = select_training_nodes(able, self._most, before=[self.me.name, *before])
         total = sum(len(node.devices) for node in nodes)
         full = self._full
         if total >= full.layout.world:
@@ -86,7 +86,7 @@ class Roster:
             full.read or full.loaded.document,
             devices=None,
             left=total,
-            nodes_of=lambda world: equal_nodes(placed(nodes, world)),
+            nodes_of=lambda world: equal_nodes(assign_ranks(nodes, world)),
             cluster_of=lambda world: self._cluster(nodes, world),
         )
         return nodes, replace(full, loaded=fewer) if fewer is not None else None
@@ -96,7 +96,7 @@ class Roster:
 
         Where nodes have different numbers of devices, it is as if they were cut into equal smaller ones.
         """
-        per_node = gcd(*(member.count for member in placed(nodes, world)))
+        per_node = gcd(*(member.count for member in assign_ranks(nodes, world)))
         return self._machine(per_node).with_nodes(world // per_node)
 
     def can_grow(self, group: Group, now: float) -> bool:

@@ -12,7 +12,7 @@ def placement_problem(model: nn.Module, family: Family) -> str | None:
     """Returns why a model cannot use tensor or pipeline parallelism by its family's facts; None if it can.
 
     A matrix that no fact names would stay whole in a region where each process computes only a part, and so get only a
-    part of its gradient. So every parameter has to be named, including those that stay whole.
+    part of its gradient. So every parameter must be named, including those that stay whole.
 
     Args:
         model: the causal language model itself, its fused layers split.

@@ -4,7 +4,7 @@ import { t } from "./i18n.js";
 import { link } from "./router.js";
 import { Status } from "./ui.js";
 
-/** Stages by column: one more than the last column of those that it needs. A need that is no stage counts for nothing. */
+/** Stages by column: one more than the last column of those that it needs. A need that is not a stage counts for nothing. */
 export function columns(stages) {
   const at = {};
   for (const { name, needs } of stages) at[name] = 1 + Math.max(-1, ...needs.map((need) => at[need] ?? -1)); // in the job's order

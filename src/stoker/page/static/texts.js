@@ -10,7 +10,7 @@ const QUOTED = /`[^`]*`|"[^"]*"|'[^']*'|\[[^\]]*\]|\b[A-Z]\w+ et al\./g;
 const HAN = /[\u4e00-\u9fff]/;
 const MARK = /[\u3000-\u303f\uff00-\uffef]/; // Chinese punctuation, which has its own space
 const FEW = 4; // letters; a form with fewer joins two texts, as `{1} or {2}`
-const SURE = 12; // letters; with fewer a form may be met by chance: its values have to be known too
+const SURE = 12; // letters; with fewer a form may be met by chance: its values must be known too
 const escaped = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
 
 /** A table made ready: texts without values, and forms with the most letters first. */

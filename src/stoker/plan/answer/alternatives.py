@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from stoker.job.batch_solver import divisors
 from stoker.job.layout import SHARDS, Offload, Recompute
-from stoker.plan.answer.explain import near
+from stoker.plan.answer.explain import neighbour_settings
 from stoker.plan.answer.time_breakdown import causes_of
 from stoker.plan.search import LayoutPlan, SearchResult, search
 from stoker.plan.search_space import Space
@@ -75,7 +75,7 @@ def _asked_about(best: LayoutPlan) -> Iterable[tuple[str, Space]]:
     """Yields named kinds with their search spaces: well-known layouts, then the best plan with one axis changed."""
     setting = best.setting
     layout, cluster = setting.layout, setting.cluster
-    one, around = {1}, near(setting)
+    one, around = {1}, neighbour_settings(setting)
     data = cluster.gpus
     if cluster.gpus > 1:
         flat = Space(tensor=one, pipeline=one, context=one, offload={"none"})

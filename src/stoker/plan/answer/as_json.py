@@ -54,15 +54,15 @@ def answer_json(found: PlanAnswer | NothingFits) -> dict[str, Any]:
         "run": _run(found.cost),
         "binds": [
             {
-                "resource": bind.resource,
-                "seconds": bind.seconds,
-                "causes": [{"name": str(cause), "seconds": cause.seconds} for cause in bind.causes],
+                "resource": bottleneck.resource,
+                "seconds": bottleneck.seconds,
+                "causes": [{"name": str(cause), "seconds": cause.seconds} for cause in bottleneck.causes],
             }
-            for bind in found.binds
+            for bottleneck in found.bottlenecks
         ],
         "helps": [
-            {**_values(help_, ("change", "words", "gain", "gain_per_device")), **plan_json(help_.plan)}
-            for help_ in found.helps
+            {**_values(change, ("change", "words", "gain", "gain_per_device")), **plan_json(change.plan)}
+            for change in found.faster_changes
         ],
         "alternatives": [
             {**_values(other, ("called", "reason", "slower")), **plan_json(other.plan)}

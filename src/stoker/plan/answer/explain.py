@@ -21,7 +21,7 @@ from stoker.plan.answer.time_breakdown import (
     Cause,
     causes_of,
 )
-from stoker.plan.memory import peak_memory, room
+from stoker.plan.memory import allocatable_bytes, peak_memory
 from stoker.plan.search import LayoutPlan, search
 from stoker.plan.search_space import Space, trainable
 from stoker.plan.setting import Setting, TrainingWork
@@ -38,7 +38,7 @@ WORTH = 0.005  # gain in tokens/s below which a change is not reported
 
 
 @dataclass(frozen=True)
-class Bind:
+class Bottleneck:
     """One of the resources that limit a plan's speed.
 
     Attributes:
@@ -54,7 +54,7 @@ class Bind:
 
 
 @dataclass(frozen=True)
-class Help:
+class FasterChange:
     """A change, and its gain.
 
     Attributes:
@@ -75,11 +75,11 @@ class Help:
 def plan_of(setting: Setting) -> LayoutPlan:
     """Returns the plan of a setting, whether it fits or not."""
     stage, memory = peak_memory(setting)
-    capacity = room(setting.cluster)
+    capacity = allocatable_bytes(setting.cluster)
     return LayoutPlan(setting, stage, memory, step_time(setting), capacity)
 
 
-def near(setting: Setting) -> Space:
+def neighbour_settings(setting: Setting) -> Space:
     """Products of axes and micro-batches that are a factor of two away at most."""
     layout = setting.layout
     return Space(
@@ -94,7 +94,7 @@ def _around(size: int) -> Collection[int]:
     return {size // 2, size, 2 * size}
 
 
-def helps(plan: LayoutPlan, *, on: str) -> list[Help]:
+def faster_changes(plan: LayoutPlan, *, on: str) -> list[FasterChange]:
     """Returns changes that would train more tokens per second, the greatest gain first.
 
     Each is a separate search, near the plan.
@@ -109,10 +109,10 @@ def helps(plan: LayoutPlan, *, on: str) -> list[Help]:
     return sorted(worth, key=lambda help_: -help_.gain)
 
 
-def _help(plan: LayoutPlan, better: LayoutPlan, change: str, words: str) -> Help:
+def _help(plan: LayoutPlan, better: LayoutPlan, change: str, words: str) -> FasterChange:
     before, after = plan.speed, better.speed
     each = after.tokens_per_s_per_gpu / before.tokens_per_s_per_gpu - 1
-    return Help(change, words, better, after.tokens_per_s / before.tokens_per_s - 1, each)
+    return FasterChange(change, words, better, after.tokens_per_s / before.tokens_per_s - 1, each)
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class _Change:
     space: Space
 
 
-def _tried(plan: LayoutPlan, change: _Change) -> Help | None:
+def _tried(plan: LayoutPlan, change: _Change) -> FasterChange | None:
     """Returns the best plan with a change; None if nothing fits."""
     best = search(change.work, change.cluster, software=plan.setting.software, space=change.space, kept=1).plans
     return _help(plan, best[0], change.called, change.words) if best else None
@@ -134,7 +134,7 @@ def _tried(plan: LayoutPlan, change: _Change) -> Help | None:
 
 def _changes(plan: LayoutPlan) -> Iterator[_Change]:
     setting = plan.setting
-    work, cluster, space = setting.work, setting.cluster, near(setting)
+    work, cluster, space = setting.work, setting.cluster, neighbour_settings(setting)
     if setting.layout.offload == "none":
         space = replace(space, offload={"none"})
     device = cluster.device
@@ -151,7 +151,7 @@ def _changes(plan: LayoutPlan) -> Iterator[_Change]:
     yield _Change("twice the batch (longer accumulation)", f"train.batch={batch}", longer, cluster, space)
 
 
-def _more_devices(plan: LayoutPlan, on: str) -> Iterator[Help]:
+def _more_devices(plan: LayoutPlan, on: str) -> Iterator[FasterChange]:
     """Yields a fuller node, or one more node; if the batch is not divisible then, the next number that helps."""
     setting = plan.setting
     cluster = setting.cluster
@@ -160,7 +160,7 @@ def _more_devices(plan: LayoutPlan, on: str) -> Iterator[Help]:
     nodes = cluster.nodes
     counts = sorted({nodes + 1, *(nodes + nodes // part for part in (8, 4, 2, 1) if nodes >= part)})
     larger = [*fuller_nodes(cluster, like=on), *map(cluster.with_nodes, counts)]
-    space = replace(near(setting), pipeline=None, micro_batch=None)
+    space = replace(neighbour_settings(setting), pipeline=None, micro_batch=None)
     for where in larger:
         more = where.nodes - nodes
         called = f"{more} node{'s' * (more > 1)} more" if more else f"{where.gpus} devices in the node"
@@ -171,7 +171,7 @@ def _more_devices(plan: LayoutPlan, on: str) -> Iterator[Help]:
             return
 
 
-def _bigger_micro_batch(plan: LayoutPlan) -> Iterator[Help]:
+def _bigger_micro_batch(plan: LayoutPlan) -> Iterator[FasterChange]:
     """Micro-batches of twice the rows in the same layout, where only memory prevents them."""
     setting = plan.setting
     size, layout = 2 * setting.micro_batch, setting.layout
@@ -184,17 +184,17 @@ def _bigger_micro_batch(plan: LayoutPlan) -> Iterator[Help]:
             yield _help(plan, larger, f"a micro-batch of {size}, which needs more memory than there is", "")
 
 
-def binds(plan: LayoutPlan, found: list[Help]) -> list[Bind]:
+def bottlenecks(plan: LayoutPlan, found: list[FasterChange]) -> list[Bottleneck]:
     """Resources that limit the plan's speed, the largest first; their seconds add up to the step, memory aside.
 
     Args:
-        found: the result of `helps` for the plan.
+        found: the result of `faster_changes` for the plan.
     """
     groups: dict[str, list[Cause]] = {}
     for name, cause in causes_of(plan.setting).items():
         groups.setdefault(_resource(name), []).append(cause)
     result = [
-        Bind(
+        Bottleneck(
             resource,
             sum(cause.seconds for cause in causes),
             tuple(sorted((cause for cause in causes if cause.seconds > 0), key=lambda cause: -cause.seconds)),
@@ -203,7 +203,7 @@ def binds(plan: LayoutPlan, found: list[Help]) -> list[Bind]:
     ]
     for help_ in found:
         if help_.change == TWICE_MEMORY:
-            result.append(Bind(MEMORY, plan.seconds - help_.plan.seconds, ()))
+            result.append(Bottleneck(MEMORY, plan.seconds - help_.plan.seconds, ()))
     return sorted((bind for bind in result if bind.seconds > 0), key=lambda bind: -bind.seconds)
 
 

@@ -9,7 +9,7 @@ from stoker.hardware.cluster import Cluster
 from stoker.plan.answer.alternatives import Alternative, alternatives
 from stoker.plan.answer.changes import FittingChange, changes
 from stoker.plan.answer.cost import Cost, Length, cost_of
-from stoker.plan.answer.explain import Bind, Help, binds, helps, plan_of
+from stoker.plan.answer.explain import Bottleneck, FasterChange, bottlenecks, faster_changes, plan_of
 from stoker.plan.answer.picture import StageMemory
 from stoker.plan.memory import Memory, Verdict, stage_memory, verdict_of
 from stoker.plan.search import LayoutPlan, SearchResult, search
@@ -62,8 +62,8 @@ class PlanAnswer:
     plan: LayoutPlan
     stages: tuple[Memory, ...]
     cost: Cost
-    binds: list[Bind]
-    helps: list[Help]
+    bottlenecks: list[Bottleneck]
+    faster_changes: list[FasterChange]
     alternatives: list[Alternative]
     looked_at: int
     seconds: float
@@ -98,14 +98,14 @@ def answer(question: PlanQuestion) -> PlanAnswer | NothingFits:
 
 def _explained(question: PlanQuestion, found: SearchResult, seconds: float) -> PlanAnswer:
     plan = found.plans[0]
-    better = helps(plan, on=question.on)
+    better = faster_changes(plan, on=question.on)
     return PlanAnswer(
         question=question,
         plan=plan,
         stages=stages_of_plan(plan),
         cost=cost_of(plan, question.length),
-        binds=binds(plan, better),
-        helps=better,
+        bottlenecks=bottlenecks(plan, better),
+        faster_changes=better,
         alternatives=alternatives(found, asked=plan_of(question.asked) if question.asked else None),
         looked_at=found.looked_at,
         seconds=seconds,
@@ -122,12 +122,12 @@ def verdict(memory: Memory, plan: LayoutPlan) -> Verdict:
     return verdict_of(memory.peak, memory.upper, plan.capacity)
 
 
-def holder(plan: LayoutPlan) -> str:
+def memory_owner_name(plan: LayoutPlan) -> str:
     """Name of the unit of a pipeline's memory: a stage, or a process with several stages."""
     return "process" if plan.setting.layout.stages_per_process > 1 else "stage"
 
 
-def bars(plan: LayoutPlan, stages: tuple[Memory, ...]) -> list[StageMemory]:
+def stage_memory_bars(plan: LayoutPlan, stages: tuple[Memory, ...]) -> list[StageMemory]:
     """Memory of the stages for the pictures, components in one order, the largest first."""
     most: dict[str, float] = {}
     for memory in stages:
@@ -137,7 +137,7 @@ def bars(plan: LayoutPlan, stages: tuple[Memory, ...]) -> list[StageMemory]:
     several = len(stages) > 1
     return [
         StageMemory(
-            f"{holder(plan)} {number}" if several else "each device",
+            f"{memory_owner_name(plan)} {number}" if several else "each device",
             {part: memory.parts.get(part, 0.0) for part in order},
             memory.upper,
         )

@@ -153,7 +153,7 @@ def _draw_after(page: _Page, y: float, start: float, after: Mapping[str, float],
         start += took
 
 
-def mostly(spans: Iterable[Span], seconds: float, cells: int) -> list[Kind | None]:
+def most_frequent_action(spans: Iterable[Span], seconds: float, cells: int) -> list[Kind | None]:
     """Returns the most frequent kind of action in each of ``cells`` equal parts of the step; None for waiting."""
     shares: list[dict[Kind | None, float]] = [{} for _ in range(cells)]
     for span in spans:
@@ -170,7 +170,7 @@ def _merged(spans: Sequence[Span], seconds: float, cells: int) -> list[Span]:
     """Merges spans of one kind, for steps of more actions than can be seen."""
     merged: list[Span] = []
     size = seconds / cells
-    for cell, kind in enumerate(mostly(spans, seconds, cells)):
+    for cell, kind in enumerate(most_frequent_action(spans, seconds, cells)):
         if kind is None:
             continue
         if merged and merged[-1].kind == kind and merged[-1].end == cell * size:

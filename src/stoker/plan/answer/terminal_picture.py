@@ -10,7 +10,7 @@ from itertools import groupby
 
 from rich.text import Text
 
-from stoker.plan.answer.picture import StageMemory, byte_unit, components_of, mostly
+from stoker.plan.answer.picture import StageMemory, byte_unit, components_of, most_frequent_action
 from stoker.plan.pipeline.schedule_order import Kind
 from stoker.plan.pipeline.timeline import Timeline
 
@@ -60,7 +60,7 @@ def timeline_text(timeline: Timeline, *, width: int = 80) -> Text:
     cells = max(width - left - len(" 99.9%") - 1, 8)
     out, used = Text(), set()
     for at in shown:
-        kinds = mostly(timeline.processes[at], seconds, cells)
+        kinds = most_frequent_action(timeline.processes[at], seconds, cells)
         used |= set(kinds)
         out.append(f"{at + 1:>{left}} ")
         _append(out, [KINDS[kind][:2] for kind in kinds])

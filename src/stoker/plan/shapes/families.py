@@ -28,7 +28,7 @@ def gpt2(c: Settings) -> Shape:
 
 
 def bloom(c: Settings) -> Shape:
-    """BLOOM: ALiBi, a norm behind the embedding."""
+    """BLOOM: ALiBi, a norm after the embedding."""
     return decoder(c, **GPT, embedding_norm=True, fused_qkv=True)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stoker.checkpoint.collective import by_first, rank, together
+from stoker.checkpoint.collective import by_first, rank, run_on_all_ranks
 from stoker.errors import RunFailed, UserError
 from stoker.online_store.row_backends import StoreError
 from stoker.online_store.store_version import StoreWriter, TableDelta
@@ -115,13 +115,13 @@ class ExportSync:
         if self._version is None or self._every_seconds is None:
             return
         age = now - (self._oldest or now) + self._longest_pause
-        if any(together(lambda: self._oldest is not None and age >= self._limit)):
+        if any(run_on_all_ranks(lambda: self._oldest is not None and age >= self._limit)):
             self._settle(wait=PAUSE)
             self._send()
 
     def finish(self) -> None:
         """Sends the rest and waits for it. A collective."""
-        if self._settle(wait=PATIENCE) and any(together(lambda: self._oldest is not None)):
+        if self._settle(wait=PATIENCE) and any(run_on_all_ranks(lambda: self._oldest is not None)):
             self._send()
             while self._load is not None:
                 self._send()
@@ -166,7 +166,7 @@ class ExportSync:
 
     def _publish(self, tables: Embeddings) -> None:
         """Makes a version of all rows, a part of them after each step, and makes it current."""
-        if any(together(lambda: self._thread.is_busy)):  # with a call that timed out
+        if any(run_on_all_ranks(lambda: self._thread.is_busy)):  # with a call that timed out
             return
         began, writer = time.time(), self._writer
 
@@ -178,11 +178,11 @@ class ExportSync:
                 if self._load is None or self._load.tables is not tables:
                     self._load = InitialExport(by_first(lambda: do(writer.begin)), tables, self._oldest or began)
                 load = self._load
-                if not all(together(lambda: load.go_on(lambda *row: do(lambda: writer.put(*row)), LOADING))):
+                if not all(run_on_all_ranks(lambda: load.go_on(lambda *row: do(lambda: writer.put(*row)), LOADING))):
                     return
                 files = {**self._files(), WEIGHTS: weights_of(self._task.model)}
                 self._updates = 0
-                rows = sum(together(lambda: load.rows))
+                rows = sum(run_on_all_ranks(lambda: load.rows))
                 by_first(lambda: do(lambda: self._switch(load.version, files)))
         except UserError as error:
             if self._tables is None:
@@ -225,7 +225,7 @@ class ExportSync:
             except RunFailed as silence:
                 self._in_vain = wait
                 self._failed(silence)
-        if not all(together(lambda: pushed is None or pushed.done())):
+        if not all(run_on_all_ranks(lambda: pushed is None or pushed.done())):
             return False
         self._pushed, self._in_vain = None, 0.0
         if pushed is not None:
@@ -237,7 +237,7 @@ class ExportSync:
                 self._is_gone = isinstance(error, StoreError)
                 self._oldest = self._sent_oldest
                 self._failed(error)
-        if any(together(lambda: self._is_gone)):
+        if any(run_on_all_ranks(lambda: self._is_gone)):
             self._version = None
         return True
 

@@ -37,7 +37,7 @@ class PositionalTower(nn.Module):
         return self.tower(RankingInputs(by_name, dict(zip(self._sequences, lengths, strict=True)), dense))
 
 
-def positional(inputs: RankingInputs, features: Sequence[str], sequences: Sequence[str]) -> tuple[Any, ...]:
+def tower_arguments(inputs: RankingInputs, features: Sequence[str], sequences: Sequence[str]) -> tuple[Any, ...]:
     """Returns the arguments of a `PositionalTower`."""
     return inputs.dense, [inputs.vectors[name] for name in features], [inputs.lengths[name] for name in sequences]
 
@@ -110,7 +110,7 @@ def onnx_bytes(program: torch.export.ExportedProgram) -> tuple[bytes | None, str
     return file.getvalue(), ""
 
 
-def rebuilt(model: str, shape: RankingShape, dtype: torch.dtype, weights: bytes) -> nn.Module:
+def rebuild_tower(model: str, shape: RankingShape, dtype: torch.dtype, weights: bytes) -> nn.Module:
     """Rebuilds a tower of one of Stoker's own architectures."""
     tower = MODELS[model](shape).to(dtype)
     tower.load_state_dict(load(weights))

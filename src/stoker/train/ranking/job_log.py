@@ -55,7 +55,7 @@ def open_log_of(loaded: LoadedJob, base: Path) -> ClickLog:
 
 
 def _problems(loaded: LoadedJob, log: ClickLog) -> list[Problem]:
-    return [placed(loaded, found) for found in log_problems(log, loaded.job.data, loaded.job.evaluate.data)]
+    return [at_data_source(loaded, found) for found in log_problems(log, loaded.job.data, loaded.job.evaluate.data)]
 
 
 def _opened(loaded: LoadedJob, base: Path) -> ClickLog:
@@ -71,10 +71,10 @@ def _opened(loaded: LoadedJob, base: Path) -> ClickLog:
             progressive=block.progressive,
         )
     except UserError as error:
-        raise UserError(*(placed(loaded, problem) for problem in error.problems)) from error
+        raise UserError(*(at_data_source(loaded, problem) for problem in error.problems)) from error
 
 
-def placed(loaded: LoadedJob, problem: Problem) -> Problem:
+def at_data_source(loaded: LoadedJob, problem: Problem) -> Problem:
     """Adds the place of a problem's key in the job."""
     if not problem.key or problem.file:
         return problem

@@ -16,7 +16,7 @@ from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import block_of_task
 from stoker.sparse.row_format import RowFormat
-from stoker.sparse.shard_memory import ShardMemory, predicted, row_bytes, state_bytes
+from stoker.sparse.shard_memory import ShardMemory, predict_memory, row_bytes, state_bytes
 from stoker.sparse.table_settings import TableSettings
 from stoker.train.optimizer import MOMENTS
 from stoker.train.ranking.id_statistics import IdUse, LogReader, within_limits
@@ -164,7 +164,7 @@ def plan_ranking(loaded: LoadedJob, base: Path, cluster: Cluster) -> RankingPlan
     holders = len(block.servers.addresses) if block.servers else processes
     parameters, item = sum(p.numel() for p in tower.parameters()), 8 if wide else 4
     host_memory = round(cluster.host_memory_gib * GIB)
-    everything = sum(predicted(use.tables, use.total).total for use in uses)
+    everything = sum(predict_memory(use.tables, use.total).total for use in uses)
     sent = [
         sent_bytes(use.tables, n, passes=passes, holders=holders, served=served)
         for use, n in zip(uses, unique, strict=True)
@@ -200,7 +200,7 @@ def held_by_one(use: IdUse, first: float, *, holders: int) -> ShardMemory:
         first: ids of the first step, on all processes.
     """
     share = -(-use.total // holders)
-    return predicted(use.tables, share, first=max(1, round(first / holders)), world=holders)
+    return predict_memory(use.tables, share, first=max(1, round(first / holders)), world=holders)
 
 
 def saved_by_one(job: ResolvedJob, uses: Sequence[IdUse], tower: int, holders: int, processes: int) -> int:

@@ -30,7 +30,7 @@ from stoker.train.import_object import import_path
 from stoker.train.prepared import Prepared, apply_job_to_blocks, describe_parameters, engine_of
 from stoker.train.ranking.export_manifest import graph_from, manifest_of, table_entries
 from stoker.train.ranking.exported_tower import GRAPH, WEIGHTS, graph_bytes
-from stoker.train.ranking.job_log import open_log_of, placed
+from stoker.train.ranking.job_log import at_data_source, open_log_of
 from stoker.train.ranking.ranking_block import RankingBlock
 from stoker.train.ranking.ranking_tables import TORCHREC_ROWS, embeddings_of, misfit_of_widths, servers_of, shape_of
 from stoker.train.ranking.ranking_task import RankingTask
@@ -53,7 +53,7 @@ def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: 
     try:
         servers = servers_of(block, base)
     except UserError as error:
-        raise UserError(*(placed(loaded, problem) for problem in error.problems)) from error
+        raise UserError(*(at_data_source(loaded, problem) for problem in error.problems)) from error
     tower, tables, shape = build(loaded, log.features, device, mesh, servers)
     rows = job.evaluate.rows
     task = RankingTask(
@@ -177,7 +177,7 @@ def build(
             servers=servers,
         )
     except UserError as error:
-        raise type(error)(*(placed(loaded, problem) for problem in error.problems)) from error
+        raise type(error)(*(at_data_source(loaded, problem) for problem in error.problems)) from error
     return tower.to(device.torch, dtype_of(device)), tables, shape
 
 

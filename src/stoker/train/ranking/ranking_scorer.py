@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from stoker.data.ranking.encode_rows import BadRowError, encode_rows, joined
+from stoker.data.ranking.encode_rows import BadRowError, concatenate_batches, encode_rows
 from stoker.data.ranking.features import Features
 from stoker.data.ranking.log_batch import RowBatch
 from stoker.errors import Problem, UserError
@@ -24,7 +24,7 @@ from stoker.sparse.fused_tables import Feature
 from stoker.sparse.jagged_ids import JaggedIds
 from stoker.sparse.stored_embeddings import StoredEmbeddings
 from stoker.sparse.table_settings import TableSettings
-from stoker.train.ranking.exported_tower import GRAPH, WEIGHTS, loaded_graph, positional, rebuilt
+from stoker.train.ranking.exported_tower import GRAPH, WEIGHTS, loaded_graph, rebuild_tower, tower_arguments
 from stoker.train.ranking.ranking_batch import ranking_batch_of, ranking_inputs
 
 
@@ -43,7 +43,7 @@ class RowScores:
     Attributes:
         logits: float64 [rows, labels].
         labels: names of the labels.
-        unknown: fields that are no column, with the number of rows that have them.
+        unknown: fields that are not column, with the number of rows that have them.
         step: step of the run.
     """
 
@@ -95,7 +95,7 @@ class RankingScorer:
             except BadRowError as error:
                 answers[number] = error
         if good:
-            logits = self.logits(joined([batch for _, batch, _ in good]))
+            logits = self.logits(concatenate_batches([batch for _, batch, _ in good]))
             ends = np.cumsum([len(batch.dense) for _, batch, _ in good])[:-1]
             for (number, _, unknown), own in zip(good, np.split(logits, ends), strict=True):
                 answers[number] = RowScores(own, self.features.labels, unknown, self.step)
@@ -206,13 +206,13 @@ class StoredScorer:
         weights, model = self._reader.file(WEIGHTS), manifest["model"]
         tower: Callable[[RankingInputs], Tensor]
         if model in MODELS and not self._graph:
-            tower = rebuilt(model, shape, dtype, weights)
+            tower = rebuild_tower(model, shape, dtype, weights)
         elif self._trusted:
             graph = loaded_graph(self._reader.file(GRAPH), weights)
             names, sequences = list(looked_up), list(shape.sequences)
 
             def tower(inputs: RankingInputs) -> Tensor:
-                found: Tensor = graph(*positional(inputs, names, sequences))
+                found: Tensor = graph(*tower_arguments(inputs, names, sequences))
                 return found
         else:
             message = f"this export is of a module of its own, {model}, whose graph can run code as it is loaded"

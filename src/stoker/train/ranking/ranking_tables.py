@@ -139,7 +139,7 @@ def servers_of(block: RankingBlock, base: Path) -> RowServers | None:
         host, colon, port = text.rpartition(":")
         if not colon or not host or not port.isdecimal() or not 0 < int(port) <= LAST_PORT:
             key = f"ranking.servers.addresses[{index}]"
-            raise UserError(Problem(f"{text}: this is no HOST:PORT", "write it as 10.0.0.7:29500", key=key))
+            raise UserError(Problem(f"{text}: this is not a HOST:PORT", "write it as 10.0.0.7:29500", key=key))
         found.append((host.strip("[]"), int(port)))
     return RowServers(tuple(found), read_secret(base / wanted.secret), wanted.staleness, wanted.patience)
 

@@ -21,7 +21,7 @@ from stoker.data.ranking.click_log import ClickLog, RowSet
 from stoker.files import replace_file
 from stoker.models.objective import Loss, Measures
 from stoker.models.ranking.model_inputs import RankingInputs, RankingShape
-from stoker.parallel.batch_norm import uncounted
+from stoker.parallel.batch_norm import without_batch_statistics
 from stoker.sparse.embeddings import Embeddings
 from stoker.sparse.jagged_ids import JaggedIds
 from stoker.train.evaluate import Evaluation, evaluate
@@ -129,7 +129,7 @@ class RankingTask:
         return Part(batch, targets=0, tokens=0).to(self.device)
 
     def around(self, part: Part) -> AbstractContextManager[None]:
-        return nullcontext() if part.targets else uncounted()
+        return nullcontext() if part.targets else without_batch_statistics()
 
     def inputs_of(self, batch: RankingBatch) -> RankingInputs:
         """Looks up the ids of a batch; a collective."""

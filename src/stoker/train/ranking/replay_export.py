@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 from stoker.data.ranking.log_batch import RaggedIds, RowBatch
 from stoker.errors import RunFailed
 from stoker.online_store.row_reader import RowReader
-from stoker.train.ranking.exported_tower import GRAPH, ONNX, WEIGHTS, positional
+from stoker.train.ranking.exported_tower import GRAPH, ONNX, WEIGHTS, tower_arguments
 from stoker.train.ranking.ranking_scorer import StoredScorer
 
 SECONDS = 900.0  # timeout of the process
@@ -88,7 +88,7 @@ def _answer(asked: Mapping[str, Any]) -> None:
         found[WEIGHTS] = StoredScorer(reader).scorer.logits(batch)
     if ONNX in reader.manifest["files"]:
         inputs = graph.inputs(batch)
-        dense, vectors, lengths = positional(inputs, list(inputs.vectors), list(inputs.lengths))
+        dense, vectors, lengths = tower_arguments(inputs, list(inputs.vectors), list(inputs.lengths))
         found[ONNX] = _by_onnx(reader.file(ONNX), [tensor.numpy() for tensor in (dense, *vectors, *lengths)])
     save_file({name: np.ascontiguousarray(logits) for name, logits in found.items()}, folder / "logits")
 

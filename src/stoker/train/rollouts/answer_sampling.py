@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from stoker.checkpoint.collective import together
+from stoker.checkpoint.collective import run_on_all_ranks
 from stoker.data.order import stream_key
 from stoker.generate.decoder import Decoder
 from stoker.generate.generation_engine import GenerationEngine, free_memory
@@ -102,7 +102,9 @@ def sampled(
     """
     if decoder.device.type == "cuda":
         torch.cuda.empty_cache()  # memory that training has freed counts as free
-    memory = min(together(lambda: free_memory(decoder.device.torch)))  # equal on all, so that all take the same steps
+    memory = min(
+        run_on_all_ranks(lambda: free_memory(decoder.device.torch))
+    )  # equal on all, so that all take the same steps
     engine = GenerationEngine(decoder, memory=memory)
     episodes = [Episode(prompt, number) for prompt in prompts for number in range(answers)]
     active, turn = episodes, 0

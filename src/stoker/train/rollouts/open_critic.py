@@ -18,7 +18,7 @@ from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import TASKS, task_of
 from stoker.models.adapters import unwrap
 from stoker.models.build_model import Built, build_meta
-from stoker.models.model_source import locate
+from stoker.models.model_source import find_model
 from stoker.models.score_head import OFFSET, score_head_of
 from stoker.models.text import TextSide, open_text_side
 from stoker.parallel.layout_check import layout_problem
@@ -40,7 +40,7 @@ def open_critic(named: str, loaded: LoadedJob, base: Path, device: Device, text:
             or its tokenizer differs; the error names the key.
     """
     try:
-        job, first = _of_model(named, loaded) if locate(named, base, or_run=True) else _of_run(named, loaded, base)
+        job, first = _of_model(named, loaded) if find_model(named, base, or_run=True) else _of_run(named, loaded, base)
         theirs = replace(loaded, job=job)
         tokens = open_text_side(theirs, base).tokenizer.get_vocab()
         if tokens != text.tokenizer.get_vocab():

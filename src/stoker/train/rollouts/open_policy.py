@@ -22,7 +22,7 @@ from stoker.train.rollouts.rewards import Reward, Rewards, ScorerReward, length_
 from stoker.train.rollouts.run_reward import RunReward, critic_from
 
 
-def policy_samples(
+def policy_task_factory(
     loaded: LoadedJob, base: Path, text: TextSide, *, block: PolicyBlock, settings: PolicySettings
 ) -> Callable[..., LanguageTask]:
     """Returns the constructor of a prepared job's task.

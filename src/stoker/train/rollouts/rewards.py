@@ -119,7 +119,7 @@ def length_reward(argument: str) -> LengthReward:
     """Parses the reward ``length:TOKENS`` or ``length:MIN-MAX``.
 
     Raises:
-        UserError: these are no positive numbers in order.
+        UserError: these are not positive numbers in order.
     """
     shortest, dash, longest = argument.partition("-")
     bounds = [

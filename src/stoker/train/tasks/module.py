@@ -47,7 +47,7 @@ def _import_paths(view: View) -> Iterator[Problem]:
         package, _, attribute = (path or "").partition(":")
         words = [*package.split("."), *attribute.split(".")]
         if path is not None and not all(word.isidentifier() for word in words):
-            yield view.document.problem(key, f"`{path}` is no import path", "write `package.module:name`")
+            yield view.document.problem(key, f"`{path}` is not an import path", "write `package.module:name`")
 
 
 def _held_out(view: View) -> Iterator[Problem]:

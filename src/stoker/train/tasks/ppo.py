@@ -147,10 +147,10 @@ def _objective(job: ResolvedJob) -> Objective:
 
 
 def _samples(loaded: LoadedJob, base: Path, text: TextSide) -> Callable[..., LanguageTask]:
-    from stoker.train.rollouts.open_policy import policy_samples
+    from stoker.train.rollouts.open_policy import policy_task_factory
 
     block = block_of_task(loaded.job, PpoBlock)
-    return policy_samples(loaded, base, text, block=block, settings=settings_of(loaded.job))
+    return policy_task_factory(loaded, base, text, block=block, settings=settings_of(loaded.job))
 
 
 def _critic_values(loaded: LoadedJob, base: Path) -> Drawn:

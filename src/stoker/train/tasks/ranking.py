@@ -59,7 +59,7 @@ def _models(view: View) -> Iterator[Problem]:
         hint = f"write {near[0]}" if near else f"write one of {', '.join(NAMES)}, or package.module:name"
         yield from view.at_each(["ranking.model"], f"there is no ranking model `{model}`", hint)
     if colon and not all(word.isidentifier() for word in [*package.split("."), *attribute.split(".")]):
-        yield from view.at_each(["ranking.model"], f"`{model}` is no import path", "write `package.module:name`")
+        yield from view.at_each(["ranking.model"], f"`{model}` is not an import path", "write `package.module:name`")
     if model == "two-tower" and not view.value("ranking.item"):
         message = "`model: two-tower` needs to know which features are the item's"
         yield view.document.problem(("ranking", "item"), message, "write `item: [item_id]`, its id first")

@@ -67,9 +67,9 @@ def _details(task: LanguageTask, engine: Engine, documents: Sequence[Document], 
 
 
 def _next_commands(job: ResolvedJob, run: str) -> tuple[str, ...]:
-    from stoker.job.tune_keys import merges
+    from stoker.job.tune_keys import can_merge
 
-    form = "merged" if merges(job) else "adapter"
+    form = "merged" if can_merge(job) else "adapter"
     return f"eval {run} YOUR.jsonl", f"export {run} --format {form} --to exported"
 
 
