@@ -82,6 +82,12 @@ def user_file_errors(what: str) -> Iterator[None]:
         raise UserError(Problem(f"{what} cannot be read: {reason_of(error)}")) from error
 
 
+def typed_reason(error: BaseException) -> str:
+    """Returns an exception's type and message as one line of limited length, for code that is not Stoker's."""
+    reason, name = reason_of(error), type(error).__name__
+    return reason if reason.startswith(name) or not reason else f"{name}: {reason}"
+
+
 def reason_of(error: BaseException) -> str:
     """Returns an exception's message as one line of limited length."""
     text = " ".join(str(error).split())

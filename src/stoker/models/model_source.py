@@ -47,7 +47,8 @@ def find_model(name: str, base: Path, *, or_run: bool = False) -> ModelSource | 
     """Resolves a model's name; None if it is unknown. Local paths come first, then the catalogue, then the hub.
 
     Args:
-        or_run: whether the name may also be a run's. Then ``A/B`` is not a hub id where ``A`` is a folder without models.
+        or_run: whether the name may also be a run's. ``A/B`` is then not a hub id if ``A`` is a folder without
+            models.
     """
     path = path_of(name, base)
     there = exists(path)

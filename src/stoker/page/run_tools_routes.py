@@ -186,8 +186,10 @@ class _RunTools:
                 continue
             origin = aside.with_name(f"{name}.from")
             to = Path(origin.read_text()) if origin.is_file() else root / name.rpartition("@")[0]
-            if to.exists() or not to.resolve().is_relative_to(root):
-                raise http_error(409, "there is a run {run} again", "rename that one first", run=to.name)
+            if not to.resolve().is_relative_to(root):
+                raise http_error(403, "{path} is not below a run folder of this page", path=str(to))
+            if to.exists():
+                raise http_error(409, "a run named {run} exists", "rename that one first", run=to.name)
             base = self.page.settings.base
             command = f"mv {shlex.quote(shown_path(aside, base))} {shlex.quote(shown_path(to, base))}"
             self.page.audit.write(account_of(request, "run").name, "restore", command=command, run=str(to))

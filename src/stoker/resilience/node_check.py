@@ -177,15 +177,17 @@ def measure_disk(folder: Path) -> tuple[int, float]:
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     path = folder / f".disk-test-{socket.gethostname()}"
-    begin = time.perf_counter()
+    size = min(DISK_TEST, free // 2)
     try:
         with open(path, "wb", opener=no_link) as file:
-            file.write(bytes(min(DISK_TEST, free // 2)))
+            begin = time.perf_counter()
+            file.write(bytes(size))
             file.flush()
             os.fsync(file.fileno())
+            seconds = time.perf_counter() - begin
     finally:
         path.unlink(missing_ok=True)
-    return free, DISK_TEST / (time.perf_counter() - begin)
+    return free, size / seconds
 
 
 @cache

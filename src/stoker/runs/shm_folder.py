@@ -30,7 +30,7 @@ from pathlib import Path
 from stoker.errors import DiskFailed, RunFailed
 from stoker.files import open_regular
 
-PREFIX = "stoker_"
+PREFIX, DIGITS = "stoker_", 12  # of a folder's name, and of the digest that ends it
 KEPT = "kept"
 AGAIN = "again"
 NEIGHBOUR, SENT, SUPERVISOR, CUT = "neighbour", "sent-", "supervisor", "cut-link"
@@ -66,7 +66,7 @@ def shared_folder(run: Path) -> Path:
         identity += f" {found.st_dev} {found.st_ino}".encode()
     if node_name():
         identity += f" node {node_name()}".encode()
-    return place / f"{PREFIX}{path.name}-{hashlib.sha256(identity).hexdigest()[:12]}"
+    return place / f"{PREFIX}{path.name}-{hashlib.sha256(identity).hexdigest()[:DIGITS]}"
 
 
 def has_folder(run: Path) -> bool:
@@ -241,7 +241,7 @@ def _locked(path: Path, how: int) -> int | None:
 
 
 def _sweep(place: Path) -> None:
-    for path in place.glob(f"{PREFIX}*"):
+    for path in place.glob(f"{PREFIX}*-{'[0-9a-f]' * DIGITS}"):
         with suppress(OSError):
             if (path / KEPT).exists():
                 continue

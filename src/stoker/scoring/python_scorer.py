@@ -18,7 +18,7 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import Problem, UserError, reason_of
+from stoker.errors import Problem, UserError, typed_reason
 from stoker.scoring.answer_rows import AnswerRow
 from stoker.scoring.scorer import Score, Scorer
 
@@ -34,6 +34,7 @@ def python_scorer(name: str, argument: str, base: Path) -> Scorer:
     function = python_function(name, argument, base)
     taken = _lists_taken(function)
     if not taken:
+        _require_parameters(name, function)
         return Scorer(name, partial(_call, name, function), needs_expected=False)
     batch = partial(_call_batch, name, function, taken)
     return Scorer(name, lambda answer, row: batch([answer], [row])[0], needs_expected=False, batch=batch)
@@ -54,6 +55,8 @@ def python_function(name: str, argument: str, base: Path) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise UserError(Problem(f"{name}: there is no module {error.name!r}", "is it in this folder?")) from error
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{name}: importing {module_name} raised {typed_reason(error)}") from error
     try:
         function = reduce(getattr, path.split("."), module)
     except AttributeError as error:
@@ -61,6 +64,19 @@ def python_function(name: str, argument: str, base: Path) -> Callable[..., Any]:
     if not callable(function):
         raise UserError(f"{name}: {path} is not a function")
     return function
+
+
+def _require_parameters(name: str, function: Callable[..., Any]) -> None:
+    """Raises a `UserError` where a function cannot be called with an answer, what was expected, and the row."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some C functions have no readable signature
+        return
+    try:
+        signature.bind("", None, {})
+    except TypeError as error:
+        hint = "give it the parameters (answer, expected, row), or (answers, expected, rows) for lists"
+        raise UserError(Problem(f"{name} has the parameters {signature}: {error}", hint)) from error
 
 
 def _lists_taken(function: Callable[..., Any]) -> tuple[str, ...]:
@@ -80,8 +96,8 @@ def _lists_taken(function: Callable[..., Any]) -> tuple[str, ...]:
 def _call(name: str, function: Callable[..., Any], answer: str, row: AnswerRow) -> Score:
     try:
         value = function(answer, row.expected, dict(row.fields))
-    except Exception as error:
-        raise UserError(row.problem(f"{name} raised {type(error).__name__}: {reason_of(error)}")) from error
+    except (Exception, SystemExit) as error:
+        raise UserError(row.problem(f"{name} raised {typed_reason(error)}")) from error
     return _score(name, value, row)
 
 
@@ -93,8 +109,8 @@ def _call_batch(
     try:
         values = function(**(lists if taken == ("completions",) else {each: lists[each] for each in taken}))
         values = list(values)
-    except Exception as error:
-        raise UserError(rows[0].problem(f"{what} raised {type(error).__name__}: {reason_of(error)}")) from error
+    except (Exception, SystemExit) as error:
+        raise UserError(rows[0].problem(f"{what} raised {typed_reason(error)}")) from error
     if len(values) != len(rows):
         raise UserError(rows[0].problem(f"{what} returned {len(values)} numbers", "give one for each answer"))
     return [_score(name, value, row) for value, row in zip(values, rows, strict=True)]

@@ -267,6 +267,5 @@ def scorers_of(rows: Sequence[AnswerRow], chosen: Sequence[str], base: Path) -> 
             try:
                 scorers[name] = scorer_of(name, base)
             except UserError as error:
-                (found,) = error.problems
-                raise UserError(row.problem(found.message, found.suggestion)) from error
+                raise UserError(*(row.problem(p.message, p.suggestion) for p in error.problems)) from error
     return scorers

@@ -6,12 +6,14 @@ import argparse
 import json
 import os
 import secrets
+import select
 import shlex
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -230,8 +232,9 @@ class RunningServer:
 
     def end(self) -> None:
         """Ends the server."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        with suppress(BrokenPipeError):  # settings that a server which has died did not read
+            if self._process.stdin is not None:
+                self._process.stdin.close()
         self._process.terminate()
         try:
             self._process.wait(10)
@@ -247,8 +250,12 @@ class RunningServer:
         """
         if self.server.package:
             assert self._process.stdin is not None and self._process.stdout is not None
-            self._process.stdin.write(self.server.settings + "\n")
-            self._process.stdin.flush()
+            with suppress(BrokenPipeError):
+                self._process.stdin.write(self.server.settings + "\n")
+                self._process.stdin.flush()
+            started, _, _ = select.select([self._process.stdout], [], [], START_SECONDS)
+            if not started:
+                raise RunFailed(f"{self.server.program} does not answer after {START_SECONDS:g} s")
             address = self._process.stdout.readline().strip()
             if not address:
                 raise RunFailed(f"{self.server.program} exited during its start; its output is above")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 
 import numpy as np
 import torch
@@ -124,8 +123,11 @@ class TieredRows:
 
     def _touch(self) -> None:
         """Loads the oldest pending request, in a thread; does nothing if it was dropped."""
-        with suppress(IndexError):
-            self._log.touch(self._coming.popleft())
+        try:
+            rows = self._coming.popleft()
+        except IndexError:
+            return
+        self._log.touch(rows)
 
     def _push_out(self, least: int) -> None:
         """Moves the least recently written rows to the file."""

@@ -14,7 +14,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from stoker.errors import Problem, UserError
+from stoker.errors import Problem, UserError, reason_of, typed_reason
 from stoker.models.ranking.build import MODELS
 from stoker.models.ranking.model_inputs import RankingInputs, RankingShape
 from stoker.sparse.fused_tables import Feature
@@ -78,9 +78,10 @@ def graph_of(
         with _quiet():
             program = torch.export.export(module, example, dynamic_shapes=free)
     except Exception as error:  # the module's code may raise anything
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         advice = "avoid what depends on values, and let every output depend on the rows"
-        raise UserError(Problem(f"torch.export cannot follow {type(tower).__name__}: {reason}", advice)) from error
+        raise UserError(
+            Problem(f"torch.export cannot follow {type(tower).__name__}: {reason_of(error)}", advice)
+        ) from error
     program._example_inputs = None  # they would be pickled
     return program
 
@@ -106,7 +107,7 @@ def onnx_bytes(program: torch.export.ExportedProgram) -> tuple[bytes | None, str
             assert converted is not None
             file.write(converted.model_proto.SerializeToString())
     except Exception as error:
-        return None, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        return None, typed_reason(error)
     return file.getvalue(), ""
 
 

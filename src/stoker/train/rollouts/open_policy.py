@@ -85,8 +85,7 @@ def rewards_of(block: PolicyBlock, loaded: LoadedJob, base: Path, text: TextSide
         try:
             found.append((_reward(name, base), weight))
         except UserError as error:
-            (problem,) = error.problems
-            raise UserError(loaded.problem(key, problem.message, problem.suggestion)) from error
+            raise UserError(*(loaded.problem(key, p.message, p.suggestion) for p in error.problems)) from error
     return Rewards(tuple(found))
 
 
