@@ -16,6 +16,7 @@ from stoker.runs.output_folder import is_of_run
 
 if TYPE_CHECKING:
     from stoker.job.stage import Stage
+    from stoker.job.task_spec import Named
     from stoker.launch.cluster_env import RankInfo
 
 
@@ -161,9 +162,11 @@ def _other_models(loaded: ReadJob, base: Path) -> list[Problem]:
 
     problems = []
     for named in task_of(loaded.job).names(loaded.job):
-        if named.kind != "model":
-            continue
         key, name = named.key, named.value
+        if named.kind != "model":
+            problem = _name_problem(named, base)
+            problems += [loaded.problem(key, problem.message, problem.suggestion)] if problem is not None else []
+            continue
         if find_model(name, base, or_run=True) is not None:
             found = model_problem(ModelBlock(name=name), base)
             problems += [loaded.problem(key, *found)] if found is not None else []
@@ -174,6 +177,27 @@ def _other_models(loaded: ReadJob, base: Path) -> list[Problem]:
             hint = error.problems[0].message
             problems.append(loaded.problem(key, f"{name} is neither a model nor a run", hint))
     return problems
+
+
+def _name_problem(named: Named, base: Path) -> Problem | None:
+    """Returns the problem of a run, a source or a reward that a task's block names; None if there is none."""
+    from stoker.data.sources import source_problem
+    from stoker.runs.find_run import find_run
+
+    match named.kind:
+        case "run":
+            try:
+                find_run(named.value, base)
+            except UserError as error:
+                return error.problems[0]
+        case "source":
+            found = source_problem(SourceBlock(path=named.value), base)
+            return None if found is None else Problem(*found)
+        case "scorer":
+            from stoker.train.rollouts.rewards import reward_problem
+
+            return reward_problem(named.value, base)
+    return None
 
 
 def _stop_problems(loaded: ReadJob, base: Path) -> list[Problem]:

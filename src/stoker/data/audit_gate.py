@@ -87,13 +87,15 @@ def _source_gate(source: TokenisedSource, key: str, codec: TextCodec, loaded: Lo
     wanted, rows = task_of(loaded.job).rows(loaded.job), KINDS.get(source.format, "answers")
     if rows != wanted and (rows, wanted) != ("judged", "answers"):
         message = f"{name}: its rows are {WORDS[rows]}; task {loaded.job.task} trains on {WORDS[wanted]}"
-        advice = ADVICE[wanted]
+        advice = ADVICE[wanted] + ("; `task: dpo` with `loss: kto` trains on labels" if rows == "judged" else "")
         if (rows, wanted) == ("pairs", "answers"):
             advice = "write the chosen answers as rows of messages; texts and whole conversations are read as they are "
             advice += (
                 f"with {key}.format: prompt, columns: {{completion: chosen}}, or messages and {{messages: chosen}}"
             )
         problems.append(loaded.problem(f"{key}.path", message, advice))
+        if rows == "judged":
+            return problems  # whatever is dropped depends on the task
     if source.block.format == "judged":  # the job asks for bad answers to be left out
         dropped -= reasons[JUDGED_BAD]
     if dropped > source.block.max_dropped * rows_in:

@@ -185,13 +185,14 @@ def tokenise_source(
     if found == "auto":
         found = find_format(source, block.columns, questions=task.prompts, pairs=kind == "pairs")
     columns = tuple(sorted(block.columns.items()))
+    sampled = task.rollouts(job)
     train_on = "last" if task.prompts else block.train_on  # a prompt is all that comes before the last answer
     settings = RowSettings(
         found,
         columns,
         train_on,
         block.too_long,
-        seq_len,
+        seq_len - (sampled.tokens if sampled is not None else 0),
         special_tokens_of(block, found),
         keep_bad=kind == "judged",
     )

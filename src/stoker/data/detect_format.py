@@ -9,6 +9,7 @@ from typing import Any
 
 from stoker.data.formats import FORMATS, format_of
 from stoker.data.messages import parsed
+from stoker.data.pair_formats import PAIRS
 from stoker.errors import Problem, UserError
 
 COMPARED = 1000  # columns that a name is looked for among
@@ -39,9 +40,14 @@ def detect(
     if not names:
         raise UserError(Problem("no row to tell the format from", "give at least one whole row"))
     found = ", ".join(map(repr, names[:12])) + (", ..." if len(names) > 12 else "")
-    nearest, wanted = _nearest(names[:COMPARED], [row for row in rows if isinstance(row, dict)])
+    if pairs:
+        wanted = {ours: _closest(ours, names[:COMPARED]) or "..." for ours in FORMATS["preference"].needed}
+        nearest = "preference"
+    else:
+        nearest, wanted = _nearest(names[:COMPARED], [row for row in rows if isinstance(row, dict)])
     shown = ", ".join(f"{ours}: {theirs}" for ours, theirs in wanted.items())
-    known = "; ".join(f"{name} ({', '.join(format.needed)})" for name, format in FORMATS.items())
+    among = PAIRS if pairs else FORMATS
+    known = "; ".join(f"{name} ({', '.join(format.needed)})" for name, format in among.items())
     raise UserError(
         Problem(
             f"the columns {found} fit no known format; known are {known}",

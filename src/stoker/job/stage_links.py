@@ -32,8 +32,10 @@ def resolve_stage_links(stage: Stage, earlier: Sequence[Stage], names: Sequence[
         if name not in known:
             if key != FROM and name not in names and (not task or _is_run(name) or not nearest(name, names)):
                 continue  # a model or a run that belongs to no stage
-            later = "it does not come earlier" if name in names else "there is no such stage"
-            hint = suggest_stage(str(name), list(known)) if name not in names else "let it come before"
+            later = "this is not an earlier stage" if name in names else "there is no such stage"
+            hint = suggest_stage(str(name), list(known)) if name not in names else "move that stage before this one"
+            if name == stage.name:
+                later, hint = "a stage cannot use itself", suggest_stage(str(name), list(known))
             problems.append(document.problem(path, f"stage {stage.name}: `{key}: {name}`: {later}", hint))
             continue
         if problem := _unfit(key, known[name], task):

@@ -9,16 +9,19 @@ that one process scores together, the answers to a prompt consecutively; in ``st
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
 import inspect
 import math
 import sys
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import Problem, UserError, typed_reason
+from stoker.errors import Problem, UserError, reason_of, typed_reason
 from stoker.scoring.answer_rows import AnswerRow
 from stoker.scoring.scorer import Score, Scorer
 
@@ -64,6 +67,44 @@ def python_function(name: str, argument: str, base: Path) -> Callable[..., Any]:
     if not callable(function):
         raise UserError(f"{name}: {path} is not a function")
     return function
+
+
+def python_problem(name: str, argument: str, base: Path) -> Problem | None:
+    """Returns why a function does not exist, without importing its module; None if no reason is seen."""
+    module_name, _, path = argument.partition(":")
+    if not module_name or not path:
+        return Problem(f"{name!r} is incomplete", "write python:MODULE:FUNCTION")
+    top = module_name.partition(".")[0]
+    file = base / f"{top}.py"
+    if not file.is_file():
+        if (base / top).is_dir() or importlib.util.find_spec(top) is not None:
+            return None
+        near = get_close_matches(top, [each.stem for each in base.glob("*.py")], 1, 0.6)
+        hint = f"did you mean {near[0]}?" if near else "is it in this folder?"
+        return Problem(f"{name}: there is no module {top!r}", hint)
+    try:
+        names = _top_level(ast.parse(file.read_bytes()))
+    except (OSError, SyntaxError, ValueError) as error:
+        return Problem(f"{name}: {file.name} cannot be read: {reason_of(error)}")
+    wanted = path.partition(".")[0]
+    if names is None or wanted in names or module_name != top:
+        return None
+    near = get_close_matches(wanted, names, 1, 0.6)
+    hint = f"did you mean {near[0]}?" if near else f"define it in {file.name}"
+    return Problem(f"{name}: {file.name} has no {wanted!r}", hint)
+
+
+def _top_level(module: ast.Module) -> set[str] | None:
+    """Returns the names that a module's own statements define; None if it may have others."""
+    names: set[str] = set()
+    for node in ast.walk(module):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return None if names & {"*", "__getattr__", "globals"} else names
 
 
 def _require_parameters(name: str, function: Callable[..., Any]) -> None:

@@ -36,7 +36,7 @@ from stoker.scoring.answer_rows import AnswerRow
 from stoker.scoring.judge import Judge, open_judge
 from stoker.scoring.language import language_scorer
 from stoker.scoring.program_tests import code_scorer
-from stoker.scoring.python_scorer import python_scorer
+from stoker.scoring.python_scorer import python_problem, python_scorer
 from stoker.scoring.scorer import Score, Scorer, require_package
 
 PATTERN_SECONDS = 5.0  # patterns may take exponential time
@@ -64,6 +64,23 @@ def scorer_of(name: str, base: Path) -> Scorer:
     if colon and not argument:
         raise UserError(Problem(f"the scorer {name!r} ends in a colon", f"write {kind}, or {kind}:ARGUMENT"))
     return make(name, argument, base)
+
+
+def scorer_problem(name: str, base: Path) -> Problem | None:
+    """Returns why there is no scorer of a name; None if no reason is seen.
+
+    Neither the user's code nor an optional package is imported, and no server is contacted.
+    """
+    kind, _, argument = name.partition(":")
+    if kind == "python":
+        return python_problem(name, argument, base)
+    if kind in MAKERS and kind not in ("exact", "normalised", "regex", "json_schema", "numeric"):
+        return None
+    try:
+        scorer_of(name, base)
+    except UserError as error:
+        return error.problems[0]
+    return None
 
 
 def normalised(text: str) -> str:

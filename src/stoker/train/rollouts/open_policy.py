@@ -18,7 +18,7 @@ from stoker.train.rollouts.policy_block import PolicyBlock
 from stoker.train.rollouts.policy_settings import PolicySettings
 from stoker.train.rollouts.policy_task import PolicyTask
 from stoker.train.rollouts.pretraining_mix import open_mix
-from stoker.train.rollouts.rewards import Reward, Rewards, ScorerReward, length_reward
+from stoker.train.rollouts.rewards import LENGTH, Reward, Rewards, ScorerReward, length_reward
 from stoker.train.rollouts.run_reward import RunReward, critic_from
 
 
@@ -91,4 +91,4 @@ def rewards_of(block: PolicyBlock, loaded: LoadedJob, base: Path, text: TextSide
 
 def _reward(name: str, base: Path) -> Reward:
     kind, _, argument = name.partition(":")
-    return length_reward(argument) if kind == "length" else ScorerReward(name, scorer_of(name, base))
+    return length_reward(argument) if kind == LENGTH else ScorerReward(name, scorer_of(name, base))

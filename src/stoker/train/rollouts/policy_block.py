@@ -202,11 +202,11 @@ def copies_of(job: Job, block: PolicyBlock) -> int:
     return int(job.tune.method == "full" and block.kl != 0) + int(block.reward is not None)
 
 
-def checks(view: View, name: str, usual_kl: float) -> Iterator[Problem]:
+def checks(view: View, name: str, usual_kl: float, usual_place: str) -> Iterator[Problem]:
     """Yields the problems of a job with a policy task.
 
     Args:
-        usual_kl: default factor of the KL.
+        usual_kl, usual_place: defaults of ``kl`` and ``kl_in``.
     """
     if not view.value(f"{name}.rewards") and view.value(f"{name}.reward") is None:
         message = f"`{name}` has no reward, so there is nothing to learn from"
@@ -232,10 +232,43 @@ def checks(view: View, name: str, usual_kl: float) -> Iterator[Problem]:
             if source.too_long == "split":
                 message = "`too_long: split` would make prompts of parts of answers"
                 yield from view.at_each([f"{key}[{number}].too_long"], message, "write cut or drop")
+    if view.value("task") == name and view.value(f"{name}.max_tokens") >= (seq_len := _seq_len(view)):
+        message = f"answers of {view.value(f'{name}.max_tokens')} tokens leave no room for a prompt in {seq_len} tokens"
+        yield from view.at_each([f"{name}.max_tokens", "train.seq_len"], message, "raise train.seq_len")
     yield from _numbers(view, name)
+    yield from _idle_rewards(view, name)
+    yield from _kl(view, name, usual_kl, usual_place)
+
+
+def _seq_len(view: View) -> int:
+    from stoker.job.batch_triangle import seq_len_of
+
+    view.value("train.seq_len")  # raises where it is invalid
+    return seq_len_of(view.job)
+
+
+def _idle_rewards(view: View, name: str) -> Iterator[Problem]:
+    rewards = view.value(f"{name}.rewards")
+    for reward, weight in rewards.items() if isinstance(rewards, dict) else ():
+        if weight == 0:
+            message = f"the reward {reward} has a weight of 0, so it has no effect"
+            yield from view.at_each([f"{name}.rewards"], message, "remove it, or write another weight")
+
+
+def _kl(view: View, name: str, usual_kl: float, usual_place: str) -> Iterator[Problem]:
     kl = view.value(f"{name}.kl")
     if (usual_kl if kl is None else kl) > 0:
         yield from _reference(view, name)
+        if (view.value(f"{name}.kl_in") or usual_place) == "reward" and view.given(f"{name}.kl_estimator"):
+            message = "`kl_estimator` is of the KL in the loss; a KL in the reward is estimated by k1"
+            yield from view.at_each(
+                [f"{name}.kl_estimator", f"{name}.kl_in"], message, "remove it, or write kl_in: loss"
+            )
+        return
+    for key in ("kl_in", "kl_estimator"):
+        if view.given(f"{name}.{key}"):
+            message = f"`{key}` has no effect without a KL"
+            yield from view.at_each([f"{name}.{key}", f"{name}.kl"], message, f"remove it, or write {name}.kl: 0.05")
 
 
 def _numbers(view: View, name: str) -> Iterator[Problem]:

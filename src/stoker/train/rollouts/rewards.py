@@ -6,12 +6,15 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from stoker.errors import Problem, UserError
 from stoker.scoring.answer_rows import AnswerRow
 from stoker.scoring.scorer import Scorer
+from stoker.scoring.scorers import scorer_problem
 
+LENGTH = "length"  # the reward that is not a scorer
 AT_ONCE = 8  # answers scored concurrently by other processes or machines
 
 
@@ -109,10 +112,22 @@ class Rewards:
             for value, answer in zip(values, answers, strict=True):
                 if not math.isfinite(value):
                     raise UserError(
-                        answer.row.problem(f"the reward {name} gave {value}", "a reward is a finite number")
+                        answer.row.problem(f"the reward {name} returned {value}", "a reward must be a finite number")
                     )
         sums = [sum(weight * parts[reward.name][i] for reward, weight in self.weighted) for i in range(len(answers))]
         return [{name: values[i] for name, values in parts.items()} for i in range(len(answers))], sums
+
+
+def reward_problem(name: str, base: Path) -> Problem | None:
+    """Returns why there is no reward function of a name; None if no reason is seen. The user's code is not imported."""
+    kind, _, argument = name.partition(":")
+    if kind != LENGTH:
+        return scorer_problem(name, base)
+    try:
+        length_reward(argument)
+    except UserError as error:
+        return error.problems[0]
+    return None
 
 
 def length_reward(argument: str) -> LengthReward:

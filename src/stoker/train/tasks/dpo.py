@@ -126,6 +126,9 @@ def _of_other_losses(view: View) -> Iterator[Problem]:
         if view.value(f"dpo.{key}") not in ("auto", unused) and not right:
             message = f"`dpo.{key}` has no effect with `loss: {loss}`"
             yield from view.at_each([f"dpo.{key}", "dpo.loss"], message, f"remove it; it belongs to {losses}")
+    if loss == "robust" and view.value("dpo.label_smoothing") == 0:
+        message = "`loss: robust` without `label_smoothing` is `loss: sigmoid`"
+        yield from view.at_each(["dpo.loss"], message, "write label_smoothing: 0.1")
     if loss in WITHOUT_REFERENCE and view.value("dpo.length_normalise") is False:
         message = f"`loss: {loss}` is defined on means over tokens"
         yield from view.at_each(["dpo.length_normalise", "dpo.loss"], message, "remove `length_normalise`")

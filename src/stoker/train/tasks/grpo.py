@@ -109,7 +109,7 @@ def _checks(view: View) -> Iterator[Problem]:
     if view.value("task") != "grpo":
         return
     loss, answers = view.value("grpo.loss"), view.value("grpo.answers")
-    yield from checks(view, "grpo", VARIANTS[loss].kl)
+    yield from checks(view, "grpo", VARIANTS[loss].kl, VARIANTS[loss].kl_in)
     if answers == 1 and loss != "reinforce++":
         message = f"`loss: {loss}` compares the answers to a prompt, and there is one"
         yield from view.at_each(["grpo.answers"], message, "write 2 or more, or loss: reinforce++")

@@ -96,7 +96,7 @@ def _batch(job: Job) -> int:
 def _checks(view: View) -> Iterator[Problem]:
     if view.value("task") != "ppo":
         return
-    yield from checks(view, "ppo", 0.05)
+    yield from checks(view, "ppo", 0.05, "reward")
     method = view.value("tune.method")
     if method in ("prefix", "prompt", "p-tuning"):
         message = f"`tune: {method}` leaves the model as it is, so there is nothing that a critic could be trained in"
@@ -116,8 +116,23 @@ def _checks(view: View) -> Iterator[Problem]:
         message = "an adaptive KL is one in the reward"
         yield from view.at_each(["ppo.kl_target", "ppo.kl_in"], message, "write kl_in: reward")
     if view.value("ppo.kl_target") is not None and view.value("ppo.kl") == 0:
-        message = "a factor of 0 cannot be moved"
+        message = "`kl_target` multiplies the coefficient `kl`, which must be above 0 for that"
         yield from view.at_each(["ppo.kl_target", "ppo.kl"], message, "write kl: 0.15")
+    if view.value("ppo.kl_target") is None and view.given("ppo.kl_horizon"):
+        message = "`kl_horizon` has no effect with a fixed coefficient"
+        yield from view.at_each(["ppo.kl_horizon"], message, "remove it, or write kl_target: 6.0")
+    yield from _policy_is_trained(view)
+
+
+def _policy_is_trained(view: View) -> Iterator[Problem]:
+    """Yields the problem of a warm-up of the critic that takes the whole run."""
+    warmup, steps, batch = view.value("ppo.critic_warmup"), view.value("steps"), view.value("train.batch")
+    answers = view.value("ppo.prompts") * view.value("ppo.answers")
+    of_round = answers * view.value("ppo.epochs") // batch if isinstance(batch, int) else view.value("ppo.epochs")
+    if warmup and steps is not None and of_round and warmup * of_round >= steps:
+        message = f"the critic is trained alone for {warmup * of_round} steps, and the run has {steps}"
+        hint = f"write at most {max(0, -(-steps // of_round) - 1)} rounds"
+        yield from view.at_each(["ppo.critic_warmup", "steps"], message, hint)
 
 
 def settings_of(job: ResolvedJob) -> PolicySettings:
