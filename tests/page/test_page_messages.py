@@ -17,7 +17,7 @@ from stoker.page.page_error import PageError, http_error, page_problem, problem_
 
 MODULES = sorted(Path(page_error.__file__).parent.glob("*.py"))
 # Functions that take templates, and where the first one is.
-OWN = {"page_problem": 0, "bad_request": 0, "missing": 0, "refused": 1}
+OWN = {"page_problem": 0, "bad_request": 0, "not_found": 0, "http_error": 1}
 AT_START = {"accounts.py", "settings.py", "start_page.py"}  # their errors end `stoker ui` before there is a page
 NOT_VALUES = {"hint", "retry_after"}
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
@@ -111,7 +111,7 @@ def test_the_tests_above_find_what_they_look_for(tmp_path: Path) -> None:
     source = tmp_path / "x.py"
     source.write_text(
         "def f(n, x):\n    hint = 'b {n}'\n    raise bad_request('a {n}', hint, n=n)\n    hint = 'c'\n"
-        "def g(x):\n    raise refused(409, f'a {x}', retry_after=1)\n"
+        "def g(x):\n    raise http_error(409, f'a {x}', retry_after=1)\n"
     )
     found = [(texts, values) for _, texts, values in calls(source)]
     assert found == [(["a {n}", "b {n}", "c"], {"n"}), ([None], set())]

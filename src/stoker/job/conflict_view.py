@@ -50,9 +50,9 @@ class View:
         return path
 
     def at_each(self, keys: list[str], message: str, suggestion: str) -> Iterator[Problem]:
-        """Yields a problem at the place of every written key; at the first key's place if none is written."""
-        places = [(key, where) for key in keys if (where := self.document.where(parse_key(key)))]
-        for key, where in places or [(keys[0], "")]:
-            others = ", ".join(other for _, other in places if other != where)
+        """Yields a problem at each place where a key is written; at the first key's place if none is written."""
+        places = {where: key for key in reversed(keys) if (where := self.document.where(parse_key(key)))}
+        for where, key in list(places.items())[::-1] or [("", keys[0])]:
+            others = ", ".join(other for other in list(places)[::-1] if other != where)
             also = f" (see also {others})" if others else ""
             yield self.document.problem(parse_key(key), f"{message}{also}", suggestion)

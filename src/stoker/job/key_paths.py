@@ -177,9 +177,10 @@ def example_of(path: KeyPath) -> str:
     return str(default).lower() if isinstance(default, bool) else f"{default}"
 
 
-def item_of(annotation: Any) -> Any:
-    """Returns the annotation of the items of a list, or of the values of a mapping."""
-    return next(get_args(part)[-1] for part in _bare(annotation) if get_origin(part) in (list, dict))
+def item_of(annotation: Any, key: str | int) -> Any:
+    """Returns the annotation of what a list has at an index, or a mapping under a key."""
+    kinds = {get_origin(part): get_args(part)[-1] for part in _bare(annotation) if get_origin(part) in (list, dict)}
+    return kinds.get(list if isinstance(key, int) else dict) or next(iter(kinds.values()))
 
 
 def describe(field: FieldInfo) -> str:

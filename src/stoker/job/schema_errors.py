@@ -88,7 +88,7 @@ def _wrong(path: KeyPath, document: JobDocument) -> KeyFinding:
     field, home = field_at(path)
     if field is None:
         return KeyFinding(path, f"{name} must be a block of keys, not {shown_value(value)}", "write `key: value` lines")
-    item = item_of(field.annotation) if home != path else field.annotation
+    item = item_of(field.annotation, path[-1]) if home != path else field.annotation
     if isinstance(value, str) and value and accepts(item, str) and not choices(item):
         hint = f"write such as {example_of(home)} ({field.description})"
         return KeyFinding(path, f"{name} cannot be {shown_value(value)}", hint)

@@ -46,7 +46,8 @@ class StepMetrics:
         grad_norm: L2 norm of the gradient before clipping.
         lr: learning rate of the step.
         tokens: tokens that went through the model.
-        trained_tokens: tokens with a loss.
+        trained_tokens: number of items that the loss is a mean over: tokens with a loss; pairs, answers or samples in
+            tasks whose loss is a mean over those.
         tokens_per_s: ``tokens / seconds``.
         memory_gib: peak memory so far, GiB: of the device, or of the process on a CPU.
         seconds: wall time of the step.

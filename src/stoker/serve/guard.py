@@ -155,7 +155,7 @@ async def read_json(request: Request, options: ServerOptions) -> Any:
                 if not message.get("more_body", False):
                     break
     except TimeoutError:
-        raise ApiError(408, f"the body did not come within {BODY_SECONDS:g} s") from None
+        raise ApiError(408, f"the body was not received within {BODY_SECONDS:g} s") from None
     try:
         return json.loads(b"".join(parts), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:

@@ -208,7 +208,8 @@ def checks(view: View, name: str, usual_kl: float, usual_place: str) -> Iterator
     Args:
         usual_kl, usual_place: defaults of ``kl`` and ``kl_in``.
     """
-    if not view.value(f"{name}.rewards") and view.value(f"{name}.reward") is None:
+    written = view.given(f"{name}.rewards") and view.document.at((name, "rewards"))  # perhaps with a wrong weight
+    if not written and view.value(f"{name}.reward") is None:
         message = f"`{name}` has no reward, so there is nothing to learn from"
         yield from view.at_each([f"{name}.rewards"], message, "write rewards: [numeric], or reward: RUN")
     if view.value(f"{name}.turns") != TURNS and view.value(f"{name}.environment") is None:
