@@ -178,7 +178,7 @@ def run_side(what: str, side: str, folder: Path, steps: int) -> Result:
         seconds, beside = {"stoker": stoker, "trl": trl}[side](folder, steps)
     else:
         seconds, beside = getattr(alignment_grpo, side)(folder, steps + WARM)
-    from stoker.hardware.device import peak_resident
+    from stoker.hardware.process_device import peak_resident
 
     return Result(statistics.mean(seconds[WARM:]), peak_resident(), beside)
 

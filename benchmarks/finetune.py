@@ -147,7 +147,7 @@ def run_side(side: str, folder: Path, steps: int) -> Result:
         import peers
 
         seconds, tokens, trained, model, tokenizer = peers.run(side, folder, steps + WARM, WARM)
-    from stoker.hardware.device import peak_resident
+    from stoker.hardware.process_device import peak_resident
 
     peak = peak_resident()  # before the held-out loss, whose full logits are not the side's doing
     spent = sum(seconds)  # of all steps: what long rows cost is part of it

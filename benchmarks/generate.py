@@ -26,7 +26,7 @@ from stoker.generate.decoder import Decoder, decoder_of
 from stoker.generate.generation_engine import GenerationEngine
 from stoker.generate.open_model import open_model
 from stoker.generate.request import Request
-from stoker.hardware.device import choose_device
+from stoker.hardware.process_device import choose_device
 
 TOKENS, ROUNDS = 64, 3
 BILLION = {

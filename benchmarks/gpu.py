@@ -234,7 +234,7 @@ def plain(
 def run_side(task: str, side: str, shape: Shape, arguments: argparse.Namespace) -> Result:
     """One side of a task, in this process."""
     device = torch.device("cpu" if arguments.cpu else "cuda")
-    from stoker.hardware.device import choose_device, open_device
+    from stoker.hardware.process_device import choose_device, open_device
 
     open_device(device if arguments.cpu else torch.device("cuda", 0))
     measured = choose_device()

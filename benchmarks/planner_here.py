@@ -103,7 +103,7 @@ def write_inputs(folder: Path) -> None:
 
 def train(job: Path, steps: int) -> dict[str, Any]:
     """Trains a job in this process; seconds of each step by the clock and by the processor, the peak in GiB."""
-    from stoker.hardware.device import peak_resident
+    from stoker.hardware.process_device import peak_resident
     from stoker.job.load_job import load_job
     from stoker.runs.run_folder import RunFolder, StepMetrics
     from stoker.train.hooks import Hook
@@ -155,7 +155,7 @@ def predicted(case: Case, folder: Path, calibration: Path) -> tuple[dict[str, fl
     from stoker.hardware.calibration import read_calibration
     from stoker.hardware.detect_machine import this_processor
     from stoker.job.layout import Layout
-    from stoker.plan.memory import stage_memory
+    from stoker.plan.memory_formulas import stage_memory
     from stoker.plan.planned_job import shape_of_name
     from stoker.plan.setting import Setting, TrainingWork
     from stoker.plan.step_time import step_time

@@ -74,9 +74,9 @@ def write_words(path: Path) -> None:
 
 def train(path: Path) -> dict[str, Any]:
     """Trains a job in this process; predicted and measured bytes, and what is trained."""
-    from stoker.hardware.device import peak_resident
+    from stoker.hardware.process_device import peak_resident
     from stoker.job.load_job import load_job
-    from stoker.runs.plan_comparison import read_comparison
+    from stoker.runs.plan_record import read_comparison
     from stoker.runs.run_folder import RunFolder
     from stoker.train.prepare import prepare
     from stoker.train.run import train_run

@@ -16,7 +16,7 @@ from planner_runs.memory import program_of
 from planner_runs.reading import reading_of
 from planner_runs.rows import Row
 from stoker.errors import Problem, UserError
-from stoker.plan.memory import (
+from stoker.plan.memory_formulas import (
     STATES,
     Memory,
     Verdict,

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stoker.checkpoint.chunks import Chunk
-from stoker.checkpoint.collective import by_first, run_on_all_ranks
 from stoker.checkpoint.gather import gather_whole
+from stoker.checkpoint.object_collectives import by_first, run_on_all_ranks
 from stoker.errors import RunFailed
 from stoker.launch.process_pool import Pool
 

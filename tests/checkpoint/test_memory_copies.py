@@ -15,11 +15,11 @@ import torch.distributed as dist
 from states import assert_saved, state
 
 from stoker.checkpoint.chunks import Chunk, Held
-from stoker.checkpoint.collective import rank
 from stoker.checkpoint.copy_interval import Cadence
 from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.gather import gather_whole
 from stoker.checkpoint.memory_restore import steps_in_memory
+from stoker.checkpoint.object_collectives import rank
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.shm_buffers import copies_in, forget_copies

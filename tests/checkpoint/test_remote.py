@@ -10,8 +10,8 @@ import pytest
 import torch.distributed as dist
 from states import assert_saved, state
 
-from stoker.checkpoint.collective import rank
 from stoker.checkpoint.dcp_store import Store, place_of
+from stoker.checkpoint.object_collectives import rank
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.snapshots import Snapshots

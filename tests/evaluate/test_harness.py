@@ -51,7 +51,7 @@ class Asked:
 def _float32() -> Iterator[None]:
     """As the harness computes; a processor with matrix units for bfloat16 would use them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stoker.hardware.device.has_bf16_matrix_units", lambda: False)
+        patch.setattr("stoker.hardware.process_device.has_bf16_matrix_units", lambda: False)
         yield
 
 

@@ -14,7 +14,7 @@ from stoker.errors import UserError
 from stoker.generate.decoder import decoder_of
 from stoker.generate.generation_engine import GenerationEngine
 from stoker.generate.request import BASE, Request
-from stoker.hardware.device import Device
+from stoker.hardware.process_device import Device
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.models.adapters import without_adapter
 from stoker.models.lora import fuse_lora

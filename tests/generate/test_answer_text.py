@@ -12,7 +12,7 @@ from stoker.generate.answer_text import AnswerText, answer_all, stream_answer
 from stoker.generate.decoder import decoder_of
 from stoker.generate.generation_engine import GenerationEngine
 from stoker.generate.request import Request, Sampling
-from stoker.hardware.device import Device
+from stoker.hardware.process_device import Device
 
 TEXTS = (
     "plain words, and more",

@@ -13,7 +13,7 @@ from stoker.generate.decoder import decoder_of
 from stoker.generate.generation_engine import GenerationEngine
 from stoker.generate.prefill import Prefill
 from stoker.generate.request import BASE, Generation, Request, Sampling
-from stoker.hardware.device import Device
+from stoker.hardware.process_device import Device
 
 EXACT = Device("cpu", "fp64", "a test compares")
 FAMILIES = sorted(set(SHAPES) - {"mamba"})

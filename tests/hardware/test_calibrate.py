@@ -26,7 +26,7 @@ from stoker.hardware.calibration import (
     kept_calibration,
     read_calibration,
 )
-from stoker.hardware.device import Device
+from stoker.hardware.process_device import Device
 
 CPU = Device("cpu", "fp32", "for a test")
 

@@ -12,7 +12,7 @@ from stoker.errors import UserError
 from stoker.hardware.cache_folder import device_file
 from stoker.hardware.cluster_file import load_cluster
 from stoker.hardware.planner_correction import Correction, fitted, forget, keep, kept_corrections
-from stoker.plan.memory import stage_memory
+from stoker.plan.memory_formulas import stage_memory
 from stoker.plan.search import feasible_settings, search
 from stoker.plan.setting import TrainingWork
 from stoker.plan.shapes.model_names import shape_named

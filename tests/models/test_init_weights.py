@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from families import SHAPES, tiny
-from stoker.hardware.device import Device
+from stoker.hardware.process_device import Device
 from stoker.job.schema import Job
 from stoker.models.adapter_targets import layers_to_adapt
 from stoker.models.adapters import lora_config

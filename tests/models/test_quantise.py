@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from families import tiny
 from stoker.checkpoint.adapter_export import save_adapter
 from stoker.errors import UserError
-from stoker.hardware.device import choose_device
+from stoker.hardware.process_device import choose_device
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.load_job import load_job
 from stoker.job.schema import Job
@@ -139,7 +139,7 @@ def test_packed_weights_are_counted_as_what_they_hold(tmp_path: Path) -> None:
 
 
 def test_a_processor_computes_a_quantised_base_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.hardware.device.has_bf16_matrix_units", lambda: True)
+    monkeypatch.setattr("stoker.hardware.process_device.has_bf16_matrix_units", lambda: True)
     quantised = job(written("llama", tmp_path), "4bit")
     plain = quantised.model_copy(update={"model": ModelBlock(name="m")})
     assert (device_for(quantised, CPU).precision, device_for(plain, CPU).precision) == ("fp32", "bf16")

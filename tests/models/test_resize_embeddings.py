@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from families import VOCABULARY, tiny
 from stoker.errors import UserError
-from stoker.hardware.device import choose_device
+from stoker.hardware.process_device import choose_device
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.load_job import load_job

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from families import SHAPES, tiny
 from stoker.errors import UserError
-from stoker.hardware.device import Device
+from stoker.hardware.process_device import Device
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.schema import Job
 from stoker.models.build_model import build_meta, build_model

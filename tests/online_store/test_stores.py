@@ -29,7 +29,7 @@ from stoker.online_store.store_writers import (
     store_errors,
     writer_of,
 )
-from stoker.sparse.row_format import RowFormat
+from stoker.sparse.value_format import RowFormat
 
 TABLES = (StoredTable(0, "users", 4, "float32"), StoredTable(1, "items (first order)", 1, "float32"))
 NONE = np.empty(0, np.int64)

@@ -12,7 +12,7 @@ import httpx2
 from starlette.testclient import TestClient
 
 from stoker.page.app import application, page_of
-from stoker.page.settings import PageSettings
+from stoker.page.page_settings import PageSettings
 
 TOKENS = {
     "viewer": "viewer-token-of-20-characters",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from browsing import PORT, ROLES, TOKENS, Browser
 
-from stoker.page.settings import PageSettings, state_folder
+from stoker.page.page_settings import PageSettings, state_folder
 from stoker.serve.named_keys import hash_of
 
 

@@ -11,7 +11,7 @@ from counted import lora_parameters
 
 from stoker.hardware.calibration import HEAD_SIZES, Calibration, Curve, MatmulTable
 from stoker.hardware.cluster import cluster_of
-from stoker.hardware.devices import device_kind
+from stoker.hardware.device_catalogue import device_kind
 from stoker.job.layout import Layout
 from stoker.plan.calibrated_time import MeasuredPasses, measured_passes
 from stoker.plan.planned_job import shape_of_name

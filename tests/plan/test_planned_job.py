@@ -19,7 +19,7 @@ from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.scratch_sizes import SCRATCH
 from stoker.job.task_spec import TASKS
 from stoker.models.load_model import meta_model
-from stoker.plan.memory import stage_memory
+from stoker.plan.memory_formulas import stage_memory
 from stoker.plan.planned_job import parallel_block, setting_of_job, shape_of_name, software_of_job, work_of
 from stoker.plan.search import search
 from stoker.plan.setting import Setting, TrainingWork

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from stoker.hardware.cluster import cluster_of
-from stoker.hardware.devices import device_kind
-from stoker.plan.memory import allocatable_bytes, peak_memory
+from stoker.hardware.device_catalogue import device_kind
+from stoker.plan.memory_formulas import allocatable_bytes, peak_memory
 from stoker.plan.search import KEPT, TIE, feasible_settings, search
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.model_names import shape_named

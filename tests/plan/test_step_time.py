@@ -8,7 +8,7 @@ import pytest
 from counted import forward_flop_per_token
 
 from stoker.hardware.cluster import Cluster, cluster_of
-from stoker.hardware.devices import device_kind
+from stoker.hardware.device_catalogue import device_kind
 from stoker.hardware.network import parse_network
 from stoker.job.layout import Layout
 from stoker.plan.efficiency import Efficiency, matmul_seconds

@@ -20,12 +20,12 @@ from peft import (
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from stoker.hardware.cluster import cluster_of
-from stoker.hardware.devices import device_kind
+from stoker.hardware.device_catalogue import device_kind
 from stoker.job.layout import Layout
 from stoker.job.load_job import load_job
-from stoker.plan.eager import arithmetic, eager_bytes
-from stoker.plan.memory import stage_memory
+from stoker.plan.memory_formulas import stage_memory
 from stoker.plan.planned_job import adapters_of, shape_of_name, work_of
+from stoker.plan.saved_activations import arithmetic, eager_bytes
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.shape_of_config import shape_of_config
 from stoker.plan.step_time import step_time

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from stoker.sparse.eviction_pass import Candidates, eviction_plans, is_due
 from stoker.sparse.hashing import salt_of
-from stoker.sparse.row_format import RowFormat
 from stoker.sparse.sketch import CountMinSketch
 from stoker.sparse.table_keys import Keys
 from stoker.sparse.table_settings import Admission, Eviction, TableSettings
 from stoker.sparse.table_shard import MOST_SEEN, TableShard
+from stoker.sparse.value_format import RowFormat
 
 TABLE = TableSettings("t", 2, optimizer="sgd", lr=1.0, dtype="float64")
 

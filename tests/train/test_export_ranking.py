@@ -16,7 +16,7 @@ from torch import nn
 from stoker.cli.main import main
 from stoker.data.ranking.encode_rows import BadRowError, concatenate_batches, encode_rows
 from stoker.errors import UserError
-from stoker.hardware.device import choose_device
+from stoker.hardware.process_device import choose_device
 from stoker.job.load_job import load_job
 from stoker.models.ranking.model_inputs import RankingInputs, RankingShape, side_by_side
 from stoker.online_store.row_reader import RowReader

@@ -14,7 +14,7 @@ import torch
 from running import write_job
 from tokenizers import Tokenizer
 
-from stoker.hardware.device import open_device
+from stoker.hardware.process_device import open_device
 from stoker.launch.process_pool import Pool
 from stoker.runs.run_folder import RunFolder
 from tiny_llama import save_tiny_llama

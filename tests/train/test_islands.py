@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from made_module import made_module
 from stoker.checkpoint.dcp_store import Store
 from stoker.errors import UserError
-from stoker.job.islands import islands_of
+from stoker.job.island_count import islands_of
 from stoker.job.layout import layout_of
 from stoker.job.load_job import load_job, with_nodes
 from stoker.launch.process_pool import Pool

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stoker.hardware.device import Device
+from stoker.hardware.process_device import Device
 from stoker.job.blocks.train_block import TrainBlock
 from stoker.train.engine import SingleProcess
 from stoker.train.optimizer import build_optimizer

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from stoker.checkpoint.collective import rank, run_on_all_ranks
 from stoker.checkpoint.dcp_file_layout import sum_of
+from stoker.checkpoint.object_collectives import rank, run_on_all_ranks
 from stoker.checkpoint.storage import Storage
 
 Files = Mapping[str, Mapping[str, Any]]  # by name: ``bytes`` and ``sha256``, as ``state.json`` has them

@@ -30,11 +30,11 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from stoker.checkpoint.checksums import Files, check_contents, check_sizes
 from stoker.checkpoint.chunks import Chunk, Held
-from stoker.checkpoint.collective import by_first, rank, run_on_all_ranks
 from stoker.checkpoint.dcp_errors import FULL, innermost, os_error
 from stoker.checkpoint.dcp_file_layout import DcpFilePart
 from stoker.checkpoint.dcp_metadata import RestrictedReader
 from stoker.checkpoint.dcp_planners import ChunkLoader
+from stoker.checkpoint.object_collectives import by_first, rank, run_on_all_ranks
 from stoker.checkpoint.retention import Keep, retain
 from stoker.checkpoint.save_plan import WritePlan, make_write_plan
 from stoker.checkpoint.state import DamagedError, Places, Saved, SaveOutcome, State

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stoker.checkpoint.chunks import Held
-from stoker.checkpoint.collective import rank, run_on_all_ranks
+from stoker.checkpoint.object_collectives import rank, run_on_all_ranks
 
 
 def gather_whole(held: Held) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from stoker.checkpoint.dcp_store import Store, place_of
 from stoker.checkpoint.run_weights import AVERAGE, restore_weights, with_averaged_weights
 from stoker.checkpoint.state import Places, State
 from stoker.errors import UserError
-from stoker.hardware.device import Device
+from stoker.hardware.process_device import Device
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import SHARED_CRITIC, task_of

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stoker.checkpoint.chunks import Held
-from stoker.checkpoint.collective import rank, run_on_all_ranks
 from stoker.checkpoint.memory_restore import MemoryCopies, intersection
+from stoker.checkpoint.object_collectives import rank, run_on_all_ranks
 from stoker.checkpoint.save_plan import Item
 from stoker.checkpoint.shm_buffers import Copy, allocate
 

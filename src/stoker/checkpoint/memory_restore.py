@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from stoker.checkpoint.chunks import Chunk, Held
-from stoker.checkpoint.collective import rank, run_on_all_ranks
+from stoker.checkpoint.object_collectives import rank, run_on_all_ranks
 from stoker.checkpoint.save_plan import Item
 from stoker.checkpoint.shm_buffers import Copy, copies_in, forget_copies
 from stoker.checkpoint.storage import BASE

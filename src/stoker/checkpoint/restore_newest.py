@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from stoker.checkpoint.collective import by_first, run_on_all_ranks
 from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.memory_exchange import fetched
 from stoker.checkpoint.memory_restore import MemoryCopies, steps_in_memory
+from stoker.checkpoint.object_collectives import by_first, run_on_all_ranks
 from stoker.checkpoint.state import Damaged, DamagedError, Places, Restored, Saved
 from stoker.errors import RunFailed
 

@@ -28,9 +28,9 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.serialization import skip_data
 
 from stoker.checkpoint.chunks import Held
-from stoker.checkpoint.collective import by_first, rank, run_on_all_ranks
 from stoker.checkpoint.dcp_file_layout import DcpFileLayout, DcpFilePart
 from stoker.checkpoint.dcp_planners import ChunkSaver
+from stoker.checkpoint.object_collectives import by_first, rank, run_on_all_ranks
 
 ALIGNED = 64  # bytes: alignment of every tensor in the staged data, for vector instructions
 SPARE = 0.8  # share of the free memory that copies may take

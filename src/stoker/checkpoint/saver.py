@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from stoker.checkpoint.collective import by_first, rank, run_on_all_ranks
 from stoker.checkpoint.copy_interval import Cadence
 from stoker.checkpoint.dcp_errors import FULL, os_error
 from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.disk_space import make_room
 from stoker.checkpoint.memory_restore import forget_after, steps_in_memory
+from stoker.checkpoint.object_collectives import by_first, rank, run_on_all_ranks
 from stoker.checkpoint.restore_newest import restore_newest
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.save_plan import WritePlan, make_write_plan

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from stoker.checkpoint.chunks import Held
-from stoker.checkpoint.collective import by_first, rank, run_on_all_ranks
 from stoker.checkpoint.dcp_file_layout import DcpFileLayout
+from stoker.checkpoint.object_collectives import by_first, rank, run_on_all_ranks
 from stoker.checkpoint.pending_write import PendingWrite
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.save_plan import WritePlan, is_plan_valid, make_write_plan

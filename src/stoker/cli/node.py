@@ -227,8 +227,8 @@ def _prepared(arguments: argparse.Namespace, opened: LoadedJob, most: int, *, he
     quiet_environment()
     start_server(language=is_language(opened.job))  # it imports the workers' modules, in parallel to this process
     loaded, devices = _laid_out(arguments, opened, most)
-    from stoker.launch.node_checks import check_node, check_node_in_fork
     from stoker.launch.run_spec import RunSpec
+    from stoker.launch.start_checks import check_node, check_node_in_fork
     from stoker.node_cache.cache_stats import HERE
 
     quiet_libraries()

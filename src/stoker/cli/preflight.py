@@ -209,7 +209,7 @@ def _stop_problems(loaded: ReadJob, base: Path) -> list[Problem]:
 
 
 def _template_problems(loaded: ReadJob, key: str, block: SourceBlock, base: Path) -> list[Problem]:
-    from stoker.data.templates import template_of
+    from stoker.data.source_template import template_of
 
     try:
         template_of(block, base, own="")

@@ -14,7 +14,7 @@ KINDS = ("bpe", "wordpiece", "unigram")
 if TYPE_CHECKING:
     from stoker.data.compression import Compression
     from stoker.data.train_tokenizer import Kind
-    from stoker.models.extended_tokenizer import Made
+    from stoker.models.save_tokenizer import Made
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     quiet_libraries()
     from stoker.data.train_tokenizer import FEWEST
-    from stoker.models.extended_tokenizer import check_target, extend_tokenizer, read_texts, train_tokenizer
+    from stoker.models.save_tokenizer import check_target, extend_tokenizer, read_texts, train_tokenizer
 
     kind: Kind = arguments.kind or "bpe"
     fewest = FEWEST[kind]

@@ -163,7 +163,7 @@ def trained(
 
 def _train(spec: RunSpec, rank_info: RankInfo | None, begun: Callable[[], None]) -> RunResult:
     from stoker.cli.report import TokeniseReport
-    from stoker.hardware.device import check_devices
+    from stoker.hardware.process_device import check_devices
     from stoker.launch.first_failure import RankFailed
     from stoker.launch.supervisor import train_here
     from stoker.runs.run_folder import RunFolder
@@ -199,7 +199,7 @@ def _train(spec: RunSpec, rank_info: RankInfo | None, begun: Callable[[], None])
 
 def answer_of(output: Path, ending: RunResult) -> dict[str, Any]:
     """Returns the result of a run for JSON output."""
-    from stoker.runs.plan_comparison import read_comparison
+    from stoker.runs.plan_record import read_comparison
     from stoker.runs.run_folder import RunFolder
 
     comparison = read_comparison(RunFolder(output))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from stoker.data.format_spec import Format
 from stoker.data.messages import Refused, from_value_messages, parsed, role_messages, text_of, tools_of, trained
 from stoker.data.named_columns import NamedColumns
-from stoker.data.row_format import Format
 from stoker.data.rows import Conversation, Message, Text
 
 

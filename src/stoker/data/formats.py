@@ -31,10 +31,10 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.data.conversation_formats import CONVERSATIONS, QUESTION, TEXT
+from stoker.data.format_spec import Format
 from stoker.data.messages import Refused, parsed
 from stoker.data.named_columns import NamedColumns, column_of
 from stoker.data.pair_formats import PAIRS
-from stoker.data.row_format import Format
 from stoker.data.rows import Conversation, Example
 
 _VERDICTS = {"true": True, "1": True, "false": False, "0": False}

@@ -8,9 +8,9 @@ from itertools import permutations
 from typing import Any
 
 from stoker.data.conversation_formats import question_with_input
+from stoker.data.format_spec import Format
 from stoker.data.messages import Refused, parsed, tools_of, trained
 from stoker.data.named_columns import NamedColumns
-from stoker.data.row_format import Format
 from stoker.data.rows import Message, Preference, Ranking
 
 

@@ -69,7 +69,7 @@ def render_examples(
 
 
 def arguments_of(source: str) -> set[str]:
-    """`stoker.data.templates.arguments_of` in the templates' process."""
+    """`stoker.data.source_template.arguments_of` in the templates' process."""
     return set(_ask("arguments", source))
 
 
@@ -168,7 +168,7 @@ def _examples(template: ChatTemplate, rows: Sequence[tuple[Any, Any]], train_on:
 
 
 def _arguments(source: str) -> list[str]:
-    from stoker.data.templates import arguments_of
+    from stoker.data.source_template import arguments_of
 
     return sorted(arguments_of(source))
 

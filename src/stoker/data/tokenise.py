@@ -23,9 +23,9 @@ from stoker.data.readers import decode
 from stoker.data.render_row import RenderedRow, render_example, separated, turns_of
 from stoker.data.row_batch import EncodedBatch, EncodedBatchBuilder, Span, digest_of
 from stoker.data.rows import Chat, Conversation, Example, Preference, Ranking, Raw, Rejected, Text
+from stoker.data.source_template import template_of
 from stoker.data.special_text import Inseparable, SpecialText
 from stoker.data.template_environment import TemplateRefused
-from stoker.data.templates import template_of
 from stoker.data.trained_spans import Cut, mark_trained, spans_in_window, split_into_windows
 from stoker.job.blocks.source_block import SourceBlock
 
@@ -76,7 +76,7 @@ class TextCodec:
         """Returns the codec with the chat template of a source and its arguments.
 
         Raises:
-            UserError: see `stoker.data.templates.template_of`.
+            UserError: see `stoker.data.source_template.template_of`.
         """
         source = template_of(block, base, own=self.template.source)
         return replace(self, template=replace(self.template, source=source))

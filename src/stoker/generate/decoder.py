@@ -20,7 +20,7 @@ from stoker.errors import UserError
 from stoker.generate.request import BASE
 from stoker.generate.row_cache import Kept, RowCache
 from stoker.generate.small_matmul import BlockedWeights, plain_linears, small_matmuls
-from stoker.hardware.device import Device
+from stoker.hardware.process_device import Device
 from stoker.models.adapters import unwrap, without_adapter
 from stoker.models.cache_argument import NAMES, cache_argument
 from stoker.models.language_model import LanguageModel, lay_out_for

@@ -17,7 +17,7 @@ from stoker.data.tokenise import TextCodec, encode_prompt
 from stoker.errors import Problem, UserError
 from stoker.generate.decoder import Decoder, decoder_of
 from stoker.generate.generation_engine import GenerationEngine
-from stoker.hardware.device import choose_device
+from stoker.hardware.process_device import choose_device
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.task_spec import task_of
 from stoker.models.families import family_of

@@ -10,7 +10,7 @@ import numpy as np
 
 from stoker.generate.decoder import Decoder
 from stoker.generate.prefill import PASS, PendingPrompt, Prefill
-from stoker.generate.prefixes import Prefixes, common_length
+from stoker.generate.prefix_cache import Prefixes, common_length
 from stoker.generate.request import Generation
 from stoker.generate.row_cache import Kept
 

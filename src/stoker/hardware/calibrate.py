@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from stoker.hardware.calibration import HEAD_SIZES, Calibration, Curve, MatmulTable
-from stoker.hardware.device import Device, choose_device
+from stoker.hardware.process_device import Device, choose_device
 from stoker.hardware.processor import available_cores
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

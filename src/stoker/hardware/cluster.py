@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from stoker.errors import Problem, UserError
 from stoker.hardware.calibration import Calibration
-from stoker.hardware.devices import DeviceKind
+from stoker.hardware.device_catalogue import DeviceKind
 from stoker.hardware.network import Network, parse_network
 from stoker.hardware.nodes import NodeType, reference_node
 from stoker.hardware.planner_correction import Correction

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from stoker.hardware.devices import DeviceKind
+from stoker.hardware.device_catalogue import DeviceKind
 from stoker.hardware.nodes import NODE_TYPES
 
 # Gb/s of a port of four lanes (two where the name says so), by generation (InfiniBand Trade Association roadmap).

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from stoker.job.batch_triangle import DEFAULT_SCHEDULE, data_parallel_of, is_scratch, seq_len_of, triangle_of
 from stoker.job.default_reasons import OF_TARGET, REASONS, UNDECIDED
-from stoker.job.islands import islands_of, reason_for
+from stoker.job.island_count import islands_of, reason_for
 from stoker.job.key_paths import TARGET, KeyPath, dotted, leaves, parse_key
 from stoker.job.resolved import ResolvedJob
 from stoker.job.schema import Job

@@ -9,7 +9,7 @@ from stoker.errors import Problem
 from stoker.job.batch_solver import divisors
 from stoker.job.blocks.parallel_block import SyncBlock
 from stoker.job.conflict_view import View
-from stoker.job.islands import islands_of
+from stoker.job.island_count import islands_of
 from stoker.job.layout_conflicts import copies_of
 
 KEYS = ["parallel.sync.islands", "parallel.sync.every"]

@@ -9,7 +9,7 @@ from stoker.errors import Problem
 from stoker.job.blocks.source_block import LogFormat, SourceBlock, TemplateBlock
 from stoker.job.conflict_view import View
 from stoker.job.key_paths import parse_key
-from stoker.job.template import BadTemplate, pieces_of
+from stoker.job.role_template import BadTemplate, pieces_of
 
 
 def _end_tokens(view: View) -> Iterator[Problem]:

@@ -212,7 +212,7 @@ def _model_problem(model: PreTrainedModel | None, loaded: LoadedJob) -> Problem 
 
 def _judged(loaded: LoadedJob, cluster: Cluster, work: TrainingWork) -> LayoutPlan | None:
     """Returns the plan with the job's values in place of substitutes; None if the search used them unchanged."""
-    from stoker.plan.memory import allocatable_bytes, peak_memory
+    from stoker.plan.memory_formulas import allocatable_bytes, peak_memory
     from stoker.plan.step_time import step_time
 
     setting = setting_of_job(loaded.job, cluster, work)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from stoker.hardware.calibrate import calibrate, time_collectives
 from stoker.hardware.calibration import Calibration, Curve
-from stoker.hardware.device import choose_device
+from stoker.hardware.process_device import choose_device
 from stoker.hardware.processor import available_cores
 from stoker.launch.process_pool import Pool
 

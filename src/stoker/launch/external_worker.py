@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Self
 
-from stoker.checkpoint.collective import run_on_all_ranks
+from stoker.checkpoint.object_collectives import run_on_all_ranks
 from stoker.data.build_cache import Report
 from stoker.errors import RunFailed, UserError
 from stoker.hardware.parent_process import end_with

@@ -16,8 +16,7 @@ from stoker.launch.cluster_env import RankInfo
 from stoker.launch.run_spec import RunSpec
 from stoker.launch.shrink import leave_out
 from stoker.parallel.local_shard import local_shard
-from stoker.resilience.link_check import check_links, exchange_with
-from stoker.resilience.node_check import (
+from stoker.resilience.device_test import (
     check_device,
     code_differs,
     data_differs,
@@ -25,6 +24,7 @@ from stoker.resilience.node_check import (
     gather_reports,
     measure_disk,
 )
+from stoker.resilience.link_check import check_links, exchange_with
 from stoker.runs.run_folder import RunFolder
 from stoker.train.optimizer import MOMENTS
 from stoker.train.prepared import Prepared

@@ -25,8 +25,8 @@ import torch.distributed as dist
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from stoker.frames import new_secret
-from stoker.hardware.device import open_device
 from stoker.hardware.parent_process import end_with
+from stoker.hardware.process_device import open_device
 from stoker.launch.first_failure import TOLD, Failure, error_of, failure_of, failure_of_exit
 from stoker.launch.forkserver import START, start_server
 from stoker.launch.process_group import bind_to_loopback, process_group, seal_objects

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from stoker.console import Console
 from stoker.data.build_cache import Report
-from stoker.hardware.device import device_of, open_device
+from stoker.hardware.process_device import device_of, open_device
 from stoker.job import LoadedJob
 from stoker.job.layout import Layout, layout_of
 from stoker.launch.cluster_env import RankInfo

@@ -11,7 +11,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from stoker.errors import Problem, UserError
-from stoker.hardware.device import Device
+from stoker.hardware.process_device import Device
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import SHARED_CRITIC, task_of
 from stoker.job.tune_keys import ADAPTERS

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from stoker.errors import Problem, UserError
-from stoker.hardware.device import Device, choose_device
+from stoker.hardware.process_device import Device, choose_device
 from stoker.job.layout import Layout
 from stoker.job.resolved import ResolvedJob
 

@@ -19,8 +19,8 @@ from stoker.page.accounts import LOCAL, OWNER, ROLES, Session
 from stoker.page.guard import account_of, cookie_name, read_object, text_of
 from stoker.page.job_routes import shown_path
 from stoker.page.page_error import bad_request, http_error, not_found
+from stoker.page.page_settings import SESSION_SECONDS
 from stoker.page.routing import Page, in_thread, json_response, route
-from stoker.page.settings import SESSION_SECONDS
 from stoker.serve.named_keys import add_key, change_role, remove_key
 
 TRIES, WITHIN = 10, 60.0  # wrong tokens, seconds

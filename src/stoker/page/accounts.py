@@ -18,7 +18,7 @@ from pathlib import Path
 
 from stoker.errors import Problem, UserError
 from stoker.files import no_link, read_file, replace_file
-from stoker.page.settings import SESSION_SECONDS, PageSettings
+from stoker.page.page_settings import SESSION_SECONDS, PageSettings
 from stoker.serve.named_keys import hash_of, read_keys
 
 ROLES = ("see", "run", "admin")  # each may do what those before it may

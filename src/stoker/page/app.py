@@ -28,6 +28,7 @@ from stoker.page.job_routes import job_routes
 from stoker.page.lookup_routes import lookup_routes
 from stoker.page.metric_series import SeriesCache
 from stoker.page.page_error import not_found
+from stoker.page.page_settings import PageSettings
 from stoker.page.routing import Page
 from stoker.page.row_routes import row_routes
 from stoker.page.run_index import RunIndex
@@ -36,7 +37,6 @@ from stoker.page.run_tools_routes import run_tools_routes
 from stoker.page.run_verb import Verbs
 from stoker.page.run_view import RunViews
 from stoker.page.server_routes import server_routes
-from stoker.page.settings import PageSettings
 
 STATIC = Path(__file__).parent / "static"
 LEAST_COMPRESSED = 1000  # bytes

@@ -18,10 +18,10 @@ from stoker.page.job_paths import is_inside
 from stoker.page.job_routes import shown_path
 from stoker.page.job_verbs import AUDIT_SECONDS, JobVerbs
 from stoker.page.page_error import bad_request
+from stoker.page.page_settings import CHUNK
 from stoker.page.routing import Page, in_thread, route
-from stoker.page.settings import CHUNK
 from stoker.page.uploads import LARGEST, MOST_ROWS, Uploads
-from stoker.runs.plan_comparison import read_comparison
+from stoker.runs.plan_record import read_comparison
 
 PLAN_SECONDS = 300.0
 CLUSTER = re.compile(r"(\d{1,4}x){1,2}[A-Za-z][\w.-]{0,40}")  # 4x8xH100

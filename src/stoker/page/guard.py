@@ -16,7 +16,7 @@ from stoker.errors import UserError
 from stoker.page.accounts import Account, Accounts, Session
 from stoker.page.json_values import finite
 from stoker.page.page_error import PageError, bad_request, http_error, of_user_error
-from stoker.page.settings import BODY, PageSettings
+from stoker.page.page_settings import BODY, PageSettings
 from stoker.serve.server_options import is_loopback
 
 API = "/api/"

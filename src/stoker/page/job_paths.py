@@ -16,7 +16,7 @@ from stoker.node_cache.urls import URL, WRAPPERS, scheme_of, without_secrets
 from stoker.page.accounts import Account
 from stoker.page.listed_urls import STORES, is_listed, is_remote
 from stoker.page.page_error import PageError, page_problem
-from stoker.page.settings import PageSettings
+from stoker.page.page_settings import PageSettings
 
 CODE = re.compile(r"\.py\b|^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")  # a file of Python, or an import path
 FUNCTION = re.compile(r"\s*(python|judge):(?=\S)")  # a scorer or environment that runs code, or sends requests

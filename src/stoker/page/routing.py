@@ -21,10 +21,10 @@ from stoker.page.guard import account_of, error_response
 from stoker.page.job_queue import JobQueue
 from stoker.page.json_values import finite
 from stoker.page.page_error import PageError, http_error, of_user_error
+from stoker.page.page_settings import PageSettings
 from stoker.page.run_index import RunIndex
 from stoker.page.run_verb import Verbs
 from stoker.page.run_view import RunViews
-from stoker.page.settings import PageSettings
 from stoker.runs.run_folder import RunFolder
 
 Answer = Callable[[Request], Awaitable[Any]]

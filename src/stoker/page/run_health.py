@@ -12,7 +12,7 @@ import numpy as np
 
 from stoker.page.metric_series import MetricSeries
 from stoker.runs.goodput import Goodput
-from stoker.runs.plan_comparison import read_comparison
+from stoker.runs.plan_record import read_comparison
 from stoker.runs.run_folder import RunFolder
 
 RECENT = 50  # steps that the median speed is computed over

@@ -24,7 +24,7 @@ from stoker.page.run_index import id_of, is_run_file
 from stoker.page.stage_views import parents_of, stages_of
 from stoker.runs.goodput import OF_STEPS, Goodput, goodput
 from stoker.runs.listing import state_of
-from stoker.runs.plan_comparison import read_comparison
+from stoker.runs.plan_record import read_comparison
 from stoker.runs.run_folder import RunFolder
 
 SPLIT_SECONDS = 3.0  # for which a split counts; one takes 20 ms for 200,000 steps

@@ -25,7 +25,7 @@ from stoker.data.rows import Raw, Rejected
 from stoker.files import no_link, read_file, replace_file
 from stoker.page.json_values import as_text
 from stoker.page.page_error import PageError, bad_request, http_error, not_found
-from stoker.page.settings import CHUNK
+from stoker.page.page_settings import CHUNK
 
 ID = re.compile(r"[0-9a-f]{16}")
 LARGEST = 1 << 40  # bytes of a file

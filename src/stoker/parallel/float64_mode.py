@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from stoker.hardware.device import Device
+from stoker.hardware.process_device import Device
 
 _GROUPED: tuple[Any, ...] = tuple(
     function

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from stoker.plan.eager import HALF
 from stoker.plan.efficiency import Efficiency
 from stoker.plan.network_cost import CollectiveGroup, Kind, collective_seconds
+from stoker.plan.saved_activations import HALF
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Layer
 

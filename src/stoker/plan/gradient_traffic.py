@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from stoker.plan.eager import HALF
 from stoker.plan.efficiency import Efficiency
 from stoker.plan.network_cost import CollectiveGroup, Kind, collective_seconds
 from stoker.plan.param_placement import most_held, trained_parameters
+from stoker.plan.saved_activations import HALF
 from stoker.plan.setting import Setting
 
 Beside = Literal["forward", "backward", "last", "nothing"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stoker.plan.eager import FLOAT, Arithmetic
+from stoker.plan.saved_activations import FLOAT, Arithmetic
 from stoker.plan.shape import Shape
 
 CHUNK = 64 * 2**20  # bytes of the float32 logits of a chunk, on a CPU
@@ -44,7 +44,7 @@ def head_bytes(
     """Memory of the head for a micro-batch with this number of predicted tokens.
 
     Args:
-        types: see `stoker.plan.eager.arithmetic`.
+        types: see `stoker.plan.saved_activations.arithmetic`.
         trained: whether the head's matrix is; under adapters it is not.
         tensor: processes that the vocabulary is split over.
         chunk: `CHUNK` or `CHUNK_GPU`.

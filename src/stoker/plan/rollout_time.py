@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 
-from stoker.plan.eager import FLOAT, HALF
-from stoker.plan.eager_memory import types_of
 from stoker.plan.efficiency import Efficiency
 from stoker.plan.network_cost import CollectiveGroup, collective_seconds
 from stoker.plan.pipeline.timeline import StageTime
+from stoker.plan.saved_activations import FLOAT, HALF
 from stoker.plan.setting import PACKED_BYTES, Setting
 from stoker.plan.shape import Layer
+from stoker.plan.stoker_memory import types_of
 
 ROWS, ROWS_GPU = 64, 256  # answers in a step of `stoker.generate.generation_engine`
 CAST = 2 * HALF  # bytes of a weight in float32 that is cast for a product: written, and read again

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stoker.errors import Problem, UserError
 from stoker.hardware.planner_correction import Correction, fitted
-from stoker.runs.plan_comparison import MeasuredRun, Predicted, measured_of, read_comparison
+from stoker.runs.plan_record import MeasuredRun, Predicted, measured_of, read_comparison
 from stoker.runs.run_folder import RunFolder
 
 

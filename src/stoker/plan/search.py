@@ -9,9 +9,9 @@ from math import inf
 
 from stoker.hardware.cluster import Cluster
 from stoker.job.batch_solver import divisors
-from stoker.job.islands import islands_of
+from stoker.job.island_count import islands_of
 from stoker.job.layout import SHARDS, ContextBy, Layout, Recompute, ScheduleName, Shard
-from stoker.plan.memory import Memory, allocatable_bytes, peak_memory
+from stoker.plan.memory_formulas import Memory, allocatable_bytes, peak_memory
 from stoker.plan.search_space import EVERYTHING, Space
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shape import Shape

@@ -21,7 +21,7 @@ class Software:
         weights: the weights that compute.
         states: optimizer states, in addition to these weights and their gradients.
         memory: bytes by component of a pipeline's process; None for a program that runs transformers' own code,
-            operator by operator (`stoker.plan.eager_memory`).
+            operator by operator (`stoker.plan.stoker_memory`).
         flash: whether the attention's scores are never saved (Dao et al., 2022).
         traffic: bytes that norms, residuals and nonlinearities move, relative to fused kernels.
         logit_traffic: bytes read and written per logit.

@@ -8,7 +8,6 @@ from math import ceil
 
 from stoker.plan.block_collectives import block_collectives
 from stoker.plan.calibrated_time import measured_passes
-from stoker.plan.eager import FLOAT, HALF
 from stoker.plan.efficiency import Efficiency, efficiency_of, matmul_seconds
 from stoker.plan.flop import attended_tokens
 from stoker.plan.gradient_traffic import GradientTraffic, gradient_traffic
@@ -17,6 +16,7 @@ from stoker.plan.param_placement import most_held, trained_parameters
 from stoker.plan.pipeline.bubble import step_seconds
 from stoker.plan.pipeline.timeline import StageTime
 from stoker.plan.rollout_time import RolloutTime, rollout_time
+from stoker.plan.saved_activations import FLOAT, HALF
 from stoker.plan.setting import PACKED_BYTES, Setting
 from stoker.plan.shape import Layer
 

@@ -16,7 +16,7 @@ from statistics import median_low
 import torch
 import torch.distributed as dist
 
-from stoker.resilience.node_check import NodeFinding
+from stoker.resilience.device_test import NodeFinding
 
 NUMBERS = 2**20  # float32, in each direction
 TIMES = 3  # the fastest exchange of a pair counts

@@ -172,7 +172,7 @@ class RunFolder:
         self._replace(self.environment, json.dumps(environment, indent=2, ensure_ascii=False) + "\n")
 
     def write_plan(self, values: dict[str, Any]) -> None:
-        """Writes ``plan.json``; see `stoker.runs.plan_comparison`."""
+        """Writes ``plan.json``; see `stoker.runs.plan_record`."""
         self._replace(self.plan, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
 
     def write_lineage(self, values: dict[str, Any]) -> None:

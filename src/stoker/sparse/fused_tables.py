@@ -13,10 +13,10 @@ from torch import Tensor
 
 from stoker.sparse.jagged_ids import JaggedIds
 from stoker.sparse.pooling import pool
-from stoker.sparse.row_format import RowFormat
 from stoker.sparse.row_source import TableRows
 from stoker.sparse.table_keys import Keys
 from stoker.sparse.table_settings import TableSettings
+from stoker.sparse.value_format import RowFormat
 
 Pooling = Literal["sum", "mean", "none"]
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stoker.sparse.id_index import FULL
-from stoker.sparse.row_format import RowFormat
 from stoker.sparse.row_optimizers import OPTIMIZERS
 from stoker.sparse.sketch import CountMinSketch
 from stoker.sparse.table_settings import TableSettings
+from stoker.sparse.value_format import RowFormat
 
 FIRST_ROWS, FIRST_ENTRIES = 1024, 4096  # capacity of an empty shard
 GROWTH = 3 / 2  # growth of the arrays with an element per row, when they are full; the index doubles

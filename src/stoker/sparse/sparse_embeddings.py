@@ -15,12 +15,12 @@ from stoker.sparse.eviction_pass import EvictionPlan, eviction_plans, is_due
 from stoker.sparse.exchanged_rows import ExchangedRows
 from stoker.sparse.fused_tables import Feature, FusedTables
 from stoker.sparse.jagged_ids import JaggedIds
-from stoker.sparse.row_format import RowFormat
 from stoker.sparse.row_optimizers import OPTIMIZERS
 from stoker.sparse.row_source import TableRows
 from stoker.sparse.servers.served_rows import RowServers, served_rows
 from stoker.sparse.sparse_state import LazyPart, SparseState, TableState
 from stoker.sparse.table_settings import TableSettings
+from stoker.sparse.value_format import RowFormat
 
 __all__ = ["Feature", "SparseEmbeddings"]
 

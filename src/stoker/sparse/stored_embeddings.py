@@ -14,10 +14,10 @@ from stoker.online_store.stored_ids import is_stored
 from stoker.sparse.fused_tables import Feature, FeatureBags
 from stoker.sparse.hashing import salt_of
 from stoker.sparse.jagged_ids import JaggedIds
-from stoker.sparse.row_format import RowFormat
 from stoker.sparse.sparse_state import TableState
 from stoker.sparse.table_keys import Keys
 from stoker.sparse.table_settings import TableSettings
+from stoker.sparse.value_format import RowFormat
 
 
 class StoredEmbeddings:

@@ -15,7 +15,6 @@ from stoker.sparse.hashing import hashes_of, mix64, owners_of, salt_of, uniform
 from stoker.sparse.id_index import IdIndex, lengthened_copy
 from stoker.sparse.kernels import kernels
 from stoker.sparse.memory_rows import MemoryRows
-from stoker.sparse.row_format import RowFormat
 from stoker.sparse.row_optimizers import OPTIMIZERS
 from stoker.sparse.shard_memory import ShardMemory
 from stoker.sparse.shard_state import lazy_parts, load_table
@@ -23,6 +22,7 @@ from stoker.sparse.sparse_state import LazyPart, TableState
 from stoker.sparse.table_keys import Keys, Rows
 from stoker.sparse.table_settings import TableSettings
 from stoker.sparse.tiered_rows import TieredRows
+from stoker.sparse.value_format import RowFormat
 
 MOST_SEEN = np.iinfo(np.int32).max  # occurrences of a row are counted up to here: a gender may have more in a day
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from stoker.checkpoint.collective import run_on_all_ranks
-from stoker.hardware.device import Device
+from stoker.checkpoint.object_collectives import run_on_all_ranks
+from stoker.hardware.process_device import Device
 from stoker.models.collate import Inputs, pad_with_document
 from stoker.models.objective import Loss, Reading, likeliest
 from stoker.models.packed_row import row_of

@@ -11,13 +11,13 @@ from typing import NoReturn
 import torch
 from torch.optim import Optimizer
 
-from stoker.checkpoint.collective import by_first, run_on_all_ranks
+from stoker.checkpoint.object_collectives import by_first, run_on_all_ranks
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.run_weights import NONE, saved_buffers
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.state import State, Where
 from stoker.errors import RunFailed
-from stoker.hardware.device import Device
+from stoker.hardware.process_device import Device
 from stoker.job.blocks.faults_block import FaultsBlock
 from stoker.parallel.shard_spec import Piece
 from stoker.resilience.heartbeat import UNWATCHED, Heart

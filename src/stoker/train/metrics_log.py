@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from stoker.hardware.device import Device
+from stoker.hardware.process_device import Device
 from stoker.runs.goodput import RunningGoodput
 from stoker.runs.run_folder import MetricsWriter, RunFolder, StepMetrics
 from stoker.train.run_cache_stats import RunCacheStats

@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 
 from stoker.errors import CannotRun, Problem, UserError
 from stoker.job.resolved import ResolvedJob
-from stoker.plan.memory import STATES
+from stoker.plan.memory_formulas import STATES
 from stoker.resilience.heartbeat import Heart
-from stoker.runs.plan_comparison import GIB, Predicted
+from stoker.runs.plan_record import GIB, Predicted
 from stoker.train.plan_prediction import predicted_for
 from stoker.train.prepared import Prepared
 

@@ -15,7 +15,7 @@ from stoker.data.build_cache import Report
 from stoker.data.corpus import open_corpus
 from stoker.data.stored_audit import audited
 from stoker.errors import UserError
-from stoker.hardware.device import Device
+from stoker.hardware.process_device import Device
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob

@@ -9,7 +9,7 @@ from torch import nn
 
 from stoker.checkpoint.run_weights import trainable
 from stoker.errors import UserError
-from stoker.hardware.device import Device
+from stoker.hardware.process_device import Device
 from stoker.job.resolved import ResolvedJob
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.plain_module import spread_module

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from stoker.checkpoint.run_weights import trainable
-from stoker.hardware.device import Device
+from stoker.hardware.process_device import Device
 from stoker.job.resolved import ResolvedJob
 from stoker.models.families.facts import Family
 from stoker.models.quantise import unpacked_numel

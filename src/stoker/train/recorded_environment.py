@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from stoker.hardware.device import Device
+from stoker.hardware.process_device import Device
 
 COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 BRANCH = re.compile(r"refs/(?!.*\.\.)[\w./@+-]+")

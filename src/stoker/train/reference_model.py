@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from stoker.checkpoint.collective import by_first, rank
 from stoker.checkpoint.load_run import open_run
+from stoker.checkpoint.object_collectives import by_first, rank
 from stoker.data.sequences import Document
 from stoker.errors import UserError
-from stoker.hardware.device import Device
+from stoker.hardware.process_device import Device
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
 from stoker.models.adapters import unwrap

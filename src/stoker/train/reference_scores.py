@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stoker.checkpoint.collective import by_first
+from stoker.checkpoint.object_collectives import by_first
 from stoker.data.sequences import Document
 from stoker.job.load_job import LoadedJob
 from stoker.job.tune_keys import VIRTUAL

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stoker.checkpoint.collective import by_first
+from stoker.checkpoint.object_collectives import by_first
 from stoker.errors import RunFailed, UserError
 from stoker.files import read_file
 from stoker.job.key_paths import flat

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from stoker.checkpoint.collective import rank
 from stoker.checkpoint.dcp_store import Store, place_of
+from stoker.checkpoint.object_collectives import rank
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.data.mixture_report import in_words
@@ -29,11 +29,11 @@ from stoker.resilience.heartbeat import Heart
 from stoker.runs.run_folder import RunFolder
 from stoker.train.deterministic import deterministic_kernels
 from stoker.train.hooks import Hook
+from stoker.train.local_sgd import OuterStep
 from stoker.train.loop import Loop, LoopOutcome
 from stoker.train.lr_schedule import Schedule
 from stoker.train.optimizer import build_optimizer
 from stoker.train.out_of_memory import memory_errors_told
-from stoker.train.outer_step import OuterStep
 from stoker.train.plan_prediction import add_measurement, predicted_of
 from stoker.train.power_sgd_state import PowerSgdState
 from stoker.train.prepared import Prepared

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from functools import reduce
 
-from stoker.checkpoint.collective import run_on_all_ranks
+from stoker.checkpoint.object_collectives import run_on_all_ranks
 from stoker.node_cache.cache_stats import HERE, CacheStats
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from stoker.errors import UserError
-from stoker.hardware.device import choose_device
+from stoker.hardware.process_device import choose_device
 from stoker.job.key_paths import KeyPath, parse_key
 from stoker.job.load_job import check_document
 from stoker.job.resolved import ResolvedJob

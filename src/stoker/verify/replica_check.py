@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stoker.checkpoint.chunks import Chunk, Held
-from stoker.checkpoint.collective import rank, run_on_all_ranks
+from stoker.checkpoint.object_collectives import rank, run_on_all_ranks
 from stoker.verify.difference import Difference, distance
 
 Box = tuple[str, tuple[int, ...], tuple[int, ...]]  # name, offsets, sizes

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from stoker.checkpoint.collective import run_on_all_ranks
 from stoker.checkpoint.gather import gather_whole
+from stoker.checkpoint.object_collectives import run_on_all_ranks
 from stoker.checkpoint.run_weights import held_gradients, held_weights
 from stoker.checkpoint.state import Where
 from stoker.data import sequences

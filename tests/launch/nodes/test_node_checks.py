@@ -15,8 +15,8 @@ import pytest
 from stoker.errors import CannotRun, RunFailed, UserError
 from stoker.job import load_job
 from stoker.launch.forkserver import start_server
-from stoker.launch.node_checks import check_node, check_node_in_fork
 from stoker.launch.run_spec import RunSpec
+from stoker.launch.start_checks import check_node, check_node_in_fork
 
 JOB = """
 task: ranking
@@ -81,7 +81,7 @@ def test_a_killed_check_and_a_bug_fail_the_node(spec: RunSpec, capfd: pytest.Cap
 
 
 def test_a_supervisor_loads_neither_torch_nor_the_libraries_of_language_models() -> None:
-    rooms = "stoker.cli.node, stoker.launch.supervisor, stoker.launch.node_checks, stoker.launch.processes"
+    rooms = "stoker.cli.node, stoker.launch.supervisor, stoker.launch.start_checks, stoker.launch.processes"
     code = f"import sys, {rooms}; print({{'torch', 'transformers', 'peft'}} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("set()\n", 0), done.stderr

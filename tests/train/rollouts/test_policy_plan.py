@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from running import run
 
-from stoker.runs.plan_comparison import read_comparison
+from stoker.runs.plan_record import read_comparison
 
 
 def test_rounds_of_answers_are_predicted_and_measured(job: dict[str, Any], base: Path) -> None:

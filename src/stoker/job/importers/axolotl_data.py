@@ -9,7 +9,7 @@ from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.foreign_data import LOADERS, SUBSET, ForeignSource, carry_share, data_files, local, take_first
 from stoker.job.importers.tokens import keep_in_content
 from stoker.job.key_paths import KeyPath
-from stoker.job.template import BadTemplate, pieces_of
+from stoker.job.role_template import BadTemplate, pieces_of
 
 TASK = "by the types of its data sets"
 # Prompt types by their first word: Stoker's format and its columns under other names.

@@ -7,7 +7,7 @@ from typing import Any
 from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.foreign_data import LOADERS, SUBSET, ForeignSource, data_files, local, take_first
 from stoker.job.key_paths import KeyPath
-from stoker.job.template import TURNS
+from stoker.job.role_template import TURNS
 
 COMPONENT = "_component_"
 # Builders: Stoker's format, the hub data set they read by default, their columns, whether prompts are trained too.

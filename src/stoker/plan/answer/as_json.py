@@ -11,7 +11,7 @@ from stoker.hardware.cluster import Cluster
 from stoker.plan.answer.cost import Cost, cost_of
 from stoker.plan.answer.full_answer import NothingFits, PlanAnswer, verdict
 from stoker.plan.answer.setting_to_yaml import job_values
-from stoker.plan.memory import Memory
+from stoker.plan.memory_formulas import Memory
 from stoker.plan.pipeline.communication import communication_of
 from stoker.plan.pipeline.stage_times import drawn_micro_batches, timeline_of
 from stoker.plan.reliability import Forecast

@@ -21,7 +21,7 @@ from stoker.plan.answer.time_breakdown import (
     Cause,
     causes_of,
 )
-from stoker.plan.memory import allocatable_bytes, peak_memory
+from stoker.plan.memory_formulas import allocatable_bytes, peak_memory
 from stoker.plan.search import LayoutPlan, search
 from stoker.plan.search_space import Space, trainable
 from stoker.plan.setting import Setting, TrainingWork

@@ -14,13 +14,13 @@ from torch import Tensor
 from stoker.errors import RunFailed
 from stoker.sparse.eviction_pass import EvictionPlan
 from stoker.sparse.hashing import owners_of, salt_of
-from stoker.sparse.row_format import RowFormat
 from stoker.sparse.servers.row_server import arrays_of, dict_of, part_of
 from stoker.sparse.servers.server_connection import Address, Message
 from stoker.sparse.servers.server_link import ServerLink
 from stoker.sparse.sparse_state import LazyColumn, LazyPart, TableState
 from stoker.sparse.table_keys import Keys
 from stoker.sparse.table_settings import TableSettings
+from stoker.sparse.value_format import RowFormat
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch
 from stoker.data.ranking.click_log import RowSet
 from stoker.data.ranking.log_batch import RowBatch
 from stoker.errors import RunFailed, UserError
-from stoker.hardware.device import Device
+from stoker.hardware.process_device import Device
 from stoker.job.load_job import LoadedJob
 from stoker.job.task_spec import block_of_task
 from stoker.models.quantise import device_for
@@ -30,8 +30,8 @@ from stoker.online_store.store_writers import keep_newest, scheme_of, shown_plac
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.runs.run_folder import RunFolder
 from stoker.sparse.embeddings import Embeddings
-from stoker.sparse.row_format import RowFormat
 from stoker.sparse.stored_embeddings import stored_rows, stored_tables
+from stoker.sparse.value_format import RowFormat
 from stoker.train.engine import SingleProcess
 from stoker.train.ranking.export_manifest import graph_from, manifest_of, table_entries
 from stoker.train.ranking.exported_tower import GRAPH, ONNX, WEIGHTS, graph_bytes, onnx_bytes, weights_of

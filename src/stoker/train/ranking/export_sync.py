@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stoker.checkpoint.collective import by_first, rank, run_on_all_ranks
+from stoker.checkpoint.object_collectives import by_first, rank, run_on_all_ranks
 from stoker.errors import RunFailed, UserError
 from stoker.online_store.row_backends import StoreError
 from stoker.online_store.store_version import StoreWriter, TableDelta

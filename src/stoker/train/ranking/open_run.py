@@ -15,7 +15,7 @@ from stoker.data.ranking.click_log import ClickLog, RowSet, open_rows
 from stoker.data.ranking.features import Features
 from stoker.errors import Problem, UserError
 from stoker.files import read_file
-from stoker.hardware.device import Device
+from stoker.hardware.process_device import Device
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.resolved import ResolvedSource
 from stoker.job.task_spec import block_of_task

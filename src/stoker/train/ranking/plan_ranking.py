@@ -11,13 +11,13 @@ import numpy as np
 
 from stoker.errors import UserError
 from stoker.hardware.cluster import Cluster
-from stoker.hardware.device import Device
+from stoker.hardware.process_device import Device
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import block_of_task
-from stoker.sparse.row_format import RowFormat
 from stoker.sparse.shard_memory import ShardMemory, predict_memory, row_bytes, state_bytes
 from stoker.sparse.table_settings import TableSettings
+from stoker.sparse.value_format import RowFormat
 from stoker.train.optimizer import MOMENTS
 from stoker.train.ranking.id_statistics import IdUse, LogReader, within_limits
 from stoker.train.ranking.job_log import open_log_of

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from stoker.data.ranking.click_log import ClickLog
 from stoker.data.ranking.features import Features
 from stoker.errors import UserError
-from stoker.hardware.device import Device
+from stoker.hardware.process_device import Device
 from stoker.job.load_job import LoadedJob
 from stoker.job.task_spec import block_of_task
 from stoker.models.ranking.build import MODELS

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from stoker.checkpoint.chunks import ArrivingChunk, Chunk, DeferredChunk, Held
-from stoker.checkpoint.collective import rank
 from stoker.checkpoint.dcp_store import BASE_ROWS, ROWS, TABLES
+from stoker.checkpoint.object_collectives import rank
 from stoker.checkpoint.state import Saved
 from stoker.errors import RunFailed
 from stoker.sparse.embeddings import Embeddings

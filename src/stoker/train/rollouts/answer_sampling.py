@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from stoker.checkpoint.collective import run_on_all_ranks
+from stoker.checkpoint.object_collectives import run_on_all_ranks
 from stoker.data.order import stream_key
 from stoker.generate.decoder import Decoder
 from stoker.generate.generation_engine import GenerationEngine, free_memory

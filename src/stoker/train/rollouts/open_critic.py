@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stoker.checkpoint.load_run import state_at
 from stoker.errors import UserError
-from stoker.hardware.device import Device
+from stoker.hardware.process_device import Device
 from stoker.job.layout import layout_of
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.resolved import ResolvedJob

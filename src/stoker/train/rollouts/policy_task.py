@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 from torch.optim import Optimizer
 
-from stoker.checkpoint.collective import by_first
+from stoker.checkpoint.object_collectives import by_first
 from stoker.data.sequences import Document
 from stoker.data.tokenise import TextCodec
 from stoker.errors import Problem, UserError

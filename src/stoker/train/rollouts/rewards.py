@@ -141,6 +141,8 @@ def length_reward(argument: str) -> LengthReward:
         int(each) if each.isascii() and each.isdigit() else 0 for each in (shortest, longest if dash else shortest)
     ]
     if not 0 < bounds[0] <= bounds[1]:
-        message = f"the reward length:{argument} must have a number of tokens, or a range from the shortest to the longest"
+        message = (
+            f"the reward length:{argument} must have a number of tokens, or a range from the shortest to the longest"
+        )
         raise UserError(Problem(message, "write length:40, or length:20-60"))
     return LengthReward(f"length:{argument}", *bounds)

@@ -13,7 +13,7 @@ from stoker.job.task_spec import Decided, TaskSpec, block_of_task
 
 if TYPE_CHECKING:
     from stoker.errors import Problem
-    from stoker.hardware.device import Device
+    from stoker.hardware.process_device import Device
     from stoker.job.conflict_view import View
     from stoker.job.load_job import LoadedJob
     from stoker.job.schema import Job

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stoker.data.ranking.log_audit import LogAudit
     from stoker.errors import Problem
     from stoker.hardware.cluster import Cluster
-    from stoker.hardware.device import Device
+    from stoker.hardware.process_device import Device
     from stoker.job.conflict_view import View
     from stoker.job.load_job import LoadedJob
     from stoker.job.resolved import ResolvedJob

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from stoker.errors import UserError
-from stoker.hardware.devices import CATALOGUE, device_kind
+from stoker.hardware.device_catalogue import CATALOGUE, device_kind
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stoker.plan.eager import FLOAT, Arithmetic, arithmetic, cast_weights, eager_bytes, row_bytes
 from stoker.plan.head_memory import CHUNK, CHUNK_GPU, HeadBytes, head_bytes
 from stoker.plan.in_flight import in_flight
 from stoker.plan.param_placement import (
@@ -19,6 +18,7 @@ from stoker.plan.param_placement import (
     packed_parameters,
     trained_parameters,
 )
+from stoker.plan.saved_activations import FLOAT, Arithmetic, arithmetic, cast_weights, eager_bytes, row_bytes
 from stoker.plan.setting import CUT, PACKED_BYTES, Setting
 
 # Python, PyTorch for CPUs, transformers, peft, the tokenizer and the data's index: 0.47 to 0.56 GiB with PyTorch 2.13
@@ -96,7 +96,7 @@ def _beside(name: str, own: float, other: float) -> float:
 def eager_stage(setting: Setting, stage: int, types: Arithmetic) -> tuple[float, float]:
     """Returns (bytes that a stage saves of all micro-batches in flight, bytes of the one block that is recomputed).
 
-    For Stoker on any device; see `stoker.plan.eager`.
+    For Stoker on any device; see `stoker.plan.saved_activations`.
     """
     work, layout, shape = setting.work, setting.layout, setting.shape
     processor = setting.cluster.device.is_cpu

@@ -8,10 +8,10 @@ import pytest
 from counted import lora_parameters
 
 from stoker.hardware.cluster import cluster_of
-from stoker.hardware.devices import device_kind
+from stoker.hardware.device_catalogue import device_kind
 from stoker.job.layout import Layout
 from stoker.plan.in_flight import in_flight
-from stoker.plan.memory import peak_memory, stage_memory, verdict_of
+from stoker.plan.memory_formulas import peak_memory, stage_memory, verdict_of
 from stoker.plan.param_placement import ParamPlacement, held_parameters
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shape import Shape

@@ -21,7 +21,7 @@ from stoker.models.language_model import lay_out_for
 from stoker.models.lora import fuse_lora
 from stoker.models.prepare_architecture import training_form
 from stoker.parallel.recompute import recompute_blocks
-from stoker.plan.eager import arithmetic, cast_weights, eager_bytes, row_bytes
+from stoker.plan.saved_activations import arithmetic, cast_weights, eager_bytes, row_bytes
 from stoker.plan.shape import Shape
 from stoker.plan.shapes.shape_of_config import shape_of_config
 

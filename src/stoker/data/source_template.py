@@ -14,7 +14,7 @@ from stoker.data.chat_template import BUILT_IN
 from stoker.data.template_environment import check_template, environment
 from stoker.errors import Problem, UserError
 from stoker.job.blocks.source_block import SourceBlock, TemplateBlock
-from stoker.job.template import to_jinja
+from stoker.job.role_template import to_jinja
 
 # The variables that every rendering passes to a template.
 GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stoker.launch.process_pool import Pool
-from stoker.resilience.node_check import (
+from stoker.resilience.device_test import (
     DeviceReport,
     bfloat16_problem,
     check_device,

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from stoker.errors import CannotRun
-from stoker.hardware import device as device_module
-from stoker.hardware.device import Device, check_devices, choose_device, device_of, processor_name
+from stoker.hardware import process_device as device_module
+from stoker.hardware.process_device import Device, check_devices, choose_device, device_of, processor_name
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_matrix_products_are_in_the_chosen_precision(precision: str, dtype: torc
 def test_peak_memory_sees_what_was_allocated() -> None:
     """Measures in a process of its own: the peak of this one may lie far above what it has now."""
     code = (
-        "import numpy as np; from stoker.hardware.device import Device, peak_resident\n"
+        "import numpy as np; from stoker.hardware.process_device import Device, peak_resident\n"
         "before = peak_resident()\n"
         "block = np.ones(2**29, dtype=np.uint8)\n"
         "after = Device('cpu', 'fp32', '').peak_memory()\n"

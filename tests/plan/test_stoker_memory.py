@@ -10,12 +10,12 @@ import pytest
 from counted import lora_parameters
 
 from stoker.hardware.cluster import Cluster, cluster_of
-from stoker.hardware.devices import device_kind
+from stoker.hardware.device_catalogue import device_kind
 from stoker.job.layout import Layout
-from stoker.plan.eager_memory import PROCESS
-from stoker.plan.memory import stage_memory
+from stoker.plan.memory_formulas import stage_memory
 from stoker.plan.planned_job import shape_of_name
 from stoker.plan.setting import Setting, TrainingWork
+from stoker.plan.stoker_memory import PROCESS
 
 # VmHWM in GiB after three steps (PyTorch 2.13, transformers 5.23, glibc, one thread, 2026-11-21).
 MEASURED = (

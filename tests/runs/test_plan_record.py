@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.runs.plan_comparison import GIB, MeasuredRun, Predicted, PredictionRecord, measured_of, read_comparison
+from stoker.runs.plan_record import GIB, MeasuredRun, Predicted, PredictionRecord, measured_of, read_comparison
 from stoker.runs.run_folder import RunFolder
 
 

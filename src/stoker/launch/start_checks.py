@@ -37,7 +37,7 @@ def check_node(spec: RunSpec, processes: int, reporting: Reporting) -> bool:
         CannotRun: a device is missing.
         UserError: the tokenizer cannot be loaded, or the data does not pass the audit.
     """
-    from stoker.hardware.device import check_devices
+    from stoker.hardware.process_device import check_devices
     from stoker.launch.data_gate import check_data
     from stoker.launch.worker_main import has_nccl
 
