@@ -72,7 +72,7 @@ class RemoteStorage:
         """Returns the newest complete attempt of a step.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: there is no such file.
         """
         attempt = self._whole().get(step)
         if attempt is None:

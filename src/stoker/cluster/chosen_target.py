@@ -50,7 +50,7 @@ def choose_target(loaded: LoadedJob, on: str | None) -> ChosenTarget:
     """Returns the target of ``--on``, or else of the job.
 
     Raises:
-        UserError: it is `local`, there is none of that name, or its block is wrong; with every problem's place.
+        UserError: it is `local`, there is no target of that name, or its block is wrong; with every problem's place.
     """
     target: str | TargetBlock = on if on is not None else loaded.job.target
     if isinstance(target, TargetBlock):

@@ -111,7 +111,7 @@ def _described(on: str, *, targets: bool) -> Cluster:
     """Returns the cluster of a file or a short form.
 
     Raises:
-        UserError: it is none; with the nearest target, where one has a similar name.
+        UserError: it is not a cluster; with the nearest target, where one has a similar name.
     """
     try:
         return load_cluster(on)

@@ -58,7 +58,7 @@ class Record:
         """Parses the record of a file's text.
 
         Raises:
-            ValueError: it is none.
+            ValueError: the text is not a record.
         """
         values = json.loads(text)
         try:

@@ -75,7 +75,7 @@ def _keys_without_axis(axis: str, view: View) -> Iterator[Problem]:
         key = f"parallel.{name}"
         if view.given(key) and getattr(parts, name) != idle:
             message = f"`{name}` has no effect without `{axis}`"
-            yield from view.at_each([key], message, f"write `{axis}: 2` or more beside it, or remove it")
+            yield from view.at_each([key], message, f"also write `{axis}: 2` or more, or remove it")
 
 
 def _nothing_to_shard(view: View) -> Iterator[Problem]:
@@ -83,11 +83,11 @@ def _nothing_to_shard(view: View) -> Iterator[Problem]:
     if parts.shard == "none":
         if parts.shard_size not in ("auto", 1):
             message = f"`shard_size: {parts.shard_size}` has no effect without `shard`"
-            hint = "write `shard: zero3` (or zero1, zero2) beside it, or remove it"
+            hint = "also write `shard: zero3` (or zero1, zero2), or remove it"
             yield from view.at_each(["parallel.shard_size", "parallel.shard"], message, hint)
     elif _data(view) == 1 and parts.context == 1:
         message = f"`shard: {parts.shard}` spreads over the data-parallel processes, and there is one"
-        hint = "write `data: 2` or more beside it, or remove `shard`"
+        hint = "also write `data: 2` or more, or remove `shard`"
         yield from view.at_each(["parallel.shard", "parallel.data"], message, hint)
     elif parts.shard_size == 1 and parts.context == 1:
         message = f"`shard_size: 1` leaves nothing to shard, and `shard` is {parts.shard}"
@@ -143,7 +143,7 @@ def _offload(view: View) -> Iterator[Problem]:
             f"`offload: params` fetches weights when they are used, but `shard: {parts.shard}` always keeps "
             "them on the device"
         )
-        hint = "write `shard: zero3` beside it, or `offload: optimizer`"
+        hint = "also write `shard: zero3`, or use `offload: optimizer`"
         yield from view.at_each(["parallel.offload", "parallel.shard"], message, hint)
 
 
@@ -283,9 +283,7 @@ def _compressed(view: View) -> Iterator[Problem]:
     kind = parts.compress
     if kind != "powersgd" and view.given("parallel.compress_rank") and parts.compress_rank != COMPRESS_RANK:
         message = "`compress_rank` has no effect without `compress: powersgd`"
-        yield from view.at_each(
-            ["parallel.compress_rank"], message, "write `compress: powersgd` beside it, or remove it"
-        )
+        yield from view.at_each(["parallel.compress_rank"], message, "also write `compress: powersgd`, or remove it")
     if kind == "none":
         return
     keys = ["parallel.compress"]
@@ -298,7 +296,7 @@ def _compressed(view: View) -> Iterator[Problem]:
         yield from view.at_each(keys, message, "remove it")
     if _data(view) == 1 and parts.context == 1:
         message = f"`compress: {kind}` has no effect on one copy of the model"
-        yield from view.at_each(keys, message, "write `data: 2` or more beside it, or remove it")
+        yield from view.at_each(keys, message, "also write `data: 2` or more, or remove it")
 
 
 LAYOUT_CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (

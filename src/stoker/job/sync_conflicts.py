@@ -24,7 +24,7 @@ def _without_effect(view: View) -> Iterator[Problem]:
             continue  # a run's own job.yaml has every key
         if every == 1:
             message = f"`sync.{name}` has no effect with `sync.every: 1`, where gradients are summed in every step"
-            yield from view.at_each([key], message, "write `every: 100` beside it, or remove it")
+            yield from view.at_each([key], message, "also write `every: 100`, or remove it")
         elif outer == "average" and name in ("outer_lr", "outer_momentum"):
             message = f"`sync.{name}` is of `outer: nesterov`, and it is average"
             yield from view.at_each([key], message, "remove it, or write `outer: nesterov`")

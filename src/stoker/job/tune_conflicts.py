@@ -31,7 +31,7 @@ def _keys_of_other_methods(view: View) -> Iterator[Problem]:
     for name in TuneBlock.model_fields:
         if name != "method" and name not in keys_of(method) and view.given(f"tune.{name}"):
             message = f"`tune.{name}` has no effect in `tune: {method}`"
-            hint = f"write `method: {methods_with(name)[0]}` beside it, or remove it"
+            hint = f"also write `method: {methods_with(name)[0]}`, or remove it"
             yield from view.at_each([f"tune.{name}"], message, hint)
     if method == "p-tuning" and view.value("tune.deep"):
         for name in ("encoder", "width"):

@@ -78,7 +78,7 @@ class NodeCache:
         """Returns the object at a URL.
 
         Raises:
-            UserError: there is none, or it may not be read.
+            UserError: there is no such object, or it may not be read.
             RunFailed: the origin cannot be reached.
         """
         return self._shared(f"one {url}", url, lambda: [RemoteObject(url, OriginStore(url).version(url))])[0]

@@ -58,7 +58,7 @@ def roll_back(writer: StoreWriter, to: int | None = None) -> tuple[int, int]:
     """Switches to an earlier version; by default to the one before the current one. (version before, version now).
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such version.
     """
     current, numbers = writer.current(), [version.number for version in writer.versions()]
     there = f"there are {', '.join(map(str, numbers))}" if numbers else "it is empty"

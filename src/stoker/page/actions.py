@@ -131,7 +131,7 @@ def as_word(name: str, value: Any) -> str:
     """Returns an option's value that is one word.
 
     Raises:
-        PageError: it is none.
+        PageError: the value is not a word.
     """
     text = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
     if not WORD.fullmatch(text) or ".." in text or text.startswith("/"):
@@ -261,7 +261,7 @@ class Actions:
         """Returns the action of an id.
 
         Raises:
-            PageError: there is none.
+            PageError: there is no such action.
         """
         if ID.fullmatch(key):
             with suppress(OSError, ValueError, TypeError):

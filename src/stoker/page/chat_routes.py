@@ -48,7 +48,7 @@ def served_run(page: Page, key: str) -> ServedRun:
     """Returns the run of an id, whose job may be opened.
 
     Raises:
-        PageError: there is none, or its job reaches out of the page's folders or runs code.
+        PageError: there is no such run, or its job reaches out of the page's folders or runs code.
     """
     folder = page.runs.find(key)
     refuse(path_problems(document_of(job_text(folder)), page.settings, None))
@@ -121,7 +121,7 @@ def _messages(body: dict[str, Any]) -> list[dict[str, str]]:
     """Returns the turns of a conversation, after the optional system message.
 
     Raises:
-        PageError: they are none.
+        PageError: the value is not a list of turns.
     """
     given = body.get("messages")
     if not isinstance(given, list) or not 0 < len(given) <= MOST_MESSAGES:

@@ -92,7 +92,7 @@ class ModelServers:
         """Returns the server of an id.
 
         Raises:
-            PageError: there is none.
+            PageError: there is no such server.
         """
         if ID.fullmatch(key):
             with suppress(OSError, ValueError, TypeError):

@@ -49,7 +49,7 @@ class RunIndex:
         """Returns the run of an id.
 
         Raises:
-            PageError: there is none.
+            PageError: there is no such run.
         """
         path = self._known.get(key)
         if path is None or not is_run_file(path / "events.jsonl"):

@@ -205,7 +205,7 @@ class _ServerRoutes:
         """Refuses a folder outside of the page's, or a run whose job reaches out of them or runs code.
 
         Raises:
-            PageError: it is one.
+            PageError: the folder is outside of the page's folders.
         """
         settings = self.page.settings
         if not is_inside(folder, allowed_folders(settings)) or not folder.is_dir():

@@ -87,7 +87,7 @@ class Uploads:
         """Returns the upload of an id.
 
         Raises:
-            PageError: there is none.
+            PageError: there is no such upload.
         """
         if ID.fullmatch(key):
             with suppress(OSError, ValueError, TypeError):

@@ -36,7 +36,7 @@ MICRO_BATCHES, TOKENS = 32, 1 << 20  # the sample ends at whichever is reached f
 
 
 def predicted_of(prepared: Prepared) -> PredictionRecord:
-    """Predicts a prepared run; a collective, whose result is on rank 0.
+    """Predicts a prepared run. A collective; the result is on rank 0.
 
     An error is recorded as the reason for having no prediction; training starts regardless.
     """

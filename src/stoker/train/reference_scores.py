@@ -120,7 +120,7 @@ class ReferenceScores(BatchExtras):
         self._fill(documents, other.digest(), partial(other.compute, device=device))
 
     def _fill(self, documents: Sequence[Document], digest: str, compute: Compute) -> None:
-        """Completes the table; a collective, whose first process reads and writes the file."""
+        """Completes the table. A collective; its first process reads and writes the file."""
         self._table = ReferenceTable(by_first(lambda: ReferenceTable.read(digest).entries))
         missing = sorted(self._table.missing(documents), key=lambda d: (len(d.row.ids), row_key(d.row)))
         with torch.no_grad(), arithmetic_of(device_for(self._loaded.job)):

@@ -89,7 +89,7 @@ class ClusterRun:
         """Restores the run of a config map.
 
         Raises:
-            ValueError: it is none.
+            ValueError: the text is not a submission.
         """
         values: dict[str, Any] = json.loads(text)
         try:

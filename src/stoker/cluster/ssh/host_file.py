@@ -73,7 +73,7 @@ def parse_host_file(text: str, file: str) -> list[Host]:
     """Returns the hosts of a host file; a host of several lines has the slots of all of them.
 
     Raises:
-        UserError: with the position of every invalid line, or there is none.
+        UserError: with the position of every invalid line; or the file has no hosts.
     """
     hosts: dict[str, Host] = {}
     problems: list[Problem] = []

@@ -8,7 +8,7 @@ from typing import Any
 from stoker.errors import Problem, UserError
 from stoker.job.importers.key_outcomes import ENGINE, Carried, Dropped
 
-UNSAID = "over how many processes is not said: import with `--processes N`, or write `data: N` beside it"
+UNSAID = "the number of processes is not stated: import with `--processes N`, or also write `data: N`"
 
 
 @dataclass(frozen=True)

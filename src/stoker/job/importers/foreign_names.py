@@ -127,7 +127,7 @@ SHARDINGS = {
     "full_shard": "zero3", "shard_grad_op": "zero2", "no_shard": "none", "hybrid_shard": "zero3",
     "hybrid_shard_zero2": "zero2", "1": "zero3", "2": "zero2", "3": "none", "4": "zero3", "5": "zero2",
 }  # fmt: skip
-HYBRID = "sharded within a machine, replicated between them: write `shard_size` (devices of a machine) beside it"
+HYBRID = "sharded within a machine, replicated between them: also write `shard_size` (devices of a machine)"
 BY_BLOCK = "Stoker shards block by block, always"
 FSDP = "fsdp_config"
 FSDP_FREE: dict[str, str] = {
