@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from counting_origin import CountingOrigin
 
-from stoker.cli.cache import shown_size, size_of
+from stoker.cli.amounts import size_text
+from stoker.cli.cache import size_of
 from stoker.cli.main import main
 from stoker.errors import UserError
 from stoker.node_cache.file_locks import lock_file
@@ -113,7 +114,7 @@ def test_wrong_words(words: list[str], cache: NodeCache, capsys: pytest.CaptureF
 
 def test_sizes() -> None:
     assert [size_of(word) for word in ("12", "500GB", "1.5 TiB", "2mb")] == [12, 5 * 10**11, 3 * 2**39, 2 * 10**6]
-    assert [shown_size(size) for size in (0, 999, 1500, 2.5e9, 3e13)] == [
+    assert [size_text(size) for size in (0, 999, 1500, 2.5e9, 3e13)] == [
         "0 B",
         "999 B",
         "1.5 kB",

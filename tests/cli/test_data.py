@@ -14,7 +14,7 @@ import pytest
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-from stoker.cli.data_view import pluralise
+from stoker.cli.amounts import pluralise
 from stoker.cli.main import main
 from stoker.data.chat_template import CHATML
 from stoker.terminal import escape_control_characters

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stoker.cli.amounts import ago, size_text
 from stoker.errors import Problem, UserError
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d+)?)\s*([A-Za-z]*)")
-MINUTE, HOUR, DAY = 60, 3600, 86400
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,11 +58,11 @@ def run(arguments: argparse.Namespace) -> int:
         word = arguments.values[0]
         cache.set_limit(None if word == "auto" else size_of(word))
         answer: dict[str, Any] = {"limit": cache.limit, "freed": cache.shrink(cache.limit)}
-        said = f"cache limit: {shown_size(answer['limit'])}; {shown_size(answer['freed'])} freed"
+        said = f"cache limit: {size_text(answer['limit'])}; {size_text(answer['freed'])} freed"
     else:
         removed, freed, kept = clean(cache, arguments.values)
         answer = {"removed": removed, "freed": freed, "in_use": kept}
-        said = f"{removed} objects removed, {shown_size(freed)} freed"
+        said = f"{removed} objects removed, {size_text(freed)} freed"
         said += f"; {kept} in use, not removed" if kept else ""
     print(json.dumps(answer) if arguments.json else said)
     return 0
@@ -87,9 +87,9 @@ def _list(cache: NodeCache, *, as_json: bool) -> int:
         return 0
     if objects:
         _print_table(objects)
-    print(f"{len(objects)} objects, {shown_size(size)} of {shown_size(cache.limit)} in {cache.root}")
+    print(f"{len(objects)} objects, {size_text(size)} of {size_text(cache.limit)} in {cache.root}")
     if tokens:
-        print(f"token caches (no limit): {shown_size(tokens)} in {cache_folder() / 'tokens'}")
+        print(f"token caches (no limit): {size_text(tokens)} in {cache_folder() / 'tokens'}")
     return 0
 
 
@@ -109,14 +109,14 @@ def _print_table(objects: list[CachedObject]) -> None:
     for column, side in (("object", "left"), ("size", "right"), ("state", "left"), ("last used", "right")):
         table.add_column(column, justify=side)  # type: ignore[arg-type]  # one of the two words
     for each in objects:
-        table.add_row(each.url, shown_size(each.size or each.bytes), _state(each), _ago(time.time() - each.used))
+        table.add_row(each.url, size_text(each.size or each.bytes), _state(each), ago(time.time() - each.used))
     Console(soft_wrap=True, highlight=False).print(table)
 
 
 def _state(each: CachedObject) -> str:
     if each.whole:
         return "in use" if each.in_use else "complete"
-    share = f"{each.bytes / each.size:.0%}" if each.size else shown_size(each.bytes)
+    share = f"{each.bytes / each.size:.0%}" if each.size else size_text(each.bytes)
     return f"{share}, {'downloading' if each.in_use else 'incomplete'}"
 
 
@@ -131,19 +131,3 @@ def size_of(word: str) -> int:
     if match is None or unit is None:
         raise UserError(Problem(f"{word} is not a size", "write a size such as 500GB or 1.5TiB, or auto"))
     return int(float(match[1]) * unit)
-
-
-def shown_size(size: int | float) -> str:
-    """Formats 1500000000 as ``1.5 GB``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.2f} TB"
-
-
-def _ago(seconds: float) -> str:
-    for unit, name in ((DAY, "d"), (HOUR, "h"), (MINUTE, "min")):
-        if seconds >= unit:
-            return f"{seconds / unit:.0f} {name} ago"
-    return f"{seconds:.0f} s ago"

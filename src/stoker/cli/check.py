@@ -6,6 +6,7 @@ import argparse
 import difflib
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -93,17 +94,7 @@ def _answer(loaded: LoadedJob | None, problems: tuple[Problem, ...]) -> dict[str
         **plan,
         "job": None if loaded is None else loaded.job.model_dump(mode="json"),
         "origins": {key: {"source": o.source, "where": o.where, "why": o.why} for key, o in origins.items()},
-        "errors": [
-            {
-                "file": p.file,
-                "line": p.line,
-                "column": p.column,
-                "key": p.key,
-                "message": p.message,
-                "suggestion": p.suggestion,
-            }
-            for p in problems
-        ],
+        "errors": [asdict(problem) for problem in problems],
     }
 
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from stoker.cli.amounts import pluralise
 from stoker.terminal import escape_control_characters
 
 if TYPE_CHECKING:
@@ -20,11 +21,6 @@ PLACES = 20  # rows listed per reason, and ignored fields listed
 BAR = 40  # characters of the longest bar
 TRAINED = "bold green"
 OPEN, CLOSE = "⟦", "⟧"  # around trained text without colour
-
-
-def pluralise(number: int, noun: str) -> str:
-    """Formats a number with its noun in the singular or the plural."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def print_audit(audit: Audit, dropped: Sequence[Rejected], packed: Sequence[SequencePreview]) -> None:

@@ -10,9 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.data_view import CLOSE, OPEN, pluralise
+from stoker.cli.amounts import pluralise
+from stoker.cli.data_view import CLOSE, OPEN
 from stoker.cli.trust_options import trusted
 from stoker.errors import Problem, UserError
+from stoker.json_values import finite
 from stoker.terminal import escape_control_characters
 
 if TYPE_CHECKING:
@@ -83,7 +85,7 @@ def run_by_token(arguments: argparse.Namespace) -> int:
     loss = float(trained.mean()) if len(trained) else math.nan
     if arguments.json:
         found = iter(losses)
-        answer = {"run": str(tuned.folder.path), "step": tuned.step, "loss": _finite(loss), "tokens": len(trained)}
+        answer = {"run": str(tuned.folder.path), "step": tuned.step, "loss": finite(loss), "tokens": len(trained)}
         answer |= {"sequences": window.total}
         if window.packed is None:
             answer["samples"] = [_as_json(sample, next(found)) for sample in window.samples]
@@ -133,11 +135,7 @@ def _window(arguments: argparse.Namespace, tuned: TunedRun) -> _Window:
 
 
 def _as_json(sample: SamplePreview, losses: np.ndarray) -> dict[str, Any]:
-    return {**asdict(sample), "loss": [_finite(value) for value in losses.tolist()]}
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    return {**asdict(sample), "loss": [finite(value) for value in losses.tolist()]}
 
 
 def _print(samples: Sequence[SamplePreview], losses: Sequence[np.ndarray]) -> None:

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     except UserError as error:
         if not arguments.json:
             raise
-        print(json.dumps({"job": None, "errors": [_problem(problem) for problem in error.problems]}, indent=2))
+        print(json.dumps({"job": None, "errors": [asdict(problem) for problem in error.problems]}, indent=2))
         return error.exit_code
     if arguments.output != "-":
         _write(arguments.output, imported.text)
@@ -131,17 +132,6 @@ def _answer(imported: Imported) -> dict[str, Any]:
             {"key": item.key, "value": item.value, "near": item.near, "where": item.where} for item in imported.unknown
         ],
         "missing": list(imported.missing),
-    }
-
-
-def _problem(problem: Problem) -> dict[str, Any]:
-    return {
-        "file": problem.file,
-        "line": problem.line,
-        "column": problem.column,
-        "key": problem.key,
-        "message": problem.message,
-        "suggestion": problem.suggestion,
     }
 
 

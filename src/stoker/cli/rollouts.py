@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.trust_options import add_trust, trusted
 from stoker.errors import UserError
+from stoker.json_values import finite
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         "step": found.step,
         "iteration": first.number,
         "iteration_step": first.step,
-        "figures": {name: _finite(value) for name, value in first.figures.items()},
+        "figures": {name: finite(value) for name, value in first.figures.items()},
         "answers": [_answer(rollout, tokenizer) for rollout in chosen],
     }
     print(json.dumps(answer, ensure_ascii=False, allow_nan=False))
@@ -93,14 +93,14 @@ def _answer(rollout: Rollout, tokenizer: Tokenizer) -> dict[str, Any]:
         "row": rollout.row,
         "prompt_text": tokenizer.decode(rollout.prompt_ids.tolist(), skip_special_tokens=False),
         "answer_text": "".join(pieces),
-        "score": _finite(rollout.score),
-        "rewards": {name: _finite(value) for name, value in rollout.rewards.items()},
+        "score": finite(rollout.score),
+        "rewards": {name: finite(value) for name, value in rollout.rewards.items()},
         "ended": rollout.ended,
         "length": rollout.length,
-        "kl": None if rollout.kl is None else _finite(rollout.kl),
+        "kl": None if rollout.kl is None else finite(rollout.kl),
         "ids": rollout.answer_ids.tolist(),
         "texts": pieces,
-        "tokens": {name: [_finite(v) for v in values.tolist()] for name, values in rollout.token_values().items()},
+        "tokens": {name: [finite(v) for v in values.tolist()] for name, values in rollout.token_values().items()},
     }
 
 
@@ -113,7 +113,3 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> list[s
     if pieces:
         pieces[-1] += text.finish()
     return pieces
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

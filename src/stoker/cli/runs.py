@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stoker.cli.amounts import ago
 from stoker.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 ALL = "runs"
 WIDEST = 120  # width of the table of stages, whose lines wrap as a whole
-MINUTE, HOUR, DAY = 60, 3600, 86400
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -186,7 +186,7 @@ def _print_evaluations(folder: Path) -> None:
 def _figures(run: RunSummary) -> tuple[str, ...]:
     """Returns step, losses, effective time and age as shown in the tables."""
     step = f"{run.step}/{run.steps}" if run.steps else "-"
-    return step, _number(run.loss), _number(run.held_out_loss), _share(run), _ago(run.age)
+    return step, _number(run.loss), _number(run.held_out_loss), _share(run), ago(run.age)
 
 
 def _share(run: RunSummary) -> str:
@@ -195,10 +195,3 @@ def _share(run: RunSummary) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
-
-
-def _ago(seconds: float) -> str:
-    for unit, name in ((DAY, "d"), (HOUR, "h"), (MINUTE, "min")):
-        if seconds >= unit:
-            return f"{seconds / unit:.0f} {name} ago"
-    return f"{seconds:.0f} s ago"

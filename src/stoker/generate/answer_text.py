@@ -65,13 +65,13 @@ class AnswerText:
         if found:
             self.stopped, given, self._held = True, text[: min(found)], ""
         else:
-            cut = len(text) - max((_overlap(text, stop) for stop in self._stop), default=0)
+            cut = len(text) - max((overlap(text, stop) for stop in self._stop), default=0)
             given, self._held = text[:cut], text[cut:]
         self.text += given
         return given
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Returns the length of the longest suffix of a text that is a proper prefix of a stop string."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

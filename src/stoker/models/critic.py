@@ -21,10 +21,9 @@ from torch.nn.functional import linear
 
 from stoker.models.adapters import unwrap
 from stoker.models.head import OWN_CRITIC, VALUE_HEAD, Head, LogitsHead
-from stoker.models.init_weights import drawn_for
 from stoker.models.language_model import LanguageModel
 from stoker.models.meta_model import META
-from stoker.models.score_head import OFFSET, score_head_of, scores
+from stoker.models.score_head import OFFSET, draw_weights, score_head_of, scores
 from stoker.models.virtual_tokens import Drawn
 from stoker.models.weight_source import Rows, WeightSource
 
@@ -48,7 +47,7 @@ def add_critic(model: nn.Module, seed: int) -> Drawn:
     head = nn.Linear(width, 1, device=META)
     setattr(base, VALUE_HEAD, head)
     name = next(name for name, module in model.named_modules() if module is head)
-    return {f"{name}.weight": partial(_draw, width, seed), f"{name}.bias": partial(torch.zeros, 1)}
+    return {f"{name}.weight": partial(draw_weights, width, seed, CRITIC), f"{name}.bias": partial(torch.zeros, 1)}
 
 
 def remove_critic(model: nn.Module) -> None:
@@ -78,11 +77,6 @@ def attach_critic(model: nn.Module, weights: WeightSource, critic: nn.Module, so
     """
     model.add_module(OWN_CRITIC, critic)
     return WithCritic(weights, source)
-
-
-def _draw(width: int, seed: int) -> Tensor:
-    with drawn_for(seed, CRITIC):
-        return torch.randn(1, width) / (width + 1) ** 0.5
 
 
 @contextmanager

@@ -41,11 +41,12 @@ def first_scores(model: nn.Module, head: nn.Linear, seed: int) -> Drawn:
     Details", 11).
     """
     names = [f"{name}.weight" for name, module in model.named_modules() if module is head]
-    return {name: partial(_draw, head.in_features, seed) for name in names}
+    return {name: partial(draw_weights, head.in_features, seed, "score") for name in names}
 
 
-def _draw(width: int, seed: int) -> Tensor:
-    with drawn_for(seed, "score"):
+def draw_weights(width: int, seed: int, purpose: str) -> Tensor:
+    """Draws the weights of a score head: normal, deviation 1/sqrt(width + 1), by a generator of its own."""
+    with drawn_for(seed, purpose):
         return torch.randn(1, width) / (width + 1) ** 0.5
 
 

@@ -13,8 +13,8 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stoker.errors import UserError
+from stoker.json_values import finite
 from stoker.page.accounts import Account, Accounts, Session
-from stoker.page.json_values import finite
 from stoker.page.page_error import PageError, bad_request, http_error, of_user_error
 from stoker.page.page_settings import BODY, PageSettings
 from stoker.serve.server_options import is_loopback

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stoker.page.json_values import finite
+from stoker.json_values import finite
 
 STATIC = Path(__file__).parent / "static"
 FIRST = "report.js"

@@ -15,11 +15,11 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from stoker.errors import UserError
+from stoker.json_values import finite
 from stoker.page.accounts import Accounts
 from stoker.page.audit_log import AuditLog
 from stoker.page.guard import account_of, error_response
 from stoker.page.job_queue import JobQueue
-from stoker.page.json_values import finite
 from stoker.page.page_error import PageError, http_error, of_user_error
 from stoker.page.page_settings import PageSettings
 from stoker.page.run_index import RunIndex

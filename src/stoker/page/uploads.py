@@ -23,7 +23,7 @@ from starlette.concurrency import run_in_threadpool
 from stoker.data.readers import SUFFIXES, data_suffix, decode, read_rows
 from stoker.data.rows import Raw, Rejected
 from stoker.files import no_link, read_file, replace_file
-from stoker.page.json_values import as_text
+from stoker.json_values import as_text
 from stoker.page.page_error import PageError, bad_request, http_error, not_found
 from stoker.page.page_settings import CHUNK
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from stoker.errors import RunFailed
 from stoker.files import read_file, replace_file
+from stoker.json_values import finite
 from stoker.runs.run_folder import disk_errors
 
 VERSION = 1
@@ -70,7 +71,7 @@ class KeptEvaluation:
 
     def as_json(self) -> dict[str, Any]:
         """Returns the contents of the file; numbers that are not finite are null."""
-        whole: dict[str, Any] = _finite({"version": VERSION, **asdict(self)})
+        whole: dict[str, Any] = finite({"version": VERSION, **asdict(self)})
         return whole
 
 
@@ -96,7 +97,7 @@ def keep(folder: Path, evaluation: KeptEvaluation, rows: list[dict[str, Any]]) -
         name = f"{stamp}-{evaluation.kind}-{number}"
     path = place / f"{name}.json"
     with disk_errors(path):
-        lines = (json.dumps(_finite(row), ensure_ascii=False) + "\n" for row in rows)
+        lines = (json.dumps(finite(row), ensure_ascii=False) + "\n" for row in rows)
         replace_file(path.with_suffix(".jsonl"), "".join(lines))
         replace_file(path, json.dumps(evaluation.as_json(), indent=2, ensure_ascii=False) + "\n")
     return path
@@ -141,11 +142,3 @@ def _figure(content: dict[str, Any]) -> Figure:
     }
     value = math.nan if content["value"] is None else float(content["value"])
     return Figure(str(content["of"]), str(content["name"]), value, rows=int(content["rows"]), **numbers)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stoker.generate.answer_text import overlap
+
 ALPHANUMERIC = string.ascii_letters + string.digits
 
 
@@ -215,7 +217,7 @@ class CallFinder:
             place, mark = min(places)
             said, self._text, self._inside = self._text[:place], self._text[place + len(mark) :], mark
         else:
-            held = max(_overlap(self._text, mark) for mark in self._format.begin)
+            held = max(overlap(self._text, mark) for mark in self._format.begin)
             said, self._text = self._text[: len(self._text) - held], self._text[len(self._text) - held :]
         self._said = self._said or bool(said.strip())
         return said
@@ -258,9 +260,3 @@ def forced_schema(tools: Mapping[str, Any], names: Collection[str]) -> dict[str,
         for name in names
     ]
     return calls[0] if len(calls) == 1 else {"anyOf": calls}
-
-
-def _overlap(text: str, mark: str) -> int:
-    """Returns the length of the longest suffix of a text that is a prefix of a mark."""
-    longest = min(len(text), len(mark) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(mark[:n])), 0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from math import isfinite
 from typing import Any
 
 from stoker.hardware.cluster import Cluster
+from stoker.json_values import finite
 from stoker.plan.answer.cost import Cost, cost_of
 from stoker.plan.answer.full_answer import NothingFits, PlanAnswer, verdict
 from stoker.plan.answer.setting_to_yaml import job_values
@@ -48,7 +48,7 @@ def answer_json(found: PlanAnswer | NothingFits) -> dict[str, Any]:
             for change in found.changes
         ]
         nearest = plan_json(found.nearest) if found.nearest is not None else None
-        return _finite({"plan": None, "nearest": nearest, "changes": changes, **head})
+        return finite({"plan": None, "nearest": nearest, "changes": changes, **head})
     result = {
         "plan": plan_json(found.plan, stages=found.stages),
         "run": _run(found.cost),
@@ -71,7 +71,7 @@ def answer_json(found: PlanAnswer | NothingFits) -> dict[str, Any]:
         ],
         "seconds": found.seconds,
     }
-    return _finite({**result, **head})
+    return finite({**result, **head})
 
 
 def timeline_json(plan: LayoutPlan) -> dict[str, Any]:
@@ -207,12 +207,3 @@ def _forecast(found: Forecast) -> dict[str, float]:
 def _values(source: object, names: Iterable[str]) -> dict[str, Any]:
     """Attributes under their own names."""
     return {name: getattr(source, name) for name in names}
-
-
-def _finite(value: Any) -> Any:
-    """Returns the value with None for infinite numbers, which JSON lacks."""
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not isfinite(value) else value

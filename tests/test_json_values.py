@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from browsing import HOST, Browser
 
-from stoker.page.json_values import finite
+from stoker.json_values import finite
 
 
 @pytest.mark.parametrize(
