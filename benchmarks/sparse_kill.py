@@ -2,7 +2,7 @@
 
     python benchmarks/sparse_kill.py --minutes 10
 
-Two trainers and two servers of rows on this machine. Every few seconds one process of the disturbed run gets SIGKILL:
+Two trainers and two servers of rows on this machine. Every minute or two one process of the disturbed run gets SIGKILL:
 a server, which is started again with its folder; a trainer; or the supervisor, which is started again with the same
 command. At the end losses and samples of every step, the weights and all rows are compared: they are equal to the bit,
 or the command fails. Rows include their optimizer's state, counts and ages. Two of three checkpoints are increments.
@@ -145,7 +145,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10, help="of the undisturbed run, about")
     parser.add_argument(
-        "--between", type=float, nargs=2, default=(15.0, 30.0), help="seconds from one kill to the next"
+        "--between",
+        type=float,
+        nargs=2,
+        default=(60.0, 120.0),
+        help="seconds from one kill to the next; a restart takes 20",
     )
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()

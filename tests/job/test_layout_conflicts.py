@@ -42,7 +42,7 @@ IMPOSSIBLE = [
      "a compiled block has one backward pass", "or `compile: false`"),
     (SFT, "parallel: {data: 2, shard: zero2, offload: params}", ["offload", "shard"],
      "`shard: zero2` always keeps them on the device", "write `shard: zero3`"),
-    (SFT, "parallel: {offload: params}", ["offload"], "`offload: params`", "or `offload: optimizer`"),
+    (SFT, "parallel: {offload: params}", ["offload"], "`offload: params`", "or use `offload: optimizer`"),
     (SFT, "parallel: {tensor: 2, expert: 4}", ["expert", "tensor"],
      "experts are spread over its processes", "write `tensor: 4`"),
     (SFT, "parallel: {devices: [0, 1, 0]}", ["devices[2]"], "names 0 twice", "once"),

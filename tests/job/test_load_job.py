@@ -210,7 +210,7 @@ def test_overrides_reach_every_kind_of_place(tmp_path: Path) -> None:
         ("=3", "is not a key"),
         ("data[7].path=x", "`data` has 1 items"),
         ("data.path=x", "`data` is a list"),
-        ("steps.x=1", "`steps` holds no keys"),
+        ("steps.x=1", "`steps` has no keys"),
         ("train.lr=[1", "not closed"),
         ("tune=lorra", "`tune.method` must be one of"),
     ],

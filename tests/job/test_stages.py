@@ -21,7 +21,7 @@ data: my.jsonl
 epochs: 1
 train: {seq_len: 64, lr: 1e-3}
 checkpoint: {to: saved}
-grpo: {rewards: numeric, answers: 4}
+grpo: {rewards: numeric, answers: 4, max_tokens: 16}
 stages:
   - name: sft
     task: sft
@@ -96,8 +96,8 @@ def test_overrides_change_shared_keys_or_those_of_a_stage() -> None:
     [
         ("{from: more}", "{from: mor}", "chain.yaml:19:19: stage align: `model.from: mor`: there is no such stage; "
          "write more"),
-        ("{from: sft}", "{from: align}", "chain.yaml:13:19: stage more: `model.from: align`: it does not come earlier; "
-         "let it come before"),
+        ("{from: sft}", "{from: align}", "chain.yaml:13:19: stage more: `model.from: align`: this is not an earlier "
+         "stage; move that stage before this one"),
         ("{from: sft}", "{from: 3}", "chain.yaml:13:19: stage more: `model.from: 3`: there is no such stage; "
          "take one of sft"),
         ("name: more", "name: sft", "chain.yaml:11:11: two stages are named sft; give each its own name"),

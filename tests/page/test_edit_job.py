@@ -86,10 +86,10 @@ def test_removing_what_was_set_gives_the_text_again() -> None:
 @pytest.mark.parametrize(
     ("text", "key", "words"),
     [
-        ("steps: 3\n", "steps.x", "holds no keys"),
+        ("steps: 3\n", "steps.x", "has no keys"),
         ("data: [a.jsonl, b.jsonl]\n", "data.path", "2 sources"),
         ("a: [\n", "steps", "YAML"),
-        ("- a\n", "steps", "holds no keys"),
+        ("- a\n", "steps", "has no keys"),
         ("steps: 3\n", "train..lr", "is not a key"),
         ("data: [a.jsonl]\n", "data[5].path", "`data` has no item 5: there are 1"),
         ("data: [a.jsonl]\n", "data[5]", "`data` has no item 5: there are 1"),

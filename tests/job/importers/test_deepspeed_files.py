@@ -19,7 +19,7 @@ def test_a_deepspeed_file_that_is_named_is_read_with_it() -> None:
     assert (job.parallel.shard, job.parallel.data, job.train.batch) == ("zero3", 8, 64)
     unsaid = import_files([given])
     assert checked(unsaid).job.parallel.shard == "none"
-    assert "  # shard: zero3  # over how many processes is not said" in unsaid.text
+    assert "  # shard: zero3  # the number of processes is not stated" in unsaid.text
     assert lost(unsaid) == {"zero_optimization.stage"}
     assert checked(import_files([written(LLAMA_FACTORY, deepspeed="{}")])).job.parallel.shard == "none"
     missing = import_files([written(LLAMA_FACTORY, deepspeed="no.json")])
@@ -30,7 +30,7 @@ def test_deepspeed_alone_says_how_and_not_what() -> None:
     imported = import_files([written(DEEPSPEED, "ds.json")])
     job = checked(imported).job
     assert imported.missing == ("task", "model", "data")
-    assert "EXAMPLES" in imported.text
+    assert "EXAMPLE VALUES" in imported.text
     parts, train = job.parallel, job.train
     assert (parts.data, parts.shard, parts.offload) == (8, "zero3", "params")
     assert (train.batch, train.micro_batch, train.accumulation, train.clip) == (64, 4, 2, 0.5)

@@ -40,9 +40,9 @@ def trl_grpo(config: ConfigReader, prefix: str = "") -> None:
     config.take(f"{prefix}entropy_coef", "grpo.entropy")
     config.take(f"{prefix}num_iterations", "grpo.epochs")
     config.take(f"{prefix}temperature", "grpo.temperature")
-    config.take(f"{prefix}beta", "grpo.kl", 0.0 if not prefix else 0.001)
-    config.default("grpo.kl_in", "loss")
-    config.default("grpo.kl_estimator", "k3")
+    if config.take(f"{prefix}beta", "grpo.kl", 0.0 if not prefix else 0.001):
+        config.default("grpo.kl_in", "loss")
+        config.default("grpo.kl_estimator", "k3")
     below = config.take(f"{prefix}epsilon", "grpo.clip", 0.2)
     if config.take(f"{prefix}epsilon_high", "grpo.clip_high") is None:
         config.default("grpo.clip_high", float(below or 0.2), "as below 1")
