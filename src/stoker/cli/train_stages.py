@@ -141,7 +141,7 @@ def _merge(staged: StagedJob, stage: Stage, lineage: Lineage, base: Path) -> str
 
     quiet_libraries()
     name = stage.needs[FROM]
-    earlier = next(other for other in staged.stages if other.name == name)
+    earlier = staged.stage(name)
     return stage_weights(earlier.output, lineage.inputs[f"stage {name}"], earlier.load().job, base)
 
 
@@ -152,7 +152,7 @@ def _wait_for_weights(staged: StagedJob, stage: Stage, lineage: Lineage, base: P
         CannotRun: they were not written in time.
     """
     name = stage.needs[FROM]
-    earlier = next(other for other in staged.stages if other.name == name)
+    earlier = staged.stage(name)
     folder = base / weights_folder(earlier.output, lineage.inputs[f"stage {name}"])
     until = time.monotonic() + WEIGHTS
     while not folder.is_dir():
@@ -169,7 +169,7 @@ def _check_left_out(staged: StagedJob, chosen: Sequence[Stage]) -> None:
     names = {stage.name for stage in chosen}
     for stage in chosen:
         for key, name in stage.needs.items():
-            earlier = next(other for other in staged.stages if other.name == name)
+            earlier = staged.stage(name)
             if name not in names and not RunFolder(Path.cwd() / earlier.output).is_done():
                 message = f"stage {stage.name} needs stage {name} (`{key}`), which is not done"
                 raise UserError(Problem(message, f"train it first: --only {name}, or leave the option out"))

@@ -41,6 +41,10 @@ class StagedJob:
     root: str
     stages: tuple[Stage, ...]
 
+    def stage(self, name: str) -> Stage:
+        """Returns the stage of a name."""
+        return next(stage for stage in self.stages if stage.name == name)
+
     def chosen(self, *, only: str | None, begin: str | None) -> list[Stage]:
         """Returns the stages chosen by ``--only NAME`` or ``--from NAME``; all stages without them.
 

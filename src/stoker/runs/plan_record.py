@@ -156,4 +156,5 @@ def _rollouts_of(metrics: Sequence[Mapping[str, Any]]) -> float:
     begins = [place for place, seconds in enumerate(taken) if seconds]
     if len(begins) < 2:
         return fmean(taken)
-    return fmean(taken[begins[len(begins) > 2] : begins[-1]])
+    first = begins[1] if len(begins) > 2 else begins[0]
+    return fmean(taken[first : begins[-1]])
