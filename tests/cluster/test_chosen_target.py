@@ -59,7 +59,7 @@ def test_unknown_names_suggest_the_nearest(loaded: LoadedJob, tmp_path: Path) ->
         choose_target(loaded, "lob")
     with pytest.raises(UserError, match=r"targets.yaml:2:11: unknown key `target.slurm.nods`; write `nodes`"):
         choose_target(loaded, "lab")
-    with pytest.raises(UserError, match="nothing is to be submitted"):
+    with pytest.raises(UserError, match="is not a target of"):
         choose_target(loaded, "local")
 
 

@@ -58,6 +58,6 @@ def test_a_record_needs_no_file_of_the_folder_it_was_made_in(tmp_path: Path, mon
 def test_a_host_with_fewer_slots_than_processes_is_named(tmp_path: Path) -> None:
     loaded = load_job(write_job(tmp_path, target={"ssh": {"hosts": ["a slots=2", "b slots=1"]}}, parallel={"data": 4}))
     chosen = choose_target(loaded, None)
-    with pytest.raises(UserError, match=r"job.yaml:1:\d+: b has 1 slots, and 2 processes start on each") as error:
+    with pytest.raises(UserError, match=r"job.yaml:1:\d+: b has 1 slots, but each host runs 2 processes") as error:
         open_target(chosen).preview(submission_of(loaded, chosen, tmp_path, hosts=2))
     assert error.value.exit_code == 3

@@ -93,11 +93,11 @@ def test_records_are_found_by_name(base: Path, capsys: pytest.CaptureFixture[str
         )  # type: ignore[arg-type]
     (base / "state/stoker/submitted/broken.json").write_text("{}")
     assert [record.name for record in all_records()] == ["second", "first"]
-    with pytest.raises(UserError, match="no job secnd was submitted; did you mean second"):
+    with pytest.raises(UserError, match="no submitted job is named secnd; did you mean second"):
         record_named("secnd")
     for verb in ("stop", "resume", "describe"):
         assert main([verb, "thrid"]) == 2
-        assert "no job thrid was submitted" in capsys.readouterr().err
+        assert "no submitted job is named thrid" in capsys.readouterr().err
 
 
 def test_logs_of_a_run_of_this_machine(base: Path, capsys: pytest.CaptureFixture[str]) -> None:

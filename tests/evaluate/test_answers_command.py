@@ -139,7 +139,7 @@ def test_evaluations_that_are_none_are_left_out(content: str, tmp_path: Path) ->
         ('{"prompt": "How?"}\n{"answer": "x"}', "asked.jsonl:2: the row has no prompt"),
         ('{"prompt": 3, "scorer": 4}', "asked.jsonl:1: scorer is not the name"),
         ('{"prompt": "How?", "expected": "x", "scorer": "exakt"}', "asked.jsonl:1: there is no scorer 'exakt'"),
-        ('{"prompt": "How?", "expected": "x", "scorer": "numeric"}', "asked.jsonl:1: .* holds no number"),
+        ('{"prompt": "How?", "expected": "x", "scorer": "numeric"}', "asked.jsonl:1: .* contains no number"),
         ('{"prompt": "How?", "expected": "(", "scorer": "regex"}', "asked.jsonl:1: .* not a regular expression"),
         ('{"prompt": "%s"}' % ("x y " * 200), "asked.jsonl:1: the prompt is [0-9,]+ tokens"),
         ('{"prompt": [1, 2]}', "asked.jsonl:1: prompt is neither text nor messages"),

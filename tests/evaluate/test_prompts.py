@@ -77,7 +77,7 @@ def test_the_planted_template_wins_and_a_job_takes_it(
         ("a: '{prompt}'\nb: 3", "b is not a template"),
         ("a: '{prompt}'\nb: text", "b reads no column"),
         ("a: '{prompt}'\nb: '{prompt'", "b: "),
-        ("a: '{prompt}'\nb: '{prompt.x}'", "no plain name"),
+        ("a: '{prompt}'\nb: '{prompt.x}'", "not a plain name"),
         ("a: '{prompt}'\nb: '{other}'", "asked.jsonl:1: the template b reads {other}"),
         ("a: [", "prompts.yaml cannot be read"),
     ],

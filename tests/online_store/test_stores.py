@@ -269,6 +269,6 @@ def test_what_is_wrong_with_a_place_is_said(redis_place: str, tmp_path: Path) ->
         existing_store(str(tmp_path))
     with pytest.raises(UserError, match="cannot be used"):
         writer_of("lmdb:///dev/null/store")
-    with pytest.raises(UserError, match="no export of a ranking model"), store_errors(str(tmp_path)):
+    with pytest.raises(UserError, match="is not an export of a ranking model"), store_errors(str(tmp_path)):
         RowReader(str(tmp_path))
     assert shown_place("out/x") == "out/x" and shown_place("redis://h:1/0") == "redis://h:1/0"

@@ -63,7 +63,7 @@ def test_what_runs_code_or_reaches_elsewhere_is_for_an_admin(private: Browser, l
     document = document_of(START + line + "\n")
     for account in (RUNNER, None):
         found = path_problems(document, private.settings, account)
-        assert len(found) == 1 and "needs the role admin" in found[0].message and found[0].line == 4, found
+        assert len(found) == 1 and "requires the role admin" in found[0].message and found[0].line == 4, found
         assert "word" not in found[0].message
     assert not path_problems(document, private.settings, ADMIN)
 

@@ -209,7 +209,7 @@ def test_a_new_token_ends_the_sessions_of_the_old_one(make_page: Callable[..., B
 def test_who_may_see_may_not_change(make_page: Callable[..., Browser], method: str, path: str, role: str) -> None:
     page = make_page(users=True).login("viewer")
     found = page.send(method, path, JOB)
-    assert (found.status_code, "needs the role run" in found.text) == (403, True)
+    assert (found.status_code, "requires the role run" in found.text) == (403, True)
     assert not page.page.queue.entries()
 
 
@@ -225,10 +225,10 @@ def test_users_and_the_log_are_for_an_admin(make_page: Callable[..., Browser]) -
     ("line", "what"),
     [
         ("me admin", "2 words"),
-        ("me king " + "0" * 64, "no role"),
+        ("me king " + "0" * 64, "is not a role"),
         ("me see 0000", "not a SHA-256"),
         ("local see " + "0" * 64, "cannot be a name"),
-        ("", "names nobody"),
+        ("", "contains no users"),
     ],
 )
 def test_a_wrong_file_of_users_is_refused_with_its_line(tmp_path: Path, line: str, what: str) -> None:

@@ -30,7 +30,7 @@ def test_an_upload_goes_on_where_it_was_cut(page: Browser) -> None:
     assert page.send("PATCH", f"/api/uploads/{key}?offset=0", content=CONTENT[:100]).json()["offset"] == 100
     for offset in (0, 99, 101):
         refused = page.send("PATCH", f"/api/uploads/{key}?offset={offset}", content=CONTENT[100:])
-        assert (refused.status_code, refused.json()["error"]["hint"]) == (409, "go on at 100")
+        assert (refused.status_code, refused.json()["error"]["hint"]) == (409, "continue at byte 100")
     again = page.get(f"/api/uploads/{key}").json()
     assert (again["offset"], again["done"]) == (100, False)
     whole = page.send("PATCH", f"/api/uploads/{key}?offset=100", content=CONTENT[100:]).json()

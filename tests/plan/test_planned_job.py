@@ -157,7 +157,7 @@ WIDE = {**TINY, "hidden_size": 64, "intermediate_size": 96, "tie_word_embeddings
 def test_a_critic_of_its_own_is_trained_beside_the_policy(tmp_path: Path) -> None:
     (tmp_path / "wide").mkdir()
     (tmp_path / "wide/config.json").write_text(json.dumps(WIDE))
-    shared = {"task": "ppo", "tune": "full", "train": {"precision": "fp32", "seq_len": 64}}
+    shared = {"task": "ppo", "tune": "full", "train": {"precision": "fp32", "seq_len": 512}}
     block = {"rewards": "numeric", "kl": 0.0}
     alone = work_of(job(tmp_path, **shared, ppo=block), base=tmp_path)
     both = work_of(job(tmp_path, **shared, ppo={**block, "critic": "wide"}), base=tmp_path)

@@ -82,7 +82,7 @@ def test_what_follows_from_what_was_found() -> None:
     )
     slow = replace(GOOD, rank=4, rate=20e12)
     (found,) = find_faults([*good, slow])
-    assert found.out and "20,000 GFLOP/s, and should at 50,000" in found.words
+    assert found.out and "20,000 GFLOP/s; expected 50,000" in found.words
     assert not find_faults([*good, replace(slow, rate=30e12)])
     (told,) = find_faults([*good, replace(slow, is_cpu=True)])
     assert not told.out  # what else runs on a processor is not its fault

@@ -60,7 +60,7 @@ def path_problems(document: JobDocument, settings: PageSettings, account: Accoun
     for path, value in _leaves(document.data):
         if isinstance(value, bool):
             if value and path and path[-1] in TRUST and not trusted:
-                what = page_problem("`{text}` lets code run, which needs the role admin", text=str(path[-1]))
+                what = page_problem("`{text}` lets code run, which requires the role admin", text=str(path[-1]))
                 found.append(_at(document, path, what))
             continue
         if not isinstance(value, str):
@@ -96,11 +96,11 @@ def _needs_trust(text: str, words: list[str], *, listed: bool) -> Problem | None
     if FUNCTION.match(text):
         return page_problem("`{text}` runs code or contacts a server; this requires the role admin", text=text[:60])
     if CODE.search(text) or (words[-2:] == ["ranking", "model"] and ":" in text):
-        return page_problem("`{text}` names code to run, which needs the role admin", text=text[:60])
+        return page_problem("`{text}` names code to run, which requires the role admin", text=text[:60])
     if words[-1:] == ["task"] and text in CODE_TASKS:
-        return page_problem("task {text} runs code, which needs the role admin", text=text)
+        return page_problem("task {text} runs code, which requires the role admin", text=text)
     if not listed and is_remote(text) and (words[-1:] in WRITTEN or _is_store(text)):
-        return page_problem("`{text}` is written to, which needs the role admin", text=_shown(text))
+        return page_problem("`{text}` is written to, which requires the role admin", text=_shown(text))
     return None
 
 

@@ -186,7 +186,7 @@ def _fits(validator: Any, answer: str) -> float:
     try:
         return float(validator.is_valid(value))
     except _WrappedReferencingError as error:
-        raise UserError(f"the JSON schema has an unresolved $ref: {reason_of(error)}") from error
+        raise UserError(f"the JSON schema has an unresolved $ref: {error.ref}") from error
 
 
 def _numeric(name: str, argument: str, base: Path) -> Scorer:

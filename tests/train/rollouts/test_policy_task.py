@@ -83,7 +83,9 @@ def test_a_run_whose_last_round_was_smaller_does_not_go_on_to_more_epochs(job: d
 
 def test_an_upper_clip_follows_the_lower_one(job: dict[str, Any], base: Path) -> None:
     def clips(loss: str) -> tuple[float, float]:
-        loaded = load_job(write_job(base, {**job, "grpo": {"rewards": "exact", "loss": loss, "clip": 0.1}}))
+        loaded = load_job(
+            write_job(base, {**job, "grpo": {"rewards": "exact", "loss": loss, "clip": 0.1, "max_tokens": 8}})
+        )
         return loaded.job.grpo.clip, loaded.job.grpo.clip_high  # type: ignore[attr-defined]
 
     assert clips("grpo") == (0.1, 0.1) and clips("dapo") == (0.1, 0.28)

@@ -50,7 +50,7 @@ def test_rewards_are_weighted_and_named() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_reward_that_is_no_number_names_the_row(value: float) -> None:
     wrong = ScorerReward("odd", Scorer("odd", lambda text, _: Score(value if text else 1.0), needs_expected=False))
-    with pytest.raises(UserError, match=f"rows.jsonl:2: the reward odd gave {value}"):
+    with pytest.raises(UserError, match=f"rows.jsonl:2: the reward odd returned {value}"):
         Rewards(((wrong, 1.0),))([answer(""), answer("x", row=2)])
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stoker.job.schema import Job
     from stoker.train.rollouts.policy_objective import PolicyObjective
 
-TURNS = 8  # unless a job says another number
+TURNS, ESTIMATOR = 8, "k3+"  # unless a job says others
 TOY_TOKENS = 6  # of an answer of a small copy
 NonNegative = Annotated[float, Field(ge=0)]
 
@@ -60,7 +60,7 @@ class PolicyBlock(Block):
         description="where the KL is applied: as a term of the loss, or subtracted from each token's reward",
     )
     kl_estimator: Literal["k2", "k3", "k3+"] = Field(
-        default="k3+",
+        default=ESTIMATOR,
         description="estimator of the KL in the loss; k3+ has the value of k3 and the gradient of the reverse KL",
     )
     clip: NonNegative | None = Field(default=None, description="clipping range of the probability ratio below 1")
@@ -257,17 +257,17 @@ def _idle_rewards(view: View, name: str) -> Iterator[Problem]:
 
 
 def _kl(view: View, name: str, usual_kl: float, usual_place: str) -> Iterator[Problem]:
-    kl = view.value(f"{name}.kl")
+    kl, estimator, place = (view.value(f"{name}.{key}") for key in ("kl", "kl_estimator", "kl_in"))
     if (usual_kl if kl is None else kl) > 0:
         yield from _reference(view, name)
-        if (view.value(f"{name}.kl_in") or usual_place) == "reward" and view.given(f"{name}.kl_estimator"):
+        if (place or usual_place) == "reward" and estimator != ESTIMATOR:
             message = "`kl_estimator` is of the KL in the loss; a KL in the reward is estimated by k1"
             yield from view.at_each(
                 [f"{name}.kl_estimator", f"{name}.kl_in"], message, "remove it, or write kl_in: loss"
             )
         return
-    for key in ("kl_in", "kl_estimator"):
-        if view.given(f"{name}.{key}"):
+    for key, idle in (("kl_in", place in (None, usual_place)), ("kl_estimator", estimator == ESTIMATOR)):
+        if not idle:
             message = f"`{key}` has no effect without a KL"
             yield from view.at_each([f"{name}.{key}", f"{name}.kl"], message, f"remove it, or write {name}.kl: 0.05")
 

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from stoker.train.rollouts.policy_settings import PolicySettings
 
 
+KL_HORIZON = 10_000  # answers, unless a job says another number
+
+
 class PpoBlock(PolicyBlock):
     """A policy and its critic (Schulman et al., 2017)."""
 
@@ -68,7 +71,9 @@ class PpoBlock(PolicyBlock):
         default=None,
         description="target KL of an answer in nats; the coefficient adapts to it, and is fixed without it",
     )
-    kl_horizon: PositiveInt = Field(default=10_000, description="number of answers over which the coefficient adapts")
+    kl_horizon: PositiveInt = Field(
+        default=KL_HORIZON, description="number of answers over which the coefficient adapts"
+    )
 
 
 def _block(job: Job) -> PpoBlock:
@@ -118,7 +123,7 @@ def _checks(view: View) -> Iterator[Problem]:
     if view.value("ppo.kl_target") is not None and view.value("ppo.kl") == 0:
         message = "`kl_target` multiplies the coefficient `kl`, which must be above 0 for that"
         yield from view.at_each(["ppo.kl_target", "ppo.kl"], message, "write kl: 0.15")
-    if view.value("ppo.kl_target") is None and view.given("ppo.kl_horizon"):
+    if view.value("ppo.kl_target") is None and view.value("ppo.kl_horizon") != KL_HORIZON:
         message = "`kl_horizon` has no effect with a fixed coefficient"
         yield from view.at_each(["ppo.kl_horizon"], message, "remove it, or write kl_target: 6.0")
     yield from _policy_is_trained(view)
@@ -129,9 +134,9 @@ def _policy_is_trained(view: View) -> Iterator[Problem]:
     warmup, steps, batch = view.value("ppo.critic_warmup"), view.value("steps"), view.value("train.batch")
     answers = view.value("ppo.prompts") * view.value("ppo.answers")
     of_round = answers * view.value("ppo.epochs") // batch if isinstance(batch, int) else view.value("ppo.epochs")
-    if warmup and steps is not None and of_round and warmup * of_round >= steps:
+    if warmup and steps is not None and of_round and warmup * of_round > steps:
         message = f"the critic is trained alone for {warmup * of_round} steps, and the run has {steps}"
-        hint = f"write at most {max(0, -(-steps // of_round) - 1)} rounds"
+        hint = f"write at most {steps // of_round} rounds"
         yield from view.at_each(["ppo.critic_warmup", "steps"], message, hint)
 
 
