@@ -18,7 +18,7 @@ from stoker.page.page_error import PageError, http_error, page_problem, problem_
 MODULES = sorted(Path(page_error.__file__).parent.glob("*.py"))
 # Functions that take templates, and where the first one is.
 OWN = {"page_problem": 0, "bad_request": 0, "not_found": 0, "http_error": 1}
-AT_START = {"accounts.py", "settings.py", "start_page.py"}  # their errors end `stoker ui` before there is a page
+AT_START = {"accounts.py", "page_settings.py", "start_page.py"}  # their errors end `stoker ui` before there is a page
 NOT_VALUES = {"hint", "retry_after"}
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 
@@ -104,7 +104,7 @@ def test_no_module_makes_an_error_past_the_table() -> None:
             if node.func.id in ("Problem", "UserError") and path.name not in AT_START:
                 texts = [each for each in ast.walk(node) if isinstance(each, ast.JoinedStr)]
                 literal = node.args and isinstance(node.args[0], ast.Constant)
-                assert not texts and not literal, f"{place}: use said()"
+                assert not texts and not literal, f"{place}: use page_problem()"
 
 
 def test_the_tests_above_find_what_they_look_for(tmp_path: Path) -> None:
