@@ -357,7 +357,7 @@ def test_no_client_and_no_kubeconfig(prepared: Submit, cluster: ApiServer, monke
     target, submission = prepared("true")
     for text in ("clusters: [", "[]", ""):
         cluster.kubeconfig.write_text(text)
-        with pytest.raises(UserError, match=r"tiny.yaml:\d+:\d+: .*/config is not a usable kubeconfig"):
+        with pytest.raises(UserError, match=r"tiny.yaml:\d+:\d+: .*/kubeconfig is not a usable kubeconfig"):
             target.submit(submission)
     monkeypatch.setitem(sys.modules, "kubernetes.dynamic", None)
     with pytest.raises(UserError, match=r"pip install 'stoker\[kubernetes\]'"):
