@@ -92,6 +92,12 @@ def test_a_lock_is_let_go_though_a_child_has_its_descriptor(tmp_path: Path) -> N
     again.close()
 
 
+def test_cleaning_says_if_nothing_matches(origin: CountingOrigin, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cache", "clean", "s3://nowhere"]) == 0
+    assert capsys.readouterr().out == "no cached object is at or below s3://nowhere; `stoker cache` lists all\n"
+    assert answer(capsys, "clean", "s3://nowhere") == {"removed": 0, "freed": 0, "in_use": 0}
+
+
 def test_a_limit_holds_at_once_and_from_then_on(
     origin: CountingOrigin, cache: NodeCache, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,7 +108,17 @@ def test_a_limit_holds_at_once_and_from_then_on(
 
 
 @pytest.mark.parametrize(
-    "words", [["limit"], ["limit", "much"], ["limit", "5XB"], ["limit", "9" * 400], ["list", "http://x"], ["empty"]]
+    "words",
+    [
+        ["limit"],
+        ["limit", "much"],
+        ["limit", "5XB"],
+        ["limit", "9" * 400],
+        ["limit", "0"],
+        ["limit", "0GB"],
+        ["list", "http://x"],
+        ["empty"],
+    ],
 )
 def test_wrong_words(words: list[str], cache: NodeCache, capsys: pytest.CaptureFixture[str]) -> None:
     try:

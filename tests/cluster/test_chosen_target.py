@@ -34,9 +34,13 @@ def test_the_command_line_wins_over_the_job(loaded: LoadedJob, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("slurm:\n  partitions: gpu\n", "t.yaml:2:3: unknown key `target.slurm.partitions`; write `partition`"),
-        ("slurm:\n  nodes: 0\n", "t.yaml:2:10: `target.slurm.nodes` must be a whole number above 0 or auto, not 0"),
-        ("slrm: {}\n", "t.yaml:1:1: unknown key `target.slrm`; write `slurm`"),
+        ("slurm:\n  partitions: gpu\n", "t.yaml:2:3: unknown key `slurm.partitions`; write `partition`"),
+        ("slurm:\n  nodes: 0\n", "t.yaml:2:10: `slurm.nodes` must be a whole number above 0 or auto, not 0"),
+        ("slrm: {}\n", "t.yaml:1:1: unknown key `slrm`; write `slurm`"),
+        ("target:\n  slurm:\n    nodes: 0\n", "t.yaml:3:12: `target.slurm.nodes` must be a whole number above 0"),
+        ("target: lab\n", "t.yaml:1:9: a target must be a block"),
+        ("ssh: {hosts: [a], environment: {'A B': x}}\n", "t.yaml:1:33: `A B` cannot be a name in `ssh.environment`"),
+        ("ray: {environment: {1A: x}}\n", "t.yaml:1:21: `1A` cannot be a name in `ray.environment`"),
         ("slurm: {}\nray: {}\n", "t.yaml:1:1: a target must have exactly one block"),
         ("- slurm\n", "t.yaml:1:1: a target must be a block"),
     ],
@@ -48,6 +52,27 @@ def test_mistakes_in_a_file_are_found_in_it(loaded: LoadedJob, text: str, told: 
     assert str(error.value).startswith(told)
 
 
+def test_a_file_may_have_the_block_as_a_job_has_it(loaded: LoadedJob) -> None:
+    Path("t.yaml").write_text("target:\n  slurm: {partition: gpu}\n")
+    assert choose_target(loaded, "t.yaml").block.partition == "gpu"  # type: ignore[attr-defined]
+
+
+def test_overrides_replace_keys_of_a_named_target(loaded: LoadedJob) -> None:
+    Path("t.yaml").write_text("slurm: {partition: gpu, nodes: 2}\n")
+    chosen = choose_target(loaded, "t.yaml", ["target.slurm.partition=long", "target.slurm.cpus=4"])
+    block = chosen.block
+    assert (block.partition, block.nodes, block.cpus) == ("long", 2, 4)  # type: ignore[attr-defined]
+    for text, told in (
+        ("target.ssh.nodes=2", "`target.ssh.nodes=2` is not a key of the target t.yaml, which is slurm; write such as"),
+        ("target.nodes=2", "`target.nodes=2` is not a key of the target t.yaml, which is slurm"),
+        ("target.slurm.partion=x", "in `target.slurm.partion=x`: unknown key `target.slurm.partion`; write `partition"),
+        ("target.slurm.nodes=0", "in `target.slurm.nodes=0`: `target.slurm.nodes` must be a whole number above 0"),
+    ):
+        with pytest.raises(UserError) as error:
+            choose_target(loaded, "t.yaml", [text])
+        assert str(error.value).startswith(f"command line: {told}") and error.value.exit_code == 2
+
+
 def test_unknown_names_suggest_the_nearest(loaded: LoadedJob, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--on nowhere: there is no target nowhere in .*targets.yaml"):
         choose_target(loaded, "nowhere")
@@ -57,7 +82,7 @@ def test_unknown_names_suggest_the_nearest(loaded: LoadedJob, tmp_path: Path) ->
     (tmp_path / "config/stoker/targets.yaml").write_text("lab:\n  slurm: {nods: 2}\n")
     with pytest.raises(UserError, match="did you mean lab"):
         choose_target(loaded, "lob")
-    with pytest.raises(UserError, match=r"targets.yaml:2:11: unknown key `target.slurm.nods`; write `nodes`"):
+    with pytest.raises(UserError, match=r"targets.yaml:2:11: unknown key `slurm.nods`; write `nodes`"):
         choose_target(loaded, "lab")
     with pytest.raises(UserError, match="is not a target of"):
         choose_target(loaded, "local")

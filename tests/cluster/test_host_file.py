@@ -48,6 +48,26 @@ def test_wrong_lines_are_named_by_place() -> None:
         parse_host_file("# none\n\n", "hosts")
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("gpu1 slots=2 slots=4", "`slots=` is written twice"),
+        ("gpu1:2 slots=4", "`:2` and `slots=4` both give the number of slots"),
+        ("gpu1:0", "`:0` is not a number above 0"),
+        ("gpu1 port=99999", "`port=99999` is not a port from 1 to 65535"),
+        ("-oProxyCommand=x", "names no host"),
+        ("-gpu1", "`-gpu1` begins with a hyphen"),
+        ("-l@gpu1", "`-l` begins with a hyphen"),
+        ("gpu1;ls", "`gpu1;ls` contains ';', which is not allowed"),
+        ("gpu1 address=$(ls)", "contains '$'"),
+    ],
+)
+def test_lines_that_are_refused(line: str, told: str) -> None:
+    with pytest.raises(UserError) as error:
+        parse_host(line, problem)
+    assert told in str(error.value)
+
+
 def test_a_host_of_two_lines_has_the_slots_of_both() -> None:
     assert parse_host_file("a slots=2\nb\na slots=1\n", "hosts")[0].slots == (0, 1, 2)
 
@@ -57,7 +77,15 @@ def test_hosts_and_slots_are_chosen_as_deepspeed_does() -> None:
     assert chosen(hosts, include="a:1,3@c") == {"a": (1, 3), "c": (0, 1, 2, 3)}
     assert chosen(hosts, exclude="a@b:0") == {"b": (1, 2, 3), "c": (0, 1, 2, 3)}
     assert chosen(hosts, include="a@b", exclude="b:2,3") == {"a": (0, 1, 2, 3), "b": (0, 1)}
-    for wrong, told in (("d", "no host d"), ("a:9", "a has no slot 9"), ("a:x", "names no slots")):
+    for wrong, told in (
+        ("d", "no host d"),
+        ("a:9", "a has no slot 9"),
+        ("a:x", "names no slots"),
+        ("", "names no host"),
+        (" @", "names no host"),
+        ("a:1,1", "names a slot twice"),
+        ("a:0@a:1", "a is named twice"),
+    ):
         with pytest.raises(UserError, match=told):
             chosen(hosts, include=wrong)
     with pytest.raises(UserError, match="no host is left"):

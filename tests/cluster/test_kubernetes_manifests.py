@@ -189,6 +189,10 @@ def test_a_run_is_found_again_by_its_config_maps(size: int) -> None:
     assert manifests(again, secret="x") == manifests(run, secret="x")
 
 
+def fluid(**keys: Any) -> dict[str, Any]:
+    return {"fluid": {"mounts": [{"url": "s3://b", **keys}], "preload": False}}
+
+
 @pytest.mark.parametrize(
     ("keys", "key", "message"),
     [
@@ -200,6 +204,40 @@ def test_a_run_is_found_again_by_its_config_maps(size: int) -> None:
         ({"alignment": "pcie"}, "alignment", "no `rdma`"),
         ({"alignment": "pcie", "rdma": {}}, "alignment", "PCIe root"),
         ({"environment": {"HF_TOKEN": "hf_x"}}, "environment.HF_TOKEN", "could be read"),
+        ({"environment": {"MY_PASS": "x"}}, "environment.MY_PASS", "could be read"),
+        ({"environment": {"PROXY": "http://me:pw@host:3128"}}, "environment.PROXY", "could be read"),
+        ({"environment": {"A": "x"}, "secrets": {"A": "hub/token"}}, "environment.A", "also in `secrets`"),
+        (fluid(options={"fs.s3a.secretKey": "x"}), "fluid.mounts[0].options", "could be read"),
+        (fluid(url="s3://me:pw@bucket"), "fluid.mounts[0].url", "could be read"),
+        (fluid(url="bucket"), "fluid.mounts[0].url", "not a URL"),
+        (
+            {"fluid": {"mounts": [{"url": "s3://a"}, {"url": "s3://b"}], "preload": False}},
+            "fluid.mounts[1].name",
+            "two",
+        ),
+        ({"labels": {"app.kubernetes.io/instance": "x"}}, "labels", "set by Stoker"),
+        ({"annotations": {"stoker/fingerprint": "x"}}, "annotations", "set by Stoker"),
+        ({"labels": {"kueue.x-k8s.io/queue-name": "a"}, "gang": "kueue", "queue": "b"}, "labels", "from `queue`"),
+        ({"gang": "volcano", "queue": "Q q"}, "queue", "not the name of a queue"),
+        ({"gang": "yunikorn", "queue": "Q q"}, "queue", "not the name of a queue"),
+        ({"cpu": "0"}, "cpu", "is nothing"),
+        ({"memory": "0.0Gi"}, "memory", "is nothing"),
+        ({"cpu": 4, "resources": {"cpu": 8}}, "resources.cpu", "also given"),
+        ({"memory": "4Gi", "resources": {"memory": "8Gi"}}, "resources.memory", "also given"),
+        ({"resources": {"nvidia.com/gpu": 8}}, "resources.nvidia.com/gpu", "each process gets one"),
+        ({"gpu": "nvidia.com/gpu", "device_class": "gpu.nvidia.com"}, "gpu", "instead of `gpu`"),
+        ({"image": "a b"}, "image", "has a space"),
+        ({"interface": "eth0 eth1"}, "interface", "has a space"),
+        ({"namespace": "a.b"}, "namespace", "not the name of a namespace"),
+        *(
+            ({"volumes": [{"at": at, "claim": "a"}]}, "volumes[0].at", "mounted twice")
+            for at in ("/stoker", "/dev/shm/")
+        ),
+        ({"volumes": [{"at": "/etc/stoker//job", "claim": "a"}]}, "volumes[0].at", "mounted twice"),
+        ({"volumes": [{"at": "/etc/stoker/job/x", "claim": "a"}]}, "volumes[0].at", "read-only"),
+        ({"volumes": [{"at": "/", "claim": "a"}]}, "volumes[0].at", "hide the image"),
+        ({"volumes": [{"at": "/a/../b", "claim": "a"}]}, "volumes[0].at", "has `..`"),
+        ({"volumes": [{"at": "/a", "claim": "a", "sub_path": "../b"}]}, "volumes[0].sub_path", "not a folder"),
         ({"volumes": [{"at": "/a"}]}, "volumes[0]", "none of"),
         ({"volumes": [{"at": "/a", "claim": "a", "secret": "b"}]}, "volumes[0]", "claim and secret"),
         ({"volumes": [{"at": "/a", "claim": "a"}, {"at": "/a/", "claim": "b"}]}, "volumes[1].at", "twice"),
@@ -210,3 +248,9 @@ def test_a_run_is_found_again_by_its_config_maps(size: int) -> None:
 def test_settings_that_do_not_fit_each_other(keys: dict[str, Any], key: str, message: str) -> None:
     ((where, what, hint),) = block_problems(run_of(**keys).block)
     assert where == key and message in what and hint
+
+
+def test_names_that_only_look_like_secrets_are_accepted() -> None:
+    names = ("MONKEY", "KEYBOARD", "TOKENIZERS_PARALLELISM", "MAX_TOKENS", "PASSES", "PYTHONPATH")
+    block = run_of(environment={**dict.fromkeys(names, "x"), "URL": "http://host:80/a:b@c"}).block
+    assert block_problems(block) == []

@@ -292,12 +292,18 @@ def test_what_is_wrong_is_said_before_anything_is_sent(prepared: Submit, cluster
     (tmp_path / "large.bin").write_bytes(os.urandom(8_100_000))
     with pytest.raises(UserError, match=r"8 config maps hold 8000000; put large.bin"):
         prepared("true", send=["large.bin"])
+    volumes = [{"claim": "runs", "at": "/work"}, {"claim": "old", "at": "/work/runs", "read_only": True}]
+    with pytest.raises(UserError, match=r"writes to /work/runs/tiny, and the volume at /work/runs is read-only"):
+        prepared("true", volumes=volumes)
     os.environ["HF_TOKEN"] = "hf_1"
     try:
         with pytest.raises(UserError, match=r"the value of HF_TOKEN could be read in the manifest"):
             prepared("true", forward=["HF_*"])
     finally:
         del os.environ["HF_TOKEN"]
+    target, submission = prepared("true", kubeconfig="no/such")
+    with pytest.raises(UserError, match=r"tiny.yaml:\d+:\d+: there is no kubeconfig no/such; name the file"):
+        target.submit(submission)
     target, submission = prepared("true", context="tset")
     with pytest.raises(UserError, match=r"tiny.yaml:\d+:\d+: the kubeconfig has no context tset; did you mean test"):
         target.submit(submission)
@@ -351,7 +357,7 @@ def test_no_client_and_no_kubeconfig(prepared: Submit, cluster: ApiServer, monke
     target, submission = prepared("true")
     for text in ("clusters: [", "[]", ""):
         cluster.kubeconfig.write_text(text)
-        with pytest.raises(UserError, match=r"tiny.yaml:\d+:\d+: there is no usable kubeconfig"):
+        with pytest.raises(UserError, match=r"tiny.yaml:\d+:\d+: .*/kubeconfig is not a usable kubeconfig"):
             target.submit(submission)
     monkeypatch.setitem(sys.modules, "kubernetes.dynamic", None)
     with pytest.raises(UserError, match=r"pip install 'stoker\[kubernetes\]'"):

@@ -95,6 +95,20 @@ def test_a_target_that_contradicts_itself_is_refused_at_its_place(keys: dict[str
         found(None, target={"slurm": keys})
 
 
+def test_overrides_replace_keys_of_a_named_target() -> None:
+    loaded = load_job(write_job(Path()), ["target.slurm.nodes=2", "target.slurm.cluster=4xL4"])
+    assert counted(planned_cluster(loaded, "hpc"))[1:] == (2, 4)
+    with pytest.raises(UserError, match="is not a key of the target lab, which is ssh"):
+        planned_cluster(loaded, "lab")
+
+
+def test_a_cluster_of_other_nodes_than_the_hosts_is_refused() -> None:
+    told = r"job.yaml:1:\d+: `cluster: 2x4xL4` has 2 nodes, and the target has 1 host; write a cluster of one node"
+    with pytest.raises(UserError, match=told):
+        found(None, target={"ssh": {"hosts": ["a"], "cluster": "2x4xL4"}})
+    assert counted(found(None, target={"ssh": {"hosts": ["a", "b"], "cluster": "2x4xL4"}}))[1:] == (2, 4)
+
+
 def test_a_submission_is_planned_for_the_same_nodes() -> None:
     keys = {"slurm": {"cluster": "2xcpu", "nodes": 2}}
     planned = found(None, target=keys, parallel="auto")

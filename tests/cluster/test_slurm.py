@@ -13,6 +13,7 @@ from submitting import submission_in, write_job
 from stoker.cluster.chosen_target import ChosenTarget, choose_target
 from stoker.cluster.shell import LocalShell
 from stoker.cluster.slurm.batch_script import batch_script
+from stoker.cluster.slurm.block_problems import seconds_of
 from stoker.cluster.slurm.job_state import JobState, job_state, reason_in_words
 from stoker.cluster.slurm.slurm_target import SlurmTarget, open_target
 from stoker.cluster.submission import submission_of
@@ -207,14 +208,71 @@ def target_in(folder: Path, **keys: Any) -> tuple[SlurmTarget, ChosenTarget]:
         ({"time": "5 hours"}, "`time: 5 hours` is not a time of Slurm"),
         ({"image": "x.sif"}, "`container` and `image` go together"),
         ({"container": "pyxis"}, "`container` and `image` go together"),
-        ({"sbatch": ["--array=1-3"]}, "an array starts the job several times"),
+        *(({"sbatch": [text]}, "an array starts the job") for text in ("--array=1-3", "-a1-3", "-Ha 1-3", "--arr=1-3")),
+        ({"sbatch": ["--nodes=4"]}, "Stoker writes --nodes itself; write `nodes:`"),
+        ({"sbatch": ["-N4"]}, "Stoker writes --nodes itself; write `nodes:`"),
+        ({"sbatch": ["--mail-type=END -N 4"]}, "Stoker writes --nodes itself; write `nodes:`"),
+        ({"sbatch": ["-n8"]}, "Stoker writes --ntasks itself; write `devices:`"),
+        ({"sbatch": ["--gres=gpu:1"]}, "Stoker writes --gres itself; write `gres:`"),
+        ({"sbatch": ["--sign=USR1"]}, "Stoker writes --signal itself; write `warn:`, in seconds"),
+        ({"sbatch": ["--no-requeue"]}, "Stoker writes --no-requeue itself; write `requeue: 0`"),
+        ({"sbatch": ["-t", "1:00"]}, "Stoker writes --time itself; write `time:`"),
+        ({"sbatch": ["-o/dev/null"]}, "Stoker writes --output itself"),
+        ({"sbatch": ["-Jx"]}, "Stoker writes --job-name itself; use `--name`"),
+        ({"sbatch": ["--chdir /tmp"]}, "Stoker writes --chdir itself"),
+        ({"sbatch": ["-plong"], "partition": "gpu"}, "`partition` is given, from which Stoker writes --partition"),
+        ({"sbatch": ["--mail-user='me"]}, "a quote that is not closed"),
+        ({"partition": "gpu\n#SBATCH --array=1-3"}, "the value has several lines"),
+        ({"sbatch": ["--mail-type=END\nrm x"]}, "the value has several lines"),
+        ({"account": 'a"b'}, "a quote ends the value"),
+        ({"setup": ["true\nNODE\nfalse"]}, "a line `NODE` would end the script"),
+        ({"time": 2}, "`time: 2` is 120 s, and SIGTERM comes 180 s before its end"),
+        ({"time": "0:03:00"}, "is 180 s, and SIGTERM comes 180 s"),
+        ({"warn": 70000}, "Slurm takes at most 65535"),
+        ({"mounts": ["/data"]}, "`mounts` are those of a container"),
+        ({"ssh": {"IdentityFile": "x"}}, "there is no `login`"),
+        ({"login": "me@host slots=4"}, "a login node, which needs no slots"),
+        ({"login": "-oProxyCommand"}, "begins with a hyphen"),
+        ({"login": "host", "ssh": {"a b": "c"}}, "`a b` is not the name of an option"),
+        ({"memory": "10x"}, "`memory: 10x` is not a size of Slurm"),
+        ({"gres": "gpu:0"}, "`gpu:0` has no device"),
+        ({"gres": "gpu:"}, "`gpu:` is not a resource of Slurm"),
         ({"sbatch": ["mail-type=END"]}, "write `--mail-type=END`"),
     ],
 )
-def test_keys_that_do_not_go_together(tmp_path: Path, keys: dict[str, Any], told: str) -> None:
+def test_keys_that_are_refused(tmp_path: Path, keys: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError) as error:
         target_in(tmp_path, **keys)
     assert told in str(error.value) and error.value.problems[0].column
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"sbatch": ["--mail-type=END", "--mail-user me", "-v", "--time-min=10", "--mem-per-cpu=2G", "-plong"]},
+        {"time": "0"},
+        {"time": "1-0", "warn": 65535},
+        {"memory": "0"},
+        {"memory": "500G", "gres": "gpu:h100:8,nic:1"},
+    ],
+)
+def test_keys_that_are_accepted(tmp_path: Path, keys: dict[str, Any]) -> None:
+    target_in(tmp_path, **keys)
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [(5, 300), ("5", 300), ("5:30", 330), ("1:00:30", 3630), ("1-2", 93600), ("1-2:03", 93780), ("1-0:0:1", 86401)],
+)
+def test_times_are_read_as_sbatch_does(time: str | int, seconds: int) -> None:
+    assert seconds_of(time) == seconds
+
+
+def test_fewer_gpus_than_processes_are_refused(tmp_path: Path) -> None:
+    loaded = load_job(write_job(tmp_path, parallel={"data": 4}, target={"slurm": {"gres": "gpu:h100:2,nic:1"}}))
+    chosen = choose_target(loaded, None)
+    with pytest.raises(UserError, match=r"job.yaml:1:\d+: `gres: gpu:h100:2,nic:1` has 2 GPUs, and each node runs 4"):
+        open_target(chosen).preview(submission_of(loaded, chosen, tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -250,6 +308,9 @@ def test_what_slurm_would_refuse_is_said_before_anything_is_sent(
         target.check(submission)
     assert told in str(error.value) and error.value.exit_code == code
     assert not (tmp_path / ".stoker").exists()
+    (binaries / "sinfo").write_text("#!/bin/sh\necho 'slurm_load_partitions: Unable to contact' >&2; exit 1\n")
+    with pytest.raises(UserError, match=r"Slurm does not answer: slurm_load_partitions: Unable to contact; `scontrol"):
+        target.check(submission)
     (binaries / "squeue").unlink()
     with pytest.raises(UserError, match="there is no squeue here; write `login: me@host`"):
         target.check(submission)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from submitting import write_job
@@ -53,6 +54,44 @@ def test_a_record_needs_no_file_of_the_folder_it_was_made_in(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert record.target["config"] == str(tmp_path / "config")
     assert target_of(record).host_count() == 2 and [host["name"] for host in record.handle["hosts"]] == ["b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("block", "told"),
+    [
+        ({"hosts": ["a"], "jump": "-oProxyCommand=x"}, "`-oProxyCommand=x` begins with a hyphen"),
+        ({"hosts": ["a"], "jump": "me@b:22,c d"}, "`c d` contains ' '"),
+        ({"hosts": ["a"], "user": "-l"}, "`-l` begins with a hyphen"),
+        ({"hosts": ["a"], "jump": "b", "options": {"ProxyJump": "a"}}, "`jump` and the option ProxyJump"),
+        ({"hosts": ["a"], "options": {"A b": "c"}}, "`A b` is not the name of an option"),
+        ({"hosts": ["a"], "options": {"SetEnv": "A=b\nC=d"}}, "the value has several lines"),
+    ],
+)
+def test_what_ssh_would_misread_is_refused(tmp_path: Path, block: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError) as error:
+        open_target(choose_target(load_job(write_job(tmp_path, target={"ssh": block})), None))
+    assert told in str(error.value) and error.value.problems[0].column
+
+
+@pytest.mark.parametrize("key", ["identity", "config"])
+def test_a_file_for_ssh_that_does_not_exist_is_named(tmp_path: Path, key: str) -> None:
+    loaded = load_job(write_job(tmp_path, target={"ssh": {"hosts": ["a"], key: "no/such"}}))
+    chosen = choose_target(loaded, None)
+    with pytest.raises(UserError, match=r"job.yaml:1:\d+: there is no file no/such"):
+        open_target(chosen).preview(submission_of(loaded, chosen, tmp_path, hosts=1))
+
+
+def test_hosts_keep_their_index_when_some_are_left_out(tmp_path: Path) -> None:
+    block = {"hosts": ["a slots=2", "me@b slots=1", "[fe80::1] slots=2"], "exclude": "a"}
+    loaded = load_job(write_job(tmp_path, target={"ssh": block}, parallel={"data": 4}))
+    chosen = choose_target(loaded, None)
+    target = open_target(chosen)
+    submission = submission_of(loaded, chosen, tmp_path, hosts=2)
+    with pytest.raises(UserError) as error:
+        target.preview(submission)
+    assert [problem.key for problem in error.value.problems] == ["target.ssh.hosts[1]"]
+    record = target._record(submission, target._taken(submission))
+    assert target_of(record).host_count() == 2  # with an IPv6 address among them
 
 
 def test_a_host_with_fewer_slots_than_processes_is_named(tmp_path: Path) -> None:

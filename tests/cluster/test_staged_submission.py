@@ -73,6 +73,13 @@ def submission_with(*overrides: str, name: str | None = None) -> Submission:
     return submission_on(given, chosen, open_target(chosen), arguments)
 
 
+def test_stages_need_all_of_their_nodes(base: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"stages of a job need all of their nodes, and `faults.nodes.min` is 1; remove"
+    ):
+        submission_with("faults.nodes={min: 1, max: 2}")
+
+
 def test_all_that_the_stages_name_is_sent(base: Path) -> None:
     found = submission_with("train.lr=0.02", "stages.ppo.ppo.kl=0")
     outside = next(file.path for file in found.files if file.path.endswith("/pairs.jsonl"))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from submitting import submission_in
+from submitting import submission_in, write_job
 
+from stoker.cluster.chosen_target import choose_target
+from stoker.cluster.ray.ray_target import RayTarget
 from stoker.cluster.sent_files import ARCHIVE, fingerprint_of
 from stoker.cluster.submission import name_of, port_of
 from stoker.errors import UserError
-from stoker.job.load_job import check_document
+from stoker.job.load_job import check_document, load_job
 from stoker.job.yaml_document import parse_document
 
 
@@ -37,6 +40,32 @@ def test_nodes_and_processes(
     assert ["--nodes", str(found.nodes), "--devices", str(found.devices)] == found.node_words(
         python="python3", rendezvous=["a:1", "b:1"]
     )[-4:]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "option", "told"),
+    [
+        ({"min": 2, "max": 3}, "2:3", ""),
+        ({"min": 3, "max": 3}, "3", ""),
+        ({"min": 1, "max": 2}, "", "`faults.nodes.max` is 2, and the run has 3 nodes on this target; write `max: 3`"),
+        ({"min": 4, "max": 4}, "", "`faults.nodes.max` is 4, and the run has 3 nodes"),
+    ],
+)
+def test_the_least_number_of_nodes_is_that_of_the_job(
+    tmp_path: Path, nodes: dict[str, int], option: str, told: str
+) -> None:
+    keys = {"parallel": {"data": 3}, "faults": {"nodes": nodes}, "target": {"ssh": {"hosts": ["a"]}}}
+    if told:
+        with pytest.raises(UserError, match=rf"job.yaml:1:\d+: {told}") as error:
+            submission_in(tmp_path, hosts=3, **keys)
+        assert error.value.exit_code == 2
+        return
+    found = submission_in(tmp_path, hosts=3, **keys)
+    words = found.node_words(python="python3", rendezvous=["a:1"])
+    assert words[words.index("--nodes") + 1] == found.nodes_option == option
+    chosen = choose_target(load_job(write_job(tmp_path, **{**keys, "target": {"ray": {"nodes": 3}}})), None)
+    plan = json.loads(RayTarget(chosen, chosen.block)._plan(found, gpus=0))  # type: ignore[arg-type]
+    assert plan["words"][plan["words"].index("--nodes") + 1] == option
 
 
 def test_islands_are_written_for_the_nodes(tmp_path: Path) -> None:

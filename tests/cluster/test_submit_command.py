@@ -54,6 +54,25 @@ def test_wrong_input(base: Path, capsys: pytest.CaptureFixture[str], words: list
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--include", ""], "command line: in `--include `: it names no host"),
+        (["--include", "gpu9"], "command line: in `--include gpu9`: there is no host gpu9; did you mean gpu2?"),
+        (["--exclude", "gpu1:0,0"], "command line: in `--exclude gpu1:0,0`: `gpu1:0,0` names a slot twice"),
+        (["target.slurm.nodes=2"], "`target.slurm.nodes=2` is not a key of the target hosts.yaml, which is ssh"),
+        (["target=lab"], "--on hosts.yaml and `target=lab` both name a target"),
+        (["--json"], "--dry-run prints what would be sent, and --json the record"),
+    ],
+)
+def test_options_of_a_named_target(base: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str) -> None:
+    (base / "hosts.yaml").write_text("ssh: {hosts: [gpu1 slots=2, gpu2 slots=2]}\n")
+    assert main(["submit", "job.yaml", "--on", "hosts.yaml", *words, "--dry-run"]) == 2
+    assert told in capsys.readouterr().err
+    assert main(["submit", "job.yaml", "--on", "hosts.yaml", "target.ssh.folder=elsewhere", "--dry-run"]) == 0
+    assert "elsewhere/.store" in capsys.readouterr().out
+
+
 def test_a_received_run_does_not_say_where_it_is_started(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (base / "events.jsonl").touch()
     assert main(["submit", "job.yaml", "--dry-run"]) == 2
@@ -112,3 +131,8 @@ def test_logs_of_a_run_of_this_machine(base: Path, capsys: pytest.CaptureFixture
     assert main(["logs", "runs/here", "--rank", "1", "-f"]) == 0
     assert capsys.readouterr().out == "from 1\n"
     assert main(["logs", "here", "--rank", "7"]) == 2
+    values = {"kind": "slurm", "target": {}, "on": "", "fingerprint": "f" * 64, "nodes": 1, "devices": 1}
+    save_record(Record(name="mine", time=0.0, output="runs/mine", base="/", handle={"job": "1"}, **values))  # type: ignore[arg-type]
+    capsys.readouterr()
+    assert main(["logs", "mina"]) == 2
+    assert "there is no run mina here, and no submitted run of that name; did you mean mine?" in capsys.readouterr().err

@@ -56,7 +56,11 @@ def run(arguments: argparse.Namespace) -> int:
         if len(arguments.values) != 1:
             raise UserError(Problem("`stoker cache limit` takes one size", "write 500GB, or auto"))
         word = arguments.values[0]
-        cache.set_limit(None if word == "auto" else size_of(word))
+        limit = None if word == "auto" else size_of(word)
+        if limit == 0:
+            message = f"a limit of {word} leaves no room for any object"
+            raise UserError(Problem(message, "write `stoker cache clean` to empty the cache, or a size such as 500GB"))
+        cache.set_limit(limit)
         answer: dict[str, Any] = {"limit": cache.limit, "freed": cache.shrink(cache.limit)}
         said = f"cache limit: {size_text(answer['limit'])}; {size_text(answer['freed'])} freed"
     else:
@@ -64,6 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
         answer = {"removed": removed, "freed": freed, "in_use": kept}
         said = f"{removed} objects removed, {size_text(freed)} freed"
         said += f"; {kept} in use, not removed" if kept else ""
+        if arguments.values and not removed and not kept:
+            said = f"no cached object is at or below {', '.join(arguments.values)}; `stoker cache` lists all"
     print(json.dumps(answer) if arguments.json else said)
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from difflib import get_close_matches
 from pathlib import Path
 
 from stoker.cli.submitted_options import add_submitted, name_of
@@ -30,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _lines(arguments: argparse.Namespace) -> Iterator[str]:
     from stoker.cluster.log_files import LogPlace, rank_label, read_logs
-    from stoker.cluster.record import find_record
+    from stoker.cluster.record import all_records, find_record
     from stoker.cluster.shell import LocalShell
     from stoker.cluster.submitted_run import submitted_run
 
@@ -43,6 +44,16 @@ def _lines(arguments: argparse.Namespace) -> Iterator[str]:
 
     from stoker.runs.find_run import find_run
 
-    folder = find_run(arguments.run, Path.cwd())
+    try:
+        folder = find_run(arguments.run, Path.cwd())
+    except UserError as error:
+        exists = any((base / arguments.run).exists() for base in (Path.cwd(), Path.cwd() / "runs"))
+        names = [record.name for record in all_records()]
+        if exists or not names:
+            raise
+        near = get_close_matches(name, names, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]}?" if near else f"submitted runs: {', '.join(names[:5])}"
+        message = f"there is no run {arguments.run} here, and no submitted run of that name"
+        raise UserError(Problem(message, hint)) from error
     place = LogPlace(LocalShell(), f"{quote(str(folder.path))}/logs/rank-*.log", rank_label)
     yield from read_logs([place], rank=arguments.rank, follow=arguments.follow, ended=lambda: not folder.is_taken())

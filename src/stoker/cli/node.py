@@ -84,6 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(
             Problem(f"--name {arguments.name!r} is not a valid name", "use letters, digits, `-`, `_` and `.`")
         )
+    if Path(arguments.secret).is_dir():
+        raise UserError(Problem(f"--secret {arguments.secret} is a folder, not a file", "name the file in it"))
     secret = read_secret(Path(arguments.secret))
     rendezvous = parsed(arguments.rendezvous)
     listen = own_address(rendezvous, arguments.listen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 from stoker.cli.preflight import open_job, open_stages
 from stoker.errors import Problem, UserError
 from stoker.job import LoadedJob
+from stoker.job.key_paths import TARGET
 from stoker.job.stages import StagedJob, stages_if_any
 from stoker.job.targets import LOCAL
+from stoker.job.yaml_document import COMMAND_LINE, Mark
 from stoker.runs.output_folder import is_of_run
 
 if TYPE_CHECKING:
@@ -45,6 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
     from stoker.cluster.record import find_record, save_record
     from stoker.cluster.target import open_target
 
+    if arguments.dry_run and arguments.json:
+        message = "--dry-run prints what would be sent, and --json the record of what was sent"
+        raise UserError(Problem(message, "write one of the two"))
     given, chosen = chosen_of(arguments)
     target = open_target(chosen)
     submission = submission_on(given, chosen, target, arguments)
@@ -83,20 +89,41 @@ def chosen_of(arguments: argparse.Namespace) -> tuple[GivenJob, ChosenTarget]:
     """Returns the job, or its stages, and the target, all checked."""
     from stoker.cluster.chosen_target import choose_target
 
-    overrides = list(arguments.overrides)
+    overrides, of_target = overrides_of_job(arguments)
     staged = stages_if_any(arguments.job, overrides)
     jobs = [open_job(arguments.job, overrides)] if staged is None else open_stages(staged.stages)
     loaded = jobs[0]
     if arguments.on is None and is_of_run(Path(arguments.job)) and _is_written(loaded):
         message = "a target runs commands, so it is not read from a run's own job.yaml"
         raise UserError(loaded.document.problem(("target",), message, "name one with --on"))
-    chosen = choose_target(loaded, arguments.on)
-    given = {name: getattr(arguments, name) for name in ("include", "exclude") if getattr(arguments, name)}
+    chosen = choose_target(loaded, arguments.on, of_target)
+    options = ("include", "exclude")
+    given = {name: getattr(arguments, name) for name in options if getattr(arguments, name) is not None}
     if given and chosen.kind != "ssh":
         raise UserError(Problem(f"--{next(iter(given))} selects ssh hosts, and the target is {chosen.kind}"))
     if given:
-        chosen = replace(chosen, block=chosen.block.model_copy(update=given))
+        marks = {
+            (TARGET, chosen.kind, name): Mark(COMMAND_LINE, (0, 0), (0, 0), override=f"--{name} {value}")
+            for name, value in given.items()
+        }
+        document = replace(chosen.document, marks={**chosen.document.marks, **marks})
+        chosen = replace(chosen, block=chosen.block.model_copy(update=given), document=document)
     return GivenJob(jobs, staged), chosen
+
+
+def overrides_of_job(arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """Returns the overrides of the job, and those of the target that ``--on`` names.
+
+    Raises:
+        UserError: both ``--on`` and ``target=`` name a target.
+    """
+    if arguments.on is None:
+        return list(arguments.overrides), []
+    of_target = [text for text in arguments.overrides if re.match(rf"\s*{TARGET}\s*[.=\[]", text)]
+    for text in of_target:
+        if text.partition("=")[0].strip() == TARGET:
+            raise UserError(Problem(f"--on {arguments.on} and `{text}` both name a target", "write one of the two"))
+    return [text for text in arguments.overrides if text not in of_target], of_target
 
 
 def _is_written(loaded: LoadedJob) -> bool:
@@ -116,7 +143,8 @@ def submission_on(given: GivenJob, chosen: ChosenTarget, target: Target, argumen
         raise UserError(Problem(f"--name {name}: not a valid name", "use lower-case letters, digits and hyphens"))
     base, hosts = Path.cwd(), target.host_count()
     if given.staged is not None:
-        return staged_submission_of(arguments.overrides, given.staged, given.jobs, chosen, base, name=name, hosts=hosts)
+        overrides, _ = overrides_of_job(arguments)
+        return staged_submission_of(overrides, given.staged, given.jobs, chosen, base, name=name, hosts=hosts)
     return submission_of(given.jobs[0], chosen, base, name=name, hosts=hosts)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from stoker.errors import Problem, UserError
 from stoker.job.block import Block
 from stoker.job.key_paths import TARGET, KeyPath, parse_key
 from stoker.job.load_job import LoadedJob
+from stoker.job.overrides import apply_overrides
 from stoker.job.schema import Job
 from stoker.job.schema_errors import findings
 from stoker.job.targets import KINDS, LOCAL, TargetBlock, chosen_block
 from stoker.job.text_file import read_text
-from stoker.job.yaml_document import JobDocument, Mark, parse_document
+from stoker.job.yaml_document import COMMAND_LINE, JobDocument, Mark, parse_document
 
 CONFIGURATION = "targets.yaml"
 SUFFIXES = (".yaml", ".yml")
@@ -46,8 +48,12 @@ class ChosenTarget:
         return self.document.problem((TARGET, self.kind, *inner), message, suggestion)
 
 
-def choose_target(loaded: LoadedJob, on: str | None) -> ChosenTarget:
+def choose_target(loaded: LoadedJob, on: str | None, overrides: Sequence[str] = ()) -> ChosenTarget:
     """Returns the target of ``--on``, or else of the job.
+
+    Args:
+        overrides: ``target.KIND.key=value`` of the command line, for the target of ``--on``; the job has its own
+            overrides already.
 
     Raises:
         UserError: it is `local`, there is no target of that name, or its block is wrong; with every problem's place.
@@ -56,7 +62,7 @@ def choose_target(loaded: LoadedJob, on: str | None) -> ChosenTarget:
     if isinstance(target, TargetBlock):
         return _chosen(target, "", loaded.document)
     if target != LOCAL:
-        return named_target(target, loaded.document if on is None else None)
+        return named_target(target, loaded.document if on is None else None, overrides)
     hint = f"write `--on TARGET`, or a block under `{TARGET}:` ({', '.join(KINDS)}); here, `stoker train` trains it"
     problem = Problem("--on local: `local` is not a target of `stoker submit`", hint)
     if on is None:
@@ -64,17 +70,20 @@ def choose_target(loaded: LoadedJob, on: str | None) -> ChosenTarget:
     raise UserError(problem)
 
 
-def named_target(name: str, written: JobDocument | None = None) -> ChosenTarget:
+def named_target(name: str, written: JobDocument | None = None, overrides: Sequence[str] = ()) -> ChosenTarget:
     """Returns the target of a file, or of that name in the user's configuration.
 
     Args:
         written: the job that names it, for the place of an error; None if the command line does.
+        overrides: ``target.KIND.key=value`` of the command line, of the same kind.
     """
     if name.endswith(SUFFIXES):
         if not Path(name).is_file():
             raise UserError(_at(written, name, f"there is no file {name}", "name a file with a block such as `ssh:`"))
         document = parse_document(read_text(name), file=name)
-        return _read(document.data, document.marks, document, (), name)
+        # The block may be written as in a job, below `target:`.
+        below: KeyPath = (TARGET,) if isinstance(document.data, dict) and [*document.data] == [TARGET] else ()
+        return _read(document.at(below), document, below, name, overrides)
     document = configured_targets()
     data = document.data
     if name not in data:
@@ -82,7 +91,7 @@ def named_target(name: str, written: JobDocument | None = None) -> ChosenTarget:
         known = f"it has {', '.join(map(str, data))}" if data else "write `NAME: {ssh: {hosts: [...]}}` there"
         hint = f"did you mean {near[0]}?" if near else known
         raise UserError(_at(written, name, f"there is no target {name} in {document.file}", hint))
-    return _read(data[name], document.marks, document, (name,), name)
+    return _read(data[name], document, (name,), name, overrides)
 
 
 def configured_targets() -> JobDocument:
@@ -111,10 +120,10 @@ def _at(written: JobDocument | None, name: str, message: str, hint: str) -> Prob
     return Problem(f"--on {name}: {message}", hint) if written is None else written.problem((TARGET,), message, hint)
 
 
-def _read(data: Any, marks: dict[KeyPath, Mark], read: JobDocument, below: KeyPath, name: str) -> ChosenTarget:
+def _read(data: Any, read: JobDocument, below: KeyPath, name: str, overrides: Sequence[str]) -> ChosenTarget:
     """Returns the target of a mapping at a path of a document: checked as the block of a job is."""
     depth = len(below)
-    inner = {(TARGET, *path[depth:]): mark for path, mark in marks.items() if path[:depth] == below}
+    inner = {(TARGET, *path[depth:]): mark for path, mark in read.marks.items() if path[:depth] == below}
     if not below:
         inner[(TARGET,)] = Mark(read.file, (1, 1), (1, 1))
     document = JobDocument(read.file, {**AROUND, TARGET: data}, inner)
@@ -122,15 +131,45 @@ def _read(data: Any, marks: dict[KeyPath, Mark], read: JobDocument, below: KeyPa
         raise UserError(
             document.problem((TARGET,), "a target must be a block", f"write one of {', '.join(KINDS)} below it")
         )
+    document = _overridden(document, overrides, name)
     try:
         target = Job.model_validate(document.data).target
     except ValidationError as error:
         found = findings(error, document)
-        raise UserError(
-            *(document.problem(f.path, f.message, f.suggestion, at_key=f.unknown) for f in found)
-        ) from error
+        problems = (document.problem(f.path, f.message, f.suggestion, at_key=f.unknown) for f in found)
+        raise UserError(*(p if below == (TARGET,) else _as_written(p) for p in problems)) from error
     assert isinstance(target, TargetBlock)
     return _chosen(target, name, document)
+
+
+def _overridden(document: JobDocument, overrides: Sequence[str], name: str) -> JobDocument:
+    """Returns a target's document with the overrides of the command line.
+
+    Raises:
+        UserError: one of them is of another kind of target, or is not a key of a kind.
+    """
+    written = [kind for kind in KINDS if kind in document.data[TARGET]]
+    problems = []
+    for text in overrides:
+        _, *path = parse_key(text.partition("=")[0].strip())
+        if len(path) < 2 or path[0] not in written:
+            message = f"`{text}` is not a key of the target {name}, which is {' and '.join(written) or 'empty'}"
+            hint = f"write such as `{TARGET}.{(written or [*KINDS])[0]}.nodes=2`"
+            problems.append(Problem(message, hint, file=COMMAND_LINE))
+    if problems:
+        raise UserError(*problems)
+    document, problems = apply_overrides(document, overrides)
+    if problems:
+        raise UserError(*problems)
+    return document
+
+
+def _as_written(problem: Problem) -> Problem:
+    """Returns a problem whose keys begin with the target's kind, as in a file of targets."""
+    if problem.file == COMMAND_LINE:
+        return problem
+    message, suggestion = (text.replace(f"`{TARGET}.", "`") for text in (problem.message, problem.suggestion))
+    return replace(problem, message=message, suggestion=suggestion)
 
 
 def _chosen(target: TargetBlock, name: str, document: JobDocument) -> ChosenTarget:

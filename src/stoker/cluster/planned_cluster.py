@@ -18,6 +18,7 @@ from stoker.cluster.target import open_target
 from stoker.errors import Problem, UserError
 from stoker.hardware.cluster import Cluster
 from stoker.hardware.cluster_file import load_cluster
+from stoker.job.key_paths import TARGET
 from stoker.job.load_job import LoadedJob
 from stoker.job.targets import KINDS, LOCAL
 from stoker.job.targets.shared_keys import TargetKeys
@@ -81,6 +82,12 @@ def target_cluster(chosen: ChosenTarget, keys: TargetKeys, description: str, hos
     if keys.nodes != "auto" and cluster.nodes not in (1, keys.nodes):
         nodes = f"`cluster: {description}` has {cluster.nodes} nodes, and `nodes` is {keys.nodes}"
         raise UserError(chosen.problem("nodes", nodes, "remove `nodes`, or write a cluster of one node"))
+    if keys.nodes == "auto" and hosts is not None and cluster.nodes not in (1, hosts):
+        message = (
+            f"`cluster: {description}` has {cluster.nodes} nodes, and the target has {hosts} host{'s' * (hosts > 1)}"
+        )
+        hint = f"write a cluster of one node, which counts for each host, or name {cluster.nodes} hosts"
+        raise UserError(chosen.problem("cluster", message, hint))
     if keys.devices not in ("auto", cluster.per_node):
         message = f"`cluster: {description}` has {cluster.per_node} devices a node, and `devices` is {keys.devices}"
         raise UserError(chosen.problem("devices", message, "remove `devices`"))
@@ -94,9 +101,11 @@ def _target(loaded: LoadedJob, on: str | None) -> ChosenTarget | None:
         return None if loaded.job.target == LOCAL else choose_target(loaded, None)
     if on == LOCAL:
         return None
-    if on.endswith(SUFFIXES):
-        return named_target(on) if _is_target_file(Path(on)) else None
-    return named_target(on) if on in configured_targets().data else None
+    if not (_is_target_file(Path(on)) if on.endswith(SUFFIXES) else on in configured_targets().data):
+        return None
+    marks = loaded.document.marks.items()
+    overrides = [mark.override for path, mark in marks if path[0] == TARGET and mark.override]
+    return named_target(on, overrides=list(dict.fromkeys(overrides)))
 
 
 def _is_target_file(path: Path) -> bool:
@@ -104,7 +113,7 @@ def _is_target_file(path: Path) -> bool:
     if not path.is_file():
         return False
     data = parse_document(read_text(path), file=str(path)).data
-    return isinstance(data, dict) and not KINDS.keys().isdisjoint(data)
+    return isinstance(data, dict) and ([*data] == [TARGET] or not KINDS.keys().isdisjoint(data))
 
 
 def _described(on: str, *, targets: bool) -> Cluster:

@@ -12,6 +12,7 @@ from stoker.cluster.named_files import NamedFiles, named_files
 from stoker.cluster.private_files import PrivateFile, checked_private
 from stoker.cluster.sent_files import SentFile, fingerprint_of, needed_files
 from stoker.cluster.submission import JOB, Submission, moved_on, name_of, nodes_and_processes, port_of, with_layout
+from stoker.errors import UserError
 from stoker.job.job_to_yaml import scalar
 from stoker.job.key_paths import TARGET, parse_key
 from stoker.job.layout import layout_of
@@ -56,6 +57,7 @@ def staged_submission_of(
             written.append(f"stages.{stage.name}.parallel={json.dumps(block)}")
     largest = max(planned, key=lambda loaded: layout_of(loaded.job).world)
     nodes, devices = nodes_and_processes(largest, chosen, keys, hosts)
+    check_all_nodes_stay(planned)
     named = NamedFiles(base)
     private: dict[str, PrivateFile] = {}
     for stage, loaded in zip(staged.stages, planned, strict=True):
@@ -84,6 +86,16 @@ def staged_submission_of(
         stages=tuple(stage.name for stage in staged.stages),
         private=tuple(private.values()),
     )
+
+
+def check_all_nodes_stay(jobs: Sequence[LoadedJob]) -> None:
+    """Raises UserError if `faults.nodes` lets a stage continue with fewer than all nodes."""
+    for loaded in jobs:
+        stated = loaded.job.faults.nodes
+        if stated is not None and stated.min < stated.max:
+            message = f"the stages of a job need all of their nodes, and `faults.nodes.min` is {stated.min}"
+            hint = "remove `faults.nodes`; a stage waits for a lost node"
+            raise UserError(loaded.document.problem(("faults", "nodes", "min"), message, hint))
 
 
 def _moved(stage: Stage, moved: dict[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
+from stoker.cluster.secret_names import has_password
 from stoker.cluster.sent_files import CODE
 from stoker.cluster.shell import Shell
 from stoker.cluster.submission import SECRET, Submission, sends_code
@@ -16,7 +17,7 @@ START = "start.sh"
 ENVIRONMENT = "environment.sh"
 PYTHON = (3, 11)
 PYTHON_HINT = "write the path of a Python with Stoker's dependencies, or `setup` commands that lead to it"
-_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|CREDENTIAL", re.I)
+_HIDDEN = re.compile(r"TOKEN|KEY|SECRET|PASS|CREDENTIAL", re.I)  # anywhere in a name: hiding too much does no harm
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -34,10 +35,10 @@ def environment_text(values: Mapping[str, str], *, hidden: bool = False) -> str:
     """Returns the file of variables.
 
     Args:
-        hidden: mask the values of variables whose names suggest secrets.
+        hidden: mask the values of variables whose names suggest secrets, and URLs with passwords.
     """
     return "".join(
-        f"export {name}={'...' if hidden and _SECRET.search(name) else shlex.quote(value)}\n"
+        f"export {name}={'...' if hidden and (_HIDDEN.search(name) or has_password(value)) else shlex.quote(value)}\n"
         for name, value in values.items()
     )
 

@@ -70,6 +70,17 @@ class Submission:
         """Name and first characters of the fingerprint, for messages."""
         return f"{self.name} ({self.fingerprint[:12]})"
 
+    @property
+    def least(self) -> int:
+        """Minimum number of nodes with which the run starts and continues (`faults.nodes.min`)."""
+        stated = self.loaded.job.faults.nodes
+        return self.nodes if stated is None or self.stages else stated.min
+
+    @property
+    def nodes_option(self) -> str:
+        """Value of `stoker node --nodes`: ``MIN:MAX``, or one number if they are equal."""
+        return f"{self.least}:{self.nodes}" if self.least < self.nodes else f"{self.nodes}"
+
     def record(self, kind: str, *, target: Mapping[str, Any], on: str, handle: Mapping[str, Any]) -> Record:
         """Returns the record of the submission; see `Record`."""
         return Record(
@@ -99,7 +110,7 @@ class Submission:
         """
         meet = ",".join(rendezvous)
         words = [python, "-m", "stoker", "node", job, "--rendezvous", meet, "--secret", secret]
-        return [*words, "--nodes", str(self.nodes), "--devices", str(self.devices), *more]
+        return [*words, "--nodes", self.nodes_option, "--devices", str(self.devices), *more]
 
 
 def submission_of(
@@ -120,6 +131,7 @@ def submission_of(
     assert isinstance(keys, TargetKeys)
     loaded = with_layout(loaded, chosen, keys, hosts)
     nodes, devices = nodes_and_processes(loaded, chosen, keys, hosts)
+    check_fault_nodes(loaded, nodes)
     loaded = with_nodes(loaded, nodes)
     named = named_files(loaded, base)
     private = checked_private(loaded, named.private.values(), chosen)
@@ -173,12 +185,23 @@ def with_layout(loaded: LoadedJob, chosen: ChosenTarget, keys: TargetKeys, hosts
     if not loaded.document.planned:
         return loaded
     if keys.cluster is None:
-        hint = f"write `cluster: 4x8xH100` under `target.{chosen.kind}:`, or the layout under `parallel:`"
+        hint = f"write `cluster: 4x8xH100` under `{chosen.kind}:` of the target, or the layout under `parallel:`"
         raise UserError(loaded.document.problem(("parallel",), "`parallel: auto` needs to know the nodes", hint))
     from stoker.cluster.planned_cluster import target_cluster
     from stoker.launch.auto_parallel import with_plan
 
     return with_plan(loaded, cluster=target_cluster(chosen, keys, keys.cluster, hosts))
+
+
+def check_fault_nodes(loaded: LoadedJob, nodes: int) -> None:
+    """Raises UserError if `faults.nodes` of the job does not agree with the run's number of nodes."""
+    stated = loaded.job.faults.nodes
+    if stated is None:
+        return
+    if stated.max != nodes:
+        message = f"`faults.nodes.max` is {stated.max}, and the run has {nodes} node{'s' * (nodes > 1)} on this target"
+        hint = f"write `max: {nodes}`, or `nodes: {stated.max}` in the target"
+        raise UserError(loaded.document.problem(("faults", "nodes", "max"), message, hint))
 
 
 def nodes_and_processes(

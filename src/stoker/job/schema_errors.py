@@ -23,6 +23,7 @@ from stoker.job.key_paths import (
     item_of,
 )
 from stoker.job.suggest_key import nearest, suggest_key
+from stoker.job.text_forms import form_of
 from stoker.job.yaml_document import JobDocument, parse_value
 
 SPELT_TRUE = ("yes", "on", "y", "true")
@@ -45,7 +46,9 @@ def findings(error: ValidationError, document: JobDocument) -> list[KeyFinding]:
     """Returns one finding for each invalid key. All members of a union raise an error; the key is reported once."""
     found: dict[KeyPath, KeyFinding] = {}
     missing: set[KeyPath] = set()
-    for item in error.errors(include_url=False, include_context=False):
+    errors = error.errors(include_url=False)
+    forms = {_written_path(item["loc"], document): form for item in errors if (form := form_of(item))}
+    for item in errors:
         path = _written_path(item["loc"], document)
         if item["type"] == "missing":
             absent = (*path, item["loc"][-1])
@@ -54,8 +57,11 @@ def findings(error: ValidationError, document: JobDocument) -> list[KeyFinding]:
         elif item["type"] == "extra_forbidden":
             near = suggest_key(path[:-1], str(path[-1]))
             found[path] = KeyFinding(path, f"unknown key `{dotted(path)}`", near.text, True, near.target)
+        elif item["loc"][-1] == "[key]" and path in forms:  # a name in a mapping
+            message = f"`{path[-1]}` cannot be a name in `{dotted(path[:-1])}`; it must be {forms[path]}"
+            found[path] = KeyFinding(path, message, "write another name", True)
         else:
-            found.setdefault(path, _wrong(path, document))
+            found.setdefault(path, _wrong(path, document, forms.get(path, "")))
     inner = {path[:end] for path in found for end in range(len(path))}
     misspelt = missing & {finding.meant for finding in found.values()}
     return [f for path, f in found.items() if path not in misspelt and (path not in inner or f.unknown)]
@@ -82,21 +88,29 @@ def _missing(path: KeyPath) -> KeyFinding:
     return KeyFinding(path, f"`{path[-1]}` is missing{where}", f"write `{path[-1]}: {example}` ({field.description})")
 
 
-def _wrong(path: KeyPath, document: JobDocument) -> KeyFinding:
+def _wrong(path: KeyPath, document: JobDocument, form: str) -> KeyFinding:
+    """Returns the finding of a value of the wrong type or form.
+
+    Args:
+        form: the form that a text must have there, in words; empty if any text is accepted, or none.
+    """
     value = document.at(path)
     name = f"`{dotted(path)}`" if path else "the job"
     field, home = field_at(path)
     if field is None:
         return KeyFinding(path, f"{name} must be a block of keys, not {shown_value(value)}", "write `key: value` lines")
     item = item_of(field.annotation, path[-1]) if home != path else field.annotation
-    if isinstance(value, str) and value and accepts(item, str) and not choices(item):
-        hint = f"write such as {example_of(home)} ({field.description})"
-        return KeyFinding(path, f"{name} cannot be {shown_value(value)}", hint)
+    if isinstance(value, str) and (form or (value and accepts(item, str) and not choices(item))):
+        words = in_words(item, []).replace("text", form, 1)
+        message = (
+            f"{name} must be {words}, not {shown_value(value)}" if form else f"{name} cannot be {shown_value(value)}"
+        )
+        return KeyFinding(path, message, f"write such as {example_of(home)} ({field.description})")
     if home != path:
         instead = _quoted(value) if item is str else _instead(item, value)
         return KeyFinding(path, f"{name} must be {in_words(item, [])}, not {shown_value(value)}", instead)
     block, is_list = block_of(field.annotation)
-    if block is not None:
+    if block is not None and not (is_list and value == []):
         expected = "a list" if is_list and not isinstance(path[-1], int) else "a block"
         text = "text or " if accepts(field.annotation, str) else ""
         keys = ", ".join(list(block.model_fields)[:5])
@@ -111,7 +125,9 @@ def _wrong(path: KeyPath, document: JobDocument) -> KeyFinding:
             hint,
         )
     if value in (None, "", []):
-        return KeyFinding(path, f"{name} is empty", f"write {describe(field)}, or remove the line")
+        at_least_one = value == [] and accepts(field.annotation, list)
+        hint = "write at least one item" if at_least_one else f"write {describe(field)}, or remove the line"
+        return KeyFinding(path, f"{name} is empty", hint)
     message = f"{name} must be {describe(field)}, not {shown_value(value)}"
     instead = _instead(field.annotation, value) or f"write a value such as {example_of(home)}"
     if isinstance(value, int) and value > LARGEST and accepts(field.annotation, int):
@@ -129,6 +145,8 @@ def _instead(annotation: Any, value: Any) -> str:
         return meant
     if isinstance(value, int) and accepts(annotation, list):
         return " or ".join([f"write [{value}]", *options])
+    if isinstance(value, int | float) and numeric and not isinstance(value, bool):
+        return ""  # a number out of bounds, where text is accepted as well
     if options and isinstance(value, str | int | float):
         near = nearest(str(value), options)
         return f"write {near}" if near is not None and (isinstance(value, str) or not numeric) else ""

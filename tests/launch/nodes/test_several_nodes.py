@@ -227,7 +227,11 @@ def test_shared_memory_of_a_node_is_gone_afterwards(make: Make) -> None:
     [
         (["--nodes", "3:2"], "--nodes 3:2: not of the form MIN or MIN:MAX"),
         (["--rendezvous", "127.0.0.2"], "this is not a HOST:PORT; write it as"),
+        (["--rendezvous", "127.0.0.2:0"], "--rendezvous 127.0.0.2:0: 0 is not a port; a port is from 1 to 65535"),
+        (["--rendezvous", "127.0.0.2:99999"], "99999 is not a port; a port is from 1 to 65535"),
+        (["--listen", "127.0.0.2:x"], "--listen 127.0.0.2:x: x is not a port"),
         (["--secret", "none"], "--secret none cannot be read"),
+        (["--secret", "."], "--secret . is a folder, not a file"),
         (["--listen", "10.255.255.1"], "this machine has no such address"),
         (["faults.nodes={min: 3, max: 2}"], "`min` is 3, and `max` is 2"),
     ],

@@ -216,6 +216,10 @@ def _client(kubeconfig: str | None, context: str | None) -> tuple[ApiClient, str
     from kubernetes.client import ApiClient, Configuration
     from kubernetes.config.incluster_config import SERVICE_TOKEN_FILENAME
 
+    if kubeconfig is not None:
+        kubeconfig = str(Path(kubeconfig).expanduser())
+        if not Path(kubeconfig).is_file():
+            raise UserError(Problem(f"there is no kubeconfig {kubeconfig}", "name the file", "kubeconfig"))
     try:
         if kubeconfig is None and context is None and not _has_kubeconfig() and Path(SERVICE_TOKEN_FILENAME).is_file():
             settings = Configuration()
@@ -234,7 +238,11 @@ def _client(kubeconfig: str | None, context: str | None) -> tuple[ApiClient, str
         raise
     except Exception as error:  # for a damaged file the client may raise any exception
         hint = "write `kubeconfig: FILE`, set KUBECONFIG, or log in to the cluster"
-        raise UserError(Problem(f"there is no usable kubeconfig: {reason_of(error)}", hint, "kubeconfig")) from error
+        file = kubeconfig or os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
+        if not any(Path(part).is_file() for part in file.split(os.pathsep)):
+            raise UserError(Problem(f"there is no kubeconfig {file}", hint, "kubeconfig")) from error
+        message = f"{file} is not a usable kubeconfig: {reason_of(error)}"
+        raise UserError(Problem(message, hint, "kubeconfig")) from error
 
 
 def _has_kubeconfig() -> bool:

@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import Any
 
 from stoker.cluster.chosen_target import ChosenTarget
-from stoker.cluster.kubernetes.block_problems import block_problems, is_secret, on_a_volume
+from stoker.cluster.kubernetes.block_problems import block_problems, on_a_volume, volume_of
 from stoker.cluster.kubernetes.cluster_api import ClusterApi
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
 from stoker.cluster.kubernetes.gangs import pod_group
@@ -33,9 +33,10 @@ from stoker.cluster.kubernetes.run_pods import (
 from stoker.cluster.kubernetes.secret import new_value
 from stoker.cluster.kubernetes.sent_archive import LARGEST, MOST, part_map, size_of
 from stoker.cluster.kubernetes.stop_and_resume import start_again, stop_workload, was_stopped
-from stoker.cluster.kubernetes.submitted import run_of_config_maps, run_of_submission
+from stoker.cluster.kubernetes.submitted import in_folder, run_of_config_maps, run_of_submission
 from stoker.cluster.kubernetes.workload_states import workload_state
 from stoker.cluster.record import Record
+from stoker.cluster.secret_names import has_password, is_secret_name
 from stoker.cluster.start_script import variables
 from stoker.cluster.submission import Submission
 from stoker.cluster.target import Status
@@ -70,24 +71,33 @@ class KubernetesTarget:
 
     def check(self, submission: Submission) -> None:
         """Raises UserError with every problem that can be found before anything is sent."""
-        if found := [*self._unwritable(), *self._would_fail(submission)]:
+        if found := [*self._unwritable(submission), *self._would_fail(submission)]:
             raise UserError(*found)
 
     def preview(self, submission: Submission) -> str:
         """Returns the manifests as YAML documents. Problems that only a submission would have are printed to stderr."""
-        if found := self._unwritable():
+        if found := self._unwritable(submission):
             raise UserError(*found)
         for problem in self._would_fail(submission):
             print(f"warning: {problem}", file=sys.stderr)
         return preview(self.run_of(submission))
 
-    def _unwritable(self) -> list[Problem]:
+    def _unwritable(self, submission: Submission) -> list[Problem]:
         """Returns problems of the block itself, with which no manifests can or should be written."""
         found = [self.chosen.problem(*problem) for problem in block_problems(self.block)]
-        handed = variables(self.block, os.environ).keys() - self.block.environment.keys()
-        for name in filter(is_secret, sorted(handed)):
+        handed = variables(self.block, os.environ)
+        forwarded = sorted(handed.keys() - self.block.environment.keys())
+        for name in (name for name in forwarded if is_secret_name(name) or has_password(handed[name])):
             hint = f"write secrets: {{{name}: SECRET/KEY}}, and leave it out of `forward`"
             found.append(self.chosen.problem("forward", f"the value of {name} could be read in the manifest", hint))
+        written = filter(None, (submission.output, submission.loaded.job.checkpoint.to))
+        for path in (in_folder(self.block, each) for each in written):
+            index = volume_of(self.block, path) if "://" not in path else None
+            if index is not None and self.block.volumes[index].read_only:
+                message = f"the run writes to {path}, and the volume at {self.block.volumes[index].at} is read-only"
+                hint = "remove `read_only`, or write `output` or `folder` on another volume"
+                found.append(self.chosen.problem(f"volumes[{index}].read_only", message, hint))
+                break
         return found
 
     def _would_fail(self, submission: Submission) -> list[Problem]:

@@ -10,6 +10,7 @@ from stoker.cluster.kubernetes.cluster_run import ClusterRun
 
 Manifest = dict[str, Any]
 NAME, INSTANCE, MANAGED_BY = (f"app.kubernetes.io/{key}" for key in ("name", "instance", "managed-by"))
+OWN_LABELS = (NAME, INSTANCE, MANAGED_BY)
 STOKER = "stoker"
 FINGERPRINT = "stoker/fingerprint"  # annotation: digest of all that was sent
 

@@ -21,14 +21,11 @@ def run_of_submission(submission: Submission, block: KubernetesBlock, on: str) -
     overrides = [f"output={output}"] if output != submission.output else []
     if job.checkpoint.to is not None and in_folder(block, job.checkpoint.to) != job.checkpoint.to:
         overrides.append(f"checkpoint.to={in_folder(block, job.checkpoint.to)}")
-    least = submission.nodes
-    if job.faults.nodes is not None:
-        least = min(job.faults.nodes.min, submission.nodes)
     return ClusterRun(
         name=submission.name,
         on=on,
         nodes=submission.nodes,
-        least=least,
+        least=submission.least,
         devices=submission.devices,
         port=submission.port,
         output=output,

@@ -269,7 +269,7 @@ class RayTarget:
         output = submission.output
         if "://" not in output and not output.startswith("/"):
             output = f"FOLDER/{output}"
-        words = [JOB, f"output={output}", "--secret", "SECRET", "--nodes", str(submission.nodes)]
+        words = [JOB, f"output={output}", "--secret", "SECRET", "--nodes", submission.nodes_option]
         values = {
             "name": submission.name,
             "placement": asdict(placement),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 import secrets
 import shlex
 import time
@@ -20,16 +19,17 @@ from stoker.cluster.records_there import records_in, send_private, write_private
 from stoker.cluster.send import quoted, send
 from stoker.cluster.shell import LocalShell, Shell, ShellFailed
 from stoker.cluster.slurm.batch_script import ENDED, SCRIPT, STOP, batch_script
+from stoker.cluster.slurm.block_problems import block_problems, gpus_of
 from stoker.cluster.slurm.job_state import JobState, job_state
 from stoker.cluster.ssh.connection import Connection, SshSettings
 from stoker.cluster.ssh.host_file import parse_host
+from stoker.cluster.ssh.options import ssh_option_problems
 from stoker.cluster.start_script import ENVIRONMENT, environment_text, variables
 from stoker.cluster.submission import SECRET, SentFile, Submission
 from stoker.cluster.target import Status
 from stoker.errors import CannotRun, Problem, RunFailed, UserError
 from stoker.job.targets.slurm import SlurmBlock
 
-TIME = re.compile(r"\d+|\d+:\d{2}(:\d{2})?|\d+-\d+(:\d{2}){0,2}")  # as `sbatch --time` reads it
 POLL = 1.0  # seconds between two looks while a job ends
 SECONDS_TO_END = 60.0  # beyond the job's own deadline, until it is cancelled
 UNSCHEDULABLE = ("node configuration is not available", "Node count specification invalid", "nodes are busy")
@@ -42,19 +42,10 @@ def open_target(chosen: ChosenTarget) -> SlurmTarget:
         UserError: keys of the block exclude each other.
     """
     assert isinstance(chosen.block, SlurmBlock)
-    block, problems = chosen.block, []
-    if isinstance(block.time, str) and not TIME.fullmatch(block.time):
-        hint = 'write minutes, "24:00:00" or 1-12 (days-hours)'
-        problems.append(chosen.problem("time", f"`time: {block.time}` is not a time of Slurm", hint))
-    if (block.container == "none") != (block.image is None):
-        message = "`container` and `image` go together"
-        problems.append(chosen.problem("image" if block.image else "container", message, "write both, or neither"))
-    for index, option in enumerate(block.sbatch):
-        if re.match(r"(-a|--array)\b", option):
-            message = "an array starts the job several times, and a run is one job"
-            problems.append(chosen.problem(f"sbatch[{index}]", message, "remove it"))
-        elif not option.startswith("-"):
-            problems.append(chosen.problem(f"sbatch[{index}]", f"`{option}` is not an option", f"write `--{option}`"))
+    block = chosen.block
+    problems = [chosen.problem(*found) for found in block_problems(block)]
+    if block.login is not None:
+        problems += ssh_option_problems(chosen, "ssh", block.ssh)
     if problems:
         raise UserError(*problems)
     return SlurmTarget(chosen, block)
@@ -68,6 +59,9 @@ class SlurmTarget:
         self._shell: Shell = LocalShell()
         if block.login is not None:
             host = parse_host(block.login, lambda message, hint: chosen.problem("login", message, hint))
+            if host.slots is not None or host.address:
+                message = f"`{block.login}` is a login node, which needs no slots and no address"
+                raise UserError(chosen.problem("login", message, "write such as me@login.example.org"))
             settings = SshSettings(options=block.ssh)
             self._shell = Connection(host.name, settings, host.user, host.port)
 
@@ -75,6 +69,7 @@ class SlurmTarget:
         return None
 
     def check(self, submission: Submission) -> None:
+        self._enough_devices(submission)
         try:
             there = self._shell.run(
                 "for c in sbatch squeue scancel scontrol; do command -v $c >/dev/null || echo $c; done"
@@ -86,7 +81,7 @@ class SlurmTarget:
             hint = "write another `login`" if self._block.login else "write `login: me@host`, or submit on a login node"
             message = f"there is no {' and no '.join(missing)} {where}"
             raise UserError(self._chosen.problem("login", message, hint))
-        self._check_partition()
+        self._check_controller()
         try:
             self._shell.run(
                 f"cd {self._from} && sbatch --test-only", given=self._script(submission).encode(), timeout=60
@@ -98,6 +93,7 @@ class SlurmTarget:
             raise kind(self._chosen.problem(_key_of(said), f"Slurm refuses the job: {said}", "")) from None
 
     def preview(self, submission: Submission) -> str:
+        self._enough_devices(submission)
         shown = environment_text(variables(self._block, os.environ), hidden=True)
         where = f"{self._block.login}:" if self._block.login else ""
         notes = [
@@ -252,10 +248,24 @@ class SlurmTarget:
         text = self._shell.run(f"cat {self._home_of(record)}/{ENDED} 2>/dev/null || :").decode().strip()
         return int(text) if text.isdecimal() else None
 
-    def _check_partition(self) -> None:
+    def _enough_devices(self, submission: Submission) -> None:
+        """Raises where `gres` has fewer GPUs than a node has processes."""
+        count = gpus_of(self._block.gres)
+        if count is not None and count < submission.devices:
+            message = f"`gres: {self._block.gres}` has {count} GPUs, and each node runs {submission.devices} processes"
+            hint = f"write `gres: gpu:{submission.devices}`, or `devices: {count}`"
+            raise UserError(self._chosen.problem("gres", message, hint))
+
+    def _check_controller(self) -> None:
+        """Raises where Slurm's controller does not answer, or has no such partition."""
+        try:
+            known = self._shell.run("sinfo --noheader --format=%R", timeout=60).decode().split()
+        except ShellFailed as error:
+            said = next(iter(error.said.splitlines()), f"sinfo ended with exit code {error.code}")
+            hint = "`scontrol ping` says whether slurmctld runs; check it, or write another `login`"
+            raise UserError(self._chosen.problem("login", f"Slurm does not answer: {said}", hint)) from None
         if self._block.partition is None:
             return
-        known = self._shell.run("sinfo --noheader --format=%R", timeout=60).decode().split()
         for name in self._block.partition.split(","):
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)

@@ -15,6 +15,9 @@ _LINE = re.compile(
 _PAIR = re.compile(r"([\w-]+)\s*=\s*(\S+)")
 IGNORED = ("max_slots", "max-slots")  # of Open MPI: how far a host may be filled beyond its slots
 KEYS = ("slots", "address", "port")
+LAST_PORT = 65535
+# Names, users and jump hosts become words of an ssh command, which would read a leading hyphen as an option.
+_WORD = re.compile(r"(?!-)[A-Za-z0-9._:@%\[\]-]+")
 
 Placed = Callable[[str, str], Problem]  # makes a problem at a line, of message and suggestion
 
@@ -55,11 +58,22 @@ def parse_host(line: str, problem: Placed) -> Host:
         if key not in KEYS:
             near = difflib.get_close_matches(key, KEYS, n=1)
             raise UserError(problem(f"`{key}=` is not known of a host", f"write `{near[0] if near else 'slots'}=`"))
+        if key in values:
+            raise UserError(problem(f"`{key}=` is written twice", "keep one of them"))
         values[key] = value
-    for key in ("slots", "port"):
-        if key in values and (not values[key].isdecimal() or int(values[key]) < 1):
-            raise UserError(problem(f"`{key}={values[key]}` is not a number above 0", f"write `{key}=8`"))
+    if match["count"] is not None and "slots" in values:
+        message = f"`:{match['count']}` and `slots={values['slots']}` both give the number of slots"
+        raise UserError(problem(message, "keep one of them"))
     count = values.get("slots") or match["count"]
+    if count is not None and (not count.isdecimal() or int(count) < 1):
+        written = f"slots={count}" if "slots" in values else f":{count}"
+        raise UserError(problem(f"`{written}` is not a number above 0", "write `slots=8`"))
+    port = values.get("port")
+    if port is not None and not (port.isdecimal() and 1 <= int(port) <= LAST_PORT):
+        raise UserError(problem(f"`port={port}` is not a port from 1 to {LAST_PORT}", "write `port=22`"))
+    for word in filter(None, (match["name"], match["user"], values.get("address"))):
+        if why := word_problem(word):
+            raise UserError(problem(why, "write `gpu1 slots=8`, or `me@gpu1`"))
     return Host(
         name=match["name"].strip("[]"),
         user=match["user"] or "",
@@ -67,6 +81,16 @@ def parse_host(line: str, problem: Placed) -> Host:
         slots=tuple(range(int(count))) if count else None,
         address=values.get("address", ""),
     )
+
+
+def word_problem(word: str) -> str:
+    """Returns why a text cannot be a host, a user or a jump host of an ssh command; empty if it can."""
+    if _WORD.fullmatch(word):
+        return ""
+    if word.startswith("-"):
+        return f"`{word}` begins with a hyphen, and ssh would read it as an option"
+    wrong = next(character for character in word if not _WORD.fullmatch(f"a{character}"))
+    return f"`{word}` contains {wrong!r}, which is not allowed in a host or a user"
 
 
 def parse_host_file(text: str, file: str) -> list[Host]:
@@ -128,16 +152,23 @@ def _parsed(text: str, hosts: list[Host], problem: Placed) -> dict[str, tuple[in
     """Parses slots by host; None for all of them."""
     found: dict[str, tuple[int, ...] | None] = {}
     known = {host.name: host for host in hosts}
-    for part in filter(None, re.split(r"[@\s;]+", text)):
+    parts = [part for part in re.split(r"[@\s;]+", text) if part]
+    if not parts:
+        raise UserError(problem("it names no host", f"write such as `{next(iter(known))}`, or remove it"))
+    for part in parts:
         name, colon, numbers = part.partition(":")
         if name not in known:
             raise UserError(problem(f"there is no host {name}", _near(name, known)))
+        if name in found:
+            raise UserError(problem(f"{name} is named twice", f"name it once, with all its slots: `{name}:0,1`"))
         if not colon:
             found[name] = None
             continue
         slots = numbers.split(",")
         if not all(slot.isdecimal() for slot in slots):
             raise UserError(problem(f"`{part}` names no slots", f"write `{name}:0,2`"))
+        if len({int(slot) for slot in slots}) < len(slots):
+            raise UserError(problem(f"`{part}` names a slot twice", "name each slot once"))
         have = known[name].slots
         absent = [slot for slot in slots if have is not None and int(slot) not in have]
         if absent:

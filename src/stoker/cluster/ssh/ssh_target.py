@@ -22,6 +22,7 @@ from stoker.cluster.shell import ShellFailed, on_all
 from stoker.cluster.ssh.connection import Connection, SshSettings
 from stoker.cluster.ssh.host_addresses import with_address
 from stoker.cluster.ssh.host_file import Host, chosen_hosts, parse_host, parse_host_file
+from stoker.cluster.ssh.options import option_problems
 from stoker.cluster.start_script import (
     ENVIRONMENT,
     PYTHON_HINT,
@@ -50,6 +51,8 @@ def open_target(chosen: ChosenTarget) -> SshTarget:
         UserError: the hosts are not named, or wrongly.
     """
     assert isinstance(chosen.block, SshBlock)
+    if problems := option_problems(chosen, chosen.block):
+        raise UserError(*problems)
     return SshTarget(chosen, chosen.block)
 
 
@@ -81,6 +84,7 @@ class SshTarget:
 
     def preview(self, submission: Submission) -> str:
         self._counted(submission)
+        self._files_exist()
         hosts = [host if host.address else replace(host, address=host.name) for host in self._taken(submission)]
         script = start_script(submission, self._block, self._rendezvous(hosts, submission))
         shown = environment_text(variables(self._block, os.environ), hidden=True)
@@ -176,11 +180,12 @@ class SshTarget:
     def _counted(self, submission: Submission) -> None:
         """Raises where a host has fewer slots than the node has processes."""
         problems = []
-        for index, host in enumerate(self._taken(submission)):
+        for host in self._taken(submission):
             if host.slots is not None and len(host.slots) < submission.devices:
-                key = "" if self._block.hostfile else f"hosts[{index}]"
                 message = f"{host.name} has {len(host.slots)} slots, but each host runs {submission.devices} processes"
-                problems.append(self._chosen.problem(key, message, "lower `parallel`, or write `devices`"))
+                problems.append(
+                    self._chosen.problem(self._key_of(host), message, "lower `parallel`, or write `devices`")
+                )
         if problems:
             raise CannotRun(*problems)
 
@@ -192,6 +197,13 @@ class SshTarget:
 
     def _taken(self, submission: Submission) -> list[Host]:
         return self._hosts[: submission.nodes]
+
+    def _key_of(self, host: Host) -> str:
+        """Returns the key that names a host, with the index as it is written in the block."""
+        if self._block.hostfile:
+            return "hostfile"
+        names = [parse_host(line, Problem).name for line in self._block.hosts]
+        return f"hosts[{names.index(host.name)}]"
 
     def _connection(self, host: Host) -> Connection:
         block = self._block
@@ -215,8 +227,9 @@ class SshTarget:
         try:
             why = python_problem(self._connection(host), self._block, self._block.connect)
         except ShellFailed as error:
-            key = "hostfile" if self._block.hostfile else f"hosts[{self._hosts.index(host)}]"
-            return self._chosen.problem(key, str(error), f"`ssh {self._connection(host).destination}` must work")
+            return self._chosen.problem(
+                self._key_of(host), str(error), f"`ssh {self._connection(host).destination}` must work"
+            )
         return self._chosen.problem("python", f"{host.name}: {why}", PYTHON_HINT) if why else None
 
     def _launched(self, record: Record, hosts: Sequence[Host], *, again: bool) -> None:
@@ -246,7 +259,12 @@ class SshTarget:
             for key in ("identity", "config")
             if (value := getattr(self._block, key)) is not None
         }
-        chosen = {"hosts": [host.name for host in hosts], "hostfile": None, "include": None, "exclude": None}
+        chosen = {
+            "hosts": [_bracketed(host.name) for host in hosts],
+            "hostfile": None,
+            "include": None,
+            "exclude": None,
+        }
         return self._block.model_copy(update={**chosen, **paths})
 
     def _record(self, submission: Submission, hosts: Sequence[Host]) -> Record:
@@ -283,6 +301,11 @@ def status_of(states: dict[str, str], requeue: int | None = None) -> Status:
         return Status("done", "; ".join(bad + gone), ())
     stopped = all(code >= 128 or code == requeue for code in codes.values())
     return Status("stopped" if stopped else "failed", "; ".join(bad + gone), ())
+
+
+def _bracketed(name: str) -> str:
+    """Returns a host's name as a line of a host file has it, with brackets around an IPv6 address."""
+    return f"[{name}]" if ":" in name else name
 
 
 def _hosts(chosen: ChosenTarget, block: SshBlock) -> list[Host]:

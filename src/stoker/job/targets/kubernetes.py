@@ -19,10 +19,9 @@ from stoker.job.targets.kubernetes_parts import (
     RdmaBlock,
     SecretKey,
     TolerationBlock,
-    Variable,
     VolumeBlock,
 )
-from stoker.job.targets.shared_keys import TargetKeys
+from stoker.job.targets.shared_keys import TargetKeys, Variable
 
 
 class KubernetesBlock(TargetKeys):

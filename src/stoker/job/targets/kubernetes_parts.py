@@ -7,19 +7,26 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from stoker.job.block import Auto, Block, NaturalInt, PositiveInt, Text
+from stoker.job.text_forms import of_form
 
 QUANTITY = r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?"  # of Kubernetes: 500m, 64, 128Gi
 SECRET_KEY = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-._a-zA-Z0-9]+"  # of a secret: NAME/KEY
 LABEL = r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
 DNS_NAME = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
 
-Quantity = Annotated[str, Field(pattern=f"^{QUANTITY}$")]
-Name = Annotated[str, Field(pattern=f"^{DNS_NAME}$", max_length=253)]
-LabelKey = Annotated[str, Field(pattern=f"^{LABEL}$", max_length=317)]
-LabelValue = Annotated[str, Field(pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$", max_length=63)]
-SecretKey = Annotated[str, Field(pattern=f"^{SECRET_KEY}$")]
-Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-Path = Annotated[str, Field(pattern=r"^/[^:]*$")]
+Quantity = Annotated[str, of_form(f"^{QUANTITY}$", "an amount such as 500m, 1.5 or 64Gi")]
+Name = Annotated[str, of_form(f"^{DNS_NAME}$", "a name of lower-case letters, digits, `-` and `.`", most=253)]
+LabelKey = Annotated[str, of_form(f"^{LABEL}$", "a name such as example.com/gpu", most=317)]
+LabelValue = Annotated[
+    str,
+    of_form(
+        r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$",
+        "at most 63 letters, digits, `-`, `_` and `.`, with a letter or digit at both ends",
+        most=63,
+    ),
+]
+SecretKey = Annotated[str, of_form(f"^{SECRET_KEY}$", "the name of a secret and of a key in it, such as hub/token")]
+Path = Annotated[str, of_form(r"^/[^:]*$", "an absolute path without a colon")]
 
 Kind = Literal["job", "jobset", "volcano", "trainjob", "rayjob"]
 Gang = Literal["none", "volcano", "kueue", "coscheduling", "koordinator", "yunikorn", "native"]
@@ -50,7 +57,7 @@ class VolumeBlock(Block):
     secret: Name | None = Field(
         default=None, description="name of a secret, whose keys become files", examples=["certificates"]
     )
-    nfs: Annotated[str, Field(pattern=r"^[^:]+:/.*$")] | None = Field(
+    nfs: Annotated[str, of_form(r"^[^:]+:/.*$", "an export such as nfs.example.org:/runs")] | None = Field(
         default=None, description="NFS export as SERVER:/FOLDER", examples=["nfs.example.org:/runs"]
     )
     empty: Quantity | Literal["unlimited"] | None = Field(

@@ -7,8 +7,12 @@ from typing import Annotated
 from pydantic import Field
 
 from stoker.job.block import Auto, Block, PositiveInt, Text
+from stoker.job.text_forms import of_form
 
 Port = Annotated[int, Field(ge=1, le=65535)]
+Variable = Annotated[
+    str, of_form(r"^[A-Za-z_][A-Za-z0-9_]*$", "a name of letters, digits and `_` that does not begin with a digit")
+]
 
 
 class TargetKeys(Block):
@@ -32,7 +36,7 @@ class TargetKeys(Block):
         description="shell commands before Stoker starts on a node, such as [module load cuda]",
         examples=[["module load cuda"]],
     )
-    environment: dict[str, str] = Field(
+    environment: dict[Variable, str] = Field(
         default_factory=dict,
         description="environment variables of the processes, such as {NCCL_DEBUG: INFO}",
         examples=[{"NCCL_DEBUG": "INFO"}],

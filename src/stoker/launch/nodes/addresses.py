@@ -24,7 +24,10 @@ def parsed(text: str) -> list[Address]:
     found: list[Address] = []
     for part in text.split(","):
         host, colon, port = part.strip().rpartition(":")
-        if not colon or not host or not port.isdecimal() or not 0 < int(port) <= LAST_PORT:
+        if host and port.isdecimal() and not 0 < int(port) <= LAST_PORT:
+            message = f"--rendezvous {part}: {port} is not a port; a port is from 1 to {LAST_PORT}"
+            raise UserError(Problem(message, "write it as 10.0.0.1:29400"))
+        if not colon or not host or not port.isdecimal():
             raise UserError(Problem(f"--rendezvous {part}: this is not a HOST:PORT", "write it as 10.0.0.1:29400"))
         address = (resolved(host.strip("[]")), int(port))
         if address in found:
@@ -58,6 +61,9 @@ def own_address(rendezvous: Sequence[Address], listen: str | None) -> Address:
     """
     if listen is not None:
         host, _, port = listen.rpartition(":") if listen.count(":") == 1 else (listen, "", "")
+        if port and not (port.isdecimal() and int(port) <= LAST_PORT):
+            message = f"--listen {listen}: {port} is not a port; a port is from 1 to {LAST_PORT}"
+            raise UserError(Problem(message, "write it as 10.0.0.1:29400"))
         address = resolved(host)
         if not is_own(address):
             raise CannotRun(Problem(f"--listen {listen}: this machine has no such address", _own_words()))
