@@ -154,7 +154,7 @@ def _overridden(document: JobDocument, overrides: Sequence[str], name: str) -> J
         _, *path = parse_key(text.partition("=")[0].strip())
         if len(path) < 2 or path[0] not in written:
             message = f"`{text}` is not a key of the target {name}, which is {' and '.join(written) or 'empty'}"
-            hint = f"write such as `{TARGET}.{(written or [*KINDS])[0]}.nodes=2`"
+            hint = f"write, for example, `{TARGET}.{(written or [*KINDS])[0]}.nodes=2`"
             problems.append(Problem(message, hint, file=COMMAND_LINE))
     if problems:
         raise UserError(*problems)

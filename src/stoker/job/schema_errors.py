@@ -105,7 +105,7 @@ def _wrong(path: KeyPath, document: JobDocument, form: str) -> KeyFinding:
         message = (
             f"{name} must be {words}, not {shown_value(value)}" if form else f"{name} cannot be {shown_value(value)}"
         )
-        return KeyFinding(path, message, f"write such as {example_of(home)} ({field.description})")
+        return KeyFinding(path, message, f"write, for example, {example_of(home)} ({field.description})")
     if home != path:
         instead = _quoted(value) if item is str else _instead(item, value)
         return KeyFinding(path, f"{name} must be {in_words(item, [])}, not {shown_value(value)}", instead)

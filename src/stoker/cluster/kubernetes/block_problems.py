@@ -159,9 +159,13 @@ def _amounts(block: KubernetesBlock) -> Iterator[Found]:
 
 def _texts(block: KubernetesBlock) -> Iterator[Found]:
     if re.search(r"\s", block.image):
-        yield "image", f"`{block.image}` is not an image: it has a space", "write such as registry.example.org/stoker:1"
+        yield (
+            "image",
+            f"`{block.image}` is not an image: it has a space",
+            "write, for example, registry.example.org/stoker:1",
+        )
     if block.interface is not None and re.search(r"\s", block.interface):
-        yield "interface", f"`{block.interface}` is not a network interface: it has a space", "write such as eth0"
+        yield "interface", f"`{block.interface}` is not a network interface: it has a space", "write, for example, eth0"
     if block.namespace is not None and not DNS_LABEL.fullmatch(block.namespace):
         hint = "a namespace has at most 63 lower-case letters, digits and `-`"
         yield "namespace", f"`{block.namespace}` is not the name of a namespace", hint
@@ -169,7 +173,7 @@ def _texts(block: KubernetesBlock) -> Iterator[Found]:
     for index, mount in enumerate(block.fluid.mounts if block.fluid is not None else ()):
         here = f"fluid.mounts[{index}]"
         if not URL.fullmatch(mount.url):
-            yield f"{here}.url", f"`{mount.url}` is not a URL", "write such as s3://bucket/folder or pvc://claim"
+            yield f"{here}.url", f"`{mount.url}` is not a URL", "write, for example, s3://bucket/folder or pvc://claim"
         if mount.name in names:
             yield f"{here}.name", f"two mounts have the name `{mount.name}`", "give each its own `name`"
         names.add(mount.name)
@@ -186,7 +190,11 @@ def _volumes(block: KubernetesBlock) -> Iterator[Found]:
         named = sources_of(volume)
         if len(named) != 1:
             what = "none of" if not named else f"{' and '.join(named)}, and one of"
-            yield here, f"a volume is one thing; this one has {what} {', '.join(SOURCES)}", "write such as claim: NAME"
+            yield (
+                here,
+                f"a volume is one thing; this one has {what} {', '.join(SOURCES)}",
+                "write, for example, claim: NAME",
+            )
         yield from _placed(places, f"{here}.at", volume.at)
         inner = volume.sub_path
         if inner is not None and (inner.startswith("/") or ".." in inner.split("/")):

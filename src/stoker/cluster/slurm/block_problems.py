@@ -83,7 +83,11 @@ def _times(block: SlurmBlock) -> Iterator[Found]:
 
 def _devices(block: SlurmBlock) -> Iterator[Found]:
     if block.memory is not None and not MEMORY.fullmatch(block.memory):
-        yield "memory", f"`memory: {block.memory}` is not a size of Slurm", "write such as 500G, or 0 for all of it"
+        yield (
+            "memory",
+            f"`memory: {block.memory}` is not a size of Slurm",
+            "write, for example, 500G, or 0 for all of it",
+        )
     for item in block.gres.split(",") if block.gres != "none" else ():
         last = item.rpartition(":")[2]
         if not GRES.fullmatch(item):

@@ -61,7 +61,7 @@ class SlurmTarget:
             host = parse_host(block.login, lambda message, hint: chosen.problem("login", message, hint))
             if host.slots is not None or host.address:
                 message = f"`{block.login}` is a login node, which needs no slots and no address"
-                raise UserError(chosen.problem("login", message, "write such as me@login.example.org"))
+                raise UserError(chosen.problem("login", message, "write, for example, me@login.example.org"))
             settings = SshSettings(options=block.ssh)
             self._shell = Connection(host.name, settings, host.user, host.port)
 

@@ -154,7 +154,7 @@ def _parsed(text: str, hosts: list[Host], problem: Placed) -> dict[str, tuple[in
     known = {host.name: host for host in hosts}
     parts = [part for part in re.split(r"[@\s;]+", text) if part]
     if not parts:
-        raise UserError(problem("it names no host", f"write such as `{next(iter(known))}`, or remove it"))
+        raise UserError(problem("it names no host", f"write, for example, `{next(iter(known))}`, or remove it"))
     for part in parts:
         name, colon, numbers = part.partition(":")
         if name not in known:

@@ -19,9 +19,9 @@ def option_problems(chosen: ChosenTarget, block: SshBlock) -> list[Problem]:
     problems = []
     for part in (block.jump or "").split(",") if block.jump else ():
         if why := word_problem(part.removeprefix("ssh://")) if part else f"`{block.jump}` names no host":
-            problems.append(chosen.problem("jump", why, "write such as me@login:22"))
+            problems.append(chosen.problem("jump", why, "write, for example, me@login:22"))
     if block.user is not None and (why := word_problem(block.user)):
-        problems.append(chosen.problem("user", why, "write such as me"))
+        problems.append(chosen.problem("user", why, "write, for example, me"))
     problems += ssh_option_problems(chosen, "options", block.options)
     given = {name.lower(): name for name in block.options}
     for option, key in OWN_KEYS.items():
@@ -36,7 +36,7 @@ def ssh_option_problems(chosen: ChosenTarget, key: str, options: Mapping[str, st
     problems = []
     for name, value in options.items():
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9]*", name):
-            hint = "write such as {StrictHostKeyChecking: accept-new}"
+            hint = "write, for example, {StrictHostKeyChecking: accept-new}"
             problems.append(chosen.problem(key, f"`{name}` is not the name of an option of ssh_config", hint))
         elif "\n" in value or "\r" in value:
             problems.append(chosen.problem(f"{key}.{name}", "the value has several lines", "write it on one line"))
