@@ -196,8 +196,6 @@ def test_what_cannot_fit_exits_with_3_and_says_what_would(job: Path, capsys: pyt
         (["{job}", "--on", "8xH1000"], "`H1000` is not a device"),
         (["{job}", "train.seqlen=5", "--on", "8xH100"], "seq_len"),
         (["{job}", "model=nobody-knows-it", "--on", "8xH100"], "nobody-knows-it"),
-        (["--cases", "rows.jsonl", "--out", "out.jsonl"], "use `python benchmarks/planner_cases.py FILE`"),
-        (["--rank", "rows.jsonl"], "use `python benchmarks/planner_cases.py --rank FILE`"),
     ],
 )
 def test_wrong_input_exits_with_2(words: list[str], said: str, job: Path, capsys: pytest.CaptureFixture[str]) -> None:

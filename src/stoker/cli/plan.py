@@ -23,14 +23,6 @@ if TYPE_CHECKING:
     from stoker.train.ranking.plan_ranking import RankingPlan
 
 
-# Options of earlier versions, with their replacements.
-MOVED = {
-    "--cases": "python benchmarks/planner_cases.py FILE",
-    "--rank": "python benchmarks/planner_cases.py --rank FILE",
-    "--out": "python benchmarks/planner_cases.py FILE --out FILE",
-}
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``stoker plan``."""
     parser.add_argument("job", metavar="JOB", nargs="?", help="the job file")
@@ -46,8 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--picture", metavar="FILE.svg", help="write the drawing of --show as an SVG file")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON, and nothing else")
-    for moved in MOVED:
-        parser.add_argument(moved, help=argparse.SUPPRESS)
     parser.add_argument(
         "--calibrate", action="store_true", help="measure this machine's speed; later plans use the result"
     )
@@ -68,9 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Plans; returns 0, or exits with 3 where nothing fits."""
-    for moved, instead in MOVED.items():
-        if getattr(arguments, moved.removeprefix("--")) is not None:
-            raise UserError(Problem(f"`stoker plan` has no {moved}", f"use `{instead}`"))
     if arguments.calibrate:
         from stoker.cli.planner_learning import calibrate_here
 

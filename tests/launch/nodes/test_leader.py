@@ -182,7 +182,7 @@ def test_a_killed_process_ends_all_and_all_start_again_after_a_back_off(three: C
     assert three.take("end") == {name: {"kind": "end", "grace": 0.0} for name in "abc"}
     three.ended("a", consequence(0))
     three.ended("c", consequence(5))
-    assert three.leader.outcome is None and not three.leader.is_starting
+    assert three.leader.outcome is None
     three.ended("b", killed(3))
     three.after(0.5)
     assert not three.take("start")

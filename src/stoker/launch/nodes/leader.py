@@ -175,11 +175,6 @@ class Leader:
         """The generation of the last start; 0 before the first."""
         return self.group.generation if self.group is not None else 0
 
-    @property
-    def is_starting(self) -> bool:
-        """Returns whether no processes run at present."""
-        return self._start is None
-
     # -- gathering -------------------------------------------------------------------------------------------
 
     def _take_over(self, group: Group, lost: Sequence[str], now: float) -> None:
