@@ -138,7 +138,7 @@ def test_numbers_and_weights_beyond_float32_are_bad(tmp_path: Path) -> None:
         ("log.jsonl", 41, "number out of range: price is '1e+39', beyond float32"),
         ("log.jsonl", 42, "number out of range: price is '-1e+39', beyond float32"),
         ("log.jsonl", 43, "not an id with its weight: ('a', 1e+39) in tags"),
-        ("log.jsonl", 44, "not a weight: '1e+39'"),
+        ("log.jsonl", 44, "not a weight: weight is '1e+39'"),
     ]
     batch = log.training.batch(np.arange(41))
     assert np.isfinite(batch.dense).all()
@@ -249,6 +249,25 @@ def test_stated_features_crosses_buckets_and_sequences(tmp_path: Path) -> None:
     assert log.features["x"].boundaries == (5.0, 10.0)
 
 
+def test_stated_keys_of_a_feature_imply_its_kind() -> None:
+    rows = [{"label": n % 2, "user_id": n, "x": n, "tags": f"a,{n}", "item_history": [n]} for n in range(9)]
+    stated = (
+        StatedFeature("user_id", buckets=4),
+        StatedFeature("x", boundaries=(2.0, 5.0)),
+        StatedFeature("tags", separator=","),
+    )
+    features = find_features(rows, LogSettings(features=stated))
+    assert kinds(features) == {"user_id": "buckets", "x": "buckets", "tags": "ids", "item_history": "sequence"}
+    assert [features[name].buckets for name in ("user_id", "x")] == [4, 3]
+
+
+def test_a_sequence_may_have_a_table_of_its_own() -> None:
+    rows = [{"label": n % 2, "item_id": n, "item_history": [n]} for n in range(9)]
+    assert find_features(rows, LogSettings())["item_history"].table == "item_id"
+    settings = LogSettings(features=(StatedFeature("item_history", table="item_history"),))
+    assert find_features(rows, settings)["item_history"].table == "item_history"
+
+
 def test_labels_may_be_ratings_and_several(tmp_path: Path) -> None:
     rows = [{"stars": n % 5 + 1, "bought": n % 3, "user": f"u{n}"} for n in range(20)]
     log = log_of(tmp_path, "log.jsonl", json_lines(rows), labels=("stars", "bought"), positive=2.0)
@@ -317,7 +336,7 @@ def test_the_audit_counts_ids(tmp_path: Path) -> None:
         ("2019-04-15", 10, (0.5,)),
         ("2019-04-16", 10, (0.5,)),
     ]
-    assert audit.reasons == {"unknown label": 1}
+    assert audit.reasons == {"not a label": 1}
     assert any("score alone predicts label (AUC 1.000)" in leak for leak in audit.leaks)
 
 

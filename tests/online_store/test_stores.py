@@ -13,6 +13,7 @@ import pytest
 import torch
 from redis.connection import Connection
 
+from stoker.cli.main import main
 from stoker.errors import RunFailed, UserError
 from stoker.online_store import row_backends, row_reader
 from stoker.online_store.lmdb_writer import LmdbWriter
@@ -29,6 +30,7 @@ from stoker.online_store.store_writers import (
     store_errors,
     writer_of,
 )
+from stoker.serve.ranking_server import open_scorers
 from stoker.sparse.value_format import RowFormat
 
 TABLES = (StoredTable(0, "users", 4, "float32"), StoredTable(1, "items (first order)", 1, "float32"))
@@ -256,15 +258,26 @@ def test_the_reader_can_be_copied_into_a_service() -> None:
     assert lines < 300
 
 
-def test_what_is_wrong_with_a_place_is_said(redis_place: str, tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_place_is_said(
+    redis_place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     place = redis_place.replace("//", "//u:secret@")
     with pytest.raises(RunFailed, match=r"redis://u:\*\*\*@127.0.0.1.*failed") as error, store_errors(place):
-        writer_of(place).begin()
-    assert "secret" not in str(error.value)
+        RedisBackend(place).current()  # an open store that does not answer any more
+    assert "secret" not in str(error.value) and error.value.exit_code == 1
+    with pytest.raises(UserError, match=r"redis://u:\*\*\*@127.0.0.1.*cannot be opened") as refused:
+        writer_of(place)
+    assert "secret" not in str(refused.value) and refused.value.exit_code == 2
     with pytest.raises(UserError, match="no store of kind mysql"):
         writer_of("mysql://x")
     with pytest.raises(UserError, match="there is no store at"):
         existing_store(f"lmdb://{tmp_path}/absent")
+    for words in (["--versions"], ["--rollback"]):
+        assert main(["export", *words, "redis://127.0.0.1:1/0"]) == 2
+        assert "redis://127.0.0.1:1/0 cannot be opened: " in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"cannot be opened: .*; check the address") as opened:
+        open_scorers(["redis://127.0.0.1:1/0"], tmp_path, at="last", trusted=[], cache_rows=0, cache_seconds=0)
+    assert opened.value.exit_code == 2
     with pytest.raises(UserError, match="is a folder"):
         existing_store(str(tmp_path))
     with pytest.raises(UserError, match="cannot be used"):

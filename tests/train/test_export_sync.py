@@ -331,7 +331,7 @@ def test_a_run_is_followed_to_its_end_and_after_it_went_on(place: str, tmp_path:
         ({"to": "lmdb://x", "every": 2}, {}, "unknown key `export.sync.every`"),
         ({"to": "lmdb://x"}, {"task": "sft", "model": "smollm2-135m"}, "has none"),
         ({"to": "lmdb://x"}, {"ranking": {"servers": {"addresses": ["h:1"], "secret": "s"}}}, "hold the rows"),
-        ({"to": "redis://127.0.0.1:1/0"}, {}, "refused"),
+        ({"to": "redis://127.0.0.1:1/0"}, {}, "cannot be opened: .*; check the address, and that the store is running"),
         ({"to": "lmdb:///dev/null/x"}, {}, "cannot be used"),
     ],
 )
@@ -344,7 +344,7 @@ def test_mistakes_are_named_with_their_place(
         del job["ranking"]
     with pytest.raises(UserError, match=says) as error:
         run(tmp_path, job)
-    assert "job.yaml:" in str(error.value)
+    assert "job.yaml:" in str(error.value) and error.value.exit_code == 2
 
 
 def test_a_job_says_what_it_does_and_reads_it_back(tmp_path: Path) -> None:

@@ -131,6 +131,22 @@ def test_the_interval_of_the_normalised_entropy_is_that_of_a_bootstrap(rate: flo
     assert figure.standard_error == pytest.approx(spread, rel=0.1)
 
 
+def test_intervals_are_within_the_range_of_their_metric() -> None:
+    labels, groups = np.array([1, 0, 0, 1, 1, 0, 0, 1, 1, 0]), np.repeat([0, 1, 2], [3, 4, 3])
+    logits = np.where(labels > 0, 1.0, -1.0)
+    logits[[0, 1]] = -2.0, 8.0  # in the first group a positive row is the last
+    found = figures_of(Scored(labels[:, None], logits[:, None], groups), ["label"], (1, 3)).labels["label"]
+    clipped = 0
+    for name, figure in found.items():
+        low, high = (figure.as_json()[end] for end in ("low", "high"))
+        assert low is not None and high is not None and figure.standard_error is not None
+        largest = np.inf if name in ("log_loss", "calibration", "normalised_entropy") else 1.0
+        half = 1.96 * figure.standard_error
+        assert (low, high) == (max(0.0, figure.value - half), min(largest, figure.value + half)), name
+        clipped += (low == 0.0) + (high == 1.0)
+    assert clipped > 4
+
+
 def test_slices_are_of_each_label() -> None:
     random = np.random.default_rng(0)
     labels, logits = random.integers(0, 2, (40, 2)), random.normal(size=(40, 2))

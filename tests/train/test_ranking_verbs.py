@@ -30,6 +30,8 @@ def test_the_verbs_from_the_log_to_its_metrics(clicks: Path, capsys: pytest.Capt
     assert main(["data", "job.yaml"]) == 0
     assert "seen once" in capsys.readouterr().out
     assert main(["train", "job.yaml", "steps=10"]) == 0
+    printed = "".join(capsys.readouterr())
+    assert "10 of 12 rows (12 at a time), 120 in all" in printed and printed.count("predicted ") == 1
     assert main(["train", "job.yaml"]) == 0
     assert [e["event"] for e in RunFolder(clicks / "run").read_events() if e["event"] in ("started", "resumed")] == [
         "started",
@@ -96,6 +98,39 @@ def test_metrics_by_a_column_that_the_rows_lack_are_named_and_left_out(
         ),
         ({"table": {"eviction": {"age": 9, "score": "recency"}}}, "`score` ranks rows, but `max_rows` is not given"),
         ({"table": {"eviction": {"every": 10}}}, "needs to know which rows go; write `age: 10000` or `max_rows"),
+        ({"table": {"admission": {}}}, "`admission` needs to know which ids get a row; write `count: 2` or"),
+        ({"table": {"admission": {"probability": 0.5, "cells": 9}}}, "`cells` are the counters of `count`"),
+        ({"item": ["item_id"]}, "`item` has no effect with `model: dlrm`; remove it, or write `model: two-tower`"),
+        ({"experts": 2}, "`experts` has no effect with `model: dlrm`; remove it, or write `model: mmoe`"),
+        ({"layers": 2, "model": "deepfm"}, "`layers` has no effect with `model: deepfm`; remove it, or write"),
+        ({"table": {"l1": 0.1}}, "`table.l1` has no effect with `optimizer: rowwise-adagrad`; remove it, or write `o"),
+        ({"table": {"l2": 0.1, "optimizer": "adam"}}, "`table.l2` has no effect with `optimizer: adam`"),
+        ({"table": {"initial": 0.1, "optimizer": "adam"}}, "`table.initial` has no effect with `optimizer: adam`"),
+        ({"table": {"eps": 0.1, "optimizer": "sgd"}}, "`table.eps` has no effect with `optimizer: sgd`"),
+        ({"features": [{"name": "device"}, {"name": "device", "width": 3}]}, "`device` has an entry in `features`"),
+        ({"features": [{"name": "price", "kind": "dense", "buckets": 4}]}, "`buckets` has no effect on a feature of"),
+        ({"features": [{"name": "tags", "kind": "ids", "longest": 4}]}, "write `kind: sequence`, or remove it"),
+        ({"features": [{"name": "price", "buckets": 4, "boundaries": [1.0]}]}, "and `boundaries` are given; keep one"),
+        ({"features": [{"name": "price", "buckets": 4, "separator": ","}]}, "keys of different kinds of features"),
+        ({"features": [{"name": "price", "longest": 4}]}, "`longest` has no effect: price is found to be of `kind: d"),
+        ({"features": [{"name": "price", "table": "device"}]}, "`table` has no effect: price is found to be of `ki"),
+        ({"features": [{"name": "device", "log": True}]}, "`log` has no effect: device is found to be of `kind: id"),
+        ({"features": [{"name": "price", "separator": ";"}]}, "no value of price contains ';' in the first 10,000"),
+        ({"features": [{"name": "tags", "separator": ";"}]}, "remove `separator`: its values are lists"),
+        ({"features": [{"name": "clicked", "kind": "id"}]}, "clicked is named by `label`, so it is not a feature"),
+        ({"features": [{"name": "bought", "kind": "id"}]}, "bought is named by `ignore`, so it is not a feature"),
+        ({"features": [{"name": "timestamp"}]}, "timestamp is the time of the rows, found by its name, so it is"),
+        ({"features": [{"name": "price"}], "weight": "price"}, "price is named by `weight`, so it is not a feature"),
+        ({"features": [{"name": "device", "table": "item"}]}, "no other feature has the table item; did you mean it"),
+        ({"features": [{"name": "device", "table": "price"}]}, "no other feature has the table price"),
+        (
+            {"features": [{"name": "device", "table": "tags"}, {"name": "tags", "table": "user_id"}]},
+            "no other feature has the table tags; tags has the table user_id",
+        ),
+        ({"weight": "device"}, "not a weight: device is 'phone'; name another column, or remove `weight`"),
+        ({"time": "device"}, "not a time: 'phone' in device; name another column, or remove `time`"),
+        ({"label": "device"}, "labels must be 0 and 1, or numbers with `ranking.positive`"),
+        ({"group": "qid"}, "device, timestamp; write the name of one, or remove `group`"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(changes: dict[str, Any], message: str, clicks: Path) -> None:

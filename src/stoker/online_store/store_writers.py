@@ -18,13 +18,15 @@ PACKAGES = ("lmdb", "redis")
 
 
 def writer_of(place: str) -> StoreWriter:
-    """Opens the store at a URL for writing.
+    """Opens the store at a URL for writing, and checks that it answers.
 
     Raises:
         UserError: it cannot be opened, or the package is not installed.
     """
-    with store_errors(place):
-        return LmdbWriter(place) if scheme_of(place) == "lmdb" else RedisWriter(place)
+    with store_errors(place, opening=True):
+        writer: StoreWriter = LmdbWriter(place) if scheme_of(place) == "lmdb" else RedisWriter(place)
+        writer.current()  # a client connects with its first request
+        return writer
 
 
 def existing_store(place: str) -> StoreWriter:
@@ -92,12 +94,15 @@ def shown_place(place: str) -> str:
 
 
 @contextmanager
-def store_errors(place: str) -> Iterator[None]:
+def store_errors(place: str, *, opening: bool = False) -> Iterator[None]:
     """Errors of a store as errors for people.
+
+    Args:
+        opening: whether the store has not answered before, so that its URL may be wrong.
 
     Raises:
         UserError: the store cannot be opened or read.
-        RunFailed: it failed while it was written to.
+        RunFailed: it failed after it was opened.
     """
     shown = shown_place(place)
     try:
@@ -115,4 +120,7 @@ def store_errors(place: str) -> Iterator[None]:
     except Exception as error:
         if type(error).__module__.split(".")[0] not in PACKAGES:
             raise
+        if opening:
+            message = f"{shown} cannot be opened: {error}".replace(place, shown)
+            raise UserError(Problem(message, "check the address, and that the store is running")) from error
         raise RunFailed(f"{shown} failed: {error}".replace(place, shown)) from error

@@ -57,7 +57,7 @@ def open_scorers(
             raise UserError(Problem(f"{one} is not a ranking model", "serve language models by a server of their own"))
         name, place = name_and_place(one, folder)
         if place.partition("://")[0] in SCHEMES:
-            with store_errors(place):
+            with store_errors(place, opening=True):
                 reader = RowReader(place, cache_rows=cache_rows, cache_seconds=cache_seconds)
                 scorer: RowScorer = StoredScorer(reader, trusted=bool(trusted))
             name = name or reader.manifest["run"]

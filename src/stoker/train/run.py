@@ -26,6 +26,7 @@ from stoker.node_cache.job_urls import urls_of
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.resilience.fault_injection import Chaos
 from stoker.resilience.heartbeat import Heart
+from stoker.runs.plan_record import PredictionRecord
 from stoker.runs.run_folder import RunFolder
 from stoker.train.deterministic import deterministic_kernels
 from stoker.train.hooks import Hook
@@ -146,12 +147,20 @@ def train_run(
     finally:
         if prepared.corpus:
             prepared.corpus.close()
-    comparison = add_measurement(comparison, folder, prepared.device, resumed=resumed)
+    _compare(comparison, prepared, folder, display, resumed=resumed)
     event(outcome.state, step=outcome.step, stall=round(saver.stall, 3), **outcome.cached)
+    return outcome, loop
+
+
+def _compare(
+    comparison: PredictionRecord, prepared: Prepared, folder: RunFolder, display: Display, *, resumed: int
+) -> None:
+    """Writes the measurement beside the prediction, and prints both if there is a prediction; a collective."""
+    comparison = add_measurement(comparison, folder, prepared.device, resumed=resumed)
     if prepared.engine.first:
         comparison.write(folder)
-    display.note(comparison.line())
-    return outcome, loop
+    if comparison.predicted is not None:
+        display.note(comparison.line())
 
 
 def _chaos(folder: RunFolder, saver: Saver, optimizer: Optimizer) -> Hook:
@@ -251,9 +260,10 @@ def _model_name(job: ResolvedJob) -> str:
 
 def _derived(prepared: Prepared, plan: RunSchedule, schedule: Schedule) -> dict[str, str]:
     device, checked = prepared.device, prepared.audit
+    samples = "sequences" if prepared.task.unit == "token" else f"{prepared.task.unit}s"
     facts = {
         "device": f"{device.type} ({device.name}), {torch.get_num_threads()} threads, {device.precision}: {device.why}",
-        "steps": f"{plan.steps} of {plan.batch} sequences ({plan.micro_batch} at a time), "
+        "steps": f"{plan.steps} of {plan.batch} {samples} ({plan.micro_batch} at a time), "
         f"{plan.samples} in all; "
         f"lr {schedule.peak:g}, {schedule.shape}, {schedule.warmup} of warm-up",
         "saves": f"every {plan.save_every} steps; held-out evaluation every {plan.evaluate_every}",

@@ -71,7 +71,7 @@ class Task(Protocol):
     """A source of samples with a loss. Samples are numbered over the whole run; a number is always the same sample."""
 
     model: nn.Module
-    unit: str  # unit of input: "token" or "sample"
+    unit: str  # unit of input: "token", "row" or "sample"
     target: str  # unit that the loss is averaged over: see `stoker.job.task_spec.TaskSpec`
     measures: Measures | None  # measures of its objective
     perplexity: bool  # whether exp(loss) is a perplexity

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 
 from stoker.data.ranking.column_settings import LogSettings
 from stoker.data.ranking.column_store import ColumnStore, open_store
+from stoker.data.ranking.encode_columns import OTHER_LABEL
 from stoker.data.ranking.features import Features
 from stoker.data.ranking.find_features import SAMPLE, absent_columns, find_features
 from stoker.data.ranking.fit_features import fit_features
@@ -28,6 +29,12 @@ from stoker.job.blocks.source_block import SourceBlock
 
 # Keys beside the files' fingerprints, for a log that may grow:
 FITTED, IN_ORDER = "what the first period says of the features", "the order of the files in time"
+# Keys of the columns that rows are dropped for, by reason:
+KEYS_OF_REASONS = {
+    **dict.fromkeys((OTHER_LABEL, "not a label", "no label"), "label"),
+    **dict.fromkeys(("not a time", "no time"), "time"),
+    "not a weight": "weight",
+}
 PERIODS = 10  # into which a single file without a time column is divided
 
 
@@ -169,7 +176,7 @@ def open_rows(data: Sequence[SourceBlock], features: Features, base: Path, ignor
     sources = _opened(data, base)
     _check_columns(sources, features)
     store = open_store(sources, features, ignored)
-    _check_some(store, LogSettings(labels=features.labels, positive=features.positive))
+    _check_some(store)
     return RowSet(store, features, _by_time(store))
 
 
@@ -227,7 +234,12 @@ def _prints_of_files(store: ColumnStore, sources: Sequence[tuple[Source, str]], 
     return found
 
 
-def _check_some(store: ColumnStore, settings: LogSettings) -> None:
+def _check_some(store: ColumnStore, settings: LogSettings | None = None) -> None:
+    """Raises UserError if a store has no rows.
+
+    Args:
+        settings: of the job whose log it is; None if the rows are only evaluated.
+    """
     summary = store.summary
     if summary.rows:
         return
@@ -237,7 +249,21 @@ def _check_some(store: ColumnStore, settings: LogSettings) -> None:
         if summary.rejected
         else ""
     )
-    hint = ""
-    if settings.positive is None and any(kind.startswith("unknown label") for kind in summary.reasons):
-        hint = "write `ranking.positive: 4` to take labels of 4 and more as positive"
-    raise UserError(Problem(f"all {summary.rows_in:,} rows are dropped: {kinds};{first}", hint))
+    hint, key = label_hint(summary.reasons, store.features.positive), ""
+    if settings is not None:
+        key = KEYS_OF_REASONS.get(next(iter(summary.reasons), ""), "")  # of the most frequent one
+    if key == "time" and settings is not None and settings.time is None:
+        key, hint = "", "write its column as `ranking.time`, or add the one that was found to `ranking.ignore`"
+    if not hint and key:
+        hint = "name another column" if key == "label" else f"name another column, or remove `{key}`"
+    message = f"all {summary.rows_in:,} rows are dropped: {kinds};{first}"
+    raise UserError(Problem(message, hint, key=f"ranking.{key}" if key else ""))
+
+
+def label_hint(reasons: Iterable[str], positive: float | None) -> str:
+    """Returns the suggestion for rows that were dropped for their labels; empty if none was."""
+    if OTHER_LABEL in reasons and positive is None:
+        return "write `ranking.positive: 4` to take labels of 4 and more as positive"
+    if "not a label" in reasons:
+        return "labels must be 0 and 1, or numbers with `ranking.positive`"
+    return ""

@@ -18,6 +18,7 @@ SLICES = 1000  # values of a column that metrics are given by; all others are on
 OTHER = "(others)"
 _LABELS = {"0": 0.0, "1": 1.0, "-1": 0.0, "+1": 1.0, "true": 1.0, "false": 0.0}
 _SHOWN = 40  # characters of a value in a reason
+OTHER_LABEL = "unknown label"  # the reason of a row whose label is a number other than 0 and 1
 LARGEST = float(np.finfo(np.float32).max)  # numbers and weights are stored as float32
 
 Arrays = dict[str, np.ndarray]
@@ -111,7 +112,8 @@ class ColumnEncoder:
         if features.time is not None:
             arrays["time"] = np.array(_each(cells(features.time), lambda v: _time(v, features.time)), dtype=np.float64)
         if features.weight is not None:
-            arrays["weight"] = np.array(_each(cells(features.weight), _row_weight), dtype=np.float32)
+            weights = _each(cells(features.weight), partial(_row_weight, name=features.weight))
+            arrays["weight"] = np.array(weights, dtype=np.float32)
         if features.group is not None:
             groups = cells(features.group)
             arrays["group"] = np.array(_each(groups, self._group), dtype=np.int64)
@@ -176,11 +178,13 @@ def _label(value: Any, positive: float | None, name: str) -> float:
         if found is None and isinstance(value, (int, float, str)):
             found = {0.0: 0.0, 1.0: 1.0, -1.0: 0.0}.get(_float(value))
         if found is None:
-            raise ValueError(f"unknown label: {name} is {str(value)[:_SHOWN]!r}, and labels are 0 and 1")
+            if np.isnan(_float(value)):
+                raise ValueError(f"not a label: {name} is {str(value)[:_SHOWN]!r}, and labels are 0 and 1")
+            raise ValueError(f"{OTHER_LABEL}: {name} is {str(value)[:_SHOWN]!r}, and labels are 0 and 1")
         return found
     number = _float(value)
     if not np.isfinite(number):
-        raise ValueError(f"unknown label: {name} is {str(value)[:_SHOWN]!r}, which is not a number")
+        raise ValueError(f"not a label: {name} is {str(value)[:_SHOWN]!r}, which is not a number")
     return float(number >= positive)
 
 
@@ -200,10 +204,10 @@ def _time(value: Any, name: str | None) -> float:
         raise ValueError(f"{error} in {name}") from None
 
 
-def _row_weight(value: Any) -> float:
+def _row_weight(value: Any, name: str) -> float:
     weight = _float(value)
     if not 0 <= weight <= LARGEST:
-        raise ValueError(f"not a weight: {str(value)[:_SHOWN]!r}")
+        raise ValueError(f"not a weight: {name} is {str(value)[:_SHOWN]!r}")
     return weight
 
 

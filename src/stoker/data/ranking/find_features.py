@@ -42,14 +42,18 @@ def find_features(rows: Sequence[Row], settings: LogSettings) -> Features:
         raise UserError(*problems)
     time = settings.time or _first_of(TIME_NAMES, names, settings.ignore)
     group = settings.group or _first_of(GROUP_NAMES, names, ())
+    if problems := list(_not_features(settings, time)):
+        raise UserError(*problems)
     others = {*settings.labels, *settings.ignore, time, settings.weight}
     stated = {feature.name for feature in settings.features}
     others |= {"qid"} - stated  # a query's number carries no information about another query
     columns = [_column(name, rows, settings) for name in names if name not in others]
     if not columns:
         raise UserError(Problem("no column is left to be a feature", f"the columns are {', '.join(names)}"))
-    columns = [_with_table(column, columns) for column in columns]
-    if problems := list(_crosses_of_no_ids(columns, settings)):
+    columns = [column if settings.stated(column.name).table else _with_table(column, columns) for column in columns]
+    values = {name: [row[name] for row in rows if name in row and not is_missing(row[name])] for name in stated}
+    problems = [*_without_effect(columns, values, settings), *_unshared_tables(columns, settings)]
+    if problems := [*problems, *_crosses_of_no_ids(columns, settings)]:
         raise UserError(*problems)
     for pair in settings.crosses:
         name = " x ".join(pair)
@@ -67,7 +71,12 @@ def _unknown(names: Sequence[str], settings: LogSettings) -> list[Problem]:
     for key, name in settings.named:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}?" if near else f"the columns are {', '.join(names[:40])}"
+            columns = ", ".join(names[:40])
+            hint = f"the columns are {columns}; write the name of one"
+            if key in ("time", "group", "weight"):
+                hint = f"the columns are {columns}; write the name of one, or remove `{key}`"
+            if near:
+                hint = f"did you mean {near[0]}?"
             problems.append(Problem(f"the rows have no column {name!r}", hint, key=f"ranking.{key}"))
     return problems
 
@@ -96,6 +105,67 @@ def absent_columns(features: Features, names: Sequence[str], place: str) -> list
                 Problem(f"the rows of {place} have no column {name!r}, which the model was trained on", hint)
             )
     return problems
+
+
+def _not_features(settings: LogSettings, time: str | None) -> Iterator[Problem]:
+    """Yields settings of features whose columns are no features."""
+    keys = dict.fromkeys(settings.ignore, "ignore") | dict.fromkeys(settings.labels, "label")
+    keys |= {name: key for key, name in (("weight", settings.weight), ("time", time)) if name is not None}
+    for index, feature in enumerate(settings.features):
+        if (key := keys.get(feature.name)) is None:
+            continue
+        message = f"{feature.name} is named by `{key}`, so it is not a feature"
+        hint = "remove it here or there"
+        if key == "time" and settings.time is None:
+            message = f"{feature.name} is the time of the rows, found by its name, so it is not a feature"
+            hint = "remove it here, or write another column as `time`"
+        yield Problem(message, hint, key=f"ranking.features[{index}].name")
+
+
+def _without_effect(
+    columns: Sequence[Column], values: Mapping[str, Sequence[Any]], settings: LogSettings
+) -> Iterator[Problem]:
+    """Yields settings of features that have no effect on the kind that was found.
+
+    Args:
+        values: the first values of each feature with settings.
+    """
+    kinds = {column.name: column.kind for column in columns}
+    for index, feature in enumerate(settings.features):
+        if feature.kind is not None or feature.name not in kinds:
+            continue
+        name, kind, key = feature.name, kinds[feature.name], f"ranking.features[{index}]"
+        texts = [value for value in values[name] if not isinstance(value, (list, dict))]
+        if feature.separator and values[name] and not any(feature.separator in str(value) for value in texts):
+            message = f"no value of {name} contains {feature.separator!r} in the first {SAMPLE:,} rows"
+            hint = "remove `separator`: its values are lists"
+            if texts:
+                hint = f"one is {str(texts[0])[:40]!r}; write its separator, or `kind: ids` beside it"
+            yield Problem(message, hint, key=f"{key}.separator")
+        given = {"longest": feature.longest, "table": feature.table, "log": feature.log is not None}
+        used = {"longest": kind == "sequence", "table": kind != "dense", "log": kind == "dense"}
+        needed = {"longest": "sequence", "table": "id", "log": "dense"}
+        for setting, is_given in given.items():
+            if is_given and not used[setting]:
+                message = f"`{setting}` has no effect: {name} is found to be of `kind: {kind}`"
+                hint = f"write `kind: {needed[setting]}` beside it, or remove it"
+                yield Problem(message, hint, key=f"{key}.{setting}")
+
+
+def _unshared_tables(columns: Sequence[Column], settings: LogSettings) -> Iterator[Problem]:
+    """Yields tables of features that no other feature has; a feature's own name is a table of its own."""
+    tables = {column.name: column.table for column in columns if column.has_ids}
+    for index, feature in enumerate(settings.features):
+        others = {name: table for name, table in tables.items() if name != feature.name}
+        wanted = feature.table
+        if not wanted or feature.name not in tables or wanted == feature.name or wanted in others.values():
+            continue
+        near = difflib.get_close_matches(wanted, [*others, *others.values()], n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"features with ids are {', '.join(others)}" if others else ""
+        hint = hint or "remove `table`"
+        if wanted in others:
+            hint = f"{wanted} has the table {others[wanted]}"
+        yield Problem(f"no other feature has the table {wanted}", hint, key=f"ranking.features[{index}].table")
 
 
 def _bad_crosses(names: Sequence[str], settings: LogSettings) -> list[Problem]:
@@ -136,6 +206,8 @@ def _column(name: str, rows: Sequence[Row], settings: LogSettings) -> Column:
     kind, why = (stated.kind, "stated") if stated.kind is not None else (found.kind, found.why)
     if stated.kind is None and stated.separator and found.kind not in ("ids", "sequence"):
         kind, why = "ids", "a separator is stated"
+    if stated.kind is None and (stated.buckets or stated.boundaries):
+        kind, why = "buckets", "its buckets are stated"
     lists = kind in ("ids", "sequence")
     return Column(
         name,

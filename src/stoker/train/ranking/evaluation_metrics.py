@@ -55,20 +55,23 @@ class Scored:
 
 @dataclass(frozen=True)
 class RankingFigure:
-    """A metric and its standard error.
+    """A metric and its standard error. No metric is below 0.
 
     Attributes:
         standard_error: None if it cannot be estimated.
+        largest: the largest possible value.
     """
 
     value: float
     standard_error: float | None = None
+    largest: float = math.inf
 
     def as_json(self) -> dict[str, float | None]:
-        """Returns value, standard error and the 95 % normal confidence interval."""
+        """Returns value, standard error and the 95 % normal confidence interval, within the metric's range."""
         found: dict[str, float | None] = {"value": self.value, "standard_error": self.standard_error}
         if self.standard_error is not None:
-            found |= {"low": self.value - 1.96 * self.standard_error, "high": self.value + 1.96 * self.standard_error}
+            half = 1.96 * self.standard_error
+            found |= {"low": max(0.0, self.value - half), "high": min(self.largest, self.value + half)}
         return found
 
 
@@ -130,6 +133,11 @@ class RankingFigures:
         }
 
 
+def share_of(value: float, standard_error: float | None = None) -> RankingFigure:
+    """Returns a metric between 0 and 1."""
+    return RankingFigure(value, standard_error, largest=1.0)
+
+
 def figures_of(scored: Scored, names: Sequence[str], at: Sequence[int]) -> RankingFigures:
     """Computes the metrics of scored rows.
 
@@ -154,7 +162,7 @@ def _figures(scored: Scored, label: int, at: Sequence[int]) -> dict[str, Ranking
         "log_loss": RankingFigure(float(losses.mean()), _standard_error(losses)),
         "normalised_entropy": _normalised_entropy(labels, losses, normalised_entropy(labels, logits)),
         "calibration": _calibration(labels, logits),
-        "positive_rate": RankingFigure(float((labels > 0).mean()), _standard_error((labels > 0).astype(float))),
+        "positive_rate": share_of(float((labels > 0).mean()), _standard_error((labels > 0).astype(float))),
     }
     if scored.groups is not None:
         there = np.ones(len(scored), dtype=bool) if scored.grouped is None else scored.grouped
@@ -185,8 +193,8 @@ def _auc(labels: np.ndarray, logits: np.ndarray) -> RankingFigure | None:
         return None
     parts = auc_parts(labels, logits)
     if min(map(len, parts)) < FEWEST:
-        return RankingFigure(value)
-    return RankingFigure(value, math.sqrt(sum(float(part.var(ddof=1)) / len(part) for part in parts)))
+        return share_of(value)
+    return share_of(value, math.sqrt(sum(float(part.var(ddof=1)) / len(part) for part in parts)))
 
 
 def _calibration(labels: np.ndarray, logits: np.ndarray) -> RankingFigure | None:
@@ -205,10 +213,10 @@ def _over_groups(found: GroupValues, *, by_rows: bool) -> RankingFigure | None:
         return None
     count = len(found.values)
     if count < FEWEST:
-        return RankingFigure(value)
+        return share_of(value)
     weights = found.weights if by_rows else np.ones(count)
     squares = float((weights**2 * (found.values - value) ** 2).sum()) * count / (count - 1)
-    return RankingFigure(value, math.sqrt(squares) / float(weights.sum()))
+    return share_of(value, math.sqrt(squares) / float(weights.sum()))
 
 
 def _standard_error(values: np.ndarray) -> float | None:

@@ -21,9 +21,9 @@ def settings_of(block: RankingBlock) -> LogSettings:
             feature.name,
             None if feature.kind == "auto" else feature.kind,
             feature.separator or "",
-            feature.buckets,
+            feature.buckets or 0,
             tuple(feature.boundaries),
-            feature.longest,
+            feature.longest or 0,
             feature.table or "",
             feature.log,
         )

@@ -19,8 +19,7 @@ from stoker.job.load_job import LoadedJob
 from stoker.job.task_spec import block_of_task
 from stoker.models.ranking.build import MODELS
 from stoker.models.ranking.model_inputs import RankingShape
-from stoker.online_store.store_version import StoreWriter
-from stoker.online_store.store_writers import store_errors, writer_of
+from stoker.online_store.store_writers import writer_of
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.plain_module import spread_module
 from stoker.sparse.embeddings import Embeddings
@@ -103,9 +102,10 @@ def sync_of(loaded: LoadedJob, task: RankingTask, *, wide: bool) -> tuple[Hook, 
     from stoker.train.ranking.export_sync import ExportSync
 
     try:
-        writer = opened_store(sync.to)
+        writer = writer_of(sync.to)
     except UserError as error:
-        raise type(error)(loaded.problem("export.sync.to", str(error))) from error
+        found = (loaded.problem("export.sync.to", p.message, p.suggestion) for p in error.problems)
+        raise type(error)(*found) from error
     tower, features, shape = task.model, task.log.features, task.shape
     model, graph = block_of_task(loaded.job, RankingBlock).model, {}
     if ":" in model:
@@ -125,14 +125,6 @@ def sync_of(loaded: LoadedJob, task: RankingTask, *, wide: bool) -> tuple[Hook, 
         every_steps=sync.every_steps,
     )
     return (follower.hook(),)
-
-
-def opened_store(place: str) -> StoreWriter:
-    """Opens a store and checks that it answers."""
-    writer = writer_of(place)
-    with store_errors(place):
-        writer.current()
-    return writer
 
 
 def build(

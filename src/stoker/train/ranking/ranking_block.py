@@ -19,17 +19,22 @@ class FeatureBlock(Block):
     name: Text = Field(description="column of the feature")
     kind: Literal["auto", "dense", "buckets", "id", "ids", "sequence"] = Field(
         default="auto",
-        description="dense: a number; buckets: a number by its quantile; id: one id; ids: several, added up; sequence: "
-        "several in order; auto: found from the first rows",
+        description="dense: a number; buckets: a number by its quantile; id: one id; ids: several, by the "
+        "mean of their rows; sequence: several in order; auto: found from the first rows",
     )
     separator: Text | None = Field(default=None, description="separator between the ids of a cell")
-    buckets: Annotated[int, Field(ge=2, le=1_000_000)] = Field(default=16, description="number of buckets")
-    boundaries: list[float] = Field(
-        default_factory=list, description="boundaries between buckets, instead of quantiles"
+    buckets: Annotated[int, Field(ge=2, le=1_000_000)] | None = Field(
+        default=None, description="number of buckets; implies `kind: buckets`"
     )
-    longest: PositiveInt = Field(default=50, description="maximum length of a sequence; the newest ids are kept")
+    boundaries: list[float] = Field(
+        default_factory=list, description="boundaries between buckets, instead of quantiles; implies `kind: buckets`"
+    )
+    longest: PositiveInt | None = Field(
+        default=None, description="maximum length of a sequence; the newest ids are kept"
+    )
     table: Text | None = Field(
-        default=None, description="another feature to share rows with, or any name that several features give"
+        default=None,
+        description="another feature to share rows with, a name that several features give, or its own name",
     )
     width: PositiveInt | None = Field(
         default=None,
@@ -170,9 +175,9 @@ REASONS = {
     "features": "found from the first rows; `stoker data` shows them",
     "features.kind": "found from the first rows",
     "features.separator": "lists need none; found in texts where it is |",
-    "features.buckets": "enough for a smooth curve",
+    "features.buckets": "16, enough for a smooth curve",
     "features.boundaries": "quantiles of the training part",
-    "features.longest": "older ids carry little information",
+    "features.longest": "50, as older ids carry little information",
     "features.table": "its own table; a sequence shares the table of its item if its name matches",
     "features.width": "all embeddings have the same dimension",
     "features.log": "where a few numbers are far larger than the others",
@@ -221,7 +226,9 @@ EXAMPLES = {
     "slices": "[device]",
     "features.name": "genres",
     "features.separator": '"|"',
+    "features.buckets": "16",
     "features.boundaries": "[18, 30, 50]",
+    "features.longest": "50",
     "features.table": "item_id",
     "features.width": "32",
     "features.log": "true",

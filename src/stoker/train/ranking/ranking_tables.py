@@ -67,7 +67,7 @@ def misfit_of_widths(features: Features, block: RankingBlock) -> tuple[str, str,
         name, width = stated.setdefault(table, (feature.name, feature.width))
         if width != feature.width:
             message = f"{feature.name} shares the rows of {name}, which have {width} numbers"
-            return key, message, f"write `width: {width}`, or a `table` of its own"
+            return key, message, f"write `width: {width}`, or `table: {feature.name}` for a table of its own"
     return None
 
 

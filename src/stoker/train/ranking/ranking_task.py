@@ -49,7 +49,7 @@ class RankingTask:
         dtype: dtype of numbers and labels.
     """
 
-    unit = target = "sample"
+    unit, target = "row", "sample"
     perplexity = False
     language = None
     measures: Measures | None = None

@@ -11,7 +11,7 @@ import torch
 from stoker.data.ranking.click_log import RowSet
 from stoker.models.ranking.model_inputs import RankingInputs
 from stoker.models.ranking.two_tower import TwoTower
-from stoker.train.ranking.evaluation_metrics import RankingFigure
+from stoker.train.ranking.evaluation_metrics import RankingFigure, share_of
 from stoker.train.ranking.ranking_task import EVALUATION_SAMPLES, RankingBatch, RankingTask
 
 GROUPS = 256  # ranked at a time
@@ -70,7 +70,7 @@ def _mean(values: np.ndarray) -> RankingFigure | None:
     if not len(values):
         return None
     error = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else None
-    return RankingFigure(float(values.mean()), error)
+    return share_of(float(values.mean()), error)
 
 
 def _items(task: RankingTask, model: TwoTower, name: str, parts: Sequence[RowSet]) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.job.block import Block
 from stoker.job.task_spec import Decided, Named, TaskSpec, block_of_task
 from stoker.train.ranking.engine_conflicts import engine_conflicts
-from stoker.train.ranking.ranking_block import EXAMPLES, NAMES, REASONS, RankingBlock
+from stoker.train.ranking.ranking_block import EXAMPLES, NAMES, REASONS, FeatureBlock, RankingBlock, TableBlock
 
 if TYPE_CHECKING:
     from stoker.data.ranking.log_audit import LogAudit
@@ -29,6 +29,28 @@ if TYPE_CHECKING:
 
 BATCH = 256
 HELD_OUT = 0.1
+MODELS_OF_KEYS = {"layers": "dcn", "experts": "mmoe", "item": "two-tower"}
+OPTIMIZERS_OF_KEYS = {
+    "eps": ("rowwise-adagrad", "adagrad", "adam"),
+    "initial": ("rowwise-adagrad", "adagrad", "ftrl"),
+    "l1": ("ftrl",),
+    "l2": ("ftrl",),
+}
+KINDS_OF_KEYS = {
+    "separator": ("ids", "sequence"),
+    "buckets": ("buckets",),
+    "boundaries": ("buckets",),
+    "longest": ("sequence",),
+    "table": ("id", "ids", "sequence", "buckets"),
+    "width": ("id", "ids", "sequence", "buckets"),
+    "log": ("dense",),
+}
+IMPLIED = {"separator": "ids", "buckets": "buckets", "boundaries": "buckets"}  # with `kind: auto`
+
+
+def default_of(block: type[Block], key: str) -> Any:
+    """Returns the default value of a key."""
+    return block.model_fields[key].get_default(call_default_factory=True)
 
 
 def _block(job: Job) -> RankingBlock:
@@ -75,10 +97,60 @@ def _labels(view: View) -> Iterator[Problem]:
 
 
 def _features(view: View) -> Iterator[Problem]:
-    for index, feature in enumerate(view.value("ranking.features")):
-        key = f"ranking.features[{index}].boundaries"
+    features = view.value("ranking.features")
+    names = [feature.name for feature in features]
+    for index, feature in enumerate(features):
+        key = f"ranking.features[{index}]"
         if sorted(set(feature.boundaries)) != feature.boundaries:
-            yield from view.at_each([key], "boundaries rise from one to the next", "write them in order, each once")
+            message = "boundaries rise from one to the next"
+            yield from view.at_each([f"{key}.boundaries"], message, "write them in order, each once")
+        if (first := names.index(feature.name)) < index:
+            message = f"`{feature.name}` has an entry in `features` already, number {first + 1}"
+            yield from view.at_each([f"{key}.name"], message, "write all of its keys there")
+        yield from _keys_of_other_kinds(view, key, feature)
+
+
+def _keys_of_other_kinds(view: View, key: str, feature: FeatureBlock) -> Iterator[Problem]:
+    """Yields keys of a feature that its kind does not use; those of `kind: auto` are known once the data is read."""
+    given = [name for name in KINDS_OF_KEYS if getattr(feature, name) not in (None, [])]
+    if feature.kind == "auto":
+        implied = {IMPLIED[name]: name for name in given if name in IMPLIED}
+        if len(implied) > 1:
+            one, other = implied.values()
+            message = f"`{one}` and `{other}` are keys of different kinds of features"
+            yield from view.at_each([f"{key}.{other}"], message, "keep one")
+            return
+    kind: str = feature.kind
+    if kind == "auto":
+        kind = "buckets" if feature.buckets is not None or feature.boundaries else ""
+    for name in given:
+        if kind and kind not in KINDS_OF_KEYS[name]:
+            message = f"`{name}` has no effect on a feature of `kind: {kind}`"
+            hint = f"write `kind: {KINDS_OF_KEYS[name][0]}`, or remove it"
+            yield from view.at_each([f"{key}.{name}"], message, hint)
+    if feature.buckets is not None and feature.boundaries:
+        message = "`buckets` is the number of quantiles, and `boundaries` are given"
+        yield from view.at_each([f"{key}.buckets"], message, "keep one")
+
+
+def _keys_of_other_models(view: View) -> Iterator[Problem]:
+    """Yields keys whose value differs from the default and has no effect on the model or the optimizer.
+
+    A run's own job.yaml has every key.
+    """
+    model = view.value("ranking.model")
+    for name, owner in MODELS_OF_KEYS.items():
+        key = f"ranking.{name}"
+        if model in NAMES and model != owner and view.given(key) and view.value(key) != default_of(RankingBlock, name):
+            message = f"`{name}` has no effect with `model: {model}`"
+            yield from view.at_each([key], message, f"remove it, or write `model: {owner}`")
+    optimizer = view.value("ranking.table.optimizer")
+    for name, owners in OPTIMIZERS_OF_KEYS.items():
+        key = f"ranking.table.{name}"
+        if optimizer not in owners and view.given(key) and view.value(key) != default_of(TableBlock, name):
+            message = f"`table.{name}` has no effect with `optimizer: {optimizer}`"
+            hint = f"remove it, or write `optimizer: {owners[0]}`"
+            yield from view.at_each([key], message, hint)
 
 
 def _order(view: View) -> Iterator[Problem]:
@@ -90,12 +162,25 @@ def _order(view: View) -> Iterator[Problem]:
         yield from view.at_each(["epochs", "ranking.progressive"], message, "write `epochs: 1`")
 
 
+def _admission(view: View) -> Iterator[Problem]:
+    rule = view.value("ranking.table.admission")
+    if rule is None:
+        return
+    if rule.count == 1 and rule.probability == 1:
+        message = "`admission` needs to know which ids get a row"
+        yield from view.at_each(["ranking.table.admission"], message, "write `count: 2` or `probability: 0.5`")
+    elif rule.count == 1 and rule.cells != default_of(type(rule), "cells"):
+        message = "`cells` are the counters of `count`, which is not given"
+        hint = "write `count: 2` beside it, or remove it"
+        yield from view.at_each(["ranking.table.admission.cells"], message, hint)
+
+
 def _eviction(view: View) -> Iterator[Problem]:
     rule = view.value("ranking.table.eviction")
     if rule is not None and rule.age is None and rule.max_rows is None:
         message = "`eviction` needs to know which rows go"
         yield from view.at_each(["ranking.table.eviction"], message, "write `age: 10000` or `max_rows: 1000000`")
-    if rule is not None and rule.max_rows is None and rule.score != type(rule).model_fields["score"].default:
+    if rule is not None and rule.max_rows is None and rule.score != default_of(type(rule), "score"):
         message = "`score` ranks rows, but `max_rows` is not given"
         hint = "write `max_rows: 1000000`, or remove `score`"
         yield from view.at_each(["ranking.table.eviction.score"], message, hint)
@@ -195,7 +280,10 @@ TASK = TaskSpec(
     block=RankingBlock,
     reasons=REASONS,
     examples=EXAMPLES,
-    checks=(_models, _labels, _features, _order, _eviction, _precision, _engine),
+    checks=(
+        *(_models, _labels, _features, _keys_of_other_models, _order),
+        *(_admission, _eviction, _precision, _engine),
+    ),
     text=False,
     sources=True,
     instead={"model": "name it in `ranking.model`"},
