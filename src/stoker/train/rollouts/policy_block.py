@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from stoker.job.schema import Job
     from stoker.train.rollouts.policy_objective import PolicyObjective
 
-TURNS, ESTIMATOR = 8, "k3+"  # unless a job says others
+TURNS = 8  # unless a job says another number
+ESTIMATOR: Literal["k3+"] = "k3+"
 TOY_TOKENS = 6  # of an answer of a small copy
 NonNegative = Annotated[float, Field(ge=0)]
 
