@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -66,9 +66,58 @@ def train_run(
     Args:
         began: start of this process' preparation of the job, seconds since 1970; by default now.
     """
-    job, task, heart, began = prepared.job, prepared.task, heart or Heart(), began or time.time()
-    display = display or Display(0, task.unit, quiet=quiet or not prepared.engine.first)
+    heart, began = heart or Heart(), began or time.time()
+    display = display or Display(0, prepared.task.unit, quiet=quiet or not prepared.engine.first)
     event = folder.event if prepared.engine.first else _no_event
+    loop = _build_loop(prepared, folder, base, event=event, display=display, hooks=hooks, heart=heart)
+    heart.beat("restore")
+    resumed = loop.resume()
+    heart.goes_on_after(resumed)
+    plan, schedule = loop.derive_plan()
+    if resumed >= plan.steps:
+        return _done_before(loop, prepared, folder, display, resumed), loop
+    facts = {**prepared.facts, **_derived(prepared, plan, schedule)}
+    for name, fact in facts.items():
+        display.note(f"{name:<10} {fact}")
+    if resumed:
+        display.note(f"going on after step {resumed}")
+    comparison = predicted_of(prepared)
+    display.note(comparison.line())
+    if prepared.engine.first:
+        _record(prepared, folder, plan, facts, resumed=resumed, where=loop.resumed_from, began=began)
+        comparison.write(folder)
+    if prepared.job.train.tensorboard and prepared.engine.first:
+        from stoker.train.tensorboard import tensorboard_writer
+
+        loop.hooks.append(Hook(after_step=tensorboard_writer(folder.path / "tensorboard", resumed)))
+    with (
+        _recorded_failure(loop, prepared, heart, event),
+        deterministic_kernels(prepared.job.train.deterministic),
+        arithmetic_of(prepared.device),
+        memory_errors_told(prepared, loop.optimizer, heart, comparison.predicted),
+    ):
+        outcome = loop.run()
+    _compare(comparison, prepared, folder, display, resumed=resumed)
+    event(outcome.state, step=outcome.step, stall=round(loop.saver.stall, 3), **outcome.cached)
+    return outcome, loop
+
+
+def _build_loop(
+    prepared: Prepared,
+    folder: RunFolder,
+    base: Path,
+    *,
+    event: Callable[..., None],
+    display: Display,
+    hooks: Sequence[Hook],
+    heart: Heart,
+) -> Loop:
+    """Returns the loop of a prepared run, before it has a state.
+
+    Raises:
+        UserError: the folder has the run of another job.
+    """
+    job, task = prepared.job, prepared.task
     saver = _saver(job, folder, base, event=event, note=display.note)
     check_same_job(job, prepared.fingerprints, folder, resuming=saver.has_state())
     optimizer = build_optimizer(
@@ -105,39 +154,25 @@ def train_run(
         heart=heart,
         reads_urls=bool(urls_of(job)),
     )
-    heart.beat("restore")
-    resumed = loop.resume()
-    heart.goes_on_after(resumed)
-    plan, schedule = loop.derive_plan()
-    if resumed >= plan.steps:
-        loop.save_what_was_kept()
-        if prepared.corpus:
-            prepared.corpus.close()
-        display.note(f"this run is done: {resumed} steps. To train further raise `steps`; to start over write --fresh")
-        if prepared.engine.first and (folder.read_events() or [{}])[-1].get("event") != "done":
-            folder.event("done", step=resumed)  # killed between its last checkpoint and its end
-        return LoopOutcome("done", resumed, None, None, None), loop
-    facts = {**prepared.facts, **_derived(prepared, plan, schedule)}
-    for name, fact in facts.items():
-        display.note(f"{name:<10} {fact}")
-    if resumed:
-        display.note(f"going on after step {resumed}")
-    comparison = predicted_of(prepared)
-    display.note(comparison.line())
-    if prepared.engine.first:
-        _record(prepared, folder, plan, facts, resumed=resumed, where=loop.resumed_from, began=began)
-        comparison.write(folder)
-    if job.train.tensorboard and prepared.engine.first:
-        from stoker.train.tensorboard import tensorboard_writer
+    return loop
 
-        loop.hooks.append(Hook(after_step=tensorboard_writer(folder.path / "tensorboard", resumed)))
+
+def _done_before(loop: Loop, prepared: Prepared, folder: RunFolder, display: Display, resumed: int) -> LoopOutcome:
+    """Returns the outcome of a run that has all of its steps already."""
+    loop.save_what_was_kept()
+    if prepared.corpus:
+        prepared.corpus.close()
+    display.note(f"this run is done: {resumed} steps. To train further raise `steps`; to start over write --fresh")
+    if prepared.engine.first and (folder.read_events() or [{}])[-1].get("event") != "done":
+        folder.event("done", step=resumed)  # killed between its last checkpoint and its end
+    return LoopOutcome("done", resumed, None, None, None)
+
+
+@contextmanager
+def _recorded_failure(loop: Loop, prepared: Prepared, heart: Heart, event: Callable[..., None]) -> Iterator[None]:
+    """Writes the event of an error, unless the supervisor does; closes the data at the end."""
     try:
-        with (
-            deterministic_kernels(job.train.deterministic),
-            arithmetic_of(prepared.device),
-            memory_errors_told(prepared, optimizer, heart, comparison.predicted),
-        ):
-            outcome = loop.run()
+        yield
     except BaseException as error:
         if not heart.watched:
             kind = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
@@ -147,9 +182,6 @@ def train_run(
     finally:
         if prepared.corpus:
             prepared.corpus.close()
-    _compare(comparison, prepared, folder, display, resumed=resumed)
-    event(outcome.state, step=outcome.step, stall=round(saver.stall, 3), **outcome.cached)
-    return outcome, loop
 
 
 def _compare(
