@@ -48,6 +48,15 @@ def test_every_key_has_its_option(tmp_path: Path) -> None:
     assert "--cpus-per-task=16" in script.split("srun", 1)[1]
 
 
+def test_a_job_that_can_lose_a_node_is_not_killed_with_it(tmp_path: Path) -> None:
+    faults = {"nodes": {"min": 1, "max": 2}}
+    submission = submission_in(tmp_path, parallel={"data": 2}, faults=faults, target={"slurm": {"nodes": 2}})
+    script = batch_script(submission, choose_target(submission.loaded, None).block, files="f")  # type: ignore[arg-type]
+    assert "no-kill" in options(script) and "--nodes 1:2 " in script
+    assert any(line.startswith("srun") and " --no-kill " in line for line in script.splitlines())
+    assert "no-kill" not in script_of(tmp_path, nodes=2)
+
+
 @pytest.mark.parametrize(
     ("gres", "given"), [("gpu", "gpu:4"), ("gpu:2", "gpu:2"), ("gpu:h100:8,nic:1", "gpu:h100:8,nic:1"), ("none", None)]
 )

@@ -51,6 +51,8 @@ def _header(submission: Submission, block: SlurmBlock, files: str) -> Iterator[s
             yield f"#SBATCH --{name}={_word(str(value))}"
     if block.exclusive:
         yield "#SBATCH --exclusive"
+    if submission.least < submission.nodes:
+        yield "#SBATCH --no-kill"  # the job continues when it loses a node
     yield "#SBATCH --requeue" if block.requeue else "#SBATCH --no-requeue"
     for option in block.sbatch:
         yield f"#SBATCH {option}"
@@ -107,6 +109,8 @@ def srun_line(submission: Submission, block: SlurmBlock, files: str) -> str:
     words = ["srun", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--label"]
     if submission.nodes == 1:
         words.remove("--label")
+    if submission.least < submission.nodes:
+        words.append("--no-kill")
     if block.cpus is not None:
         words.append(f"--cpus-per-task={block.cpus}")  # from Slurm 22.05 on srun does not inherit it
     mounts = [mount if ":" in mount else f"{mount}:{mount}" for mount in block.mounts]

@@ -23,6 +23,7 @@ WRITTEN = {
     "signal": "write `warn:`, in seconds",
     "requeue": "write `requeue:`, how many times",
     "no-requeue": "write `requeue: 0`",
+    "no-kill": "write `faults: {nodes: {min: N, max: M}}` in the job",
     "chdir": "the job works in the folder in which it is submitted",
     "array": "remove it",
     "wrap": "remove it",
@@ -44,9 +45,9 @@ OF_KEYS = {
 SHORT = {
     "a": "array", "A": "account", "c": "cpus-per-task", "C": "constraint", "D": "chdir", "e": "error",
     "J": "job-name", "n": "ntasks", "N": "nodes", "o": "output", "p": "partition", "q": "qos", "t": "time",
-    "w": "nodelist", "x": "exclude",
+    "k": "no-kill", "w": "nodelist", "x": "exclude",
 }  # fmt: skip
-WITHOUT_VALUE = "HIkOQsvVWh"  # short options that others can follow in one word
+WITHOUT_VALUE = "HIOQsvVWh"  # short options that others can follow in one word
 
 
 def option_problem(block: SlurmBlock, option: str) -> tuple[str, str] | None:
