@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.cli.preflight import open_job, open_stages
 from stoker.errors import Problem, UserError
 from stoker.job import LoadedJob
-from stoker.job.key_paths import TARGET
+from stoker.job.key_paths import TARGET, KeyPath
 from stoker.job.stages import StagedJob, stages_if_any
 from stoker.job.targets import LOCAL
 from stoker.job.yaml_document import COMMAND_LINE, Mark
@@ -102,7 +102,7 @@ def chosen_of(arguments: argparse.Namespace) -> tuple[GivenJob, ChosenTarget]:
     if given and chosen.kind != "ssh":
         raise UserError(Problem(f"--{next(iter(given))} selects ssh hosts, and the target is {chosen.kind}"))
     if given:
-        marks = {
+        marks: dict[KeyPath, Mark] = {
             (TARGET, chosen.kind, name): Mark(COMMAND_LINE, (0, 0), (0, 0), override=f"--{name} {value}")
             for name, value in given.items()
         }
