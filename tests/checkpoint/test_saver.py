@@ -22,10 +22,10 @@ from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.state import Saved
 from stoker.checkpoint.storage import attempt_name
 from stoker.errors import RunFailed
-from stoker.runs.shm_folder import PREFIX
+from stoker.runs import shm_folder
 
 ALL = Keep(9)
-OWN = f"{PREFIX}????????"  # of a process without a run, as tempfile names it
+OWN = f"{shm_folder.OWN}*"  # folders of processes without a run
 
 
 @pytest.fixture

@@ -78,6 +78,27 @@ def test_removing() -> None:
     assert values(apply_edits(JOB, [("dpo.beta", None)])) == values(JOB)
 
 
+@pytest.mark.parametrize(
+    ("text", "key", "left"),
+    [
+        ("data: [{path: a.jsonl, weight: 2}]\n", "data[0].weight", {"data": [{"path": "a.jsonl"}]}),
+        ("data: [{path: a.jsonl, weight: 2}]\n", "data.weight", {"data": [{"path": "a.jsonl"}]}),
+        ("data: [{path: a, weight: 2}, {path: b}]\n", "data[1].path", {"data": [{"path": "a", "weight": 2}]}),
+        ("data: [a.jsonl, b.jsonl]\n", "data[0].path", {"data": ["b.jsonl"]}),
+        ("data: a.jsonl\nsteps: 3\n", "data.path", {"steps": 3}),
+        ("data: [a.jsonl]\nsteps: 3\n", "data[0]", {"steps": 3}),
+        ("data: [a.jsonl]\n", "data[4].path", {"data": ["a.jsonl"]}),
+    ],
+)
+def test_removing_from_sources(text: str, key: str, left: dict[str, Any]) -> None:
+    assert parse_document(apply_edits(text, [(key, None)]), file="job.yaml").data == left
+
+
+def test_removing_from_one_of_several_sources_is_refused() -> None:
+    with pytest.raises(UserError, match="2 sources"):
+        apply_edits("data: [a.jsonl, b.jsonl]\n", [("data.path", None)])
+
+
 def test_removing_what_was_set_gives_the_text_again() -> None:
     once = apply_edits(JOB, [])
     assert apply_edits(apply_edits(once, [("checkpoint.keep", 3)]), [("checkpoint.keep", None)]) == once

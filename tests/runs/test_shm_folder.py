@@ -71,6 +71,19 @@ def test_another_container_leaves_a_live_run_alone_and_removes_a_dead_one(tmp_pa
     assert not shared_folder(mine).exists()
 
 
+def test_only_folders_of_runs_and_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without /dev/shm they lie among other programs' temporary files."""
+    monkeypatch.setattr("stoker.runs.shm_folder.os.access", lambda path, mode: False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    left, of_process = tmp_path / "tmp/stoker_run-0123456789ab", tmp_path / "tmp/stoker_process-abcdefgh"
+    theirs = [tmp_path / "tmp/stoker_projects", tmp_path / "tmp/stoker_data-2026"]
+    for folder in (left, of_process, *theirs):
+        folder.mkdir(parents=True)
+    with shared_memory(run_of(tmp_path, "mine")):
+        assert not left.exists() and not of_process.exists()
+        assert all(folder.exists() for folder in theirs)
+
+
 def test_a_folder_that_was_removed_is_made_and_held_again(tmp_path: Path) -> None:
     with shared_memory(tmp_path) as folder:
         shutil.rmtree(folder.path)

@@ -11,7 +11,7 @@ import pytest
 from stoker.errors import UserError
 from stoker.scoring.answer_rows import AnswerRow
 from stoker.scoring.sandbox import sandbox_problem
-from stoker.scoring.scorers import last_number, normalised, scorer_of, scorers_of
+from stoker.scoring.scorers import last_number, normalised, scorer_of, scorer_problem, scorers_of
 
 
 def row(expected: object = None, scorers: tuple[str, ...] = (), **fields: object) -> AnswerRow:
@@ -110,6 +110,58 @@ def test_a_function_of_the_users(tmp_path: Path) -> None:
     for name, message in (("bad", "returned 'good'"), ("fails", "rows.jsonl:7: .* raised KeyError")):
         with pytest.raises(UserError, match=message):
             scorer_of(f"python:my_metrics:{name}", tmp_path).score("abc", row())
+
+
+def test_a_function_that_ends_the_process_is_an_error_of_its_row(tmp_path: Path) -> None:
+    (tmp_path / "ends.py").write_text(
+        "def one(answer, expected, row):\n    raise SystemExit(3)\n\ndef every(answers):\n    raise SystemExit(3)\n"
+    )
+    for name in ("one", "every"):
+        with pytest.raises(UserError, match=r"rows.jsonl:7: .* raised SystemExit: 3"):
+            scorer_of(f"python:ends:{name}", tmp_path).score("abc", row())
+
+
+def test_a_function_with_other_parameters_and_a_module_that_fails_are_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "other_parameters.py").write_text("def f(foo):\n    return 1.0\n")
+    (tmp_path / "fails_on_import.py").write_text("raise RuntimeError('not today')\n")
+    with pytest.raises(
+        UserError, match=r"has the parameters \(foo\).*; give it the parameters \(answer, expected, row\)"
+    ):
+        scorer_of("python:other_parameters:f", tmp_path)
+    with pytest.raises(UserError, match="importing fails_on_import raised RuntimeError: not today"):
+        scorer_of("python:fails_on_import:f", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("exakt", "did you mean exact?"),
+        ("regex:((", "not a regular expression"),
+        ("numeric:x", "must be a number"),
+        ("json_schema:none.json", "none.json"),
+        ("python:mine", "is incomplete"),
+        ("python:mein:good", "did you mean mine?"),
+        ("python:mine:goood", "mine.py has no 'goood'; did you mean good?"),
+        ("python:broken:good", "broken.py cannot be read"),
+        ("python:mine:good", ""),
+        ("python:mine:Judge.score", ""),
+        ("python:mine:sqrt", ""),
+        ("python:open:anything", ""),
+        ("python:json:loads", ""),
+        ("judge:http://nobody", ""),
+        ("chrf", ""),
+    ],
+)
+def test_a_scorer_is_looked_for_without_running_anything(name: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from math import sqrt\nopen('ran', 'w')\n"
+        "def good(answer, expected, row):\n    return 1\nclass Judge:\n    pass\n"
+    )
+    (tmp_path / "broken.py").write_text("def good(:\n")
+    (tmp_path / "open.py").write_text("from math import *\n")
+    problem = scorer_problem(name, tmp_path)
+    assert (str(problem) if problem else "") == "" if not message else message in str(problem)
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,7 @@ def test_the_models_dropout_is_off(dpo: dict[str, Any], base: Path, tiny_model: 
         ({"dpo": {"loss": "ipo", "label_smoothing": 0.1}}, "no effect with `loss: ipo`"),
         ({"dpo": {"loss": "simpo", "length_normalise": False}}, "means over tokens"),
         ({"dpo": {"loss": "kto", "sft_weight": 1.0}}, "no chosen answer"),
+        ({"dpo": {"loss": "robust"}}, "without `label_smoothing` is `loss: sigmoid`; write label_smoothing: 0.1"),
         ({"data": [{"path": "judged.jsonl", "too_long": "split"}], "dpo": {"loss": "kto"}}, "answers with a label"),
     ],
 )
@@ -216,6 +217,9 @@ def test_rows_of_another_kind_are_refused(dpo: dict[str, Any], base: Path) -> No
         run(base, {**dpo, "dpo": {"loss": "kto"}})
     with pytest.raises(UserError, match="its rows are one answer a row; task dpo trains on answers with a label"):
         run(base, {**judged(dpo), "data": "rows.jsonl"})
+    with pytest.raises(UserError, match="`task: dpo` with `loss: kto` trains on labels") as caught:
+        run(base, {**judged(dpo), "dpo": {}})
+    assert len(caught.value.problems) == 1
 
 
 def test_a_reference_of_another_tokenizer_is_refused(dpo: dict[str, Any], base: Path) -> None:

@@ -26,7 +26,7 @@ from stoker.checkpoint.shm_buffers import Slot
 from stoker.checkpoint.state import State
 from stoker.checkpoint.storage import storage_of
 from stoker.checkpoint.writer import GIVE_UP, WriteRequest
-from stoker.runs.shm_folder import NEIGHBOUR, PREFIX, SENT, SharedFolder, has_folder, shared_folder
+from stoker.runs.shm_folder import NEIGHBOUR, OWN, SENT, SharedFolder, has_folder, shared_folder
 
 VISIBLE = 120.0  # seconds until a file written by another machine must be visible on this one
 ENDS = 600.0  # seconds that the writer gets to finish when this process ends
@@ -56,7 +56,7 @@ class Snapshots:
     def folder(self) -> Path:
         """The folder in shared memory: the run's, or a private one that is created on first use."""
         if self._folder is None:
-            own = SharedFolder(Path(tempfile.mkdtemp(prefix=PREFIX, dir=shared_folder(Path()).parent)))
+            own = SharedFolder(Path(tempfile.mkdtemp(prefix=OWN, dir=shared_folder(Path()).parent)))
             own.hold()
             self._own, self._folder = own, own.path
             self._removed = weakref.finalize(self, own.remove)

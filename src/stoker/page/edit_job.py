@@ -126,18 +126,31 @@ def _only_source(data: CommentedMap) -> int:
 
 
 def _remove(data: CommentedMap, path: KeyPath) -> None:
-    holders: list[Any] = [data]
-    for part in path[:-1]:
-        below = holders[-1].get(part) if isinstance(holders[-1], dict) else None
-        if isinstance(below, list) and len(below) == 1:
-            below = below[0]
-        if not isinstance(below, dict):
-            if path == (path[0], SHORT.get(str(path[0]))):  # `model:` alone is `model.name`
-                data.pop(path[0], None)
-            return
-        holders.append(below)
-    holders[-1].pop(path[-1], None)
+    """Removes a key, and then blocks that are empty; a source that is a path alone is its `path`."""
+    if path[0] == "data" and len(path) > 1 and not isinstance(path[1], int) and isinstance(data.get("data"), list):
+        path = ("data", _only_source(data), *path[1:])
+    if path[-1] == SHORT.get(str(path[0])):  # `model: NAME` is `model.name`
+        above = path[:-1]
+        if not isinstance(_at(data, above), dict | list):
+            path = above
+    holders = [_at(data, path[:depth]) for depth in range(len(path))]
+    if not _has(holders[-1], path[-1]):
+        return
+    del holders[-1][path[-1]]
     for depth in range(len(path) - 1, 0, -1):
-        if holders[depth] or holders[depth - 1].get(path[depth - 1]) is not holders[depth]:
+        if holders[depth]:
             return
         del holders[depth - 1][path[depth - 1]]
+
+
+def _at(data: Any, path: KeyPath) -> Any:
+    """Returns the value at a path; None if there is none."""
+    for part in path:
+        data = data[part] if _has(data, part) else None
+    return data
+
+
+def _has(holder: Any, part: str | int) -> bool:
+    if isinstance(part, int):
+        return isinstance(holder, list) and part < len(holder)
+    return isinstance(holder, dict) and part in holder

@@ -31,6 +31,7 @@ from stoker.errors import DiskFailed, RunFailed
 from stoker.files import open_regular
 
 PREFIX, DIGITS = "stoker_", 12  # of a folder's name, and of the digest that ends it
+OWN = f"{PREFIX}process-"  # of the folder of a process without a run
 KEPT = "kept"
 AGAIN = "again"
 NEIGHBOUR, SENT, SUPERVISOR, CUT = "neighbour", "sent-", "supervisor", "cut-link"
@@ -241,7 +242,8 @@ def _locked(path: Path, how: int) -> int | None:
 
 
 def _sweep(place: Path) -> None:
-    for path in place.glob(f"{PREFIX}*-{'[0-9a-f]' * DIGITS}"):
+    of_runs = place.glob(f"{PREFIX}*-{'[0-9a-f]' * DIGITS}")
+    for path in (*of_runs, *place.glob(f"{OWN}*")):  # other programs may have folders beside them
         with suppress(OSError):
             if (path / KEPT).exists():
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from running import Ran, run, write_job
 
 from stoker.errors import UserError
+from stoker.job.job_to_yaml import job_lines
 from stoker.job.load_job import load_job
 from stoker.train.prepared import Prepared
 from stoker.train.rollouts.rollout_files import ROLLOUTS, RolloutFiles
@@ -134,6 +136,11 @@ def test_every_loss_learns_to_write_a_letter(job: dict[str, Any], base: Path, lo
         ({"tune": {"method": "lora", "modules_to_save": ["lm_head"]}}, "modules trained whole have no other weights"),
         ({"tune": {"method": "lora", "dropout": 0.1}}, "with dropout it is another one"),
         ({"data": [{"path": "asked.jsonl", "too_long": "split"}]}, "would make prompts of parts of answers"),
+        ({"grpo": {"rewards": "exact", "kl": 0.0, "kl_estimator": "k2"}}, "has no effect without a KL"),
+        ({"grpo": {"rewards": "exact", "kl": 0.0, "kl_in": "reward"}}, "has no effect without a KL"),
+        ({"grpo": {"rewards": "exact", "loss": "rloo", "kl_estimator": "k2"}}, "a KL in the reward is estimated by k1"),
+        ({"grpo": {"rewards": {"exact": 0.0, "numeric": 1.0}}}, "the reward exact has a weight of 0"),
+        ({"grpo": {"rewards": "exact", "max_tokens": 64}}, "leave no room for a prompt in 64 tokens"),
     ],
 )
 def test_wrong_jobs_say_what_is_wrong(job: dict[str, Any], base: Path, change: dict[str, Any], message: str) -> None:
@@ -141,6 +148,45 @@ def test_wrong_jobs_say_what_is_wrong(job: dict[str, Any], base: Path, change: d
     changed["train"] = {**changed["train"], "batch": 16}
     with pytest.raises(UserError, match=message):
         run(base, changed)
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ({"kl_horizon": 5}, "no effect with a fixed coefficient"),
+        ({"kl_target": 6.0, "kl": 0.0}, "multiplies the coefficient `kl`, which must be above 0"),
+        ({"critic_warmup": 7}, "the critic is trained alone for 14 steps, and the run has 6"),
+        ({"kl_estimator": "k2"}, "a KL in the reward is estimated by k1"),
+    ],
+)
+def test_keys_of_ppo_without_effect_are_refused(ppo: dict[str, Any], base: Path, block: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_job(write_job(base, {**ppo, "train": {**ppo["train"], "batch": 8}, "ppo": {**ppo["ppo"], **block}}))
+
+
+def test_a_job_with_every_key_written_is_as_valid_as_before(
+    ppo: dict[str, Any], job: dict[str, Any], base: Path
+) -> None:
+    for given in (
+        ppo,
+        job,
+        {**job, "grpo": {**job["grpo"], "loss": "rloo"}},
+        {**job, "grpo": {**job["grpo"], "kl": 0.0}},
+    ):
+        loaded = load_job(write_job(base, given))
+        written = "".join(f"{line}\n" for line, _ in job_lines(loaded.job))
+        (base / "whole.yaml").write_text(written)
+        assert load_job(base / "whole.yaml").job == loaded.job
+
+
+def test_prompts_that_leave_no_room_for_an_answer_are_dropped(job: dict[str, Any], base: Path) -> None:
+    """All of a row, prompt and answer, is within `train.seq_len`."""
+    with (base / "asked.jsonl").open("a") as file:
+        file.write(json.dumps({"prompt": "sea " * 60, "expected": "1"}) + "\n")
+    ran = run(base, {**job, "steps": 2, "data": [{"path": "asked.jsonl", "too_long": "drop", "max_dropped": 0.5}]})
+    assert ran.prepared.audit.rows_dropped == 1
+    rollouts = files_of(ran).read(0).rollouts
+    assert max(len(r.prompt_ids) + len(r.answer_ids) for r in rollouts) <= 64
 
 
 def test_a_policy_that_is_not_the_one_that_answered_is_told(job: dict[str, Any], base: Path) -> None:
