@@ -261,7 +261,7 @@ def test_what_ranks_is_known_and_what_does_not_is_refused(clicks_home: Path) -> 
         assert ranks(one, clicks_home)
     assert not ranks("clicks.jsonl", clicks_home)
     options: dict[str, Any] = {"at": "last", "trusted": (), "cache_rows": 0, "cache_seconds": 0.0}
-    with pytest.raises(UserError, match="not a ranking model"):
+    with pytest.raises(UserError, match="is not a ranking model"):
         open_scorers(["shop", "smollm2-135m"], clicks_home, **options)
     with pytest.raises(UserError, match="two models have the name shop"):
         open_scorers(["shop", "shop=folder"], clicks_home, **options)

@@ -92,10 +92,11 @@ def logits(scorer: StoredScorer, home: Path) -> np.ndarray:
 def test_online_scores_are_the_offline_ones(
     model: str, home: Path, redis_place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    crosses = {"crosses": [["device", "item_id"]], "item": ["item_id"]} if model != "din" else {}
+    crosses = {"crosses": [["device", "item_id"]]} if model != "din" else {}
+    item = {"item": ["item_id"]} if model == "two-tower" else {}
     bounded = {"table": {"eviction": {"every": 2, "max_rows": 30, "default_row": "mean"}}} if model == "deepfm" else {}
     features = [{"name": "item_id", "width": 6}, {"name": "device", "width": 2}]
-    run = trained(home, model, model=model, features=features, **crosses, **bounded)
+    run = trained(home, model, model=model, features=features, **crosses, **item, **bounded)
     expected = offline(home, model)
     places = [str(home / f"{model}-out"), f"lmdb://{home}/{model}.lmdb", f"{redis_place}?prefix={model}"]
     for place in places:
@@ -208,7 +209,9 @@ def test_a_module_of_ones_own_is_served_by_its_graph_where_that_is_trusted(
 @pytest.mark.often("dlrm", "din")
 def test_every_model_is_onnx_too(model: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exported_tower, "ONNX_PACKAGES", ("onnx",))
-    run = trained(home, f"onnx-{model}", model=model, precision="fp32", **({"item": ["item_id"]}))
+    run = trained(
+        home, f"onnx-{model}", model=model, precision="fp32", item=["item_id"] if model == "two-tower" else []
+    )
     assert main(["export", run, "--format", "ranking", "--to", f"{run}-out"]) == 0
     assert "tower.onnx" in RunFolder(home / run).read_events()[-1]["verified"]
 

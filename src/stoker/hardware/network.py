@@ -72,6 +72,11 @@ def parse_network(text: str, device: DeviceKind | None = None, *, per_node: int 
     return None
 
 
+def describes_node(text: str) -> bool:
+    """Returns whether a text describes the link inside a node."""
+    return bool(_INSIDE.search(text))
+
+
 def _port(found: dict[str, str | None]) -> float:
     """Returns the GB/s of one port."""
     if "generation" in found and found["generation"] is not None:
