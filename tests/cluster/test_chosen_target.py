@@ -63,7 +63,10 @@ def test_overrides_replace_keys_of_a_named_target(loaded: LoadedJob) -> None:
     block = chosen.block
     assert (block.partition, block.nodes, block.cpus) == ("long", 2, 4)  # type: ignore[attr-defined]
     for text, told in (
-        ("target.ssh.nodes=2", "`target.ssh.nodes=2` is not a key of the target t.yaml, which is slurm; write, for example,"),
+        (
+            "target.ssh.nodes=2",
+            "`target.ssh.nodes=2` is not a key of the target t.yaml, which is slurm; write, for example,",
+        ),
         ("target.nodes=2", "`target.nodes=2` is not a key of the target t.yaml, which is slurm"),
         ("target.slurm.partion=x", "in `target.slurm.partion=x`: unknown key `target.slurm.partion`; write `partition"),
         ("target.slurm.nodes=0", "in `target.slurm.nodes=0`: `target.slurm.nodes` must be a whole number above 0"),

@@ -87,7 +87,7 @@ IMPOSSIBLE = [
     (MODULE, "train: {router_aux_loss: 0.1}", ["train.router_aux_loss"], "no effect in `task: module`", "remove it"),
     (MODULE, "evaluate: {samples: 2}", ["evaluate.samples"], "no effect in `task: module`", "remove it"),
     (SFT, "parallel: {tensor: 0, shard_size: 3, context_by: ring}", ["tensor", "shard_size", "context_by"], "", ""),
-    (SFT, "parallel: {devices: []}", ["devices"], "is empty", "a list of whole numbers of at least 0 or auto"),
+    (SFT, "parallel: {devices: []}", ["devices"], "is empty", "write at least one item"),
     (SFT, "parallel: {devices: [0, -1]}", ["devices[1]"], "must be a whole number of at least 0, not -1", ""),
     (SFT, "parallel: {devices: 2}", ["devices"], "must be a list of whole numbers", "write [2] or auto"),
     (SFT, "parallel: {devices: '0,1'}", ["devices"], "must be a list of whole numbers", "write [0,1] or auto"),
