@@ -1,6 +1,6 @@
 """Toy tasks that a policy has to learn, by PPO and by every loss of GRPO, on tiny random models.
 
-    python benchmarks/alignment_toys.py [--tasks length,copy,avoid] [--algorithms ppo,grpo,...] [--seeds 3] [--steps 60]
+    python benchmarks/alignment_toys.py [--tasks length,copy,avoid] [--algorithms ppo,grpo,...] [--seeds 0 1 2] [--steps 160]
 
 A model of one block over 4 letters begins at random. The tasks: answers of five tokens (``length``), answers of the
 prompt's letter alone (``copy``), answers without the letter a (``avoid``). The best score of each is 1. A cell is the
@@ -137,13 +137,13 @@ def main(arguments: Sequence[str] | None = None) -> dict[tuple[str, str], list[f
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", default=",".join(REWARDS))
     parser.add_argument("--algorithms", default=",".join(ALGORITHMS))
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=160)
     given = parser.parse_args(arguments)
     tasks = chosen(given.tasks, list(REWARDS), "--tasks")
     algorithms = chosen(given.algorithms, ALGORITHMS, "--algorithms")
     found: dict[tuple[str, str], list[float]] = {}
-    for seed in range(given.seeds):
+    for seed in given.seeds:
         for task in tasks:
             for algorithm in algorithms:
                 began = time.perf_counter()

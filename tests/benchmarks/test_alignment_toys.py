@@ -8,7 +8,7 @@ import pytest
 
 @pytest.mark.slow  # thirty rounds of answers
 def test_a_cell_of_the_benchmark_reaches_its_goal(capsys: pytest.CaptureFixture[str]) -> None:
-    found = alignment_toys.main(["--tasks", "avoid", "--algorithms", "grpo", "--seeds", "1", "--steps", "120"])
+    found = alignment_toys.main(["--tasks", "avoid", "--algorithms", "grpo", "--seeds", "0", "--steps", "120"])
     ((cell, (score,)),) = found.items()
     assert cell == ("avoid", "grpo") and score > alignment_toys.GOAL
     said = capsys.readouterr().out
