@@ -1,6 +1,6 @@
 """Toy tasks that a policy has to learn, by PPO and by every loss of GRPO, on tiny random models.
 
-    python benchmarks/alignment_toys.py [--tasks length,copy,avoid] [--algorithms ppo,grpo,...] [--seeds 0 1 2] [--steps 160]
+    python benchmarks/alignment_toys.py [--tasks length,copy,avoid] [--algorithms ppo,grpo] [--seeds 0 1] [--steps 160]
 
 A model of one block over 4 letters begins at random. The tasks: answers of five tokens (``length``), answers of the
 prompt's letter alone (``copy``), answers without the letter a (``avoid``). The best score of each is 1. A cell is the

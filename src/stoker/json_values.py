@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isfinite
+from numbers import Integral, Real
 from typing import Any
 
 
@@ -11,9 +13,13 @@ def finite(value: Any) -> Any:
         return {str(key): finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [finite(inner) for inner in value]
-    if isinstance(value, float):
-        return value if abs(value) < float("inf") else None
-    return value if isinstance(value, bool | int | None) else as_text(value)
+    if isinstance(value, bool | int | None):
+        return value
+    if isinstance(value, Integral):  # of NumPy
+        return int(value)
+    if isinstance(value, Real):
+        return float(value) if isfinite(value) else None
+    return as_text(value)
 
 
 def as_text(value: Any) -> str:

@@ -225,7 +225,7 @@ def fluid(**keys: Any) -> dict[str, Any]:
         ({"cpu": 4, "resources": {"cpu": 8}}, "resources.cpu", "also given"),
         ({"memory": "4Gi", "resources": {"memory": "8Gi"}}, "resources.memory", "also given"),
         ({"resources": {"nvidia.com/gpu": 8}}, "resources.nvidia.com/gpu", "each process gets one"),
-        ({"gpu": "nvidia.com/gpu", "device_class": "gpu.nvidia.com"}, "gpu", "instead of `gpu`"),
+        ({"gpu": "amd.com/gpu", "device_class": "gpu.nvidia.com"}, "gpu", "instead of `gpu`"),
         ({"image": "a b"}, "image", "has a space"),
         ({"interface": "eth0 eth1"}, "interface", "has a space"),
         ({"namespace": "a.b"}, "namespace", "not the name of a namespace"),

@@ -96,10 +96,18 @@ def test_a_target_that_contradicts_itself_is_refused_at_its_place(keys: dict[str
 
 
 def test_overrides_replace_keys_of_a_named_target() -> None:
-    loaded = load_job(write_job(Path()), ["target.slurm.nodes=2", "target.slurm.cluster=4xL4"])
-    assert counted(planned_cluster(loaded, "hpc"))[1:] == (2, 4)
+    loaded, overrides = load_job(write_job(Path())), ["target.slurm.nodes=2", "target.slurm.cluster=4xL4"]
+    assert counted(planned_cluster(loaded, "hpc", overrides=overrides))[1:] == (2, 4)
     with pytest.raises(UserError, match="is not a key of the target lab, which is ssh"):
-        planned_cluster(loaded, "lab")
+        planned_cluster(loaded, "lab", overrides=overrides)
+    with pytest.raises(UserError, match="has no effect: 4xL4 is a cluster, not a target"):
+        planned_cluster(loaded, "4xL4", overrides=overrides)
+
+
+def test_overrides_of_a_named_target_are_not_the_job_s(capsys: pytest.CaptureFixture[str]) -> None:
+    write_job(Path())
+    words = ["plan", "job.yaml", "--on", "hpc", "target.slurm.nodes=2", "target.slurm.cluster=4xL4", "--json"]
+    assert main(words) == 0, capsys.readouterr().err
 
 
 def test_a_cluster_of_other_nodes_than_the_hosts_is_refused() -> None:

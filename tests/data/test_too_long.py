@@ -13,7 +13,7 @@ from tokenised import sequences_of
 from stoker.data.row_batch import Span
 from stoker.data.rows import Raw
 from stoker.data.tokenise import RowSettings, TextCodec, tokenise
-from stoker.data.trained_spans import split_into_windows
+from stoker.data.trained_spans import Cut, split_into_windows
 
 
 def raw(row: dict[str, Any] | str, number: int = 1) -> Raw:
@@ -73,3 +73,12 @@ def test_long_rows_are_cut_or_dropped_by_choice(chatml: TextCodec) -> None:
     assert not sequences_of(dropped)
     assert dropped.dropped[0].reason.startswith("too long: ")
     assert dropped.dropped[0].reason.endswith("seq_len is 32")
+
+
+@pytest.mark.parametrize("too_long", ["cut", "drop"])
+def test_a_prompt_leaves_room_for_the_answer_that_is_sampled(too_long: Cut) -> None:
+    """The answer that the row has needs no room: it is never in the same sequence as a sampled one."""
+    assert split_into_windows(330, [(80, 330)], 2048, too_long, sampled=1792) == ([(0, 330)], "")
+    windows, reason = split_into_windows(330, [(257, 330)], 2048, too_long, sampled=1792)
+    assert windows == [] and reason == "the prompt is too long: 257 tokens, and train.seq_len less max_tokens is 256"
+    assert split_into_windows(330, [(257, 330)], 2048, too_long) == ([(0, 330)], "")

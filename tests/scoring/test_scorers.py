@@ -138,9 +138,10 @@ def test_a_function_with_other_parameters_and_a_module_that_fails_are_told_at_on
         ("exakt", "did you mean exact?"),
         ("regex:((", "not a regular expression"),
         ("numeric:x", "must be a number"),
-        ("json_schema:none.json", "none.json"),
         ("python:mine", "is incomplete"),
-        ("python:mein:good", "did you mean mine?"),
+        ("python:elsewhere:good", ""),
+        ("python:sets:anything", ""),
+        ("json_schema:none.json", ""),
         ("python:mine:goood", "mine.py has no 'goood'; did you mean good?"),
         ("python:broken:good", "broken.py cannot be read"),
         ("python:mine:good", ""),
@@ -159,6 +160,7 @@ def test_a_scorer_is_looked_for_without_running_anything(name: str, message: str
     )
     (tmp_path / "broken.py").write_text("def good(:\n")
     (tmp_path / "open.py").write_text("from math import *\n")
+    (tmp_path / "sets.py").write_text("globals()['anything'] = print\n")
     problem = scorer_problem(name, tmp_path)
     assert (str(problem) if problem else "") == "" if not message else message in str(problem)
     assert not (tmp_path / "ran").exists()

@@ -72,10 +72,12 @@ def run(arguments: argparse.Namespace) -> int:
         from stoker.cli.plan_stages import plan_stages
 
         return plan_stages(arguments)
+    from stoker.cluster.chosen_target import split_overrides
     from stoker.job import load_job
     from stoker.job.task_spec import task_of
 
-    loaded = load_job(arguments.job, arguments.overrides)
+    overrides, _ = split_overrides(arguments.on, arguments.overrides)
+    loaded = load_job(arguments.job, overrides)
     planned = task_of(loaded.job).plan
     if planned is not None:
         return _plan_task(planned, loaded, arguments)
@@ -116,9 +118,11 @@ def _plan_task(
 
 def planned_on(loaded: LoadedJob, arguments: argparse.Namespace) -> PlannedCluster:
     """Returns the cluster of the command line or of the job's target, and prints the target's nodes."""
+    from stoker.cluster.chosen_target import split_overrides
     from stoker.cluster.planned_cluster import planned_cluster
 
-    found = planned_cluster(loaded, arguments.on, targets=not arguments.cluster_only)
+    _, of_target = split_overrides(arguments.on, arguments.overrides)
+    found = planned_cluster(loaded, arguments.on, overrides=of_target, targets=not arguments.cluster_only)
     if found.target and not arguments.json:
         cluster = found.cluster
         nodes = f"{cluster.nodes} node{'s' * (cluster.nodes > 1)} with {cluster.per_node} x {cluster.device.name}"

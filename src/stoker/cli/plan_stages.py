@@ -69,7 +69,10 @@ def plan_stages(arguments: argparse.Namespace) -> int:
         if getattr(arguments, name):
             hint = f"write `stoker check {arguments.job} --only STAGE > stage.yaml` and plan that"
             raise UserError(Problem(f"{option} draws one job, and this file has stages", hint))
-    chosen = read_stages(arguments.job, arguments.overrides).chosen(only=arguments.only, begin=arguments.begin)
+    from stoker.cluster.chosen_target import split_overrides
+
+    overrides, _ = split_overrides(arguments.on, arguments.overrides)
+    chosen = read_stages(arguments.job, overrides).chosen(only=arguments.only, begin=arguments.begin)
     opened = open_stages(chosen)
     on = planned_on(opened[0], arguments)  # the target is that of all stages
     plans = [

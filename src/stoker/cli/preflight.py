@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +40,8 @@ def open_stages(stages: Sequence[Stage], *, trains: bool = False) -> list[Loaded
     jobs: list[LoadedJob] = []
     problems: dict[tuple[str, int, int, str], Problem] = {}
     for stage in stages:
-        loaded, found = _looked_for(stage.load, of_run=is_of_run(Path(stage.document.file)), trains=trains)
+        of_run, coming = is_of_run(Path(stage.document.file)), [earlier.output for earlier in stages]
+        loaded, found = _looked_for(stage.load, of_run=of_run, trains=trains, coming=coming)
         for problem in stage.placed([problem for problem in found if problem.key not in stage.needs]):  # runs to come
             words = problem.message.removeprefix(f"stage {stage.name}: ")
             problems.setdefault((problem.file, problem.line, problem.column, words), problem)
@@ -57,7 +58,9 @@ def open_stages(stages: Sequence[Stage], *, trains: bool = False) -> list[Loaded
     return jobs
 
 
-def _looked_for(load: Callable[[], LoadedJob], *, of_run: bool, trains: bool) -> tuple[LoadedJob | None, list[Problem]]:
+def _looked_for(
+    load: Callable[[], LoadedJob], *, of_run: bool, trains: bool, coming: Collection[str] = ()
+) -> tuple[LoadedJob | None, list[Problem]]:
     """Returns a job whose model and sources have been checked, and all problems."""
     loaded: LoadedJob | None = None
     read: ReadJob
@@ -70,7 +73,8 @@ def _looked_for(load: Callable[[], LoadedJob], *, of_run: bool, trains: bool) ->
         read, problems = error.sound, list(error.problems)
     problems += preflight(read)
     if trains:
-        problems += _output_problems(read) + _away_problems(read, {problem.key for problem in problems})
+        problems += _name_problems(read, coming) + _output_problems(read)
+        problems += _away_problems(read, {problem.key for problem in problems})
     return loaded, problems
 
 
@@ -164,8 +168,6 @@ def _other_models(loaded: ReadJob, base: Path) -> list[Problem]:
     for named in task_of(loaded.job).names(loaded.job):
         key, name = named.key, named.value
         if named.kind != "model":
-            problem = _name_problem(named, base)
-            problems += [loaded.problem(key, problem.message, problem.suggestion)] if problem is not None else []
             continue
         if find_model(name, base, or_run=True) is not None:
             found = model_problem(ModelBlock(name=name), base)
@@ -176,6 +178,22 @@ def _other_models(loaded: ReadJob, base: Path) -> list[Problem]:
         except UserError as error:
             hint = error.problems[0].message
             problems.append(loaded.problem(key, f"{name} is neither a model nor a run", hint))
+    return problems
+
+
+def _name_problems(loaded: ReadJob, coming: Collection[str]) -> list[Problem]:
+    """Returns the problems of the runs, the sources and the rewards that the task's block names.
+
+    Args:
+        coming: runs of earlier stages, which need not exist yet.
+    """
+    from stoker.job.task_spec import task_of
+
+    problems = []
+    for named in task_of(loaded.job).names(loaded.job):
+        problem = _name_problem(named, Path.cwd()) if named.value not in coming else None
+        if problem is not None:
+            problems.append(loaded.problem(named.key, problem.message, problem.suggestion))
     return problems
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -87,9 +86,9 @@ class GivenJob:
 
 def chosen_of(arguments: argparse.Namespace) -> tuple[GivenJob, ChosenTarget]:
     """Returns the job, or its stages, and the target, all checked."""
-    from stoker.cluster.chosen_target import choose_target
+    from stoker.cluster.chosen_target import choose_target, split_overrides
 
-    overrides, of_target = overrides_of_job(arguments)
+    overrides, of_target = split_overrides(arguments.on, arguments.overrides)
     staged = stages_if_any(arguments.job, overrides)
     jobs = [open_job(arguments.job, overrides)] if staged is None else open_stages(staged.stages)
     loaded = jobs[0]
@@ -111,21 +110,6 @@ def chosen_of(arguments: argparse.Namespace) -> tuple[GivenJob, ChosenTarget]:
     return GivenJob(jobs, staged), chosen
 
 
-def overrides_of_job(arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
-    """Returns the overrides of the job, and those of the target that ``--on`` names.
-
-    Raises:
-        UserError: both ``--on`` and ``target=`` name a target.
-    """
-    if arguments.on is None:
-        return list(arguments.overrides), []
-    of_target = [text for text in arguments.overrides if re.match(rf"\s*{TARGET}\s*[.=\[]", text)]
-    for text in of_target:
-        if text.partition("=")[0].strip() == TARGET:
-            raise UserError(Problem(f"--on {arguments.on} and `{text}` both name a target", "write one of the two"))
-    return [text for text in arguments.overrides if text not in of_target], of_target
-
-
 def _is_written(loaded: LoadedJob) -> bool:
     """Returns whether the file sets the target, and not the command line."""
     mark = loaded.document.marks.get(("target",))
@@ -143,7 +127,9 @@ def submission_on(given: GivenJob, chosen: ChosenTarget, target: Target, argumen
         raise UserError(Problem(f"--name {name}: not a valid name", "use lower-case letters, digits and hyphens"))
     base, hosts = Path.cwd(), target.host_count()
     if given.staged is not None:
-        overrides, _ = overrides_of_job(arguments)
+        from stoker.cluster.chosen_target import split_overrides
+
+        overrides, _ = split_overrides(arguments.on, arguments.overrides)
         return staged_submission_of(overrides, given.staged, given.jobs, chosen, base, name=name, hosts=hosts)
     return submission_of(given.jobs[0], chosen, base, name=name, hosts=hosts)
 

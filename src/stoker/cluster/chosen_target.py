@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,6 +69,21 @@ def choose_target(loaded: LoadedJob, on: str | None, overrides: Sequence[str] = 
     if on is None:
         problem = loaded.document.problem((TARGET,), "the job has no target", hint)
     raise UserError(problem)
+
+
+def split_overrides(on: str | None, overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the overrides of the job, and those of the target that ``--on`` names.
+
+    Raises:
+        UserError: both ``--on`` and ``target=`` name a target.
+    """
+    if on is None:
+        return list(overrides), []
+    of_target = [text for text in overrides if re.match(rf"\s*{TARGET}\s*[.=\[]", text)]
+    for text in of_target:
+        if text.partition("=")[0].strip() == TARGET:
+            raise UserError(Problem(f"--on {on} and `{text}` both name a target", "write one of the two"))
+    return [text for text in overrides if text not in of_target], of_target
 
 
 def named_target(name: str, written: JobDocument | None = None, overrides: Sequence[str] = ()) -> ChosenTarget:

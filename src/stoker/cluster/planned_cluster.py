@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,18 +41,24 @@ class PlannedCluster:
     target: str = ""
 
 
-def planned_cluster(loaded: LoadedJob, on: str | None, *, targets: bool = True) -> PlannedCluster:
+def planned_cluster(
+    loaded: LoadedJob, on: str | None, *, overrides: Sequence[str] = (), targets: bool = True
+) -> PlannedCluster:
     """Returns the cluster of ``--on``, or else of the job's target; this machine where both are absent.
 
     A name in targets.yaml comes before a short form of the same name.
 
     Args:
+        overrides: keys of the target that ``on`` names; see `split_overrides`.
         targets: whether to look targets up; otherwise ``on`` is a cluster, by default this machine.
 
     Raises:
         UserError: ``on`` is neither a cluster nor a target, or the target does not say what its nodes are.
     """
-    chosen = _target(loaded, on) if targets else None
+    chosen = _target(loaded, on, overrides) if targets else None
+    if chosen is None and overrides:
+        hint = "remove it, or name a target with `--on`"
+        raise UserError(Problem(f"`{overrides[0]}` has no effect: {on} is a cluster, not a target", hint))
     if chosen is None:
         return PlannedCluster(_described(on or LOCAL, targets=targets), on or LOCAL)
     keys = chosen.block
@@ -95,7 +102,7 @@ def target_cluster(chosen: ChosenTarget, keys: TargetKeys, description: str, hos
     return cluster.with_nodes(nodes_known) if nodes_known is not None and cluster.nodes == 1 else cluster
 
 
-def _target(loaded: LoadedJob, on: str | None) -> ChosenTarget | None:
+def _target(loaded: LoadedJob, on: str | None, overrides: Sequence[str]) -> ChosenTarget | None:
     """Returns the target that ``on`` or the job names; None where that is a cluster or this machine."""
     if on is None:
         return None if loaded.job.target == LOCAL else choose_target(loaded, None)
@@ -103,9 +110,7 @@ def _target(loaded: LoadedJob, on: str | None) -> ChosenTarget | None:
         return None
     if not (_is_target_file(Path(on)) if on.endswith(SUFFIXES) else on in configured_targets().data):
         return None
-    marks = loaded.document.marks.items()
-    overrides = [mark.override for path, mark in marks if path[0] == TARGET and mark.override]
-    return named_target(on, overrides=list(dict.fromkeys(overrides)))
+    return named_target(on, overrides=overrides)
 
 
 def _is_target_file(path: Path) -> bool:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
-# Whole parts of a name: HF_TOKEN and secretKey have one; MONKEY, KEYBOARD and TOKENIZERS_PARALLELISM do not.
-WORDS = frozenset(
-    (
-        *("token", "key", "keys", "secret", "secrets", "pass", "password", "passwd", "passphrase"),
-        *("credential", "credentials", "apikey", "accesskey", "privatekey", "secretkey"),
-    )
-)
+# Ends of parts of a name: HF_TOKEN, PGPASSWORD and secretKey have one; TOKENIZERS_PARALLELISM does not.
+ENDS = ("token", "secret", "secrets", "password", "passwd", "passphrase", "credential", "credentials", "apikey")
+OF_KEYS = frozenset(("api", "access", "private", "secret", "account", "ssh", "my"))  # before KEY: not SORT_KEY
+PATHS = ("file", "path", "dir", "folder")  # names that end so have a place, such as HF_TOKEN_PATH
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _PASSWORD = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@", re.I)
 
 
 def is_secret_name(name: str) -> bool:
     """Returns whether the name of a variable or an option suggests a secret value."""
-    return not WORDS.isdisjoint(part.lower() for part in _PARTS.findall(name))
+    parts = [part.lower() for part in _PARTS.findall(name)]
+    if not parts or parts[-1] in PATHS:
+        return False
+    of_key = any(part in ("key", "keys") and before in OF_KEYS for before, part in pairwise(parts))
+    return of_key or "pass" in parts or any(part.endswith(ENDS) for part in parts)
 
 
 def has_password(text: str) -> bool:

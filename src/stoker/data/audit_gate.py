@@ -14,7 +14,7 @@ from stoker.data.render_row import TEMPLATE_REFUSES
 from stoker.data.tables import NOT_UTF8
 from stoker.data.token_cache import ShardSummary, reason_kind
 from stoker.data.tokenise import JUDGED_BAD, TextCodec
-from stoker.data.trained_spans import NO_ROOM, TOO_LONG
+from stoker.data.trained_spans import LONG_PROMPT, NO_ROOM, TOO_LONG
 from stoker.errors import Problem
 from stoker.job.job_to_yaml import scalar
 from stoker.job.load_job import LoadedJob
@@ -55,8 +55,9 @@ def _advice(source: TokenisedSource, key: str) -> str:
     if reason == NOT_UTF8:
         file = next(d.source for s in summaries for d in s.dropped if reason_kind(d.reason) == reason)
         return utf8_advice(Path(file))
-    if reason in (NO_ROOM, TOO_LONG):
-        return f"raise train.seq_len: the longest row has {max(s.longest for s in summaries):,} tokens"
+    if reason in (NO_ROOM, TOO_LONG, LONG_PROMPT):
+        longest = f"raise train.seq_len: the longest row has {max(s.longest for s in summaries):,} tokens"
+        return longest if reason != LONG_PROMPT else "raise train.seq_len, or lower max_tokens"
     if reason == JUDGED_BAD:
         return f"write `{key}.format: judged` to train on the good ones alone, or `messages` to train on all of them"
     if reason.startswith(TEMPLATE_REFUSES) or reason == LOST_ANSWER["content"]:

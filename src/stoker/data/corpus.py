@@ -192,9 +192,10 @@ def tokenise_source(
         columns,
         train_on,
         block.too_long,
-        seq_len - (sampled.tokens if sampled is not None else 0),
+        seq_len,
         special_tokens_of(block, found),
         keep_bad=kind == "judged",
+        sampled=sampled.tokens if sampled is not None else 0,
     )
     large = source.size_bytes > STREAM_ABOVE and kind == "answers" and not task.prompts
     streams = (large if block.stream == "auto" else block.stream) and may_stream and job.steps is not None

@@ -102,6 +102,7 @@ class RowSettings:
     seq_len: int
     special_tokens: Literal["text", "keep"] = "keep"  # how special tokens in content are encoded
     keep_bad: bool = False  # whether answers with a bad label are kept, with their label
+    sampled: int = 0  # most tokens of an answer that the model samples after the row's prompt
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,10 @@ def tokenise(raws: Iterable[Raw | Rejected], codec: TextCodec, settings: RowSett
     encoded = iter(_encode(pending, codec))
     for item in pending:
         texts = [next(encoded) for _ in item.texts]
-        fits = [split_into_windows(len(ids), trained, settings.seq_len, settings.too_long) for ids, trained, _ in texts]
+        fits = [
+            split_into_windows(len(ids), trained, settings.seq_len, settings.too_long, sampled=settings.sampled)
+            for ids, trained, _ in texts
+        ]
         out.longest = max(out.longest, *(len(ids) for ids, _, _ in texts))
         if reason := next((reason for _, reason in fits if reason), ""):
             dropped[item.place] = Rejected(item.raw.source, item.raw.row, reason)

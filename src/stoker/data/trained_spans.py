@@ -11,6 +11,7 @@ from stoker.data.row_batch import Span
 Cut = Literal["cut", "drop", "split"]
 TOO_LONG = "too long"
 NO_ROOM = "nothing left to train on"
+LONG_PROMPT = "the prompt is too long"
 
 
 def mark_trained(encoded: Encoded, stop_ids: frozenset[int]) -> tuple[list[Span], bool]:
@@ -36,12 +37,20 @@ def mark_trained(encoded: Encoded, stop_ids: frozenset[int]) -> tuple[list[Span]
     return spans, exact
 
 
-def split_into_windows(length: int, trained: Sequence[Span], seq_len: int, too_long: Cut) -> tuple[list[Span], str]:
+def split_into_windows(
+    length: int, trained: Sequence[Span], seq_len: int, too_long: Cut, *, sampled: int = 0
+) -> tuple[list[Span], str]:
     """Splits a row of ``length`` tokens into windows of at most ``seq_len``; returns them, or a reason.
 
     The first token of a sequence is never predicted, so a window must have a trained token after its first.
     Windows of a split row overlap by one token, so that every token but the row's first is predicted once.
+
+    Args:
+        sampled: most tokens of an answer that the model samples after the prompt, the tokens before the trained ones.
     """
+    if sampled and trained and trained[0][0] > seq_len - sampled:
+        reason = f"{LONG_PROMPT}: {trained[0][0]} tokens, and train.seq_len less max_tokens is {seq_len - sampled}"
+        return [], reason
     if length <= seq_len:
         windows = [(0, length)]
     elif too_long == "drop":

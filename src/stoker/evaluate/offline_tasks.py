@@ -1,7 +1,7 @@
 """Tasks for lm-evaluation-harness made from the data of installed packages: nothing is downloaded.
 
 They have few questions, some of which a model may have seen in training. They show that a model works or was damaged;
-they are not benchmark.
+they are not a benchmark.
 """
 
 from __future__ import annotations

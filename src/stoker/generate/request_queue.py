@@ -15,7 +15,7 @@ from stoker.generate.request import Generation
 from stoker.generate.row_cache import Kept
 
 PADDING = 0.4  # largest share of padding among them
-WORTH_SHARING = 32  # tokens that a common prefix must must be computed first
+WORTH_SHARING = 32  # tokens that a common prefix must be computed first
 
 
 Fits = Callable[[Generation, int], bool]

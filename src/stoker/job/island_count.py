@@ -1,4 +1,4 @@
-"""The number of islands if `parallel.sync.islands` is auto: one a node."""
+"""The number of islands if `parallel.sync.islands` is auto: one per node, or per copy on a single node."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ def _isolates(model: PreTrainedModel) -> bool:
             one_document = replace(inputs, segments=(Segment(0, inputs.ids.shape[1]),))
             with row_of(one_document):
                 leaking = _predicting(whole, one_document)
-        # The difference also must be small compared to that of a leak, which coarse rounding could hide.
+        # The difference must also be small compared to that of a leak, which coarse rounding could hide.
         tolerance = EIGHT_BIT if getattr(model, "is_loaded_in_8bit", False) else None
         isolated = _close(together, alone, tolerance) and _distance(together, alone) <= LEAK * _distance(leaking, alone)
     except torch.OutOfMemoryError:

@@ -69,12 +69,13 @@ def scorer_of(name: str, base: Path) -> Scorer:
 def scorer_problem(name: str, base: Path) -> Problem | None:
     """Returns why there is no scorer of a name; None if no reason is seen.
 
-    Neither the user's code nor an optional package is imported, and no server is contacted.
+    Neither the user's code nor an optional package is imported, no file but a module here is read, and no server is
+    contacted.
     """
     kind, _, argument = name.partition(":")
     if kind == "python":
         return python_problem(name, argument, base)
-    if kind in MAKERS and kind not in ("exact", "normalised", "regex", "json_schema", "numeric"):
+    if kind in MAKERS and kind not in ("exact", "normalised", "regex", "numeric"):
         return None
     try:
         scorer_of(name, base)

@@ -237,10 +237,10 @@ def template_message(turn: Turn) -> dict[str, Any]:
 
 
 def check_calls(body: ChatBody) -> None:
-    """Rejects tool calls in earlier turns whose arguments are not JSON object.
+    """Rejects tool calls in earlier turns whose arguments are not a JSON object.
 
     Raises:
-        ApiError: the arguments are not JSON object.
+        ApiError: the arguments are not a JSON object.
     """
     for place, turn in enumerate(body.messages):
         for number, call in enumerate(turn.tool_calls):

@@ -180,7 +180,7 @@ def test_a_job_with_every_key_written_is_as_valid_as_before(
 
 
 def test_prompts_that_leave_no_room_for_an_answer_are_dropped(job: dict[str, Any], base: Path) -> None:
-    """All of a row, prompt and answer, is within `train.seq_len`."""
+    """A prompt and its sampled answer are within `train.seq_len`."""
     with (base / "asked.jsonl").open("a") as file:
         file.write(json.dumps({"prompt": "sea " * 60, "expected": "1"}) + "\n")
     ran = run(base, {**job, "steps": 2, "data": [{"path": "asked.jsonl", "too_long": "drop", "max_dropped": 0.5}]})

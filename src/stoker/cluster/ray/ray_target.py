@@ -56,7 +56,8 @@ class RayTarget:
 
     def check(self, submission: Submission) -> None:
         for key, instead in WITHOUT_EFFECT.items():
-            if key in self._block.model_fields_set:
+            field = type(self._block).model_fields[key]
+            if getattr(self._block, key) != field.get_default(call_default_factory=True):
                 raise UserError(self._chosen.problem(key, f"`{key}` has no effect on Ray", instead))
         if submission.bytes > LARGEST:
             largest = max(submission.files, key=lambda file: file.size)

@@ -10,6 +10,7 @@ from stoker.job.targets.slurm import SlurmBlock
 
 Found = tuple[str, str, str]  # (key below the block, problem, suggestion)
 TIME = re.compile(r"\d+|\d+:\d{2}(:\d{2})?|\d+-\d+(:\d{2}){0,2}")  # as `sbatch --time` reads it
+UNLIMITED = ("UNLIMITED", "INFINITE")
 MEMORY = re.compile(r"\d+([KMGT]B?)?", re.I)  # as `sbatch --mem` reads it
 GRES = re.compile(r"[A-Za-z_][\w./-]*(:[\w.-]+)*")
 LONGEST_WARN = 65535  # seconds (`sbatch --signal`)
@@ -18,7 +19,7 @@ ONE_LINE = (  # keys whose values are written into lines of the script
     "python", "folder", "partition", "account", "qos", "reservation", "constraint", "time", "gres", "memory",
     "nodelist", "exclude", "image", "mounts", "sbatch", "login",
 )  # fmt: skip
-IN_HEADER = ONE_LINE[1:11]  # values of #SBATCH lines, which have no escapes
+IN_HEADER = ONE_LINE[1:12]  # values of #SBATCH lines, which have no escapes
 
 
 def block_problems(block: SlurmBlock) -> list[Found]:
@@ -73,6 +74,8 @@ def _times(block: SlurmBlock) -> Iterator[Found]:
         yield "warn", f"`warn` is {block.warn} seconds, and Slurm takes at most {LONGEST_WARN}", "write a smaller one"
     if block.time is None:
         return
+    if str(block.time).upper() in UNLIMITED:
+        return
     if isinstance(block.time, str) and not TIME.fullmatch(block.time):
         hint = 'write minutes, "24:00:00" or 1-12 (days-hours)'
         yield "time", f"`time: {block.time}` is not a time of Slurm", hint
@@ -92,5 +95,5 @@ def _devices(block: SlurmBlock) -> Iterator[Found]:
         last = item.rpartition(":")[2]
         if not GRES.fullmatch(item):
             yield "gres", f"`{item}` is not a resource of Slurm", "write gpu, gpu:8, gpu:h100:8 or none"
-        elif ":" in item and last.isdecimal() and int(last) < 1:
+        elif item.startswith("gpu:") and last.isdecimal() and int(last) < 1:
             yield "gres", f"`{item}` has no device", "write at least one, or `gres: none`"

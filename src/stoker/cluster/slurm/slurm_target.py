@@ -61,7 +61,8 @@ class SlurmTarget:
             host = parse_host(block.login, lambda message, hint: chosen.problem("login", message, hint))
             if host.slots is not None or host.address:
                 message = f"`{block.login}` is a login node, which needs no slots and no address"
-                raise UserError(chosen.problem("login", message, "write, for example, me@login.example.org"))
+                hint = "write, for example, me@login.example.org, or me@login.example.org port=2222"
+                raise UserError(chosen.problem("login", message, hint))
             settings = SshSettings(options=block.ssh)
             self._shell = Connection(host.name, settings, host.user, host.port)
 
@@ -72,7 +73,7 @@ class SlurmTarget:
         self._enough_devices(submission)
         try:
             there = self._shell.run(
-                "for c in sbatch squeue scancel scontrol; do command -v $c >/dev/null || echo $c; done"
+                "for c in sbatch squeue scancel scontrol sinfo; do command -v $c >/dev/null || echo $c; done"
             )
         except ShellFailed as error:
             raise UserError(self._chosen.problem("login", str(error), f"`ssh {self._block.login}` must work")) from None

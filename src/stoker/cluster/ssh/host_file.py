@@ -17,7 +17,7 @@ IGNORED = ("max_slots", "max-slots")  # of Open MPI: how far a host may be fille
 KEYS = ("slots", "address", "port")
 LAST_PORT = 65535
 # Names, users and jump hosts become words of an ssh command, which would read a leading hyphen as an option.
-_WORD = re.compile(r"(?!-)[A-Za-z0-9._:@%\[\]-]+")
+_WORD = re.compile(r"(?!-)[A-Za-z0-9._:@%\[\]\\+~=-]+")  # users may be as CORP\\me and me+node
 
 Placed = Callable[[str, str], Problem]  # makes a problem at a line, of message and suggestion
 

@@ -32,7 +32,7 @@ class EncodedRows:
         arrays: by the name of their file, first dimension rows (of ids: values); see `ColumnEncoder`.
         rows: how many there are.
         rejected: those that are not among them.
-        unknown: fields of rows that are not column, and how many rows have them.
+        unknown: fields of rows that are not columns, and how many rows have them.
     """
 
     arrays: Arrays

@@ -46,7 +46,7 @@ class EncodedColumns:
 def encode_rows(
     rows: Sequence[Mapping[str, Any]], features: Features, known: Sequence[str] = ()
 ) -> tuple[RowBatch, dict[str, int]]:
-    """Returns the features of rows, and fields that are not column, with the number of rows that have them.
+    """Returns the features of rows, and fields that are not columns, with the number of rows that have them.
 
     Labels, time and weights are not looked at: a row that is to be scored has none.
 

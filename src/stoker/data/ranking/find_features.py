@@ -140,7 +140,7 @@ def _without_effect(
             message = f"no value of {name} contains {feature.separator!r} in the first {SAMPLE:,} rows"
             hint = "remove `separator`: its values are lists"
             if texts:
-                hint = f"one is {str(texts[0])[:40]!r}; write its separator, or `kind: ids` beside it"
+                hint = f"one is {str(texts[0])[:40]!r}; write its separator, or also `kind: ids`"
             yield Problem(message, hint, key=f"{key}.separator")
         given = {"longest": feature.longest, "table": feature.table, "log": feature.log is not None}
         used = {"longest": kind == "sequence", "table": kind != "dense", "log": kind == "dense"}
@@ -148,7 +148,7 @@ def _without_effect(
         for setting, is_given in given.items():
             if is_given and not used[setting]:
                 message = f"`{setting}` has no effect: {name} is found to be of `kind: {kind}`"
-                hint = f"write `kind: {needed[setting]}` beside it, or remove it"
+                hint = f"also write `kind: {needed[setting]}`, or remove it"
                 yield Problem(message, hint, key=f"{key}.{setting}")
 
 

@@ -43,7 +43,7 @@ class RowScores:
     Attributes:
         logits: float64 [rows, labels].
         labels: names of the labels.
-        unknown: fields that are not column, with the number of rows that have them.
+        unknown: fields that are not columns, with the number of rows that have them.
         step: step of the run.
     """
 

@@ -171,7 +171,7 @@ def _admission(view: View) -> Iterator[Problem]:
         yield from view.at_each(["ranking.table.admission"], message, "write `count: 2` or `probability: 0.5`")
     elif rule.count == 1 and rule.cells != default_of(type(rule), "cells"):
         message = "`cells` are the counters of `count`, which is not given"
-        hint = "write `count: 2` beside it, or remove it"
+        hint = "also write `count: 2`, or remove it"
         yield from view.at_each(["ranking.table.admission.cells"], message, hint)
 
 
