@@ -105,9 +105,10 @@ def test_overrides_replace_keys_of_a_named_target() -> None:
 
 
 def test_overrides_of_a_named_target_are_not_the_job_s(capsys: pytest.CaptureFixture[str]) -> None:
-    write_job(Path())
-    words = ["plan", "job.yaml", "--on", "hpc", "target.slurm.nodes=2", "target.slurm.cluster=4xL4", "--json"]
-    assert main(words) == 0, capsys.readouterr().err
+    job = write_job(Path(), task="pretrain", model="llama3-8b", data="none.jsonl", train={"seq_len": 2048, "batch": 96})
+    overrides = ["target.slurm.nodes=2", "target.slurm.cluster=8xH100"]
+    assert main(["plan", str(job), "--on", "hpc", *overrides, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cluster"]["gpus"] == 16
 
 
 def test_a_cluster_of_other_nodes_than_the_hosts_is_refused() -> None:
