@@ -65,9 +65,9 @@ faults: {hang: 0.3}
 WAITING = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
-from stoker.launch.exit_guard import guard
+from stoker.launch.exit_guard import start_exit_guard
 from test_rendezvous import silent
-guard(*silent("train"), 1)
+start_exit_guard(*silent("train"), 1)
 time.sleep(60)
 """
 
