@@ -152,6 +152,7 @@ class Twin:
             train["seq_len"] = self.seq_len(cell)
             if self.task.prompts:
                 job[self.task.name] = self._policy_block(cell, str(model))
+                train["seq_len"] += job[self.task.name]["max_tokens"]  # after a prompt as long as a row
             job["data"] = [self._source(path) for path in self.rows(cell)]
             job["evaluate"]["data"] = [self._source(self.held_out(cell))]
             epoch = self._epoch(cell)
