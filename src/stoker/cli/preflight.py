@@ -14,6 +14,9 @@ from stoker.job.text_conflicts import WITHOUT_ARGUMENTS
 from stoker.job.trust import code_problems
 from stoker.runs.output_folder import is_of_run
 
+# Kinds of `Named` that every verb needs, and those that only training does.
+MODELS, OF_TRAINING = ("model",), ("run", "source", "scorer")
+
 if TYPE_CHECKING:
     from stoker.job.stage import Stage
     from stoker.job.task_spec import Named
@@ -73,7 +76,7 @@ def _looked_for(
         read, problems = error.sound, list(error.problems)
     problems += preflight(read)
     if trains:
-        problems += _name_problems(read, coming) + _output_problems(read)
+        problems += _name_problems(read, OF_TRAINING, coming) + _output_problems(read)
         problems += _away_problems(read, {problem.key for problem in problems})
     return loaded, problems
 
@@ -145,7 +148,7 @@ def preflight(loaded: ReadJob) -> list[Problem]:
         found = tokenizer_problem(loaded.job.model, base)
         if found is not None:
             problems.append(loaded.problem("model.tokenizer", *found))
-    problems += _other_models(loaded, base) + _checkpoint_problems(loaded, base)
+    problems += _name_problems(loaded, MODELS) + _checkpoint_problems(loaded, base)
     for key, block in _sources(loaded).items():
         found = source_problem(block, base)
         if found is not None:
@@ -157,65 +160,48 @@ def preflight(loaded: ReadJob) -> list[Problem]:
     return problems
 
 
-def _other_models(loaded: ReadJob, base: Path) -> list[Problem]:
-    """Returns the problems of further models that the task names: each a model, or a run."""
-    from stoker.job.blocks.model_block import ModelBlock
-    from stoker.job.task_spec import task_of
-    from stoker.models.model_source import find_model, model_problem
-    from stoker.runs.find_run import find_run
-
-    problems = []
-    for named in task_of(loaded.job).names(loaded.job):
-        key, name = named.key, named.value
-        if named.kind != "model":
-            continue
-        if find_model(name, base, or_run=True) is not None:
-            found = model_problem(ModelBlock(name=name), base)
-            problems += [loaded.problem(key, *found)] if found is not None else []
-            continue
-        try:
-            find_run(name, base)
-        except UserError as error:
-            hint = error.problems[0].message
-            problems.append(loaded.problem(key, f"{name} is neither a model nor a run", hint))
-    return problems
-
-
-def _name_problems(loaded: ReadJob, coming: Collection[str]) -> list[Problem]:
-    """Returns the problems of the runs, the sources and the rewards that the task's block names.
+def _name_problems(loaded: ReadJob, kinds: Collection[str], coming: Collection[str] = ()) -> list[Problem]:
+    """Returns the problems of what the task's block names, in addition to the job's model and data.
 
     Args:
+        kinds: kinds of `Named` to look for.
         coming: runs of earlier stages, which need not exist yet.
     """
     from stoker.job.task_spec import task_of
 
     problems = []
     for named in task_of(loaded.job).names(loaded.job):
-        problem = _name_problem(named, Path.cwd()) if named.value not in coming else None
-        if problem is not None:
-            problems.append(loaded.problem(named.key, problem.message, problem.suggestion))
+        if named.kind in kinds and named.value not in coming:
+            problem = _name_problem(named, Path.cwd())
+            problems += [loaded.problem(named.key, problem.message, problem.suggestion)] if problem is not None else []
     return problems
 
 
 def _name_problem(named: Named, base: Path) -> Problem | None:
-    """Returns the problem of a run, a source or a reward that a task's block names; None if there is none."""
+    """Returns the problem of a model, a run, a source or a reward; None if there is none."""
     from stoker.data.sources import source_problem
+    from stoker.job.blocks.model_block import ModelBlock
+    from stoker.models.model_source import find_model, model_problem
     from stoker.runs.find_run import find_run
 
+    found: tuple[str, str] | None = None
     match named.kind:
-        case "run":
+        case "model" if find_model(named.value, base, or_run=True) is not None:
+            found = model_problem(ModelBlock(name=named.value), base)
+        case "model" | "run":
             try:
                 find_run(named.value, base)
             except UserError as error:
-                return error.problems[0]
+                if named.kind == "run":
+                    return error.problems[0]
+                return Problem(f"{named.value} is neither a model nor a run", error.problems[0].message)
         case "source":
             found = source_problem(SourceBlock(path=named.value), base)
-            return None if found is None else Problem(*found)
         case "scorer":
             from stoker.train.rollouts.rewards import reward_problem
 
             return reward_problem(named.value, base)
-    return None
+    return None if found is None else Problem(*found)
 
 
 def _stop_problems(loaded: ReadJob, base: Path) -> list[Problem]:

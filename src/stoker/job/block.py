@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -20,3 +20,11 @@ class Block(BaseModel):
 
     # Only whole jobs are validated, so validators of single blocks are not built.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
+
+
+def default_of(block: type[Block], key: str) -> Any:
+    """Returns the default value of a block's key.
+
+    A run's own job.yaml states every key with its value, so "was it written" does not tell what the user chose.
+    """
+    return block.model_fields[key].get_default(call_default_factory=True)

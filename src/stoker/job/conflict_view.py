@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from stoker.errors import Problem
-from stoker.job.key_paths import KeyPath, parse_key
+from stoker.job.block import default_of
+from stoker.job.key_paths import KeyPath, dotted, parse_key
 from stoker.job.schema import Job
 from stoker.job.task_spec import TASKS, TaskSpec
 from stoker.job.yaml_document import JobDocument
@@ -42,6 +43,11 @@ class View:
             return self.document.at(path) not in (None, "auto")
         except KeyError:
             return False
+
+    def differs(self, key: str) -> bool:
+        """Returns whether a key was written with a value other than its default."""
+        *above, name = parse_key(key)
+        return self.given(key) and self.value(key) != default_of(type(self.value(dotted(tuple(above)))), str(name))
 
     def _known(self, key: str) -> KeyPath:
         path = parse_key(key)

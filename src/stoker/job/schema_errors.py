@@ -89,10 +89,10 @@ def _missing(path: KeyPath) -> KeyFinding:
 
 
 def _wrong(path: KeyPath, document: JobDocument, form: str) -> KeyFinding:
-    """Returns the finding of a value of the wrong type or form.
+    """Returns the finding for a value of the wrong type or pattern.
 
     Args:
-        form: the form that a text must have there, in words; empty if any text is accepted, or none.
+        form: description of the strings that match the key's pattern; empty if the key has no pattern.
     """
     value = document.at(path)
     name = f"`{dotted(path)}`" if path else "the job"

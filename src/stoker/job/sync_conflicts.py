@@ -7,7 +7,6 @@ from typing import cast
 
 from stoker.errors import Problem
 from stoker.job.batch_solver import divisors
-from stoker.job.blocks.parallel_block import SyncBlock
 from stoker.job.conflict_view import View
 from stoker.job.island_count import islands_of
 from stoker.job.layout_conflicts import copies_of
@@ -19,9 +18,8 @@ def _without_effect(view: View) -> Iterator[Problem]:
     every, outer = view.value("parallel.sync.every"), view.value("parallel.sync.outer")
     for name in ("outer", "outer_lr", "outer_momentum", "islands"):
         key = f"parallel.sync.{name}"
-        idle = 1 if name == "islands" else SyncBlock.model_fields[name].default
-        if not view.given(key) or view.value(key) == idle:
-            continue  # a run's own job.yaml has every key
+        if not view.differs(key) or (name == "islands" and view.value(key) == 1):
+            continue
         if every == 1:
             message = f"`sync.{name}` has no effect with `sync.every: 1`, where gradients are summed in every step"
             yield from view.at_each([key], message, "also write `every: 100`, or remove it")

@@ -1,4 +1,4 @@
-"""Texts of a fixed form, such as names of Kubernetes: the pattern, and the form in words for messages."""
+"""Patterns of text values, such as names in Kubernetes, with the descriptions that error messages use."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 from pydantic import Field
 
-FORMS: dict[str, str] = {}  # the form in words, by pattern
+FORMS: dict[str, str] = {}  # description by pattern
 
 
 def of_form(pattern: str, words: str, *, most: int | None = None) -> Any:
-    """Returns the field of a text that matches a pattern.
+    """Returns a pydantic field for a string that must match a pattern.
 
     Args:
-        words: the form in words, such as "an absolute path".
+        words: description of matching strings, such as "an absolute path".
         most: maximum number of characters.
     """
     FORMS[pattern] = words
@@ -21,7 +21,7 @@ def of_form(pattern: str, words: str, *, most: int | None = None) -> Any:
 
 
 def form_of(error: Any) -> str:
-    """Returns the form that a text must have according to an error of pydantic; empty for another error."""
+    """Returns the description of the strings that a pydantic error required; empty for errors of other types."""
     context = error.get("ctx", {})
     if error["type"] == "string_too_long":
         return f"text of at most {context['max_length']} characters"

@@ -104,14 +104,20 @@ def _top_level(module: ast.Module) -> set[str] | None:
     return None if names & {"*", "__getattr__", *DYNAMIC} else names
 
 
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    """Returns a function's signature; None for some C functions, which have no readable one."""
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+
+
 def _require_parameters(name: str, function: Callable[..., Any]) -> None:
     """Raises a `UserError` where a function cannot be called with an answer, what was expected, and the row."""
+    signature = _signature(function)
     try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some C functions have no readable signature
-        return
-    try:
-        signature.bind("", None, {})
+        if signature is not None:
+            signature.bind("", None, {})
     except TypeError as error:
         hint = "give it the parameters (answer, expected, row), or (answers, expected, rows) for lists"
         raise UserError(Problem(f"{name} has the parameters {signature}: {error}", hint)) from error
@@ -119,10 +125,8 @@ def _require_parameters(name: str, function: Callable[..., Any]) -> None:
 
 def _lists_taken(function: Callable[..., Any]) -> tuple[str, ...]:
     """Returns the lists that a function takes; none if it scores one answer."""
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # some C functions have no readable signature
-        return ()
+    signature = _signature(function)
+    parameters = signature.parameters if signature is not None else {}
     if "completions" in parameters:
         return ("completions",)
     if "answers" not in parameters:

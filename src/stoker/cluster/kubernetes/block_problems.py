@@ -5,13 +5,12 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from stoker.cluster.kubernetes.manifest_fields import OWN_LABELS, STOKER
 from stoker.cluster.kubernetes.node_script import GIVEN, SECRET_FOLDER, WORK
 from stoker.cluster.kubernetes.pod_volumes import SSH_FOLDER
 from stoker.cluster.secret_names import has_password, is_secret_name
-from stoker.job.block import Block
+from stoker.job.block import default_of
 from stoker.job.key_paths import dotted
 from stoker.job.targets.kubernetes import KubernetesBlock, gang_of
 from stoker.job.targets.kubernetes_parts import VolumeBlock
@@ -140,11 +139,6 @@ def _labels(block: KubernetesBlock) -> Iterator[Found]:
                 yield key, f"`{name}` is set by Stoker from `{KEYED[name]}`", "keep one of them"
 
 
-def _default(block: Block, key: str) -> Any:
-    """Returns the default of a key, which a job with all keys states."""
-    return type(block).model_fields[key].default
-
-
 def _amounts(block: KubernetesBlock) -> Iterator[Found]:
     for key in ("cpu", "memory"):
         amount = getattr(block, key)
@@ -152,7 +146,7 @@ def _amounts(block: KubernetesBlock) -> Iterator[Found]:
             yield key, f"`{key}: {amount}` is nothing", "write an amount above 0, or remove it"
         if amount is not None and key in block.resources:
             yield f"resources.{key}", f"`{key}` is also given beside `resources`", "keep one of them"
-    if block.device_class is not None and block.gpu not in ("none", _default(block, "gpu")):
+    if block.device_class is not None and block.gpu not in ("none", default_of(KubernetesBlock, "gpu")):
         yield "gpu", "`device_class` requests the devices instead of `gpu`", "keep one of them"
     elif block.device_class is None and block.gpu in block.resources:
         hint = f"remove it, or write `gpu: none` to request {block.gpu} for the whole pod"
@@ -161,7 +155,7 @@ def _amounts(block: KubernetesBlock) -> Iterator[Found]:
         message = f"`rdma` requests {block.rdma.resource} already"
         yield f"resources.{block.rdma.resource}", message, "write `count` in `rdma`, or remove it"
     rdma = block.rdma
-    if rdma is not None and rdma.device_class is not None and rdma.resource != _default(rdma, "resource"):
+    if rdma is not None and rdma.device_class is not None and rdma.resource != default_of(type(rdma), "resource"):
         yield "rdma.resource", "`device_class` requests the cards instead of `resource`", "keep one of them"
 
 

@@ -23,6 +23,7 @@ from stoker.cluster.start_script import environment_text, python_word, variables
 from stoker.cluster.submission import JOB, Submission
 from stoker.cluster.target import Status
 from stoker.errors import CannotRun, Problem, RunFailed, UserError
+from stoker.job.block import default_of
 from stoker.job.targets.ray import RayBlock
 
 PLAN = "driver.json"
@@ -56,8 +57,7 @@ class RayTarget:
 
     def check(self, submission: Submission) -> None:
         for key, instead in WITHOUT_EFFECT.items():
-            field = type(self._block).model_fields[key]
-            if getattr(self._block, key) != field.get_default(call_default_factory=True):
+            if getattr(self._block, key) != default_of(RayBlock, key):
                 raise UserError(self._chosen.problem(key, f"`{key}` has no effect on Ray", instead))
         if submission.bytes > LARGEST:
             largest = max(submission.files, key=lambda file: file.size)

@@ -15,11 +15,11 @@ MEMORY = re.compile(r"\d+([KMGT]B?)?", re.I)  # as `sbatch --mem` reads it
 GRES = re.compile(r"[A-Za-z_][\w./-]*(:[\w.-]+)*")
 LONGEST_WARN = 65535  # seconds (`sbatch --signal`)
 MINUTE, HOUR, DAY = 60, 3600, 86400
-ONE_LINE = (  # keys whose values are written into lines of the script
-    "python", "folder", "partition", "account", "qos", "reservation", "constraint", "time", "gres", "memory",
-    "nodelist", "exclude", "image", "mounts", "sbatch", "login",
+IN_HEADER = (  # keys whose values are written into #SBATCH lines, which have no escapes
+    "folder", "partition", "account", "qos", "reservation", "constraint", "time", "gres", "memory", "nodelist",
+    "exclude",
 )  # fmt: skip
-IN_HEADER = ONE_LINE[1:12]  # values of #SBATCH lines, which have no escapes
+ONE_LINE = ("python", *IN_HEADER, "image", "mounts", "sbatch", "login")  # keys whose values must not have line breaks
 
 
 def block_problems(block: SlurmBlock) -> list[Found]:
@@ -72,9 +72,7 @@ def _lines(block: SlurmBlock) -> Iterator[Found]:
 def _times(block: SlurmBlock) -> Iterator[Found]:
     if block.warn > LONGEST_WARN:
         yield "warn", f"`warn` is {block.warn} seconds, and Slurm takes at most {LONGEST_WARN}", "write a smaller one"
-    if block.time is None:
-        return
-    if str(block.time).upper() in UNLIMITED:
+    if block.time is None or str(block.time).upper() in UNLIMITED:
         return
     if isinstance(block.time, str) and not TIME.fullmatch(block.time):
         hint = 'write minutes, "24:00:00" or 1-12 (days-hours)'

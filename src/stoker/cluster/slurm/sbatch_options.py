@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from itertools import chain
 
 from stoker.job.targets.slurm import SlurmBlock
 
@@ -58,7 +59,8 @@ def option_problem(block: SlurmBlock, option: str) -> tuple[str, str] | None:
         return f"`{option}` has a quote that is not closed", "close it"
     if not words or not words[0].startswith("-") or not words[0].strip("-"):
         return f"`{option}` is not an option", f"write `--{option.strip(' -') or 'mail-type=END'}`"
-    for name in (name for word in words if word.startswith("-") for name in _names(word)):
+    options = chain.from_iterable(_names(word) for word in words if word.startswith("-"))
+    for name in options:
         if name == "array":
             return "an array starts the job several times, and a run is one job", WRITTEN[name]
         if name in WRITTEN:

@@ -7,6 +7,17 @@ from dataclasses import dataclass
 
 from stoker.data.ranking.features import Kind
 
+# Kinds of features that use a key of `features`; the first is the one to suggest.
+KINDS_OF_KEYS: dict[str, tuple[Kind, ...]] = {
+    "separator": ("ids", "sequence"),
+    "buckets": ("buckets",),
+    "boundaries": ("buckets",),
+    "longest": ("sequence",),
+    "table": ("id", "ids", "sequence", "buckets"),
+    "width": ("id", "ids", "sequence", "buckets"),
+    "log": ("dense",),
+}
+
 
 @dataclass(frozen=True)
 class StatedFeature:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from stoker.data.ranking.column_settings import LogSettings
+from stoker.data.ranking.column_settings import KINDS_OF_KEYS, LogSettings, StatedFeature
 from stoker.data.ranking.features import Column, Features, Kind
 from stoker.data.ranking.ids import is_missing
 from stoker.data.ranking.line_formats import CRITEO, CRITEO_TEXTS
@@ -142,13 +142,12 @@ def _without_effect(
             if texts:
                 hint = f"one is {str(texts[0])[:40]!r}; write its separator, or also `kind: ids`"
             yield Problem(message, hint, key=f"{key}.separator")
-        given = {"longest": feature.longest, "table": feature.table, "log": feature.log is not None}
-        used = {"longest": kind == "sequence", "table": kind != "dense", "log": kind == "dense"}
-        needed = {"longest": "sequence", "table": "id", "log": "dense"}
-        for setting, is_given in given.items():
-            if is_given and not used[setting]:
+        for setting in ("longest", "table", "log"):
+            kinds_of_key = KINDS_OF_KEYS[setting]
+            is_stated = getattr(feature, setting) != getattr(StatedFeature, setting)
+            if is_stated and kind not in kinds_of_key:
                 message = f"`{setting}` has no effect: {name} is found to be of `kind: {kind}`"
-                hint = f"also write `kind: {needed[setting]}`, or remove it"
+                hint = f"also write `kind: {kinds_of_key[0]}`, or remove it"
                 yield Problem(message, hint, key=f"{key}.{setting}")
 
 

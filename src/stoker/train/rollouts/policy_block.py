@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from stoker.train.rollouts.policy_objective import PolicyObjective
 
 TURNS = 8  # unless a job says another number
-ESTIMATOR: Literal["k3+"] = "k3+"
 TOY_TOKENS = 6  # of an answer of a small copy
 NonNegative = Annotated[float, Field(ge=0)]
 
@@ -61,7 +60,7 @@ class PolicyBlock(Block):
         description="where the KL is applied: as a term of the loss, or subtracted from each token's reward",
     )
     kl_estimator: Literal["k2", "k3", "k3+"] = Field(
-        default=ESTIMATOR,
+        default="k3+",
         description="estimator of the KL in the loss; k3+ has the value of k3 and the gradient of the reverse KL",
     )
     clip: NonNegative | None = Field(default=None, description="clipping range of the probability ratio below 1")
@@ -213,7 +212,7 @@ def checks(view: View, name: str, usual_kl: float, usual_place: str) -> Iterator
     if not written and view.value(f"{name}.reward") is None:
         message = f"`{name}` has no reward, so there is nothing to learn from"
         yield from view.at_each([f"{name}.rewards"], message, "write rewards: [numeric], or reward: RUN")
-    if view.value(f"{name}.turns") != TURNS and view.value(f"{name}.environment") is None:
+    if view.differs(f"{name}.turns") and view.value(f"{name}.environment") is None:
         message = "without an environment an answer has one turn"
         yield from view.at_each([f"{name}.turns"], message, "remove it, or write environment: python:MODULE:FUNCTION")
     if view.value("train.pack") is True:
@@ -258,17 +257,18 @@ def _idle_rewards(view: View, name: str) -> Iterator[Problem]:
 
 
 def _kl(view: View, name: str, usual_kl: float, usual_place: str) -> Iterator[Problem]:
-    kl, estimator, place = (view.value(f"{name}.{key}") for key in ("kl", "kl_estimator", "kl_in"))
+    kl, place = view.value(f"{name}.kl"), view.value(f"{name}.kl_in")
+    estimated = view.differs(f"{name}.kl_estimator")
     if (usual_kl if kl is None else kl) > 0:
         yield from _reference(view, name)
-        if (place or usual_place) == "reward" and estimator != ESTIMATOR:
+        if (place or usual_place) == "reward" and estimated:
             message = "`kl_estimator` is of the KL in the loss; a KL in the reward is estimated by k1"
             yield from view.at_each(
                 [f"{name}.kl_estimator", f"{name}.kl_in"], message, "remove it, or write kl_in: loss"
             )
         return
-    for key, idle in (("kl_in", place in (None, usual_place)), ("kl_estimator", estimator == ESTIMATOR)):
-        if not idle:
+    for key, chosen in (("kl_in", place not in (None, usual_place)), ("kl_estimator", estimated)):
+        if chosen:
             message = f"`{key}` has no effect without a KL"
             yield from view.at_each([f"{name}.{key}", f"{name}.kl"], message, f"remove it, or write {name}.kl: 0.05")
 

@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from stoker.train.rollouts.policy_settings import PolicySettings
 
 
-KL_HORIZON = 10_000  # answers, unless a job says another number
-
-
 class PpoBlock(PolicyBlock):
     """A policy and its critic (Schulman et al., 2017)."""
 
@@ -71,9 +68,7 @@ class PpoBlock(PolicyBlock):
         default=None,
         description="target KL of an answer in nats; the coefficient adapts to it, and is fixed without it",
     )
-    kl_horizon: PositiveInt = Field(
-        default=KL_HORIZON, description="number of answers over which the coefficient adapts"
-    )
+    kl_horizon: PositiveInt = Field(default=10_000, description="number of answers over which the coefficient adapts")
 
 
 def _block(job: Job) -> PpoBlock:
@@ -123,7 +118,7 @@ def _checks(view: View) -> Iterator[Problem]:
     if view.value("ppo.kl_target") is not None and view.value("ppo.kl") == 0:
         message = "`kl_target` multiplies the coefficient `kl`, which must be above 0 for that"
         yield from view.at_each(["ppo.kl_target", "ppo.kl"], message, "write kl: 0.15")
-    if view.value("ppo.kl_target") is None and view.value("ppo.kl_horizon") != KL_HORIZON:
+    if view.value("ppo.kl_target") is None and view.differs("ppo.kl_horizon"):
         message = "`kl_horizon` has no effect with a fixed coefficient"
         yield from view.at_each(["ppo.kl_horizon"], message, "remove it, or write kl_target: 6.0")
     yield from _policy_is_trained(view)

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stoker.data.ranking.column_settings import KINDS_OF_KEYS
 from stoker.job.block import Block
 from stoker.job.task_spec import Decided, Named, TaskSpec, block_of_task
 from stoker.train.ranking.engine_conflicts import engine_conflicts
-from stoker.train.ranking.ranking_block import EXAMPLES, NAMES, REASONS, FeatureBlock, RankingBlock, TableBlock
+from stoker.train.ranking.ranking_block import EXAMPLES, NAMES, REASONS, FeatureBlock, RankingBlock
 
 if TYPE_CHECKING:
     from stoker.data.ranking.log_audit import LogAudit
@@ -36,21 +37,7 @@ OPTIMIZERS_OF_KEYS = {
     "l1": ("ftrl",),
     "l2": ("ftrl",),
 }
-KINDS_OF_KEYS = {
-    "separator": ("ids", "sequence"),
-    "buckets": ("buckets",),
-    "boundaries": ("buckets",),
-    "longest": ("sequence",),
-    "table": ("id", "ids", "sequence", "buckets"),
-    "width": ("id", "ids", "sequence", "buckets"),
-    "log": ("dense",),
-}
 IMPLIED = {"separator": "ids", "buckets": "buckets", "boundaries": "buckets"}  # with `kind: auto`
-
-
-def default_of(block: type[Block], key: str) -> Any:
-    """Returns the default value of a key."""
-    return block.model_fields[key].get_default(call_default_factory=True)
 
 
 def _block(job: Job) -> RankingBlock:
@@ -134,20 +121,17 @@ def _keys_of_other_kinds(view: View, key: str, feature: FeatureBlock) -> Iterato
 
 
 def _keys_of_other_models(view: View) -> Iterator[Problem]:
-    """Yields keys whose value differs from the default and has no effect on the model or the optimizer.
-
-    A run's own job.yaml has every key.
-    """
+    """Yields keys whose value differs from the default and has no effect on the model or the optimizer."""
     model = view.value("ranking.model")
     for name, owner in MODELS_OF_KEYS.items():
         key = f"ranking.{name}"
-        if model in NAMES and model != owner and view.given(key) and view.value(key) != default_of(RankingBlock, name):
+        if model in NAMES and model != owner and view.differs(key):
             message = f"`{name}` has no effect with `model: {model}`"
             yield from view.at_each([key], message, f"remove it, or write `model: {owner}`")
     optimizer = view.value("ranking.table.optimizer")
     for name, owners in OPTIMIZERS_OF_KEYS.items():
         key = f"ranking.table.{name}"
-        if optimizer not in owners and view.given(key) and view.value(key) != default_of(TableBlock, name):
+        if optimizer not in owners and view.differs(key):
             message = f"`table.{name}` has no effect with `optimizer: {optimizer}`"
             hint = f"remove it, or write `optimizer: {owners[0]}`"
             yield from view.at_each([key], message, hint)
@@ -169,7 +153,7 @@ def _admission(view: View) -> Iterator[Problem]:
     if rule.count == 1 and rule.probability == 1:
         message = "`admission` needs to know which ids get a row"
         yield from view.at_each(["ranking.table.admission"], message, "write `count: 2` or `probability: 0.5`")
-    elif rule.count == 1 and rule.cells != default_of(type(rule), "cells"):
+    elif rule.count == 1 and view.differs("ranking.table.admission.cells"):
         message = "`cells` are the counters of `count`, which is not given"
         hint = "also write `count: 2`, or remove it"
         yield from view.at_each(["ranking.table.admission.cells"], message, hint)
@@ -180,7 +164,7 @@ def _eviction(view: View) -> Iterator[Problem]:
     if rule is not None and rule.age is None and rule.max_rows is None:
         message = "`eviction` needs to know which rows go"
         yield from view.at_each(["ranking.table.eviction"], message, "write `age: 10000` or `max_rows: 1000000`")
-    if rule is not None and rule.max_rows is None and rule.score != default_of(type(rule), "score"):
+    if rule is not None and rule.max_rows is None and view.differs("ranking.table.eviction.score"):
         message = "`score` ranks rows, but `max_rows` is not given"
         hint = "write `max_rows: 1000000`, or remove `score`"
         yield from view.at_each(["ranking.table.eviction.score"], message, hint)
