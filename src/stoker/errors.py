@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +62,16 @@ class RunFailed(UserError):
 
 class DiskFailed(RunFailed):
     """The run's files cannot be written, as the disk is full or missing."""
+
+
+@contextmanager
+def placed_errors(place: Callable[[Problem], Problem]) -> Iterator[None]:
+    """Gives the problems of an error raised within a place; the error keeps its exit code."""
+    try:
+        yield
+    except UserError as error:
+        kind = next(kind for kind in (CannotRun, RunFailed, UserError) if isinstance(error, kind))
+        raise kind(*(place(problem) for problem in error.problems)) from error
 
 
 @contextmanager

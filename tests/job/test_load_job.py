@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stoker.errors import Problem, UserError
+from stoker.errors import CannotRun, DiskFailed, Problem, RunFailed, UserError
 from stoker.job import load_job
 from stoker.job.key_paths import KeyPath, dotted, leaves, parents_of_keys
-from stoker.job.load_job import check_document
+from stoker.job.load_job import JobError, check_document
 from stoker.job.yaml_document import JobDocument, Mark
 
 GOOD = "task: sft\nmodel: smollm2-135m\ndata: my.jsonl\n"
@@ -285,3 +285,20 @@ def test_any_mapping_is_a_job_or_a_list_of_problems(data: dict[str, object]) -> 
         assert all(problem.message and problem.key for problem in error.problems)
     else:
         assert {dotted(path) for path, _ in leaves(loaded.job)} == set(loaded.origins)
+
+
+def test_errors_of_what_a_key_names_are_placed_at_the_key(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(f"{GOOD}train: {{lr: 1e-4}}\n")
+    loaded = load_job(tmp_path / "job.yaml")
+    elsewhere = Problem("has no column `x`", "write `y`", file="rows.jsonl", line=3, column=1)
+    with pytest.raises(RunFailed) as caught, loaded.errors_at("train.lr"):
+        raise DiskFailed(elsewhere, Problem("unreadable", key="data"))
+    first, second = caught.value.problems
+    assert (first.line, first.column, first.key) == (4, 13, "train.lr")
+    assert (first.message, first.suggestion) == ("rows.jsonl:3:1: has no column `x`", "write `y`")
+    assert (second.message, second.line, second.key) == ("unreadable", 4, "train.lr")
+    with pytest.raises(UserError) as whole, loaded.errors_at_their_keys():
+        raise JobError(elsewhere, Problem("unreadable", key="data"), "no place", sound=loaded)
+    assert [problem.line for problem in whole.value.problems] == [3, 3, 0]
+    with pytest.raises(CannotRun, match="too large"), loaded.errors_at("data"):
+        raise CannotRun("too large")

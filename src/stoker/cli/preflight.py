@@ -209,7 +209,7 @@ def _stop_problems(loaded: ReadJob, base: Path) -> list[Problem]:
 
     assert loaded.job.model is not None
     found = stop_problems(loaded.job.model, loaded.job.data, base)
-    return [loaded.problem(p.key, p.message, p.suggestion) if p.key else p for p in found]
+    return [loaded.placed(problem) for problem in found]
 
 
 def _template_problems(loaded: ReadJob, key: str, block: SourceBlock, base: Path) -> list[Problem]:

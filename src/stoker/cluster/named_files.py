@@ -138,10 +138,8 @@ def _add_named(files: NamedFiles, loaded: LoadedJob, named: Named) -> str:
         return f"{SCHEMA}{files.add(schema)}" if schema and schema != named.value else named.value
     if named.kind == "model" and find_model(named.value, files.base, or_run=True) is not None:
         return files.add(named.value)
-    try:
+    with loaded.errors_at(named.key):
         return files.add_run(named.value)
-    except UserError as error:
-        raise UserError(*(loaded.problem(named.key, p.message, p.suggestion) for p in error.problems)) from error
 
 
 def _by_key(names: Sequence[Named]) -> dict[str, list[Named]]:

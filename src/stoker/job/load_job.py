@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from stoker.errors import Problem, UserError
+from stoker.errors import Problem, UserError, placed_errors
 from stoker.job.conflict_view import View
 from stoker.job.conflicts import conflicts
 from stoker.job.key_paths import KeyPath, block_at, parse_key
@@ -36,6 +37,23 @@ class ReadJob:
     def problem(self, key: str, message: str, suggestion: str = "") -> Problem:
         """Returns a problem at a key's place; if it was not written, at the nearest enclosing key, or the file."""
         return self.document.problem(parse_key(key), message, suggestion)
+
+    def placed(self, problem: Problem) -> Problem:
+        """Returns a problem with the place of its key; unchanged if it has no key, or the place of another file."""
+        if not problem.key or problem.file:
+            return problem
+        return self.problem(problem.key, problem.message, problem.suggestion)
+
+    def errors_at(self, key: str) -> AbstractContextManager[None]:
+        """Gives errors raised within the place of a key, whose value names what cannot be read or used.
+
+        Messages of problems that have a place in another file begin with it.
+        """
+        return placed_errors(lambda found: self.problem(key, str(replace(found, suggestion="")), found.suggestion))
+
+    def errors_at_their_keys(self) -> AbstractContextManager[None]:
+        """Gives errors raised within the places of their own keys; see `placed`."""
+        return placed_errors(self.placed)
 
 
 @dataclass(frozen=True)

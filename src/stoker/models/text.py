@@ -57,11 +57,8 @@ def open_text_side(loaded: LoadedJob, base: Path) -> TextSide:
     assert job.model is not None
     source = require_model(job.model.name, base)
     context = context_of(source, job.model)
-    try:
+    with loaded.errors_at_their_keys():
         tokenizer = load_tokenizer(job, base)
-    except UserError as error:
-        placed = (loaded.problem(p.key, p.message, p.suggestion) if p.key else p for p in error.problems)
-        raise type(error)(*placed) from error
     seq_len = job.train.seq_len
     if context is not None:
         if problem := context_problem(loaded, context):

@@ -52,10 +52,8 @@ def work_of(loaded: LoadedJob, cluster: Cluster | None = None, *, base: Path | N
         if task_of(job).sources:
             hint = "write `parallel: {data: 2}` yourself: the tower is copied, and rows of tables are spread by id"
         raise UserError(loaded.problem("task", message, hint))
-    try:
+    with loaded.errors_at("model.name"):
         shape = shape_of_name(job.model.name, base or Path.cwd())
-    except UserError as error:
-        raise UserError(*(loaded.problem("model.name", p.message, p.suggestion) for p in error.problems)) from error
     rows = rows_with_special_tokens(job.model, shape.vocabulary, base or Path.cwd())
     precision = precision_of(job, cluster)
     work = work_of_shape(job, replace(shape, vocabulary=rows), precision=precision)
@@ -70,7 +68,7 @@ def _critic_work(loaded: LoadedJob, base: Path, work: TrainingWork) -> TrainingW
     if not task.own_critic(loaded.job):
         return None
     key, tune = f"{task.name}.critic", loaded.job.tune
-    try:
+    with loaded.errors_at(key):
         try:
             run = load_job(find_run(named, base).job).job
         except UserError:
@@ -78,8 +76,6 @@ def _critic_work(loaded: LoadedJob, base: Path, work: TrainingWork) -> TrainingW
         else:
             assert run.model is not None
             shape, tune = shape_of_name(run.model.name, base), run.tune
-    except UserError as error:
-        raise UserError(*(loaded.problem(key, p.message, p.suggestion) for p in error.problems)) from error
     return critic_work(work, shape, tune)
 
 

@@ -55,13 +55,13 @@ def open_log_of(loaded: LoadedJob, base: Path) -> ClickLog:
 
 
 def _problems(loaded: LoadedJob, log: ClickLog) -> list[Problem]:
-    return [at_data_source(loaded, found) for found in log_problems(log, loaded.job.data, loaded.job.evaluate.data)]
+    return [loaded.placed(found) for found in log_problems(log, loaded.job.data, loaded.job.evaluate.data)]
 
 
 def _opened(loaded: LoadedJob, base: Path) -> ClickLog:
     job, block = loaded.job, block_of_task(loaded.job, RankingBlock)
     settings = settings_of(block)
-    try:
+    with loaded.errors_at_their_keys():
         return open_log(
             job.data,
             settings,
@@ -70,15 +70,6 @@ def _opened(loaded: LoadedJob, base: Path) -> ClickLog:
             fraction=job.evaluate.fraction,
             progressive=block.progressive,
         )
-    except UserError as error:
-        raise UserError(*(at_data_source(loaded, problem) for problem in error.problems)) from error
-
-
-def at_data_source(loaded: LoadedJob, problem: Problem) -> Problem:
-    """Adds the place of a problem's key in the job."""
-    if not problem.key or problem.file:
-        return problem
-    return loaded.problem(problem.key, problem.message, problem.suggestion)
 
 
 def audit_of(loaded: LoadedJob, base: Path) -> LogAudit:

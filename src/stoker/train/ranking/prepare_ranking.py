@@ -29,7 +29,7 @@ from stoker.train.import_object import import_path
 from stoker.train.prepared import Prepared, apply_job_to_blocks, describe_parameters, engine_of
 from stoker.train.ranking.export_manifest import graph_from, manifest_of, table_entries
 from stoker.train.ranking.exported_tower import GRAPH, WEIGHTS, graph_bytes
-from stoker.train.ranking.job_log import at_data_source, open_log_of
+from stoker.train.ranking.job_log import open_log_of
 from stoker.train.ranking.ranking_block import RankingBlock
 from stoker.train.ranking.ranking_tables import TORCHREC_ROWS, embeddings_of, misfit_of_widths, servers_of, shape_of
 from stoker.train.ranking.ranking_task import RankingTask
@@ -49,10 +49,8 @@ def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: 
         raise UserError(loaded.problem("train.precision", message, "write `precision: fp32`"))
     job = job.model_copy(update={"train": job.train.model_copy(update={"precision": device.precision})})
     log = open_log_of(loaded, base)
-    try:
+    with loaded.errors_at_their_keys():
         servers = servers_of(block, base)
-    except UserError as error:
-        raise UserError(*(at_data_source(loaded, problem) for problem in error.problems)) from error
     tower, tables, shape = build(loaded, log.features, device, mesh, servers)
     rows = job.evaluate.rows
     task = RankingTask(
@@ -101,11 +99,8 @@ def sync_of(loaded: LoadedJob, task: RankingTask, *, wide: bool) -> tuple[Hook, 
         return ()
     from stoker.train.ranking.export_sync import ExportSync
 
-    try:
+    with loaded.errors_at("export.sync.to"):
         writer = writer_of(sync.to)
-    except UserError as error:
-        found = (loaded.problem("export.sync.to", p.message, p.suggestion) for p in error.problems)
-        raise type(error)(*found) from error
     tower, features, shape = task.model, task.log.features, task.shape
     model, graph = block_of_task(loaded.job, RankingBlock).model, {}
     if ":" in model:
@@ -156,7 +151,7 @@ def build(
     if not isinstance(tower, nn.Module):
         message = f"ranking.model: {block.model} gives a {type(tower).__name__}, not a torch.nn.Module"
         raise UserError(loaded.problem("ranking.model", message))
-    try:
+    with loaded.errors_at_their_keys():
         tables = embeddings_of(
             features,
             shape,
@@ -168,8 +163,6 @@ def build(
             wide=device.precision == "fp64",
             servers=servers,
         )
-    except UserError as error:
-        raise type(error)(*(at_data_source(loaded, problem) for problem in error.problems)) from error
     return tower.to(device.torch, dtype_of(device)), tables, shape
 
 

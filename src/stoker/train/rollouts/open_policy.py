@@ -55,10 +55,8 @@ def _environment(block: PolicyBlock, loaded: LoadedJob, base: Path, text: TextSi
     if kind != "python":
         hint = "write python:MODULE:FUNCTION"
         raise UserError(loaded.problem(key, f"{block.environment!r} names no function", hint))
-    try:
+    with loaded.errors_at(key):
         function = python_function(block.environment, argument, base)
-    except UserError as error:
-        raise UserError(*(loaded.problem(key, p.message, p.suggestion) for p in error.problems)) from error
     codec = text.codec.for_source(loaded.job.data[0], base)
     return Environment(block.environment, function, codec, block.turns)
 
@@ -82,10 +80,8 @@ def rewards_of(block: PolicyBlock, loaded: LoadedJob, base: Path, text: TextSide
         found.append((RunReward(block.reward, loaded, base, vocabulary, offload_idle=block.offload_idle), 1.0))
     for number, (name, weight) in enumerate(weights.items()):
         key = f"{loaded.job.task}.rewards" + (f"[{number}]" if isinstance(block.rewards, list) else "")
-        try:
+        with loaded.errors_at(key):
             found.append((_reward(name, base), weight))
-        except UserError as error:
-            raise UserError(*(loaded.problem(key, p.message, p.suggestion) for p in error.problems)) from error
     return Rewards(tuple(found))
 
 

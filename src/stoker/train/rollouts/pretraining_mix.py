@@ -81,10 +81,8 @@ def open_mix(block: PtxBlock, loaded: LoadedJob, base: Path, text: TextSide) -> 
             "train": job.train.model_copy(update={"pack": False}),
         }
     )
-    try:
+    with loaded.errors_at(key):
         corpus = open_corpus(alone, text.codec, seq_len=job.train.seq_len, base=base)
-    except UserError as error:
-        raise UserError(*(loaded.problem(key, p.message, p.suggestion) for p in error.problems)) from error
     if not corpus.sequences.total(1):
         raise UserError(loaded.problem(key, f"nothing in {block.data} can be trained on", "see `stoker data` on it"))
     return PretrainingMix(corpus, block.sequences or job.train.batch, job.train.batch)

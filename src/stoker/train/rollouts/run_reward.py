@@ -57,10 +57,8 @@ class RunReward:
 
 def _of_reward(run: str, loaded: LoadedJob, base: Path) -> TunedRun:
     key = f"{loaded.job.task}.reward"
-    try:
+    with loaded.errors_at(key):
         tuned = open_run(run, base)
-    except UserError as error:
-        raise UserError(*(loaded.problem(key, p.message, p.suggestion) for p in error.problems)) from error
     if task_of(tuned.job).head != "score":
         message = f"{run} is a run of task {tuned.job.task}, whose model gives no scores"
         raise UserError(loaded.problem(key, message, "name a run of task reward"))
