@@ -296,7 +296,17 @@ def _verified(
     answers = f"{equal} of {rows} greedy answers equal, tokens and template equal"
     line = f"replayed {rows} {kind} {how.format(losses)}, {answers}"
     cost, difference = _root_mean_square(stored - trained), _root_mean_square(served - stored)
-    return Verified(line, rows, len(trained), reference.held_out, before, after, cost, difference, allowed)
+    return Verified(
+        line=line,
+        rows=rows,
+        tokens=len(trained),
+        held_out=reference.held_out,
+        before=before,
+        after=after,
+        cost=cost,
+        difference=difference,
+        allowed=allowed,
+    )
 
 
 def _scores(reference: ReferenceAnswers, answers: Sequence[ReplayAnswer]) -> Tensor:

@@ -134,4 +134,6 @@ def open_run(path: str, base: Path, *, at: str = "last", trusted: Sequence[str] 
     restore_weights(model, state)
     if task_of(job).critic(job) == SHARED_CRITIC:
         remove_critic(model)
-    return TunedRun(folder, loaded, state.step, model.eval(), text, device, base)
+    return TunedRun(
+        folder=folder, loaded=loaded, step=state.step, model=model.eval(), text=text, device=device, base=base
+    )

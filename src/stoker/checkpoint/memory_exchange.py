@@ -58,7 +58,15 @@ def fetched(copy: MemoryCopies, folder: Path, held: Held) -> Iterator[MemoryCopi
                 _receive(arrived[transfer.copied], known[transfer.copied].length, transfer.sender)
         run_on_all_ranks(lambda: None)
         more = [
-            Copy(folder / f"rank-{n}" / "fetched", copy.step, copy.group, n, len(known), known[n].items, copy.numbers)
+            Copy(
+                data=folder / f"rank-{n}" / "fetched",
+                step=copy.step,
+                group=copy.group,
+                rank=n,
+                world=len(known),
+                items=known[n].items,
+                numbers=copy.numbers,
+            )
             for n in sorted(here)
         ]
         yield replace(copy, copies=(*copy.copies, *more))

@@ -85,14 +85,14 @@ def take_reference(tuned: TunedRun, base: Path) -> ReferenceAnswers:
         tuned.model.float()
     texts, conversations, expected = _texts(tuned, codec, questions)
     request = ReplayRequest(
-        questions,
-        stops,
-        texts,
-        conversations,
-        tuned.job.model.trust_remote_code,
-        settings.to_dict() if settings is not None else None,
-        base_of(tuned, base),
-        dtype,
+        questions=questions,
+        stop_ids=stops,
+        texts=texts,
+        conversations=conversations,
+        trust_remote_code=tuned.job.model.trust_remote_code,
+        quantisation=settings.to_dict() if settings is not None else None,
+        base=base_of(tuned, base),
+        dtype=dtype,
     )
     answers = tuple(answer(tuned.model, questions, stops))
     start = tuned.tokenizer.bos_token or ""

@@ -119,15 +119,15 @@ def make_write_plan(held: Held, place: Path | None) -> WritePlan:
         lambda: _RankFacts(socket.gethostname(), file_layout.size, length, *_room(place), places, uuid.uuid4().hex[:8])
     )
     return WritePlan(
-        all_told[0].group,
-        signature,
-        len(plans),
-        items,
-        length,
-        file_layout,
-        _metadata_file(metadata, [other.places for other in all_told]) if rank() == 0 else b"",
-        sum(other.size for other in all_told),
-        min(_slots(other.machine, all_told) for other in all_told),
+        group=all_told[0].group,
+        signature=signature,
+        world=len(plans),
+        items=items,
+        length=length,
+        file_layout=file_layout,
+        metadata=_metadata_file(metadata, [other.places for other in all_told]) if rank() == 0 else b"",
+        size=sum(other.size for other in all_told),
+        slots=min(_slots(other.machine, all_told) for other in all_told),
     )
 
 

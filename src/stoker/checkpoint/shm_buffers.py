@@ -169,7 +169,15 @@ def read_copy(header: Path) -> Copy | None:
     data = header.with_suffix("")
     if not data.exists() or data.stat().st_size < max((item.at + item.length for item in items), default=0):
         return None
-    return Copy(data, kept["step"], kept["group"], kept["rank"], kept["world"], items, kept["numbers"])
+    return Copy(
+        data=data,
+        step=kept["step"],
+        group=kept["group"],
+        rank=kept["rank"],
+        world=kept["world"],
+        items=items,
+        numbers=kept["numbers"],
+    )
 
 
 def copies_in(folder: Path) -> list[Copy]:

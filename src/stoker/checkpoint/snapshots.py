@@ -205,20 +205,28 @@ class Snapshots:
         """Requests that the newest copy, which is of ``state``, is written as an attempt of `Storage.begin`."""
         assert self.agreement is not None and self._newest is not None
         request = WriteRequest(
-            str(place),
-            isinstance(place, str),
-            attempt,
-            state.step,
-            rank(),
-            self.agreement.world,
-            str(self._newest.path),
-            str(self._file_layout),
-            str(self._metadata) if rank() == 0 else "",
-            state.numbers,
-            keep,
+            place=str(place),
+            remote=isinstance(place, str),
+            attempt=attempt,
+            step=state.step,
+            rank=rank(),
+            world=self.agreement.world,
+            data=str(self._newest.path),
+            file_layout=str(self._file_layout),
+            metadata=str(self._metadata) if rank() == 0 else "",
+            numbers=state.numbers,
+            keep=keep,
         )
         self._send(json.dumps(asdict(request)).encode())
-        self.pending = PendingWrite(state.step, place, attempt, self._newest, begun, time.time() - begun, deleted)
+        self.pending = PendingWrite(
+            step=state.step,
+            place=place,
+            attempt=attempt,
+            slot=self._newest,
+            begun=begun,
+            stall=time.time() - begun,
+            deleted=deleted,
+        )
 
     def _send(self, line: bytes) -> None:
         writer = self.writer

@@ -92,7 +92,15 @@ def _losses(arguments: argparse.Namespace) -> int:
         (first.folder.path.name, first.step),
         figures=[
             *(Figure(of, name, mean, rows=len(ours)) for of, mean in zip(names, means, strict=True)),
-            Figure(figure.of, name, figure.value, None, figure.rows, figure.low, figure.high),
+            Figure(
+                of=figure.of,
+                name=name,
+                value=figure.value,
+                standard_error=None,
+                rows=figure.rows,
+                low=figure.low,
+                high=figure.high,
+            ),
         ],
         details={"loss": found.as_json(), "unit": unit, "rows_of_one_only": alone},
         rows=len(ours),
@@ -124,7 +132,16 @@ def _kept(
         source = open_source(SourceBlock(path=arguments.data), Path.cwd())
         data |= {"path": arguments.data, "fingerprint": source.fingerprint()}
     asked = {**_asked(arguments), "seed": arguments.seed}
-    return KeptEvaluation("against", time.time(), run[0], run[1], data, asked, tuple(figures), details)
+    return KeptEvaluation(
+        kind="against",
+        time=time.time(),
+        model=run[0],
+        step=run[1],
+        data=data,
+        asked=asked,
+        figures=tuple(figures),
+        details=details,
+    )
 
 
 def _asked(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -75,7 +75,15 @@ def run_prompts(arguments: argparse.Namespace) -> int:
 def _differences(ranking: TemplateRanking) -> list[Figure]:
     first = ranking.order[0]
     return [
-        Figure(f"{first} less {name}", ranking.scorer, each.value, None, each.rows, each.low, each.high)
+        Figure(
+            of=f"{first} less {name}",
+            name=ranking.scorer,
+            value=each.value,
+            standard_error=None,
+            rows=each.rows,
+            low=each.low,
+            high=each.high,
+        )
         for name, each in ranking.behind.items()
     ]
 

@@ -32,7 +32,16 @@ def evaluation(
     details: dict[str, Any],
 ) -> KeptEvaluation:
     """Returns the record of an evaluation that has just ended."""
-    return KeptEvaluation(kind, time.time(), model.name, model.step, data, asked, tuple(figures), details)
+    return KeptEvaluation(
+        kind=kind,
+        time=time.time(),
+        model=model.name,
+        step=model.step,
+        data=data,
+        asked=asked,
+        figures=tuple(figures),
+        details=details,
+    )
 
 
 def finish(

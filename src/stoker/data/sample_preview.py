@@ -109,7 +109,17 @@ def _sample(source: TokenisedSource, index: int, codec: TextCodec) -> SamplePrev
     special_ids = {number for number, token in codec.tokenizer.get_added_tokens_decoder().items() if token.special}
     special = tuple(each in special_ids for each in ids)
     lost, continues = source.cache.ending(index)
-    return SamplePreview(file, number, token_texts(codec, ids), ids, trained, special, verdict, lost, continues)
+    return SamplePreview(
+        source=file,
+        row=number,
+        tokens=token_texts(codec, ids),
+        ids=ids,
+        trained=trained,
+        special=special,
+        verdict=verdict,
+        lost=lost,
+        continues=continues,
+    )
 
 
 def samples_of(corpus: Corpus, codec: TextCodec, file: str, row: int) -> tuple[list[SamplePreview], list[Rejected]]:

@@ -33,7 +33,15 @@ class Compared:
     def figure(self, of: str) -> Figure:
         """Returns the difference as a stored figure."""
         found = self.difference
-        return Figure(of, self.name, found.value, None, found.rows, found.low, found.high)
+        return Figure(
+            of=of,
+            name=self.name,
+            value=found.value,
+            standard_error=None,
+            rows=found.rows,
+            low=found.low,
+            high=found.high,
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Returns wins, losses and ties of the first model."""

@@ -101,7 +101,17 @@ def empty_row(device: torch.device) -> Inputs:
     """Returns a row of one token without a target: its loss and its gradients are zero."""
     none = torch.zeros(0, dtype=torch.int64, device=device)
     one = torch.zeros(1, 1, dtype=torch.int64, device=device)
-    return Inputs(one, one, None, (Segment(0, 1),), none, none, 0, 0, none)
+    return Inputs(
+        ids=one,
+        positions=one,
+        mask=None,
+        segments=(Segment(0, 1),),
+        predict=none,
+        targets=none,
+        tokens=0,
+        rows=0,
+        documents=none,
+    )
 
 
 def cut_after_last_target(row: Row) -> Row:
@@ -149,16 +159,16 @@ def pack(rows: Sequence[Row], device: torch.device, *, share: bool) -> Inputs:
                 segments.append(Segment(at, own, prefix_start, shared))
                 at += own
     return Inputs(
-        _tensor(np.concatenate(pieces), device)[None],
-        _tensor(np.concatenate(positions), device)[None],
-        None,
-        tuple(segments),
-        _tensor(np.concatenate(predict), device),
-        _tensor(np.concatenate(targets), device),
-        sum(len(ids) for ids, _ in rows),
-        len(rows),
-        _tensor(np.concatenate(documents), device),
-        tuple(members_of[member] for member in range(len(rows))),
+        ids=_tensor(np.concatenate(pieces), device)[None],
+        positions=_tensor(np.concatenate(positions), device)[None],
+        mask=None,
+        segments=tuple(segments),
+        predict=_tensor(np.concatenate(predict), device),
+        targets=_tensor(np.concatenate(targets), device),
+        tokens=sum(len(ids) for ids, _ in rows),
+        rows=len(rows),
+        documents=_tensor(np.concatenate(documents), device),
+        members=tuple(members_of[member] for member in range(len(rows))),
     )
 
 
@@ -198,15 +208,15 @@ def pad(rows: Sequence[Row], device: torch.device) -> Inputs:
         trained[i, 1 : len(row_ids)] = row_trained[1:]
     predict = np.flatnonzero(trained) - 1
     return Inputs(
-        _tensor(ids, device),
-        None,
-        _tensor(mask, device) if (mask == 0).any() else None,
-        None,
-        _tensor(predict, device),
-        _tensor(ids.reshape(-1)[predict + 1], device),
-        sum(len(row_ids) for row_ids, _ in rows),
-        len(rows),
-        _tensor(predict // longest, device),
+        ids=_tensor(ids, device),
+        positions=None,
+        mask=_tensor(mask, device) if (mask == 0).any() else None,
+        segments=None,
+        predict=_tensor(predict, device),
+        targets=_tensor(ids.reshape(-1)[predict + 1], device),
+        tokens=sum(len(row_ids) for row_ids, _ in rows),
+        rows=len(rows),
+        documents=_tensor(predict // longest, device),
     )
 
 

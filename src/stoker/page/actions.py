@@ -228,7 +228,15 @@ class Actions:
         command = shlex.join(["stoker", *(word for word in words if word != "--json")])
         if sum(process.state in ("starting", "running") for _, process in self.all()) >= AT_ONCE:
             raise http_error(429, "{n} actions are already running", retry_after=5, n=AT_ONCE)
-        action = StartedVerb(secrets.token_hex(8), verb, run, command, asked.account.name, round(time.time(), 3), to)
+        action = StartedVerb(
+            id=secrets.token_hex(8),
+            verb=verb,
+            run=run,
+            command=command,
+            user=asked.account.name,
+            time=round(time.time(), 3),
+            to=to,
+        )
         self._page.audit.write(asked.account.name, verb, command=command)
         process = DetachedProcess(self._folder / action.id)
         process.prepare(command_of(words), cwd=self._page.settings.base, env={"NO_COLOR": "1", "TERM": "dumb"})

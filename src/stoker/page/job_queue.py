@@ -81,7 +81,14 @@ class JobQueue:
                 raise http_error(409, "a job is training in {run}, or waits to", hint, run=run.name)
             number = max((entry.number for entry, _ in entries), default=0) + 1
             entry = QueuedJob(
-                number, of_user["name"], str(run), str(job), command, of_user["user"], round(time.time(), 3), devices
+                number=number,
+                name=of_user["name"],
+                run=str(run),
+                job=str(job),
+                command=command,
+                user=of_user["user"],
+                time=round(time.time(), 3),
+                devices=devices,
             )
             process = DetachedProcess(self._place(number))
             process.prepare(arguments, cwd=cwd)

@@ -93,7 +93,16 @@ class MetricIndex:
         data = b"".join(column.tobytes() for column in columns.values())
         count = len(next(iter(columns.values()), ()))
         number = os.fstat(metrics.fileno()).st_ino
-        block = IndexBlock(number, self.end, end, _digest(metrics, end), count, list(columns), last, 0)
+        block = IndexBlock(
+            inode=number,
+            begin=self.end,
+            end=end,
+            ends=_digest(metrics, end),
+            count=count,
+            keys=list(columns),
+            last=last,
+            sum=0,
+        )
         block = replace(block, sum=_sum(block, data))
         whole = json.dumps(asdict(block)).encode() + b"\n" + data
         try:

@@ -105,7 +105,15 @@ class ModelServers:
         Raises:
             PageError: too many run.
         """
-        server = ModelServer(secrets.token_hex(8), dict(models), host, port, "", user, round(time.time(), 3))
+        server = ModelServer(
+            id=secrets.token_hex(8),
+            models=dict(models),
+            host=host,
+            port=port,
+            command="",
+            user=user,
+            time=round(time.time(), 3),
+        )
         place = self.place(server.id)
         place.mkdir(mode=0o700, parents=True)
         for name, text in ((TOKEN, secrets.token_urlsafe(32)), (KEYS, "")):

@@ -114,7 +114,9 @@ def parallelize(
     if copies and not apart:
         root = replicate(root, mesh)
     gradients = Gradients(trained, mesh, reduce_batch=copies and apart)
-    return ParallelModel(model, language, root, None, pieces, {}, gradients)
+    return ParallelModel(
+        model=model, language=language, root=root, pipeline=None, pieces=pieces, aliases={}, gradients=gradients
+    )
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,15 @@ def _parallelize_pipeline(
     pipeline = Pipeline(stages, mesh, whole.config.get_text_config().hidden_size, dtype)
     language = LanguageModel(unwrap(holder[0]), None, True)
     gradients = Gradients(trained, mesh, reduce_batch=layout.shard == "none")
-    return ParallelModel(holder, language, None, pipeline, pieces, aliases, gradients)
+    return ParallelModel(
+        model=holder,
+        language=language,
+        root=None,
+        pipeline=pipeline,
+        pieces=pieces,
+        aliases=aliases,
+        gradients=gradients,
+    )
 
 
 def _split(inner: Any, family: Family | None, mesh: Mesh) -> tuple[Placed, VocabularyGroup | None]:

@@ -32,4 +32,6 @@ def spread_module(model: nn.Module, mesh: Mesh, *, compiled: bool, compute: torc
     if layout.shard == "none" and mesh.groups["batch"] is not None:
         root = replicate(model, mesh, may_be_unused=True)
     gradients = Gradients(trained, mesh, reduce_batch=False)
-    return ParallelModel(model, None, root, None, {}, {}, gradients)
+    return ParallelModel(
+        model=model, language=None, root=root, pipeline=None, pieces={}, aliases={}, gradients=gradients
+    )

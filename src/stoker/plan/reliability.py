@@ -121,7 +121,17 @@ def forecast(
     interval = min(work, saving.best_interval(mean) if interval is None else interval)
     if mean == inf:
         stalls = saving.stall * work / interval
-        return Forecast(inf, 0.0, 0.0, interval, saving.recovery, 0.0, stalls, work / (work + stalls), work + stalls)
+        return Forecast(
+            mean_between=inf,
+            interruptions=0.0,
+            chance=0.0,
+            interval=interval,
+            recovery=saving.recovery,
+            recomputation=0.0,
+            stalls=stalls,
+            effective=work / (work + stalls),
+            seconds=work + stalls,
+        )
     segment = interval + saving.stall
     working = exp(-saving.recovery / mean)  # fraction of interruptions outside of a recovery
     recovery = mean * (1 - working)

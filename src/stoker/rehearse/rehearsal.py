@@ -126,13 +126,13 @@ class Rehearsal:
         worlds = {event["world"] for event in events if event["event"] == "group"}
         same = len(worlds) < 2 and not any(event["event"] == "shrunk" for event in events)
         return Trial(
-            calm,
-            folder,
-            code,
-            message,
-            tuple(fault_effects(folder, faults)),
-            compare(calm, folder, precision=precision, same_layout=same),
-            goodput(folder),
+            calm=calm,
+            disturbed=folder,
+            exit_code=code,
+            message=message,
+            effects=tuple(fault_effects(folder, faults)),
+            equality=compare(calm, folder, precision=precision, same_layout=same),
+            goodput=goodput(folder),
         )
 
     def check(self, faults: Sequence[Fault]) -> None:

@@ -102,17 +102,17 @@ def check_device(device: torch.device, rank: int) -> DeviceReport:
     numbered = f"{name} {device.index}" if device.index is not None else name
     expected = _expected(device, name)
     return DeviceReport(
-        rank,
-        socket.gethostname(),
-        numbered,
-        device.type != "cuda",
-        wrong,
-        rate,
-        expected,
-        reduce,
-        time.time(),
-        code_fingerprint(),
-        time.perf_counter() - begin,
+        rank=rank,
+        host=socket.gethostname(),
+        device=numbered,
+        is_cpu=device.type != "cuda",
+        wrong=wrong,
+        rate=rate,
+        expected=expected,
+        reduce=reduce,
+        clock=time.time(),
+        code=code_fingerprint(),
+        seconds=time.perf_counter() - begin,
     )
 
 

@@ -87,17 +87,17 @@ def plan_of(job: ResolvedJob, task: Task, done: Progress | None = None) -> RunSc
         raise UserError("epochs: so small a part of the data holds no sample")
     every, save = intervals(steps, job.parallel.sync.every)
     return RunSchedule(
-        steps,
-        samples,
-        train.batch,
-        train.micro_batch,
-        train.clip,
-        job.seed,
-        every if job.evaluate.every == "auto" else job.evaluate.every,
-        save if job.checkpoint.every == "auto" else job.checkpoint.every,
-        job.checkpoint.keep,
-        job.checkpoint.keep_every,
-        job.checkpoint.best,
+        steps=steps,
+        samples=samples,
+        batch=train.batch,
+        micro_batch=train.micro_batch,
+        clip=train.clip,
+        seed=job.seed,
+        evaluate_every=every if job.evaluate.every == "auto" else job.evaluate.every,
+        save_every=save if job.checkpoint.every == "auto" else job.checkpoint.every,
+        keep=job.checkpoint.keep,
+        keep_every=job.checkpoint.keep_every,
+        keep_best=job.checkpoint.best,
     )
 
 

@@ -135,18 +135,21 @@ class Stepper:
             hook.after_optimizer(lr, found.taken)
         alarms = self._task.after_passes(self._engine)
         return StepResult(
-            step,
-            span,
-            counts,
-            found.loss / max(1, counts.targets),
-            found.grad_norm,
-            lr,
-            self._is_wrong(found),
-            found.asked,
-            data_seconds,
-            time.perf_counter() - begin,
-            {**(measures.means(found.sums, counts.targets) if measures is not None else {}), **self._task.figures},
-            alarms,
+            step=step,
+            span=span,
+            counts=counts,
+            loss=found.loss / max(1, counts.targets),
+            grad_norm=found.grad_norm,
+            lr=lr,
+            wrong=self._is_wrong(found),
+            asked=found.asked,
+            data_seconds=data_seconds,
+            seconds=time.perf_counter() - begin,
+            measures={
+                **(measures.means(found.sums, counts.targets) if measures is not None else {}),
+                **self._task.figures,
+            },
+            alarms=alarms,
         )
 
     def _is_wrong(self, found: StepNumbers) -> bool:

@@ -81,17 +81,17 @@ def plain_job(twin: Twin, cell: Cell, job: ResolvedJob, reference: Trace) -> Pla
     steps, tune = twin.steps(cell), job.tune
     counted = steps - tune.new_rows_first
     setting = plain_loop.PlainSetting(
-        job.model.name,
-        job.train,
-        steps,
-        job.train.warmup if isinstance(job.train.warmup, int) else round(job.train.warmup * counted),
-        twin.saves_at(cell),
-        _peft(tune, reference),
-        tune.loraplus_ratio if tune.method in ADAPTERS else 1.0,
-        {_peft_name(tune, name): weight for name, weight in reference.first.items()},
-        KNOWN if tune.new_rows_first else 0,
-        len(reference.first[_embedding(twin)]) if tune.new_rows_first else 0,
-        tune.new_rows_first,
+        model=job.model.name,
+        train=job.train,
+        steps=steps,
+        warmup=job.train.warmup if isinstance(job.train.warmup, int) else round(job.train.warmup * counted),
+        evaluate_every=twin.saves_at(cell),
+        peft=_peft(tune, reference),
+        loraplus_ratio=tune.loraplus_ratio if tune.method in ADAPTERS else 1.0,
+        first={_peft_name(tune, name): weight for name, weight in reference.first.items()},
+        known=KNOWN if tune.new_rows_first else 0,
+        vocabulary=len(reference.first[_embedding(twin)]) if tune.new_rows_first else 0,
+        new_rows_first=tune.new_rows_first,
     )
     return PlainJob(
         setting, [str(path) for path in twin.rows(cell)], str(twin.held_out(cell)), twin.samples(cell), job.seed

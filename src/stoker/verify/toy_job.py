@@ -254,7 +254,16 @@ def make_twin(
     spec = task_of(job)
     if spec.toy is not None:
         own, samples, facts = spec.toy(loaded)
-        return Twin(folder, common | own, steps, None, samples, clips, None, facts)
+        return Twin(
+            folder=folder,
+            base=common | own,
+            asked=steps,
+            config=None,
+            epoch=samples,
+            clips=clips,
+            dropout=None,
+            facts=facts,
+        )
     if spec.block is not None:
         block = getattr(job, job.task).model_dump(exclude_none=True) | spec.toy_keys(job)
         common[job.task] = {key: value for key, value in block.items() if value is not None}
@@ -270,4 +279,14 @@ def make_twin(
         Extension("a smaller one", "", "", KNOWN, pieces).write(folder / "tokenizer")
     common["train"]["pack"] = job.train.pack
     rates = dropout_rates(job, config) if spec.dropout else frozenset(filter(None, [job.tune.dropout]))
-    return Twin(folder, common | {"tune": tune}, steps, config, None, clips, rates, facts, spec.rows(job))
+    return Twin(
+        folder=folder,
+        base=common | {"tune": tune},
+        asked=steps,
+        config=config,
+        epoch=None,
+        clips=clips,
+        dropout=rates,
+        facts=facts,
+        kind=spec.rows(job),
+    )

@@ -107,7 +107,14 @@ class Verifier:
         reason = ": ".join([*([failed[0].name] if failed[0] is not own else []), failed[0].reason]) if failed else ""
         others = tuple(check for check in checks if check is not own)
         return Verdict(
-            cell, layout, own.comparison if own else None, not failed, reason, 0.0, others, self._facts(reference)
+            cell=cell,
+            layout=layout,
+            comparison=own.comparison if own else None,
+            passed=not failed,
+            reason=reason,
+            seconds=0.0,
+            checks=others,
+            facts=self._facts(reference),
         )
 
     def _checks(self, cell: Cell, layout: Layout, reference: ReferenceRun) -> Iterator[Check]:

@@ -58,7 +58,15 @@ def find_features(rows: Sequence[Row], settings: LogSettings) -> Features:
     for pair in settings.crosses:
         name = " x ".join(pair)
         columns.append(Column(name, "cross", "ranking.crosses", crossed=pair, table=name))
-    return Features(settings.labels, tuple(columns), settings.positive, time, group, settings.weight, settings.slices)
+    return Features(
+        labels=settings.labels,
+        columns=tuple(columns),
+        positive=settings.positive,
+        time=time,
+        group=group,
+        weight=settings.weight,
+        slices=settings.slices,
+    )
 
 
 def _first_of(wanted: Iterable[str], names: Sequence[str], without: Iterable[str]) -> str | None:

@@ -136,22 +136,22 @@ def audit_log(log: ClickLog, problems: Sequence[Problem] = (), *, admission: Adm
         if c.kind in NUMBERS
     }
     return LogAudit(
-        sum(summary.rows_in for summary in summaries),
-        sum(summary.rows for summary in summaries),
-        len(training),
-        len(log.held_out) if log.held_out else 0,
-        {name: float(rate) for name, rate in zip(features.labels, rates, strict=True)},
-        features.time,
-        features.group,
-        tuple((c.name, c.kind, c.why, _details(c)) for c in features.columns),
-        ids,
-        missing,
-        tuple(_periods(training)),
-        tuple(_leaks(log)),
-        reasons,
-        tuple(row for summary in summaries for row in summary.rejected),
-        unknown,
-        tuple(problems),
+        rows_in=sum(summary.rows_in for summary in summaries),
+        rows_used=sum(summary.rows for summary in summaries),
+        training=len(training),
+        held_out=len(log.held_out) if log.held_out else 0,
+        labels={name: float(rate) for name, rate in zip(features.labels, rates, strict=True)},
+        time=features.time,
+        group=features.group,
+        columns=tuple((c.name, c.kind, c.why, _details(c)) for c in features.columns),
+        ids=ids,
+        missing=missing,
+        periods=tuple(_periods(training)),
+        leaks=tuple(_leaks(log)),
+        reasons=reasons,
+        dropped=tuple(row for summary in summaries for row in summary.rejected),
+        unknown=unknown,
+        problems=tuple(problems),
     )
 
 
@@ -203,7 +203,16 @@ def _ids(log: ClickLog, number: int, admission: AdmissionRule | None) -> IdAudit
         unseen = float((~np.isin(later, found)).mean()) if len(later) else None
     empty = len(log.training) - len(np.unique(row))
     once = float((counts == 1).mean()) if len(counts) else 0.0
-    return IdAudit(len(found), len(ids), empty, once, covered, admitted, new, unseen)
+    return IdAudit(
+        ids=len(found),
+        lookups=len(ids),
+        empty=empty,
+        once=once,
+        covered=covered,
+        admitted=admitted,
+        new_a_period=new,
+        unseen=unseen,
+    )
 
 
 def _periods(training: RowSet) -> Iterator[Period]:

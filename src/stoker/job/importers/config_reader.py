@@ -122,7 +122,18 @@ class ConfigReader:
     ) -> None:
         key, given, where = origin
         strength = (ENGINE_DEFAULT if self.engine else DEFAULT) if by_default else ENGINE if self.engine else WRITTEN
-        self.carried.append(Carried(target, value, key, given, note, where, self.tool, strength))
+        self.carried.append(
+            Carried(
+                target=target,
+                value=value,
+                key=key,
+                given=given,
+                note=note,
+                where=where,
+                tool=self.tool,
+                strength=strength,
+            )
+        )
 
     def take(self, key: str | KeyPath, target: str, default: Any = None, note: str = "") -> Any:
         """Carries a value, read as the type of ``target``, or else the tool's default; returns the written value."""

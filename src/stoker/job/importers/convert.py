@@ -101,7 +101,10 @@ def import_files(
     if any(target.startswith("data[") and entry.strength == OVERRIDE for target, entry in values.items()):
         values = {t: e for t, e in values.items() if not t.startswith("data[") or e.strength == OVERRIDE}
     missing = tuple(key for key in EXAMPLES if key not in values)
-    values |= {key: Carried(key, EXAMPLES[key], "", None, "", "", "", ENGINE) for key in missing}
+    values |= {
+        key: Carried(target=key, value=EXAMPLES[key], key="", given=None, note="", where="", tool="", strength=ENGINE)
+        for key in missing
+    }
     values, asides, lost = settle_layout(_lengths(values, dropped), said, said_by)
     values, refused = _accepted(values)
     dropped += [*lost, *refused]
@@ -115,9 +118,14 @@ def import_files(
         if (item.target, item.key) in shown:
             carried.setdefault((item.target, item.key), item)
     return Imported(
-        text, as_blocks(values), tuple(carried.values()), tuple(dropped), unknown, blocks,
-        tuple(config.tool for config in configs),
-    )  # fmt: skip
+        text=text,
+        job=as_blocks(values),
+        carried=tuple(carried.values()),
+        dropped=tuple(dropped),
+        unknown=unknown,
+        missing=blocks,
+        tools=tuple(config.tool for config in configs),
+    )
 
 
 def _read(document: JobDocument, format: str | None, data_info: str | None) -> ConfigReader:
@@ -152,7 +160,9 @@ def _written_over(overrides: Sequence[str]) -> dict[str, Carried]:
         if field_at(path)[1] != path:
             near = suggest_key(path[:-1], str(path[-1]))
             problems.append(Problem(f"unknown key `{key}`", near.text, key=key, file="command line"))
-        values[key] = Carried(key, value, key, value, "", "command line", "", OVERRIDE)
+        values[key] = Carried(
+            target=key, value=value, key=key, given=value, note="", where="command line", tool="", strength=OVERRIDE
+        )
     if problems:
         raise UserError(*problems)
     return values

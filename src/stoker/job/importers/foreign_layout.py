@@ -42,7 +42,16 @@ def settle_layout(
         if processes > 1:
             note = f"{processes} processes / (tensor x pipeline x context)" if others > 1 else ""
             data = processes // others
-            values["parallel.data"] = Carried("parallel.data", data, said_by, processes, note, "", "", ENGINE)
+            values["parallel.data"] = Carried(
+                target="parallel.data",
+                value=data,
+                key=said_by,
+                given=processes,
+                note=note,
+                where="",
+                tool="",
+                strength=ENGINE,
+            )
     shard = values.get("parallel.shard")
     if shard is None or shard.value == "none":
         if "parallel.shard_size" in values:

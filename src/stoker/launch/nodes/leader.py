@@ -226,14 +226,14 @@ class Leader:
         self._spec = spec
         members = assign_ranks(nodes, spec.layout.world)
         group = Group(
-            self.generation + 1,
-            members,
-            tuple(node for node in self.nodes.values() if node.name not in {m.node.name for m in members}),
-            self._hands.store() if len(members) > 1 else None,
-            mark,
-            None if self._roster.is_whole(spec) else spec.loaded.document.data,
-            self._restarts.state(),
-            dict(self._longest),
+            generation=self.generation + 1,
+            members=members,
+            others=tuple(node for node in self.nodes.values() if node.name not in {m.node.name for m in members}),
+            store=self._hands.store() if len(members) > 1 else None,
+            mark=mark,
+            job=None if self._roster.is_whole(spec) else spec.loaded.document.data,
+            policy=self._restarts.state(),
+            longest=dict(self._longest),
         )
         self.group = group
         self._start = RunningStart(Watch(spec, say=self._hands.say, longest=self._longest))

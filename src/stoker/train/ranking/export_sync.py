@@ -156,7 +156,13 @@ class ExportSync:
         self._updates += 1
         manifest = self._described()
         update = _Update(
-            self._version, self._step, tables.version, self._oldest or time.time(), deltas, manifest, files
+            version=self._version,
+            step=self._step,
+            reaches=tables.version,
+            oldest=self._oldest or time.time(),
+            deltas=deltas,
+            manifest=manifest,
+            files=files,
         )
         self._oldest, self._sent_oldest = None, update.oldest
         self._pushed = self._thread.submit(lambda: self._push(update))

@@ -18,27 +18,27 @@ def settings_of(block: RankingBlock) -> LogSettings:
     """Converts the job's settings of columns to log settings."""
     stated = tuple(
         StatedFeature(
-            feature.name,
-            None if feature.kind == "auto" else feature.kind,
-            feature.separator or "",
-            feature.buckets or 0,
-            tuple(feature.boundaries),
-            feature.longest or 0,
-            feature.table or "",
-            feature.log,
+            name=feature.name,
+            kind=None if feature.kind == "auto" else feature.kind,
+            separator=feature.separator or "",
+            buckets=feature.buckets or 0,
+            boundaries=tuple(feature.boundaries),
+            longest=feature.longest or 0,
+            table=feature.table or "",
+            log=feature.log,
         )
         for feature in block.features
     )
     return LogSettings(
-        (block.label,) if isinstance(block.label, str) else tuple(block.label),
-        block.positive,
-        block.time,
-        block.group,
-        block.weight,
-        tuple(block.slices),
-        tuple(block.ignore),
-        tuple(tuple(pair) for pair in block.crosses),
-        stated,
+        labels=(block.label,) if isinstance(block.label, str) else tuple(block.label),
+        positive=block.positive,
+        time=block.time,
+        group=block.group,
+        weight=block.weight,
+        slices=tuple(block.slices),
+        ignore=tuple(block.ignore),
+        crosses=tuple(tuple(pair) for pair in block.crosses),
+        features=stated,
     )
 
 

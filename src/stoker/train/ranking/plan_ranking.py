@@ -171,25 +171,25 @@ def plan_ranking(loaded: LoadedJob, base: Path, cluster: Cluster) -> RankingPlan
     ]
     ring = round(2 * parameters * item * (processes - 1) / processes)
     return RankingPlan(
-        processes,
-        cluster.per_node,
-        micro,
-        passes,
-        round(np.mean([sum(map(len, keys)) for keys in batches])),
-        round(sum(unique)),
-        tuple(_planned(use, number) for use in uses for number in range(len(use.tables))),
-        holders,
-        served,
-        _added(
+        processes=processes,
+        per_host=cluster.per_node,
+        micro_batch=micro,
+        accumulation=passes,
+        lookups=round(np.mean([sum(map(len, keys)) for keys in batches])),
+        unique=round(sum(unique)),
+        tables=tuple(_planned(use, number) for use in uses for number in range(len(use.tables))),
+        holders=holders,
+        served=served,
+        memory=_added(
             [held_by_one(use, n * passes * processes, holders=holders) for use, n in zip(uses, unique, strict=True)]
         ),
-        saved_by_one(job, uses, parameters * item * (1 + MOMENTS[job.train.optimizer]), holders, processes),
-        parameters,
-        parameters * item * (2 + MOMENTS[job.train.optimizer]),
-        SentBytes(sum(s.keys for s in sent), sum(s.rows for s in sent), sum(s.gradients for s in sent), ring),
-        host_memory,
-        max(1, -(-everything // round(OF_HOST * host_memory))),
-        min(1.0, max((use.read for use in uses), default=0) / max(1, len(log.training))),
+        checkpoint=saved_by_one(job, uses, parameters * item * (1 + MOMENTS[job.train.optimizer]), holders, processes),
+        tower_parameters=parameters,
+        tower=parameters * item * (2 + MOMENTS[job.train.optimizer]),
+        sent=SentBytes(sum(s.keys for s in sent), sum(s.rows for s in sent), sum(s.gradients for s in sent), ring),
+        host_memory=host_memory,
+        servers_needed=max(1, -(-everything // round(OF_HOST * host_memory))),
+        read=min(1.0, max((use.read for use in uses), default=0) / max(1, len(log.training))),
     )
 
 
@@ -247,7 +247,15 @@ def _planned(use: IdUse, number: int) -> TablePlan:
     table, rows = use.tables[number], use.rows(number)
     hottest = {f"{share:g}": use.covered(number, share) for share in HOTTEST}
     size = row_bytes(table)
-    return TablePlan(table.name, table.width, rows, use.lookups(number), size, rows * size, hottest)
+    return TablePlan(
+        name=table.name,
+        width=table.width,
+        rows=rows,
+        lookups=use.lookups(number),
+        row_bytes=size,
+        bytes=rows * size,
+        hottest=hottest,
+    )
 
 
 def _added(parts: Sequence[ShardMemory]) -> ShardMemory:

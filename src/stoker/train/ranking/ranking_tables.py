@@ -36,16 +36,16 @@ def shape_of(features: Features, block: RankingBlock, *, unpooled: bool) -> Rank
     other = {features[f.name].table: f.width for f in block.features if f.width and f.name in names_of(features)}
     widths = {c.name: width for c in features.ids if (width := other.get(c.table, block.width)) != block.width}
     return RankingShape(
-        tuple(column.name for column in features.ids if column.name not in apart),
-        apart,
-        len(features.dense),
-        block.width,
-        len(features.labels),
-        tuple(block.item),
-        tuple(block.hidden),
-        block.experts,
-        block.layers,
-        widths,
+        features=tuple(column.name for column in features.ids if column.name not in apart),
+        sequences=apart,
+        numbers=len(features.dense),
+        width=block.width,
+        labels=len(features.labels),
+        item=tuple(block.item),
+        hidden=tuple(block.hidden),
+        experts=block.experts,
+        layers=block.layers,
+        widths=widths,
     )
 
 

@@ -61,13 +61,13 @@ class Episode:
         """Converts the answer for training."""
         prompt = self.prompt
         return Rollout(
-            prompt.number,
-            self.number,
-            prompt.source,
-            prompt.row,
-            prompt.ids,
-            np.asarray(self.ids, np.uint32),
-            self.ended,
+            prompt=prompt.number,
+            sample=self.number,
+            source=prompt.source,
+            row=prompt.row,
+            prompt_ids=prompt.ids,
+            answer_ids=np.asarray(self.ids, np.uint32),
+            ended=self.ended,
             tokens={"sampled": np.array(self.sampled)},
             own=None if all(self.own) else np.array(self.own),
         )

@@ -155,17 +155,17 @@ def _iteration(about: _About, arrays: dict[str, np.ndarray]) -> Iteration:
     tokens = {name.removeprefix("tokens/"): _split(values, ends, np.floating) for name, values in arrays.items()}
     rollouts = tuple(
         Rollout(
-            each.prompt,
-            each.sample,
-            each.source,
-            each.row,
-            prompts[i],
-            answers[i],
-            each.ended,
-            each.rewards,
-            each.score,
-            {name: values[i] for name, values in tokens.items()},
-            None if own[i].all() else own[i],
+            prompt=each.prompt,
+            sample=each.sample,
+            source=each.source,
+            row=each.row,
+            prompt_ids=prompts[i],
+            answer_ids=answers[i],
+            ended=each.ended,
+            rewards=each.rewards,
+            score=each.score,
+            tokens={name: values[i] for name, values in tokens.items()},
+            own=None if own[i].all() else own[i],
         )
         for i, each in enumerate(about.rollouts)
     )
