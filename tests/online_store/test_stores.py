@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,6 +132,45 @@ def test_a_version_is_unseen_until_the_switch_and_gone_when_dropped(place: str) 
         reader.rows({"sellers": NONE})
 
 
+def test_a_version_that_never_was_current_is_no_way_back(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = writer_of(place)
+    loaded(writer, {1: 1.0}, {})
+    killed = writer.begin()  # while it was checked
+    writer.put(killed, delta(TABLES[0], {1: 2.0}))
+    writer.seal(killed, manifest(), {"tower": b""})
+    loaded(writer, {1: 3.0}, {})
+    assert roll_back(writer) == (3, 1) and [v.number for v in writer.versions()] == [1, 3]
+    assert keep_newest(writer, 1) == [] and first(RowReader(place, version=killed), 1) == [2.0]
+    later = time.time() + ABANDONED + 1
+    monkeypatch.setattr(time, "time", lambda: later)
+    writer.begin()
+    with pytest.raises(StoreError, match=f"version {killed} is gone"):
+        writer.switch(killed)
+
+
+def test_an_update_does_not_bring_back_a_version_that_is_dropped_meanwhile(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, other = writer_of(place), writer_of(place)
+    loaded(writer, {1: 1.0}, {}), loaded(writer, {1: 2.0}, {})
+    put = type(writer)._put
+
+    def dropped(self: StoreWriter, *words: Any) -> None:
+        put(self, *words)
+        other.drop(1)
+
+    if place.startswith("redis"):  # LMDB's transactions wait for each other
+        monkeypatch.setattr(type(writer), "_put", dropped)
+    else:
+        other.drop(1)
+    with pytest.raises(StoreError, match="version 1 is gone"):
+        writer.update(1, [delta(TABLES[0], {2: 9.0})], manifest(1), {})
+    assert [v.number for v in writer.versions()] == [2]
+    assert place.startswith("lmdb") or writer.rows_of(1, TABLES[0]) == 0
+    with pytest.raises(StoreError, match="no version 1"):
+        RowReader(place, version=1)
+
+
 def test_what_was_never_finished_is_removed_later(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = writer_of(place)
     left = writer.begin()
@@ -227,7 +267,7 @@ from stoker.online_store.row_backends import LmdbBackend
 store = LmdbBackend(sys.argv[1])
 for _ in range(3):
     assert store.current() == 1
-    assert store.read(1, {}) == (1, None, {})
+    assert store.read(1, {}) == (1, "1.0", {})
     assert store.read(2, {}) == (1, None, {})
 writer = LmdbWriter(sys.argv[1])  # as of a run that goes on
 assert writer.current() == 1
@@ -238,7 +278,7 @@ assert store.read(2, {}) == (1, None, {})
 
 def test_another_process_reads_what_one_has_written(tmp_path: Path) -> None:
     writer = LmdbWriter(f"lmdb://{tmp_path}/store")
-    writer.switch(writer.begin())
+    loaded(writer, {}, {})
     subprocess.run([sys.executable, "-c", READS_IN_ANOTHER_PROCESS, writer.place], check=True, timeout=60)
 
 

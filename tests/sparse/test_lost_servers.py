@@ -72,6 +72,18 @@ def test_a_step_that_a_lost_server_did_not_hear_is_said_again(tmp_path: Path) ->
     assert torch.equal(*found)
 
 
+def test_no_server_is_asked_between_the_lookups_of_a_step_and_its_end(tmp_path: Path) -> None:
+    """A lost server that waits for all trainers would not hear one that waits for another trainer."""
+    with serving(tmp_path / "a") as (servers, running):
+        tables = words(replace(servers, patience=3))
+        loss = tables({"words": JaggedIds.single(torch.arange(5))})["words"].sum()
+        running[0].close()
+        loss.backward()
+        assert tables.gradients_are_finite()
+        restart(running, 0, tmp_path / "a")
+        tables.apply_gradients()
+
+
 @pytest.mark.parametrize("every", [3, 1000], ids=["from snapshots", "from the log"])
 def test_servers_know_what_has_changed_since_a_base_when_they_return(every: int, tmp_path: Path) -> None:
     """Checks changed rows and evicted ids, also from before the snapshot that a lost server restarts from."""

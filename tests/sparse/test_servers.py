@@ -41,7 +41,7 @@ def test_one_trainer_gets_the_same_rows_to_the_bit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_many_trainers_get_the_same_rows(world: int, pool: Pool, tmp_path: Path) -> None:
-    losses, state = trained(None, range(STEPS), [], clip=True)
+    losses, state = trained(None, range(STEPS), [])
     with serving(tmp_path / "a", tmp_path / "b") as (servers, _):
         ranks = pool.run(on_a_rank, servers, range(STEPS), [], world=world)
     assert [sum(parts) for parts in zip(*(losses for losses, _ in ranks), strict=True)] == pytest.approx(
@@ -51,11 +51,11 @@ def test_many_trainers_get_the_same_rows(world: int, pool: Pool, tmp_path: Path)
 
 
 def test_states_of_trainers_and_of_servers_are_the_same_kind(pool: Pool, tmp_path: Path) -> None:
-    losses, _ = trained(None, range(STEPS), [], clip=True)
-    _, half = trained(None, range(4), [], clip=True)
+    losses, _ = trained(None, range(STEPS), [])
+    _, half = trained(None, range(4), [])
     with serving(tmp_path / "a", tmp_path / "b", tmp_path / "c") as (servers, _):
         ranks = pool.run(on_a_rank, servers, range(4, 6), [half], world=2)
-    rest, _ = trained(None, range(6, STEPS), [part for _, part in ranks], clip=True)
+    rest, _ = trained(None, range(6, STEPS), [part for _, part in ranks])
     assert rest == pytest.approx(losses[6:], rel=1e-12)
 
 

@@ -59,6 +59,12 @@ def test_a_step_that_was_being_written_did_not_happen(lost: int, tmp_path: Path)
     assert found(tmp_path) == pytest.approx([1, 2, 3])
 
 
+def test_zeros_that_a_power_loss_leaves_are_cut_off(tmp_path: Path) -> None:
+    path = written(tmp_path, 3)
+    path.write_bytes(path.read_bytes() + bytes(4096))
+    assert found(tmp_path) == found(tmp_path) == pytest.approx([1, 2, 3])
+
+
 def test_a_damaged_step_is_cut_off(tmp_path: Path) -> None:
     path = written(tmp_path, 3)
     data = bytearray(path.read_bytes())

@@ -191,6 +191,19 @@ def test_admission_by_probability_depends_on_occurrences_alone() -> None:
     assert (found >= 2000).mean() * len(found) / 3000 == pytest.approx(0.1, abs=0.02)
 
 
+def test_occurrences_before_the_count_give_no_chance_of_a_row() -> None:
+    rule = Admission(count=4, probability=0.5, cells=2**16)
+    shard = TableShard([replace(TABLE, admission=rule)], seed=0)
+    shard.look_up(keys_of(shard, list(range(3000)) * 4))  # one draw each
+    end_step(shard)
+    assert len(ids_in(shard)) / 3000 == pytest.approx(0.5, abs=0.03)
+    shard.look_up(keys_of(shard, list(range(5000, 8000)) * 3))
+    end_step(shard)
+    shard.look_up(keys_of(shard, list(range(5000, 8000)) * 2))
+    end_step(shard)
+    assert (np.array(ids_in(shard)) >= 5000).sum() / 3000 == pytest.approx(0.75, abs=0.03)
+
+
 def test_ids_of_different_tables_are_different() -> None:
     shard = TableShard([TABLE, replace(TABLE, name="other")], seed=0)
     rows = [shard.look_up(keys_of(shard, [1, 2], table)).unique for table in (0, 1)]

@@ -16,6 +16,7 @@ from running import run, write_job
 from stoker.cli import follow_data, train
 from stoker.cli.main import main
 from stoker.errors import UserError
+from stoker.train.ranking.progressive import read_periods
 
 DAYS = ("day_1.jsonl", "day_2.jsonl", "day_10.jsonl")
 
@@ -57,6 +58,21 @@ def test_a_run_goes_on_with_new_rows(days: Path) -> None:
     for one, other in zip(grown.prepared.task.tables.parts(), whole.prepared.task.tables.parts(), strict=True):
         for name, table in one.tables.items():
             assert torch.equal(table.values, other.tables[name].values)
+
+
+def test_a_day_in_several_files_is_evaluated_file_by_file_whenever_they_come(days: Path) -> None:
+    parts = (days / "log" / DAYS[1]).read_text().splitlines(keepends=True)
+    first = (days / "log" / DAYS[0]).read_text().splitlines(keepends=True)
+    hours = [first[:40], first[40:], parts[:30], parts[30:]]
+    for path in (days / "log").iterdir():
+        path.unlink()
+    for number, lines in enumerate(hours):
+        (days / "log" / f"hour_{number}.jsonl").write_text("".join(lines))
+        run(days, growing(output="grown"))
+    grown, whole = run(days, growing(output="grown")), run(days, growing(output="whole"))
+    assert [(p["first"], p["rows"]) for p in read_periods(grown.folder.path)] == [(40, 40), (80, 30), (110, 50)]
+    assert read_periods(grown.folder.path) == read_periods(whole.folder.path)
+    assert grown.losses == whole.losses
 
 
 @pytest.mark.parametrize("change", ["earlier rows", "another first file", "a file in between"])

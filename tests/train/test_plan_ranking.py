@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -57,6 +58,15 @@ def test_rows_and_tower_are_those_of_training(
     items = next(table for table in plan["tables"] if table["name"] == "item_id")
     rows = [json.loads(line) for line in (clicks / "clicks.jsonl").read_text().splitlines()][:180]
     assert items["lookups"] == pytest.approx(np.mean([1 + len(row["item_history"]) for row in rows]))
+
+
+def test_rows_of_a_probable_admission_are_those_expected(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rule = {"count": 2, "probability": 0.25}
+    write_job(clicks, ranking_job(ranking={"table": {"admission": rule}}))
+    planned_rows = {table["name"]: table["rows"] for table in planned(capsys)["tables"]}
+    rows = [json.loads(line) for line in (clicks / "clicks.jsonl").read_text().splitlines()][:180]
+    counts = Counter(row["user_id"] for row in rows)
+    assert planned_rows["user_id"] == round(sum(1 - 0.75 ** (n - 1) for n in counts.values()))
 
 
 @pytest.mark.parametrize("also", [{}, {"age": 40}])

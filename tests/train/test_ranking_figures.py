@@ -91,6 +91,15 @@ def test_each_day_is_evaluated_before_it_is_trained_on(clicks: Path, capsys: pyt
     assert "not with their averages" in capsys.readouterr().err
 
 
+def test_half_a_line_of_a_killed_process_costs_one_period(tmp_path: Path) -> None:
+    figures = figures_of(Scored(np.array([[0], [1]]), np.array([[-0.5], [0.5]])), ["clicked"], [])
+    write_period(tmp_path, 1, ValidationPeriod(3, 0, 2), figures)
+    with (tmp_path / "progressive.jsonl").open("a") as file:
+        file.write('{"step": 5, "period": 4, "fir')
+    write_period(tmp_path, 9, ValidationPeriod(5, 4, 6), figures)
+    assert [(line["period"], line["first"], line["step"]) for line in read_periods(tmp_path)] == [(3, 0, 1), (5, 4, 9)]
+
+
 def test_means_over_periods_are_by_label_and_of_every_metric(tmp_path: Path) -> None:
     def scored(labels: list[list[int]]) -> Scored:
         return Scored(np.array(labels), np.array([[-0.5, 0.25], [0.5, 0.75], [1.5, -0.25]])[: len(labels)])

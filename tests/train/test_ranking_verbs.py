@@ -143,6 +143,16 @@ def test_what_is_wrong_is_said_with_its_place(changes: dict[str, Any], message: 
     assert "job.yaml:" in str(error.value)
 
 
+def test_sizes_of_ndcg_without_a_group_are_refused(clicks: Path) -> None:
+    rows = [json.loads(line) for line in (clicks / "clicks.jsonl").read_text().splitlines()]
+    text = "".join(json.dumps({"person": row.pop("user_id"), **row}) + "\n" for row in rows)
+    (clicks / "clicks.jsonl").write_text(text)
+    with pytest.raises(UserError, match=r"job\.yaml:.*`ranking\.at` has no effect without a group.*write `group:`"):
+        prepare(load_job(write_job(clicks, ranking_job(ranking={"at": [5]}))), clicks)
+    prepare(load_job(write_job(clicks, ranking_job(ranking={"at": [5], "group": "person"}))), clicks)
+    prepare(load_job(write_job(clicks, ranking_job())), clicks)
+
+
 @pytest.mark.slow  # runs a layout eight times
 def test_verify_compares_layouts(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_job(clicks, {**ranking_job(), "train": {"batch": 8}, "parallel": {"data": 2}})

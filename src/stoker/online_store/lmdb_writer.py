@@ -74,22 +74,31 @@ class LmdbWriter:
 
     def seal(self, version: int, manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
         with self._at.environment.begin(self._meta, write=True) as transaction:
-            self._seal(transaction, version, manifest, files)
+            self._describe(transaction, version, manifest, files)
 
-    def _seal(self, transaction: Any, version: int, manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
+    def _describe(
+        self, transaction: Any, version: int, manifest: Mapping[str, Any], files: Mapping[str, bytes]
+    ) -> None:
         entries = {f"{version}:file:{name}": content for name, content in files.items()}
         entries[f"{version}:manifest"] = json.dumps(manifest).encode()
         entries[f"{version}:head"] = head_of(manifest, version).encode()
-        entries[f"info:{version}"] = info_of(manifest).encode()
         for key, value in entries.items():
             transaction.put(key.encode(), value, db=self._meta)
+
+    def _list(self, transaction: Any, version: int) -> None:
+        """Gives a version its entry among the versions."""
+        manifest = transaction.get(f"{version}:manifest".encode(), db=self._meta)
+        if manifest is None:
+            raise StoreError(f"version {version} is gone")
+        transaction.put(f"info:{version}".encode(), info_of(json.loads(manifest)).encode(), db=self._meta)
         transaction.delete(f"loading:{version}".encode(), db=self._meta)
 
     def update(
         self, version: int, deltas: Sequence[TableDelta], manifest: Mapping[str, Any], files: Mapping[str, bytes]
     ) -> None:
         with self._changing(version, deltas) as transaction:
-            self._seal(transaction, version, manifest, files)
+            self._describe(transaction, version, manifest, files)
+            self._list(transaction, version)
 
     def change(self, version: int, deltas: Sequence[TableDelta]) -> None:
         with self._changing(version, deltas):
@@ -108,6 +117,7 @@ class LmdbWriter:
 
     def switch(self, version: int) -> None:
         with self._at.environment.begin(self._meta, write=True) as transaction:
+            self._list(transaction, version)
             transaction.put(b"current", str(version).encode())
 
     def drop(self, version: int) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -35,10 +36,16 @@ class RedisWriter:
         self._put(version, delta)
 
     def change(self, version: int, deltas: Sequence[TableDelta]) -> None:
-        if not self._client.exists(self._key(version, "head")):
-            raise StoreError(f"version {version} is gone")
+        self._require(version)
         for delta in deltas:
             self._put(version, delta)
+        self._require(version)
+
+    def _require(self, version: int) -> None:
+        """Checks that a version is there. Rows that were written after it was dropped are removed."""
+        if not self._client.exists(self._key(version, "head")):
+            self.drop(version)
+            raise StoreError(f"version {version} is gone")
 
     def _put(self, version: int, delta: TableDelta) -> None:
         key = self._key(version, "rows", delta.table.number)
@@ -62,23 +69,50 @@ class RedisWriter:
             self._client.connection_pool.release(connection)
 
     def seal(self, version: int, manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
-        pipeline = self._client.pipeline(transaction=True)
+        with self._client.pipeline(transaction=True) as pipeline:
+            self._describe(pipeline, version, manifest, files)
+            pipeline.execute()
+
+    def _describe(self, pipeline: Any, version: int, manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
         for name, content in files.items():
             pipeline.set(self._key(version, "file", name), content)
         pipeline.set(self._key(version, "manifest"), json.dumps(manifest))
         pipeline.set(self._key(version, "head"), head_of(manifest, version))
-        pipeline.hset(self._key("versions"), str(version), info_of(manifest))
-        pipeline.hdel(self._key("loading"), str(version))
-        pipeline.execute()
+
+    @contextmanager
+    def _while_there(self, version: int) -> Iterator[Any]:
+        """A transaction on a version that is there until it is executed."""
+        from redis import WatchError
+
+        with self._client.pipeline(transaction=True) as pipeline:
+            pipeline.watch(self._key(version, "head"))
+            self._require(version)
+            pipeline.multi()
+            yield pipeline
+            try:
+                pipeline.execute()
+            except WatchError:
+                self._require(version)
+                raise
 
     def update(
         self, version: int, deltas: Sequence[TableDelta], manifest: Mapping[str, Any], files: Mapping[str, bytes]
     ) -> None:
         self.change(version, deltas)
-        self.seal(version, manifest, files)
+        with self._while_there(version) as pipeline:
+            self._describe(pipeline, version, manifest, files)
+            self._list(pipeline, version, manifest)
+
+    def _list(self, pipeline: Any, version: int, manifest: Mapping[str, Any]) -> None:
+        """Gives a version its entry among the versions."""
+        pipeline.hset(self._key("versions"), str(version), info_of(manifest))
+        pipeline.hdel(self._key("loading"), str(version))
 
     def switch(self, version: int) -> None:
-        self._client.set(self._key("current"), version)
+        manifest = self._client.get(self._key(version, "manifest"))
+        with self._while_there(version) as pipeline:
+            self._list(pipeline, version, json.loads(manifest or "{}"))
+            pipeline.set(self._key("current"), version)
 
     def drop(self, version: int) -> None:
         self._client.delete(self._key(version, "head"))  # readers begin with it

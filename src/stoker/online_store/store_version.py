@@ -60,15 +60,23 @@ class StoreWriter(Protocol):
         """
 
     def seal(self, version: int, manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
-        """Makes a version readable by its number, or states that its rows, manifest or files have changed."""
+        """Makes a version readable by its number; `versions` has it once `switch` has made it current."""
 
     def update(
         self, version: int, deltas: Sequence[TableDelta], manifest: Mapping[str, Any], files: Mapping[str, bytes]
     ) -> None:
-        """Changes of a version that is read: rows first, in LMDB all at one moment."""
+        """Changes of a version that is read: rows first, in LMDB all at one moment.
+
+        Raises:
+            StoreError: the version is gone.
+        """
 
     def switch(self, version: int) -> None:
-        """Makes a version the current one."""
+        """Makes a version the current one.
+
+        Raises:
+            StoreError: the version is gone.
+        """
 
     def drop(self, version: int) -> None:
         """Removes a version, or an incomplete one."""
@@ -77,7 +85,7 @@ class StoreWriter(Protocol):
         """Returns the current version; 0 if there is none."""
 
     def versions(self) -> list[StoredVersion]:
-        """Returns the readable versions, ascending."""
+        """Returns the versions that are or were current, ascending."""
 
     def rows_of(self, version: int, table: StoredTable) -> int:
         """Returns the number of rows of a table."""

@@ -139,10 +139,7 @@ class RunFolder:
 
     def event(self, event: str, **values: Any) -> None:
         """Appends one event with its time (seconds since 1970)."""
-        with disk_errors(self.events), open(self.events, "a+b", opener=no_link) as file:
-            if file.tell() and not _ends_in_newline(file):  # a killed process left half a line
-                file.write(b"\n")
-            file.write(_line({"time": round(time.time(), 3), "event": event, **values}).encode())
+        append_line(self.events, {"time": round(time.time(), 3), "event": event, **values})
 
     def read_events(self) -> list[dict[str, Any]]:
         """Returns all events, oldest first."""
@@ -231,7 +228,7 @@ def disk_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _line(values: dict[str, Any]) -> str:
+def _line(values: Mapping[str, Any]) -> str:
     """Returns a line of JSON; numbers without a JSON form (infinity after an overflow) are null."""
     plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
     return json.dumps(plain, ensure_ascii=False) + "\n"
@@ -240,6 +237,14 @@ def _line(values: dict[str, Any]) -> str:
 def _ends_in_newline(file: IO[bytes]) -> bool:
     file.seek(-1, os.SEEK_END)
     return file.read(1) == b"\n"
+
+
+def append_line(path: Path, value: Mapping[str, Any]) -> None:
+    """Appends an object to a JSON Lines file."""
+    with disk_errors(path), open(path, "a+b", opener=no_link) as file:
+        if file.tell() and not _ends_in_newline(file):  # a killed process left half a line
+            file.write(b"\n")
+        file.write(_line(value).encode())
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

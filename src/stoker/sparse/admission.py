@@ -63,9 +63,11 @@ class WaitingIds:
             rule = self._tables[number].admission
             assert rule is not None
             mine = np.flatnonzero(keys.tables == number)
+            drawn = counts[mine]
             if rule.count > 1:
-                mine = mine[self._sketches[number].add(keys.hashes[mine], counts[mine]) >= rule.count]
-            chosen[mine] = draws[mine] < 1 - (1 - rule.probability) ** counts[mine]
+                seen = self._sketches[number].add(keys.hashes[mine], drawn)
+                drawn = np.minimum(drawn, np.maximum(seen - rule.count + 1, 0))  # from the count-th occurrence on
+            chosen[mine] = draws[mine] < 1 - (1 - rule.probability) ** drawn
         return keys[chosen], counts[chosen]
 
     def state(self, number: int) -> dict[str, Tensor]:

@@ -31,7 +31,7 @@ class Admissions:
 class Embeddings(nn.Module, ABC):
     """Embedding tables that look up the ids of features; calls return pooled rows by feature.
 
-    In a process group calls are collectives, and so are `found`, `admissions`, `prefetch`, `gradient_norm`,
+    In a process group calls are collectives, and so are `found`, `admissions`, `prefetch`, `gradients_are_finite`,
     `apply_gradients`, `discard`, `end_empty_steps`, `load` and `end_load`.
     """
 
@@ -67,8 +67,8 @@ class Embeddings(nn.Module, ABC):
         """Begins to bring the rows of this process' coming batches; others may have more or fewer."""
 
     @abstractmethod
-    def gradient_norm(self) -> float:
-        """Returns the norm of this step's gradients, over all processes; not finite if one of them is not.
+    def gradients_are_finite(self) -> bool:
+        """Returns whether this step's gradients are finite, as far as this process has them.
 
         Depending on the engine, they are the gradients of the rows, or those of the pooled rows.
         """

@@ -100,13 +100,10 @@ class ExchangedRows:
             _, _, keys, _ = send_keys(keys, counts, self.salts, self._group)
         self.shard.prefetch(keys)
 
-    def squared_norm(self) -> float:
-        """Returns the squared norm of the step's gradients, over all rows of all processes."""
+    def gradients_are_finite(self) -> bool:
+        """Returns whether the step's gradients of this process' rows are finite."""
         summed = self._gradients()
-        square = summed.grads[torch.from_numpy(summed.rows >= self.shard.index.first)].double().square().sum()
-        if self._group is not None:
-            dist.all_reduce(square, group=self._group)
-        return float(square)
+        return bool(summed.grads[torch.from_numpy(summed.rows >= self.shard.index.first)].isfinite().all())
 
     def apply(self, *, scale: float, lr_factor: float) -> None:
         """Updates this process' rows and ends the step."""

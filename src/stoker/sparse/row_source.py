@@ -37,8 +37,8 @@ class TableRows(Protocol):
     def prefetch(self, keys: Keys) -> None:
         """Starts to load rows from files, if lookups wait for the disk."""
 
-    def squared_norm(self) -> float:
-        """Returns the squared norm of the step's gradients, over all rows."""
+    def gradients_are_finite(self) -> bool:
+        """Returns whether the step's gradients are finite, as far as this process has them."""
 
     def apply(self, *, scale: float, lr_factor: float) -> None:
         """Updates rows and ends the step."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -166,9 +165,10 @@ class SparseEmbeddings(Embeddings):
         for fused in self._fused:
             fused.prefetch(batches)
 
-    def gradient_norm(self) -> float:
-        """Returns the Euclidean norm of this step's gradients, over all rows of all processes. A collective."""
-        return math.sqrt(sum(fused.source.squared_norm() for fused in self._fused))
+    def gradients_are_finite(self) -> bool:
+        """Returns whether this step's gradients are finite, as far as this process has them. A collective."""
+        found = [fused.source.gradients_are_finite() for fused in self._fused]  # of all: each call is a collective
+        return all(found)
 
     def apply_gradients(self, *, scale: float = 1.0, lr_factor: float = 1.0) -> None:
         """Updates the rows that were looked up since the last call, each once, and ends the step. A collective.

@@ -124,15 +124,10 @@ class TorchRecEmbeddings(Embeddings):
     def prefetch(self, *batches: Mapping[str, JaggedIds]) -> None:
         """Does nothing: all rows are in the device's memory."""
 
-    def gradient_norm(self) -> float:
-        """Returns the norm of the pooled rows' gradients, over all passes and processes."""
-        grads = [leaf.grad for one in self._passes for leaf in one.leaves.values() if leaf.grad is not None]
-        square = torch.zeros((), dtype=torch.float64, device=self._device)
-        for grad in grads:
-            square += grad.double().square().sum()
-        if self._group is not None:
-            dist.all_reduce(square, group=self._group)
-        return math.sqrt(float(square))
+    def gradients_are_finite(self) -> bool:
+        """Returns whether the pooled rows' gradients are finite in all passes of this process."""
+        leaves = [leaf for one in self._passes for leaf in one.leaves.values()]
+        return all(bool(leaf.grad.isfinite().all()) for leaf in leaves if leaf.grad is not None)
 
     def apply_gradients(self, *, scale: float = 1.0, lr_factor: float = 1.0) -> None:
         """Updates the rows that were looked up, each once, and ends the step.

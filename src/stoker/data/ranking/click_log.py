@@ -99,6 +99,18 @@ class RowSet:
             return files
         return np.arange(len(self)) * PERIODS // max(1, len(self))
 
+    def first_rows(self) -> np.ndarray:
+        """Returns the position of the first row of each part that progressive validation evaluates, int64.
+
+        A part is a period, or what a period has in one file if no file has rows earlier than those of the one before:
+        a period that arrives in several files has the same parts whenever they arrive.
+        """
+        periods, files = self.periods(), self.store.array("place")[self.rows][:, 0]
+        begins = np.diff(periods, prepend=periods[:1] - 1) != 0
+        if (np.diff(files) >= 0).all():
+            begins |= np.diff(files, prepend=files[:1] - 1) != 0
+        return np.flatnonzero(begins)
+
     def part(self, start: int, stop: int) -> RowSet:
         """Returns the rows from one position to another."""
         return replace(self, rows=self.rows[start:stop])
@@ -150,8 +162,8 @@ def open_log(
         raise UserError(Problem("no row is left to train on", "hold fewer out", key="evaluate.fraction"))
     fitted = fit_features(store, rows[:kept])
     if progressive:
-        periods = RowSet(store, features, rows[:kept]).periods()
-        fitted = fit_features(store, rows[:kept][periods == periods[0]])
+        ends = [*RowSet(store, features, rows[:kept]).first_rows()[1:], kept]
+        fitted = fit_features(store, rows[: ends[0]])
     training = RowSet(store, fitted, rows[:kept])
     evaluated: RowSet | None = None
     if others:

@@ -226,10 +226,6 @@ def _evicted(
     connection.send({"step": shard.step}, [shard.evicted(message["least"])])
 
 
-def _norm(connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]) -> None:
-    connection.send({"step": shard.step, "square": shard.squared_norm(message["step"])})
-
-
 def _state(connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]) -> None:
     for name, table in shard.state(message["since"], message["rows"], message["least"], message["is_base"]):
         connection.send({"name": name}, arrays_of(table))
@@ -266,7 +262,6 @@ _ANSWERS = {
     "prefetch": _prefetch,
     "push": _push,
     "commit": _commit,
-    "norm": _norm,
     "state": _state,
     "rebase": _rebase,
     "load": _load,

@@ -72,7 +72,6 @@ class ServedRows:
         self._rank, self._trainers = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
         self._group, self.plans_evictions = group, self._rank == 0
         self._lookups: list[_Lookup] = []
-        self._is_pushed = False
         self._waits = [False] * len(links)  # whether each server's lookups wait for its disk
         self._losses: list[int] = []  # losses of this process' servers before rows were loaded
         self._decided = 0  # steps taken or skipped in this run, by which messages are numbered
@@ -104,12 +103,14 @@ class ServedRows:
             mine = np.flatnonzero(owners == number)
             self._links[number].hint(self._about("prefetch"), [keys.ids[mine], keys.tables[mine]])
 
-    def squared_norm(self) -> float:
-        """Returns the squared norm of the step's gradients, over all servers."""
-        self._push()
-        for link in self._links:
-            link.ask(self._about("norm", step=self._decided))
-        return float(sum(link.answer()[0]["square"] for link in self._links))
+    def gradients_are_finite(self) -> bool:
+        """Returns whether the gradients of this process' lookups are finite.
+
+        No server is asked: a server that is lost and waits for the pushes of all trainers would not get those of a
+        trainer that waits elsewhere for another one.
+        """
+        grads = (some.leaf.grad for some in self._lookups)
+        return all(bool(grad.isfinite().all()) for grad in grads if grad is not None)
 
     def apply(self, *, scale: float, lr_factor: float) -> None:
         """Has the servers update rows, and ends the step."""
@@ -123,7 +124,13 @@ class ServedRows:
         return np.sum([link.answer()[1][0] for link in self._links], axis=0)
 
     def evict(self, plan: EvictionPlan | None) -> None:
-        """Evicts rows on the servers, in a separate step of theirs; the first process sends the plan."""
+        """Evicts rows on the servers, in a separate step of theirs; the first process sends the plan.
+
+        The others wait until every server has made the steps before: one that is lost while the first process plans
+        needs their messages as well.
+        """
+        if not self.plans_evictions:
+            self._wait_for_servers()
         self._commit(None, 1.0, plan)
 
     def evicted(self) -> np.ndarray:
@@ -203,8 +210,6 @@ class ServedRows:
 
     def _push(self) -> None:
         """Sends this step's gradients."""
-        if self._is_pushed:
-            return
         grads = [torch.zeros_like(some.leaf) if some.leaf.grad is None else some.leaf.grad for some in self._lookups]
         if len(self._lookups) == 1:
             keys, counts, total = self._lookups[0].keys, self._lookups[0].counts, grads[0]
@@ -223,14 +228,12 @@ class ServedRows:
             arrays = [keys.ids[mine], keys.tables[mine], counts[mine], total[torch.from_numpy(mine)].numpy()]
             link.tell(self._about("push", step=self._decided), arrays)
         self._lookups.clear()
-        self._is_pushed = True
 
     def _commit(self, scale: float | None, lr_factor: float, plan: EvictionPlan | None = None) -> None:
         self._push()
         arrays = [plan.below, plan.evicted] if plan is not None else []
         for link in self._links:
             link.tell(self._about("commit", step=self._decided, scale=scale, lr_factor=lr_factor), arrays)
-        self._is_pushed = False
         self._decided += 1
 
 

@@ -126,6 +126,7 @@ class ServedShard:
     def prefetch(self, ids: np.ndarray, tables: np.ndarray) -> None:
         """Starts to load rows from the file."""
         with self._changed:
+            self._check()
             self.shard.prefetch(Keys.of(ids, tables, self.shard.salts))
 
     def push(self, trainer: int, step: int, arrays: Sequence[np.ndarray]) -> None:
@@ -141,17 +142,6 @@ class ServedShard:
             if step >= self.step:
                 self._steps.setdefault(step, _Step()).commits[trainer] = commit
                 self._advance()
-
-    def squared_norm(self, step: int) -> float:
-        """Returns the squared norm of a step's gradients, once every trainer has pushed its own."""
-        with self._changed:
-            self._wait_for(lambda: self.step == step and self._is_pushed(step))
-            pushes = [push for _, push in sorted(self._steps[step].pushes.items())]
-            grads, keys = torch.cat([push.grads for push in pushes]), Keys.concatenated([push.keys for push in pushes])
-            trained = self.shard.has_rows(keys)
-            (places, _, unique), grads = keys[trained].deduplicated(), grads[torch.from_numpy(trained)]
-            sums = grads.new_zeros(len(unique), grads.shape[1])
-            return float(sums.index_add_(0, torch.from_numpy(places), grads).double().square().sum())
 
     def candidates(self, what: str, arrays: list[np.ndarray], least: int) -> np.ndarray:
         """See `Candidates.answer`, once ``least`` steps have been made."""
@@ -205,11 +195,13 @@ class ServedShard:
     def load(self, part: SparseState) -> None:
         """Takes over rows of a state; `snapshot` makes them last."""
         with self._changed:
+            self._check()
             self._load(part)
 
     def snapshot(self) -> None:
         """Writes all rows, so that the steps before are not needed any more."""
         with self._changed:
+            self._check()
             parts = self.shard.state(rows=2**20, is_base=False)
             states = (SparseState(self.shard.step, None, {name: table}) for name, table in parts)
             bases, evicted = self.shard.gone.saved()
@@ -219,6 +211,7 @@ class ServedShard:
     def counts(self) -> dict[str, int]:
         """Rows of each table."""
         with self._changed:
+            self._check()
             return self.shard.counts()
 
     def _load(self, part: SparseState) -> None:
@@ -234,8 +227,9 @@ class ServedShard:
         if self._ended is not None:
             raise self._ended
 
-    def _is_pushed(self, step: int) -> bool:
-        return step in self._steps and len(self._steps[step].pushes) == self._trainers
+    def _is_complete(self, step: int) -> bool:
+        found = self._steps.get(step, _Step())
+        return len(found.pushes) == len(found.commits) == self._trainers
 
     def _advance(self) -> None:
         """Makes the steps that are complete. One that cannot be written does not count, and no other is made."""
@@ -249,7 +243,7 @@ class ServedShard:
             raise
 
     def _make_steps(self) -> None:
-        while self._is_pushed(self.step) and len(self._steps[self.step].commits) == self._trainers:
+        while self._is_complete(self.step):
             step = self._steps[self.step]
             pushes = [step.pushes[trainer] for trainer in range(self._trainers)]
             commit = step.commits[0]

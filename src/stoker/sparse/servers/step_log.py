@@ -159,7 +159,7 @@ def _record_at(data: np.ndarray, at: int) -> tuple[dict[str, Any], list[np.ndarr
         return None
     checksum, text, size = _HEAD.unpack(data[at : at + _HEAD.size].tobytes())
     begin, end = at + _HEAD.size, at + _HEAD.size + text + size
-    if end > len(data) or zlib.crc32(data[begin:end].data) != checksum:
+    if not text or end > len(data) or zlib.crc32(data[begin:end].data) != checksum:  # 0 is the checksum of nothing
         return None
     header = json.loads(data[begin : begin + text].tobytes())
     arrays, at = [], begin + text

@@ -10,6 +10,7 @@ import torch
 
 from stoker.data.order import permute, stream_key
 from stoker.data.ranking.click_log import ClickLog
+from stoker.data.ranking.log_audit import AdmissionRule
 from stoker.models.ranking.model_inputs import RankingShape
 from stoker.sparse.fused_tables import Feature, FeatureBags
 from stoker.sparse.hashing import salt_of
@@ -42,12 +43,12 @@ class IdUse:
     def rows(self, number: int) -> int:
         """Returns the rows of a table at the end of an epoch; evictions count only where a limit applies.
 
-        An id below the admission count has no row.
+        Ids have rows as the admission rule gives them in expectation.
         """
-        admission = self.tables[number].admission
-        least = admission.count if admission else 1
+        admission, counts = self.tables[number].admission, self.counts[number]
+        ids = AdmissionRule(admission.count, admission.probability).admitted(counts).sum() if admission else len(counts)
         kept = self.kept[number] if self.kept else 1.0
-        return round(int((self.counts[number] >= least).sum()) * self.longer[number] * kept)
+        return round(float(ids) * self.longer[number] * kept)
 
     @property
     def total(self) -> int:

@@ -9,6 +9,7 @@ from stoker.data.ranking.column_settings import LogSettings, StatedFeature
 from stoker.data.ranking.log_audit import AdmissionRule, LogAudit, audit_log
 from stoker.data.ranking.log_gate import log_problems
 from stoker.errors import Problem, UserError
+from stoker.job.block import default_of
 from stoker.job.load_job import LoadedJob
 from stoker.job.task_spec import block_of_task
 from stoker.train.ranking.ranking_block import RankingBlock
@@ -55,7 +56,12 @@ def open_log_of(loaded: LoadedJob, base: Path) -> ClickLog:
 
 
 def _problems(loaded: LoadedJob, log: ClickLog) -> list[Problem]:
-    return [loaded.placed(found) for found in log_problems(log, loaded.job.data, loaded.job.evaluate.data)]
+    job, block = loaded.job, block_of_task(loaded.job, RankingBlock)
+    problems = [loaded.placed(found) for found in log_problems(log, job.data, job.evaluate.data)]
+    if log.features.group is None and block.at != default_of(RankingBlock, "at"):
+        message = "`ranking.at` has no effect without a group: NDCG and recall are of the rows of one group"
+        problems.append(loaded.problem("ranking.at", message, "write `group:` and its column, or remove `at`"))
+    return problems
 
 
 def _opened(loaded: LoadedJob, base: Path) -> ClickLog:

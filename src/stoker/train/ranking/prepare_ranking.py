@@ -210,7 +210,7 @@ def step_hook(tables: Callable[[], Embeddings], peak: float) -> Hook:
     """
 
     def check(_step: int, total: Tensor) -> Tensor:
-        return total if math.isfinite(tables().gradient_norm()) else total * math.nan
+        return total if tables().gradients_are_finite() else total * math.nan
 
     def apply(lr: float, taken: bool) -> None:
         if taken:

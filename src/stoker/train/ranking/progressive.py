@@ -4,7 +4,6 @@ the Hold-Out: Bounds for K-fold and Progressive Cross-Validation").
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from stoker.data.ranking.click_log import RowSet
-from stoker.files import read_file
+from stoker.runs.run_folder import append_line, read_lines
 from stoker.train.ranking.evaluation_metrics import RankingFigure, RankingFigures
 
 FILE = "progressive.jsonl"  # in the run's folder, a line a period; the last line of a repeated period counts
@@ -22,7 +21,7 @@ PREFIX = "next_"  # prefix of the metrics of a period that is about to be traine
 
 @dataclass(frozen=True)
 class ValidationPeriod:
-    """A range of rows in time order."""
+    """A range of rows in time order; see `RowSet.first_rows`."""
 
     number: int
     start: int
@@ -33,26 +32,23 @@ def periods_of(rows: RowSet) -> list[ValidationPeriod]:
     """Returns the periods of rows, in order."""
     if not len(rows):
         return []
-    numbers, starts = np.unique(rows.periods(), return_index=True)
-    order = np.argsort(starts)
-    stops = [*starts[order][1:].tolist(), len(rows)]
-    return [ValidationPeriod(int(numbers[n]), int(starts[n]), stop) for n, stop in zip(order, stops, strict=True)]
+    starts = rows.first_rows()
+    numbers, stops = rows.periods()[starts], [*starts[1:].tolist(), len(rows)]
+    return [ValidationPeriod(*one) for one in zip(numbers.tolist(), starts.tolist(), stops, strict=True)]
 
 
 def write_period(folder: Path, step: int, period: ValidationPeriod, figures: RankingFigures) -> None:
     """Appends the metrics of a period: as means over the labels, and by label."""
     labels = {label: {name: figure.value for name, figure in found.items()} for label, found in figures.labels.items()}
     rows = period.stop - period.start
-    line = {"step": step, "period": period.number, "rows": rows, **figures.means, "labels": labels}
-    with (folder / FILE).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+    place = {"step": step, "period": period.number, "first": period.start, "rows": rows}
+    line = {**place, **figures.means, "labels": labels}
+    append_line(folder / FILE, line)
 
 
 def read_periods(folder: Path) -> list[dict[str, Any]]:
     """Reads the unique periods of a run in order; empty if there are none."""
-    if not (folder / FILE).is_file():
-        return []
-    found = {line["period"]: line for line in map(json.loads, read_file(folder / FILE).splitlines())}
+    found = {line["first"]: line for line in read_lines(folder / FILE)}
     return sorted(found.values(), key=lambda line: int(line["step"]))
 
 
