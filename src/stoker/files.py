@@ -7,6 +7,8 @@ import os
 import stat
 from pathlib import Path
 
+from stoker.errors import UserError
+
 KINDS = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket",
@@ -69,3 +71,15 @@ def no_link(path: str, flags: int) -> int:
 
 def _kind(mode: int) -> str:
     return "" if stat.S_ISREG(mode) else KINDS.get(stat.S_IFMT(mode), "no regular file")
+
+
+def check_new_folder(to: Path) -> None:
+    """Rejects a target of an export that is neither new nor an empty folder.
+
+    Raises:
+        UserError: it has content, or is a link, which a folder cannot replace.
+    """
+    if to.is_symlink():
+        raise UserError(f"{to} is a link: give the folder that it points to")
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise UserError(f"{to} exists already: give another --to")

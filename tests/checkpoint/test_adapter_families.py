@@ -99,3 +99,19 @@ def test_modules_trained_whole_are_in_pefts_file(family: str, tmp_path: Path) ->
     assert named >= {name.rpartition(".")[2] for name in ENDS[family]}
     ends = {name for name, module in base.named_modules() if module in (base.lm_head, base.get_input_embeddings())}
     assert config["ensure_weight_tying"] == (tied and ends <= set(config["modules_to_save"]))
+
+
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [("gpt2", ["wte", "c_attn"]), ("phi3", ["embed_tokens", "qkv_proj"]), ("qwen3", ["lm_head", "q_proj"])],
+)
+def test_adapters_of_one_end_of_tied_weights(family: str, targets: list[str], tmp_path: Path) -> None:
+    base = tiny(family, tie_word_embeddings=True).eval()
+    model = trained(base, {"targets": targets})
+    expected = model(input_ids=IDS).logits
+    save_adapter(model, tmp_path / "adapter", "base")
+    loaded = PeftModel.from_pretrained(copy.deepcopy(base), str(tmp_path / "adapter")).eval()
+    torch.testing.assert_close(loaded(input_ids=IDS).logits, expected, rtol=1e-9, atol=1e-9)
+    merged_model(model).save_pretrained(tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()
+    assert float((merged(input_ids=IDS).logits.double() - expected).abs().max()) < 1e-4 * float(expected.abs().max())

@@ -215,6 +215,7 @@ def test_a_stop_token_that_got_lost_is_found(base: Path, capsys: pytest.CaptureF
     [
         (["export", "full", "--format", "adapter", "--to", "x"], "there is no adapter"),
         (["export", "lora", "--format", "merged", "--to", "tiny"], "exists already"),
+        (["export", "lora", "--format", "merged", "--to", "link"], "link is a link: give the folder that it points to"),
         (["export", "lora", "--format", "gguf", "--to", "x", "--dtype", "q9"], "q8_0"),
         (["export", "lora", "--format", "merged", "--to", "x", "--at", "3"], "no checkpoint '3'"),
         (["chat", "lor"], "did you mean runs/lora"),
@@ -231,6 +232,8 @@ def test_a_stop_token_that_got_lost_is_found(base: Path, capsys: pytest.CaptureF
 def test_wrong_input_is_one_clear_error(
     base: Path, words: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if not (base / "link").is_symlink():
+        (base / "link").symlink_to("nowhere")
     assert main(words) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("error: ") and says in captured.err

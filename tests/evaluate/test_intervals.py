@@ -82,3 +82,8 @@ def test_the_same_seed_gives_the_same_interval() -> None:
 def test_sums_over_units_weigh_rows_by_their_units() -> None:
     found = paired_difference([10.0, 1.0], [4.0, 1.0], seed=0, first_units=[4, 1], second_units=[4, 1])
     assert found.value == pytest.approx(11 / 5 - 1)
+
+
+@pytest.mark.parametrize(("rows", "holds"), [(1, False), (2, False), (9, False), (10, True)])
+def test_a_few_rows_are_no_significant_difference(rows: int, holds: bool) -> None:
+    assert paired_difference([1.0] * rows, [0.5] * rows, seed=0).excludes_zero == holds

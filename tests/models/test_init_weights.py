@@ -110,10 +110,19 @@ def test_fresh_adapters_are_drawn_as_peft_draws_them(family: str, tmp_path: Path
     assert len({tuple(numbers) for numbers in drawn_first}) == len(drawn_first)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "cohere", "falcon"])
-def test_doras_first_magnitudes_are_pefts(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [
+        ("llama", "all-linear"),
+        ("gpt2", "all-linear"),
+        ("cohere", "all-linear"),
+        ("falcon", "all-linear"),
+        ("llama", ["embed_tokens", "q_proj"]),
+    ],
+)
+def test_doras_first_magnitudes_are_pefts(family: str, targets: str | list[str], tmp_path: Path) -> None:
     tiny(family, dtype=torch.float32).save_pretrained(tmp_path)
-    job = job_of(str(tmp_path), method="lora", dora=True)
+    job = job_of(str(tmp_path), method="lora", dora=True, targets=targets)
     built = build_meta(job, tmp_path, CPU)
     ours = build_model(job, tmp_path, CPU)
     plain = tiny(family)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from transformers import PreTrainedModel
 
 from families import tiny
 from stoker.checkpoint.adapter_export import save_adapter
+from stoker.hardware.process_device import Device
 from stoker.job.blocks.tune_block import TuneBlock
+from stoker.job.schema import Job
 from stoker.models.adapters import without_adapter
+from stoker.models.build_model import build_meta
 from stoker.models.collate import Row
 from stoker.models.language_model import lay_out_for
 from stoker.models.meta_model import allocate
@@ -133,3 +137,21 @@ def test_a_prompt_begins_with_the_words_of_a_text() -> None:
     drawn: Any = with_virtual_tokens(base, method="prompt")
     rows = drawn.get_input_embeddings().embeddings()
     assert all((own.weight == row).all(1).any() for row in rows) and len(rows.unique(dim=0)) > 1
+
+
+def test_a_prompt_on_scaled_embeddings_begins_as_the_blocks_get_them(tmp_path: Path) -> None:
+    base: Any = tiny("gemma2", dtype=torch.float32)
+    base.save_pretrained(tmp_path)
+    block = {"model": {"name": str(tmp_path)}, "data": [{"path": "x"}], "task": "pretrain"}
+    job: Any = Job.model_validate(block | {"tune": {"method": "prompt", "tokens": 3}})
+    built = build_meta(job, tmp_path, Device("cpu", "fp32", "for tests"), text=[7, 9, 11])
+    virtual: Any = built.model.get_input_embeddings()
+    name = next(name for name, p in built.model.named_parameters() if p is virtual.encoder.weight)
+    expected = base.get_input_embeddings()(torch.tensor([7, 9, 11]))
+    torch.testing.assert_close(built.weights.read(name, (slice(0, 3), slice(0, expected.shape[1]))), expected)
+
+
+def test_virtual_tokens_follow_ids_of_16_bits() -> None:
+    model = lay_out_for(with_virtual_tokens(tiny("llama"), method="prompt"))
+    row = np.array([3, 4, 5], np.uint16), np.ones(3, bool)
+    assert dataclasses.replace(model, virtual=(70_000, 70_001))._behind(row)[0].tolist() == [70_000, 70_001, 3, 4, 5]

@@ -9,6 +9,7 @@ Shapes: I inputs, O outputs of the fused layer, R rank.
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,8 @@ def save_adapter(model: nn.Module, folder: Path, base_name: str) -> None:
             # Keeps the factor on the product, alpha over the rank or over its root.
             config.alpha_pattern[name] = config.lora_alpha * (count**0.5 if config.use_rslora else count)
     if split:
-        end = ".lora_A.weight"
-        config.target_modules = {key[len(PREFIX) : -len(end)] for key in state if key.endswith(end)}
+        factors = re.compile(rf"{re.escape(PREFIX)}(.+)\.(lora_A\.weight|lora_embedding_A)")
+        config.target_modules = {found[1] for key in state if (found := factors.fullmatch(key))}
         config.fan_in_fan_out = family is not None and bool(family.transposed)
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
     config.save_pretrained(str(folder))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from transformers import AutoConfig, GenerationConfig
 
@@ -27,6 +28,7 @@ from stoker.checkpoint.model_card import public_name, write_card
 from stoker.checkpoint.score_export import as_classifier, check_classifier, padding_of, save_score_adapter
 from stoker.data.tokenise import TextCodec
 from stoker.errors import RunFailed, UserError
+from stoker.files import check_new_folder
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of
 from stoker.models.adapters import unwrap
@@ -74,8 +76,7 @@ def check_export(tuned: TunedRun, export: Export) -> None:
     Raises:
         UserError: the target exists, or the format does not fit the run.
     """
-    if export.to.exists() and (not export.to.is_dir() or any(export.to.iterdir())):
-        raise UserError(f"{export.to} exists already: give another --to")
+    check_new_folder(export.to)
     formats = task_of(tuned.job).exports
     if export.format not in formats:
         wanted = " or ".join(formats)
@@ -260,9 +261,23 @@ def quantised_run(tuned: TunedRun, quantise: str) -> TunedRun:
 
 def merged_model(model: nn.Module):  # type: ignore[no-untyped-def]
     """Returns the model in transformers' form, with its adapters merged in float32, so that the sum is rounded once."""
-    merged: Any = model.float().merge_and_unload() if isinstance(model, PeftModel) else model
-    saved_form(merged)
-    return merged
+    if isinstance(model, PeftModel):
+        _untie_adapted_ends(model.float())
+        model = model.merge_and_unload()
+    saved_form(model)
+    return model
+
+
+def _untie_adapted_ends(model: PeftModel) -> None:
+    """Gives the head its own weights if it shares those of the embedding and an adapter changes one of the two."""
+    base = unwrap(model)
+    ends: list[Any] = [base.get_input_embeddings(), base.get_output_embeddings()]
+    plain = [end.get_base_layer() if isinstance(end, BaseTunerLayer) else end for end in ends]
+    if ends[1] is None or plain[0].weight is not plain[1].weight:
+        return
+    if any(isinstance(end, BaseTunerLayer) for end in ends):
+        plain[1].weight = nn.Parameter(plain[1].weight.detach().clone(), requires_grad=False)
+        base.config.tie_word_embeddings = False
 
 
 def _gguf(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:

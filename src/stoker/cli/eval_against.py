@@ -11,6 +11,7 @@ from stoker.cli.eval_answers import model_of, questions_of, settings_of
 from stoker.cli.eval_report import evaluation, finish, keep_and_print
 from stoker.cli.trust_options import trusted
 from stoker.evaluate.compare_models import Compared, compare_answers, compare_losses, judge_between
+from stoker.evaluate.intervals import FEWEST
 from stoker.evaluate.scored_answers import answer, details, mean_figures
 from stoker.generate.open_model import open_model
 
@@ -161,7 +162,8 @@ def _notes(compared: Sequence[Compared], name: str) -> list[str]:
     said = []
     for each in compared:
         found = each.difference
-        verdict = "" if found.excludes_zero else "; the interval contains 0, so the difference is not significant"
+        why = "the interval contains 0" if found.rows >= FEWEST else f"there are fewer than {FEWEST} rows"
+        verdict = "" if found.excludes_zero else f"; {why}, so the difference is not significant"
         counts = f"{name} wins {found.wins} rows, loses {found.losses}, ties {found.ties}"
         said.append(f"{each.name}: {counts}{verdict}")
     return said

@@ -10,7 +10,8 @@ from stoker.cli.eval_answers import model_of, notes, questions_of, settings_of
 from stoker.cli.eval_report import evaluation, finish, place_of_results
 from stoker.errors import Problem, UserError
 from stoker.evaluate.ask_model import prompts_of
-from stoker.evaluate.compare_prompts import FEWEST, TemplateRanking, rank
+from stoker.evaluate.compare_prompts import TemplateRanking, rank
+from stoker.evaluate.intervals import FEWEST
 from stoker.evaluate.prompt_templates import as_chat_template, read_templates
 from stoker.evaluate.scored_answers import ScoredAnswer, answer, details, mean_figures
 from stoker.files import replace_file

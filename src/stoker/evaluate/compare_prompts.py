@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from stoker.evaluate.intervals import CONFIDENCE, PairedDifference, paired_difference
+from stoker.evaluate.intervals import CONFIDENCE, FEWEST, PairedDifference, paired_difference
 from stoker.evaluate.scored_answers import ScoredAnswer, mean_scores
-
-FEWEST = 10  # rows needed to name a best template; resamples of fewer are unreliable
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
+FEWEST = 10  # rows from which on an interval says something; resamples of fewer are unreliable
 AT_ONCE = 1 << 22  # random numbers drawn at a time
 
 
@@ -45,8 +46,8 @@ class PairedDifference:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether the interval excludes equality."""
-        return self.low > 0 or self.high < 0
+        """Whether the interval excludes equality; never with so few rows that resamples say nothing."""
+        return self.rows >= FEWEST and (self.low > 0 or self.high < 0)
 
 
 def mean_of(values: Sequence[float]) -> Mean | None:

@@ -100,7 +100,8 @@ def build_meta(
     transposed = frozenset(
         f"{name}.base_layer.weight"
         for name, layer in model.named_modules()
-        if isinstance(layer, LoraLayer) and getattr(layer, "fan_in_fan_out", False)
+        if isinstance(layer, LoraLayer)
+        and (getattr(layer, "fan_in_fan_out", False) or isinstance(layer.get_base_layer(), nn.Embedding))
     )
     weights = Assembled(blank.weights, shapes, job.seed, parts, transposed, drawn)
     if quantised:
@@ -109,16 +110,17 @@ def build_meta(
 
 
 def _reader(blank: Blank, text: Sequence[int] | None) -> FirstValues:
-    """Reads rows of the model's embedding, in memory or from its files."""
-    embedding = blank.model.get_input_embeddings().weight
+    """Reads rows of the model's embedding as its blocks get them, in memory or from its files."""
+    layer = blank.model.get_input_embeddings()
+    embedding, scale = layer.weight, getattr(layer, "scalar_embed_scale", 1.0)  # Gemma's scales its rows
     assert isinstance(embedding, Tensor)
     name = next(name for name, p in blank.model.named_parameters(remove_duplicate=False) if p is embedding)
 
     def embeddings(ids: Sequence[int]) -> Tensor:
         if not embedding.is_meta:
-            return embedding.detach()[list(ids)].cpu()
+            return embedding.detach()[list(ids)].cpu() * scale
         width = slice(0, embedding.shape[1])
-        return torch.cat([blank.weights.read(name, (slice(i, i + 1), width)) for i in ids])
+        return torch.cat([blank.weights.read(name, (slice(i, i + 1), width)) for i in ids]) * scale
 
     return FirstValues(embeddings, text)
 

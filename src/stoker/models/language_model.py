@@ -134,7 +134,8 @@ class LanguageModel:
             return row
         ids, trained = row
         trained = np.concatenate((np.zeros(len(self.virtual) + 1, bool), trained[1:]))
-        return np.concatenate((np.asarray(self.virtual, ids.dtype), ids)), trained
+        # Ids of a vocabulary may be of 16 bits, and those behind it need more.
+        return np.concatenate((np.asarray(self.virtual, np.int64), ids)), trained
 
 
 def dropout_is_active(model: nn.Module) -> bool:

@@ -171,7 +171,9 @@ def served_stop_ids(
     if named := stop_tokens(block):
         vocabulary = tokenizer.get_vocab()
         return frozenset(vocabulary[token] for token in named)
-    found = generation_config(source.where) if source is not None and source.kind in ("folder", "hub") else None
+    found = None
+    if source is not None and source.kind in ("folder", "hub"):
+        found = generation_config(source.where, block.revision)
     ends = found.eos_token_id if found is not None else None
     ends = [tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])]
     return frozenset(end for end in ends if end is not None)

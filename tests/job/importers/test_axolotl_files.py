@@ -169,3 +169,14 @@ def test_axolotl_s_groups_of_answers() -> None:
         ("python:rewards:short", 0.5),
     ]
     assert lost(imported) == set()
+
+
+def test_a_batch_is_that_of_a_process_and_constant_has_no_warm_up() -> None:
+    changes = {"gradient_accumulation_steps": "", "lr_scheduler": "constant", "warmup_steps": 100}
+    text = AXOLOTL + "batch_size: 32\n"
+    imported = import_files([written(text, micro_batch_size=4, **changes)], processes=8)
+    train = checked(imported).job.train
+    assert (train.batch, train.micro_batch, train.accumulation, train.warmup) == (256, 4, 8, 0)
+    assert "has no warm-up" in why(imported, "warmup_steps")
+    with pytest.raises(UserError, match="`batch_size` must be a multiple of `micro_batch_size`, which is 3"):
+        import_files([written(text, micro_batch_size=3, **changes)])

@@ -69,3 +69,12 @@ def test_what_deepspeed_has_and_stoker_not() -> None:
         "zero_optimization.offload_optimizer.device", "zero_optimization.zero_quantized_gradients", "scheduler.type",
         "optimizer.type",
     }  # fmt: skip
+
+
+def test_deepspeed_s_scheduler_and_optimizer_win_as_they_do_there() -> None:
+    plan = {**ZERO3, "scheduler": {"type": "WarmupLR", "params": {}}, "optimizer": {"type": "SGD", "params": {}}}
+    written(plan, "z3.json")
+    imported = import_files([written(LLAMA_FACTORY, deepspeed="z3.json")], processes=8)
+    train = checked(imported).job.train
+    assert (train.schedule, train.optimizer, train.beta1) == ("constant", "sgd", 0.0)
+    assert "scheduler.type of DeepSpeed wins" in why(imported, "lr_scheduler_type")

@@ -134,3 +134,26 @@ def test_trl_s_groups_that_cannot_be_carried(more: str, message: str) -> None:
     text = "model_name_or_path: org/m\ndataset_name: org/d\nnum_generations: 8\nmax_steps: 5\n"
     with pytest.raises(UserError, match=message):
         import_files([written(text + more)])
+
+
+@pytest.mark.parametrize(
+    ("lines", "momentum"),
+    [("optim: sgd\n", 0.0), ("optim: sgd\noptim_args: momentum=0.8,nesterov=False\nadam_beta1: 0.7\n", 0.8)],
+)
+def test_sgd_has_the_momentum_of_the_trainer(lines: str, momentum: float) -> None:
+    train = checked(import_files([written(TRL + lines)])).job.train
+    assert (train.optimizer, train.beta1) == ("sgd", momentum)
+
+
+@pytest.mark.parametrize("name", ["galore_adamw", "apollo_adamw", "grokadamw", "OptimizerNames.ADEMAMIX", "OneBitAdam"])
+def test_other_optimizers_than_adam_are_lost_and_not_taken_for_it(name: str) -> None:
+    imported = import_files([written(f"{TRL}optim: {name}\n")])
+    assert "optim" in lost(imported) and checked(imported).job.train.optimizer == "adamw"
+
+
+@pytest.mark.parametrize(
+    "name", ["adamw_torch_fused", "paged_adamw_8bit", "adamw_bnb_8bit", "ao_adamw_fp8", "optimi_adamw", "FusedAdam"]
+)
+def test_names_of_adam_are_adamw(name: str) -> None:
+    imported = import_files([written(f"{TRL}optim: {name}\n")])
+    assert "optim" not in lost(imported) and checked(imported).job.train.optimizer == "adamw"

@@ -6,7 +6,14 @@ from stoker.job.importers.adapter_keys import AdapterKeys, carry_bits, read_adap
 from stoker.job.importers.axolotl_data import read_data
 from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.engine_files import read_engine_keys
-from stoker.job.importers.foreign_names import carry_schedule, drop_experts, task_not_carried, task_of, tuning_of
+from stoker.job.importers.foreign_names import (
+    carry_schedule,
+    drop_experts,
+    has_no_warmup,
+    task_not_carried,
+    task_of,
+    tuning_of,
+)
 from stoker.job.importers.policies import trl_grpo
 from stoker.job.importers.tokens import carry_stop, carry_tokens
 from stoker.job.importers.trainer_arguments import EPOCH, carry_length, leave_trust, read_optimizer
@@ -144,14 +151,20 @@ def _tuning(config: ConfigReader) -> None:
 
 def _training(config: ConfigReader) -> None:
     lr = config.take("learning_rate", "train.lr")
-    batch = config.take("batch_size", "train.batch")
-    config.take("micro_batch_size", "train.micro_batch", 1 if batch is None else None)
-    config.take("gradient_accumulation_steps", "train.accumulation", 1 if batch is None else None)
+    batch, micro = config.whole("batch_size"), config.take("micro_batch_size", "train.micro_batch", 1) or 1
+    if batch is None:
+        config.take("gradient_accumulation_steps", "train.accumulation", 1)
+    elif batch % micro:
+        config.problem("batch_size", f"`batch_size` must be a multiple of `micro_batch_size`, which is {micro}")
+    else:
+        config.carry("batch_size", "train.accumulation", batch // micro, "batch_size is that of a process")
     carry_length(config, "num_epochs", 1.0)
     carry_schedule(config, "lr_scheduler", lr=lr)
     config.take("cosine_min_lr_ratio", "train.min_lr")
     ratio = config.number("warmup_ratio")
-    if config.take("warmup_steps", "train.warmup") is not None:
+    if has_no_warmup(config, "lr_scheduler"):
+        pass
+    elif config.take("warmup_steps", "train.warmup") is not None:
         config.idle("warmup_steps wins, there as here", "warmup_ratio")
     elif ratio is not None:
         config.carry("warmup_ratio", "train.warmup", float(ratio) or 0)

@@ -8,7 +8,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker.errors import Problem
-from stoker.job.importers.key_outcomes import DEFAULT, ENGINE, ENGINE_DEFAULT, WRITTEN, Carried, Dropped, Unknown
+from stoker.job.importers.key_outcomes import (
+    DECIDED,
+    DEFAULT,
+    ENGINE,
+    ENGINE_DEFAULT,
+    WRITTEN,
+    Carried,
+    Dropped,
+    Unknown,
+)
 from stoker.job.key_paths import KeyPath, accepts, dotted, field_at, parse_key
 from stoker.job.schema_errors import SPELT_FALSE, SPELT_TRUE, shown_value
 from stoker.job.yaml_document import JobDocument
@@ -102,26 +111,33 @@ class ConfigReader:
             self._wrong(key, "a list of words")
         return []
 
-    def carry(self, key: str | KeyPath, target: str, value: Any, note: str = "") -> None:
-        """Carries a key to the job's key ``target`` as ``value``."""
+    def carry(self, key: str | KeyPath, target: str, value: Any, note: str = "", *, decides: bool = False) -> None:
+        """Carries a key to the job's key ``target`` as ``value``.
+
+        Args:
+            decides: whether the tool follows this file even if the trainer's file says something else.
+        """
         path = self.path(key)
         self._done.add(path)
-        self._add(target, value, (dotted(path), self.document.at(path), self.document.where(path)), note)
+        origin = dotted(path), self.document.at(path), self.document.where(path)
+        self._add(target, value, origin, note, DECIDED if decides else self._strength)
 
     def also(self, target: str, value: Any, note: str = "") -> None:
         """Adds a further value that the key carried last implies."""
         last = self.carried[-1]
-        self._add(target, value, (last.key, last.given, last.where), note)
+        self._add(target, value, (last.key, last.given, last.where), note, self._strength)
 
     def default(self, target: str, value: Any, note: str = "") -> None:
         """Adds a default of the tool, for a key that its file omits and that Stoker decides otherwise."""
-        self._add(target, value, ("", None, ""), note, by_default=True)
+        self._add(target, value, ("", None, ""), note, ENGINE_DEFAULT if self.engine else DEFAULT)
 
-    def _add(
-        self, target: str, value: Any, origin: tuple[str, Any, str], note: str, *, by_default: bool = False
-    ) -> None:
+    @property
+    def _strength(self) -> int:
+        """The precedence of what this file says."""
+        return ENGINE if self.engine else WRITTEN
+
+    def _add(self, target: str, value: Any, origin: tuple[str, Any, str], note: str, strength: int) -> None:
         key, given, where = origin
-        strength = (ENGINE_DEFAULT if self.engine else DEFAULT) if by_default else ENGINE if self.engine else WRITTEN
         self.carried.append(
             Carried(
                 target=target,

@@ -148,14 +148,14 @@ def _precision(config: ConfigReader) -> None:
 
 
 def _optimizer(config: ConfigReader) -> None:
-    carry_optimizer(config, "optimizer.type")
+    is_sgd = carry_optimizer(config, "optimizer.type", decides=True)
     params = "optimizer.params"
     config.take_all(
         (f"{params}.lr", "train.lr"), (f"{params}.eps", "train.eps"), (f"{params}.weight_decay", "train.weight_decay")
     )
     if not carry_betas(config, f"{params}.betas") and config.value(f"{params}.betas") not in (None, "auto"):
         config.problem(f"{params}.betas", "`betas` must be two numbers", "[0.9, 0.999]")
-    config.take(f"{params}.momentum", "train.beta1")
+    config.take(f"{params}.momentum", "train.beta1", 0.0 if is_sgd else None)
 
 
 def _scheduler(config: ConfigReader) -> None:
@@ -166,7 +166,7 @@ def _scheduler(config: ConfigReader) -> None:
         config.drop("scheduler.type", f"Stoker has {', '.join(SCHEDULERS.values())} and wsd", matters=True)
         config.leave("scheduler.params", f"of {name}")
         return
-    config.carry("scheduler.type", "train.schedule", SCHEDULERS[name])
+    config.carry("scheduler.type", "train.schedule", SCHEDULERS[name], decides=True)
     params = "scheduler.params"
     config.take(f"{params}.warmup_num_steps", "train.warmup", 1000)
     if config.value(f"{params}.warmup_type") == "linear":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.key_paths import choices, field_at, parse_key
 from stoker.job.schema_errors import SPELT_FALSE, SPELT_TRUE
@@ -57,24 +59,37 @@ def options_of(target: str) -> list[str]:
     return [] if field is None else choices(field.annotation)
 
 
-def carry_optimizer(config: ConfigReader, key: str) -> None:
-    """Carries the optimizer's name."""
+# Names of Adam and AdamW in the tools, without variants that compute something else (galore_adamw, OneBitAdam, ...).
+ADAM = re.compile(
+    r"(paged_?|ao_|optimi_|fused|(deepspeed)?cpu)?adamw?(_?(8bit|4bit|32bit|fp8|hf|bnb_8bit|apex_fused|torch(_\w+)?))?"
+)
+
+
+def carry_optimizer(config: ConfigReader, key: str, *, decides: bool = False) -> bool:
+    """Carries the optimizer's name; returns whether it is plain SGD, whose momentum is ``train.beta1``.
+
+    Args:
+        decides: see `ConfigReader.carry`.
+    """
     name = config.text(key)
     if name is None:
-        return
+        return False
     word = name.split(".")[-1].lower().replace("optimizernames", "")
     if "adafactor" in word:
-        config.carry(key, "train.optimizer", "adafactor", "PyTorch's Adafactor, with the job's lr")
+        config.carry(key, "train.optimizer", "adafactor", "PyTorch's Adafactor, with the job's lr", decides=decides)
     elif word == "muon":
-        config.carry(key, "train.optimizer", "muon", "updates are as large as AdamW's, so the same lr serves")
+        note = "updates are as large as AdamW's, so the same lr serves"
+        config.carry(key, "train.optimizer", "muon", note, decides=decides)
     elif word == "sgd":
-        config.carry(key, "train.optimizer", "sgd", "momentum is `beta1`")
-    elif "adam" in word and not any(other in word for other in ("mini", "ademamix", "stable", "schedule", "any")):
+        config.carry(key, "train.optimizer", "sgd", "momentum is `beta1`", decides=decides)
+        return True
+    elif ADAM.fullmatch(word):
         small = any(bits in word for bits in ("8bit", "4bit", "fp8", "bnb", "paged"))
-        config.carry(key, "train.optimizer", "adamw", EIGHT_BIT if small else "")
+        config.carry(key, "train.optimizer", "adamw", EIGHT_BIT if small else "", decides=decides)
     else:
         can = ", ".join(options_of("train.optimizer"))
         config.drop(key, f"Stoker has {can}; without a line here it takes adamw", matters=True)
+    return False
 
 
 def carry_betas(config: ConfigReader, key: str) -> bool:
@@ -116,6 +131,16 @@ def carry_schedule(config: ConfigReader, key: str, lr: float | None = None) -> N
     end = config.number("lr_scheduler_kwargs.min_lr")
     if config.take("lr_scheduler_kwargs.min_lr_rate", "train.min_lr") is None and end is not None and lr:
         config.carry("lr_scheduler_kwargs.min_lr", "train.min_lr", float(f"{end / lr:.6g}"), "as a fraction of lr")
+
+
+def has_no_warmup(config: ConfigReader, key: str) -> bool:
+    """Drops the warm-up if the schedule, named at ``key``, is constant from the start; returns whether it is."""
+    if (config.text(key) or "").lower() != "constant":
+        return False
+    for name in ("warmup_steps", "warmup_ratio"):
+        config.drop(name, f"{key} `constant` has no warm-up; constant_with_warmup has")
+    config.default("train.warmup", 0, "`constant` begins at lr")
+    return True
 
 
 def drop_experts(config: ConfigReader, key: str) -> None:

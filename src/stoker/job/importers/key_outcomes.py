@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-# The precedence if two files set the same key: the command line, the trainer's file, the engine's, then their defaults.
-OVERRIDE, WRITTEN, ENGINE, DEFAULT, ENGINE_DEFAULT = 4, 3, 2, 1, 0
+# The precedence if two files set the same key: the command line, what an engine decides even so, the trainer's file,
+# the engine's, then their defaults.
+OVERRIDE, DECIDED, WRITTEN, ENGINE, DEFAULT, ENGINE_DEFAULT = 5, 4, 3, 2, 1, 0
 
 
 @dataclass(frozen=True)

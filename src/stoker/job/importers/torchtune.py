@@ -167,16 +167,16 @@ def _training(config: ConfigReader) -> None:
 
 
 def _optimizer(config: ConfigReader) -> None:
-    component = config.text(f"optimizer.{COMPONENT}")
+    component, is_sgd = config.text(f"optimizer.{COMPONENT}"), False
     if component is not None:
-        carry_optimizer(config, f"optimizer.{COMPONENT}")
+        is_sgd = carry_optimizer(config, f"optimizer.{COMPONENT}")
         config.take("optimizer.lr", "train.lr", 1e-3)
         decay = 0.01 if component.endswith("AdamW") else 0.0  # as in PyTorch
         config.take("optimizer.weight_decay", "train.weight_decay", decay)
     if not carry_betas(config, "optimizer.betas") and component is not None:
         config.default("train.beta2", 0.999)
     config.take("optimizer.eps", "train.eps")
-    config.take("optimizer.momentum", "train.beta1")
+    config.take("optimizer.momentum", "train.beta1", 0.0 if is_sgd else None)
     schedule = config.text(f"lr_scheduler.{COMPONENT}")
     if schedule is None:
         config.default("train.schedule", "constant")

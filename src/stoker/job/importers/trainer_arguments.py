@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.engine_files import read_engine_keys
-from stoker.job.importers.foreign_names import carry_optimizer, carry_schedule
+from stoker.job.importers.foreign_names import carry_optimizer, carry_schedule, has_no_warmup
 
 EPOCH = "the steps of an epoch are known once the data is counted; `auto` is"
 TRACKER = "Stoker sends nothing anywhere; metrics.jsonl is written, and TensorBoard events on request"
@@ -156,11 +156,9 @@ def _schedule(config: ConfigReader, lr: float) -> None:
     if config.value("lr_scheduler_type") is None:
         config.default("train.schedule", "linear")
     steps, ratio = config.number("warmup_steps"), config.number("warmup_ratio")
-    if (config.text("lr_scheduler_type") or "").lower() == "constant":
-        for key in ("warmup_steps", "warmup_ratio"):
-            config.drop(key, "lr_scheduler_type `constant` has no warm-up; constant_with_warmup has")
-        config.default("train.warmup", 0, "`constant` begins at lr")
-    elif steps or (steps is not None and ratio is None):
+    if has_no_warmup(config, "lr_scheduler_type"):
+        return
+    if steps or (steps is not None and ratio is None):
         config.carry("warmup_steps", "train.warmup", int(steps) if steps >= 1 else float(steps) or 0)
         config.drop("warmup_ratio", "warmup_steps wins, there as here")
     elif ratio is not None:
@@ -172,15 +170,28 @@ def _schedule(config: ConfigReader, lr: float) -> None:
 
 def read_optimizer(config: ConfigReader, key: str) -> None:
     """Reads the optimizer, named at ``key``, with its numbers, and the seed."""
-    carry_optimizer(config, key)
+    if carry_optimizer(config, key):
+        _momentum(config)
     config.take_all(
         ("weight_decay", "train.weight_decay", 0.0),
-        ("adam_beta1", "train.beta1"),
+        *([] if config.handled("adam_beta1") else [("adam_beta1", "train.beta1")]),
         ("adam_beta2", "train.beta2", 0.999),
         ("adam_epsilon", "train.eps"),
         ("max_grad_norm", "train.clip"),
         ("seed", "seed", 42),
     )
+
+
+def _momentum(config: ConfigReader) -> None:
+    """Reads the momentum of SGD, which is 0 unless ``optim_args`` gives it."""
+    config.leave("adam_beta1", "SGD has no Adam decay")
+    arguments = dict(word.split("=", 1) for word in config.words("optim_args") if "=" in word)
+    try:
+        momentum = float(arguments["momentum"])
+    except (KeyError, ValueError):
+        config.default("train.beta1", 0.0, "SGD without momentum")
+    else:
+        config.carry("optim_args", "train.beta1", momentum)
 
 
 def _precision(config: ConfigReader, default: str) -> None:

@@ -18,6 +18,7 @@ import torch
 from stoker.data.ranking.click_log import RowSet
 from stoker.data.ranking.log_batch import RowBatch
 from stoker.errors import RunFailed, UserError
+from stoker.files import check_new_folder
 from stoker.hardware.process_device import Device
 from stoker.job.load_job import LoadedJob
 from stoker.job.task_spec import block_of_task
@@ -79,8 +80,8 @@ def export_ranking(
         RunFailed: the written export does not score as the run does; it does not become current.
     """
     is_folder = not scheme_of(to)
-    if is_folder and (base / to).exists() and (not (base / to).is_dir() or any((base / to).iterdir())):
-        raise UserError(f"{base / to} exists already: give another --to")
+    if is_folder:
+        check_new_folder(base / to)
     writer = None if is_folder else writer_of(to)
     folder, loaded = open_job(run, trusted, base)
     if block_of_task(loaded.job, RankingBlock).engine != "stoker":
