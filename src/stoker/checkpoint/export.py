@@ -18,7 +18,7 @@ import torch
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
-from transformers import AutoConfig, GenerationConfig
+from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
 from stoker.checkpoint.adapter_export import keep_rows, save_adapter
 from stoker.checkpoint.gguf_layout import gguf_problem
@@ -261,17 +261,19 @@ def quantised_run(tuned: TunedRun, quantise: str) -> TunedRun:
 
 def merged_model(model: nn.Module):  # type: ignore[no-untyped-def]
     """Returns the model in transformers' form, with its adapters merged in float32, so that the sum is rounded once."""
+    merged: Any = model
     if isinstance(model, PeftModel):
-        _untie_adapted_ends(model.float())
-        model = model.merge_and_unload()
-    saved_form(model)
-    return model
+        model.float()
+        _untie_adapted_ends(unwrap(model))
+        merged = model.merge_and_unload()
+    saved_form(merged)
+    return merged
 
 
-def _untie_adapted_ends(model: PeftModel) -> None:
+def _untie_adapted_ends(base: PreTrainedModel) -> None:
     """Gives the head its own weights if it shares those of the embedding and an adapter changes one of the two."""
-    base = unwrap(model)
-    ends: list[Any] = [base.get_input_embeddings(), base.get_output_embeddings()]
+    model: Any = base
+    ends = [model.get_input_embeddings(), model.get_output_embeddings()]
     plain = [end.get_base_layer() if isinstance(end, BaseTunerLayer) else end for end in ends]
     if ends[1] is None or plain[0].weight is not plain[1].weight:
         return
