@@ -80,6 +80,8 @@ IMPOSSIBLE = [
      "norms of whole columns", "write `dora: false`"),
     (SFT, "parallel: {pipeline: 2}\ntrain: {precision: fp16}", ["train.precision", "pipeline"],
      "scales the loss", "write `precision: bf16`"),
+    (SFT, "parallel: {data: 2, shard: zero3, offload: params}\ntrain: {precision: fp16}",
+     ["train.precision", "offload"], "gradients on the host", "`offload: optimizer`"),
     (SFT, "parallel: {compile: true}\ntrain: {compile: false}", ["compile", "train.compile"],
      "mean the same", "keep one"),
     (SFT, "evaluate: {samples: 2, fraction: 0}", ["evaluate.samples", "evaluate.fraction"],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,6 +111,38 @@ def test_the_loss_that_is_shown_is_cross_entropy_alone() -> None:
     (inputs,) = language.lay_out(documents(), CPU)
     with packed_row.segments(inputs.segments):
         assert float(language.loss(inputs).total) == float(plain.loss(inputs).total)
+
+
+def test_recomputed_activations_of_a_block_are_freed_with_its_backward_pass() -> None:
+    model = tiny("mixtral")
+    marks: list[weakref.ref[object]] = []
+    alive: list[list[bool]] = []
+
+    class Mark:
+        pass
+
+    class Marked(torch.autograd.Function):
+        """The identity, with an object that lives as long as the graph."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            alive.append([mark() is not None for mark in marks])
+            ctx.mark = Mark()
+            marks.append(weakref.ref(ctx.mark))
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return grad
+
+    for router, place in routers_of(model).items():
+        router.register_forward_hook(
+            lambda _, __, out, place=place: (*out[:place], Marked.apply(out[place]), *out[place + 1 :])
+        )
+    language = lay_out_for(model, hook_routers(model, COEFFICIENT))
+    recompute_blocks(model)
+    gradients(language, documents()[:1])
+    assert alive[-1][-3:] == [True, True, False]  # the passes of both blocks, and the other one computed again
 
 
 def test_dense_models_have_no_routers() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from stoker.launch.process_pool import Pool
 from stoker.parallel.batch_norm import synchronise_batch_norms, without_batch_statistics
+from stoker.parallel.recompute import recompute_blocks
 
 SHARES = (5, 2, 3)  # samples of each process
 
@@ -66,6 +68,37 @@ def test_many_processes_normalise_as_one(momentum: float | None, pool: Pool) -> 
     torch.testing.assert_close(torch.cat([rank[1] for rank in ranks]), gradient, rtol=1e-9, atol=1e-9)
     for _, _, own in ranks:
         torch.testing.assert_close(own, buffers, rtol=1e-10, atol=1e-10)
+
+
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.GELU()) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def averages(x: Tensor, *, recomputed: bool, synchronised: bool) -> dict[str, Tensor]:
+    model = Blocks()
+    synchronise_batch_norms(model, dist.group.WORLD if synchronised else None)
+    if recomputed:
+        recompute_blocks(model)
+    for _ in range(2):
+        model(x).square().sum().backward()
+    return dict(model.named_buffers())
+
+
+def test_recompute_does_not_count_samples_again(pool: Pool) -> None:
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+    expected = averages(x, recomputed=False, synchronised=False)
+    torch.testing.assert_close(averages(x, recomputed=True, synchronised=False), expected, rtol=0, atol=0)
+    for rank in pool.run(partial(averages, recomputed=True, synchronised=True), x, world=2):
+        torch.testing.assert_close(rank["blocks.0.1.num_batches_tracked"], torch.tensor(2))
+        torch.testing.assert_close(rank["blocks.1.1.running_mean"], expected["blocks.1.1.running_mean"])
 
 
 def test_alone_and_in_evaluation_nothing_changes() -> None:

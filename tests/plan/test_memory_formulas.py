@@ -9,9 +9,9 @@ from counted import lora_parameters
 
 from stoker.hardware.cluster import cluster_of
 from stoker.hardware.device_catalogue import device_kind
-from stoker.job.layout import Layout
+from stoker.job.layout import Layout, Offload
 from stoker.plan.in_flight import in_flight
-from stoker.plan.memory_formulas import peak_memory, stage_memory, verdict_of
+from stoker.plan.memory_formulas import Memory, peak_memory, stage_memory, verdict_of
 from stoker.plan.param_placement import ParamPlacement, held_parameters
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shape import Shape
@@ -71,11 +71,45 @@ def test_an_adapter_needs_no_states_of_the_base() -> None:
     assert sizes[2] == pytest.approx(packed + 2 * outside + 16 * lora_parameters(shape, 16))
 
 
+def offloaded(found: Setting, *kinds: Offload) -> list[Memory]:
+    return [stage_memory(replace(found, layout=replace(found.layout, offload=kind)), 0) for kind in kinds]
+
+
 def test_offloaded_parameters_leave_the_device() -> None:
     found = setting(shape_named("llama3-8b"), Layout(data=8, shard="zero3", shard_size=8))
-    kept, moved = (stage_memory(replace(found, layout=replace(found.layout, offload=o)), 0) for o in ("none", "params"))
+    found = replace(found, work=replace(found.work, precision="fp32"))
+    kept, moved = offloaded(found, "none", "params")
     assert moved.host == pytest.approx(sum(kept.parts[part] for part in ("weights", "gradients", "optimizer")))
     assert moved.peak == pytest.approx(kept.peak - moved.host)
+
+
+def test_offloaded_parameters_are_gathered_in_float32_and_computed_with_under_autocast() -> None:
+    found = setting(shape_named("llama3-8b"), Layout(data=8, shard="zero3", shard_size=8))
+    kept, moved = offloaded(found, "none", "params")
+    assert moved.parts["gathered weights"] == 2 * kept.parts["gathered weights"]
+    alone = stage_memory(replace(found, layout=Layout()), 0)
+    assert moved.parts["activations"] == alone.parts["activations"]
+    lora = replace(found, work=replace(found.work, tuning="lora"))  # its base is held in 16 bits
+    kept, moved = offloaded(lora, "none", "params")
+    assert moved.parts["gathered weights"] == kept.parts["gathered weights"]
+
+
+def test_the_outer_step_of_islands_stays_beside_the_weights() -> None:
+    found = setting(shape_named("llama3-8b"), Layout(data=8, shard="zero3", shard_size=8))
+    found = replace(found, software=replace(found.software, outer=8))
+    kept, states, parameters = offloaded(found, "none", "optimizer", "params")
+    assert kept.parts["outer step"] == states.parts["outer step"] == kept.parts["optimizer"]
+    assert "outer step" not in parameters.parts
+    assert parameters.host == pytest.approx(
+        states.host + sum(kept.parts[p] for p in ("weights", "gradients", "outer step"))
+    )
+
+
+def test_a_pipelines_stages_are_gathered_whole() -> None:
+    """`PipelineStage` keeps FSDP from resharding after the backward pass of a micro-batch."""
+    layouts = [Layout(data=8, pipeline=4, shard=shard, shard_size=8) for shard in ("zero2", "zero3")]
+    two, three = (stage_memory(setting(GPT, layout), 0).parts["gathered weights"] for layout in layouts)
+    assert three == two
 
 
 def test_verdicts_come_from_the_bound() -> None:

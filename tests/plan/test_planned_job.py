@@ -105,6 +105,8 @@ def test_the_optimizer_decides_the_states(tmp_path: Path) -> None:
     assert software_of_job(job(tmp_path, train={"optimizer": "sgd"}).job, shape).states == 4
     assert software_of_job(job(tmp_path, train={"optimizer_states": "bf16"}).job, shape).states == 4
     assert software_of_job(job(tmp_path, train={"optimizer_states": "8bit"}).job, shape).states == 2 * BYTES
+    islands = software_of_job(job(tmp_path, parallel={"data": 2, "sync": {"every": 4, "islands": 2}}).job, shape)
+    assert (islands.states, islands.outer) == (8, 8)
     outside = shape.vocabulary * shape.width / shape.parameters
     assert software_of_job(job(tmp_path, train={"optimizer": "muon"}).job, shape).states == 4 + 4 * outside
 

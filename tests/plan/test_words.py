@@ -39,18 +39,17 @@ def test_a_job_accepts_the_plan_and_has_its_layout(setting: Setting) -> None:
     assert (train.batch, train.micro_batch, train.accumulation) == (16, setting.micro_batch, setting.micro_batches)
 
 
-@pytest.mark.parametrize("name", ["fp16", "qlora", "prompt", "recompute", "policy"])
+@pytest.mark.parametrize("name", ["fp16", "fp16 on the host", "qlora", "prompt", "recompute", "policy"])
 def test_what_a_job_refuses_is_not_looked_at(name: str) -> None:
     """Each of Stoker's rules once: the job with the words is refused, and the search leaves it out."""
     shape, cluster = shape_named("gpt2"), load_cluster("2x4xA100-80GB")
     work = TrainingWork(shape, 1024, 16)
     layout, more = Layout(data=4, pipeline=2, recompute="full", schedule="zbv"), ""
-    if name == "fp16":
-        work, layout, more = (
-            TrainingWork(shape, 1024, 16, precision="fp16"),
-            Layout(data=4, pipeline=2),
-            "precision: fp16",
-        )
+    if name.startswith("fp16"):
+        work, more = TrainingWork(shape, 1024, 16, precision="fp16"), "precision: fp16"
+        layout = Layout(data=4, pipeline=2)
+    if name == "fp16 on the host":
+        layout = Layout(data=4, shard="zero3", shard_size=4, offload="params")
     if name == "qlora":
         work, layout = TrainingWork(shape, 1024, 16, tuning="qlora"), Layout(data=4, tensor=2)
     if name == "prompt":

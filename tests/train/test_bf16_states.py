@@ -14,7 +14,8 @@ from torch import nn
 
 from stoker.job.blocks.train_block import TrainBlock
 from stoker.runs.run_folder import RunFolder
-from stoker.train.bf16_states import stochastically_rounded
+from stoker.train.bf16_states import Bf16Moments, stochastically_rounded
+from stoker.train.low_precision_adamw import LowPrecisionAdamW
 from stoker.train.optimizer import build_optimizer
 
 pytestmark = pytest.mark.usefixtures("warm_processes")
@@ -60,6 +61,21 @@ def test_a_second_moment_that_changes_little_changes_nevertheless() -> None:
     assert rounded.dtype == torch.bfloat16
     assert float(rounded.double().mean()) == pytest.approx(float(moment.mean()), rel=0.01)
     torch.testing.assert_close(weight, plain, rtol=0.05, atol=0)
+
+
+def test_a_parameter_rounds_alike_beside_others() -> None:
+    """Tied embeddings on the first and on the last stage of a pipeline, norms beside uneven pieces."""
+    gradients = torch.randn(4, 30, 8, generator=torch.Generator().manual_seed(0))
+    found = []
+    for others in ([], [3], [40, 2]):
+        parameters = [nn.Parameter(torch.ones(size, 8)) for size in (*others, 30)]
+        optimizer = LowPrecisionAdamW([{"params": parameters}], Bf16Moments(), lr=0.1, betas=(0.9, 0.999), eps=1e-8)
+        for gradient in gradients:
+            for parameter in parameters:
+                parameter.grad = gradient if parameter is parameters[-1] else torch.ones_like(parameter)
+            optimizer.step()
+        found.append(parameters[-1].detach())
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
 @pytest.mark.slow  # commands with processes of their own

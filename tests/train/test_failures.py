@@ -18,9 +18,12 @@ from running import Crash, Ran, assert_same_state, at_sample, crash_at, run, sto
 from torch import Tensor, nn
 
 from stoker.checkpoint.dcp_store import Store
-from stoker.errors import RunFailed
+from stoker.errors import RunFailed, UserError
+from stoker.hardware.process_device import Device
+from stoker.job.load_job import load_job
 from stoker.runs.listing import summarise
 from stoker.runs.run_folder import RunFolder
+from stoker.train import prepare as prepare_module
 from stoker.train.prepared import Prepared
 
 pytestmark = pytest.mark.usefixtures("warm_processes")
@@ -97,6 +100,30 @@ def test_an_overflow_of_float16_is_skipped_and_the_run_goes_on(base: Path) -> No
     assert torch.equal(seen[1], seen[2]) and not torch.equal(seen[2], seen[3])
     assert ran.folder.read_metrics()[1]["grad_norm"] is None
     assert ran.last_state().numbers["scaler"]["scale"] == 2.0**15  # half of what it begins with
+
+
+def test_a_gradient_that_overflows_without_a_loss_scale_too_ends_the_run(base: Path) -> None:
+    def spoil(prepared: Prepared) -> None:
+        weight: nn.Parameter = next(iter(prepared.task.model.parameters()))
+        weight.register_hook(lambda grad: grad * math.nan)
+
+    job = {**MODULE, "steps": 20, "train": {"batch": 8, "precision": "fp16"}}
+    with pytest.raises(RunFailed, match=r"step 17: the gradient's norm is nan"):  # the scale begins with 2^16
+        run(base, job, before=spoil)
+
+
+@pytest.mark.parametrize(
+    ("layout", "why"), [("pipeline=2", "stages"), ("data=2 shard=zero3 offload=params", "gradients on the host")]
+)
+def test_a_device_whose_precision_excludes_the_layout_is_told(
+    base: Path, sft: dict[str, Any], layout: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_module, "device_for", lambda *_: Device("cpu", "fp16", ""))
+    sft["train"] = {**sft["train"], "precision": "auto"}
+    loaded = load_job(write_job(base, sft), [f"parallel.{key}" for key in layout.split()])
+    with pytest.raises(UserError, match=rf"computes in fp16, .* {why}.*precision: fp32") as caught:
+        prepare_module.prepare(loaded, base)
+    assert "job.yaml" in str(caught.value)
 
 
 def test_the_handlers_of_signals_are_put_back(base: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import AdamW
 
 from stoker.hardware.process_device import Device
 from stoker.job.blocks.train_block import TrainBlock
@@ -90,6 +91,23 @@ def test_the_loss_scale_shrinks_by_an_overflow_and_grows_without() -> None:
     found = trained.step(spoil_gradient=math.inf)
     assert not found.taken and found.loss_is_finite
     assert trained.scaler.get_scale() == 32.0 and trained.step().taken and trained.scaler.get_scale() == 32.0
+
+
+def test_parameters_on_another_device_than_the_loss_take_no_flag() -> None:
+    """The host would read the flag before the device has written it."""
+    flagged: list[bool] = []
+
+    class Recorded(AdamW):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            flagged.append(hasattr(self, "found_inf"))
+
+    for device in ("cpu", "meta"):
+        optimizer = Recorded([nn.Parameter(torch.zeros(2))], fused=True)
+        optimizer.param_groups[0]["params"] = [nn.Parameter(torch.zeros(2, device=device))]
+        guard = NonfiniteGuard(optimizer, torch.amp.GradScaler(enabled=False), Trained("sgd").engine)
+        for norm in (1.0, math.inf):
+            guard.step(torch.tensor(1.0), torch.tensor(norm), asked=False)
+    assert flagged == [True, True, False]  # without a flag, a step that is not finite is not taken
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from running import run
-from torch import Tensor
+from running import run, write_job
+from torch import Tensor, nn
 
-from stoker.errors import CannotRun
+from stoker.errors import CannotRun, UserError
+from stoker.hardware.process_device import Device
+from stoker.job.load_job import load_job
+from stoker.job.resolved import ResolvedJob
+from stoker.resilience.heartbeat import UNWATCHED
 from stoker.runs.run_folder import RunFolder
+from stoker.train import out_of_memory
+from stoker.train.plan_prediction import predicted_for
+from stoker.train.prepare import prepare
 from stoker.train.prepared import Prepared
 
 
@@ -73,3 +82,47 @@ def test_what_is_proposed_is_predicted_to_need_less(base: Path, sft: dict[str, A
 
     assert "micro_batch" not in str(caught.value)
     assert "parallel.recompute=full" in str(caught.value) or "no change of" in str(caught.value)
+
+
+def test_gradients_that_share_a_bucket_count_once() -> None:
+    model = nn.ParameterList([torch.zeros(1 << 20) for _ in range(8)])
+    bucket = torch.zeros(8 << 20)
+    for parameter, gradient in zip(model, bucket.split(1 << 20), strict=True):
+        parameter.grad = gradient
+    train = SimpleNamespace(micro_batch=1, seq_len=64)
+    prepared: Any = SimpleNamespace(
+        task=SimpleNamespace(model=model), device=Device("cpu", "fp32", ""), job=SimpleNamespace(train=train)
+    )
+    told = out_of_memory.memory_errors_told(prepared, torch.optim.SGD(model), UNWATCHED, None)
+    with pytest.raises(CannotRun, match=r"weights 0\.03 GiB, gradients 0\.03 GiB, optimizer 0\.00 GiB"), told:
+        raise torch.OutOfMemoryError
+
+
+@pytest.mark.parametrize(
+    ("keys", "refused"),
+    [
+        ("parallel.data=2", ""),
+        ("train.optimizer=muon", "offload"),
+        ("parallel.pipeline=2 parallel.schedule=zero-bubble", "recompute"),
+        ("tune.method=prefix", "recompute"),
+    ],
+)
+def test_nothing_is_proposed_that_the_job_excludes(
+    base: Path, sft: dict[str, Any], keys: str, refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_job(base, {**sft, "tune": {"method": "full"}})
+    prepared = prepare(load_job(path), base)
+    looked_at: list[ResolvedJob] = []
+
+    def look(changed: Prepared, *_: Any) -> None:
+        looked_at.append(changed.job)
+        raise UserError("not predicted")
+
+    predicted = predicted_for(prepared, 1, 1)
+    monkeypatch.setattr(out_of_memory, "predicted_for", look)
+    out_of_memory.smallest_change(replace(prepared, job=load_job(path, keys.split()).job), predicted)
+    found = {("recompute", job.parallel.recompute) for job in looked_at}
+    found |= {("offload", job.parallel.offload) for job in looked_at}
+    assert found & {("recompute", "full"), ("offload", "optimizer")} == {
+        pair for pair in (("recompute", "full"), ("offload", "optimizer")) if pair[0] != refused
+    }

@@ -263,12 +263,21 @@ def _muon(view: View) -> Iterator[Problem]:
         yield from view.at_each(["train.optimizer", "tune.method"], message, "write `optimizer: adamw`")
 
 
-def _fp16_pipeline(view: View) -> Iterator[Problem]:
-    if _parts(view).pipeline > 1 and view.value("train.precision") == "fp16":
+def _fp16(view: View) -> Iterator[Problem]:
+    parts = _parts(view)
+    if view.value("train.precision") != "fp16":
+        return
+    hint = "write `precision: bf16` or fp32"
+    if parts.pipeline > 1:
         message = (
             "`precision: fp16` scales the loss, and the stages of a pipeline would skip overflown steps one by one"
         )
-        yield from view.at_each(["train.precision", "parallel.pipeline"], message, "write `precision: bf16` or fp32")
+        yield from view.at_each(["train.precision", "parallel.pipeline"], message, hint)
+    if parts.offload == "params":
+        message = (
+            "`precision: fp16` scales the loss, and gradients on the host could be unscaled before the scale arrives"
+        )
+        yield from view.at_each(["train.precision", "parallel.offload"], message, f"{hint}, or `offload: optimizer`")
 
 
 def _two_compiles(view: View) -> Iterator[Problem]:
@@ -302,5 +311,5 @@ def _compressed(view: View) -> Iterator[Problem]:
 LAYOUT_CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
     *(partial(_keys_without_axis, axis) for axis in AXES),
     _nothing_to_shard, _shard_size, _stages, _split_backward, _offload, _expert, _repeated_devices,
-    _number_of_devices, _own_model, _quantised, _whole_matrices, _fp16_pipeline, _two_compiles, _compressed,
+    _number_of_devices, _own_model, _quantised, _whole_matrices, _fp16, _two_compiles, _compressed,
 )  # fmt: skip

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -107,8 +107,11 @@ def collect_router_logits(balance: RouterBalance | None, inputs: Inputs) -> Iter
 
 
 def current_pass() -> AbstractContextManager[None]:
-    """Captures the current pass, and sets it again where the context is entered: recompute calls the routers again."""
-    return _within(_passes[-1])
+    """Captures the current pass, and sets a copy of it where the context is entered: recompute calls the routers again,
+    and terms in the pass itself would keep the recomputed activations until its end.
+    """
+    at_work = _passes[-1]
+    return _within(replace(at_work, terms=[]) if at_work is not None else None)
 
 
 def add_auxiliary_gradient(loss: Tensor, at_work: _Pass | None) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from stoker.parallel.collectives import copy_to, sum_from
 
@@ -25,6 +25,18 @@ def without_batch_statistics() -> Iterator[None]:
         yield
     finally:
         _counted.pop()
+
+
+@contextmanager
+def keep_running_averages(module: nn.Module) -> Iterator[None]:
+    """Restores the running averages of a module's norms at the end: for samples that have been counted before."""
+    averages = [buffer for norm in module.modules() if isinstance(norm, _NormBase) for buffer in norm.buffers()]
+    before = [buffer.clone() for buffer in averages]
+    try:
+        yield
+    finally:
+        for buffer, value in zip(averages, before, strict=True):
+            buffer.copy_(value)
 
 
 def synchronise_batch_norms(model: nn.Module, group: dist.ProcessGroup | None) -> int:

@@ -70,10 +70,15 @@ class ModelStage(nn.Module):
         objective: Objective,
         *,
         first: bool,
+        dtype: torch.dtype,
         balance: RouterBalance | None = None,
     ) -> None:
+        """
+        Args:
+            dtype: of the hidden states that it returns; a norm's would be float32 under autocast.
+        """
         super().__init__()
-        self.balance = balance
+        self.balance, self.dtype = balance, dtype
         self.model, self.head, self.mesh, self.is_first = model, head, mesh, first
         self.objective = objective
         self.rows: list[Inputs] = []
@@ -95,7 +100,7 @@ class ModelStage(nn.Module):
         with row_of(inputs), collect_router_logits(self.balance, inputs) as at_work:
             hidden = hidden_states(self.model, inputs, self.mesh, None if self.is_first else x)
         if self.head is None:
-            hidden = with_auxiliary(hidden, at_work, self.scale)
+            hidden = with_auxiliary(hidden.to(self.dtype), at_work, self.scale)
             return hidden.clone() if hidden._is_view() else hidden  # schedules detach it in place
         if self.reading is not None:
             return self.reading(predicting_states(hidden, inputs, self.mesh), inputs, self.head)

@@ -178,6 +178,7 @@ def _parallelize_pipeline(
     head_name = next(name for name, module in whole.named_modules() if module is output)
     ranges = blocks_of_stages(layout, len(list(whole.get_submodule(family.blocks).children())))
     prefix = _prefix(built.model)
+    dtype = compute if layout.shard != "none" and compute is not None else _held_in(whole)
     pieces: dict[str, Piece] = {}
     aliases: dict[str, str] = {}
     partial: set[str] = set()
@@ -194,7 +195,8 @@ def _parallelize_pipeline(
         keep_stage_modules(inner, family, ranges[number], first=first, last=last)
         placed, across = _split(inner, family, mesh)
         apply_to_blocks(inner, mesh.device, family, compiled=compiled, recompute=layout.recompute, float8=float8)
-        stage = ModelStage(inner, _head(inner, across) if last else None, mesh, objective, first=first, balance=balance)
+        own_head = _head(inner, across) if last else None
+        stage = ModelStage(inner, own_head, mesh, objective, first=first, dtype=dtype, balance=balance)
         if layout.shard != "none":
             shard(stage, blocks_of(inner), mesh, compute)
         holder.append(part)
@@ -221,7 +223,6 @@ def _parallelize_pipeline(
         for name, p in holder.named_parameters()
         if p.requires_grad
     ]
-    dtype = compute if layout.shard != "none" and compute is not None else _held_in(whole)
     pipeline = Pipeline(stages, mesh, whole.config.get_text_config().hidden_size, dtype)
     language = LanguageModel(unwrap(holder[0]), None, True)
     gradients = Gradients(trained, mesh, reduce_batch=layout.shard == "none")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 
 from torch import nn
@@ -14,6 +14,7 @@ from stoker.job.layout import Recompute
 from stoker.models import router_balance
 from stoker.models.families.facts import Family, submodule
 from stoker.models.packed_row import current_row
+from stoker.parallel.batch_norm import keep_running_averages
 from stoker.parallel.blocks import blocks_of
 
 # Which of a block's regions is computed again, in its family's order.
@@ -41,18 +42,22 @@ def recompute_blocks(model: nn.Module, which: Recompute = "full", family: Family
             raise UserError("parallel.recompute: what to select is not known for this model; write full or none")
         modules = [part for part in parts if part is not None]
     for module in modules:
-        module.forward = partial(checkpoint, module.forward, use_reentrant=False, context_fn=_as_laid_out)
+        module.forward = partial(checkpoint, module.forward, use_reentrant=False, context_fn=partial(_contexts, module))
     return len(modules)
 
 
-def _as_laid_out() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Returns the contexts of the first and the second computation. The second restores the row of the first, as
-    pipelines have several micro-batches in flight.
+def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Returns the contexts of the first and the second computation of a module.
+
+    The second restores the row of the first, as pipelines have several micro-batches in flight, and counts no samples
+    again.
     """
-    return nullcontext(), _both(current_row(), router_balance.current_pass())
+    return nullcontext(), _all(current_row(), router_balance.current_pass(), keep_running_averages(module))
 
 
 @contextmanager
-def _both(first: AbstractContextManager[None], second: AbstractContextManager[None]) -> Iterator[None]:
-    with first, second:
+def _all(*contexts: AbstractContextManager[None]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
         yield

@@ -21,7 +21,7 @@ class Apart:
 
     def __init__(self, model: nn.Module, index: int, device: torch.device) -> None:
         self._index, self._device = index, device
-        self._before: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        self._before: tuple[torch.Tensor, torch.Tensor | None] | None = None
         self.needed = dropout_is_active(model)
 
     def around(self, last_column: nn.Module, row: nn.Module) -> None:
@@ -35,12 +35,13 @@ class Apart:
             return
         seed = int(torch.randint(2**62, ())) + self._index  # the same on all but for the index
         cuda = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
-        self._before.append((torch.get_rng_state(), cuda))
+        # Regions are not nested; a recompute stops as soon as it can, before the end of the last one.
+        self._before = torch.get_rng_state(), cuda
         torch.manual_seed(seed)
 
     def _end(self, module: nn.Module, *_: Any) -> None:
-        if self._before and module.training:
-            cpu, cuda = self._before.pop()
+        if self._before is not None and module.training:
+            (cpu, cuda), self._before = self._before, None
             torch.set_rng_state(cpu)
             if cuda is not None:
                 torch.cuda.set_rng_state(cuda, self._device)

@@ -21,7 +21,8 @@ from stoker.plan.stoker_memory import eager_parts
 CONTEXT = 1.5 * 2**30  # bytes of a GPU's context and the communication library's buffers, for every process
 # Margins of the upper bound: model states are exact, activations and the allocator's gaps are not. These fractions
 # cover 88 % of the published runs; docs/planner.md has the table.
-STATES = ("weights", "frozen copies", "gradients", "optimizer", "process")
+STATES = ("weights", "frozen copies", "gradients", "optimizer", "outer step", "process")
+OFFLOADED = {"none": (), "optimizer": ("optimizer",), "params": ("weights", "gradients", "optimizer", "outer step")}
 STATES_BOUND, REST_BOUND = 0.03, 0.20
 Verdict = Literal["FITS", "AT RISK", "DOES NOT FIT"]
 
@@ -76,8 +77,7 @@ def stage_memory(setting: Setting, stage: int) -> Memory:
         parts, moment = eager_parts(setting, stage)
     else:
         parts, moment = dict(setting.software.memory(setting, stage)), "the end of the forward pass"
-    moved = {"none": (), "optimizer": ("optimizer",), "params": ("weights", "gradients", "optimizer")}[layout.offload]
-    host = sum(parts.pop(part, 0.0) for part in moved)
+    host = sum(parts.pop(part, 0.0) for part in OFFLOADED[layout.offload])
     correction = setting.cluster.correction(work.precision, work.tuning)
     if correction is not None:
         parts = correction.memory_parts(parts)

@@ -202,9 +202,10 @@ def software_of_job(job: ResolvedJob, shape: Shape) -> Software:
     states -= STATES["adamw"] * (1 - MOMENT_BYTES[job.train.optimizer_states] / MOMENT_BYTES["fp32"])
     if job.train.optimizer == "muon":  # AdamW steps the embedding and the head
         states += 4 * (shape.embedding_parameters + shape.head_parameters) / shape.parameters
-    if job.parallel.sync.every > 1:  # the weights of the last synchronisation, and the momentum of the outer step
-        states += 4 + 4 * (job.parallel.sync.outer == "nesterov")
-    return STOKER if states == STOKER.states else replace(STOKER, states=states)
+    outer = 0
+    if job.parallel.sync.every > 1:  # the weights of the last synchronisation, and the momentum
+        outer = 4 + 4 * (job.parallel.sync.outer == "nesterov")
+    return replace(STOKER, states=states, outer=outer)
 
 
 def setting_of_job(job: ResolvedJob, cluster: Cluster, work: TrainingWork) -> Setting:

@@ -25,9 +25,10 @@ def supports_axis(family: str, axis: str) -> bool:
 def trainable(setting: Setting) -> bool:
     """Returns whether Stoker can train with the setting, as `stoker.job.layout_conflicts` judges a job that states it.
 
-    Schedules with split backward passes do not recompute; fp16 scales the loss, which stages cannot do one by one;
-    virtual tokens are made for whole rows and models; a quantised base is stored in blocks that cannot be split;
-    islands are replicas; a policy samples with a cache of keys and values that is not split over stages or context.
+    Schedules with split backward passes do not recompute; fp16 scales the loss, which neither stages nor gradients on
+    the host allow; virtual tokens are made for whole rows and models; a quantised base is stored in blocks that cannot
+    be split; islands are replicas; a policy samples with a cache of keys and values that is not split over stages or
+    context.
     """
     layout, work = setting.layout, setting.work
     axes = (("tensor", layout.tensor), ("pipeline", layout.pipeline), ("context", layout.context))
@@ -35,7 +36,8 @@ def trainable(setting: Setting) -> bool:
     if alone or not all(size == 1 or supports_axis(work.shape.family, axis) for axis, size in axes):
         return False
     split_backward = layout.schedule in SPLIT_BACKWARD and layout.recompute != "none"
-    if layout.pipeline > 1 and (split_backward or work.precision == "fp16"):
+    scaled = work.precision == "fp16"
+    if (layout.pipeline > 1 and (split_backward or scaled)) or (layout.offload == "params" and scaled):
         return False
     tokens = work.adapters.tokens > 0
     if (tokens or work.rollouts is not None) and layout.pipeline * layout.context > 1:

@@ -20,6 +20,7 @@ class Software:
         name: of the program.
         weights: the weights that compute.
         states: optimizer states, in addition to these weights and their gradients.
+        outer: states of the outer step of islands, which stay beside the weights.
         memory: bytes by component of a pipeline's process; None for a program that runs transformers' own code,
             operator by operator (`stoker.plan.stoker_memory`).
         flash: whether the attention's scores are never saved (Dao et al., 2022).
@@ -42,6 +43,7 @@ class Software:
     name: str
     weights: int = 2
     states: float = 12
+    outer: float = 0
     memory: Callable[[Setting, int], Mapping[str, float]] | None = None
     flash: bool = True
     traffic: float = 0.72

@@ -30,7 +30,8 @@ PROCESS = 0.52 * 2**30
 SPLIT = 0.42  # of activations and gradients
 SPLIT_AGAIN = 2.5  # of the block computed again, which is allocated between gradients that stay
 
-HELD = ("weights", "gradients", "optimizer", "gathered weights", "frozen copies")  # parts that outlast a model's passes
+# Parts that outlast a model's passes.
+HELD = ("weights", "gradients", "optimizer", "outer step", "gathered weights", "frozen copies")
 
 # The moments at which a process may hold most.
 HEAD = "the last micro-batch's loss"
@@ -73,6 +74,7 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
         "weights": weights,
         "gradients": summed if at_end else earlier,
         "optimizer": states,
+        "outer step": share(trained) * setting.software.outer,
         "activations": again if at_end else kept + again * (fullest == BACKWARD),
         "head": head.kept + tied if at_end else head.forward if fullest == HEAD else head.backward,
         "gathered weights": _gathered(setting, stage, types),
@@ -135,11 +137,11 @@ def _head(setting: Setting, stage: int, types: Arithmetic) -> HeadBytes:
 
 
 def types_of(setting: Setting) -> Arithmetic:
-    """Returns the dtypes in which a setting's blocks compute."""
-    work = setting.work
+    """Returns the dtypes in which a setting's blocks compute; parameters on the host are fetched in float32."""
+    work, layout = setting.work, setting.layout
     return arithmetic(
         work.precision,
-        held="16-bit" if setting.layout.zero else "fp32",
+        held="16-bit" if layout.zero and layout.offload != "params" else "fp32",
         rank=work.low_rank,
         frozen=work.tuning != "full",
     )
@@ -155,19 +157,23 @@ def _unpacked(setting: Setting, stage: int, types: Arithmetic) -> float:
 
 
 def _gathered(setting: Setting, stage: int, types: Arithmetic) -> float:
-    """Returns the bytes of gathered weights: all under ZeRO-1 and 2, two blocks and the outermost under ZeRO-3."""
+    """Returns the bytes of gathered weights: all under ZeRO-1 and 2, two blocks and the outermost under ZeRO-3.
+
+    All are gathered in a pipeline too: torch's stages free none before the last micro-batch's backward pass.
+    """
     layout, shape = setting.layout, setting.shape
     if not layout.zero:
         return 0.0
     held = held_parameters(setting, stage)
-    if layout.zero < 3:
-        return (held.total - packed_parameters(setting, stage)) * types.product
+    size = FLOAT if layout.offload == "params" and setting.work.tuning == "full" else types.product
+    if layout.zero < 3 or layout.pipeline > 1:
+        return (held.total - packed_parameters(setting, stage)) * size
     # Blocks of a quantised base gather packed weights, or none.
-    packed = PACKED_BYTES.get(setting.work.base, 0.0) / types.product if setting.work.base in CUT else 0.0
+    packed = PACKED_BYTES.get(setting.work.base, 0.0) / size if setting.work.base in CUT else 0.0
     blocks = [
         block_parameters(shape, layer, tensor=layout.tensor, expert=setting.expert).total
         - (1 - packed) * packed_of_block(setting, layer)
         for layer in setting.blocks[stage]
     ]
     outside = max(shape.embedding_parameters, shape.head_matmul().parameters) / layout.tensor
-    return types.product * (2 * max(blocks, default=0.0) + outside)
+    return size * (2 * max(blocks, default=0.0) + outside)

@@ -39,7 +39,8 @@ class HeldMoments(Protocol):
 class LowPrecisionAdamW(Optimizer):
     """AdamW (Loshchilov and Hutter, 2019) that computes in the parameters' type and stores moments in another format.
 
-    The random numbers of a step depend only on its number, so that a resumed run and all replicas round alike.
+    The random numbers of a parameter's step depend only on the step's number, so that a resumed run, all replicas, and
+    the copies of a parameter on processes that train other parameters beside it round alike.
     """
 
     def __init__(
@@ -52,21 +53,20 @@ class LowPrecisionAdamW(Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Updates the parameters; those without a gradient do not change."""
-        seeded: set[torch.device] = set()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-                    for name in MOMENTS:
-                        state |= self._moments.zeros(name, parameter)
-                random = self._generator(parameter.device)
-                if parameter.device not in seeded:
-                    random.manual_seed(int(state["step"]))
-                    seeded.add(parameter.device)
-                self._step(local_shard(parameter), local_shard(parameter.grad), state, group, random)
+        given = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        states = [self._state_of(parameter) for parameter, _ in given]
+        steps = torch.stack([state["step"] for state in states]).tolist() if states else []  # waits for the device once
+        for (parameter, group), state, step in zip(given, states, steps, strict=True):
+            random = self._generator(parameter.device).manual_seed(int(step))
+            self._step(local_shard(parameter), local_shard(parameter.grad), state, group, random)
+
+    def _state_of(self, parameter: Tensor) -> dict[str, Any]:
+        state = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            for name in MOMENTS:
+                state |= self._moments.zeros(name, parameter)
+        return state
 
     def _generator(self, device: torch.device) -> torch.Generator:
         if device not in self._random:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from stoker.errors import CannotRun, Problem, UserError
+from stoker.job.conflict_view import View
+from stoker.job.layout_conflicts import LAYOUT_CHECKS
 from stoker.job.resolved import ResolvedJob
+from stoker.job.tune_conflicts import TUNE_CHECKS
+from stoker.job.yaml_document import JobDocument
+from stoker.parallel.local_shard import local_shard
 from stoker.plan.memory_formulas import STATES
 from stoker.resilience.heartbeat import Heart
 from stoker.runs.plan_record import GIB, Predicted
@@ -76,12 +82,19 @@ def _changes(job: ResolvedJob) -> Iterator[tuple[str, ResolvedJob]]:
     for smaller in (n for n in range(size - 1, 0, -1) if size % n == 0):
         yield _changed(job, train={"micro_batch": smaller})
     least = {} if size == 1 else {"micro_batch": 1}
-    if job.parallel.recompute != "full":
-        yield _changed(job, train=least, parallel={"recompute": "full"})
-    recomputed = {} if job.parallel.recompute == "full" else {"recompute": "full"}
-    if job.parallel.offload == "none":
-        yield _changed(job, train=least, parallel=recomputed | {"offload": "optimizer"})
+    recomputed = {} if job.parallel.recompute == "full" else _allowed(job, recompute="full")
+    offloaded = {} if job.parallel.offload != "none" else _allowed(job, offload="optimizer")
+    if recomputed:
+        yield _changed(job, train=least, parallel=recomputed)
+    if offloaded:
+        yield _changed(job, train=least, parallel=recomputed | offloaded)
     yield _changed(job, train=least | {"seq_len": length // 2}, parallel=recomputed)
+
+
+def _allowed(job: ResolvedJob, **keys: Any) -> dict[str, Any]:
+    """Returns keys of `parallel`; none if they conflict with others of the job."""
+    view = View(_changed(job, parallel=keys)[1], JobDocument("", {}, {}), set())
+    return {} if any(any(check(view)) for check in (*LAYOUT_CHECKS, *TUNE_CHECKS)) else keys
 
 
 def _changed(job: ResolvedJob, **blocks: dict[str, Any]) -> tuple[str, ResolvedJob]:
@@ -108,27 +121,26 @@ def _moment(phase: str, trace: TracebackType | None) -> str:
 
 def _held(prepared: Prepared, optimizer: Optimizer) -> dict[str, float]:
     """Returns bytes by kind: the training state, and everything else that is allocated."""
-    parameters = list(prepared.task.model.parameters())
-    states = [x for state in optimizer.state.values() for x in state.values() if isinstance(x, torch.Tensor)]
-    held = {
-        "weights": _bytes(parameters),
-        "gradients": _bytes([p.grad for p in parameters if p.grad is not None]),
-        "optimizer": _bytes(states),
-    }
     device = prepared.device.torch
+    parameters = list(prepared.task.model.parameters())
+    states = [x for state in optimizer.state.values() for x in state.values() if isinstance(x, Tensor)]
+    held = {
+        "weights": _bytes(parameters, device),
+        "gradients": _bytes([p.grad for p in parameters if p.grad is not None], device),
+        "optimizer": _bytes(states, device),
+    }
     if device.type == "cuda":
         held["activations and buffers"] = max(0.0, torch.cuda.memory_allocated(device) - sum(held.values()))
     return held
 
 
-def _bytes(tensors: list[Any]) -> float:
-    return float(
-        sum(t.untyped_storage().nbytes() if not hasattr(t, "to_local") else t.to_local().nbytes for t in tensors)
-    )
+def _bytes(tensors: Iterable[Tensor], device: torch.device) -> float:
+    """Returns the bytes of this process' shards on a device; gradients may be views of one bucket."""
+    return float(sum(shard.nbytes for shard in map(local_shard, tensors) if shard.device.type == device.type))
 
 
 def _grown(held: dict[str, float], predicted: Predicted) -> tuple[str, float]:
     """Returns the part that exceeds its prediction most, and by how many bytes."""
     known = {name: predicted.memory.get(name, 0.0) for name in held}
-    known["activations and buffers"] = sum(size for name, size in predicted.memory.items() if name not in STATES)
+    known["activations and buffers"] = sum(size for name, size in predicted.memory.items() if name not in known)
     return max(((name, size - known[name]) for name, size in held.items()), key=lambda grown: grown[1])

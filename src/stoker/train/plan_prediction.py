@@ -129,7 +129,8 @@ def _copies(setting: Setting, job: ResolvedJob) -> float:
     """
     if not (job.checkpoint.background or (job.checkpoint.memory and job.faults.restarts)):
         return 0.0
-    return 2 * setting.work.trained * (FLOAT + setting.software.states) / setting.layout.world
+    states = setting.software.states + setting.software.outer
+    return 2 * setting.work.trained * (FLOAT + states) / setting.layout.world
 
 
 @dataclass(frozen=True)

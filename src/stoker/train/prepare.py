@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.data.build_cache import Report
+from stoker.errors import UserError
+from stoker.hardware.process_device import Device
 from stoker.job.load_job import LoadedJob
 from stoker.job.task_spec import task_of
 from stoker.models.quantise import device_for
@@ -32,10 +34,12 @@ def prepare(
         objective: replaces the task's objective for a language model.
 
     Raises:
-        UserError: the data does not pass the audit, or the model cannot be loaded or sharded as the job says.
+        UserError: the data does not pass the audit, the model cannot be loaded or sharded as the job says, or the
+            device's precision excludes the layout.
     """
     task = task_of(loaded.job)
     device = device_for(loaded.job, mesh.device if mesh else None)
+    _check_fp16(loaded, device)
     with arithmetic_of(device):
         if task.prepare is not None:
             return task.prepare(loaded, device, mesh, base)
@@ -43,3 +47,19 @@ def prepare(
         from stoker.train.prepare_language import prepare_language
 
         return prepare_language(loaded, device, base, report, mesh, objective)
+
+
+def _check_fp16(loaded: LoadedJob, device: Device) -> None:
+    """Checks that the layout allows a loss scale, if ``precision: auto`` is fp16 on this device."""
+    parallel = loaded.job.parallel
+    if device.precision != "fp16":
+        return
+    hint = "write `precision: fp32`"
+    if parallel.pipeline > 1:
+        message = "this device computes in fp16, which scales the loss, and the stages of a pipeline would skip "
+        message += "overflown steps one by one"
+        raise UserError(loaded.problem("train.precision", message, hint))
+    if parallel.offload == "params":
+        message = "this device computes in fp16, which scales the loss, and gradients on the host could be unscaled "
+        message += "before the scale arrives"
+        raise UserError(loaded.problem("train.precision", message, f"{hint}, or `offload: optimizer`"))

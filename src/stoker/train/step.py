@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +23,8 @@ from stoker.train.skipped_samples import Span
 from stoker.train.task import Task
 
 Beat = Callable[[str, int], None]
+# A loss scale below it cannot help a gradient that is not finite: the gradient overflows without any scale.
+LEAST_SCALE = 1.0
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class StepResult:
         span: samples of the step.
         loss: mean over its targets.
         grad_norm: L2 norm of the gradient before clipping.
-        wrong: whether it was skipped for another reason than a float16 overflow, which the loss scale handles.
+        wrong: whether it was skipped for another reason than a float16 overflow that a smaller loss scale can avoid.
         asked: whether a process was asked to stop.
         data_seconds: share of ``seconds`` spent on waiting for samples.
         measures: further measures of its objective, as means over its targets.
@@ -153,7 +155,10 @@ class Stepper:
         )
 
     def _is_wrong(self, found: StepNumbers) -> bool:
-        return not found.taken and not (self._scaler.is_enabled() and found.loss_is_finite)
+        if found.taken:
+            return False
+        overflow = self._scaler.is_enabled() and found.loss_is_finite
+        return not overflow or self._scaler.get_scale() < LEAST_SCALE
 
     def _seed(self, seed: int, step: int) -> None:
         """Seeds the random state from (seed, step, process), so that a resumed run draws the same numbers."""
@@ -190,7 +195,8 @@ class NonfiniteGuard:
 
     Weights, moments and buffers then keep their values bitwise. A fused AdamW gets a flag on its device, as
     `torch.amp.GradScaler` passes it an overflow: the host waits once a step, after all of it has been launched. Other
-    optimizers take no flag; for them the host waits before the step.
+    optimizers take no flag; for them the host waits before the step, and also for those that step on the host, which
+    could read a flag before the device has written it.
     """
 
     def __init__(
@@ -205,7 +211,7 @@ class NonfiniteGuard:
             buffers: buffers that forward passes change (batch norm's averages), restored after a skipped step.
         """
         self._optimizer, self._scaler, self._engine, self._buffers = optimizer, scaler, engine, buffers
-        self._on_device = isinstance(optimizer, AdamW) and bool(optimizer.defaults.get("fused"))
+        self._takes_flag = isinstance(optimizer, AdamW) and bool(optimizer.defaults.get("fused"))
         self._before: list[Tensor] = []
 
     def begin(self) -> None:
@@ -229,15 +235,19 @@ class NonfiniteGuard:
         total, (odd, stops), sums = added[0], added[-2:], added[1:-2]
         # The sum decides instead of a process' own number, so that all decide alike.
         bad = (odd > 0) | total.isfinite().logical_not()
-        if self._on_device:
+        on_device = self._takes_flag and all(p.device == bad.device for p in self._parameters())
+        if on_device:
             self._step_unless(bad)
         numbers = torch.cat([torch.stack([total, norm, stops, bad.to(total)]), sums]).tolist()
         loss_sum, grad_norm, asked_by, left_out, *measured = numbers
-        if not self._on_device and not left_out:
+        if not on_device and not left_out:
             self._optimizer.step()
         self._settle(bad)
         finite = math.isfinite(loss_sum)
         return StepNumbers(loss_sum, grad_norm, finite, not left_out, asked_by > 0, tuple(measured))
+
+    def _parameters(self) -> Iterator[Tensor]:
+        return (parameter for group in self._optimizer.param_groups for parameter in group["params"])
 
     def _step_unless(self, bad: Tensor) -> None:
         optimizer = self._optimizer

@@ -89,7 +89,7 @@ def checkpoint_bytes(setting: Setting) -> float:
     """Bytes of a checkpoint: the trained weights and their optimizer states."""
     work, software = setting.work, setting.software
     full = work.tuning == "full"
-    return float(work.trained * ((software.weights if full else 4) + software.states))
+    return float(work.trained * ((software.weights if full else 4) + software.states + software.outer))
 
 
 def saving_of(setting: Setting, step: float) -> InterruptionCost:
