@@ -274,7 +274,7 @@ def _untie_adapted_ends(base: PreTrainedModel) -> None:
     """Gives the head its own weights if it shares those of the embedding and an adapter changes one of the two."""
     model: Any = base
     ends = [model.get_input_embeddings(), model.get_output_embeddings()]
-    plain = [end.get_base_layer() if isinstance(end, BaseTunerLayer) else end for end in ends]
+    plain: list[Any] = [end.get_base_layer() if isinstance(end, BaseTunerLayer) else end for end in ends]
     if ends[1] is None or plain[0].weight is not plain[1].weight:
         return
     if any(isinstance(end, BaseTunerLayer) for end in ends):
