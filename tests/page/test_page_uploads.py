@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from browsing import Browser
 
+from stoker.page import uploads
 from stoker.page.uploads import clean_name
 
 pytestmark = pytest.mark.usefixtures("warm_processes")
@@ -177,6 +179,16 @@ def test_a_table_becomes_lines_of_json_in_its_version(page: Browser) -> None:
     rows = page.get(f"/api/data/{key}/rows").json()["rows"]
     made = page.post(f"/api/data/{key}/versions", {"exclude": [rows[0]["row"]]}).json()
     assert Path(made["path"]).read_text() == '{"prompt": "c", "completion": "d"}\n'
+
+
+def test_a_small_archive_of_a_large_array_fills_no_memory(page: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "WHOLE", 1 << 20)
+    key = upload(page, gzip.compress(b"[" + b" " * (2 << 20) + b"]"), "rows.json.gz")
+    for refused in (
+        page.get(f"/api/data/{key}/rows"),
+        page.post(f"/api/data/{key}/versions", {"exclude": [1]}),
+    ):
+        assert refused.status_code == 400 and "larger than 1 MiB" in refused.text and ".jsonl" in refused.text
 
 
 def test_a_removed_upload_is_kept_aside(page: Browser, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ ID = re.compile(r"[0-9a-f]{16}")
 LARGEST = 1 << 40  # bytes of a file
 SPARE = 1 << 28  # bytes that an upload leaves on the disk
 FLUSH = 1 << 20
+WHOLE = 1 << 28  # bytes of a file that this process reads whole, such as a JSON array
 MOST_ROWS = 500
 MOST_PLACES = 100  # of rows that cannot be read, in the record of a version
 LONGEST_NAME = 200  # bytes; file systems take 255
@@ -159,7 +160,7 @@ class Uploads:
             PageError: no row has this number.
         """
         found: list[dict[str, Any]] = []
-        for raw in read_rows(self.path(upload), offset):
+        for raw in read_rows(self.path(upload), offset, most=WHOLE):
             if len(found) >= limit:
                 break
             if not found and row and raw.row != row:
@@ -210,7 +211,7 @@ class Uploads:
         self, upload: Upload, exclude: set[int], edit: Mapping[int, Any], seen: set[int], broken: list[Rejected]
     ) -> Iterator[bytes]:
         """Yields the lines of a version; records existing rows in ``seen`` and unreadable ones in ``broken``."""
-        for raw in read_rows(self.path(upload)):
+        for raw in read_rows(self.path(upload), most=WHOLE):
             seen.add(raw.row)
             if raw.row in exclude:
                 continue
