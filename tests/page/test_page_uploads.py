@@ -117,6 +117,14 @@ def test_a_row_is_found_by_the_number_that_messages_give_it(page: Browser, name:
     assert lines == [rows[0]["value"], edited, rows[2]["value"]]
 
 
+def test_large_integers_are_kept_in_edited_rows(page: Browser) -> None:
+    key = upload(page, b'{"id": 9007199254740993, "text": "a"}\n')
+    (row,) = page.get(f"/api/data/{key}/rows").json()["rows"]
+    assert row["text"] == '{\n "id": 9007199254740993,\n "text": "a"\n}'
+    made = page.post(f"/api/data/{key}/versions", {"edit": {"1": row["text"].replace('"a"', '"b"')}}).json()
+    assert Path(made["path"]).read_text() == '{"id": 9007199254740993, "text": "b"}\n'
+
+
 def test_a_version_says_which_rows_cannot_be_read(page: Browser) -> None:
     key = upload(page, b'{"text": "a"}\n{broken\n5\n{"text": "d"}\n{also broken\n')
     made = page.post(f"/api/data/{key}/versions", {"exclude": [5], "edit": {"1": {"text": "b"}}}).json()
@@ -166,7 +174,17 @@ def test_a_broken_upload_hides_no_other(page: Browser, tmp_path: Path, record: s
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"exclude": [99]}, {"exclude": "1"}, {"exclude": [True]}, {"edit": {"x": {}}}, {"edit": {"1": 5}}]
+    "changes",
+    [
+        {},
+        {"exclude": [99]},
+        {"exclude": "1"},
+        {"exclude": [True]},
+        {"edit": {"x": {}}},
+        {"edit": {"1": 5}},
+        {"edit": {"1": "{"}},
+        {"edit": {"1": '{"a": "\\ud83d"}'}},
+    ],
 )
 def test_changes_that_mean_nothing_make_no_version(page: Browser, changes: dict[str, object]) -> None:
     key = upload(page)

@@ -152,6 +152,8 @@ class Uploads:
     def rows(self, upload: Upload, offset: int, limit: int, row: int = 0) -> list[dict[str, Any]]:
         """Returns unparsed rows; ``row`` is a row's number as in messages, such as its line in the file.
 
+        ``text`` is the value as JSON, in which a browser keeps integers beyond 2**53.
+
         Args:
             offset: number of rows to skip.
             row: the number of the first row; 0 for the first after ``offset``.
@@ -167,7 +169,8 @@ class Uploads:
                 continue
             value = decode(raw) if isinstance(raw, Raw) else raw
             problem = value.reason if isinstance(value, Rejected) else ""
-            found.append({"row": raw.row, "value": None if problem else value, "problem": problem})
+            text = "" if problem else json.dumps(_columns(value), ensure_ascii=False, indent=1, default=as_text)
+            found.append({"row": raw.row, "value": None if problem else value, "text": text, "problem": problem})
         if row and not found:
             raise _no_row(404, upload, row)
         return found
@@ -219,8 +222,7 @@ class Uploads:
             if isinstance(value, Rejected):
                 broken.append(value)
                 continue
-            row = {"text": value} if isinstance(value, str) else value
-            yield (json.dumps(row, ensure_ascii=False, default=as_text) + "\n").encode()
+            yield (json.dumps(_columns(value), ensure_ascii=False, default=as_text) + "\n").encode()
 
     def as_json(self, upload: Upload) -> dict[str, Any]:
         """Returns an upload in the API's form; ``path`` is its path in a job."""
@@ -274,6 +276,11 @@ class Uploads:
         if not places:
             raise not_found("no file of this id was removed", "GET /api/removed-data lists them")
         return places
+
+
+def _columns(value: Any) -> Any:
+    """Returns a row as it is written in JSON lines."""
+    return {"text": value} if isinstance(value, str) else value
 
 
 def _no_row(status: int, upload: Upload, row: int) -> PageError:
