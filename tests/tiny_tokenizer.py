@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 LEARNT_FROM = [
     "What is the capital of France? The capital of France is Paris.",
@@ -25,4 +25,19 @@ def tiny_tokenizer() -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(LEARNT_FROM, trainer)
+    return tokenizer
+
+
+def byte_fallback_tokenizer() -> Tokenizer:
+    """A BPE of Llama 2's kind: a prepended space, and a token for each byte; other tokens are a, b and a space."""
+    special = ("<unk>", "<s>", "</s>")
+    tokens = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), "a", "b", "▁", "▁a", "▁b"]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    merges = [("▁", "a"), ("▁", "b")]
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     return tokenizer

@@ -305,6 +305,37 @@ def test_an_object_alone_is_one_row(tmp_path: Path) -> None:
     assert outcome(path) == [(1, {"text": "x", "tags": ["a", "b"]})]
 
 
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}],
+        [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": []}],
+        [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}],
+    ],
+)
+def test_a_conversation_alone_is_one_row(tmp_path: Path, turns: list[dict[str, object]]) -> None:
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps({"messages": turns}, indent=1))
+    assert outcome(path) == [(1, {"messages": turns})]
+    jobs = [{"role": "engineer", "text": "x"}, {"role": "writer", "text": "y"}]
+    path.write_text(json.dumps({"data": jobs}, indent=1))
+    assert outcome(path) == [(1, jobs[0]), (2, jobs[1])]
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz", "a.parquet.gz"])
+def test_a_file_that_is_read_whole_has_a_bound(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    data = b"[" + b" " * (3 << 20) + b"]"
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    if ".json" in name:
+        assert list(read_rows(path, most=len(data))) == []
+    with pytest.raises(UserError, match="larger than 2 MiB: too large to be read whole"):
+        list(read_rows(path, most=2 << 20))
+    lines = tmp_path / "a.jsonl"
+    lines.write_bytes(b'{"a": 1}\n' * (1 << 18))
+    assert sum(1 for _ in read_rows(lines, most=2 << 20)) == 1 << 18
+
+
 WHOLE_FILES: list[tuple[str, bytes, str]] = [
     ("utf16.jsonl", '{"a": 1}'.encode("utf-16"), "UTF-16"),
     ("fake.jsonl.gz", b'{"a": 1}\n', "not a .gz archive"),

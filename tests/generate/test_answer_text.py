@@ -13,6 +13,7 @@ from stoker.generate.decoder import decoder_of
 from stoker.generate.generation_engine import GenerationEngine
 from stoker.generate.request import Request, Sampling
 from stoker.hardware.process_device import Device
+from tiny_tokenizer import byte_fallback_tokenizer
 
 TEXTS = (
     "plain words, and more",
@@ -42,6 +43,22 @@ def test_an_incomplete_character_at_the_end_is_given_as_it_decodes(tokenizer: To
     answer = AnswerText(tokenizer)
     pieces = [*(answer.push(token) for token in ids), answer.finish()]
     assert "".join(pieces) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text"),
+    [
+        ("▁a <0xC3> <0xA9> <0xFF> ▁b a", "aé\ufffd\ufffd ba"),  # the byte makes the two before it invalid as well
+        ("▁a <0xC3> <0xA9> <0xFF> b <0xC3> <0xA9> ▁b", "aé\ufffd\ufffdbé b"),
+        ("▁a <0xC3> <0xA9> <0xFF>", "aé\ufffd\ufffd"),
+    ],
+)
+def test_an_invalid_byte_does_not_end_the_answer(tokens: str, text: str) -> None:
+    tokenizer = byte_fallback_tokenizer()
+    answer = AnswerText(tokenizer)
+    pieces = [*(answer.push(tokenizer.token_to_id(token)) for token in tokens.split()), answer.finish()]
+    assert "".join(pieces) == answer.text == text
+    assert answer.decoded <= len(text)
 
 
 @pytest.mark.parametrize("stop", [["more"], ["and mo", "xyz"], [" "], ["ore", "words"], ["never"], ["and more!"]])

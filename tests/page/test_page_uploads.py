@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from browsing import Browser
 
+from stoker.page import uploads
 from stoker.page.uploads import clean_name
 
 pytestmark = pytest.mark.usefixtures("warm_processes")
@@ -115,6 +117,14 @@ def test_a_row_is_found_by_the_number_that_messages_give_it(page: Browser, name:
     assert lines == [rows[0]["value"], edited, rows[2]["value"]]
 
 
+def test_large_integers_are_kept_in_edited_rows(page: Browser) -> None:
+    key = upload(page, b'{"id": 9007199254740993, "text": "a"}\n')
+    (row,) = page.get(f"/api/data/{key}/rows").json()["rows"]
+    assert row["text"] == '{\n "id": 9007199254740993,\n "text": "a"\n}'
+    made = page.post(f"/api/data/{key}/versions", {"edit": {"1": row["text"].replace('"a"', '"b"')}}).json()
+    assert Path(made["path"]).read_text() == '{"id": 9007199254740993, "text": "b"}\n'
+
+
 def test_a_version_says_which_rows_cannot_be_read(page: Browser) -> None:
     key = upload(page, b'{"text": "a"}\n{broken\n5\n{"text": "d"}\n{also broken\n')
     made = page.post(f"/api/data/{key}/versions", {"exclude": [5], "edit": {"1": {"text": "b"}}}).json()
@@ -164,7 +174,17 @@ def test_a_broken_upload_hides_no_other(page: Browser, tmp_path: Path, record: s
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"exclude": [99]}, {"exclude": "1"}, {"exclude": [True]}, {"edit": {"x": {}}}, {"edit": {"1": 5}}]
+    "changes",
+    [
+        {},
+        {"exclude": [99]},
+        {"exclude": "1"},
+        {"exclude": [True]},
+        {"edit": {"x": {}}},
+        {"edit": {"1": 5}},
+        {"edit": {"1": "{"}},
+        {"edit": {"1": '{"a": "\\ud83d"}'}},
+    ],
 )
 def test_changes_that_mean_nothing_make_no_version(page: Browser, changes: dict[str, object]) -> None:
     key = upload(page)
@@ -177,6 +197,16 @@ def test_a_table_becomes_lines_of_json_in_its_version(page: Browser) -> None:
     rows = page.get(f"/api/data/{key}/rows").json()["rows"]
     made = page.post(f"/api/data/{key}/versions", {"exclude": [rows[0]["row"]]}).json()
     assert Path(made["path"]).read_text() == '{"prompt": "c", "completion": "d"}\n'
+
+
+def test_a_small_archive_of_a_large_array_fills_no_memory(page: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "WHOLE", 1 << 20)
+    key = upload(page, gzip.compress(b"[" + b" " * (2 << 20) + b"]"), "rows.json.gz")
+    for refused in (
+        page.get(f"/api/data/{key}/rows"),
+        page.post(f"/api/data/{key}/versions", {"exclude": [1]}),
+    ):
+        assert refused.status_code == 400 and "larger than 1 MiB" in refused.text and ".jsonl" in refused.text
 
 
 def test_a_removed_upload_is_kept_aside(page: Browser, tmp_path: Path) -> None:

@@ -10,11 +10,14 @@ from typing import Any
 
 import jsonschema
 import pytest
-from serving import InProcess
+from serving import InProcess, in_process
+from tokenizers import processors
 
 from stoker.generate.answer_text import answer_all
 from stoker.generate.open_model import open_model
 from stoker.generate.request import BASE, Request, Sampling
+from tiny_llama import save_tiny_llama
+from tiny_tokenizer import byte_fallback_tokenizer
 
 ASKED = [{"role": "user", "content": "Who is 3?"}]
 
@@ -132,6 +135,30 @@ def test_echo_gives_the_log_probabilities_of_the_prompt(served: InProcess, home:
     assert text["token_logprobs"][1:] == pytest.approx(expected, abs=1e-5)
 
 
+def test_text_offsets_are_places_in_the_returned_text(tmp_path: Path) -> None:
+    tokenizer = byte_fallback_tokenizer()
+    start, a, b = (tokenizer.token_to_id(token) for token in ("<s>", "▁a", "▁b"))
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", start)])
+    save_tiny_llama(tmp_path / "llama", tokenizer, end="</s>")
+    body = {"model": "llama", "prompt": "a b é", "max_tokens": 2, "echo": True, "logprobs": 0}
+    with in_process(tmp_path, ["llama"]) as served:
+        found = []
+        for prompt in ("a b é", [start, a, b], [a, b]):
+            asked = body | {"prompt": prompt, "logit_bias": {str(a): 100}}
+            (choice,) = served.post("/v1/completions", asked).json["choices"]
+            found.append((choice["text"], choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]))
+    # Neither the start token of a text nor the space that is put before it is in the text.
+    assert found == [
+        (
+            "a b éa a",
+            ["<s>", " a", " b", " ", "bytes:\\xc3", "bytes:\\xa9", " a", " a"],
+            [0, 0, 1, 3, 4, 4, 5, 6],
+        ),
+        ("<s> a ba a", ["<s>", " a", " b", " a", " a"], [0, 3, 5, 7, 8]),
+        ("a ba a", [" a", " b", " a", " a"], [0, 1, 3, 4]),
+    ]
+
+
 def test_a_stop_string_ends_the_text_before_it(served: InProcess) -> None:
     asked = {"model": "full", "temperature": 0, "max_tokens": 30, "min_tokens": 30, "logprobs": True}
     whole = text_of(chat(served, **asked))
@@ -198,10 +225,36 @@ def test_a_tool_that_has_to_be_called_is(served: InProcess, choice: Any, stream:
     jsonschema.validate(json.loads(call["function"]["arguments"]), tool("x")["function"]["parameters"])
 
 
+@pytest.mark.parametrize("names", [["wind"], ["sea", "wind"]])
+def test_references_in_the_schema_of_a_forced_tool_lead_to_its_definitions(served: InProcess, names: list[str]) -> None:
+    days = {"type": "integer", "minimum": 1, "maximum": 9}
+    parameters = {
+        "type": "object",
+        "properties": {
+            "days": {"$ref": "#/$defs/days"},
+            "others": {"type": "array", "items": {"$ref": "#/$defs/days"}},
+        },
+        "required": ["days"],
+        "additionalProperties": False,
+        "$defs": {"days": days},
+    }
+    tools = [{"type": "function", "function": {"name": name, "parameters": parameters}} for name in names]
+    for schema in (parameters, parameters | {"$id": "https://example.org/days"}):
+        tools[-1]["function"]["parameters"] = schema  # type: ignore[index]
+        got = chat(served, tools=tools, tool_choice="required", max_tokens=120, seed=2)
+        (call,) = got["choices"][0]["message"]["tool_calls"]
+        jsonschema.validate(json.loads(call["function"]["arguments"]), schema)
+
+
 def test_tools_are_part_of_the_prompt_unless_none_may_be_called(served: InProcess) -> None:
     plain = chat(served)["usage"]["prompt_tokens"]
     assert chat(served, tools=[tool("wind")])["usage"]["prompt_tokens"] > plain
     assert chat(served, tools=[tool("wind")], tool_choice="none")["usage"]["prompt_tokens"] == plain
+
+
+def test_answers_may_come_back_as_clients_keep_them(served: InProcess) -> None:
+    kept = {"role": "assistant", "content": "It.", "audio": None, "function_call": None, "tool_calls": None}
+    assert chat(served, messages=[*ASKED, kept, *ASKED])["usage"]["completion_tokens"]
 
 
 def test_embeddings_are_the_mean_of_the_hidden_states(served: InProcess, home: Path) -> None:

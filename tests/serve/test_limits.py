@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,15 @@ ASKED = [{"role": "user", "content": "Who is 3?"}]
 LONG = {"model": "one", "messages": ASKED, "max_tokens": 150, "min_tokens": 150}
 
 
-UNREAL = {"schema": {"type": "nonsense"}}
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+DEEP = reduce(lambda inner, _: {"type": "object", "properties": {"a": inner}}, range(100), {"type": "string"})
 
 
 def body(**fields: Any) -> dict[str, Any]:
     return {"model": "one", "messages": ASKED, "max_tokens": 4, **fields}
+
+
+HALF = json.dumps(body(messages=[{"role": "user", "content": "half a pair: \ud83d"}])).encode()
 
 
 @pytest.mark.parametrize(
@@ -38,6 +43,8 @@ def body(**fields: Any) -> dict[str, Any]:
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", "text only"),
         ({"functions": [{"name": "x"}]}, "functions", "write `tools`"),
         ({"tool_choice": "required"}, None, "there are no tools"),
+        ({"tools": TOOLS, "response_format": {"type": "json_object"}}, None, "tools exclude each other"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": DEEP}}}, "response_format", "recursion"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}},
             "response_format",
@@ -77,6 +84,8 @@ def test_a_template_that_refuses_is_the_clients_error(home: Path, tmp_path: Path
         (CHAT, b"{", {}, 400),
         (CHAT, b"[" * 100_000, {}, 400),
         (CHAT, b'{"model": NaN}', {}, 400),
+        (CHAT, HALF, {}, 400),
+        (CHAT, HALF.replace(rb"\ud83d", b"\xed\xa0\xbd"), {}, 400),
         (CHAT, b"[]", {}, 400),
         (CHAT, b"{}", {"content-type": "text/plain"}, 415),
         (CHAT, b"{}", {"host": "rebound.example"}, 403),

@@ -12,6 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from serving import InProcess, in_process
 
+from stoker.errors import UserError
+from stoker.serve.open_served import open_served
+
 ASKED = [{"role": "user", "content": "Who is 3?"}]
 
 
@@ -35,6 +38,14 @@ def test_a_folder_over_its_base_answers_as_the_run(
         assert len(folder.service.models.hosts) == 1
         assert text(folder, "adapter") == text(folder, "again") == text(served, "second")
         assert text(folder, "plain") == text(served, "tiny")
+
+
+def test_a_base_in_memory_is_served_under_every_name_that_is_given(home: Path) -> None:
+    with in_process(home, ["tuned=adapter", "tiny", "base=tiny", "other=tiny"]) as served:
+        assert [model.name for model in served.service.models] == ["tuned", "tiny", "base", "other"]
+        assert len(served.service.models.hosts) == 1
+    with pytest.raises(UserError, match="'tuned'"):
+        open_served(["tuned=adapter", "tuned=tiny"], home)
 
 
 def test_adapters_over_a_plain_model_leave_it_as_it_was(home: Path) -> None:

@@ -13,6 +13,8 @@ SCHEMAS = {"weather": {"properties": {"city": {"type": "string"}, "days": {"type
 PARIS = ("weather", {"city": "Paris", "days": 2})
 ROME = ("weather", {"city": "007", "days": 1})
 
+NAN = '{"name": "weather", "arguments": {"days": NaN}}'
+
 CASES = [
     (HERMES, '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_call>', "", [PARIS]),
     (
@@ -44,6 +46,7 @@ CASES = [
         "",
         [ROME],
     ),
+    (HERMES, f"<tool_call>{NAN}</tool_call>", f"<tool_call>{NAN}</tool_call>", []),
     (MISTRAL, '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Paris", "days": 2}}]', "", [PARIS]),
     (
         MISTRAL,
@@ -59,6 +62,7 @@ CASES = [
         "",
         [PARIS, ROME],
     ),
+    (LLAMA, '{"name": "Ann", "age": 7}', '{"name": "Ann", "age": 7}', []),  # no tool has this name
     (LLAMA, '{"only": "JSON"}', '{"only": "JSON"}', []),
     (LLAMA, 'An object: {"name": "weather", "parameters": {}}', 'An object: {"name": "weather", "parameters": {}}', []),
 ]
@@ -81,6 +85,25 @@ def test_calls_are_found_however_the_text_comes(
         assert got == said
         assert [(call.name, json.loads(call.arguments)) for call in calls] == called
         assert len({call.id for call in calls}) == len(calls)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "42", "42"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+        ({"type": ["string", "null"]}, "1e5", "1e5"),
+        ({"type": ["integer", "null"]}, "null", None),
+        ({"type": "string"}, "null", "null"),
+        ({"type": "number"}, "NaN", "NaN"),
+        ({}, "[1]", [1]),
+    ],
+)
+def test_parameters_written_as_text_have_a_type_of_their_schema(schema: object, text: str, value: object) -> None:
+    finder = CallFinder(GLM, {"weather": {"properties": {"city": schema}}})
+    call = f"<tool_call>weather<arg_key>city</arg_key><arg_value>{text}</arg_value></tool_call>"
+    _, (found,) = finder.push(call)
+    assert json.loads(found.arguments) == {"city": value}
 
 
 def test_text_is_not_held_back_without_need() -> None:

@@ -15,6 +15,9 @@ from stoker.node_cache.remote_file import DataFile, RemoteFile
 BOM = b"\xef\xbb\xbf"
 # No real sample is longer, and without a bound a file without newlines would fill the memory.
 LONGEST_LINE = 64 * 2**20
+LARGEST_WHOLE = 32 * 2**30
+"""Most decompressed bytes of a file that is read whole: a JSON array, or Parquet in an archive."""
+
 # How archives begin; a .zst may also begin with a skippable frame, whose first byte varies.
 _HIGH = re.compile(rb"[\x80-\xff]")
 _ALONE = re.compile(rb"(?<![\x80-\xff])[\x80-\xff](?![\x80-\xff])")
@@ -74,6 +77,20 @@ class ByteStream:
                 line += self.buffer.read(run.end())
                 self.line += run.group().count(b"\n")
             yield number, line
+
+    def blocks(self, most: int, advice: str) -> Iterator[bytes]:
+        """Yields all bytes in blocks.
+
+        Raises:
+            UserError: there are more than ``most``; ``advice`` says what to write instead.
+        """
+        size = 0
+        while block := self.buffer.read(2**20):
+            size += len(block)
+            if size > most:
+                message = f"larger than {most >> 20:,} MiB: too large to be read whole"
+                raise UserError(Problem(message, advice, file=str(self.path)))
+            yield block
 
 
 def opened(path: DataFile) -> io.BufferedReader[Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,6 +18,7 @@ from stoker.data import template_sandbox
 from stoker.data.messages import REASONING
 from stoker.data.rows import Message
 from stoker.data.template_environment import TemplateRefused, compile_template
+from stoker.errors import UserError
 
 CHATML = (
     "{% for message in messages %}"
@@ -135,6 +137,14 @@ class ChatTemplate:
                 f"writes {len(text):,} characters, which is more than {most:,} for this conversation"
             )
         return text
+
+    def render_placeholders(self) -> str:
+        """Returns a conversation without any content of its own; empty if the template takes none."""
+        turns = [{"role": role, "content": "x"} for role in ("system", "user", "assistant", "user")]
+        for given in (turns, turns[1:]):
+            with suppress(TemplateRefused, UserError):
+                return self.render(given, prompt=True)
+        return ""
 
     def render_trained(
         self,

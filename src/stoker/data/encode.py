@@ -49,6 +49,11 @@ class Encoder:
         """Encodes the first part of a document, after the tokenizer's prefix tokens (such as ``<s>``)."""
         return [*self._before, *self.encode_one(text)]
 
+    def beginning_places(self, text: str) -> list[int]:
+        """Returns the character of a text at which each token of `encode_beginning` begins; 0 for prefix tokens."""
+        encoding = self._bare.encode(text, add_special_tokens=False)
+        return [0] * len(self._before) + [first for first, _ in encoding.offsets]
+
     @cached_property
     def _before(self) -> list[int]:
         words = ("a", *self.tokenizer.get_vocab(with_added_tokens=False))

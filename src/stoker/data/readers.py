@@ -4,7 +4,8 @@
 values, in the worker processes. One row is:
 
 - JSON lines (.jsonl, .ndjson, or .json with one object a line): a line. Blank lines are skipped.
-- JSON (.json): an item of the array; an object that holds one array of objects counts as that array.
+- JSON (.json): an item of the array; an object that holds one array of objects counts as that array, unless these are
+  the turns of a conversation. Such a file is read whole.
 - CSV (.csv, .tsv): a record under the header; empty lines are skipped.
 - Parquet (.parquet): a row of the table.
 - WebDataset (.tar): a sample, which is the consecutive files with one name up to its first dot.
@@ -25,7 +26,7 @@ from functools import lru_cache
 from pathlib import PurePath
 from typing import Any
 
-from stoker.data.byte_streams import BOM, LONGEST_LINE, MAGIC, ByteStream, utf8_advice
+from stoker.data.byte_streams import BOM, LARGEST_WHOLE, LONGEST_LINE, MAGIC, ByteStream, utf8_advice
 from stoker.data.messages import kind_of_json
 from stoker.data.rows import Raw, Rejected
 from stoker.data.tables import NOT_UTF8, parquet_rows, table_rows
@@ -59,15 +60,16 @@ def data_suffix(path: DataFile | str) -> str:
     return suffixes[-1] if suffixes and suffixes[-1] in SUFFIXES else ""
 
 
-def read_rows(path: DataFile, start: int = 0) -> Iterator[Raw | Rejected]:
+def read_rows(path: DataFile, start: int = 0, *, most: int = LARGEST_WHOLE) -> Iterator[Raw | Rejected]:
     """Yields the rows of one file in order; broken rows as `Rejected` in their place.
 
     Args:
         start: number of rows to skip, broken ones included.
+        most: most decompressed bytes of a file that has to be read whole (a JSON array, Parquet in an archive).
 
     Raises:
         UserError: the file as a whole cannot be read: missing, of an unknown kind, not UTF-8 but UTF-16,
-            a JSON array that breaks off, a package that its kind needs is not installed.
+            a JSON array that breaks off, too large to be read whole, a package that its kind needs is not installed.
     """
     suffix = data_suffix(path)
     if not suffix:
@@ -76,10 +78,10 @@ def read_rows(path: DataFile, start: int = 0) -> Iterator[Raw | Rejected]:
         raise UserError(Problem("rows of click logs are not text", "write `task: ranking`", file=str(path)))
     try:
         if suffix in PARQUET:
-            yield from parquet_rows(path, start)
+            yield from parquet_rows(path, start, most=most)
             return
         with ByteStream(path) as stream:
-            yield from itertools.islice(_stream_rows(stream, path, suffix), start, None)
+            yield from itertools.islice(_stream_rows(stream, path, suffix, most), start, None)
     except OSError as error:
         raise UserError(_problem(path, f"cannot be read: {error.strerror or error}")) from error
 
@@ -139,9 +141,9 @@ def _unfit(value: Any, *, has_escapes: bool) -> str | None:
     return None
 
 
-def _stream_rows(stream: ByteStream, path: DataFile, suffix: str) -> Iterator[Raw | Rejected]:
+def _stream_rows(stream: ByteStream, path: DataFile, suffix: str, most: int) -> Iterator[Raw | Rejected]:
     if suffix in JSON and not _are_json_lines(path):
-        yield from _array(stream, path)
+        yield from _array(stream, path, most)
         return
     if suffix in ARCHIVES:
         yield from tar_rows(stream, path)
@@ -214,9 +216,13 @@ def _parts(lines: Iterable[tuple[int, bytes]], path: DataFile) -> Iterator[Raw |
         yield Raw(source, first, b"".join(part))
 
 
-def _array(stream: ByteStream, path: DataFile) -> Iterator[Raw | Rejected]:
+def _array(stream: ByteStream, path: DataFile, most: int) -> Iterator[Raw | Rejected]:
     """Yields the items of a JSON array, parsed one at a time out of the file's text."""
-    data = stream.buffer.read().removeprefix(BOM)
+    data = bytearray()
+    for block in stream.blocks(most, "write one object a line (.jsonl), which is read row by row"):
+        data += block
+    if data.startswith(BOM):
+        del data[: len(BOM)]
     if stream.damage:
         raise UserError(_problem(path, stream.damage, "a JSON array is read whole or not at all"))
     try:
@@ -247,8 +253,9 @@ def _items(text: str) -> Iterator[Any]:
     if text[at] != "[":
         value = json.loads(text)
         arrays = [v for v in value.values() if isinstance(v, list)] if isinstance(value, dict) else []
-        if len(arrays) == 1 and arrays[0] and all(isinstance(item, dict) for item in arrays[0]):
-            yield from arrays[0]
+        rows = arrays[0] if len(arrays) == 1 else []
+        if rows and all(isinstance(item, dict) for item in rows) and not all(map(_is_turn, rows)):
+            yield from rows
         else:
             yield value
         return
@@ -265,6 +272,10 @@ def _items(text: str) -> Iterator[Any]:
             raise json.JSONDecodeError("Expecting ',' delimiter or ']'", text, at)
     if (end := _after_space(text, at + 1)) != len(text):
         raise json.JSONDecodeError("Extra data", text, end)
+
+
+def _is_turn(item: dict[str, Any]) -> bool:
+    return ("role" in item and ("content" in item or "tool_calls" in item)) or {"from", "value"} <= item.keys()
 
 
 def _after_space(text: str, at: int) -> int:

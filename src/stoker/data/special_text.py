@@ -4,6 +4,9 @@ A chat template puts content and control tokens into one text. The special token
 rendering a second time with a mark inside each of them. The text is then encoded by a copy of the tokenizer whose
 special tokens are renamed: the template's are written under the new names, the content's stay text. Both forms have
 the same length, so positions in the text are unchanged.
+
+Some tokenizers have role markers that are added but not special (``<｜User｜>``). Those that the chat template writes
+around turns count as special here. Marks of reasoning (``<think>``) never do: answers contain them.
 """
 
 from __future__ import annotations
@@ -14,11 +17,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stoker.data.chat_template import ChatTemplate
     from stoker.data.encode import Encoder
 
 MARK = "\ufdd0"  # a noncharacter: it is in no text
 FIRST_NAME = 0xF0000  # the other names are private-use characters, which are rare in texts
 _NAMES = re.compile("[\U000f0000-\U0010fffd]")
+_MARKER = re.compile(r"(?!.*(think|reason))[<\[]\S*\w\S*[>\]]", re.IGNORECASE)
 
 
 class Inseparable(Exception):
@@ -26,12 +31,20 @@ class Inseparable(Exception):
 
 
 class SpecialText:
-    """The special tokens of a tokenizer, given as the content of its ``tokenizer.json``."""
+    """The special tokens of a tokenizer."""
 
-    def __init__(self, definition: str) -> None:
+    def __init__(self, definition: str, template: ChatTemplate | None = None) -> None:
+        """
+        Args:
+            definition: content of ``tokenizer.json``.
+            template: the chat template whose role markers count as special tokens.
+        """
         self._definition = definition
-        added = json.loads(definition).get("added_tokens") or []
-        tokens = [str(token["content"]) for token in added if token.get("special") and token["content"]]
+        added = [token for token in json.loads(definition).get("added_tokens") or [] if token["content"]]
+        tokens = [str(token["content"]) for token in added if token.get("special")]
+        markers = {str(token["content"]) for token in added if _MARKER.fullmatch(token["content"])}.difference(tokens)
+        written = template.render_placeholders() if markers and template is not None else ""
+        tokens += sorted(marker for marker in markers if marker in written)
         self._names = {token: chr(FIRST_NAME + i) * len(token) for i, token in enumerate(tokens)}
         longest_first = sorted(map(re.escape, tokens), key=len, reverse=True)
         self._pattern = re.compile("|".join(longest_first)) if tokens else None

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import itertools
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from typing import IO, Any
 
-from stoker.data.byte_streams import LONGEST_LINE, MAGIC, ByteStream, utf8_advice
+from stoker.data.byte_streams import LARGEST_WHOLE, LONGEST_LINE, MAGIC, ByteStream, utf8_advice
 from stoker.data.rows import Raw, Rejected
 from stoker.errors import Problem, UserError
 from stoker.node_cache.remote_file import DataFile, RemoteFile
@@ -94,11 +93,11 @@ def _csv_reason(message: str, lines: int) -> str:
     return f"not valid CSV: {message}"
 
 
-def parquet_rows(path: DataFile, start: int = 0) -> Iterator[Raw | Rejected]:
+def parquet_rows(path: DataFile, start: int = 0, *, most: int = LARGEST_WHOLE) -> Iterator[Raw | Rejected]:
     """Yields the rows of a Parquet file from the one numbered `start` (from 0) on, row group by row group.
 
     Raises:
-        UserError: pyarrow is not installed, or the file is not Parquet.
+        UserError: pyarrow is not installed, or the file is not Parquet, or is an archive of more than ``most`` bytes.
     """
     try:
         import pyarrow as pa
@@ -107,7 +106,7 @@ def parquet_rows(path: DataFile, start: int = 0) -> Iterator[Raw | Rejected]:
         problem = Problem("reading .parquet needs pyarrow", "pip install 'stoker[parquet]'", file=str(path))
         raise UserError(problem) from error
     source = str(path)
-    with _seekable(path) as file:
+    with _seekable(path, most) as file:
         try:
             table = pq.ParquetFile(file)
         except (pa.ArrowException, OSError) as error:
@@ -150,7 +149,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _seekable(path: DataFile) -> IO[bytes]:
+def _seekable(path: DataFile, most: int) -> IO[bytes]:
     """Returns the file opened; an archive is unpacked into a temporary file, since Parquet is read from its end."""
     if path.suffix.lower() not in MAGIC:
         if not isinstance(path, RemoteFile):
@@ -160,7 +159,8 @@ def _seekable(path: DataFile) -> IO[bytes]:
             return whole.open("rb")
     file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 -- the caller closes it
     with ByteStream(path) as stream:
-        shutil.copyfileobj(stream.buffer, file)
+        for block in stream.blocks(most, "decompress it: Parquet is compressed itself"):
+            file.write(block)
         if stream.damage:
             raise UserError(Problem(stream.damage, file=str(path)))
     file.seek(0)

@@ -58,7 +58,7 @@ class TextCodec:
     @cached_property
     def special_text(self) -> SpecialText:
         """Special tokens in content; made once in each process."""
-        return SpecialText(self.definition)
+        return SpecialText(self.definition, self.template)
 
     def encoder_of(self, rendered: Rendered) -> Encoder:
         """Returns the encoder of a rendered text."""

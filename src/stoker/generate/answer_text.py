@@ -43,19 +43,26 @@ class AnswerText:
     def push(self, token: int) -> str:
         """Returns the text that a token adds; empty if a character is incomplete or a stop string may have begun."""
         self._ids.append(token)
-        piece = self._stream.step(self._tokenizer, token) or ""
+        try:
+            piece = self._stream.step(self._tokenizer, token) or ""
+        except Exception:  # tokenizers has no narrower one: an invalid byte changed the text of the bytes before it
+            piece = self._whole()[self._decoded :]
+            self._stream = DecodeStream(skip_special_tokens=self._skip)
+            self._stream.step(self._tokenizer, token)
         self._decoded += len(piece)
         return self._give(piece)
 
     def finish(self) -> str:
         """Returns the remaining text after the last token; an incomplete character becomes a replacement character."""
-        whole = self._tokenizer.decode(self._ids, skip_special_tokens=self._skip)
-        given = self._give(whole[self._decoded :])
+        given = self._give(self._whole()[self._decoded :])
         if self.stopped:
             return given
         held, self._held = self._held, ""
         self.text += held
         return given + held
+
+    def _whole(self) -> str:
+        return self._tokenizer.decode(self._ids, skip_special_tokens=self._skip)
 
     def _give(self, piece: str) -> str:
         if self.stopped or not piece:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.routing import Route
 
+from stoker.data.readers import decode
+from stoker.data.rows import Raw, Rejected
 from stoker.page.answer_views import rows_of
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_paths import is_inside
@@ -185,7 +188,7 @@ def _parsed_changes(body: dict[str, Any]) -> tuple[set[int], dict[int, Any]]:
     """Returns the rows to leave out, and those with other values.
 
     Raises:
-        PageError: a row is not a number, or a value is not a row.
+        PageError: a row is not a number, or a value is neither a row nor the JSON of one.
     """
     exclude, edit = body.get("exclude", []), body.get("edit", {})
     if not isinstance(exclude, list) or not isinstance(edit, dict) or len(exclude) + len(edit) > MOST_CHANGES:
@@ -196,4 +199,12 @@ def _parsed_changes(body: dict[str, Any]) -> tuple[set[int], dict[int, Any]]:
         raise bad_request("`edit` must be an object of row: value")
     if not exclude and not edit:
         raise bad_request("nothing would change", "give `exclude` or `edit`")
-    return set(exclude), {int(row): value for row, value in edit.items()}
+    return set(exclude), {int(row): _edited(int(row), value) for row, value in edit.items()}
+
+
+def _edited(row: int, value: dict[str, Any] | str) -> Any:
+    text = value if isinstance(value, str) else json.dumps(value)
+    found = decode(Raw(".jsonl", row, text.encode("utf-8", "surrogatepass")))
+    if isinstance(found, Rejected):
+        raise bad_request("the new value of row {row} is not usable: {reason}", row=row, reason=found.reason)
+    return found

@@ -31,6 +31,7 @@ ID = re.compile(r"[0-9a-f]{16}")
 LARGEST = 1 << 40  # bytes of a file
 SPARE = 1 << 28  # bytes that an upload leaves on the disk
 FLUSH = 1 << 20
+WHOLE = 1 << 28  # bytes of a file that this process reads whole, such as a JSON array
 MOST_ROWS = 500
 MOST_PLACES = 100  # of rows that cannot be read, in the record of a version
 LONGEST_NAME = 200  # bytes; file systems take 255
@@ -151,6 +152,8 @@ class Uploads:
     def rows(self, upload: Upload, offset: int, limit: int, row: int = 0) -> list[dict[str, Any]]:
         """Returns unparsed rows; ``row`` is a row's number as in messages, such as its line in the file.
 
+        ``text`` is the value as JSON, in which a browser keeps integers beyond 2**53.
+
         Args:
             offset: number of rows to skip.
             row: the number of the first row; 0 for the first after ``offset``.
@@ -159,14 +162,15 @@ class Uploads:
             PageError: no row has this number.
         """
         found: list[dict[str, Any]] = []
-        for raw in read_rows(self.path(upload), offset):
+        for raw in read_rows(self.path(upload), offset, most=WHOLE):
             if len(found) >= limit:
                 break
             if not found and row and raw.row != row:
                 continue
             value = decode(raw) if isinstance(raw, Raw) else raw
             problem = value.reason if isinstance(value, Rejected) else ""
-            found.append({"row": raw.row, "value": None if problem else value, "problem": problem})
+            text = "" if problem else json.dumps(_columns(value), ensure_ascii=False, indent=1, default=as_text)
+            found.append({"row": raw.row, "value": None if problem else value, "text": text, "problem": problem})
         if row and not found:
             raise _no_row(404, upload, row)
         return found
@@ -210,7 +214,7 @@ class Uploads:
         self, upload: Upload, exclude: set[int], edit: Mapping[int, Any], seen: set[int], broken: list[Rejected]
     ) -> Iterator[bytes]:
         """Yields the lines of a version; records existing rows in ``seen`` and unreadable ones in ``broken``."""
-        for raw in read_rows(self.path(upload)):
+        for raw in read_rows(self.path(upload), most=WHOLE):
             seen.add(raw.row)
             if raw.row in exclude:
                 continue
@@ -218,8 +222,7 @@ class Uploads:
             if isinstance(value, Rejected):
                 broken.append(value)
                 continue
-            row = {"text": value} if isinstance(value, str) else value
-            yield (json.dumps(row, ensure_ascii=False, default=as_text) + "\n").encode()
+            yield (json.dumps(_columns(value), ensure_ascii=False, default=as_text) + "\n").encode()
 
     def as_json(self, upload: Upload) -> dict[str, Any]:
         """Returns an upload in the API's form; ``path`` is its path in a job."""
@@ -273,6 +276,11 @@ class Uploads:
         if not places:
             raise not_found("no file of this id was removed", "GET /api/removed-data lists them")
         return places
+
+
+def _columns(value: Any) -> Any:
+    """Returns a row as it is written in JSON lines."""
+    return {"text": value} if isinstance(value, str) else value
 
 
 def _no_row(status: int, upload: Upload, row: int) -> PageError:

@@ -22,6 +22,7 @@ class Delta:
     Attributes:
         index: index of the answer.
         tokens: tokens of the text, without a stop token and tokens cut off by a stop string.
+        starts: number of characters of the answer before each of them.
         finish: ``stop`` or ``length`` in the last increment, else None.
         generation: the generation with its counts; the engine may still add to it before it finishes.
     """
@@ -29,6 +30,7 @@ class Delta:
     index: int
     text: str
     tokens: tuple[Token, ...]
+    starts: tuple[int, ...]
     finish: str | None
     generation: Generation
     failed: BaseException | None = None
@@ -93,8 +95,9 @@ class _Answer:
         self._give(generation, piece, finish, error)
 
     def _give(self, generation: Generation, piece: str, finish: str | None, error: BaseException | None = None) -> None:
-        tokens, self._held = tuple(token for _, token in self._held), []
-        delta = Delta(self.index, piece, tokens, finish, generation, error)
+        starts, tokens = tuple(start for start, _ in self._held), tuple(token for _, token in self._held)
+        self._held = []
+        delta = Delta(self.index, piece, tokens, starts, finish, generation, error)
         with suppress(RuntimeError):  # the event loop has closed
             self._loop.call_soon_threadsafe(self._sink.put_nowait, delta)
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from stoker.serve.request_body import Body
+from stoker.serve.request_body import Body, LenientBody
 from stoker.serve.sampling_fields import MOST_ALTERNATIVES, SamplingFields
 
 
@@ -43,7 +43,7 @@ class ToolCallTurn(Body):
     index: int | None = None
 
 
-class Turn(Body):
+class Turn(LenientBody):
     """A message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -108,16 +108,11 @@ class NamedSchema(Body):
     strict: bool | None = None
 
 
-class ResponseFormat(Body):
+class ResponseFormat(LenientBody):
     """Format of the answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_null(cls, given: Any) -> Any:
-        return {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _whole(self) -> ResponseFormat:
@@ -161,7 +156,7 @@ class ChatBody(SamplingFields):
             raise ValueError(f"tool_choice names {self.tool_choice.function.name!r}, which is not among the tools")
         if self.tool_choice == "required" and not self.tools:
             raise ValueError("tool_choice is required, but there are no tools")
-        forced = self.tool_choice == "required" or isinstance(self.tool_choice, ChosenTool)
-        if forced and self.response_format is not None and self.response_format.type != "text":
-            raise ValueError("response_format and a tool that must be called exclude each other")
+        may_call = self.tools and self.tool_choice != "none"
+        if may_call and self.response_format is not None and self.response_format.type != "text":
+            raise ValueError("response_format and tools exclude each other: write tool_choice none, or leave one out")
         return self

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import math
 import secrets
 import time
@@ -11,6 +10,9 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
+from tokenizers import Tokenizer
+
+from stoker.generate.answer_text import AnswerText
 from stoker.generate.request import Token
 from stoker.serve.answer_stream import AnswerStream
 from stoker.serve.bodies import CompletionBody
@@ -19,18 +21,24 @@ from stoker.serve.endpoint_state import Service, Usage, engine_requests, submit_
 from stoker.serve.served import Served
 from stoker.serve.sse import DONE, event
 
+_PlacedToken = tuple[int, Token]
+
 
 @dataclass
 class _Choice:
-    """State of an answer, with its prompt where it is echoed."""
+    """State of an answer, with its prompt where it is echoed.
+
+    Attributes:
+        tokens: each with the number of characters before it in the text.
+    """
 
     prompt: tuple[int, ...]
     prompt_text: str
+    prompt_starts: Sequence[int] = ()
     opened: bool = False
     text: str = ""
-    tokens: list[Token] = field(default_factory=list)
+    tokens: list[_PlacedToken] = field(default_factory=list)
     finish: str | None = None
-    offset: int = 0  # characters of text before the next token
 
 
 class CompletionAnswer:
@@ -42,38 +50,44 @@ class CompletionAnswer:
         self._id, self._created = f"cmpl-{secrets.token_hex(12)}", int(time.time())
         self._choices: list[_Choice] = []
 
-    def _prompts(self) -> list[tuple[list[int], str]]:
-        """Returns ids and text of each prompt."""
-        tokenizer = self.served.opened.tokenizer
+    @property
+    def _scores_prompts(self) -> bool:
+        return self.body.echo and self.body.logprobs is not None
+
+    def _prompts(self) -> list[tuple[list[int], str, list[int]]]:
+        """Returns ids and text of each prompt; where they are scored, also where each token begins in the text."""
+        opened, scored = self.served.opened, self._scores_prompts
         found = []
         for number, prompt in enumerate(self.body.prompt):
             if isinstance(prompt, str):
-                found.append((self.served.opened.text_ids(prompt), prompt))
+                places = opened.codec.encoder.beginning_places(prompt) if scored else []
+                found.append((opened.text_ids(prompt), prompt, places))
                 continue
             self.served.check_ids(prompt, param=f"prompt[{number}]")
-            found.append((prompt, tokenizer.decode(prompt, skip_special_tokens=False)))
+            text = opened.tokenizer.decode(prompt, skip_special_tokens=False)
+            found.append((prompt, text, _places(prompt, opened.tokenizer) if scored else []))
         return found
 
     async def _answers(self) -> AnswerStream:
         body = self.body
         prompts = await self.service.in_texts_thread(self._prompts)
         requests = []
-        for ids, text in prompts:
+        for ids, text, places in prompts:
             requests += engine_requests(
                 body,
                 self.served,
                 ids,
                 max_tokens=body.max_tokens,
                 alternatives=body.logprobs or 0,
-                score_prompt=body.echo and body.logprobs is not None,
+                score_prompt=self._scores_prompts,
             )
-            self._choices += [_Choice(tuple(ids), text) for _ in range(body.n)]
+            self._choices += [_Choice(tuple(ids), text, places) for _ in range(body.n)]
         answers = await submit_requests(AnswerStream(self.service.worker, self.served, requests, body.stop))
-        for ids, _ in prompts:
+        for ids, _, _ in prompts:
             self.usage.prompt_of(len(ids))
         return answers
 
-    async def _deltas(self) -> AsyncIterator[tuple[int, str, list[Token], str | None]]:
+    async def _deltas(self) -> AsyncIterator[tuple[int, str, list[_PlacedToken], str | None]]:
         """Yields the choices' increments: (choice, text, tokens, finish reason). An echoed prompt comes first."""
         body = self.body
         answers = await self._answers()
@@ -81,11 +95,14 @@ class CompletionAnswer:
             async for delta in answers:
                 self.usage.token_came()
                 choice = self._choices[delta.index]
-                text, tokens, finish = delta.text, list[Token](delta.tokens), delta.finish
+                before = len(choice.prompt_text) if body.echo else 0
+                text, finish = delta.text, delta.finish
+                tokens = [(before + start, token) for start, token in zip(delta.starts, delta.tokens, strict=True)]
                 if body.echo and not choice.opened:
-                    first = [Token(choice.prompt[0], float("nan"))]
-                    scored = delta.generation.scored if body.logprobs is not None else []
-                    text, tokens = choice.prompt_text + text, [*first, *scored, *tokens]
+                    text = choice.prompt_text + text
+                    if self._scores_prompts:
+                        scored = [Token(choice.prompt[0], float("nan")), *delta.generation.scored]
+                        tokens = [*zip(choice.prompt_starts, scored, strict=True), *tokens]
                 choice.opened = True
                 if finish is not None:
                     self.usage.answer_of(len(delta.generation.tokens), delta.generation.shared)
@@ -126,25 +143,30 @@ class CompletionAnswer:
             "system_fingerprint": f"stoker-{version('stoker')}",
         }
 
-    def _part(self, index: int, text: str, tokens: Sequence[Token], finish: str | None) -> dict[str, Any]:
-        scores = None if self.body.logprobs is None else self._scores(self._choices[index], tokens)
+    def _part(self, index: int, text: str, tokens: Sequence[_PlacedToken], finish: str | None) -> dict[str, Any]:
+        scores = None if self.body.logprobs is None else self._scores(tokens)
         return {"index": index, "text": text, "logprobs": scores, "finish_reason": finish}
 
-    def _scores(self, choice: _Choice, tokens: Sequence[Token]) -> dict[str, Any]:
+    def _scores(self, tokens: Sequence[_PlacedToken]) -> dict[str, Any]:
         """Returns the log-probabilities of tokens; a prompt's first token has none."""
-        texts, names = self.served.texts, [self.served.texts.text(token.id) for token in tokens]
-        values = [None if math.isnan(token.log_probability) else token for token in tokens]
-        decoder, offsets = codecs.getincrementaldecoder("utf-8")("replace"), []
-        for token in tokens:
-            offsets.append(choice.offset)
-            choice.offset += len(decoder.decode(texts.bytes(token.id)))
+        texts = self.served.texts
+        values = [None if math.isnan(token.log_probability) else token for _, token in tokens]
         alternatives = [
             token and {texts.text(number): clamp_log_probability(value) for number, value in token.alternatives}
             for token in values
         ]
         return {
-            "tokens": names,
+            "tokens": [texts.text(token.id) for _, token in tokens],
             "token_logprobs": [token and clamp_log_probability(token.log_probability) for token in values],
             "top_logprobs": alternatives if self.body.logprobs else None,
-            "text_offset": offsets,
+            "text_offset": [start for start, _ in tokens],
         }
+
+
+def _places(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
+    """Returns the number of characters before each token in the text of all."""
+    text, places = AnswerText(tokenizer, skip_special_tokens=False), []
+    for token in ids:
+        places.append(text.decoded)
+        text.push(token)
+    return places

@@ -45,7 +45,10 @@ class Grammars:
             size = max(self._codec.vocabulary, self._codec.tokenizer.get_vocab_size())
             ends = sorted(self._codec.stop_ids) or None
             self._tokenizer = LLTokenizer(self._codec.definition, n_vocab=size, eos_token=ends)
-        grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=COMPACT)  # type: ignore[arg-type]
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=COMPACT)  # type: ignore[arg-type]
+        except (ValueError, RecursionError) as error:  # it is nested too deeply
+            raise bad_request(f"the JSON schema cannot be followed: {str(error)[:300]}", param=param) from None
         failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer)
         if failed:
             raise bad_request(f"the JSON schema cannot be followed: {'; '.join(messages)[:300]}", param=param)

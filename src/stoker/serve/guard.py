@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 import sys
 import time
 from collections.abc import Awaitable, Coroutine, Iterator
@@ -25,6 +26,7 @@ T = TypeVar("T")
 OPEN = ("/health",)  # served without a token
 ADMINS = ("/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")  # for the token and admin keys
 BODY_SECONDS = 60.0  # timeout for receiving a body
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class ClientLeft(Exception):
@@ -157,7 +159,11 @@ async def read_json(request: Request, options: ServerOptions) -> Any:
     except TimeoutError:
         raise ApiError(408, f"the body was not received within {BODY_SECONDS:g} s") from None
     try:
-        return json.loads(b"".join(parts), parse_constant=_no_constant)
+        text = b"".join(parts).decode("utf-8-sig")
+        found = json.loads(text, parse_constant=_no_constant)
+        if _SURROGATE.search(text):
+            json.dumps(found, ensure_ascii=False).encode()  # no tokenizer takes half a surrogate pair
+        return found
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
         raise bad_request(f"the body is not JSON: {reason}", code="invalid_json") from None

@@ -78,7 +78,8 @@ class _Opener:
             self._adapter_folder(name or path.name, path)
         elif find_model(place, self._folder, or_run=True) is not None:
             host, opened = self._base_of(place)
-            if not any(served.host is host and served.adapter == BASE for served in self.models):
+            names = [served.name for served in self.models if served.host is host and served.adapter == BASE]
+            if name not in names if name else not names:
                 self.models.add(Served(name or opened.name, host, BASE, opened, root=place))
         elif not self._scorer(name, place) and not self._shared_run(name, place):
             self._run(name, place)

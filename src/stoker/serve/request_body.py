@@ -62,6 +62,15 @@ class Body(BaseModel):
         return given
 
 
+class LenientBody(Body):
+    """A part of a body in which null values of unknown fields are dropped too, as clients send back whole objects."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, given: Any) -> Any:
+        return {key: value for key, value in given.items() if value is not None} if isinstance(given, dict) else given
+
+
 B = TypeVar("B", bound=Body)
 
 

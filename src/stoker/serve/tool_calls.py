@@ -49,7 +49,7 @@ class ToolFormat:
         begin: marks before calls.
         end: mark after a call; empty if calls last until the end of the answer.
         read: parses the calls in the text after the mark, given the tools' schemas by name.
-        at_start: whether an answer that starts with ``{`` is a call too.
+        at_start: whether an answer that starts with ``{`` is a call too, if it names one of the tools.
     """
 
     name: str
@@ -60,7 +60,7 @@ class ToolFormat:
 
 
 def _dumped(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def _call_of(value: Any) -> ToolCall:
@@ -130,15 +130,31 @@ def _read_glm(text: str, schemas: Mapping[str, Any]) -> list[ToolCall]:
 
 
 def _value(text: str, key: str, schema: Any) -> Any:
-    """Parses a parameter given as text: as a string if the schema requires one, else as JSON."""
+    """Parses a parameter given as text: as a string if the schema allows one, else as JSON."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
-    about = properties.get(key) if isinstance(properties, dict) else None
-    if isinstance(about, dict) and about.get("type") == "string":
+    types = _types(properties.get(key)) if isinstance(properties, dict) else set()
+    if "string" in types and not (text == "null" and "null" in types):
         return text
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_no_constant)
     except ValueError:
         return text
+
+
+def _types(schema: Any) -> set[str]:
+    """Returns the types that a schema allows, alternatives included."""
+    if not isinstance(schema, dict):
+        return set()
+    given = schema.get("type")
+    types = {kind for kind in (given if isinstance(given, list) else [given]) if isinstance(kind, str)}
+    for name in ("anyOf", "oneOf"):
+        parts = schema.get(name)
+        types.update(*map(_types, parts if isinstance(parts, list) else []))
+    return types
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
 
 
 HERMES = ToolFormat("hermes", ("<tool_call>",), "</tool_call>", _read_json)
@@ -199,7 +215,7 @@ class CallFinder:
         mark, self._inside = self._inside, ""
         text, self._text = self._text, ""
         calls = self._read(text) if mark else []
-        if calls:
+        if calls and (mark != "{" or all(call.name in self._schemas for call in calls)):
             return "", calls
         return (text if mark == "{" else mark + text), []  # the brace is not a mark but text
 
@@ -250,13 +266,28 @@ class ForcedCall:
 
 def forced_schema(tools: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     """Returns the JSON schema of a call of one of the named tools."""
-    calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": name}, "arguments": {"type": "object"} | dict(tools[name])},
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for name in names
-    ]
+    calls = []
+    for number, name in enumerate(names):
+        place = "/properties/arguments" if len(names) == 1 else f"/anyOf/{number}/properties/arguments"
+        calls.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": name}, "arguments": {"type": "object"} | _moved(tools[name], place)},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+        )
     return calls[0] if len(calls) == 1 else {"anyOf": calls}
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """Returns a schema whose references from its root (``#/$defs/...``) lead to its new place in another schema."""
+    if isinstance(schema, list):
+        return [_moved(part, place) for part in schema]
+    if not isinstance(schema, dict) or isinstance(schema.get("$id"), str):  # a schema with an id stays a root
+        return schema
+    found = {key: _moved(part, place) for key, part in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
+        found["$ref"] = f"#{place}{reference[1:]}"
+    return found

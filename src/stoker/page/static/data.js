@@ -131,21 +131,22 @@ function Audit({ yaml }) {
 /** Whether a row of the job's data is one of an uploaded file: others have the same numbers. */
 export const isOf = (row, file) => Boolean(file?.path) && row.source === file.path;
 
-/** The value of an uploaded file's row, by the number that messages give it; throws where it is another row. */
+/** The JSON of an uploaded file's row, by the number that messages give it; throws where it is another row. */
 export async function written(fileId, row) {
   const { rows } = await get(`/api/data/${fileId}/rows`, { row, limit: 1 });
   if (rows[0]?.row !== row || rows[0].problem) throw new Error(rows[0]?.problem || t("data.no_row", { row }));
-  return rows[0].value;
+  return rows[0].text; // not its value: numbers here are no 64-bit integers
 }
 
 /** A row of an uploaded file as it is written, to be changed in a new version. */
 function EditRow({ fileId, row, isChanged, onChange }) {
   const [text, write] = useState(null);
   const [error, setError] = useState(null);
-  const open = async () => write(JSON.stringify(await written(fileId, row), null, 1));
+  const open = async () => write(await written(fileId, row));
   const keep = () => {
     try {
-      onChange(JSON.parse(text));
+      JSON.parse(text);
+      onChange(text);
       write(null);
       setError(null);
     } catch (caught) {
