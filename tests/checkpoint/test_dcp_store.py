@@ -19,7 +19,8 @@ from stoker.checkpoint.dcp_planners import ChunkSaver
 from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.state import DamagedError, State
-from stoker.errors import RunFailed
+from stoker.errors import CannotRun, RunFailed
+from stoker.node_cache.download import ObjectChanged
 
 
 def test_what_is_saved_is_loaded_to_the_bit(tmp_path: Path) -> None:
@@ -185,6 +186,32 @@ def test_damage_is_found_and_put_aside(damage: object, tmp_path: Path) -> None:
     store.save(state(2))
     store.put_aside(2)  # a second time, over the first
     assert store.steps() == [1]
+
+
+@pytest.mark.parametrize("at", ["check_contents", "RestrictedReader.read_data"])
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4711"), RuntimeError),
+        (RunFailed("s3://bucket/__0_0.distcp cannot be downloaded: timed out"), RunFailed),
+        (CannotRun("no credentials"), CannotRun),
+        (MemoryError(), MemoryError),
+        (ObjectChanged("s3://bucket/__0_0.distcp has changed while it was read"), DamagedError),
+        (RuntimeError("PytorchStreamReader failed reading zip archive"), DamagedError),
+    ],
+)
+def test_what_is_not_in_its_files_is_no_damage(
+    at: str, error: Exception, kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    store = Store(tmp_path)
+    store.save(state(1))
+    monkeypatch.setattr(f"stoker.checkpoint.dcp_store.{at}", fail)
+    with pytest.raises(kind) as caught:
+        store.load(1)
+    assert type(caught.value) is kind
 
 
 def test_the_numbers_are_json_that_others_read(tmp_path: Path) -> None:

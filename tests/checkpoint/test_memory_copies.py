@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -265,6 +267,19 @@ def test_a_copy_outlives_its_process(tmp_path: Path) -> None:
         saver.save(State(3, target.tensors, found.numbers), Keep(1))
         assert_saved(saver.store, 3)
         saver.close()
+
+
+def test_what_the_writer_of_a_killed_process_still_reads_does_not_change(tmp_path: Path) -> None:
+    with shared_memory(tmp_path) as shared:
+        remember(tmp_path, [1, 2])
+        with ExitStack() as stack:
+            paths = sorted(shared.path.glob("rank-0/slot-?"))
+            files = [stack.enter_context(path.open("rb")) for path in paths]
+            mapped = [mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) for file in files]
+            before = [path.read_bytes() for path in paths]
+            remember(tmp_path, [3, 4])
+            assert [staged[:] for staged in mapped] == before
+            assert len(before) == 2 and all(path.read_bytes() not in before for path in paths)
 
 
 # -- how often ---------------------------------------------------------------------------------------------------

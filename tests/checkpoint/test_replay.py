@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from stoker.checkpoint.replay import ReplayRequest, answer_afresh, time_limit
+from stoker.checkpoint.score_export import ScoreRequest, replay_scores
 from stoker.errors import RunFailed
 
 
 def test_a_replay_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match=r"gave no answer within 0 s in a fresh process, so it is not checked"):
         answer_afresh(tmp_path, ReplayRequest((), (), ()), limit=0.0)  # sooner than a process can start
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "why"),
+    [
+        (-9, "a warning\n", "the process that loads it was killed by SIGKILL"),
+        (3, "", "the process that loads it ended with exit code 3"),
+        (1, "Traceback\nOSError: no weights\n", "OSError: no weights"),
+    ],
+)
+def test_how_a_replay_ended_is_told(
+    code: int, said: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nprintf '{said}' >&2\n" + (f"kill {code} $$" if code < 0 else f"exit {code}"))
+    python.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(python))
+    for replay in (
+        lambda: answer_afresh(tmp_path, ReplayRequest((), (), ())),
+        lambda: replay_scores(tmp_path, ScoreRequest(())),
+    ):
+        with pytest.raises(RunFailed) as caught:
+            replay()
+        assert str(caught.value) == f"the export cannot be loaded: {why}"
 
 
 def test_larger_weights_have_more_time(tmp_path: Path) -> None:

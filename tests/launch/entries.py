@@ -110,6 +110,16 @@ def fail_after_a_peer(spec: RunSpec, *, rank_info: RankInfo, console: Console | 
     raise AssertionError
 
 
+def fail_without_a_disk(spec: RunSpec, *, rank_info: RankInfo, console: Console | None) -> RunResult:
+    """Rank 1 cannot go on, and cannot write why."""
+    if rank_info.rank == 1:
+        shutil.rmtree(spec.logs)
+        spec.logs.touch()
+        raise RunFailed("the disk is gone")
+    time.sleep(600)
+    raise AssertionError
+
+
 def step_to(spec: RunSpec, *, rank_info: RankInfo, last: int, at: int) -> Heart:
     """Steps with signs of life, from the one after the last of an earlier start to ``at``."""
     heart = Heart(shared_folder(spec.output), rank_info.rank)
@@ -217,6 +227,7 @@ ENTRIES: dict[str, Callable[..., RunResult]] = {
         stop_when_asked,
         refuse_together,
         fail_after_a_peer,
+        fail_without_a_disk,
         die_once_and_again,
         lose_the_memory,
         die_always,

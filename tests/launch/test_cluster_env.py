@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from stoker.errors import UserError
@@ -76,3 +78,15 @@ def test_as_many_processes_as_the_layout_wants() -> None:
 )
 def test_the_first_of_slurms_nodes(nodes: str, first: str) -> None:
     assert first_host(nodes) == first
+
+
+def test_rank_0_opens_the_store_that_its_node_did_not() -> None:
+    with socket.create_server(("127.0.0.2", 0)) as free:
+        port = free.getsockname()[1]
+        with pytest.raises(ConnectionError, match=f"cannot listen on 127.0.0.2:{port}"):
+            RankInfo(0, 1, 0, 1, ("127.0.0.2", port), node="b").store()
+    store = RankInfo(0, 1, 0, 1, ("127.0.0.2", port), node="b").store()
+    socket.create_connection(("127.0.0.2", port)).close()
+    with pytest.raises(ConnectionRefusedError):  # on its own address only
+        socket.create_connection(("127.0.0.1", port))
+    del store

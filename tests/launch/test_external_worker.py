@@ -12,6 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from stoker.errors import RunFailed
+from stoker.job import load_job
+from stoker.launch import external_worker
+from stoker.launch.cluster_env import RankInfo
+from stoker.launch.first_failure import failure_of
+from stoker.launch.run_spec import RunSpec
+
 pytestmark = [pytest.mark.pool, pytest.mark.usefixtures("warm_processes")]
 
 JOB = """
@@ -118,3 +125,16 @@ def test_what_all_find_wrong_is_told_by_one(tmp_path: Path) -> None:
     assert (code, other) == (2, 2)
     assert (err + quiet).count("error:") == 1 and "made" in err + quiet
     assert not (tmp_path / "run").exists()
+
+
+def test_failures_of_an_earlier_larger_world_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(external_worker, "SETTLE", 0.0)
+    (tmp_path / "job.yaml").write_text(JOB)
+    spec = RunSpec(load_job(tmp_path / "job.yaml"), tmp_path, tmp_path / "run")
+    spec.logs.mkdir(parents=True)
+    failure_of(RunFailed("long ago"), 5).write(spec.failure_of(5))
+    found = external_worker._failures_beside(RunFailed("now"), spec, RankInfo(1, 2, 1, 2))
+    assert [(failure.rank, str(failure.problems[0])) for failure in found] == [(1, "now")]
+    spec.failure_of(1).unlink()
+    spec.failure_of(1).mkdir()  # it cannot be written
+    assert external_worker._failures_beside(RunFailed("now"), spec, RankInfo(1, 2, 1, 2)) == []

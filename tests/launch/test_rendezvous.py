@@ -98,6 +98,29 @@ def test_a_process_that_waits_for_ever_ends_itself(tmp_path: Path) -> None:
     assert "in <module>" in (tmp_path / "run" / "logs" / "stack-1.txt").read_text()
 
 
+BROKEN = """
+from pathlib import Path
+Path("run/logs").touch()
+"""
+HANGING = """
+import time
+from stoker.launch import exit_guard
+exit_guard.REPORT = 0.2
+exit_guard.stack_file = lambda *_: time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("disk", [BROKEN, HANGING])
+def test_it_ends_also_where_its_report_cannot_be_written(disk: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "run").mkdir()
+    command = [sys.executable, "-c", disk + WAITING, str(Path(__file__).parent)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50)
+    assert done.returncode == 1
+    assert disk == HANGING or "error: rank 1: process" in done.stderr
+
+
 @pytest.mark.parametrize("phase", ["train", "end", "prepare", "save"])
 def test_not_everything_that_takes_long_has_stopped(
     phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

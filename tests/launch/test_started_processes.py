@@ -76,6 +76,12 @@ def test_the_first_failure_is_the_error_not_what_follows_from_it(tmp_path: Path)
     assert (process.returncode, err) == (1, "RunFailed: rank 1: the disk is full\n")
 
 
+def test_a_failure_that_cannot_be_written_is_told_as_well(tmp_path: Path) -> None:
+    process = begin(tmp_path, "fail_without_a_disk")
+    _, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (1, "RunFailed: rank 1: the disk is gone\n")
+
+
 @pytest.mark.parametrize(("number", "terminal"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
 def test_a_signal_reaches_every_rank_once(tmp_path: Path, number: signal.Signals, terminal: bool) -> None:
     """Ctrl-C in a terminal goes to all processes of the foreground; the ranks are told by their parent alone."""

@@ -21,12 +21,15 @@ def late(phase: str = "train", **values: float) -> Pulse:
         (late(steps=0), "auto", {}, 600.0),
         (late("start", steps=0), "auto", {}, 600.0),
         (late("evaluate"), "auto", {}, 1800.0),
-        (late("evaluate"), "auto", {"evaluate": 40.0}, 400.0),
-        (late("save"), "auto", {"save": 1.0}, 120.0),
+        (late("evaluate"), "auto", {"evaluate": 40.0}, 1800.0),
+        (late("evaluate"), "auto", {"evaluate": 400.0}, 4000.0),
+        (late("save"), "auto", {"save": 1.0}, 600.0),
+        (late("rollouts"), "auto", {"rollouts": 0.1}, 1800.0),
         (late(), 5.0, {}, 5.0),
         (late(slowest=30.0), 5.0, {}, 5.0),
         (late(steps=0), 5.0, {}, 600.0),
-        (late("save"), 5.0, {"save": 1.0}, 10.0),
+        (late("save"), 5.0, {"save": 1.0}, 600.0),
+        (late("save"), 900.0, {"save": 1.0}, 900.0),
     ],
 )
 def test_how_long_a_silence_may_be(pulse: Pulse, hang: float, longest: dict[str, float], seconds: float) -> None:

@@ -40,7 +40,9 @@ from stoker.checkpoint.save_plan import WritePlan, make_write_plan
 from stoker.checkpoint.state import DamagedError, Places, Saved, SaveOutcome, State
 from stoker.checkpoint.storage import BASE, Storage, base_of, name_of, read_state, storage_of
 from stoker.checkpoint.writer import commit, write_part
-from stoker.errors import DiskFailed, RunFailed
+from stoker.errors import DiskFailed, RunFailed, UserError
+from stoker.hardware.machine_limits import is_peer_gone
+from stoker.node_cache.download import ObjectChanged
 
 TABLES = "sparse/"  # name prefix of all state of embedding tables
 ROWS, BASE_ROWS = f"{TABLES}rows/", f"{TABLES}base/"  # rows, and those of the base that a checkpoint adds to
@@ -263,12 +265,18 @@ class Store:
 
 @contextmanager
 def _damage(where: str) -> Iterator[None]:
-    """Converts errors within the block to damage of the checkpoint at ``where``, except a lack of memory."""
+    """Converts errors within the block to damage of the checkpoint at ``where``.
+
+    Errors that say nothing about its files stay: a lack of memory, a lost process, a download that failed.
+    """
     try:
         yield
     except (Exception, CheckpointException) as error:  # the latter is not an Exception
         inner = innermost(error)
-        if isinstance(inner, (MemoryError, torch.OutOfMemoryError)):
+        failed_download = isinstance(inner, UserError) and not isinstance(inner, ObjectChanged)
+        if isinstance(inner, (MemoryError, torch.OutOfMemoryError)) or failed_download or is_peer_gone(inner):
+            if inner is error:
+                raise
             raise inner from error
         reason = str(inner).strip().split("\n")[0]
         raise DamagedError(f"the checkpoint {where} is damaged: {reason}") from error

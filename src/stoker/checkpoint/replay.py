@@ -9,6 +9,7 @@ Shapes: N scored positions, V vocabulary.
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -174,11 +175,19 @@ def answer_afresh(
                 "again where the machine has more memory, or less to do"
             ) from error
         if done.returncode:
-            raise RunFailed(f"the export cannot be loaded: {done.stderr.strip().splitlines()[-1]}")
+            raise RunFailed(f"the export cannot be loaded: {reason_of_end(done)}")
         with safe_open(out, "pt") as file:
             tokens = [tuple(file.get_tensor(f"tokens.{i}").tolist()) for i in range(len(request.questions))]
             answers = [ReplayAnswer(file.get_tensor(f"logits.{i}"), ids) for i, ids in enumerate(tokens)]
             return answers, TextAnswers(**json.loads(file.metadata()["texts"]))
+
+
+def reason_of_end(done: subprocess.CompletedProcess[str]) -> str:
+    """Returns the error of a process that failed, or how it ended if it was killed or gave none."""
+    if done.returncode < 0:
+        return f"the process that loads it was killed by {signal.Signals(-done.returncode).name}"
+    lines = done.stderr.strip().splitlines()
+    return lines[-1] if lines else f"the process that loads it ended with exit code {done.returncode}"
 
 
 def time_limit(artifact: Path, base: str | None) -> float:

@@ -101,7 +101,7 @@ def make_write_plan(held: Held, place: Path | None) -> WritePlan:
 
     Args:
         place: parent folder of the copies in this machine's memory, where files of earlier processes of the run will be
-            overwritten. None if no copies are made.
+            replaced. None if no copies are made.
 
     Raises:
         ValueError: the boxes of the processes overlap or leave a gap: a bug of a layout.

@@ -29,7 +29,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICA
 
 from stoker.checkpoint.adapter_export import PREFIX, WEIGHTS, save_adapter
 from stoker.checkpoint.load_run import TunedRun
-from stoker.checkpoint.replay import time_limit, with_base
+from stoker.checkpoint.replay import reason_of_end, time_limit, with_base
 from stoker.data.corpus import open_corpus
 from stoker.errors import RunFailed, UserError
 from stoker.models.adapters import unwrap
@@ -153,7 +153,7 @@ def replay_scores(folder: Path, request: ScoreRequest) -> list[float]:
         except subprocess.TimeoutExpired as error:
             raise RunFailed(f"the export gave no answer within {limit:.0f} s in a fresh process") from error
     if done.returncode:
-        raise RunFailed(f"the export cannot be loaded: {done.stderr.strip().splitlines()[-1]}")
+        raise RunFailed(f"the export cannot be loaded: {reason_of_end(done)}")
     found: list[float] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
 

@@ -115,8 +115,9 @@ class Slot:
         copy.
         """
         self.close()
-        if agreement.length and (not self.path.exists() or self.path.stat().st_size != agreement.length):
-            self.path.unlink(missing_ok=True)  # readers of the old file have it mapped
+        own = self._file is not None and _identity(self.path) == self._file
+        if not own or self.path.stat().st_size != agreement.length:
+            self.path.unlink(missing_ok=True)  # who still reads it, as the writer of a killed process, has it mapped
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         data = torch.empty(0, dtype=torch.uint8)
         try:

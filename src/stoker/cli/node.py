@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 import shlex
-import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.cli.preflight import open_job, with_planned_layout
-from stoker.cli.train import answer_of, say_ending
-from stoker.errors import CannotRun, Problem, RunFailed, UserError
+from stoker.cli.train import answer_of, say_ending, take_folder
+from stoker.errors import CannotRun, Problem, UserError
 from stoker.job import LoadedJob
 from stoker.job.layout import layout_of
 from stoker.job.load_job import with_nodes
@@ -250,22 +249,15 @@ def _trained(
     from stoker.launch.supervisor import train_on_nodes
     from stoker.runs.run_folder import RunFolder
 
-    spec, is_new = prepared.spec, False
+    spec = prepared.spec
 
     @contextmanager
     def take() -> Iterator[bool]:
-        nonlocal is_new
-        with RunFolder(spec.output).take() as made:
-            is_new = made
+        with take_folder(RunFolder(spec.output)) as is_new:
             begun()
-            yield made
+            yield is_new
 
-    try:
-        return train_on_nodes(spec, place, network, take, cache=server, nccl=prepared.nccl)
-    except UserError as error:
-        if is_new and not isinstance(error, RunFailed):  # an error of the job or the machine: nothing was trained
-            shutil.rmtree(spec.output)
-        raise
+    return train_on_nodes(spec, place, network, take, cache=server, nccl=prepared.nccl)
 
 
 def _nodes(arguments: argparse.Namespace, opened: LoadedJob, named: int) -> tuple[int, int]:

@@ -8,7 +8,8 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from stoker.job.task_spec import is_language, task_of
 if TYPE_CHECKING:
     from stoker.launch.cluster_env import RankInfo
     from stoker.launch.run_spec import RunResult, RunSpec
+    from stoker.runs.run_folder import RunFolder
 
 DEFAULT_JOB = "job.yaml"
 
@@ -184,16 +186,27 @@ def _train(spec: RunSpec, rank_info: RankInfo | None, begun: Callable[[], None])
     with TokeniseReport() as report:
         check_data(spec, report)
     spec = replace(spec, cached=HERE.counts)
-    with folder.take() as is_new:
+    with take_folder(folder):
         try:
             begun()
             return train_here(spec)
         except RankFailed as error:
             print(*getattr(error, "__notes__", ()), file=sys.stderr, end="")
             raise
+
+
+@contextmanager
+def take_folder(folder: RunFolder) -> Iterator[bool]:
+    """Locks a run's folder; yields whether it is new.
+
+    If it is, and the block ends with an error of the job or the machine before training began, it is removed.
+    """
+    with folder.take() as is_new:
+        try:
+            yield is_new
         except UserError as error:
-            if is_new and not isinstance(error, RunFailed):  # an error of the job or the machine: nothing was trained
-                shutil.rmtree(spec.output)
+            if is_new and not isinstance(error, RunFailed) and not folder.has_begun():
+                shutil.rmtree(folder.path)
             raise
 
 

@@ -1,4 +1,6 @@
-"""Recognises errors of the machine (memory, open files, disk space), whichever library raises them."""
+"""Recognises errors of the machine (memory, open files, disk space) and of lost processes, whichever library raises
+them.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +37,14 @@ SAID = (
     ("too many open files", FILES),
     ("no space left on device", SPACE),
 )
+# Messages of a collective whose peer is gone, and of the rendezvous store. The reason is in the process that is gone.
+PEER_IS_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "TCPStore", "gloo")
+
+
+def is_peer_gone(error: BaseException) -> bool:
+    """Returns whether communication failed, probably because another process of the run has gone."""
+    words = f"{type(error).__name__}: {error}"
+    return isinstance(error, (RuntimeError, ConnectionError)) and any(sign in words for sign in PEER_IS_GONE)
 
 
 def check_limits() -> None:

@@ -34,7 +34,7 @@ class RankInfo:
         agent: whether torchrun's agents host the store, and keep it over restarts of the processes.
         node: name of its node among several supervisors; empty with a single one, or none.
         address: that the process groups bind to.
-        listening: the store's socket, for rank 0 of several nodes.
+        listening: the store's socket, for rank 0 of several nodes; None where that process opens it.
         peers: other nodes, which are asked for objects at URLs before their origin.
     """
 
@@ -74,7 +74,10 @@ class RankInfo:
             store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
             return private_store(store, rank=self.rank, world=self.world, timeout=MEET)
         if self.node:
-            listening = self.listening.detach() if self.listening is not None else None
+            opened = self.listening
+            if opened is None and self.rank == 0:  # the leader's node has no ranks
+                opened = _open_store(host, port)
+            listening = opened.detach() if opened is not None else None
             wait = timedelta(seconds=MEET)
             return dist.TCPStore(
                 host, port, self.world, is_master=self.rank == 0, timeout=wait, master_listen_fd=listening
@@ -84,6 +87,19 @@ class RankInfo:
             host = LOOPBACK
             listening = socket.create_server((host, port)).detach() if self.rank == 0 else None
         return dist.TCPStore(host, port, self.world, is_master=self.rank == 0, master_listen_fd=listening)
+
+
+def _open_store(host: str, port: int) -> socket.socket:
+    """Opens the rendezvous store's socket on this host.
+
+    Raises:
+        ConnectionError: the port is taken; the next start has another one.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        raise ConnectionError(f"the rendezvous store cannot listen on {host}:{port} ({error.strerror})") from error
 
 
 def rank_info_from_env(environment: Mapping[str, str]) -> RankInfo | None:

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 
 from stoker.files import no_link
 from stoker.launch.first_failure import failure_of_hang
@@ -16,6 +17,7 @@ from stoker.resilience.stack_dumps import stack_file
 from stoker.resilience.watchdog import WAITED_FOR, Hung, hung
 
 EVERY = 1.0  # seconds between two checks
+REPORT = 30.0  # seconds that the report of a hang may take
 PATIENT = "prepare"  # the phase in which a process may read and tokenise data for hours
 
 
@@ -38,14 +40,19 @@ def _look(heart: Heart, spec: RunSpec, rank: int) -> None:
     while (found := own_hang(heart, spec, rank)) is None:
         time.sleep(EVERY)
     failure = failure_of_hang(rank, os.getpid(), phase=found.phase, step=found.step, silent=found.silent)
-    if spec.output.is_dir():
-        spec.logs.mkdir(exist_ok=True)
-        with open(stack_file(spec.logs, rank), "a", opener=no_link) as file:
-            faulthandler.dump_traceback(file, all_threads=True)
-        failure.write(spec.failure_of(rank))
-    print(
-        f"error: rank {rank}: {failure.problems[0]}; its stack is in {stack_file(spec.logs, rank)}",
-        file=sys.stderr,
-        flush=True,
-    )
+    last = threading.Timer(REPORT, os._exit, (1,))  # the disk may be what hangs
+    last.daemon = True
+    last.start()
+    with suppress(OSError):
+        if spec.output.is_dir():
+            spec.logs.mkdir(exist_ok=True)
+            with open(stack_file(spec.logs, rank), "a", opener=no_link) as file:
+                faulthandler.dump_traceback(file, all_threads=True)
+            failure.write(spec.failure_of(rank))
+    with suppress(OSError):
+        print(
+            f"error: rank {rank}: {failure.problems[0]}; its stack is in {stack_file(spec.logs, rank)}",
+            file=sys.stderr,
+            flush=True,
+        )
     os._exit(1)  # the teardown of an orderly exit waits for the other processes

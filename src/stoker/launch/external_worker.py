@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -111,7 +111,8 @@ def _failures_beside(error: Exception, spec: RunSpec, rank_info: RankInfo) -> li
     """Records this process' failure; returns those of all processes so far, none if the run's folder does not exist."""
     if not spec.output.is_dir():
         return []
-    spec.logs.mkdir(exist_ok=True)
-    failure_of(error, rank_info.rank).write(spec.failure_of(rank_info.rank))
+    with suppress(OSError):  # the disk may be what failed
+        spec.logs.mkdir(exist_ok=True)
+        failure_of(error, rank_info.rank).write(spec.failure_of(rank_info.rank))
     time.sleep(SETTLE)
-    return spec.failures()
+    return spec.failures(range(rank_info.world))  # the folder may have those of an earlier, larger world

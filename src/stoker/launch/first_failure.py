@@ -13,12 +13,10 @@ from typing import Any
 
 from stoker.errors import CannotRun, DiskFailed, Problem, RunFailed, UserError
 from stoker.files import replace_file
-from stoker.hardware.machine_limits import machine_problem
+from stoker.hardware.machine_limits import is_peer_gone, machine_problem
 from stoker.node_cache.download import ObjectChanged
 
 TOLD = {kind.__name__: kind for kind in (UserError, CannotRun, RunFailed, DiskFailed, ObjectChanged)}
-# Messages of a collective whose peer is gone, and of the rendezvous store. The reason is in the process that is gone.
-PEER_IS_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "TCPStore", "gloo")
 # PyTorch's exceptions for failed communication between the processes, or for a GPU that does not answer.
 NETWORK = ("DistError", "DistNetworkError", "DistStoreError", "DistBackendError", "AcceleratorError", "ConnectionError")
 
@@ -101,9 +99,8 @@ def failure_of(error: BaseException, rank: int) -> Failure:
     if lacking is not None:
         return Failure(rank, time.time(), type(error).__name__, (lacking,))
     words = f"{type(error).__name__}: {error}".strip().removesuffix(":")
-    consequence = isinstance(error, (RuntimeError, ConnectionError)) and any(sign in words for sign in PEER_IS_GONE)
     text = "".join(traceback.format_exception(error))
-    return Failure(rank, time.time(), type(error).__name__, (Problem(words),), consequence, text)
+    return Failure(rank, time.time(), type(error).__name__, (Problem(words),), is_peer_gone(error), text)
 
 
 def passes_by(failure: Failure, *, steps: int) -> bool:

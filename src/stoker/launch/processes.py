@@ -187,15 +187,24 @@ class Processes:
         return None
 
     def failures(self, reported: set[int]) -> list[Failure]:
-        """Failures of processes that ended without reporting one: killed from outside, or crashed.
+        """Failures of processes that wrote none: killed from outside, crashed, or without a disk to write to.
 
         Args:
-            reported: the ranks that reported a failure themselves.
+            reported: the ranks that wrote a failure themselves.
         """
         no_reason = (None, 0, SIGNAL_EXIT + signal.SIGTERM)  # ended here, ended well, or as it was asked to
-        ends = zip(self._placement.ranks, self._processes, self._codes, strict=False)
+        ends = zip(self._placement.ranks, self._processes, self._codes, self._endings, strict=False)
         return [
-            failure_of_exit(rank, process.pid, code)
-            for rank, process, code in ends
+            _sent(ending) or failure_of_exit(rank, process.pid, code)
+            for rank, process, code, ending in ends
             if code not in no_reason and rank not in reported
         ]
+
+
+def _sent(ending: Connection) -> Failure | None:
+    """Returns the failure that a process that has ended sent; None if it sent none."""
+    with suppress(EOFError, OSError):
+        if ending.poll():
+            said = ending.recv()
+            return said if isinstance(said, Failure) else None
+    return None

@@ -6,6 +6,7 @@ Light to import: a process opens its log before any heavy import, and the superv
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,14 +64,13 @@ class RunSpec:
         for path in self.logs.glob("rank-*.error.json"):
             path.unlink(missing_ok=True)
 
-    def failures(self, ranks: Iterable[int] | None = None) -> list[Failure]:
-        """Returns the failures that ranks have reported.
-
-        Args:
-            ranks: the ranks to look up; by default all.
-        """
-        paths = sorted(self.logs.glob("rank-*.error.json")) if ranks is None else map(self.failure_of, ranks)
-        return [Failure.read(path) for path in paths if path.is_file()]
+    def failures(self, ranks: Iterable[int]) -> list[Failure]:
+        """Returns the failures that ranks have reported in files that can be read."""
+        found = []
+        for rank in ranks:
+            with suppress(OSError):
+                found.append(Failure.read(self.failure_of(rank)))
+        return found
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ def _alone(spec: RunSpec, entry: Entry | None, shared: SharedFolder, asked: list
             case "signal":
                 agent.hand_on(message["numbers"])
 
-    def no_store() -> tuple[str, int]:
+    def no_store(_: Node) -> tuple[str, int]:
         raise AssertionError
 
     hands = Hands(send, lambda text: print_above_progress(spec, text), lambda: "here", lambda: None, no_store)

@@ -12,6 +12,8 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,7 +25,7 @@ from stoker.hardware.host_facts import host_facts
 from stoker.hardware.parent_process import end_with
 from stoker.hardware.quirks import in_one_line, quirks_of
 from stoker.launch.cluster_env import RankInfo
-from stoker.launch.first_failure import failure_of
+from stoker.launch.first_failure import Failure, failure_of
 from stoker.launch.nodes.addresses import interface_of
 from stoker.launch.run_spec import Entry, RunSpec
 from stoker.node_cache import cache_peers
@@ -34,6 +36,8 @@ from stoker.resilience.stack_dumps import record_collectives, write_collectives_
 from stoker.resilience.stop_signals import PAUSE, STOPS
 from stoker.runs.shm_folder import set_node_name, shared_folder
 from stoker.train.progress import KeptConsole
+
+LONGEST = 10_000  # characters of a traceback that is sent: the supervisor reads a pipe only after its process has ended
 
 
 def main(
@@ -50,7 +54,7 @@ def main(
     are blocked until there is a handler.
 
     Args:
-        result: receives the run's outcome.
+        result: receives the run's outcome, or this process' failure if it cannot be written.
         secret: shared by the processes of the run.
         parent: id of the process that started this one; None if this process was forked from a server, which
             ends with that one.
@@ -83,12 +87,23 @@ def main(
     except KeyboardInterrupt:
         code = SIGNAL_EXIT + signal.SIGTERM
     except BaseException as error:
-        failure_of(error, rank_info.rank).write(spec.failure_of(rank_info.rank))
-        traceback.print_exc()
+        _report(failure_of(error, rank_info.rank), spec, result)
         code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)  # at once: the teardown of an orderly exit may wait for the other processes
+
+
+def _report(failure: Failure, spec: RunSpec, result: Connection) -> None:
+    """Writes this process' failure and its traceback to the logs; where the disk fails, the supervisor is told."""
+    try:
+        failure.write(spec.failure_of(failure.rank))
+    except OSError:
+        with suppress(OSError):
+            result.send(replace(failure, traceback=failure.traceback[-LONGEST:]))
+    with suppress(OSError):
+        traceback.print_exc()
 
 
 def _as_launched(rank_info: RankInfo) -> dict[str, str]:

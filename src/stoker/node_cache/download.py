@@ -24,7 +24,7 @@ CHECKED_AGAIN = 2  # downloads with a wrong checksum, before the origin is blame
 
 
 class ObjectChanged(RunFailed):
-    """The object's content has changed since it was first requested."""
+    """The object's content has changed since it was first requested, or does not fit its checksum."""
 
 
 class Feed(Protocol):
@@ -247,7 +247,8 @@ class Download:
         self._file.close()
         if self._unfit == CHECKED_AGAIN:
             self._entry.partial.unlink(missing_ok=True)
-            raise RunFailed(Problem(f"{without_secrets(self._url)} cannot be downloaded: {why}", "put it there again"))
+            message = f"{without_secrets(self._url)} cannot be downloaded: {why}"
+            raise ObjectChanged(Problem(message, "put it there again"))
         with self._guarded():
             self._begin(fresh=True)
 

@@ -12,7 +12,7 @@ from stoker.resilience.heartbeat import PHASES, Pulse
 TIMES = 10  # multiple of the slowest step after which a process counts as hung
 LEAST = 120.0  # seconds; steps vary, and a file system may pause
 FIRST = 600.0  # seconds before the first step: weights are read, kernels compiled
-WAITED_FOR = {"rollouts": 1800.0, "evaluate": 1800.0, "save": 600.0}  # for the first one; later `TIMES` the longest
+WAITED_FOR = {"rollouts": 1800.0, "evaluate": 1800.0, "save": 600.0}  # seconds, at least
 WINDOW = 20  # steps over which the processes' own times are compared
 EXCESS = 0.005  # differences per step below this are ignored, seconds
 
@@ -58,8 +58,7 @@ def hang_timeout(pulse: Pulse, hang: float | Literal["auto"], longest: Mapping[s
     """
     rule = max(LEAST, TIMES * pulse.slowest) if hang == "auto" else hang
     if pulse.phase in WAITED_FOR:
-        before = longest.get(pulse.phase)
-        return max(rule, TIMES * before if before else WAITED_FOR[pulse.phase])
+        return max(rule, WAITED_FOR[pulse.phase], TIMES * longest.get(pulse.phase, 0.0))
     return rule if pulse.steps else max(rule, FIRST)
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.runs.run_folder import RunFolder, read_lines
+from stoker.runs.run_folder import STARTS, RunFolder, read_lines
 
 Cause = Literal[
     "productive", "data", "checkpoint", "evaluation", "start_up", "recovery", "recomputation", "left_out", "other"
@@ -32,7 +32,6 @@ WORDS: dict[Cause, str] = {
     "left_out": "steps that were left out",
     "other": "between the steps",
 }
-STARTS = ("started", "resumed")
 ENDS = ("done", "stopped")  # on purpose: the time after them does not count
 # The durations in events. That of a checkpoint is in the step after it, or in the end of the run.
 TOOK: dict[str, Callable[[dict[str, Any]], dict[Cause, float]]] = {

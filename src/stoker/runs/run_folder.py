@@ -33,7 +33,8 @@ from stoker.files import no_link, read_file, replace_file
 from stoker.runs.output_folder import LOCK, output_problem
 
 # Events that define the state of training; others, such as `exported`, can follow them.
-ENDS = ("started", "resumed", "done", "stopped", "failed", "interrupted")
+STARTS = ("started", "resumed")
+ENDS = (*STARTS, "done", "stopped", "failed", "interrupted")
 PATIENCE = 0.5  # timeout in seconds; listing the runs holds the lock for an instant
 
 
@@ -175,6 +176,10 @@ class RunFolder:
     def write_lineage(self, values: dict[str, Any]) -> None:
         """Writes ``lineage.json``; see `stoker.train.lineage`."""
         self._replace(self.lineage, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+
+    def has_begun(self) -> bool:
+        """Returns whether training has begun in it."""
+        return any(event.get("event") in STARTS for event in self.read_events())
 
     def is_done(self) -> bool:
         """Returns whether training has reached its end, and has not restarted since."""

@@ -18,7 +18,7 @@ from stoker.job.load_job import with_nodes
 from stoker.launch.first_failure import Failure, Interrupted
 from stoker.launch.nodes.agent import message_of, pulses_of
 from stoker.launch.nodes.group import Group, Member, Node, assign_ranks, select_training_nodes
-from stoker.launch.nodes.leader import JOIN, RETURN, Hands, Leader
+from stoker.launch.nodes.leader import JOIN, REMIND, RETURN, Hands, Leader
 from stoker.launch.nodes.node_supervisor import MANY, POLL, poll_interval
 from stoker.launch.nodes.outcome import outcome_of, outcome_to_json
 from stoker.launch.nodes.roster import SETTLED
@@ -70,7 +70,7 @@ class Cluster:
             self.words.append,
             lambda: self.mark,
             self._release,
-            lambda: ("10.0.0.1", 7),
+            lambda first: (first.address[0], 7),
         )
         self.leader = Leader(
             self.spec, hands, me=rest.pop("me", node("a")), least=least, most=most, nccl=False, now=self.now, **rest
@@ -151,6 +151,14 @@ def test_all_nodes_are_waited_for(tmp_path: Path) -> None:
     group = cluster.started()
     assert ranks(group) == {"a": [0, 1], "c": [2, 3], "b": [4, 5]} and group.store == ("10.0.0.1", 7)
     assert group.generation == 1 and group.job is None
+
+
+def test_its_own_node_starts_last(tmp_path: Path) -> None:
+    """It obeys at once, and what fails there at once is told to nodes that have started."""
+    cluster = Cluster(tmp_path)
+    cluster.join(node("b"), node("c"))
+    cluster.after(0.0)
+    assert [name for name, message in cluster.sent if message["kind"] == "start"] == ["b", "c", "a"]
 
 
 def test_with_the_least_number_others_get_a_while(tmp_path: Path) -> None:
@@ -297,6 +305,7 @@ def test_a_node_that_does_not_pass_its_test_is_left_out(
     cluster.after(0.0)  # without a back-off, as other devices train
     group = cluster.started()
     assert ranks(group) == left
+    assert group.store == (group.members[0].node.address[0], 7)
     assert {each.name for each in group.others} == cluster.leader.nodes.keys() - left.keys()
     (shrunk,) = cluster.events("shrunk")
     assert shrunk["without"] == out and bad in shrunk["why"]
@@ -314,6 +323,16 @@ def test_a_device_is_left_out_only_where_the_job_allows_it_and_a_layout_is_left(
         out = [member.first] if lost == "shrink" or member.first else []
         cluster.says(member.node.name, "ended", result=None, failures=[asdict(killed(member.first))], out=out)
     assert not cluster.events("shrunk") and len(cluster.events("fault")) == 1
+
+
+def test_nodes_that_no_layout_fits_wait_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.launch.nodes.roster.with_fewer", lambda *_, **__: None)
+    cluster = Cluster(tmp_path, 4, least=2, most=2, me=node("a", 1))
+    cluster.join(node("b"))
+    cluster.after(REMIND)
+    cluster.after(1.0)
+    assert not cluster.sent
+    assert [words for words in cluster.words if "no layout of the job fits" in words] == cluster.words[-1:]
 
 
 def test_a_device_whose_process_keeps_ending_at_one_step_is_left_out(tmp_path: Path) -> None:

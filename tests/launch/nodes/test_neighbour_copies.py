@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.launch.nodes import neighbour_copies
+from stoker.launch.nodes import neighbour_copies, stream
 from stoker.launch.nodes.channel import PeerNetwork, Said
 from stoker.launch.nodes.group import Node
 from stoker.launch.nodes.neighbour_copies import PIECE, Keeper, Sender, stamp_of
@@ -121,3 +121,22 @@ def test_what_arrived_in_part_does_not_count(pair: Pair) -> None:
     pair.until(lambda: pair.is_sent(2, 0))
     pair.keeper.drop()
     assert pair.is_kept(2, 0, b"first") and not list(pair.there.glob("rank-*/*.arriving"))
+
+
+def test_long_pauses_between_copies_and_many_lost_connections_do_not_end_them(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "WAIT", 0.2)
+    monkeypatch.setattr(neighbour_copies, "AGAIN", 0.05)
+    monkeypatch.setattr(neighbour_copies, "TRIES", 3)
+    pair.begin()
+    for step in range(5):
+        pair.keeper.drop()
+        pair.copy(2, 0, b"%d" % step, step)
+        pair.until(lambda: pair.is_sent(2, 0))
+    time.sleep(0.5)
+    pair.copy(2, 1, b"late", 9)
+    deadline = time.monotonic() + 20
+    while not pair.is_sent(2, 1):  # over the same connection: none is accepted here
+        assert (pair.here / NEIGHBOUR).exists() and time.monotonic() < deadline
+        time.sleep(0.02)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.errors import CannotRun
 from stoker.hardware.cluster import Cluster
 from stoker.hardware.cluster_file import load_cluster
 from stoker.job import load_job
@@ -112,3 +113,23 @@ def test_a_planned_job_is_planned_for_the_gpus_that_are_left(
     assert fewer.loaded.plan == anew.plan
     assert fewer.layout == layout_of(anew.job) and fewer.layout.world == per_node * count
     assert set(asked) == {per_node}
+
+
+def test_what_the_planner_cannot_place_waits_for_more_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def nothing(*_: object, left: int, **__: object) -> None:
+        asked.append(left)
+        raise CannotRun("nothing fits")
+
+    roster, group = roster_of(spec_of(tmp_path, "auto", nodes=3), "abc")
+    monkeypatch.setattr("stoker.launch.nodes.roster.with_fewer", nothing)
+    node = roster.nodes["c"]
+    roster.remove("c")
+    for _ in range(3):
+        assert roster.candidates(group)[1] is None
+    assert asked == [4]  # planning takes seconds, and the leader asks in every turn
+    roster.add(node, 0.0)
+    whole = roster.candidates(group)[1]
+    assert whole is not None and roster.is_whole(whole)
+    assert roster.without(range(6), group) is None and asked == [4]

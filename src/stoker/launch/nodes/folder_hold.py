@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from types import TracebackType
 from typing import Self
 
 from stoker.errors import UserError
@@ -33,8 +34,12 @@ class FolderHold:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.let_go()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Releases the folder, if this node holds it; ``take`` gets the error that ends the run."""
+        self._remove_mark()
+        self._stack.__exit__(kind, error, trace)
 
     def hold(self, *, lately_led: bool) -> str | None:
         """Locks the folder, and leaves a marker file there for the other nodes.
@@ -70,10 +75,8 @@ class FolderHold:
         return mark
 
     def let_go(self) -> None:
-        """Releases the folder."""
-        if self._mark:
-            (self._spec.output / self._mark).unlink(missing_ok=True)
-            self._mark = ""
+        """Releases the folder during the run: another node may lead."""
+        self._remove_mark()
         self._stack.close()
 
     def is_seen(self, group: Group, waited: float, *, node: str) -> bool:
@@ -96,3 +99,8 @@ class FolderHold:
         words = f"the run's folder {output} of node {group.members[0].node.name} is not seen on node {node}"
         hint = "give an `output` on storage that all nodes share, or a URL in `checkpoint.to`"
         raise UserError(self._spec.loaded.problem("output", words, hint))
+
+    def _remove_mark(self) -> None:
+        if self._mark:
+            (self._spec.output / self._mark).unlink(missing_ok=True)
+            self._mark = ""

@@ -39,14 +39,14 @@ class Hands:
         say: prints a line for the user.
         hold: locks the run's folder; returns the name of its marker file, or None while another process holds the lock.
         release: releases the run's folder: another group, from which this node is cut off, may continue the run.
-        store: opens the socket of the rendezvous store of several nodes; returns its address.
+        store: opens the socket of the rendezvous store of several nodes; gets the node of rank 0, returns its address.
     """
 
     send: Callable[[str, Message], None]
     say: Callable[[str], None]
     hold: Callable[[], str | None]
     release: Callable[[], None]
-    store: Callable[[], Address]
+    store: Callable[[Node], Address]
 
 
 class Leader:
@@ -203,16 +203,21 @@ class Leader:
             return
         if self._roster.is_multi and len(self.nodes) < self._least:
             self._hands.release()
-        if self._roster.is_multi and not enough and now - self._reminded >= REMIND:
+        missing = self._least - len(self.nodes)
+        if self._roster.is_multi and not enough and missing > 0:
+            self._remind(f"waiting for {missing} more node{'s' * (missing > 1)}; {len(self.nodes)} are here", now)
+
+    def _remind(self, words: str, now: float) -> None:
+        """Prints the reason why there is no start yet, now and then."""
+        if now - self._reminded >= REMIND:
             self._reminded = now
-            missing = self._least - len(self.nodes)
-            if missing > 0:
-                self._hands.say(f"waiting for {missing} more node{'s' * (missing > 1)}; {len(self.nodes)} are here")
+            self._hands.say(words)
 
     def _try_start(self, now: float) -> bool:
         """Starts the processes; returns whether there is a layout for the nodes, and the folder is free."""
         nodes, spec = self._roster.candidates(self.group)
         if spec is None:
+            self._remind("no layout of the job fits the devices of the nodes that are here; waiting for others", now)
             return False
         try:
             mark = self._hands.hold()
@@ -229,7 +234,7 @@ class Leader:
             generation=self.generation + 1,
             members=members,
             others=tuple(node for node in self.nodes.values() if node.name not in {m.node.name for m in members}),
-            store=self._hands.store() if len(members) > 1 else None,
+            store=self._hands.store(members[0].node) if len(members) > 1 else None,
             mark=mark,
             job=None if self._roster.is_whole(spec) else spec.loaded.document.data,
             policy=self._restarts.state(),
@@ -245,8 +250,8 @@ class Leader:
             ranks = {m.node.name: [m.first, m.first + m.count - 1] for m in members}
             write_event(self._run, "group", generation=group.generation, world=group.world, nodes=ranks)
         message = {"kind": "start", "group": group.plain()}
-        for name in list(self.nodes):
-            self._hands.send(name, message)
+        for name in sorted(self.nodes, key=lambda name: name == self._roster.me.name):
+            self._hands.send(name, message)  # this node comes last: it starts at once, and may fail at once
         return True
 
     # -- watching --------------------------------------------------------------------------------------------

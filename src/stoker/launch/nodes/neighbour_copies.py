@@ -31,7 +31,7 @@ from stoker.runs.shm_folder import NEIGHBOUR, SENT
 
 POLL = 0.05  # seconds between two looks for new copies
 AGAIN = 0.5  # seconds until a connection is retried
-TRIES = 20  # retries before the copies stay on this node only
+TRIES = 20  # connections in a row without a copy that arrives, before the copies stay on this node only
 PIECE = 4 * 2**20  # bytes of a frame
 SPARE = 1.1  # times a copy's size that must be free for it
 SLOTS = (0, 1)
@@ -80,14 +80,16 @@ class Sender:
         self._thread.join()
 
     def _run_until_closed(self) -> None:
-        why = ""
-        for _ in range(TRIES):
+        why, tries = "", 0
+        while tries < TRIES:
+            tries += 1
             try:
                 address = self._neighbour.address
                 with Stream.dial(address, self._secret, source=self._source, hello=self._hello) as stream:
                     self._stream = stream
                     while not self._over.is_set():
-                        self._send_new(stream)
+                        if self._send_new(stream):
+                            tries = 0
                         self._over.wait(POLL)
             except (OSError, PeerRefused, ValueError) as error:
                 why = str(error) or type(error).__name__
@@ -97,8 +99,9 @@ class Sender:
         if not self._over.is_set():
             write_event(self._run, "neighbour_copies_failed", node=self._name, to=self._neighbour.name, why=why)
 
-    def _send_new(self, stream: Stream) -> None:
-        """Sends the newest copy of each rank that has a new one."""
+    def _send_new(self, stream: Stream) -> bool:
+        """Sends the newest copy of each rank that has a new one; returns whether one has arrived."""
+        arrived = False
         for rank in self._ranks:
             headers = list((self._folder / f"rank-{rank}").glob("slot-?.json"))
             stamps = {path: stamp for path in headers if (stamp := stamp_of(path)) and self._known.get(path) != stamp}
@@ -114,6 +117,8 @@ class Sender:
             self._known |= stamps
             (self._folder / f"{SENT}{rank}").write_text(str(stamps[newest]))
             self._note(rank, size, time.monotonic() - begin)
+            arrived = True
+        return arrived
 
     def _send(self, stream: Stream, rank: int, header: Path, stamp: int) -> int | None:
         """Sends a copy; its bytes, None if it was replaced meanwhile."""
@@ -181,7 +186,7 @@ class Keeper:
     def _keep_all(self, stream: Stream, folder: Path) -> None:
         with suppress(OSError, PeerRefused, ValueError, KeyError), stream:
             while True:
-                self._keep(stream, folder, stream.hear())
+                self._keep(stream, folder, stream.hear(patient=True))
 
     def _keep(self, stream: Stream, folder: Path, said: dict[str, Any]) -> None:
         """Receives a copy; it counts only once it is whole."""

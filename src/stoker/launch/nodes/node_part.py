@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import TracebackType
 from typing import Self
 
 from stoker.errors import UserError
@@ -16,7 +17,7 @@ from stoker.launch.first_failure import failure_of
 from stoker.launch.nodes.agent import Agent
 from stoker.launch.nodes.channel import Address, Message
 from stoker.launch.nodes.folder_hold import FolderHold
-from stoker.launch.nodes.group import Group
+from stoker.launch.nodes.group import Group, Node
 from stoker.launch.nodes.neighbour_copies import Keeper, Sender
 from stoker.launch.nodes.place import Place
 from stoker.launch.run_spec import RunSpec
@@ -68,11 +69,15 @@ class NodePart:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Ends all of it."""
-        with self._stack:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends all of it; the folder in shared memory gets the error that ends the run."""
+        try:
             self.abandon()
             self.keeper.close()
+        finally:
+            self._stack.__exit__(kind, error, trace)
 
     def turn(self, now: float) -> None:
         """Runs one iteration of the node's loop."""
@@ -107,11 +112,22 @@ class NodePart:
         self._pending = None
         self.stop_copies()
 
-    def open_store(self) -> Address:
-        """Opens the socket of the rendezvous store of several nodes; returns its address."""
+    def open_store(self, first: Node) -> Address:
+        """Opens the socket of the rendezvous store of several nodes; returns the store's address.
+
+        If rank 0 is on another node, the store is there, at the same port, and its process opens the socket.
+
+        Args:
+            first: node of rank 0.
+        """
         family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
-        self._store = socket.create_server((self._address, 0), family=family, backlog=1024)
-        return self._address, self._store.getsockname()[1]
+        store = socket.create_server((self._address, 0), family=family, backlog=1024)
+        port: int = store.getsockname()[1]
+        if first.name == self._name:
+            self._store = store
+        else:
+            store.close()
+        return first.address[0], port
 
     def stop_copies(self) -> None:
         """Sends no further copies to the next node."""

@@ -365,7 +365,6 @@ class NodeSupervisor:
             for happening in self._network.poll(POLL):
                 if isinstance(happening, Down):
                     self._members = {name: peer for name, peer in self._members.items() if peer is not happening.peer}
-        self._folder.let_go()
 
     def _record_served(self) -> None:
         """Records the bytes that this node served to others, and those that it fetched since its processes began."""

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import gcd
 
+from stoker.errors import CannotRun
 from stoker.hardware.cluster import Cluster
 from stoker.hardware.detect_machine import this_machine, this_processor
+from stoker.job.load_job import JobError
 from stoker.launch.nodes.group import Group, Node, assign_ranks, equal_nodes, select_training_nodes
 from stoker.launch.run_spec import RunSpec
 from stoker.launch.shrink import with_fewer
@@ -44,6 +46,7 @@ class Roster:
         self.nodes: dict[str, Node] = {me.name: me}
         self._since: dict[str, float] = {me.name: now}
         self._grown: tuple[frozenset[str], bool] | None = None
+        self._fewer: tuple[list[Node], RunSpec | None] | None = None  # the job for the last nodes that were too few
 
     @property
     def is_multi(self) -> bool:
@@ -78,18 +81,27 @@ class Roster:
         able = [node for node in self.nodes.values() if node.devices]
         nodes = select_training_nodes(able, self._most, before=[self.me.name, *before])
         total = sum(len(node.devices) for node in nodes)
+        if total >= self._full.layout.world:
+            return nodes, self._full
+        if self._fewer is None or self._fewer[0] != nodes:  # a leader without a layout asks again and again
+            self._fewer = nodes, self._with_fewer(nodes, total) if total else None
+        return self._fewer
+
+    def _with_fewer(self, nodes: Sequence[Node], total: int) -> RunSpec | None:
+        """Returns the job for nodes with ``total`` devices, fewer than it needs; None if no layout fits."""
         full = self._full
-        if total >= full.layout.world:
-            return nodes, full
-        fewer = with_fewer(
-            full.loaded,
-            full.read or full.loaded.document,
-            devices=None,
-            left=total,
-            nodes_of=lambda world: equal_nodes(assign_ranks(nodes, world)),
-            cluster_of=lambda world: self._cluster(nodes, world),
-        )
-        return nodes, replace(full, loaded=fewer) if fewer is not None else None
+        try:
+            fewer = with_fewer(
+                full.loaded,
+                full.read or full.loaded.document,
+                devices=None,
+                left=total,
+                nodes_of=lambda world: equal_nodes(assign_ranks(nodes, world)),
+                cluster_of=lambda world: self._cluster(nodes, world),
+            )
+        except (CannotRun, JobError):  # the planner finds nothing
+            return None
+        return replace(full, loaded=fewer) if fewer is not None else None
 
     def _cluster(self, nodes: Sequence[Node], world: int) -> Cluster:
         """The devices of nodes, for the planner: they are taken to be like this machine's.

@@ -49,9 +49,15 @@ class Stream:
         """Sends a message."""
         self.send(json.dumps(message).encode())
 
-    def hear(self) -> dict[str, Any]:
-        """Returns the next frame, which is a message."""
+    def hear(self, *, patient: bool = False) -> dict[str, Any]:
+        """Returns the next frame, which is a message.
+
+        Args:
+            patient: whether it may take any time.
+        """
+        self._connection.settimeout(None if patient else WAIT)
         message = json.loads(self.receive())
+        self._connection.settimeout(WAIT)
         if not isinstance(message, dict):
             raise PeerRefused
         return message

@@ -1,0 +1,62 @@
+"""Which folders a command that fails removes: only a new one in which no training has begun."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stoker.cli.train import take_folder
+from stoker.errors import CannotRun, RunFailed, UserError
+from stoker.job import load_job
+from stoker.launch.nodes.folder_hold import FolderHold
+from stoker.launch.run_spec import RunSpec
+from stoker.runs.run_folder import RunFolder
+
+JOB = """
+task: module
+module: {model: "torch.nn:Linear", loss: "torch.nn:MSELoss", data: "torch:ones"}
+steps: 2
+train: {batch: 4}
+"""
+
+
+@pytest.mark.parametrize(
+    ("events", "error", "left"),
+    [
+        ([], CannotRun("no memory"), False),
+        (["group", "shrunk"], UserError("wrong"), False),
+        (["started"], CannotRun("no memory"), True),
+        (["group", "resumed"], UserError("the data have changed"), True),  # from checkpoints at a URL
+        ([], RunFailed("a bug"), True),
+    ],
+)
+def test_a_run_that_has_trained_is_never_removed(
+    tmp_path: Path, events: list[str], error: UserError, left: bool
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(type(error)), take_folder(folder):
+        for event in events:
+            folder.event(event)
+        raise error
+    assert folder.path.exists() == left
+
+
+def test_an_earlier_folder_is_never_removed(tmp_path: Path) -> None:
+    with pytest.raises(UserError), take_folder(RunFolder(tmp_path)):
+        raise UserError("wrong")
+    assert tmp_path.exists()
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_only_the_leading_node_removes_the_folder(tmp_path: Path, leads: bool) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    spec = RunSpec(load_job(tmp_path / "job.yaml"), tmp_path, tmp_path / "run")
+    hold = FolderHold(spec, lambda: take_folder(RunFolder(spec.output)))
+    with pytest.raises(UserError, match="refused"), hold:
+        assert hold.hold(lately_led=False)
+        if not leads:
+            hold.let_go()
+        raise UserError("refused")
+    assert spec.output.exists() != leads
+    assert leads or not list(spec.output.glob(".group-*"))
