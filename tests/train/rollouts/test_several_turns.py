@@ -28,6 +28,13 @@ def reply(messages, row):
 def turns(answers, rows):
     return [float(sum(m["role"] == "assistant" for m in row["messages"])) for row in rows]
 
+def long(messages, row):
+    return "a" * len(messages)
+
+def in_turn(answers, rows):
+    said = [[m["role"] for m in row["messages"]] for row in rows]
+    return [float(roles == ["user", "assistant"] * (len(roles) // 2)) for roles in said]
+
 def fails(messages, row):
     raise ValueError("no such tool")
 
@@ -68,6 +75,20 @@ def test_only_the_models_own_tokens_are_learnt_from(episodes: dict[str, Any], ba
     assert several > 4
     line = ran.folder.read_metrics()[0]
     assert line["ratio"] == pytest.approx(1.0, abs=1e-5) and line["logprob_difference"] < 1e-5
+
+
+def test_a_reply_that_does_not_fit_is_left_out(episodes: dict[str, Any], base: Path) -> None:
+    rewards = ["python:tool_of_tests:in_turn", "length:1"]
+    grpo = {**episodes["grpo"], "environment": "python:tool_of_tests:long", "rewards": rewards, "turns": 4}
+    ran = run(base, {**episodes, "grpo": grpo, "steps": 1})
+    rollouts = files_of(ran).read(0).rollouts
+    assert max(len(r.prompt_ids) + len(r.answer_ids) for r in rollouts) <= ran.prepared.job.train.seq_len == 64
+    left_out = [r for r in rollouts if not r.stopped and r.length < 16]
+    assert any(r.own is not None for r in left_out)
+    for r in rollouts:
+        own = np.ones(len(r.answer_ids), bool) if r.own is None else r.own
+        last_turn = len(own) - 1 - np.flatnonzero(~own)[-1] if not own.all() else len(own)
+        assert r.rewards == {rewards[0]: 1.0, rewards[1]: pytest.approx(max(0.0, 1.0 - (last_turn - 1)))}
 
 
 @pytest.mark.slow  # two processes

@@ -56,7 +56,7 @@ class PolicyTask(LanguageTask):
         rewards: Rewards,
         mix: PretrainingMix | None = None,
         codec: TextCodec,
-        context: int | None,
+        context: int,
         seed: int,
         micro_batch: int,
         environment: Environment | None = None,
