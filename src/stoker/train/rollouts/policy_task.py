@@ -85,7 +85,7 @@ class PolicyTask(LanguageTask):
         self._files: RolloutFiles | None = None
         self._iterations: dict[int, Iteration] = {}
         self._prompts: int | None = None  # prompts of the run, where its length is a number of epochs
-        self._alarms = NewAlarms(settings, lambda: self.files.read(0).figures)
+        self._alarms = NewAlarms(settings, lambda: self.files.read(self.files.numbers()[0]).figures)
         self._told = False  # whether the user was told that moving gains nothing
         self._step = 0
         self._only_critic = False  # whether this is the critic's warm-up
@@ -140,7 +140,8 @@ class PolicyTask(LanguageTask):
                 inside = found_there is not None and found_there.step <= step
                 self._untouched = not inside
                 if found_there and inside:
-                    self._iterations[number], self._figures = found_there, found_there.figures
+                    self._iterations[number] = found_there
+                    self._figures = {**found_there.figures, "rollout_seconds": 0.0}
                     continue
                 unscored = self._scored_within(number, first, last)
                 self._unscored = number if unscored else None

@@ -20,9 +20,10 @@ RATIO, APPROX_KL = 0.01, 1e-3  # limits before the first step on new answers: of
 def figures_of(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Returns the figures of an iteration for `metrics.jsonl`: see docs/alignment.md."""
     every = {name: np.concatenate([r.tokens[name] for r in rollouts]) for name in rollouts[0].tokens}
+    scores = [r.score for r in rollouts]
     figures = {
-        "score": float(np.mean([r.score for r in rollouts])),
-        "score_deviation": float(np.std([r.score for r in rollouts])),
+        "score": float(np.mean(scores)),
+        "score_deviation": float(np.std(scores)) if min(scores) < max(scores) else 0.0,  # else perhaps rounding
         "entropy": float(every["entropy"].mean()),
         "response_tokens": float(np.mean([r.length for r in rollouts])),
         "ended": float(np.mean([r.stopped for r in rollouts])),
@@ -85,7 +86,7 @@ class NewAlarms:
     """Alarms about iterations, each of a kind that the iteration before did not raise.
 
     Args:
-        first: returns the figures of the run's first iteration.
+        first: returns the figures of the run's first iteration that is kept.
     """
 
     def __init__(self, settings: PolicySettings, first: Callable[[], Mapping[str, float]]) -> None:
