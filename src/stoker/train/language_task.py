@@ -108,7 +108,9 @@ class LanguageTask:
     ) -> list[Inputs]:
         rows = [self._extras.as_row(document) for document in documents]
         given = self._extras.of_rows(documents)
-        return self.language.lay_out(rows, device or self.device, share=share, together=together, given=given)
+        laid_out = self.language.lay_out(rows, device or self.device, share=share, together=together, given=given)
+        balance = None if self.target == "token" else 1 / together
+        return [replace(inputs, balance=balance) for inputs in laid_out]
 
     def _count(self, inputs: Inputs) -> int:
         return len(inputs.targets) if self.target == "token" else inputs.rows // self.together
