@@ -21,6 +21,7 @@ from stoker.models.objective import Loss, Measures, Objective, next_token
 from stoker.models.packed_row import row_of
 from stoker.train.batch_extras import BatchExtras
 from stoker.train.evaluate import Evaluation, evaluate
+from stoker.train.hooks import Hook
 from stoker.train.task import Part
 
 if TYPE_CHECKING:
@@ -143,6 +144,11 @@ class LanguageTask:
         if evaluation is not None:
             self._extras.evaluated(self, evaluation.measures)
         return evaluation
+
+    @property
+    def hooks(self) -> tuple[Hook, ...]:
+        """Hooks of the task into the training step."""
+        return ()
 
     @property
     def figures(self) -> Mapping[str, float]:

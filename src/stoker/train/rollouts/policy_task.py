@@ -18,11 +18,12 @@ from stoker.checkpoint.object_collectives import by_first
 from stoker.data.sequences import Document
 from stoker.data.tokenise import TextCodec
 from stoker.errors import Problem, UserError
-from stoker.models.critic import as_critic
+from stoker.models.critic import as_critic, is_of_critic
 from stoker.models.language_model import has_dropout
 from stoker.parallel.idle_offload import IdleOffload
 from stoker.runs.run_folder import RunFolder
 from stoker.train.evaluate import Evaluation
+from stoker.train.hooks import Hook
 from stoker.train.language_task import HOST, LanguageTask
 from stoker.train.rollouts.actor_critic import RETURN, ActorCritic
 from stoker.train.rollouts.answer_collector import AnswerCollector
@@ -199,13 +200,24 @@ class PolicyTask(LanguageTask):
         return ratio_alarms(measures) if first and not self._only_critic else []
 
     @property
+    def hooks(self) -> tuple[Hook, ...]:
+        return (Hook(after_passes=self._keep_policy),) if self.settings.critic_warmup else ()
+
+    def _keep_policy(self, step: int, loss: Tensor) -> Tensor:
+        """Drops the policy's gradients in the critic's warm-up, so that no optimizer steps or decays its weights."""
+        for name, parameter in self.model.named_parameters() if self._only_critic else ():
+            if not is_of_critic(name):
+                parameter.grad = None
+        return loss
+
+    @property
     def figures(self) -> Mapping[str, float]:
         """Means over the answers of the current iteration; seconds only in the step that sampled them."""
         return self._figures
 
     def parts(self, first: int, last: int) -> list[Part]:
         """Returns the policy's passes over answers, those over other data, and the critic's."""
-        beside = self._mix.parts(self, first, last) if self._mix is not None else []
+        beside = self._mix.parts(self, first, last) if self._mix is not None and not self._only_critic else []
         found: list[Rollout] = []
         numbers: list[int] = []  # indices within their iterations
         while first < last:
