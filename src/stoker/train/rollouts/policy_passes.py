@@ -49,8 +49,9 @@ def policy_pass(
 
 
 def critic_pass(inputs: Inputs, rollouts: Sequence[Rollout], settings: PolicySettings, *, own: bool) -> Part:
-    """Returns the critic's pass over the same answers; its loss is over the policy's targets, so it has no own ones. The
-    routers' auxiliary loss is in the policy's passes.
+    """Returns the critic's pass over the same answers; its loss is over the policy's targets, so it has no own ones.
+
+    The routers' auxiliary loss is in the policy's passes.
 
     Args:
         own: whether the critic is a model of its own.

@@ -35,7 +35,7 @@ from stoker.train.rollouts.policy_settings import PolicySettings
 from stoker.train.rollouts.pretraining_mix import PretrainingMix
 from stoker.train.rollouts.rewards import Rewards
 from stoker.train.rollouts.rollout import Rollout
-from stoker.train.rollouts.rollout_figures import NewAlarms, figures_of, ratio_alarms
+from stoker.train.rollouts.rollout_figures import NewAlarms, figures_of, ratio_alarms, reward_figures
 from stoker.train.rollouts.rollout_files import ROLLOUTS, Iteration, RolloutFiles
 from stoker.train.rollouts.shaping import add_advantages, groups, tells_apart
 from stoker.train.rollouts.token_scores import TrainedScores
@@ -293,6 +293,8 @@ class PolicyTask(LanguageTask):
         figures = {"informative": float(np.mean(informative)), "rollout_seconds": time.perf_counter() - began}
         if settings.kl_target is not None:
             figures["kl_factor"] = kl
+        if settings.kl and settings.kl_in_reward:
+            figures |= reward_figures(kept, kl)
         iteration = self._iterations[number] = Iteration(number, step, first, tuple(kept), figures)
         return iteration
 

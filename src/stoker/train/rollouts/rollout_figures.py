@@ -40,6 +40,16 @@ def figures_of(rollouts: Sequence[Rollout]) -> dict[str, float]:
     return figures
 
 
+def reward_figures(rollouts: Sequence[Rollout], kl: float) -> dict[str, float]:
+    """Returns the figures of a KL in the reward: what it subtracts from an answer, and the sum with the score.
+
+    Args:
+        kl: factor of the KL.
+    """
+    kl_reward = -kl * float(np.mean([r.kl for r in rollouts]))
+    return {"kl_reward": kl_reward, "total_reward": float(np.mean([r.score for r in rollouts])) + kl_reward}
+
+
 def alarms(figures: Mapping[str, float], first: Mapping[str, float], settings: PolicySettings) -> dict[str, str]:
     """Returns alarms about an iteration, each by its kind and with its likely cause.
 
