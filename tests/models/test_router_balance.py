@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -53,28 +54,30 @@ def own_balance(model: PreTrainedModel, ids: Tensor) -> Tensor:
     return torch.stack(each).mean()
 
 
-def expected_gradients(model: PreTrainedModel, rows: list[Row]) -> dict[str, Tensor]:
+def expected_gradients(model: PreTrainedModel, rows: list[Row], weight: float | None) -> dict[str, Tensor]:
     total = torch.zeros((), dtype=torch.float64)
     for ids, trained in rows:
         ids_T = torch.from_numpy(ids.astype(np.int64))
         wanted_T = torch.from_numpy(trained[1:])
         logits = model(input_ids=ids_T[None, :-1], use_cache=False).logits[0]
         total = total + nn.functional.cross_entropy(logits, ids_T[1:], reduction="none")[wanted_T].sum()
-        total = total + COEFFICIENT * wanted_T.sum() * own_balance(model, ids_T[:-1])
+        total = total + COEFFICIENT * (wanted_T.sum() if weight is None else weight) * own_balance(model, ids_T[:-1])
     total.backward()
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def gradients(language: LanguageModel, rows: list[Row]) -> dict[str, Tensor]:
-    for inputs in language.lay_out(rows, CPU):
+def gradients(language: LanguageModel, rows: list[Row], weight: float | None) -> dict[str, Tensor]:
+    for inputs in (replace(inputs, balance=weight) for inputs in language.lay_out(rows, CPU)):
         with packed_row.segments(inputs.segments):
             language.loss(inputs).total.backward()
     return {name: p.grad for name, p in language.model.named_parameters() if p.grad is not None}
 
 
 @pytest.mark.parametrize("family", MIXTURES)
-@pytest.mark.parametrize("how", ["packed", "padded", "recomputed"])
-def test_gradients_are_those_of_documents_one_by_one(family: str, how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "weight"), [("packed", None), ("padded", None), ("recomputed", None), ("packed", 0.5), ("padded", 0.0)]
+)
+def test_gradients_are_those_of_documents_one_by_one(family: str, how: str, weight: float | None) -> None:
     model = tiny(family).double()
     reference = copy.deepcopy(model)
     language = lay_out_for(model, hook_routers(model, COEFFICIENT))
@@ -83,8 +86,8 @@ def test_gradients_are_those_of_documents_one_by_one(family: str, how: str) -> N
     if how == "padded":
         model.set_attn_implementation("sdpa")
         language = LanguageModel(model, language.head, False, (), language.balance)
-    expected = expected_gradients(reference, documents())
-    found = gradients(language, documents())
+    expected = expected_gradients(reference, documents(), weight)
+    found = gradients(language, documents(), weight)
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-6 * float(gradient.abs().max()) + 1e-9)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stoker.errors import RunFailed
+from stoker.errors import RunFailed, UserError
 from stoker.scoring import judge as judging
 from stoker.scoring.judge import TOKEN, Judge, open_judge
 
@@ -111,3 +111,18 @@ def test_a_failing_judge_is_asked_again_only_where_that_may_help(status: int, ti
     with pytest.raises(RunFailed, match=str(status)):
         open_judge(f"{server.url},mine").compare("Why?", "good", "bad")
     assert len(server.tokens) == times
+
+
+@pytest.mark.parametrize(
+    "url", ["http://h:abc/v1", "http://h:99999/v1", "http://[::1/v1", "http://h/v 1", "http://h/\tv1", "http:///v1"]
+)
+def test_an_address_that_is_none_is_an_error_of_the_user(url: str) -> None:
+    with pytest.raises(UserError, match="is not an address of a judge"):
+        open_judge(f"{url},mine")
+
+
+@pytest.mark.parametrize("said", [b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"])
+def test_what_is_no_answer_of_a_judge_is_said(said: bytes, server: FakeJudge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Handler, "give", lambda self, _: self.wfile.write(said))
+    with pytest.raises(RunFailed, match=r"the judge at http://\S+ cannot be asked: "):
+        open_judge(f"{server.url},mine").compare("Why?", "good", "bad")

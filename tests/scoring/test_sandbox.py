@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -25,11 +26,56 @@ def test_a_program_that_is_right_passes_and_a_wrong_one_says_why() -> None:
     assert run_program("def f(:") == ProgramOutcome(False, "SyntaxError")
 
 
-@pytest.mark.parametrize(
-    "program", ["import os; os._exit(0)", "import sys; sys.exit(0)", "raise SystemExit", "print('x passed')\n1/0"]
-)
-def test_a_program_that_ends_early_has_not_passed(program: str) -> None:
-    assert not run_program(program).passed
+FORGED = {  # code that ends a program with a claim to have passed
+    "exit": "os._exit(0)",
+    "sys.exit": "sys.exit(0)",
+    "SystemExit": "raise SystemExit",
+    "output": "print('x passed')\n1/0",
+    "a name": "raise type('passed', (Exception,), {})",
+    "argv": "for word in sys.orig_argv + open('/proc/self/cmdline').read().split(chr(0)):\n    claim(word)",
+    "frames": """
+frame = sys._getframe()
+while frame := frame.f_back:
+    for value in [*frame.f_locals.values(), *frame.f_globals.values()]:
+        claim(value)
+""",
+    "collector": """
+import gc
+frames = [frame for frame in gc.get_objects()] + [sys._getframe(n) for n in range(3)]
+for value in frames + gc.get_referents(*frames):
+    claim(value)
+""",
+    "input": "claim(os.read(0, 99)); claim(sys.stdin.buffer.read())",
+}
+CLAIM = r"""
+import os, re, sys
+def claim(sign):
+    sign = sign.encode() if isinstance(sign, str) else sign
+    if isinstance(sign, bytes) and (found := re.search(b"[0-9a-f]{32}", sign)):
+        for pipe in range(3, 9):
+            try:
+                os.write(pipe, b"\n" + found[0] + b" passed")
+            except OSError:
+                pass
+        os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("how", FORGED)
+def test_a_program_that_ends_early_has_not_passed(how: str) -> None:
+    assert not run_program(f"{CLAIM}\n{FORGED[how]}\nos._exit(0)\n").passed
+
+
+@pytest.mark.parametrize("name", ["type", "BaseException"])
+def test_a_program_that_replaces_builtins_has_not_passed(name: str) -> None:
+    program = "import builtins\nclass Said:\n    __name__ = 'passed'\n"
+    assert not run_program(f"{program}builtins.{name} = lambda *_: Said()\nassert False").passed
+
+
+def test_a_program_cannot_fill_the_memory_of_its_reader() -> None:
+    began = time.monotonic()
+    assert run_program("import os\nwhile True: os.write(3, b'x' * 4096)", seconds=60) == ProgramOutcome(False, "output")
+    assert time.monotonic() - began < 30
 
 
 HARMFUL = {

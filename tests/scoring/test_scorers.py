@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from stoker.errors import UserError
 from stoker.scoring.answer_rows import AnswerRow
+from stoker.scoring.program_tests import program_of
 from stoker.scoring.sandbox import sandbox_problem
 from stoker.scoring.scorers import last_number, normalised, scorer_of, scorer_problem, scorers_of
 
@@ -48,7 +50,16 @@ def score(name: str, answer: str, expected: object = None, base: Path = Path()) 
         ("json_schema", '{"a": 1}', {"type": "object", "required": ["a"]}, True),
         ("json_schema", '{"b": 1}', '{"type": "object", "required": ["a"]}', False),
         ("json_schema", "```json\n[1]\n```", {"type": "array"}, True),
+        ("json_schema", "```\n[1]```", {"type": "array"}, True),
+        ("json_schema", "```yaml\n[1]\n```", {"type": "array"}, False),
         ("json_schema", "Here: [1]", {"type": "array"}, False),
+        ("json_schema", '{"a": 1, "xb": 2}', {"additionalProperties": False, "patternProperties": {"^x": {}}}, False),
+        ("json_schema", '{"xa": 1}', {"additionalProperties": False, "patternProperties": {"^x": {}}}, True),
+        ("json_schema", '{"xa": 1}', {"patternProperties": {"^x": {"type": "string"}}}, False),
+        ("json_schema", '{"a": 1}', {"properties": {"a": {}}, "additionalProperties": {"type": "string"}}, True),
+        ("json_schema", '{"b": 1}', {"properties": {"a": {}}, "additionalProperties": {"type": "string"}}, False),
+        ("json_schema", '"abc"', {"pattern": "b"}, True),
+        ("json_schema", '"abc"', {"pattern": "^b"}, False),
     ],
 )
 def test_right_and_wrong(name: str, answer: str, expected: object, right: bool) -> None:
@@ -202,9 +213,47 @@ def test_what_the_command_line_names_a_row_may_name(tmp_path: Path) -> None:
 
 
 def test_a_pattern_that_takes_for_ever_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.scoring.scorers.PATTERN_SECONDS", 0.05)
+    monkeypatch.setattr("stoker.scoring.patterns.PATTERN_SECONDS", 0.05)
     with pytest.raises(UserError, match=r"rows.jsonl:7: .* took more than"):
         score("regex", "a" * 60 + "b", r"^(a|aa)+$")
+
+
+@pytest.mark.parametrize(
+    ("schema", "answer"),
+    [
+        ({"pattern": r"^(a|aa)+$"}, f'"{"a" * 60}b"'),
+        ({"patternProperties": {r"^(a|aa)+$": False}}, f'{{"{"a" * 60}b": 1}}'),
+        ({"additionalProperties": False, "patternProperties": {r"^(a|aa)+$": {}}}, f'{{"{"a" * 60}b": 1}}'),
+    ],
+)
+def test_a_pattern_of_a_schema_that_takes_for_ever_is_ended(
+    schema: object, answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.scoring.patterns.PATTERN_SECONDS", 0.05)
+    with pytest.raises(UserError, match=r"rows.jsonl:7: .* took more than"):
+        score("json_schema", answer, schema)
+
+
+@pytest.mark.parametrize(
+    ("answer", "schema"),
+    [
+        ("NaN", {"type": "number"}),
+        ("-Infinity", True),
+        ("[" * 300 + "]" * 300, {"type": "array", "items": {"$ref": "#"}}),
+        ("1e400", {"type": "integer", "multipleOf": 3}),
+        ("1" * 400, {"multipleOf": 0.5}),
+        ("[" * 100_000, True),
+    ],
+)
+def test_what_cannot_be_checked_does_not_fit(answer: str, schema: object) -> None:
+    assert score("json_schema", answer, schema) == 0
+
+
+def test_fences_take_no_quadratic_time() -> None:
+    began = time.monotonic()
+    score("json_schema", "```" + "\n" * 100_000, True)
+    assert program_of("```" + " " * 100_000, {"tests": "pass"})
+    assert time.monotonic() - began < 2
 
 
 PROBLEM = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +150,27 @@ def test_the_coefficient_changes_the_weights(job: Path) -> None:
     plain_losses, plain_norms = run(str(job), ("train.router_aux_loss=0",), "without")
     assert losses[0] == plain_losses[0] and abs(norms[0] - plain_norms[0]) > 1e-3
     assert abs(losses[2] - plain_losses[2]) > 1e-5
+
+
+def of_pairs(words: int) -> dict[str, Any]:
+    return {"task": "dpo", "data": f"pairs{words}.jsonl", "dpo": {"loss": "sigmoid", "beta": 1e-9}}
+
+
+def of_answers(words: int) -> dict[str, Any]:
+    block = {"rewards": "exact", "prompts": 4, "answers": 2, "max_tokens": words, "kl": 0.0}
+    return {"task": "grpo", "data": "asked.jsonl", "grpo": block}
+
+
+@pytest.mark.parametrize("block", [of_pairs, of_answers])
+def test_the_length_of_answers_is_no_factor_of_it(block: Any, job: Path, sft: dict[str, Any]) -> None:
+    """The losses themselves have no gradient here: beta is next to nothing, and the answers all score alike."""
+    prompts = [{"prompt": f"Say {i}", "expected": "nothing that is said"} for i in range(16)]
+    (job / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
+    norms = []
+    for words in (2, 32):
+        rows = [{"prompt": f"Say {i}", "chosen": f"{i} " * words, "rejected": "a " * words} for i in range(16)]
+        (job / f"pairs{words}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        made = {**job_of(sft, job, batch=8, micro_batch=8, seq_len=128), **block(words), "steps": 1}
+        write_job(job, {**made, "evaluate": {"fraction": 0.0}})
+        norms += run(str(job), (), f"of {words}")[1]
+    assert norms[0] > 1e-3 and 0.5 < norms[1] / norms[0] < 2

@@ -55,6 +55,7 @@ class Inputs:
         across: the processes that share the row; None if this one has all of it. ``segments`` are always those of
             the whole row.
         given: a task's values of the documents, shape (rows,), or of the targets, shape (N,), by name.
+        balance: weight of each document in the routers' auxiliary loss; None for its number of targets.
     """
 
     ids: Tensor
@@ -70,6 +71,7 @@ class Inputs:
     own: Tensor | None = None
     across: AcrossRow | None = None
     given: Mapping[str, Tensor] = field(default_factory=dict)
+    balance: float | None = None
 
     def sum_by_document(self, values_N: Tensor) -> Tensor:
         """Sums a value of each target over each document, shape (rows,), the same on all processes of the row."""

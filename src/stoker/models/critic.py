@@ -41,13 +41,18 @@ def add_critic(model: nn.Module, seed: int) -> Drawn:
         with torch.device(META):  # peft moves an adapter to its base's device only if it is the first
             model.add_adapter(CRITIC, deepcopy(model.peft_config["default"]))
         for name, parameter in model.named_parameters():
-            if f".{CRITIC}." in name or name.endswith(f".{CRITIC}"):
+            if is_of_critic(name):
                 parameter.requires_grad_(True)
     width = int(base.config.get_text_config().hidden_size)
     head = nn.Linear(width, 1, device=META)
     setattr(base, VALUE_HEAD, head)
     name = next(name for name, module in model.named_modules() if module is head)
     return {f"{name}.weight": partial(draw_weights, width, seed, CRITIC), f"{name}.bias": partial(torch.zeros, 1)}
+
+
+def is_of_critic(name: str) -> bool:
+    """Returns whether a parameter of a policy's model is its critic's: of its adapter, its head, or its own model."""
+    return not {CRITIC, VALUE_HEAD, OWN_CRITIC}.isdisjoint(name.split("."))
 
 
 def remove_critic(model: nn.Module) -> None:

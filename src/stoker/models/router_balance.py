@@ -3,8 +3,8 @@
 For each document and layer it is E * sum over the experts e of f_e P_e, with f_e the choices of e per token and P_e its
 mean probability (Fedus et al., 2022, equations 4 to 6, over a document as in DeepSeek-V3, section 2.1.2). A document is
 never split over micro-batches or replicas, so accumulation, packing and data parallelism do not change it; like the
-loss itself it is weighted by the document's targets. It enters the gradient and not the reported loss, which stays
-comparable with the held-out one.
+loss itself it is weighted by the document's share of the step's targets: its tokens, or 1 in a mean over answers. It
+enters the gradient and not the reported loss, which stays comparable with the held-out one.
 
 Shapes: T tokens, E experts, U segments, D documents.
 """
@@ -68,7 +68,7 @@ class _Pass:
     units_T: Tensor
     counts_T: Tensor | None
     documents_DU: Tensor
-    targets_D: Tensor
+    weights_D: Tensor
     terms: list[Tensor] = field(default_factory=list)
 
     def add(self, logits_TE: Tensor) -> None:
@@ -85,7 +85,7 @@ class _Pass:
         experts = p_TE.shape[1]
         chosen_DE, p_DE, tokens_D = (self.documents_DU.to(sums.dtype) @ sums).split((experts, experts, 1), dim=1)
         each_D = experts * (chosen_DE * p_DE).sum(1) / tokens_D.squeeze(1).square().clamp(min=1)
-        self.terms.append((each_D * self.targets_D.to(each_D.dtype)).sum())
+        self.terms.append((each_D * self.weights_D.to(each_D.dtype)).sum())
 
     def total(self) -> Tensor | None:
         """Returns the summed loss of this pass; None if no layer here has a router."""
@@ -100,8 +100,9 @@ _passes: list[_Pass | None] = [None]
 
 @contextmanager
 def collect_router_logits(balance: RouterBalance | None, inputs: Inputs) -> Iterator[_Pass | None]:
-    """Collects the routers' logits within the block, where gradients are enabled."""
-    at_work = _begin(balance, inputs) if balance is not None and torch.is_grad_enabled() else None
+    """Collects the routers' logits within the block, where gradients are enabled and the pass' documents count."""
+    counts = torch.is_grad_enabled() and inputs.balance != 0
+    at_work = _begin(balance, inputs) if balance is not None and counts else None
     with _within(at_work):
         yield at_work
 
@@ -156,17 +157,19 @@ def _report(place: int, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
 
 def _begin(balance: RouterBalance, inputs: Inputs) -> _Pass:
     device = inputs.ids.device
-    targets_D = inputs.sum_by_document(torch.ones_like(inputs.documents, dtype=torch.float32))
+    weights_D = inputs.sum_by_document(torch.ones_like(inputs.documents, dtype=torch.float32))
+    if inputs.balance is not None:
+        weights_D = torch.full_like(weights_D, inputs.balance)
     if inputs.segments is None:
         rows, length = inputs.ids.shape
         units_T = torch.arange(rows, device=device).repeat_interleave(length)
         mask_BT = inputs.mask if inputs.mask is not None else torch.ones_like(inputs.ids)
         counts_T = nn.functional.pad(mask_BT[:, 1:], (0, 1)).flatten()  # a last token predicts nothing
-        return _Pass(balance, inputs, units_T, counts_T, torch.eye(rows, device=device), targets_D)
+        return _Pass(balance, inputs, units_T, counts_T, torch.eye(rows, device=device), weights_D)
     lengths = torch.tensor([segment.length for segment in inputs.segments])
     units_T = torch.arange(len(lengths)).repeat_interleave(lengths).to(device)
     documents_DU = torch.zeros(inputs.rows, len(lengths))
     for document, members in enumerate(inputs.members):
         documents_DU[document, list(members)] = 1.0
     units_T = units_T if inputs.own is None else units_T[inputs.own]
-    return _Pass(balance, inputs, units_T, None, documents_DU.to(device), targets_D)
+    return _Pass(balance, inputs, units_T, None, documents_DU.to(device), weights_D)

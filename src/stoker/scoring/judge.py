@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -109,8 +110,7 @@ def open_judge(argument: str) -> Judge:
     """
     url, _, model = argument.partition(",")
     url = url.rstrip("/")
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if not _is_address(url):
         raise UserError(Problem(f"{url!r} is not an address of a judge", "write judge:http://HOST:PORT/v1,MODEL"))
     if not model:
         try:
@@ -118,6 +118,15 @@ def open_judge(argument: str) -> Judge:
         except (KeyError, IndexError, TypeError) as error:
             raise RunFailed(f"the judge at {url} lists no model; write judge:{url},MODEL") from error
     return Judge(url, model)
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets or a port that are none
+        return False
+    return whole and not re.search(r"[\x00-\x20\x7f]", url)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -140,7 +149,7 @@ def _request(url: str, body: dict[str, Any] | None = None) -> Any:
         except urllib.error.HTTPError as error:
             if attempt == TRIES or not (error.code == 429 or error.code >= 500):
                 raise RunFailed(f"the judge at {url} answered {error.code} {error.reason}") from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HTTPException) as error:
             if attempt == TRIES:
                 raise RunFailed(f"the judge at {url} cannot be asked: {reason_of(error)}") from error
         time.sleep(WAIT * attempt)

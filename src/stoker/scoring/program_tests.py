@@ -22,7 +22,7 @@ from stoker.scoring.scorer import Score, Scorer
 LONGEST = 600  # seconds
 
 TESTS = ("tests", "test", "test_list")
-_FENCE = re.compile(r"```[ \t]*[\w+-]*[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
+_FENCE = re.compile(r"```[ \t]*+[\w+-]*+[ \t]*+\n(.*?)(?:\n[ \t]*+```|\Z)", re.DOTALL)
 
 
 def code_scorer(name: str, argument: str, base: Path) -> Scorer:

@@ -12,16 +12,25 @@ Each program runs as a separate process with an empty temporary folder and no en
 
 A program can read files that the user may read, but cannot send them anywhere. Other systems have no such filter, so
 programs are not run there.
+
+The sandbox protects the machine. It protects the score less well, as the tests run in the program's own process. The
+outcome counts only behind a secret that no Python object of the program's process refers to, so a program that ends
+early, raises, or writes into the pipe has not passed. But a program that searches its memory (``ctypes``,
+``/proc/self/mem``) can find the secret, and one that changes what the tests call or compare passes without it.
 """
 
 from __future__ import annotations
 
+import os
 import platform
 import secrets
+import select
 import signal
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +40,7 @@ from stoker.scoring import sandbox_child
 SECONDS = 10.0
 MEMORY = 1 << 30  # bytes of address space
 FILE = 1 << 20  # bytes
+OUTPUT = 4096  # bytes of a program's outcome; a program that writes more is ended
 
 
 @dataclass(frozen=True)
@@ -39,7 +49,7 @@ class ProgramOutcome:
 
     Attributes:
         passed: whether it ran to its end.
-        why: ``passed``, ``time``, or the exception or signal that ended it.
+        why: ``passed``, ``time``, ``output``, or the exception or signal that ended it.
     """
 
     passed: bool
@@ -61,11 +71,14 @@ def run_program(program: str, *, seconds: float = SECONDS, memory: int = MEMORY)
     """
     if problem := sandbox_problem():
         raise CannotRun(problem)
-    sign = secrets.token_hex(16)
-    arguments = [sign, str(int(seconds) + 1), str(memory), str(FILE)]
+    sign = secrets.token_hex(sandbox_child.SIGN // 2).encode()
+    deadline = time.monotonic() + seconds
     with tempfile.TemporaryDirectory(prefix="stoker-sandbox-") as folder:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", str(Path(sandbox_child.__file__)), *arguments],
+            [
+                *(sys.executable, "-I", "-S", "-B", str(Path(sandbox_child.__file__))),
+                *(str(limit) for limit in (int(seconds) + 1, memory, FILE)),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -74,16 +87,45 @@ def run_program(program: str, *, seconds: float = SECONDS, memory: int = MEMORY)
             start_new_session=True,
         )
         try:
-            out, _ = process.communicate(program.encode(), timeout=seconds)
+            out = _exchange(process, sign + program.encode(), deadline)
         except subprocess.TimeoutExpired:
             return ProgramOutcome(False, "time")
         finally:
             process.kill()
             process.wait()
+            process.stdout.close()  # type: ignore[union-attr]
     if process.returncode == -signal.SIGXCPU:
         return ProgramOutcome(False, "time")
-    said, _, why = out.decode(errors="replace").rpartition("\n")[2].partition(" ")
-    if said != sign:
-        ended = f"signal {-process.returncode}" if process.returncode < 0 else f"exit code {process.returncode}"
-        return ProgramOutcome(False, ended)
-    return ProgramOutcome(why == "passed", why)
+    if len(out) > OUTPUT:
+        return ProgramOutcome(False, "output")
+    before, _, outcome = out.rpartition(b"\n")
+    if outcome == sign + sandbox_child.PASSED:
+        return ProgramOutcome(True, "passed")
+    if outcome == sign + sandbox_child.FAILED:
+        return ProgramOutcome(False, before.rpartition(b"\n")[2].decode(errors="replace"))
+    ended = f"signal {-process.returncode}" if process.returncode < 0 else f"exit code {process.returncode}"
+    return ProgramOutcome(False, ended)
+
+
+def _exchange(process: subprocess.Popen[bytes], given: bytes, deadline: float) -> bytes:
+    """Gives a process its input; returns its output at its end, or more than `OUTPUT` bytes as soon as it has written
+    them.
+
+    Raises:
+        TimeoutExpired: it has not ended by the deadline.
+    """
+    assert process.stdin is not None and process.stdout is not None
+    with suppress(BrokenPipeError), process.stdin:
+        process.stdin.write(given)  # the child reads all of it before it runs the program
+    waiting, out = select.poll(), b""
+    waiting.register(process.stdout, select.POLLIN)
+    while len(out) <= OUTPUT:
+        left = max(0.0, deadline - time.monotonic())
+        if not waiting.poll(1000 * left):
+            raise subprocess.TimeoutExpired(process.args, left)
+        some = os.read(process.stdout.fileno(), OUTPUT)
+        if not some:
+            process.wait(max(0.0, deadline - time.monotonic()))
+            break
+        out += some
+    return out

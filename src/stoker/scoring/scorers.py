@@ -19,7 +19,6 @@ Where several expected answers are given, the best score counts.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import string
@@ -29,24 +28,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import regex
-
-from stoker.errors import Problem, UserError, reason_of, user_file_errors
+from stoker.errors import Problem, UserError
 from stoker.scoring.answer_rows import AnswerRow
+from stoker.scoring.json_schema import json_schema_scorer
 from stoker.scoring.judge import Judge, open_judge
 from stoker.scoring.language import language_scorer
+from stoker.scoring.patterns import compiled, is_found
 from stoker.scoring.program_tests import code_scorer
 from stoker.scoring.python_scorer import python_problem, python_scorer
 from stoker.scoring.scorer import Score, Scorer, require_package
 
-PATTERN_SECONDS = 5.0  # patterns may take exponential time
 ROUGES = ("rouge1", "rouge2", "rougeL")
 FOREIGN = ("python", "judge", "code")  # only the command line may name these
 UNTRIED = ("python", "judge")  # not tried before real answers exist
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
-_FENCE = re.compile(r"```(?:json)?\s*\n(.*?)\n?```", re.DOTALL)
 
 
 def scorer_of(name: str, base: Path) -> Scorer:
@@ -119,75 +116,15 @@ def _normalised(name: str, argument: str, base: Path) -> Scorer:
 
 def _regex(name: str, argument: str, base: Path) -> Scorer:
     if argument:
-        pattern = _compiled(argument)
-        return Scorer(name, lambda answer, row: Score(_found(pattern, answer, row)), needs_expected=False)
-    return Scorer(name, lambda answer, row: Score(max(_found(_compiled(p, row), answer, row) for p in row.accepted)))
+        pattern = compiled(argument)
+        return Scorer(name, lambda answer, row: Score(_matches(pattern, answer, row)), needs_expected=False)
+    return Scorer(
+        name, lambda answer, row: Score(max(float(is_found(compiled(p, row), answer, row)) for p in row.accepted))
+    )
 
 
-def _compiled(pattern: str, row: AnswerRow | None = None) -> Any:
-    try:
-        return regex.compile(pattern)
-    except regex.error as error:
-        message = f"{pattern!r} is not a regular expression: {error}"
-        raise UserError(row.problem(message) if row else message) from error
-
-
-def _found(pattern: Any, answer: str, row: AnswerRow) -> float:
-    try:
-        return float(pattern.search(answer, timeout=PATTERN_SECONDS) is not None)
-    except TimeoutError as error:
-        message = f"the regular expression {pattern.pattern!r} took more than {PATTERN_SECONDS:g} s on an answer"
-        raise UserError(row.problem(message, "write one without nested repetitions")) from error
-
-
-def _json_schema(name: str, argument: str, base: Path) -> Scorer:
-    require_package("jsonschema", name)
-    if argument:
-        path = base / argument
-        with user_file_errors(f"the schema {argument}"):
-            schema = json.loads(path.read_text(encoding="utf-8"))
-        check = _validator(schema, argument)
-        return Scorer(name, lambda answer, row: Score(_fits(check, answer)), needs_expected=False)
-    return Scorer(name, _fits_own)
-
-
-def _fits_own(answer: str, row: AnswerRow) -> Score:
-    schema = row.expected
-    try:
-        schema = json.loads(schema) if isinstance(schema, str) else schema
-    except ValueError as error:
-        raise UserError(row.problem(f"the expected value is not valid JSON: {error}")) from error
-    return Score(_fits(_validator(schema, f"{row.source}:{row.row}"), answer))
-
-
-def _validator(schema: Any, place: str) -> Any:
-    """Returns a validator that loads nothing that a schema refers to."""
-    from jsonschema.exceptions import SchemaError
-    from jsonschema.validators import Draft202012Validator, validator_for
-    from referencing import Registry
-
-    if not isinstance(schema, dict | bool):
-        raise UserError(Problem("a JSON schema is an object", file=place))
-    kind = validator_for(schema, default=Draft202012Validator)
-    try:
-        kind.check_schema(schema)
-    except SchemaError as error:
-        raise UserError(Problem(f"not a JSON schema: {reason_of(error)}", file=place)) from error
-    return kind(schema, registry=Registry())
-
-
-def _fits(validator: Any, answer: str) -> float:
-    from jsonschema.exceptions import _WrappedReferencingError
-
-    fenced = _FENCE.fullmatch(answer.strip())
-    try:
-        value = json.loads(fenced[1] if fenced else answer)
-    except (ValueError, RecursionError):
-        return 0.0
-    try:
-        return float(validator.is_valid(value))
-    except _WrappedReferencingError as error:
-        raise UserError(f"the JSON schema has an unresolved $ref: {error.ref}") from error
+def _matches(pattern: Any, answer: str, row: AnswerRow) -> float:
+    return float(is_found(pattern, answer, row))
 
 
 def _numeric(name: str, argument: str, base: Path) -> Scorer:
@@ -254,7 +191,7 @@ MAKERS: dict[str, Callable[[str, str, Path], Scorer]] = {
     "exact": _exact,
     "normalised": _normalised,
     "regex": _regex,
-    "json_schema": _json_schema,
+    "json_schema": json_schema_scorer,
     "numeric": _numeric,
     "rouge": _rouge,
     "chrf": _chrf,

@@ -21,6 +21,7 @@ from stoker.models.objective import Loss, Measures, Objective, next_token
 from stoker.models.packed_row import row_of
 from stoker.train.batch_extras import BatchExtras
 from stoker.train.evaluate import Evaluation, evaluate
+from stoker.train.hooks import Hook
 from stoker.train.task import Part
 
 if TYPE_CHECKING:
@@ -108,7 +109,9 @@ class LanguageTask:
     ) -> list[Inputs]:
         rows = [self._extras.as_row(document) for document in documents]
         given = self._extras.of_rows(documents)
-        return self.language.lay_out(rows, device or self.device, share=share, together=together, given=given)
+        laid_out = self.language.lay_out(rows, device or self.device, share=share, together=together, given=given)
+        balance = None if self.target == "token" else 1 / together
+        return [replace(inputs, balance=balance) for inputs in laid_out]
 
     def _count(self, inputs: Inputs) -> int:
         return len(inputs.targets) if self.target == "token" else inputs.rows // self.together
@@ -141,6 +144,11 @@ class LanguageTask:
         if evaluation is not None:
             self._extras.evaluated(self, evaluation.measures)
         return evaluation
+
+    @property
+    def hooks(self) -> tuple[Hook, ...]:
+        """Hooks of the task into the training step."""
+        return ()
 
     @property
     def figures(self) -> Mapping[str, float]:

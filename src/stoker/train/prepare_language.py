@@ -96,7 +96,7 @@ def prepare_language(
     pieces, aliases = (spread_out.pieces, spread_out.aliases) if spread_out else (NONE, NONE)
     engine = engine_of(task, device, mesh, spread_out)
     read = (checked, corpus, text, built.new_rows)
-    return Prepared(job, task, device, facts, fingerprints, engine, pieces, aliases, *read, mesh=mesh)
+    return Prepared(job, task, device, facts, fingerprints, engine, pieces, aliases, *read, hooks=task.hooks, mesh=mesh)
 
 
 def _ready(

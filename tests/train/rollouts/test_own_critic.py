@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from running import assert_same_state, run, write_job
+from running import assert_same_state, run, write_job, write_rows
 from test_policy_layouts import check_alike, trained
 from tokenizers import Tokenizer
 
@@ -54,9 +54,11 @@ def test_a_critic_begins_as_the_reward_run_whatever_the_policy_tunes(
 
 
 def test_the_policy_and_its_critic_share_nothing(ppo: dict[str, Any], base: Path, wide: Path) -> None:
-    """With `critic_warmup` only the critic moves; in all passes the policy's ratio begins at 1."""
+    """With `critic_warmup` only the critic moves, whatever else moves a policy; its ratio begins at 1 in all passes."""
     block = {**ppo["ppo"], "critic": str(wide), "critic_warmup": 1}
-    ran = run(base, {**ppo, "steps": 2, "ppo": block})
+    write_rows(base / "beside.jsonl", 12)
+    warm = {**block, "ptx": {"data": "beside.jsonl"}}
+    ran = run(base, {**ppo, "steps": 2, "ppo": warm, "train": {**ppo["train"], "weight_decay": 0.1}})
     before, after = (ran.store.load(step).tensors for step in (1, 2))
     moved = {
         name for name, tensor in after.items() if name.startswith("model/") and not torch.equal(before[name], tensor)
@@ -65,6 +67,20 @@ def test_the_policy_and_its_critic_share_nothing(ppo: dict[str, Any], base: Path
     assert sum(name.startswith("model/critic_model.") for name in after) == len(moved)
     lines = run(base, {**ppo, "steps": 2, "output": "both", "ppo": {**block, "critic_warmup": 0}}).folder.read_metrics()
     assert lines[0]["ratio"] == pytest.approx(1.0, abs=1e-5) and lines[0]["value_loss"] > 0
+
+
+def test_a_run_goes_on_from_the_warm_up_of_a_shared_critic_to_the_bit(ppo: dict[str, Any], base: Path) -> None:
+    train = {**ppo["train"], "weight_decay": 0.1}
+    job = {**ppo, "tune": LORA, "train": train, "steps": 4, "ppo": {**ppo["ppo"], "critic_warmup": 1}}
+    whole = run(base, {**job, "output": "whole"})
+    before, warm, after = (whole.store.load(step).tensors for step in (1, 2, 4))
+    for name in (name for name in before if name.startswith("model/")):
+        of_critic = ".critic." in name or "value_head" in name
+        assert torch.equal(before[name], warm[name]) != of_critic and not torch.equal(warm[name], after[name]), name
+    run(base, {**job, "output": "parts", "steps": 2})
+    rest = run(base, {**job, "output": "parts"})
+    assert rest.losses == whole.losses
+    assert_same_state(rest.last_state(), whole.last_state())
 
 
 def test_a_critic_learns_with_a_rate_of_its_own(ppo: dict[str, Any], base: Path, wide: Path) -> None:
@@ -131,6 +147,7 @@ def test_wrong_critics_are_refused_at_their_key(
     assert error.value.problems[0].line
 
 
+WARM_UP = ("ppo.critic_warmup=1", "train.weight_decay=0.1")
 LAYOUTS = {
     "DDP": (2, ("parallel.data=2",)),
     "zero1": (2, ("parallel.data=2", "parallel.shard=zero1")),
@@ -142,6 +159,8 @@ LAYOUTS = {
     "zero2, two copies": (4, ("parallel.data=4", "parallel.shard=zero2", "parallel.shard_size=2")),
     "zero3, idle memory offloaded": (2, ("parallel.data=2", "parallel.shard=zero3", "ppo.offload_idle=true")),
     "zero3, LoRA": (2, ("parallel.data=2", "parallel.shard=zero3", "tune.method=lora", "tune.rank=4")),
+    "zero3, warm-up": (2, ("parallel.data=2", "parallel.shard=zero3", *WARM_UP)),
+    "DDP, warm-up": (2, ("parallel.data=2", *WARM_UP)),
 }
 OFTEN = ("zero3",)
 
@@ -158,7 +177,7 @@ def test_a_policy_and_its_own_critic_under_a_layout_are_those_of_one_process(
     block = {**ppo["ppo"], "critic": str(wide), "critic_lr": 1e-3}
     write_job(base, {**ppo, "steps": 3, "train": train, "ppo": block})
     monkeypatch.syspath_prepend(str(base))
-    trained(str(base), "alone", tuple(o for o in overrides if o.startswith("tune")))
+    trained(str(base), "alone", tuple(o for o in overrides if o.startswith("tune") or o in WARM_UP))
     pool.run(trained, str(base), "spread", overrides, world=world, timeout=250)
     check_alike(
         base, 3, ("loss", "score", "kl", "ratio", "clip_fraction", "value_loss", "explained_variance", "grad_norm")

@@ -220,6 +220,7 @@ def test_the_loss_of_a_critic(clip: float | None, double: None) -> None:
     assert float(loss.total.detach()) == pytest.approx(0.3 * unweighted, rel=1e-12)
     measured = dict(zip(objective.measures.names, objective.measures.take(torch.zeros(())).tolist(), strict=True))
     assert measured["value_loss"] == pytest.approx(unweighted, rel=1e-12)
+    assert measured["value_clip_fraction"] == (3 if clip is not None else 0)
     (gradient,) = torch.autograd.grad(loss.total, hidden)
     moves = [True, clip is None, True, clip is None, clip is None, False]  # no gradient where the clip binds
     assert (gradient[:, 0] != 0).tolist() == moves

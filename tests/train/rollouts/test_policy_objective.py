@@ -111,7 +111,23 @@ def test_before_the_first_step_the_ratio_is_one() -> None:
     objective(hidden, inputs, head)
     means = objective.measures.take(torch.zeros(())) / len(inputs.targets)
     measured = dict(zip(objective.measures.names, means.tolist(), strict=True))
+    assert measured.pop("ratio_variance") == pytest.approx(0.0, abs=1e-12)
     assert measured == pytest.approx({"ratio": 1.0, "approx_kl": 0.0, "clip_fraction": 0.0, "loss_kl": 0.0}, abs=1e-12)
+
+
+@pytest.mark.parametrize("by_answer", [False, True])
+def test_the_variance_of_the_ratio(by_answer: bool) -> None:
+    hidden, inputs, head = setup([4, 2])
+    log_p = TokenScoreReading(1.0)(hidden.detach(), inputs, head)[0]
+    ratio = np.exp((log_p - inputs.given["old"]).detach().numpy())
+    objective = PolicyObjective(clip_low=0.2, clip_high=0.2, by_answer=by_answer)
+    objective(hidden, inputs, head)
+    sums = objective.measures.take(torch.zeros(())).tolist()
+    found = objective.measures.means(sums, 2 if by_answer else 6)
+    weights = np.repeat([1 / 4, 1 / 2], [4, 2]) if by_answer else None
+    mean = np.average(ratio, weights=weights)
+    assert found["ratio"] == pytest.approx(mean)
+    assert found["ratio_variance"] == pytest.approx(np.average((ratio - mean) ** 2, weights=weights))
 
 
 def test_a_process_without_answers_has_a_loss_of_zero_with_gradients() -> None:

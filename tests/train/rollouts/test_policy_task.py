@@ -57,12 +57,21 @@ def test_a_run_that_stops_within_an_iteration_goes_on_to_the_bit(job: dict[str, 
     assert rest.losses == whole.losses
     for name, tensor in whole.last_state().tensors.items():
         assert (tensor == rest.last_state().tensors[name]).all(), name
+    seconds = [line["rollout_seconds"] for line in rest.folder.read_metrics()]
+    assert [step for step, spent in enumerate(seconds, 1) if spent] == [1, 5]
     after, expected = files_of(rest), files_of(whole)
     assert all(
         (a.answer_ids == b.answer_ids).all() for a, b in zip(before.rollouts, after.read(0).rollouts, strict=True)
     )
     for a, b in zip(after.read(1).rollouts, expected.read(1).rollouts, strict=True):
         assert (a.answer_ids == b.answer_ids).all() and (a.tokens["old"] == b.tokens["old"]).all()
+
+
+def test_a_run_goes_on_without_its_first_answers(job: dict[str, Any], base: Path) -> None:
+    begun = run(base, {**job, "steps": 4})
+    begun.folder.path.joinpath(ROLLOUTS, "00000000.npz").unlink()
+    rest = run(base, {**job, "steps": 5})
+    assert rest.outcome.step == 5 and files_of(rest).numbers() == [1]
 
 
 def test_every_prompt_is_answered_once_in_an_epoch(job: dict[str, Any], base: Path) -> None:

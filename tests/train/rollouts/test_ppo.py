@@ -47,6 +47,11 @@ def test_values_and_advantages_are_those_of_the_definitions(ppo: dict[str, Any],
     lines = ran.folder.read_metrics()
     assert lines[0]["ratio"] == pytest.approx(1.0, abs=1e-5) and lines[0]["kl"] == pytest.approx(0.0, abs=1e-4)
     assert {"value_loss", "explained_variance"} <= lines[0].keys() and all(line["value_loss"] > 0 for line in lines)
+    assert lines[0]["ratio_variance"] < 1e-8 < lines[1]["ratio_variance"]
+    for line in lines:
+        assert line["kl_reward"] == pytest.approx(-0.05 * line["kl"], rel=1e-5, abs=1e-9)
+        assert line["total_reward"] == pytest.approx(line["score"] + line["kl_reward"], rel=1e-9)
+    assert lines[0]["value_clip_fraction"] == 0.0
 
 
 @pytest.mark.slow

@@ -13,7 +13,8 @@ from stoker.train.rollouts.rewards import PolicyAnswer, Rewards, ScorerReward, l
 
 
 def answer(text: str, *, tokens: int = 1, row: int = 1, expected: object = None) -> PolicyAnswer:
-    return PolicyAnswer(text, AnswerRow("rows.jsonl", row, (), expected, (), {}), (1,), tuple(range(tokens)), True)
+    ids = tuple(range(2 * tokens))  # with an earlier turn
+    return PolicyAnswer(text, AnswerRow("rows.jsonl", row, (), expected, (), {}), (1,), ids, tokens, True)
 
 
 @pytest.mark.parametrize(

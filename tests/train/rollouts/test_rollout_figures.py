@@ -106,6 +106,12 @@ def answer(score: float, ended: Any, **tokens: list[float]) -> Rollout:
     return Rollout(0, 0, "file", 1, ids, ids, ended, {"a": score, "b": 2 * score}, score, arrays)
 
 
+def test_scores_that_are_all_the_same_have_no_deviation() -> None:
+    tokens = {"old": [-1.0], "sampled": [-1.0], "entropy": [0.0]}
+    assert np.std([0.1] * 7) != 0
+    assert figures_of([answer(0.1, "stop", **tokens) for _ in range(7)])["score_deviation"] == 0.0
+
+
 def test_figures_are_means_over_answers_or_over_their_tokens() -> None:
     found = figures_of(
         [

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from running import run, write_job
 from test_policy_layouts import check_alike, trained
 from test_policy_task import files_of
@@ -27,6 +28,13 @@ def reply(messages, row):
 
 def turns(answers, rows):
     return [float(sum(m["role"] == "assistant" for m in row["messages"])) for row in rows]
+
+def long(messages, row):
+    return "a" * len(messages)
+
+def in_turn(answers, rows):
+    said = [[m["role"] for m in row["messages"]] for row in rows]
+    return [float(roles == ["user", "assistant"] * (len(roles) // 2)) for roles in said]
 
 def fails(messages, row):
     raise ValueError("no such tool")
@@ -68,6 +76,47 @@ def test_only_the_models_own_tokens_are_learnt_from(episodes: dict[str, Any], ba
     assert several > 4
     line = ran.folder.read_metrics()[0]
     assert line["ratio"] == pytest.approx(1.0, abs=1e-5) and line["logprob_difference"] < 1e-5
+
+
+def test_values_returns_and_advantages_go_across_a_turn_of_the_tool(episodes: dict[str, Any], base: Path) -> None:
+    """The model's tokens are consecutive: the value after its first turn's last token is that before its second turn,
+    which has seen what the tool says. Against the recursion over all tokens, with those of the tool masked."""
+    grpo = {key: value for key, value in episodes.pop("grpo").items() if key != "answers"}
+    ppo = {**grpo, "prompts": 8, "kl": 0.0, "gamma": 0.9, "lam": 0.8, "whiten": False}
+    train = {**episodes["train"], "lr": 1e-12}
+    ran = run(base, {**episodes, "task": "ppo", "ppo": ppo, "train": train, "steps": 1})
+    language = ran.prepared.task.language
+    assert language is not None
+    several = [r for r in files_of(ran).read(0).rollouts if r.own is not None]
+    assert several
+    for r in several:
+        ids = torch.from_numpy(np.concatenate((r.prompt_ids, r.answer_ids)).astype(np.int64))
+        with torch.no_grad():
+            hidden = language.model.base_model(input_ids=ids[None, :-1], use_cache=False).last_hidden_state[0]
+            values = language.model.value_head(hidden)[len(r.prompt_ids) - 1 :, 0].numpy()
+        advantages, following, after = np.full(len(values), np.nan), 0.0, 0.0
+        for t in reversed(np.flatnonzero(r.own)):
+            reward = r.score if t == len(values) - 1 else 0.0
+            after = reward + 0.9 * following - values[t] + 0.9 * 0.8 * after
+            advantages[t], following = after, values[t]
+        shown = r.token_values()
+        np.testing.assert_allclose(r.tokens["value"], values[r.own], atol=1e-5)
+        np.testing.assert_allclose(shown["advantage"], advantages, atol=1e-5)
+        np.testing.assert_allclose(shown["return"], np.where(r.own, advantages + values, np.nan), atol=1e-5)
+
+
+def test_a_reply_that_does_not_fit_is_left_out(episodes: dict[str, Any], base: Path) -> None:
+    rewards = ["python:tool_of_tests:in_turn", "length:1"]
+    grpo = {**episodes["grpo"], "environment": "python:tool_of_tests:long", "rewards": rewards, "turns": 4}
+    ran = run(base, {**episodes, "grpo": grpo, "steps": 1})
+    rollouts = files_of(ran).read(0).rollouts
+    assert max(len(r.prompt_ids) + len(r.answer_ids) for r in rollouts) <= ran.prepared.job.train.seq_len == 64
+    left_out = [r for r in rollouts if not r.stopped and r.length < 16]
+    assert any(r.own is not None for r in left_out)
+    for r in rollouts:
+        own = np.ones(len(r.answer_ids), bool) if r.own is None else r.own
+        last_turn = len(own) - 1 - np.flatnonzero(~own)[-1] if not own.all() else len(own)
+        assert r.rewards == {rewards[0]: 1.0, rewards[1]: pytest.approx(max(0.0, 1.0 - (last_turn - 1)))}
 
 
 @pytest.mark.slow  # two processes

@@ -48,12 +48,12 @@ class ActorCritic:
         assert self.language is not None
         value_N = values(hidden_ND, self.language, head)
         old_N, return_N, weight_N = (inputs.given[name].to(value_N) for name in ("value", RETURN, "weight"))
-        error_N = (value_N - return_N).square()
+        plain_N = error_N = (value_N - return_N).square()
         if self.value_clip is not None:
             clipped_N = torch.minimum(torch.maximum(value_N, old_N - self.value_clip), old_N + self.value_clip)
             error_N = torch.maximum(error_N, (clipped_N - return_N).square())
         loss = (weight_N * error_N).sum() / 2
-        self.measures.add(inputs, value_loss=loss)
+        self.measures.add(inputs, value_loss=loss, value_clip_fraction=(error_N > plain_N).to(loss).sum())
         return Loss(self.weight * loss, None)
 
 

@@ -44,7 +44,7 @@ class AnswerCollector:
         rewards: Rewards,
         codec: TextCodec,
         *,
-        context: int | None,
+        context: int,
         seed: int,
         micro_batch: int,
         environment: Environment | None = None,
@@ -104,7 +104,7 @@ class AnswerCollector:
             reply = environment([*row.turns, *episode.turns, said], row)
             return (episode.prompt.number, episode.number), [said], reply
 
-        def go_on(episodes: Sequence[Episode]) -> Sequence[tuple[int, ...] | None] | None:
+        def go_on(episodes: Sequence[Episode]) -> Sequence[Reply | None] | None:
             nonlocal turn
             turn += 1
             if turn > environment.turns:
@@ -112,12 +112,8 @@ class AnswerCollector:
             told = {key: (said, reply) for key, said, reply in engine.gather(lambda: [asked(e) for e in episodes])}
             if all(reply is None for _, reply in told.values()):
                 return None
-            found = []
-            for episode in episodes:
-                said, reply = told[episode.prompt.number, episode.number]
-                episode.turns += [*said, *reply.turns] if reply is not None else []
-                found.append(None if reply is None else reply.ids)
-            return found
+            found = [told[episode.prompt.number, episode.number] for episode in episodes]
+            return [reply and Reply([*said, *reply.turns], reply.ids) for said, reply in found]
 
         return go_on
 
@@ -132,8 +128,16 @@ class AnswerCollector:
             fields = row.fields
             if self._environment is not None:
                 fields = {**fields, "messages": [*row.turns, *episode.turns, said]}
-            prompt, ids = tuple(rollout.prompt_ids.tolist()), tuple(rollout.answer_ids.tolist())
-            answers.append(PolicyAnswer(said["content"], replace(row, fields=fields), prompt, ids, rollout.stopped))
+            answers.append(
+                PolicyAnswer(
+                    text=said["content"],
+                    row=replace(row, fields=fields),
+                    prompt_ids=tuple(rollout.prompt_ids.tolist()),
+                    ids=tuple(rollout.answer_ids.tolist()),
+                    last_turn=len(episode.last_turn),
+                    stopped=rollout.stopped,
+                )
+            )
         for rollout, parts, score in zip(rollouts, *self._rewards(answers), strict=True):
             rollout.rewards, rollout.score = parts, score
             rollout.score = penalised(rollout, self._settings)

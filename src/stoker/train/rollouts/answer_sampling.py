@@ -13,7 +13,7 @@ from stoker.data.order import stream_key
 from stoker.generate.decoder import Decoder
 from stoker.generate.generation_engine import GenerationEngine, free_memory
 from stoker.generate.request import Ending, Request, Sampling
-from stoker.train.rollouts.environment import Turns
+from stoker.train.rollouts.environment import Reply, Turns
 from stoker.train.rollouts.rollout import Rollout
 
 
@@ -73,9 +73,9 @@ class Episode:
         )
 
 
-Continue = Callable[[Sequence[Episode]], Sequence[tuple[int, ...] | None] | None]
-"""Maps unfinished episodes to the tokens that follow, or None for an episode that has ended; returns None if all
-have ended on every process. A collective.
+Continue = Callable[[Sequence[Episode]], Sequence[Reply | None] | None]
+"""Maps unfinished episodes to what follows: their new turns, the model's included, and the tokens of the reply. None
+for an episode that has ended; returns None if all have ended on every process. A collective.
 """
 
 
@@ -98,7 +98,7 @@ def sampled(
     Args:
         max_tokens: most tokens that the model samples for an answer, over all of its turns.
         temperature: sampling temperature; 0 for greedy decoding.
-        go_on: returns the tokens that follow a turn of the model.
+        go_on: returns what follows a turn of the model.
     """
     if decoder.device.type == "cuda":
         torch.cuda.empty_cache()  # memory that training has freed counts as free
@@ -133,12 +133,14 @@ def sampled(
         if following is None:
             return episodes
         active, turn = [], turn + 1
-        for episode, ids in zip(waiting, following, strict=True):
-            if ids is None:
+        for episode, reply in zip(waiting, following, strict=True):
+            if reply is None:
                 continue
-            if decoder.context is not None and len(episode.prompt.ids) + len(episode.ids) + len(ids) >= decoder.context:
+            length = len(episode.prompt.ids) + len(episode.ids) + len(reply.ids)
+            if decoder.context is not None and length >= decoder.context:
                 episode.ended = "length"
                 continue
-            episode.ids += ids
-            episode.own += [False] * len(ids)
+            episode.turns += reply.turns
+            episode.ids += reply.ids
+            episode.own += [False] * len(reply.ids)
             active.append(episode)

@@ -28,11 +28,11 @@ def policy_task_factory(
     """Returns the constructor of a prepared job's task.
 
     Raises:
-        UserError: a reward does not exist, or the answers do not fit into the model's context.
+        UserError: a reward does not exist, or the answers do not fit into ``train.seq_len``.
     """
     job = loaded.job
-    if text.context is not None and settings.max_tokens >= text.context:
-        message = f"answers of {settings.max_tokens:,} tokens leave no room for a prompt in {text.context:,}"
+    if settings.max_tokens >= text.seq_len:
+        message = f"answers of {settings.max_tokens:,} tokens leave no room for a prompt in {text.seq_len:,}"
         raise UserError(loaded.problem(f"{job.task}.max_tokens", message, "write fewer"))
     return partial(
         PolicyTask,
@@ -40,7 +40,7 @@ def policy_task_factory(
         rewards=rewards_of(block, loaded, base, text),
         mix=open_mix(block.ptx, loaded, base, text) if block.ptx is not None else None,
         codec=text.codec,
-        context=text.context,
+        context=text.seq_len,
         seed=job.seed,
         environment=_environment(block, loaded, base, text),
         micro_batch=job.train.micro_batch,

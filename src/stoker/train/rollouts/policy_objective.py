@@ -11,6 +11,7 @@ Zheng et al., 2025, eq. 7), and in whether the sum weights tokens or answers equ
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -46,6 +47,15 @@ def kl_estimate(log_p_N: Tensor, reference_N: Tensor, kind: KL) -> Tensor:
     return k3_N if kind == "k3" else k3_N.detach() + k2_N - k2_N.detach()
 
 
+class PolicyMeasures(Measures):
+    """Measures of a policy's step; ``ratio_variance`` is summed as squared distances of the ratio from 1."""
+
+    def means(self, sums: Sequence[float], targets: int) -> dict[str, float]:
+        """Computes the means; the variance is around the mean ratio."""
+        found = super().means(sums, targets)
+        return found | {"ratio_variance": max(found["ratio_variance"] - (found["ratio"] - 1) ** 2, 0.0)}
+
+
 @dataclass(frozen=True)
 class PolicyObjective:
     """The loss of a policy.
@@ -59,7 +69,7 @@ class PolicyObjective:
         entropy: factor of the entropy bonus.
         temperature: temperature that answers are sampled with.
         sequence_ratio: whether the ratio is per answer.
-        critic: whether a critic's loss is measured as well.
+        critic: whether a critic is measured as well.
         ptx: factor of the cross entropy of other data, which has its own passes; 0 without such data.
         by_answer: whether the step's targets are answers, so that measures are means over them.
     """
@@ -79,12 +89,12 @@ class PolicyObjective:
     trained: TrainedScores = field(init=False, default_factory=TrainedScores)
 
     def __post_init__(self) -> None:
-        names = ("ratio", "approx_kl", "clip_fraction", "loss_kl", *self._beside)
-        object.__setattr__(self, "measures", Measures(*names))
+        names = ("ratio", "ratio_variance", "approx_kl", "clip_fraction", "loss_kl", *self._beside)
+        object.__setattr__(self, "measures", PolicyMeasures(*names))
 
     @property
     def _beside(self) -> list[str]:
-        return ["value_loss"] * self.critic + ["ptx_loss"] * (self.ptx > 0)
+        return ["value_loss", "value_clip_fraction"] * self.critic + ["ptx_loss"] * (self.ptx > 0)
 
     def _cross_entropy(self, hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Loss:
         log_p_N = head.scores(hidden_ND, inputs.targets).log_probability
@@ -126,6 +136,7 @@ class PolicyObjective:
         self.measures.add(
             inputs,
             ratio=(share_N * ratio_N).sum(),
+            ratio_variance=(share_N * (ratio_N - 1).square()).sum(),
             # k3 of the old policy to this one, as log p is sampled from the old one.
             approx_kl=(share_N * (log_ratio_N.exp() - 1 - log_ratio_N)).sum(),
             clip_fraction=(share_N * binds_N).sum(),

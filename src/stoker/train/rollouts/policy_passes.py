@@ -43,12 +43,15 @@ def policy_pass(
     columns = {name: [row.tokens[name] for row in rows] for name in names}
     columns["weight"] = [weight * (not idle) for weight in token_weights(rows, settings)]
     targets = len(inputs.targets) if settings.weight == "token" else len(rows)
+    balance = 0.0 if idle else None if settings.weight == "token" else 1.0
     given = by_target(inputs, columns) | {"number": torch.tensor([numbers[i] for i in chosen])}
-    return Part(replace(inputs, given=given), targets=targets, tokens=inputs.tokens)
+    return Part(replace(inputs, given=given, balance=balance), targets=targets, tokens=inputs.tokens)
 
 
 def critic_pass(inputs: Inputs, rollouts: Sequence[Rollout], settings: PolicySettings, *, own: bool) -> Part:
     """Returns the critic's pass over the same answers; its loss is over the policy's targets, so it has no own ones.
+
+    The routers' auxiliary loss is in the policy's passes.
 
     Args:
         own: whether the critic is a model of its own.
@@ -56,7 +59,8 @@ def critic_pass(inputs: Inputs, rollouts: Sequence[Rollout], settings: PolicySet
     rows = [rollouts[i] for i in inputs.given["number"].tolist()]
     columns = {name: [row.tokens[name] for row in rows] for name in ("value", RETURN)}
     columns["weight"] = token_weights(rows, settings)
-    return Part(replace(inputs, given=by_target(inputs, columns)), targets=0, tokens=inputs.tokens, other_model=own)
+    inputs = replace(inputs, given=by_target(inputs, columns), balance=0.0)
+    return Part(inputs, targets=0, tokens=inputs.tokens, other_model=own)
 
 
 def empty_pass(empty: Part, kind: str, *, own_critic: bool) -> Part:

@@ -18,11 +18,12 @@ from stoker.checkpoint.object_collectives import by_first
 from stoker.data.sequences import Document
 from stoker.data.tokenise import TextCodec
 from stoker.errors import Problem, UserError
-from stoker.models.critic import as_critic
+from stoker.models.critic import as_critic, is_of_critic
 from stoker.models.language_model import has_dropout
 from stoker.parallel.idle_offload import IdleOffload
 from stoker.runs.run_folder import RunFolder
 from stoker.train.evaluate import Evaluation
+from stoker.train.hooks import Hook
 from stoker.train.language_task import HOST, LanguageTask
 from stoker.train.rollouts.actor_critic import RETURN, ActorCritic
 from stoker.train.rollouts.answer_collector import AnswerCollector
@@ -34,7 +35,7 @@ from stoker.train.rollouts.policy_settings import PolicySettings
 from stoker.train.rollouts.pretraining_mix import PretrainingMix
 from stoker.train.rollouts.rewards import Rewards
 from stoker.train.rollouts.rollout import Rollout
-from stoker.train.rollouts.rollout_figures import NewAlarms, figures_of, ratio_alarms
+from stoker.train.rollouts.rollout_figures import NewAlarms, figures_of, ratio_alarms, reward_figures
 from stoker.train.rollouts.rollout_files import ROLLOUTS, Iteration, RolloutFiles
 from stoker.train.rollouts.shaping import add_advantages, groups, tells_apart
 from stoker.train.rollouts.token_scores import TrainedScores
@@ -56,7 +57,7 @@ class PolicyTask(LanguageTask):
         rewards: Rewards,
         mix: PretrainingMix | None = None,
         codec: TextCodec,
-        context: int | None,
+        context: int,
         seed: int,
         micro_batch: int,
         environment: Environment | None = None,
@@ -85,7 +86,7 @@ class PolicyTask(LanguageTask):
         self._files: RolloutFiles | None = None
         self._iterations: dict[int, Iteration] = {}
         self._prompts: int | None = None  # prompts of the run, where its length is a number of epochs
-        self._alarms = NewAlarms(settings, lambda: self.files.read(0).figures)
+        self._alarms = NewAlarms(settings, lambda: self.files.read(self.files.numbers()[0]).figures)
         self._told = False  # whether the user was told that moving gains nothing
         self._step = 0
         self._only_critic = False  # whether this is the critic's warm-up
@@ -140,7 +141,8 @@ class PolicyTask(LanguageTask):
                 inside = found_there is not None and found_there.step <= step
                 self._untouched = not inside
                 if found_there and inside:
-                    self._iterations[number], self._figures = found_there, found_there.figures
+                    self._iterations[number] = found_there
+                    self._figures = {**found_there.figures, "rollout_seconds": 0.0}
                     continue
                 unscored = self._scored_within(number, first, last)
                 self._unscored = number if unscored else None
@@ -198,13 +200,24 @@ class PolicyTask(LanguageTask):
         return ratio_alarms(measures) if first and not self._only_critic else []
 
     @property
+    def hooks(self) -> tuple[Hook, ...]:
+        return (Hook(after_passes=self._keep_policy),) if self.settings.critic_warmup else ()
+
+    def _keep_policy(self, step: int, loss: Tensor) -> Tensor:
+        """Drops the policy's gradients in the critic's warm-up, so that no optimizer steps or decays its weights."""
+        for name, parameter in self.model.named_parameters() if self._only_critic else ():
+            if not is_of_critic(name):
+                parameter.grad = None
+        return loss
+
+    @property
     def figures(self) -> Mapping[str, float]:
         """Means over the answers of the current iteration; seconds only in the step that sampled them."""
         return self._figures
 
     def parts(self, first: int, last: int) -> list[Part]:
         """Returns the policy's passes over answers, those over other data, and the critic's."""
-        beside = self._mix.parts(self, first, last) if self._mix is not None else []
+        beside = self._mix.parts(self, first, last) if self._mix is not None and not self._only_critic else []
         found: list[Rollout] = []
         numbers: list[int] = []  # indices within their iterations
         while first < last:
@@ -280,6 +293,8 @@ class PolicyTask(LanguageTask):
         figures = {"informative": float(np.mean(informative)), "rollout_seconds": time.perf_counter() - began}
         if settings.kl_target is not None:
             figures["kl_factor"] = kl
+        if settings.kl and settings.kl_in_reward:
+            figures |= reward_figures(kept, kl)
         iteration = self._iterations[number] = Iteration(number, step, first, tuple(kept), figures)
         return iteration
 

@@ -40,16 +40,16 @@ class PretrainingMix:
     def parts(self, task: LanguageTask, first: int, last: int) -> list[Part]:
         """Returns the forward passes that belong to samples first .. last-1 of the run, on the host.
 
-        Their loss is over the policy's targets, so they have no own ones.
+        Their loss is over the policy's targets, so they have no own ones. The routers' auxiliary loss is in the
+        policy's passes.
         """
         begin, end = (self.sequences * sample // self.batch for sample in (first, last))
         documents = [document for number in range(begin, end) for document in self.corpus.sequences[number]]
         rows = [(document.row.ids, document.row.trained) for document in documents]
         laid_out = task.language.lay_out(rows, torch.device("cpu")) if rows else []
-        return [
-            Part(replace(inputs, given={PTX: torch.ones(len(inputs.targets))}), targets=0, tokens=inputs.tokens)
-            for inputs in laid_out
-        ]
+        given = [{PTX: torch.ones(len(inputs.targets))} for inputs in laid_out]
+        inputs = [replace(each, given=own, balance=0.0) for each, own in zip(laid_out, given, strict=True)]
+        return [Part(each, targets=0, tokens=each.tokens) for each in inputs]
 
     @staticmethod
     def scaled(parts: Sequence[Part], engine: Engine, targets: int) -> list[Part]:

@@ -23,9 +23,10 @@ class PolicyAnswer:
     """An answer as rewards receive it.
 
     Attributes:
-        text: text without special tokens.
+        text: text of the model's last turn, without special tokens.
         row: row of its prompt.
-        prompt_ids, ids: token ids.
+        prompt_ids, ids: token ids; those of all turns.
+        last_turn: number of tokens of the model's last turn.
         stopped: whether it ended with a stop token.
     """
 
@@ -33,6 +34,7 @@ class PolicyAnswer:
     row: AnswerRow
     prompt_ids: tuple[int, ...]
     ids: tuple[int, ...]
+    last_turn: int
     stopped: bool
 
 
@@ -88,7 +90,7 @@ class LengthReward:
 
     def __call__(self, answers: Sequence[PolicyAnswer]) -> list[float]:
         """Scores answers; see `Reward`."""
-        return [self._of(len(answer.ids)) for answer in answers]
+        return [self._of(answer.last_turn) for answer in answers]
 
     def _of(self, tokens: int) -> float:
         bound = min(max(tokens, self.shortest), self.longest)

@@ -20,9 +20,10 @@ RATIO, APPROX_KL = 0.01, 1e-3  # limits before the first step on new answers: of
 def figures_of(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Returns the figures of an iteration for `metrics.jsonl`: see docs/alignment.md."""
     every = {name: np.concatenate([r.tokens[name] for r in rollouts]) for name in rollouts[0].tokens}
+    scores = [r.score for r in rollouts]
     figures = {
-        "score": float(np.mean([r.score for r in rollouts])),
-        "score_deviation": float(np.std([r.score for r in rollouts])),
+        "score": float(np.mean(scores)),
+        "score_deviation": float(np.std(scores)) if min(scores) < max(scores) else 0.0,  # else perhaps rounding
         "entropy": float(every["entropy"].mean()),
         "response_tokens": float(np.mean([r.length for r in rollouts])),
         "ended": float(np.mean([r.stopped for r in rollouts])),
@@ -37,6 +38,16 @@ def figures_of(rollouts: Sequence[Rollout]) -> dict[str, float]:
     for name in rollouts[0].rewards if len(rollouts[0].rewards) > 1 else ():
         figures[f"reward/{name}"] = float(np.mean([r.rewards[name] for r in rollouts]))
     return figures
+
+
+def reward_figures(rollouts: Sequence[Rollout], kl: float) -> dict[str, float]:
+    """Returns the figures of a KL in the reward: what it subtracts from an answer, and the sum with the score.
+
+    Args:
+        kl: factor of the KL.
+    """
+    kl_reward = -kl * float(np.mean([r.kl for r in rollouts]))
+    return {"kl_reward": kl_reward, "total_reward": float(np.mean([r.score for r in rollouts])) + kl_reward}
 
 
 def alarms(figures: Mapping[str, float], first: Mapping[str, float], settings: PolicySettings) -> dict[str, str]:
@@ -85,7 +96,7 @@ class NewAlarms:
     """Alarms about iterations, each of a kind that the iteration before did not raise.
 
     Args:
-        first: returns the figures of the run's first iteration.
+        first: returns the figures of the run's first iteration that is kept.
     """
 
     def __init__(self, settings: PolicySettings, first: Callable[[], Mapping[str, float]]) -> None:

@@ -1,0 +1,129 @@
+"""Score of JSON in an answer by a JSON schema: 1 where the value fits.
+
+The schema's patterns are those of the package regex and have the time limit of `stoker.scoring.patterns`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+from stoker.errors import Problem, UserError, reason_of, user_file_errors
+from stoker.scoring.answer_rows import AnswerRow
+from stoker.scoring.patterns import compiled, is_found
+from stoker.scoring.scorer import Score, Scorer, require_package
+
+FENCE = "```"
+
+
+def json_schema_scorer(name: str, argument: str, base: Path) -> Scorer:
+    """Returns the scorer ``json_schema``, or ``json_schema:FILE``.
+
+    Raises:
+        UserError: the file is not a JSON schema, or the package jsonschema is not installed.
+    """
+    require_package("jsonschema", name)
+    if argument:
+        path = base / argument
+        with user_file_errors(f"the schema {argument}"):
+            schema = json.loads(path.read_text(encoding="utf-8"))
+        check = _validator(schema, argument)
+        return Scorer(name, lambda answer, row: Score(_fits(check, answer, argument)), needs_expected=False)
+    return Scorer(name, _fits_own)
+
+
+def _fits_own(answer: str, row: AnswerRow) -> Score:
+    schema = row.expected
+    try:
+        schema = json.loads(schema) if isinstance(schema, str) else schema
+    except ValueError as error:
+        raise UserError(row.problem(f"the expected value is not valid JSON: {error}")) from error
+    place = f"{row.source}:{row.row}"
+    return Score(_fits(_validator(schema, place), answer, place))
+
+
+def _validator(schema: Any, place: str) -> Any:
+    """Returns a validator that loads nothing that a schema refers to."""
+    from jsonschema.exceptions import SchemaError
+    from jsonschema.validators import Draft202012Validator, validator_for
+    from referencing import Registry
+
+    if not isinstance(schema, dict | bool):
+        raise UserError(Problem("a JSON schema is an object", file=place))
+    kind = validator_for(schema, default=Draft202012Validator)
+    try:
+        kind.check_schema(schema)
+    except SchemaError as error:
+        raise UserError(Problem(f"not a JSON schema: {reason_of(error)}", file=place)) from error
+    return _with_time_limit(kind)(schema, registry=Registry())
+
+
+@cache
+def _with_time_limit(kind: Any) -> Any:
+    """Returns a draft's validator whose patterns have a time limit."""
+    from jsonschema.validators import extend
+
+    keywords = {
+        "pattern": _pattern,
+        "patternProperties": _pattern_properties,
+        "additionalProperties": _additional_properties,
+    }
+    return extend(kind, {name: own for name, own in keywords.items() if name in kind.VALIDATORS})
+
+
+def _pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Exception]:
+    from jsonschema.exceptions import ValidationError
+
+    if validator.is_type(value, "string") and not is_found(compiled(pattern), value):
+        yield ValidationError(pattern)
+
+
+def _pattern_properties(validator: Any, by_pattern: dict[str, Any], value: Any, schema: Any) -> Iterator[Exception]:
+    if validator.is_type(value, "object"):
+        for pattern, own in by_pattern.items():
+            for name in value:
+                if is_found(compiled(pattern), name):
+                    yield from validator.descend(value[name], own, path=name, schema_path=pattern)
+
+
+def _additional_properties(validator: Any, additional: Any, value: Any, schema: Any) -> Iterator[Exception]:
+    if not validator.is_type(value, "object"):
+        return
+    patterns = [compiled(pattern) for pattern in schema.get("patternProperties", {})]
+    for name in value:
+        if name not in schema.get("properties", {}) and not any(is_found(pattern, name) for pattern in patterns):
+            yield from validator.descend(value[name], additional, path=name)
+
+
+def _fits(validator: Any, answer: str, place: str) -> float:
+    """Scores an answer; 0 where it is not JSON, or more deeply nested or larger than can be checked.
+
+    Args:
+        place: of the schema, for errors.
+    """
+    from jsonschema.exceptions import _WrappedReferencingError
+
+    try:
+        value = json.loads(_without_fence(answer.strip()), parse_constant=_refused)
+        return float(validator.is_valid(value))
+    except (ValueError, OverflowError, RecursionError):
+        return 0.0
+    except _WrappedReferencingError as error:
+        raise UserError(Problem(f"the JSON schema has an unresolved $ref: {error.ref}", file=place)) from error
+    except UserError as error:
+        raise UserError(*(Problem(p.message, p.suggestion, file=place) for p in error.problems)) from error
+
+
+def _refused(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _without_fence(answer: str) -> str:
+    """Returns the content of an answer that is one code fence, with or without the language json."""
+    if len(answer) < 2 * len(FENCE) or not (answer.startswith(FENCE) and answer.endswith(FENCE)):
+        return answer
+    language, newline, content = answer.removeprefix(FENCE).removesuffix(FENCE).partition("\n")
+    return content if newline and language.strip() in ("", "json") else answer
