@@ -20,7 +20,7 @@ class CountingOrigin:
 
     Attributes:
         objects: what it serves; may change at any time.
-        tags: entity tags, by name; by default one that changes with the content.
+        tags: entity tags, by name; by default one that changes with the content; empty for none.
         ranges: whether it answers requests for parts with parts.
         lengths: whether it says how long an object is; else answers come in chunks.
         closes: whether only the end of the connection says where an object ends.
@@ -73,7 +73,7 @@ class CountingOrigin:
 
     def tag(self, name: str) -> str:
         """The entity tag of an object."""
-        return self.tags.get(name) or f'"{zlib.crc32(self.objects[name]):x}"'
+        return self.tags.get(name, f'"{zlib.crc32(self.objects[name]):x}"')
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -124,7 +124,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(end - start))
         else:
             self.send_header("Transfer-Encoding", "chunked")
-        self.send_header("ETag", origin.tag(name))
+        if tag := origin.tag(name):
+            self.send_header("ETag", tag)
         for header, value in origin.headers.get(name, {}).items():
             self.send_header(header, value)
         self.end_headers()

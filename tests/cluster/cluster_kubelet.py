@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,11 @@ class Running:
     pod: Object
     process: subprocess.Popen[bytes]
     kill_at: float | None = None
+
+
+def expanded(text: str, variables: Mapping[str, str]) -> str:
+    """Replaces references to variables as Kubernetes does (third_party/forked/golang/expansion)."""
+    return re.sub(r"\$(?:\$|\((\w+)\))", lambda found: variables.get(found[1], found[0]) if found[1] else "$", text)
 
 
 class Kubelet:
@@ -95,10 +100,12 @@ class Kubelet:
             return
         folder = self._folder(pod)
         mounts = self._mounted(pod, container, folder)
-        words = [self._here(word, mounts, pod) for word in (*container["command"], *container.get("args", []))]
+        variables = self._variables(pod, container, mounts)
+        given = (*container["command"], *container.get("args", []))
+        words = [self._here(expanded(word, variables), mounts, pod) for word in given]
         log = self._opened(folder / "log")
         process = subprocess.Popen(
-            words, env=self._variables(pod, container, mounts), cwd=folder, stdout=log, stderr=subprocess.STDOUT,
+            words, env=variables, cwd=folder, stdout=log, stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         os.close(log)
@@ -180,7 +187,7 @@ class Kubelet:
                 assert secret is not None
                 value = base64.b64decode(secret["data"][source["secretKeyRef"]["key"]]).decode()
             else:
-                value = self._here(variable["value"], mounts, pod)
+                value = self._here(expanded(variable["value"], found), mounts, pod)
             found[variable["name"]] = value
         return found
 

@@ -9,19 +9,24 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_kubelet import expanded
 from kubernetes_runs import CLAIMED, FULL, run_of
 from manifest_schemas import FOLDER, problems_of
 from ruamel.yaml import YAML
 
+from stoker.cluster.kubernetes import ray_pod_end
 from stoker.cluster.kubernetes.block_problems import block_problems
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
 from stoker.cluster.kubernetes.config_map import config_maps
 from stoker.cluster.kubernetes.manifests import manifests, preview, workload
+from stoker.cluster.kubernetes.node_script import node_script
 from stoker.cluster.kubernetes.submitted import run_of_config_maps
 
 KINDS = ("job", "jobset", "volcano", "trainjob", "rayjob")
@@ -65,9 +70,10 @@ def product() -> Iterator[ClusterRun]:
         if kind != "volcano":
             own["time_limit"] = 86400
         yield run_of(**{key: own[key] for key in ("kind", "gang", "queue") if key in own})
-        mpi = {"mpi": True, "ssh_secret": "keys"} if kind != "rayjob" else {"setup": [], "ray_version": "2.52.0"}
+        rayjob = {"setup": [], "ttl": None}
+        mpi = {"mpi": True, "ssh_secret": "keys"} if kind != "rayjob" else {**rayjob, "ray_version": "2.52.0"}
         yield run_of(**(FULL | own | mpi), archive=b"archive")
-        plain = {"setup": []} if kind == "rayjob" else {}
+        plain = rayjob if kind == "rayjob" else {}
         yield run_of(**(FULL | own | CLAIMED | plain), nodes=4, least=2)
         fluid = {"mounts": [{"url": "juicefs:///x"}], "runtime": "juicefs", "preload": False}
         yield run_of(
@@ -142,9 +148,49 @@ def test_a_pod_is_retried_by_exit_code() -> None:
     assert (ignore["action"], ignore["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
     assert (again["action"], again["onExitCodes"]["values"]) == ("Ignore", [143])
     assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (4, 0)
-    volcano = workload(run_of(kind="volcano", retries=4))["spec"]["tasks"][0]
-    assert [p.get("exitCode") for p in volcano["policies"]] == [2, 3, None]
-    assert volcano["maxRetry"] == 4
+
+
+@pytest.mark.parametrize(
+    ("retries", "requeue", "most", "actions"),
+    [
+        (4, 143, 5, {2: "TerminateJob", 3: "TerminateJob", 143: "RestartPod", "PodFailed": "RestartPod"}),
+        (0, 143, 2**31 - 1, {2: "TerminateJob", 3: "TerminateJob", 143: "RestartPod", "PodFailed": "TerminateJob"}),
+        (4, 2, 5, {3: "TerminateJob", 2: "RestartPod", "PodFailed": "RestartPod"}),
+    ],
+)
+def test_volcano_counts_every_restart(retries: int, requeue: int, most: int, actions: dict[int | str, str]) -> None:
+    spec = workload(replace(run_of(kind="volcano", retries=retries), requeue=requeue))["spec"]
+    written = {p.get("exitCode", p.get("event")): p["action"] for p in spec["tasks"][0]["policies"]}
+    assert written == {**actions, "PodEvicted": "RestartPod"} and [*written][-1] == "PodFailed"
+    assert spec["maxRetry"] == most and problems_of(workload(run_of(kind="volcano", retries=retries))) == []
+
+
+def test_a_rayjob_saves_before_ray_ends_and_then_frees_its_devices() -> None:
+    spec = workload(run_of(kind="rayjob", python="/opt/python"))["spec"]
+    assert spec["shutdownAfterJobFinishes"] and "ttlSecondsAfterFinished" not in spec
+    groups = (spec["rayClusterSpec"]["headGroupSpec"], *spec["rayClusterSpec"]["workerGroupSpecs"])
+    for pod in (group["template"]["spec"] for group in groups):
+        hook = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+        assert hook == ["/opt/python", "-m", ray_pod_end.__name__] and pod["terminationGracePeriodSeconds"] == 90
+
+
+@pytest.mark.parametrize("kind", ["job", "rayjob"])
+def test_yunikorn_reserves_places_that_the_affinity_selects(kind: str) -> None:
+    text = json.dumps(workload(run_of(kind=kind, gang="yunikorn", topology="a/b", topology_mode="required")))
+    groups = json.loads(json.loads(re.search(r'task-groups": ("(?:[^"\\]|\\.)*")', text)[1]))  # type: ignore[index]
+    for group in groups:
+        (term,) = group["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert term["labelSelector"]["matchLabels"].items() <= group["labels"].items()
+
+
+def test_dollar_signs_arrive_as_they_are() -> None:
+    values = ("$(POD_NAME)", "$$", "a$$(x)$", "$$$(x) $x ${y}", "$$$x", "$")
+    run = run_of(environment={f"A{i}": value for i, value in enumerate(values)}, setup=["kill $$", "x=$(date)"])
+    container = workload(run)["spec"]["template"]["spec"]["containers"][0]
+    given = [variable["value"] for variable in container["env"] if variable["name"].startswith("A")]
+    known = {"POD_NAME": "tiny-0", "x": "?", "date": "?"}
+    assert [expanded(value, known) for value in given] == [*values]
+    assert expanded(container["args"][0], known) == node_script(run) and ' "$POD_IP"' in container["args"][0]
 
 
 def test_each_device_is_paired_with_a_card_of_its_pcie_root() -> None:
@@ -202,6 +248,7 @@ def fluid(**keys: Any) -> dict[str, Any]:
         ({"topology_tier": 1}, "topology_tier", "hypernodes"),
         ({"kind": "volcano", "time_limit": 5}, "time_limit", "no limit"),
         ({"alignment": "pcie"}, "alignment", "no `rdma`"),
+        ({"kind": "rayjob", "ttl": 60}, "ttl", "keep the GPUs"),
         ({"alignment": "pcie", "rdma": {}}, "alignment", "PCIe root"),
         ({"environment": {"HF_TOKEN": "hf_x"}}, "environment.HF_TOKEN", "could be read"),
         ({"environment": {"MY_PASS": "x"}}, "environment.MY_PASS", "could be read"),

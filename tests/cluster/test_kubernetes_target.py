@@ -6,6 +6,7 @@ The pods run small commands here: lines of `setup`, which come before `stoker no
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sys
 import time
@@ -21,8 +22,10 @@ from ruamel.yaml import YAML
 from stoker.cli.main import main
 from stoker.cluster.chosen_target import ChosenTarget, choose_target
 from stoker.cluster.kubernetes.kubernetes_target import KubernetesTarget
+from stoker.cluster.kubernetes.run_pods import pods_of
 from stoker.cluster.record import Record
 from stoker.cluster.submission import Submission, submission_of
+from stoker.cluster.submitted_run import target_of
 from stoker.errors import UserError
 from stoker.job.load_job import load_job
 
@@ -351,6 +354,33 @@ def test_the_verbs_of_the_command_line(
     said("stop", "tiny")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
     assert "Job tiny" in said("describe", "tiny", "--on", "cluster.yaml")
+
+
+def test_a_run_is_found_after_another_context_became_current(prepared: Submit, cluster: ApiServer) -> None:
+    target, submission = prepared("sleep 60")
+    record = target.submit(submission)
+    config = json.loads(cluster.kubeconfig.read_text())
+    context = {**config["contexts"][0]["context"], "namespace": "elsewhere"}
+    config["contexts"].append({"name": "other", "context": context})
+    cluster.kubeconfig.write_text(json.dumps({**config, "current-context": "other"}))
+    (found,) = target.records()
+    for known in (record, found):
+        target_of(known).stop(known)
+    assert until("stopped", target, record) == "" and target_of(record).status(record).state == "stopped"
+
+
+def test_pods_that_only_reserve_a_place_are_not_those_of_the_run() -> None:
+    class Api:
+        def select(self, version: str, kind: str, *, labels: str) -> list[dict[str, Any]]:
+            index = {"batch.kubernetes.io/job-completion-index": "0"}
+            reserved = {"yunikorn.apache.org/placeholder": "true"}
+            return [
+                {"metadata": {"name": "tiny-0", "labels": index, "annotations": {"a": "b"}}},
+                {"metadata": {"name": "tg-node-0", "labels": {}, "annotations": reserved}},
+            ]
+
+    api: Any = Api()
+    assert [pod["metadata"]["name"] for pod in pods_of(api, "tiny")] == ["tiny-0"]
 
 
 def test_no_client_and_no_kubeconfig(prepared: Submit, cluster: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,3 +85,15 @@ def test_a_failing_host_is_named(tmp_path: Path) -> None:
 
 def test_folders_begin_at_home_unless_absolute() -> None:
     assert quoted("/a b") == "'/a b'" and quoted("~/x") == quoted("x") == '"$HOME"/x' and quoted("~") == '"$HOME"'
+
+
+def test_files_that_are_sent_no_more_are_removed(tmp_path: Path) -> None:
+    def sent(*names: str) -> set[str]:
+        send(LocalShell(), [SentFile.made(name, name) for name in names], str(tmp_path), "run")
+        home = tmp_path / "run"
+        return {str(path.relative_to(home)) for path in home.rglob("*") if path.is_file()} - {".sent"}
+
+    sent("data/a x.jsonl", "data/b $(x) 'y'.jsonl", "-f", "runs")
+    (tmp_path / "run/data/own.txt").touch()
+    assert sent("data/a x.jsonl", "runs/c") == {"data/a x.jsonl", "runs/c", "data/own.txt"}
+    assert (tmp_path / "run/data/a x.jsonl").read_text() == "data/a x.jsonl"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -348,3 +349,28 @@ def test_a_run_is_resumed_from_any_folder(tmp_path: Path, monkeypatch: pytest.Mo
     assert again.status(record).state == "stopped"
     assert again.resume(record).handle["job"] == "2" and not (base / ".stoker/job/exit-code").exists()
     assert set((tmp_path / "said").read_text().splitlines()) == {f"{base} {base}/.stoker/job/submit.sbatch"}
+
+
+def test_a_folder_of_the_home_is_named_in_full(tmp_path: Path) -> None:
+    submission = submission_in(tmp_path, target={"slurm": {"folder": "~/jobs"}})
+    target = open_target(choose_target(submission.loaded, None))
+    assert f"--output={Path('~/jobs/job').expanduser()}/logs/" in target.preview(submission)
+
+
+@pytest.mark.parametrize("login", [None, "login.example.org"])
+@pytest.mark.parametrize("output", ["a run's", "/a run's"])
+def test_logs_are_read_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, login: str | None, output: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    target, chosen = target_in(tmp_path, login=login)
+    target._shell = LocalShell()
+    submission = submission_of(load_job(tmp_path / "job.yaml"), chosen, tmp_path)
+    output = f"{tmp_path}{output}" if output.startswith("/") else output
+    handle = {"folder": ".stoker", "job": "1", "requeue": None}
+    record = replace(submission.record("slurm", target={}, on="", handle=handle), output=output)
+    logs = (tmp_path / ".stoker/job" if login else tmp_path) / output / "logs"
+    logs.mkdir(parents=True)
+    (logs / "rank-0.log").write_text("a\n")
+    assert list(target.logs(record, rank=0, follow=False)) == ["a"]

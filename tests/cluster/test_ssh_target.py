@@ -10,6 +10,9 @@ from submitting import write_job
 
 from stoker.cluster.chosen_target import choose_target
 from stoker.cluster.record import Record
+from stoker.cluster.ssh import host_addresses
+from stoker.cluster.ssh.host_addresses import with_address
+from stoker.cluster.ssh.host_file import Host
 from stoker.cluster.ssh.ssh_target import open_target, status_of
 from stoker.cluster.submission import submission_of
 from stoker.cluster.submitted_run import target_of
@@ -100,3 +103,34 @@ def test_a_host_with_fewer_slots_than_processes_is_named(tmp_path: Path) -> None
     with pytest.raises(UserError, match=r"job.yaml:1:\d+: b has 1 slots, but each host runs 2 processes") as error:
         open_target(chosen).preview(submission_of(loaded, chosen, tmp_path, hosts=2))
     assert error.value.exit_code == 3
+
+
+class Somewhere:
+    """A host with these addresses, which ssh reaches by a name."""
+
+    def __init__(self, name: str, own: str) -> None:
+        self._name, self._own = name, own
+
+    def real_name(self) -> str:
+        return self._name
+
+    def run(self, script: str) -> bytes:
+        return self._own.encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "address"),
+    [
+        ("gpu1", "10.0.0.1 fe80::1", "10.0.0.1"),
+        ("gpu2", "10.0.0.2 172.17.0.1", "10.0.0.2"),
+        ("127.0.0.2", "10.0.0.1", "127.0.0.2"),
+        ("localhost", "10.0.0.1", "127.0.0.1"),
+    ],
+)
+def test_a_host_is_reached_at_its_own_address(
+    monkeypatch: pytest.MonkeyPatch, name: str, own: str, address: str
+) -> None:
+    known = {"gpu1": ["127.0.1.1"], "gpu2": ["127.0.1.1", "10.0.0.2"], "localhost": ["127.0.0.1"]}
+    monkeypatch.setattr(host_addresses, "_resolved", lambda name: known.get(name, [name]))
+    connection: Any = Somewhere(name, own)
+    assert with_address(Host("gpu"), connection, interface=None, alone=False).address == address

@@ -15,11 +15,14 @@ from pathlib import Path
 import pytest
 from counting_origin import CountingOrigin
 
-from stoker.errors import RunFailed, UserError
-from stoker.node_cache import object_cache, object_reader, remote_folder
+from stoker.errors import Problem, RunFailed, UserError
+from stoker.node_cache import object_cache, object_reader, remote_folder, run_start
 from stoker.node_cache.cache_stats import HERE
-from stoker.node_cache.object_cache import NodeCache
+from stoker.node_cache.object_cache import NodeCache, RemoteObject
 from stoker.node_cache.object_reader import ObjectReader
+from stoker.node_cache.object_version import ObjectVersion
+from stoker.node_cache.origin import OriginStore
+from stoker.node_cache.remote_file import RemoteFile
 from stoker.node_cache.remote_folder import local_path, with_weights
 
 MIB = 2**20
@@ -43,6 +46,35 @@ def test_the_second_time_nothing_is_moved(origin: CountingOrigin, cache: NodeCac
     assert origin.sent == {"x": len(data)} and origin.asked("GET", "x") == 1
     now = HERE.counts - before
     assert (now.misses, now.hits, now.origin_bytes) == (1, 0, len(data))
+
+
+def test_content_without_a_version_is_that_of_this_run(
+    origin: CountingOrigin, cache: NodeCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start_another_run() -> None:
+        time.sleep(0.05)  # a file's time may be some milliseconds early
+        run_start.set_run_start(time.time() - 0.02)
+
+    url, origin.tags["x"] = f"{origin.url}/x", ""
+    monkeypatch.setattr(object_cache, "FRESH", -1.0)
+    monkeypatch.setattr(run_start, "_STARTS", [0.0])
+    for number, data in enumerate((b"old", b"new"), 1):
+        start_another_run()
+        origin.objects["x"] = data
+        assert RemoteFile(cache.version(url)).identity == ""
+        assert fetched(cache, url) == fetched(cache, url) == data
+        assert origin.asked("GET", "x") == number
+    start_another_run()
+    _, pin = cache.fetch(RemoteObject(url, ObjectVersion(3)))
+    origin.objects["x"] = b"now"
+    assert fetched(cache, url) == b"new"  # it is in use
+    pin.close()
+    monkeypatch.setattr(OriginStore, "version", _unreachable)
+    assert fetched(cache, url) == b"new"
+
+
+def _unreachable(origin: OriginStore, url: str) -> ObjectVersion:
+    raise RunFailed(Problem("the origin does not answer"))
 
 
 FETCH = """
@@ -358,6 +390,9 @@ def test_the_listing_of_a_model_holds_no_password(origin: CountingOrigin, cache:
 
 OPEN_MODEL = """
 import sys
+from stoker.node_cache.object_version import ObjectVersion
+from stoker.node_cache.origin import OriginStore
+from stoker.node_cache.remote_file import RemoteFile
 from stoker.node_cache.remote_folder import local_path, with_weights
 print((with_weights(local_path(sys.argv[1])) / "model.safetensors").stat().st_size)
 """

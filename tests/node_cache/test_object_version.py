@@ -23,6 +23,8 @@ B64 = base64.b64encode(MD5.digest()).decode()
         ({"size": 1, "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}, "time Thu, 01 Jan 2026 00:00:00 GMT"),
         ({"size": 1, "mtime": datetime.fromtimestamp(5, UTC)}, "time 5000"),  # hdfs, sftp
         ({"size": 1, "created": 5.0}, "time 5000"),  # memory
+        ({"size": 1, "modificationTime": 5}, "time 5000"),  # webhdfs
+        ({"size": 1, "modify": "20260101000000"}, "time 20260101000000"),  # ftp
         ({"size": 1}, ""),
     ],
 )
@@ -57,4 +59,5 @@ def test_what_is_the_same_content() -> None:
     assert not one.same_content(ObjectVersion(6, "tag a"))
     assert one.same_content(ObjectVersion(5, "time 1"))  # of a listing that gives no tags
     assert one.key("u") != ObjectVersion(5, "tag b").key("u") != one.key("v")
+    assert ObjectVersion(5, "", "md5:00").key("u") != ObjectVersion(5, "", "md5:01").key("u")
     assert ObjectVersion.of(one.plain()) == one

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from stoker.cluster.shell import Shell, ShellFailed, on_all
@@ -12,6 +12,7 @@ from stoker.cluster.shell import Shell, ShellFailed, on_all
 POLL = 1.0  # seconds between two looks
 MOST = 4 * 2**20  # bytes of a file that one look brings
 UNREACHED = "cannot be reached"
+LABEL = re.compile(r"(?:[\w-]+ )?rank (\d+) \| ?")  # of a line of a rank, with the stage's name before it
 _RANK = re.compile(r"rank-(\d+)\.log$")
 
 
@@ -53,6 +54,16 @@ def rank_of(path: str) -> int | None:
 def rank_label(path: str) -> str:
     """``rank 3`` of a rank's log."""
     return f"rank {rank_of(path)}"
+
+
+def of_rank(lines: Iterable[str], rank: int | None) -> Iterator[str]:
+    """Yields the lines of one rank without their labels; all lines if it is None."""
+    for line in lines:
+        label = LABEL.match(line)
+        if rank is None:
+            yield line
+        elif label is not None and int(label[1]) == rank:
+            yield line[label.end() :]
 
 
 def run_logs(shell: Shell, folder: str) -> list[LogPlace]:

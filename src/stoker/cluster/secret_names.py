@@ -22,6 +22,11 @@ def is_secret_name(name: str) -> bool:
     return of_key or "pass" in parts or any(part.endswith(ENDS) for part in parts)
 
 
+def is_secret(name: str, value: str) -> bool:
+    """Returns whether a variable's value is a secret: by its name, unless the value is a path, or by a password."""
+    return (is_secret_name(name) and not value.startswith("/")) or has_password(value)
+
+
 def has_password(text: str) -> bool:
     """Returns whether a text contains a URL with a password: ``https://user:password@host``."""
     return _PASSWORD.search(text) is not None

@@ -22,6 +22,7 @@ from stoker.cluster.sent_files import ARCHIVE, CODE, SentFile
 from stoker.cluster.shell import Shell, ShellFailed
 
 STORE = ".store"
+SENT = ".sent"  # in the run's folder: the lines of its files
 FROM_HERE = '"$HOME"/'  # prefix of a relative path on a host
 
 
@@ -40,14 +41,20 @@ def missing_script(folder: str) -> str:
 
 
 def link_script(folder: str, name: str) -> str:
-    """Returns a script that links a run's files from the store: lines ``<digest> <path>`` on standard input."""
+    """Returns a script that links a run's files from the store: lines ``<digest> <path>`` on standard input.
+
+    It first removes the files of an earlier submission of that name; what the run wrote stays.
+    """
     home, code = f"{quoted(folder)}/{shlex.quote(name)}", f"../{STORE}/$code"
     return (
         f"mkdir -p {home}/logs && chmod 700 {home} && cd {home} && rm -rf {CODE} && "
+        f"new=$(mktemp {SENT}-XXXXXX) && cat > $new && "
+        f'{{ [ ! -f {SENT} ] || while IFS= read -r line; do p=./${{line#* }}; [ -d "$p" ] || rm -f "$p" || exit 1; '
+        f"done < {SENT}; }} && mv -f $new {SENT} && "
         "code= && while IFS= read -r line; do "
-        'd=${line%% *}; p=${line#* }; case $p in */*) mkdir -p "${p%/*}";; esac; '
-        f'[ "$p" != {ARCHIVE} ] || code=$d.code; '
-        f'ln -f "../{STORE}/$d" "$p" 2>/dev/null || cp -f "../{STORE}/$d" "$p" || exit 1; done && '
+        'd=${line%% *}; p=./${line#* }; mkdir -p "${p%/*}"; '
+        f'[ "$p" != ./{ARCHIVE} ] || code=$d.code; '
+        f'ln -f "../{STORE}/$d" "$p" 2>/dev/null || cp -f "../{STORE}/$d" "$p" || exit 1; done < {SENT} && '
         f'if [ -n "$code" ]; then if [ ! -d {code} ]; then t=$(mktemp -d ../{STORE}/code-XXXXXX) && '
         f"tar -xf {ARCHIVE} -C $t && {{ mv -T $t {code} 2>/dev/null || rm -rf $t; }}; fi; "
         f"[ -d {code} ] && ln -s {code} {CODE}; fi"

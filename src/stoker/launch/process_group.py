@@ -61,13 +61,18 @@ def process_group(
 def bind_to_loopback() -> None:
     """Makes the groups of this process bind to the loopback interface, and look up no host name."""
     interfaces = psutil.net_if_addrs().items()
-    bind_to(next((name for name, found in interfaces if any(a.address == LOOPBACK for a in found)), "lo"))
+    name = next((name for name, found in interfaces if any(a.address == LOOPBACK for a in found)), "lo")
+    os.environ |= _bound_to(name)
 
 
 def bind_to(name: str) -> None:
-    """Makes the groups of this process bind to a network interface."""
-    os.environ["GLOO_SOCKET_IFNAME"] = name
-    os.environ["NCCL_SOCKET_IFNAME"] = f"={name}"
+    """Makes the groups of this process bind to a network interface, unless a variable of the user names one."""
+    for variable, value in _bound_to(name).items():
+        os.environ.setdefault(variable, value)
+
+
+def _bound_to(name: str) -> dict[str, str]:
+    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
 
 
 def seal_objects(secret: bytes) -> None:

@@ -15,6 +15,7 @@ from stoker.job.layout import Layout, layout_of
 from stoker.job.yaml_document import JobDocument
 from stoker.launch.first_failure import Failure
 from stoker.node_cache.cache_stats import CacheStats
+from stoker.node_cache.run_start import run_start
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class RunSpec:
         quiet: whether no progress is shown.
         read: the job as it was read, if the planner has chosen its layout since; else None.
         cached: counts of the node cache on this node before the processes started.
+        began: start of the run on this node, for content whose origin reports no version; see `run_start`.
     """
 
     loaded: LoadedJob
@@ -35,6 +37,7 @@ class RunSpec:
     quiet: bool = False
     read: JobDocument | None = None
     cached: CacheStats = field(default_factory=CacheStats)
+    began: float = field(default_factory=run_start)
 
     @property
     def layout(self) -> Layout:

@@ -30,6 +30,7 @@ from stoker.launch.nodes.addresses import interface_of
 from stoker.launch.run_spec import Entry, RunSpec
 from stoker.node_cache import cache_peers
 from stoker.node_cache.cache_stats import HERE
+from stoker.node_cache.run_start import set_run_start
 from stoker.resilience.deadline import SIGNAL_EXIT
 from stoker.resilience.heartbeat import Heart
 from stoker.resilience.stack_dumps import record_collectives, write_collectives_when_asked, write_stacks_when_asked
@@ -80,6 +81,7 @@ def main(
             bind_to_loopback()
         seal_objects(secret)
         cache_peers.set_peers(rank_info.peers)
+        set_run_start(spec.began)
         if rank_info.speaks:
             HERE.add(spec.cached)
         result.send(_entry(pickled_entry, spec, rank_info)(spec, rank_info=rank_info, console=console))

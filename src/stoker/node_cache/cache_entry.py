@@ -91,6 +91,13 @@ class CacheEntry:
                 return path.stat().st_size
         return 0
 
+    def written(self) -> float:
+        """Returns the time of the last write of its bytes, in seconds since 1970; 0 if there are none."""
+        for path in (self.data, self.partial):
+            with suppress(OSError):
+                return path.stat().st_mtime
+        return 0.0
+
     def used(self) -> float:
         """Returns the time of the last use, in seconds since 1970."""
         with suppress(OSError):

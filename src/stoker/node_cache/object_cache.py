@@ -26,6 +26,7 @@ from stoker.node_cache.download import Download, Feed
 from stoker.node_cache.file_locks import HeldLock, lock_file
 from stoker.node_cache.object_version import ObjectVersion
 from stoker.node_cache.origin import OriginStore
+from stoker.node_cache.run_start import run_start
 from stoker.node_cache.urls import expand_braces, has_magic, restore_secrets, strip_signature, without_secrets
 
 SHARE = 0.5  # fraction of the disk's free space and the cache's own size that it may use without a limit
@@ -94,7 +95,7 @@ class NodeCache:
         with lock:
             known = _known(memo, url)
             if known and memo.stat().st_mtime > asked - FRESH:
-                return known
+                return self._renewed(known)
             began = time.time()
             try:
                 answer = ask()
@@ -107,13 +108,28 @@ class NodeCache:
             if _restored(kept, url) == answer:  # a page may link to addresses with separate signatures
                 replace_file(memo, json.dumps(kept))
                 os.utime(memo, (began, began))
-            return answer
+            return self._renewed(answer)
+
+    def _renewed(self, answer: list[RemoteObject]) -> list[RemoteObject]:
+        for found in answer:
+            self.renew(found)
+        return answer
 
     # -- objects ---------------------------------------------------------------------------------------------
 
     def entry(self, found: RemoteObject) -> CacheEntry:
         """Returns the entry of an object."""
         return CacheEntry(self._folder("objects") / found.key)
+
+    def renew(self, found: RemoteObject) -> None:
+        """Removes content from before this run whose origin, which can be reached, reports no version of it.
+
+        Content in use stays.
+        """
+        if not found.version.tag and not found.version.checksum:
+            entry = self.entry(found)
+            if 0 < entry.written() < run_start():
+                entry.remove()
 
     def begin(self, found: RemoteObject, entry: CacheEntry) -> Download | None:
         """Starts the download of a pinned entry; None if another process downloads it, or it is complete."""

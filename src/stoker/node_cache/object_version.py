@@ -11,7 +11,17 @@ from datetime import datetime
 from typing import Any, Self
 
 TAGS = ("ETag", "etag", "md5Hash", "crc32c")
-TIMES = ("Last-Modified", "LastModified", "mtime", "updated", "modified", "last_modified", "created")
+TIMES = (
+    "Last-Modified",
+    "LastModified",
+    "mtime",
+    "updated",
+    "modified",
+    "last_modified",
+    "modificationTime",
+    "modify",
+    "created",
+)
 DIGESTS = {"md5": "md5", "sha-256": "sha256", "sha-512": "sha512"}  # of the HTTP header Digest, and hashlib's name
 
 
@@ -55,7 +65,7 @@ class ObjectVersion:
 
     def key(self, url: str) -> str:
         """Returns the name of this content of a URL in the cache."""
-        return hashlib.blake2b(f"{url}\0{self.size}\0{self.tag}".encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(f"{url}\0{self.size}\0{self.tag or self.checksum}".encode(), digest_size=16).hexdigest()
 
     def hasher(self) -> Any:
         """Returns a hash object for the checksum; None without a checksum."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from stoker.cluster.kubernetes.manifest_fields import OWN_LABELS, STOKER
 from stoker.cluster.kubernetes.node_script import GIVEN, SECRET_FOLDER, WORK
 from stoker.cluster.kubernetes.pod_volumes import SSH_FOLDER
-from stoker.cluster.secret_names import has_password, is_secret_name
+from stoker.cluster.secret_names import has_password, is_secret, is_secret_name
 from stoker.job.block import default_of
 from stoker.job.key_paths import dotted
 from stoker.job.targets.kubernetes import KubernetesBlock, gang_of
@@ -86,6 +86,12 @@ def _kinds(block: KubernetesBlock) -> Iterator[Found]:
         hint = "write kind: job or kind: jobset with gang: volcano, or remove it"
         yield "time_limit", "a Volcano Job has no limit of its time", hint
     if block.kind == "rayjob":
+        if block.ttl is not None:
+            yield (
+                "ttl",
+                "KubeRay would keep the GPUs of the finished run for that time",
+                "remove it",
+            )
         for key in ("mpi", "ssh_secret"):
             if getattr(block, key):
                 yield key, "a RayJob starts its processes by Ray, and not by MPI", "remove it, or write kind: job"
@@ -113,7 +119,7 @@ def _readable_secrets(block: KubernetesBlock) -> Iterator[Found]:
     for name, value in block.environment.items():
         if name in block.secrets:
             yield f"environment.{name}", f"{name} is also in `secrets`, which would replace it", "keep one of them"
-        elif (is_secret_name(name) and not value.startswith("/")) or has_password(value):  # a path is no secret
+        elif is_secret(name, value):
             hint = f"write secrets: {{{name}: SECRET/KEY}}, the secret's name and the key in it"
             yield f"environment.{name}", f"the value of {name} could be read in the manifest", hint
 

@@ -56,7 +56,7 @@ class ClusterApi:
         except ImportError as error:
             hint = "install it: pip install 'stoker[kubernetes]'"
             raise UserError(Problem("the target needs the package kubernetes", hint)) from error
-        self.client, found = _client(kubeconfig, context)
+        self.client, found, self.context = _client(kubeconfig, context)
         self.namespace = namespace or found
         # Only the dynamic client's requests are used: its discovery caches to a file with a predictable name.
         self._requests = DynamicClient(self.client, discoverer=lambda *_: None)
@@ -210,8 +210,8 @@ class ClusterApi:
         return RunFailed(Problem(f"the cluster's API has failed at {what}: {message}"))
 
 
-def _client(kubeconfig: str | None, context: str | None) -> tuple[ApiClient, str]:
-    """Returns the client, and the namespace of its context."""
+def _client(kubeconfig: str | None, context: str | None) -> tuple[ApiClient, str, str | None]:
+    """Returns the client, the namespace of its context, and the context's name; None for a pod's service account."""
     from kubernetes import config
     from kubernetes.client import ApiClient, Configuration
     from kubernetes.config.incluster_config import SERVICE_TOKEN_FILENAME
@@ -224,7 +224,8 @@ def _client(kubeconfig: str | None, context: str | None) -> tuple[ApiClient, str
         if kubeconfig is None and context is None and not _has_kubeconfig() and Path(SERVICE_TOKEN_FILENAME).is_file():
             settings = Configuration()
             config.load_incluster_config(client_configuration=settings)
-            return ApiClient(settings), Path(SERVICE_TOKEN_FILENAME).with_name("namespace").read_text().strip()
+            namespace = Path(SERVICE_TOKEN_FILENAME).with_name("namespace").read_text().strip()
+            return ApiClient(settings), namespace, None
         contexts, active = config.list_kube_config_contexts(config_file=kubeconfig)
         if context is not None and context not in [each["name"] for each in contexts]:
             names = [str(each["name"]) for each in contexts]
@@ -233,7 +234,7 @@ def _client(kubeconfig: str | None, context: str | None) -> tuple[ApiClient, str
             raise UserError(Problem(f"the kubeconfig has no context {context}", hint, "context"))
         chosen = next((each for each in contexts if each["name"] == context), active)
         client = config.new_client_from_config(config_file=kubeconfig, context=context)
-        return client, chosen["context"].get("namespace") or "default"
+        return client, chosen["context"].get("namespace") or "default", chosen["name"]
     except UserError:
         raise
     except Exception as error:  # for a damaged file the client may raise any exception

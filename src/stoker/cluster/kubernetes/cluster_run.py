@@ -32,6 +32,7 @@ class ClusterRun:
         fingerprint: digest of all that is sent.
         base: the folder from which it was submitted.
         job: the job file's text.
+        stages: names of the stages of a job that has some.
         archive: all other files, as a tar.xz; None if there are none.
     """
 
@@ -52,6 +53,12 @@ class ClusterRun:
     environment: Mapping[str, str]
     job: str
     archive: bytes | None
+    stages: tuple[str, ...] = ()
+
+    @property
+    def log_folders(self) -> list[str]:
+        """The folders of the ranks' logs, one for each stage."""
+        return [f"{folder}/logs" for folder in ([f"{self.output}/{name}" for name in self.stages] or [self.output])]
 
     @property
     def kind(self) -> Kind:
@@ -94,7 +101,8 @@ class ClusterRun:
         values: dict[str, Any] = json.loads(text)
         try:
             block = KubernetesBlock.model_validate(values.pop("target"))
-            overrides = tuple(values.pop("overrides"))
-            return cls(**values, overrides=overrides, block=block, job=job, archive=archive)
+            for key in ("overrides", "stages"):
+                values[key] = tuple(values.get(key, ()))
+            return cls(**values, block=block, job=job, archive=archive)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a submission record: {error}") from None

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
-from stoker.cluster.kubernetes.manifest_fields import Manifest, metadata, multiply_quantity, without_empty
+from stoker.cluster.kubernetes.manifest_fields import INSTANCE, Manifest, metadata, multiply_quantity, without_empty
 from stoker.cluster.kubernetes.placement import pod_affinity, pod_tolerations
 from stoker.cluster.kubernetes.pod_resources import resource_amounts
 
@@ -121,10 +121,11 @@ def _yunikorn(run: ClusterRun, group: str) -> GangParts:
 
 
 def _task_group(run: ClusterRun, name: str, count: int) -> Manifest:
-    """Returns a copy of the pods' requests, with which YuniKorn reserves their place."""
+    """Returns a copy of the pods' requests, with which YuniKorn reserves their place by pods that only wait."""
     return without_empty(
         name=name,
         minMember=count,
+        labels={INSTANCE: run.name},  # the affinity selects it
         minResource={
             key: str(value) for key, value in (HEAD_AMOUNTS if name == HEAD else resource_amounts(run)).items()
         },

@@ -36,7 +36,7 @@ from stoker.cluster.kubernetes.stop_and_resume import start_again, stop_workload
 from stoker.cluster.kubernetes.submitted import in_folder, run_of_config_maps, run_of_submission
 from stoker.cluster.kubernetes.workload_states import workload_state
 from stoker.cluster.record import Record
-from stoker.cluster.secret_names import has_password, is_secret_name
+from stoker.cluster.secret_names import is_secret
 from stoker.cluster.start_script import variables
 from stoker.cluster.submission import Submission
 from stoker.cluster.target import Status
@@ -87,7 +87,7 @@ class KubernetesTarget:
         found = [self.chosen.problem(*problem) for problem in block_problems(self.block)]
         handed = variables(self.block, os.environ)
         forwarded = sorted(handed.keys() - self.block.environment.keys())
-        for name in (name for name in forwarded if is_secret_name(name) or has_password(handed[name])):
+        for name in (name for name in forwarded if is_secret(name, handed[name])):
             hint = f"write secrets: {{{name}: SECRET/KEY}}, and leave it out of `forward`"
             found.append(self.chosen.problem("forward", f"the value of {name} could be read in the manifest", hint))
         written = filter(None, (submission.output, submission.loaded.job.checkpoint.to))
@@ -237,7 +237,8 @@ class KubernetesTarget:
             time.sleep(0.5)
 
     def _record(self, run: ClusterRun, created: float) -> Record:
-        block = run.block.model_dump(mode="json")
+        there = {"namespace": self.api.namespace, "context": self.api.context}  # what is current here may change
+        block = run.block.model_copy(update=there).model_dump(mode="json")
         return Record(
             name=run.name,
             kind=self.chosen.kind,
@@ -249,6 +250,7 @@ class KubernetesTarget:
             devices=run.devices,
             output=run.output,
             base=run.base,
+            stages=list(run.stages),
             handle={
                 "words": f"{workload(run)['kind']} {run.name} in the namespace {self.api.namespace}",
                 "namespace": self.api.namespace,

@@ -20,6 +20,11 @@ def without_empty(**fields: Any) -> Manifest:
     return {key: value for key, value in fields.items() if isinstance(value, Present) or value not in (None, [], {})}
 
 
+def literal(text: str) -> str:
+    """Returns a text of ``args`` or ``env`` that Kubernetes reads back as it is: it replaces ``$(NAME)`` and ``$$``."""
+    return re.sub(r"\$+(?=\()|\${2,}", lambda found: 2 * found[0], text)
+
+
 class Present(dict[str, Any]):
     """A mapping that is written although it is empty, such as ``emptyDir: {}``."""
 

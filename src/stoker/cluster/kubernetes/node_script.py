@@ -23,7 +23,7 @@ WIDTH = 110  # columns of the script
 def node_script(run: ClusterRun) -> str:
     """Returns the shell script of a pod of the run."""
     python = run.block.python
-    words = [python, "-m", "stoker.cluster.kubernetes.pod", f"{run.output}/logs"]
+    words = [python, "-m", "stoker.cluster.kubernetes.pod", *run.log_folders]
     words += ["node", f"{GIVEN}/{JOB}", *run.overrides]
     words += ["--rendezvous", ",".join(run.rendezvous()), "--secret", OWN_SECRET]
     words += ["--nodes", nodes_of(run), "--devices", f"{run.devices}"]

@@ -1,10 +1,10 @@
 """The first process of a pod: it waits for the other pods' names, runs `stoker node`, and prints its ranks' logs.
 
-``python -m stoker.cluster.kubernetes.pod LOGS node JOB --rendezvous HOST:PORT,... ...``
+``python -m stoker.cluster.kubernetes.pod LOGS [LOGS ...] node JOB --rendezvous HOST:PORT,... ...``
 
 A pod's name resolves only once the pod has an address, and a supervisor needs the addresses. Each process writes its
 log to a file of the run's folder; a cluster keeps the container's output, so this prints the log files of the pod's
-ranks, with ``rank N | `` before each line.
+ranks, with ``rank N | `` before each line, and the stage's name before that.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -26,11 +27,12 @@ _RANKS = re.compile(r"node \S+: rank (\d+) to (\d+) of \d+")
 
 def main(words: list[str]) -> int:
     """Runs to the supervisor's end; its exit code."""
-    logs, *node = words
+    start = words.index("node")
+    logs, node = words[:start], words[start:]
     with subprocess.Popen([sys.executable, "-m", "stoker", *with_addresses(node)], stdout=subprocess.PIPE) as process:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda got, _: process.send_signal(got))
-        ranks = RankLogs(Path(logs))
+        ranks = RankLogs([Path(folder) for folder in logs])
         over = threading.Event()
         printing = threading.Thread(target=ranks.follow, args=(over,))
         printing.start()
@@ -81,19 +83,20 @@ class RankLogs:
     """Prints new lines of this pod's rank logs.
 
     Args:
-        folder: of the logs, which all pods may share.
+        folders: of the logs, which all pods may share; for a job with stages, one of each stage's run.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._offsets: dict[int, int] = {}
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._labels = {folder: f"{folder.parent.name} " if len(folders) > 1 else "" for folder in folders}
+        self._offsets: dict[tuple[Path, int], int] = {}
         self._lock = threading.Lock()
 
     def choose(self, ranks: range) -> None:
         """Sets the ranks of this pod from now on; lines that other pods wrote to their logs before are not printed."""
         self.look()
         with self._lock:
-            self._offsets = {rank: self._offsets.get(rank, self._size(rank)) for rank in ranks}
+            chosen = [(folder, rank) for folder in self._labels for rank in ranks]
+            self._offsets = {log: self._offsets.get(log, _size(*log)) for log in chosen}
 
     def follow(self, over: threading.Event) -> None:
         """Prints new lines until the event is set."""
@@ -104,28 +107,30 @@ class RankLogs:
     def look(self, *, last: bool = False) -> None:
         """Prints the lines that are new; an unfinished one only at the last look."""
         with self._lock:
-            for rank, offset in self._offsets.items():
+            for (folder, rank), offset in self._offsets.items():
+                label = f"{self._labels[folder]}rank {rank}"
                 try:
-                    with (self._folder / f"rank-{rank}.log").open("rb") as file:
-                        self._offsets[rank] = offset + _new(file, offset, rank, last=last)
+                    with (folder / f"rank-{rank}.log").open("rb") as file:
+                        self._offsets[folder, rank] = offset + _new(file, offset, label, last=last)
                 except OSError:
                     continue
 
-    def _size(self, rank: int) -> int:
-        try:
-            return (self._folder / f"rank-{rank}.log").stat().st_size
-        except OSError:
-            return 0
+
+def _size(folder: Path, rank: int) -> int:
+    try:
+        return (folder / f"rank-{rank}.log").stat().st_size
+    except OSError:
+        return 0
 
 
-def _new(file: IO[bytes], offset: int, rank: int, *, last: bool) -> int:
+def _new(file: IO[bytes], offset: int, label: str, *, last: bool) -> int:
     """Prints the lines behind an offset; how many bytes they have."""
     file.seek(offset)
     content = file.read()
     if not last:
         content = content[: content.rfind(b"\n") + 1]
     for line in content.splitlines():
-        _print(b"rank %d | %s\n" % (rank, line.rpartition(b"\r")[2]))
+        _print(b"%s | %s\n" % (label.encode(), line.rpartition(b"\r")[2]))
     return len(content)
 
 

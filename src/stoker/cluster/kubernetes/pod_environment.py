@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
-from stoker.cluster.kubernetes.manifest_fields import Manifest
+from stoker.cluster.kubernetes.manifest_fields import Manifest, literal
 from stoker.cluster.kubernetes.node_script import GIVEN, HOSTFILE, WORK
 from stoker.cluster.sent_files import CODE
 from stoker.job.targets.kubernetes import KubernetesBlock
@@ -23,7 +23,7 @@ def pod_environment(run: ClusterRun) -> list[Manifest]:
         found[name] = {"valueFrom": {"fieldRef": {"fieldPath": field}}}
     code = {"PYTHONPATH": f"{WORK}/{CODE}"} if run.code and run.kind == "rayjob" else {}  # else the script sets it
     plain = {**code, **network_environment(run.block), **_mpi(run), **run.environment}
-    found |= {name: {"value": value} for name, value in plain.items()}
+    found |= {name: {"value": literal(value)} for name, value in plain.items()}
     for name, reference in run.block.secrets.items():
         secret, _, key = reference.partition("/")
         found[name] = {"valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
 from stoker.cluster.kubernetes.device_claims import CLAIM, claims, pod_claims
 from stoker.cluster.kubernetes.gangs import gang_parts
-from stoker.cluster.kubernetes.manifest_fields import FINGERPRINT, Manifest, run_labels, without_empty
+from stoker.cluster.kubernetes.manifest_fields import FINGERPRINT, Manifest, literal, run_labels, without_empty
 from stoker.cluster.kubernetes.node_script import WORK, node_script, unpacking
 from stoker.cluster.kubernetes.placement import placement_annotations, pod_affinity, pod_tolerations
 from stoker.cluster.kubernetes.pod_environment import pod_environment
@@ -15,6 +15,7 @@ from stoker.cluster.kubernetes.pod_resources import pod_resources
 from stoker.cluster.kubernetes.pod_volumes import pod_volumes
 
 CONTAINER = "node"
+RAY_POD_END = "stoker.cluster.kubernetes.ray_pod_end"
 
 
 def pod_template(run: ClusterRun, *, group: str = CONTAINER, head: Manifest | None = None) -> Manifest:
@@ -33,12 +34,13 @@ def pod_template(run: ClusterRun, *, group: str = CONTAINER, head: Manifest | No
         image=block.image,
         imagePullPolicy=block.image_pull,
         command=["/bin/sh", "-c"] if own_command else None,
-        args=[node_script(run)] if own_command else None,
+        args=[literal(node_script(run))] if own_command else None,
         workingDir=None if own_command else WORK,
         env=pod_environment(run),
         ports=[{"name": "rendezvous", "containerPort": run.port}] if own_command else None,
         resources=_with_claims(run) if head is None else head,
         securityContext=container_security(run),
+        lifecycle=None if own_command else {"preStop": {"exec": {"command": [block.python, "-m", RAY_POD_END]}}},
         volumeMounts=[mount for _, mount in pairs],
     )
     spec = without_empty(
@@ -91,7 +93,7 @@ def _unpacking(run: ClusterRun) -> Manifest:
         image=run.block.image,
         imagePullPolicy=run.block.image_pull,
         command=["/bin/sh", "-c"],
-        args=[unpacking(run)],
+        args=[literal(unpacking(run))],
         workingDir=WORK,
         volumeMounts=[mount for _, mount in pod_volumes(run) if mount["name"] in work],
     )

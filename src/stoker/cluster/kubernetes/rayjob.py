@@ -21,7 +21,8 @@ WAIT = 3600.0  # seconds within which Ray's workers must be there
 def rayjob(run: ClusterRun) -> Manifest:
     """Returns the RayJob. The head trains nothing: it has no processors for Ray's actors.
 
-    KubeRay would restart the whole cluster after any exit code, so its retries are off. It replaces lost workers.
+    KubeRay would restart the whole cluster after any exit code, so its retries are off. It replaces lost workers. It
+    ends the cluster at the end of the run: with a time to live, it would keep the GPUs for that time.
     """
     gang = gang_parts(run, CONTAINER)
     head_resources: Manifest = {"requests": dict(HEAD_AMOUNTS), "limits": dict(HEAD_AMOUNTS)}
@@ -51,7 +52,6 @@ def rayjob(run: ClusterRun) -> Manifest:
             submitterPodTemplate=_submitter(run),
             backoffLimit=0,
             shutdownAfterJobFinishes=True,
-            ttlSecondsAfterFinished=run.block.ttl,
             activeDeadlineSeconds=run.block.time_limit,
             rayClusterSpec=cluster,
         ),

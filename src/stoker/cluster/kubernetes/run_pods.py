@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -12,18 +11,20 @@ from stoker.cluster.kubernetes.cluster_api import ClusterApi
 from stoker.cluster.kubernetes.manifest_fields import INSTANCE
 from stoker.cluster.kubernetes.pending_reasons import claims_of, reasons
 from stoker.cluster.kubernetes.pod_template import CONTAINER
+from stoker.cluster.log_files import LABEL, of_rank
 from stoker.errors import UserError
 
 Object = Mapping[str, Any]
+PLACEHOLDER = "yunikorn.apache.org/placeholder"  # annotation of a pod that reserves the place of one of the run
 INDEX_LABELS = ("batch.kubernetes.io/job-completion-index", "volcano.sh/task-index")
 WATCH = 60  # seconds of one watch
 POLL = 2.0  # seconds without a line, after which the run's end is checked
-_RANK = re.compile(r"rank (\d+) \| ?")
 
 
 def pods_of(api: ClusterApi, name: str) -> list[Object]:
     """Returns the run's pods in the order of their nodes; of a node that was started again, the older pod first."""
-    pods = api.select("v1", "Pod", labels=f"{INSTANCE}={name}")
+    found = api.select("v1", "Pod", labels=f"{INSTANCE}={name}")
+    pods = (pod for pod in found if PLACEHOLDER not in pod["metadata"].get("annotations", {}))
     return sorted(pods, key=lambda pod: (index_of(pod), pod["metadata"].get("creationTimestamp", "")))
 
 
@@ -90,12 +91,7 @@ def read_logs(
     else:
         pods = (pod for pod in pods_of(api, name) if _has_log(pod, container))
         lines = (line for pod in pods for line in _lines(api, pod, container, follow=False))
-    for line in lines:
-        label = _RANK.match(line)
-        if rank is None:
-            yield line
-        elif label is not None and int(label[1]) == rank:
-            yield line[label.end() :]
+    yield from of_rank(lines, rank)
 
 
 def _followed(api: ClusterApi, name: str, ended: Callable[[], bool], container: str) -> Iterator[str]:
@@ -161,7 +157,7 @@ def _read(
 def _lines(api: ClusterApi, pod: Object, container: str, *, follow: bool) -> Iterator[str]:
     """Lines of a pod's log; those of no rank with the pod's name before them."""
     for line in api.log(pod["metadata"]["name"], container, follow=follow):
-        yield line if _RANK.match(line) else f"{pod['metadata']['name']} | {line}"
+        yield line if LABEL.match(line) else f"{pod['metadata']['name']} | {line}"
 
 
 def _has_log(pod: Object, container: str) -> bool:

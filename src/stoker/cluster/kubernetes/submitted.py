@@ -38,6 +38,7 @@ def run_of_submission(submission: Submission, block: KubernetesBlock, on: str) -
         environment=variables(block, os.environ),
         block=block,
         job=submission.job,
+        stages=submission.stages,
         archive=archive_of([file for file in submission.files if file.path != JOB]),
     )
 

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 import tarfile
 import tempfile
 import time
@@ -15,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from stoker.cluster.chosen_target import ChosenTarget
-from stoker.cluster.log_files import POLL
+from stoker.cluster.log_files import POLL, of_rank
 from stoker.cluster.ray.placement import Placement
 from stoker.cluster.record import FILE, Record
+from stoker.cluster.secret_names import is_secret
 from stoker.cluster.sent_files import ARCHIVE
 from stoker.cluster.start_script import environment_text, python_word, variables
 from stoker.cluster.submission import JOB, Submission
@@ -36,6 +38,7 @@ WITHOUT_EFFECT = {
     "setup": "prepare the nodes where Ray is started",
     "port": "the supervisors choose their ports themselves",
 }
+SET_BY_RAY = "set it before `ray start` on the nodes"
 LEFT_OUT_BY_RAY = (".gitignore", ".rayignore")
 METADATA = "stoker"  # key of a Ray job's metadata, under which its record is
 
@@ -56,6 +59,7 @@ class RayTarget:
         return None
 
     def check(self, submission: Submission) -> None:
+        self._no_secrets()
         for key, instead in WITHOUT_EFFECT.items():
             if getattr(self._block, key) != default_of(RayBlock, key):
                 raise UserError(self._chosen.problem(key, f"`{key}` has no effect on Ray", instead))
@@ -70,7 +74,8 @@ class RayTarget:
             raise CannotRun(self._chosen.problem("nodes", refusal, "lower `nodes`, `devices`, `cpus` or `resources`"))
 
     def preview(self, submission: Submission) -> str:
-        shown = environment_text(variables(self._block, os.environ), hidden=True)
+        self._no_secrets()
+        shown = environment_text(self._variables(), hidden=True)
         lines = [
             f"# {submission.label} to Ray at {self._address()}",
             f"RAY_API_SERVER_ADDRESS={self._address()} ray job submit --working-dir SENT -- {self._entry}",
@@ -129,16 +134,11 @@ class RayTarget:
         return Status(state, message if state in ("failed", "stopped", "waiting") else "")  # type: ignore[arg-type]
 
     def logs(self, record: Record, *, rank: int | None, follow: bool) -> Iterator[str]:
-        label = None if rank is None else f"rank {rank} | "
         shown = 0
         while True:
             last = not follow or self.status(record).state not in ("waiting", "running")
             lines = self._said(record, whole=last)
-            for line in lines[shown:]:
-                if label is None:
-                    yield line
-                elif line.startswith(label):
-                    yield line.removeprefix(label)
+            yield from of_rank(lines[shown:], rank)
             shown = len(lines)
             if last:
                 return
@@ -204,12 +204,28 @@ class RayTarget:
                 return
 
     def _runtime(self, folder: str, deadline: float) -> dict[str, Any]:
-        """Returns Ray's runtime environment: a local or an uploaded folder, and variables, which no record contains."""
+        """Returns Ray's runtime environment: a local or an uploaded folder, and variables."""
         environment = {
-            **variables(self._block, os.environ),
+            **self._variables(),
             "RAY_JOB_STOP_WAIT_TIME_S": str(int(deadline + SECONDS_TO_END)),  # SIGKILL comes after that
         }
         return {"working_dir": folder, "env_vars": environment}
+
+    def _variables(self) -> dict[str, str]:
+        """Returns the variables of the nodes, without forwarded secrets, which Ray's dashboard would show to anyone."""
+        found = variables(self._block, os.environ)
+        secrets = [name for name in found.keys() - self._block.environment.keys() if is_secret(name, found[name])]
+        if secrets:
+            names = " and ".join(sorted(secrets))
+            print(f"not sent, because Ray shows variables to anyone: {names}; {SET_BY_RAY}", file=sys.stderr)
+        return {name: value for name, value in found.items() if name not in secrets}
+
+    def _no_secrets(self) -> None:
+        """Raises where `environment` has secrets."""
+        names = (name for name, value in self._block.environment.items() if is_secret(name, value))
+        words = "could be read on Ray's dashboard"
+        if found := [self._chosen.problem(f"environment.{n}", f"the value of {n} {words}", SET_BY_RAY) for n in names]:
+            raise UserError(*found)
 
     @property
     def _entry(self) -> str:
@@ -267,10 +283,9 @@ class RayTarget:
         """Returns the driver's file."""
         placement = self._placement(submission, None)
         placement = placement if gpus is None else replace(placement, gpus=gpus)
-        output = submission.output
-        if "://" not in output and not output.startswith("/"):
-            output = f"FOLDER/{output}"
-        words = [JOB, f"output={output}", "--secret", "SECRET", "--nodes", submission.nodes_option]
+        output, to = _in_folder(submission.output), submission.loaded.job.checkpoint.to
+        moved = [f"checkpoint.to={_in_folder(to)}"] if to is not None and not submission.stages else []
+        words = [JOB, f"output={output}", *moved, "--secret", "SECRET", "--nodes", submission.nodes_option]
         values = {
             "name": submission.name,
             "placement": asdict(placement),
@@ -300,6 +315,11 @@ class RayTarget:
         text: str = self._asked(lambda: client.get_job_logs(record.handle["job"]))
         lines = text.split("\n")
         return lines[:-1] if not lines[-1] or not whole else lines
+
+
+def _in_folder(path: str) -> str:
+    """Returns a path of the job as the nodes name it; ``FOLDER`` is the folder of runs there."""
+    return path if "://" in path or path.startswith("/") else f"FOLDER/{path}"
 
 
 def _stage(submission: Submission, folder: Path) -> None:

@@ -144,10 +144,9 @@ class SlurmTarget:
 
     def logs(self, record: Record, *, rank: int | None, follow: bool) -> Iterator[str]:
         home = self._home_of(record)
-        output = record.output
-        if not output.startswith("/"):
-            output = f"{home}/{shlex.quote(output)}" if self._block.login else f"{record.base}/{output}"
-        places = run_logs(self._shell, output if self._block.login else shlex.quote(output))
+        from_home = self._block.login and not record.output.startswith("/")
+        output = shlex.quote(record.output if from_home else str(Path(record.base) / record.output))
+        places = run_logs(self._shell, f"{home}/{output}" if from_home else output)
         if rank is None:
             places.insert(0, LogPlace(self._shell, f"{home}/logs/slurm-*.log", lambda path: "slurm"))
         yield from read_logs(
@@ -220,7 +219,7 @@ class SlurmTarget:
 
     def _files(self, name: str) -> str:
         """Returns the submission's folder, from where sbatch is called."""
-        return "." if self._block.login else f"{self._block.folder.rstrip('/')}/{name}"
+        return "." if self._block.login else str(Path(self._block.folder).expanduser() / name)
 
     def _script(self, submission: Submission) -> str:
         return batch_script(submission, self._block, files=self._files(submission.name))

@@ -36,8 +36,8 @@ def with_address(host: Host, connection: Connection, *, interface: str | None, a
             raise RunFailed(Problem(f"{host.name} has no address on the interface {interface}", hint))
         return replace(host, address=words[words.index("inet") + 1].partition("/")[0])
     own = connection.run("hostname -I 2>/dev/null || :").decode().split()
-    used = _resolved(connection.real_name())
-    here = next((address for address in used if address in own or ipaddress.ip_address(address).is_loopback), None)
+    name = connection.real_name()
+    here = next((address for address in _resolved(name) if address in own or _is_loopback(name)), None)
     if here is not None:
         return replace(host, address=here)
     plain = [address for address in own if ":" not in address]
@@ -46,6 +46,14 @@ def with_address(host: Host, connection: Connection, *, interface: str | None, a
     listed = ", ".join(plain) or "none"
     hint = "write `address=` behind the host, or `interface` for all of them"
     raise RunFailed(Problem(f"{host.name}: which of its addresses the others reach is unclear ({listed})", hint))
+
+
+def _is_loopback(name: str) -> bool:
+    """Returns whether a name means this machine. Another name may lead to 127.0.1.1 here, by Debian's /etc/hosts."""
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"
 
 
 def _resolved(name: str) -> list[str]:

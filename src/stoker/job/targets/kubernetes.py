@@ -141,7 +141,8 @@ class KubernetesBlock(TargetKeys):
         default=None, description="seconds after which the cluster stops the run", examples=[86400]
     )
     retries: NaturalInt = Field(
-        default=3, description="number of restarts of a pod; none after exit code 2 or 3; evictions do not count"
+        default=3,
+        description="number of restarts of a pod; none after exit code 2 or 3; evictions count only on Volcano",
     )
     ttl: NaturalInt | None = Field(
         default=None, description="seconds after which the objects of a finished run are deleted", examples=[604800]

@@ -149,8 +149,11 @@ class CacheServer:
 
     def _give(self, stream: Stream, hello: dict[str, Any]) -> None:
         found = RemoteObject(str(hello["url"]), ObjectVersion.of(hello["version"]))
+        named = is_named(found.url, self._named)
+        if named:
+            node_cache().renew(found)
         whole = node_cache().entry(found).is_whole
-        if not is_named(found.url, self._named) or not (whole or hello["fetch"]):
+        if not named or not (whole or hello["fetch"]):
             stream.say({"has": False})
             return
         stream.say({"has": True})

@@ -1,0 +1,65 @@
+"""What is written for Ray, without Ray."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from submitting import write_job
+
+from stoker.cluster.chosen_target import choose_target
+from stoker.cluster.ray.ray_target import RayTarget, open_target
+from stoker.cluster.submission import Submission, submission_of
+from stoker.errors import UserError
+from stoker.job import load_job
+
+
+def target_in(folder: Path, *, checkpoint: dict[str, Any] | None = None, **keys: Any) -> tuple[RayTarget, Submission]:
+    loaded = load_job(write_job(folder, target={"ray": keys}, checkpoint=checkpoint or {}))
+    chosen = choose_target(loaded, None)
+    return open_target(chosen), submission_of(loaded, chosen, folder)
+
+
+@pytest.mark.parametrize("variable", [{"HF_TOKEN": "hf_x"}, {"PROXY": "http://me:pw@host:3128"}])
+def test_a_secret_that_the_dashboard_would_show_is_refused(tmp_path: Path, variable: dict[str, str]) -> None:
+    target, submission = target_in(tmp_path, environment=variable)
+    for step in (target.check, target.preview):
+        with pytest.raises(UserError, match=r"job.yaml:1:\d+: the value of \w+ could be read on Ray's dashboard"):
+            step(submission)
+
+
+def test_forwarded_secrets_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"HF_TOKEN": "hf_x", "WANDB_API_KEY": "x", "HF_HOME": "/hf", "HF_TOKEN_PATH": "/t"}.items():
+        monkeypatch.setenv(name, value)
+    target, submission = target_in(tmp_path, forward=["HF_*", "WANDB_*"], environment={"PAUSE": "1"})
+    sent = target._runtime("folder", 30.0)["env_vars"]
+    assert sent == {"HF_HOME": "/hf", "HF_TOKEN_PATH": "/t", "PAUSE": "1", "RAY_JOB_STOP_WAIT_TIME_S": "90"}
+    assert "HF_TOKEN and WANDB_API_KEY; set it before `ray start`" in capsys.readouterr().err
+    assert "HF_TOKEN=" not in target.preview(submission)
+
+
+@pytest.mark.parametrize(
+    ("to", "written"),
+    [
+        ("kept", ["checkpoint.to=FOLDER/kept"]),
+        ("/kept", ["checkpoint.to=/kept"]),
+        ("s3://b/c", ["checkpoint.to=s3://b/c"]),
+    ],
+)
+def test_checkpoints_are_in_the_folder_of_runs(tmp_path: Path, to: str, written: list[str]) -> None:
+    target, submission = target_in(tmp_path, checkpoint={"to": to})
+    words = json.loads(target._plan(submission, gpus=0))["words"]
+    assert [word for word in words if word.startswith("checkpoint.")] == written
+
+
+def test_lines_of_one_rank_are_those_of_all_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, _ = target_in(tmp_path)
+    lines = ["stoker | placed on a", "rank 1 | a", "sft rank 1 | b", "my-sft_2 rank 0 | c", "rank 10 | d"]
+    monkeypatch.setattr(target, "_said", lambda record, whole: lines)
+    record: Any = None
+    assert list(target.logs(record, rank=1, follow=False)) == ["a", "b"]
+    assert list(target.logs(record, rank=None, follow=False)) == lines
