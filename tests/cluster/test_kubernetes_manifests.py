@@ -162,7 +162,7 @@ def test_volcano_counts_every_restart(retries: int, requeue: int, most: int, act
     spec = workload(replace(run_of(kind="volcano", retries=retries), requeue=requeue))["spec"]
     written = {p.get("exitCode", p.get("event")): p["action"] for p in spec["tasks"][0]["policies"]}
     assert written == {**actions, "PodEvicted": "RestartPod"} and [*written][-1] == "PodFailed"
-    assert spec["maxRetry"] == most and problems_of(workload(run_of(kind="volcano", retries=retries))) == []
+    assert spec["maxRetry"] == most
 
 
 def test_a_rayjob_saves_before_ray_ends_and_then_frees_its_devices() -> None:

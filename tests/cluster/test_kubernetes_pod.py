@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -52,10 +53,13 @@ def test_ray_ends_after_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "made_node.py").write_text("import time\ntime.sleep(0.5)\n")
     monkeypatch.setattr(ray_pod_end, "DRIVER", ["-m", "made_driver"])
     monkeypatch.setattr(ray_pod_end, "NODE", ["-m", "made_node"])
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}  # PYTHONSAFEPATH may leave out the folder
     driver, node = (
-        subprocess.Popen([sys.executable, "-m", name], cwd=tmp_path) for name in ("made_driver", "made_node")
+        subprocess.Popen([sys.executable, "-m", name], env=environment, cwd=tmp_path)
+        for name in ("made_driver", "made_node")
     )
     while not (tmp_path / "started").exists():
+        assert driver.poll() is None
         time.sleep(0.01)
     ray_pod_end.main()
     assert (tmp_path / "saved").exists() and driver.poll() is not None and node.poll() is not None

@@ -35,7 +35,7 @@ def test_forwarded_secrets_are_left_out(
 ) -> None:
     for name, value in {"HF_TOKEN": "hf_x", "WANDB_API_KEY": "x", "HF_HOME": "/hf", "HF_TOKEN_PATH": "/t"}.items():
         monkeypatch.setenv(name, value)
-    target, submission = target_in(tmp_path, forward=["HF_*", "WANDB_*"], environment={"PAUSE": "1"})
+    target, submission = target_in(tmp_path, forward=["HF_HOME", "HF_TOKEN*", "WANDB_*"], environment={"PAUSE": "1"})
     sent = target._runtime("folder", 30.0)["env_vars"]
     assert sent == {"HF_HOME": "/hf", "HF_TOKEN_PATH": "/t", "PAUSE": "1", "RAY_JOB_STOP_WAIT_TIME_S": "90"}
     assert "HF_TOKEN and WANDB_API_KEY; set it before `ray start`" in capsys.readouterr().err

@@ -144,7 +144,7 @@ def test_recomputed_activations_of_a_block_are_freed_with_its_backward_pass() ->
         )
     language = lay_out_for(model, hook_routers(model, COEFFICIENT))
     recompute_blocks(model)
-    gradients(language, documents()[:1])
+    gradients(language, documents()[:1], None)
     assert alive[-1][-3:] == [True, True, False]  # the passes of both blocks, and the other one computed again
 
 
