@@ -111,10 +111,6 @@ class TableShard:
         rows[absent] = keys.tables[absent]
         return rows
 
-    def has_rows(self, keys: Keys) -> np.ndarray:
-        """Returns which keys have rows, or get them at their next lookup, bool [n]."""
-        return self.waiting.admits_all[keys.tables] | (self.index.find(keys.ids, keys.tables, keys.hashes) > 0)
-
     def preview(self, keys: Keys) -> Tensor:
         """Returns the values [n, width] that a lookup would return, without changing anything."""
         rows = self.find(keys)
