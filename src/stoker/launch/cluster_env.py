@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stoker import sockets
 from stoker.errors import Problem, UserError
 from stoker.job.layout import Layout
 from stoker.node_cache.cache_peers import CachePeers
@@ -96,8 +97,7 @@ def _open_store(host: str, port: int) -> socket.socket:
         ConnectionError: the port is taken; the next start has another one.
     """
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=1024)
+        return sockets.listen((host, port))
     except OSError as error:
         raise ConnectionError(f"the rendezvous store cannot listen on {host}:{port} ({error.strerror})") from error
 

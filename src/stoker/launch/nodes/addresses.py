@@ -10,6 +10,7 @@ import psutil
 
 from stoker.errors import CannotRun, Problem, UserError
 from stoker.launch.nodes.channel import Address
+from stoker.sockets import family_of_host
 
 LAST_PORT = 65535
 
@@ -73,7 +74,7 @@ def own_address(rendezvous: Sequence[Address], listen: str | None) -> Address:
     if found := [entry for entry in rendezvous if is_own(entry[0])]:
         return found[0]
     first = rendezvous[0]
-    with socket.socket(_family(first[0]), socket.SOCK_DGRAM) as towards:
+    with socket.socket(family_of_host(first[0]), socket.SOCK_DGRAM) as towards:
         try:
             towards.connect(first)  # sends nothing
         except OSError as error:
@@ -87,7 +88,7 @@ def is_own(host: str) -> bool:
     """Returns whether this machine has an address."""
     if ipaddress.ip_address(host.partition("%")[0]).is_unspecified:
         return False
-    with socket.socket(_family(host), socket.SOCK_STREAM) as trial:
+    with socket.socket(family_of_host(host), socket.SOCK_STREAM) as trial:
         try:
             trial.bind((host, 0))
         except OSError:
@@ -120,10 +121,6 @@ def host_and_port(address: Address) -> str:
     """``HOST:PORT``."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _own_words() -> str:

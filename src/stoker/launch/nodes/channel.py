@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from stoker import sockets
 from stoker.frames import LENGTH, Greeting, PeerRefused, Seal
 
 Address = tuple[str, int]
@@ -156,8 +157,7 @@ class PeerNetwork:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._secret, self._most, self._clock = secret, strangers, clock
-        family = socket.AF_INET6 if ":" in listen[0] else socket.AF_INET
-        self._listening = socket.create_server(listen, family=family, backlog=1024)
+        self._listening = sockets.listen(listen)
         self._listening.setblocking(False)
         self.address: Address = self._listening.getsockname()[:2]
         self._selector = selectors.DefaultSelector()
@@ -170,8 +170,7 @@ class PeerNetwork:
 
     def dial(self, address: Address) -> Peer:
         """Starts a connection; `poll` reports whether it is established or failed."""
-        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        connection = socket.socket(family, socket.SOCK_STREAM)
+        connection = socket.socket(sockets.family_of_host(address[0]), socket.SOCK_STREAM)
         connection.setblocking(False)
         peer = Peer(connection, address, self._secret, dialled=True, unsent=self._unsent)
         try:

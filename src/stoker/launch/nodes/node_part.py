@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from stoker import sockets
 from stoker.errors import UserError
 from stoker.job.load_job import check_document
 from stoker.launch.first_failure import failure_of
@@ -120,8 +121,7 @@ class NodePart:
         Args:
             first: node of rank 0.
         """
-        family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
-        store = socket.create_server((self._address, 0), family=family, backlog=1024)
+        store = sockets.listen((self._address, 0))
         port: int = store.getsockname()[1]
         if first.name == self._name:
             self._store = store

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from stoker import sockets
 from stoker.errors import Problem, RunFailed, UserError, reason_of
 from stoker.files import replace_file
 from stoker.frames import PeerRefused
@@ -52,8 +53,7 @@ class RowServer:
 
     def __init__(self, listen: Address, secret: bytes, folder: Path, *, snapshot_every: int = 1000) -> None:
         self._secret, self._folder, self._every = secret, folder, snapshot_every
-        family = socket.AF_INET6 if ":" in listen[0] else socket.AF_INET
-        self._listening = socket.create_server(listen, family=family, backlog=_BACKLOG)
+        self._listening = sockets.listen(listen, backlog=_BACKLOG)
         self.address: Address = self._listening.getsockname()[:2]
         self._lock = threading.Lock()
         self._run: Message = {}
