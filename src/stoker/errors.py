@@ -70,7 +70,7 @@ def placed_errors(place: Callable[[Problem], Problem]) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        kind = next(kind for kind in (CannotRun, RunFailed, UserError) if isinstance(error, kind))
+        kind = next(kind for kind in (CannotRun, DiskFailed, RunFailed, UserError) if isinstance(error, kind))
         raise kind(*(place(problem) for problem in error.problems)) from error
 
 

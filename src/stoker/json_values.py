@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from math import isfinite
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, NoReturn
+
+
+def refuse_constant(name: str) -> NoReturn:
+    """Raises ValueError for NaN and infinity, as the ``parse_constant`` of `json.loads`."""
+    raise ValueError(f"{name} is not JSON")
 
 
 def finite(value: Any) -> Any:

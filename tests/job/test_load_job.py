@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stoker.errors import CannotRun, DiskFailed, Problem, RunFailed, UserError
+from stoker.errors import CannotRun, DiskFailed, Problem, UserError
 from stoker.job import load_job
 from stoker.job.key_paths import KeyPath, dotted, leaves, parents_of_keys
 from stoker.job.load_job import JobError, check_document
@@ -291,7 +291,7 @@ def test_errors_of_what_a_key_names_are_placed_at_the_key(tmp_path: Path) -> Non
     (tmp_path / "job.yaml").write_text(f"{GOOD}train: {{lr: 1e-4}}\n")
     loaded = load_job(tmp_path / "job.yaml")
     elsewhere = Problem("has no column `x`", "write `y`", file="rows.jsonl", line=3, column=1)
-    with pytest.raises(RunFailed) as caught, loaded.errors_at("train.lr"):
+    with pytest.raises(DiskFailed) as caught, loaded.errors_at("train.lr"):
         raise DiskFailed(elsewhere, Problem("unreadable", key="data"))
     first, second = caught.value.problems
     assert (first.line, first.column, first.key) == (4, 13, "train.lr")

@@ -10,7 +10,7 @@ from typing import Any
 from stoker.cli.eval_answers import model_of, questions_of, settings_of
 from stoker.cli.eval_report import evaluation, finish, keep_and_print
 from stoker.cli.trust_options import trusted
-from stoker.evaluate.compare_models import Compared, compare_answers, compare_losses, judge_between
+from stoker.evaluate.compare_models import Compared, compare_answers, compare_losses, figure_of, judge_between
 from stoker.evaluate.intervals import FEWEST
 from stoker.evaluate.scored_answers import answer, details, mean_figures
 from stoker.generate.open_model import open_model
@@ -87,21 +87,12 @@ def _losses(arguments: argparse.Namespace) -> int:
     total = sum(units)
     name = f"loss a {unit}"
     means = [sum(r.loss for r in each) / total for each in (ours, theirs)]
-    figure = found.figure(f"less {names[1]}")
     result = _kept(
         arguments,
         (first.folder.path.name, first.step),
         figures=[
             *(Figure(of, name, mean, rows=len(ours)) for of, mean in zip(names, means, strict=True)),
-            Figure(
-                of=figure.of,
-                name=name,
-                value=figure.value,
-                standard_error=None,
-                rows=figure.rows,
-                low=figure.low,
-                high=figure.high,
-            ),
+            figure_of(found.difference, f"less {names[1]}", name),
         ],
         details={"loss": found.as_json(), "unit": unit, "rows_of_one_only": alone},
         rows=len(ours),

@@ -10,6 +10,7 @@ from stoker.cli.eval_answers import model_of, notes, questions_of, settings_of
 from stoker.cli.eval_report import evaluation, finish, place_of_results
 from stoker.errors import Problem, UserError
 from stoker.evaluate.ask_model import prompts_of
+from stoker.evaluate.compare_models import figure_of
 from stoker.evaluate.compare_prompts import TemplateRanking, rank
 from stoker.evaluate.intervals import FEWEST
 from stoker.evaluate.prompt_templates import as_chat_template, read_templates
@@ -75,18 +76,7 @@ def run_prompts(arguments: argparse.Namespace) -> int:
 
 def _differences(ranking: TemplateRanking) -> list[Figure]:
     first = ranking.order[0]
-    return [
-        Figure(
-            of=f"{first} less {name}",
-            name=ranking.scorer,
-            value=each.value,
-            standard_error=None,
-            rows=each.rows,
-            low=each.low,
-            high=each.high,
-        )
-        for name, each in ranking.behind.items()
-    ]
+    return [figure_of(each, f"{first} less {name}", ranking.scorer) for name, each in ranking.behind.items()]
 
 
 def _verdict(ranking: TemplateRanking) -> str:

@@ -32,21 +32,19 @@ class Compared:
 
     def figure(self, of: str) -> Figure:
         """Returns the difference as a stored figure."""
-        found = self.difference
-        return Figure(
-            of=of,
-            name=self.name,
-            value=found.value,
-            standard_error=None,
-            rows=found.rows,
-            low=found.low,
-            high=found.high,
-        )
+        return figure_of(self.difference, of, self.name)
 
     def as_json(self) -> dict[str, Any]:
         """Returns wins, losses and ties of the first model."""
         found = self.difference
         return {"wins": found.wins, "losses": found.losses, "ties": found.ties, "most_different": list(self.rows)}
+
+
+def figure_of(difference: PairedDifference, of: str, name: str) -> Figure:
+    """Returns a difference as a stored figure."""
+    return Figure(
+        of=of, name=name, value=difference.value, rows=difference.rows, low=difference.low, high=difference.high
+    )
 
 
 def judge_between(

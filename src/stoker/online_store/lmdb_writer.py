@@ -85,12 +85,9 @@ class LmdbWriter:
         for key, value in entries.items():
             transaction.put(key.encode(), value, db=self._meta)
 
-    def _list(self, transaction: Any, version: int) -> None:
+    def _list(self, transaction: Any, version: int, manifest: Mapping[str, Any]) -> None:
         """Gives a version its entry among the versions."""
-        manifest = transaction.get(f"{version}:manifest".encode(), db=self._meta)
-        if manifest is None:
-            raise StoreError(f"version {version} is gone")
-        transaction.put(f"info:{version}".encode(), info_of(json.loads(manifest)).encode(), db=self._meta)
+        transaction.put(f"info:{version}".encode(), info_of(manifest).encode(), db=self._meta)
         transaction.delete(f"loading:{version}".encode(), db=self._meta)
 
     def update(
@@ -98,7 +95,7 @@ class LmdbWriter:
     ) -> None:
         with self._changing(version, deltas) as transaction:
             self._describe(transaction, version, manifest, files)
-            self._list(transaction, version)
+            self._list(transaction, version, manifest)
 
     def change(self, version: int, deltas: Sequence[TableDelta]) -> None:
         with self._changing(version, deltas):
@@ -117,7 +114,10 @@ class LmdbWriter:
 
     def switch(self, version: int) -> None:
         with self._at.environment.begin(self._meta, write=True) as transaction:
-            self._list(transaction, version)
+            manifest = transaction.get(f"{version}:manifest".encode())
+            if manifest is None:
+                raise StoreError(f"version {version} is gone")
+            self._list(transaction, version, json.loads(manifest))
             transaction.put(b"current", str(version).encode())
 
     def drop(self, version: int) -> None:

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stoker.errors import UserError
-from stoker.json_values import finite
+from stoker.json_values import finite, refuse_constant
 from stoker.page.accounts import Account, Accounts, Session
 from stoker.page.page_error import PageError, bad_request, http_error, of_user_error
 from stoker.page.page_settings import BODY, PageSettings
@@ -180,17 +180,13 @@ async def read_object(request: Request) -> dict[str, Any]:
     if kind != "application/json":
         raise http_error(415, "the body must be JSON", "Content-Type: application/json")
     try:
-        found = json.loads(bytes(body), parse_constant=_no_constant)
+        found = json.loads(bytes(body), parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
         raise bad_request("the body is not JSON: {reason}", reason=reason) from None
     if not isinstance(found, dict):
         raise bad_request("the body is not a JSON object", "write it as {...}")
     return found
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
 
 
 def text_of(body: dict[str, Any], key: str, *, default: str | None = None, most: int = 1 << 20) -> str:

@@ -9,9 +9,10 @@ import json
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from stoker.errors import Problem, UserError, reason_of, user_file_errors
+from stoker.json_values import refuse_constant
 from stoker.scoring.answer_rows import AnswerRow
 from stoker.scoring.patterns import compiled, is_found
 from stoker.scoring.scorer import Score, Scorer, require_package
@@ -107,7 +108,7 @@ def _fits(validator: Any, answer: str, place: str) -> float:
     from jsonschema.exceptions import _WrappedReferencingError
 
     try:
-        value = json.loads(_without_fence(answer.strip()), parse_constant=_refused)
+        value = json.loads(_without_fence(answer.strip()), parse_constant=refuse_constant)
         return float(validator.is_valid(value))
     except (ValueError, OverflowError, RecursionError):
         return 0.0
@@ -115,10 +116,6 @@ def _fits(validator: Any, answer: str, place: str) -> float:
         raise UserError(Problem(f"the JSON schema has an unresolved $ref: {error.ref}", file=place)) from error
     except UserError as error:
         raise UserError(*(Problem(p.message, p.suggestion, file=place) for p in error.problems)) from error
-
-
-def _refused(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
 
 
 def _without_fence(answer: str) -> str:

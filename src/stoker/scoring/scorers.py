@@ -26,7 +26,6 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from stoker.errors import Problem, UserError
 from stoker.scoring.answer_rows import AnswerRow
@@ -117,14 +116,10 @@ def _normalised(name: str, argument: str, base: Path) -> Scorer:
 def _regex(name: str, argument: str, base: Path) -> Scorer:
     if argument:
         pattern = compiled(argument)
-        return Scorer(name, lambda answer, row: Score(_matches(pattern, answer, row)), needs_expected=False)
+        return Scorer(name, lambda answer, row: Score(float(is_found(pattern, answer, row))), needs_expected=False)
     return Scorer(
         name, lambda answer, row: Score(max(float(is_found(compiled(p, row), answer, row)) for p in row.accepted))
     )
-
-
-def _matches(pattern: Any, answer: str, row: AnswerRow) -> float:
-    return float(is_found(pattern, answer, row))
 
 
 def _numeric(name: str, argument: str, base: Path) -> Scorer:

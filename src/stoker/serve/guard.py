@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stoker.errors import UserError
+from stoker.json_values import refuse_constant
 from stoker.serve.api_error import ApiError, bad_request
 from stoker.serve.metrics import CALLER, Metrics
 from stoker.serve.named_keys import ADMIN
@@ -160,17 +161,13 @@ async def read_json(request: Request, options: ServerOptions) -> Any:
         raise ApiError(408, f"the body was not received within {BODY_SECONDS:g} s") from None
     try:
         text = b"".join(parts).decode("utf-8-sig")
-        found = json.loads(text, parse_constant=_no_constant)
+        found = json.loads(text, parse_constant=refuse_constant)
         if _SURROGATE.search(text):
             json.dumps(found, ensure_ascii=False).encode()  # no tokenizer takes half a surrogate pair
         return found
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
         raise bad_request(f"the body is not JSON: {reason}", code="invalid_json") from None
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
 
 
 async def unless_left(receive: Receive, work: Coroutine[Any, Any, T], seconds: float) -> T:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.generate.answer_text import overlap
+from stoker.json_values import refuse_constant
 
 ALPHANUMERIC = string.ascii_letters + string.digits
 
@@ -136,7 +137,7 @@ def _value(text: str, key: str, schema: Any) -> Any:
     if "string" in types and not (text == "null" and "null" in types):
         return text
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        return json.loads(text, parse_constant=refuse_constant)
     except ValueError:
         return text
 
@@ -151,10 +152,6 @@ def _types(schema: Any) -> set[str]:
         parts = schema.get(name)
         types.update(*map(_types, parts if isinstance(parts, list) else []))
     return types
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
 
 
 HERMES = ToolFormat("hermes", ("<tool_call>",), "</tool_call>", _read_json)

@@ -87,11 +87,7 @@ def _kinds(block: KubernetesBlock) -> Iterator[Found]:
         yield "time_limit", "a Volcano Job has no limit of its time", hint
     if block.kind == "rayjob":
         if block.ttl is not None:
-            yield (
-                "ttl",
-                "KubeRay would keep the GPUs of the finished run for that time",
-                "remove it",
-            )
+            yield "ttl", "KubeRay would keep the GPUs of the finished run for that time", "remove it"
         for key in ("mpi", "ssh_secret"):
             if getattr(block, key):
                 yield key, "a RayJob starts its processes by Ray, and not by MPI", "remove it, or write kind: job"

@@ -9,7 +9,7 @@ from stoker.job.importers.engine_files import read_engine_keys
 from stoker.job.importers.foreign_names import (
     carry_schedule,
     drop_experts,
-    has_no_warmup,
+    drop_warmup_of_constant,
     task_not_carried,
     task_of,
     tuning_of,
@@ -162,7 +162,7 @@ def _training(config: ConfigReader) -> None:
     carry_schedule(config, "lr_scheduler", lr=lr)
     config.take("cosine_min_lr_ratio", "train.min_lr")
     ratio = config.number("warmup_ratio")
-    if has_no_warmup(config, "lr_scheduler"):
+    if drop_warmup_of_constant(config, "lr_scheduler"):
         pass
     elif config.take("warmup_steps", "train.warmup") is not None:
         config.idle("warmup_steps wins, there as here", "warmup_ratio")

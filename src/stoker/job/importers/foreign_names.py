@@ -76,20 +76,20 @@ def carry_optimizer(config: ConfigReader, key: str, *, decides: bool = False) ->
         return False
     word = name.split(".")[-1].lower().replace("optimizernames", "")
     if "adafactor" in word:
-        config.carry(key, "train.optimizer", "adafactor", "PyTorch's Adafactor, with the job's lr", decides=decides)
+        found, note = "adafactor", "PyTorch's Adafactor, with the job's lr"
     elif word == "muon":
-        note = "updates are as large as AdamW's, so the same lr serves"
-        config.carry(key, "train.optimizer", "muon", note, decides=decides)
+        found, note = "muon", "updates are as large as AdamW's, so the same lr serves"
     elif word == "sgd":
-        config.carry(key, "train.optimizer", "sgd", "momentum is `beta1`", decides=decides)
-        return True
+        found, note = "sgd", "momentum is `beta1`"
     elif ADAM.fullmatch(word):
         small = any(bits in word for bits in ("8bit", "4bit", "fp8", "bnb", "paged"))
-        config.carry(key, "train.optimizer", "adamw", EIGHT_BIT if small else "", decides=decides)
+        found, note = "adamw", EIGHT_BIT if small else ""
     else:
         can = ", ".join(options_of("train.optimizer"))
         config.drop(key, f"Stoker has {can}; without a line here it takes adamw", matters=True)
-    return False
+        return False
+    config.carry(key, "train.optimizer", found, note, decides=decides)
+    return found == "sgd"
 
 
 def carry_betas(config: ConfigReader, key: str) -> bool:
@@ -133,7 +133,7 @@ def carry_schedule(config: ConfigReader, key: str, lr: float | None = None) -> N
         config.carry("lr_scheduler_kwargs.min_lr", "train.min_lr", float(f"{end / lr:.6g}"), "as a fraction of lr")
 
 
-def has_no_warmup(config: ConfigReader, key: str) -> bool:
+def drop_warmup_of_constant(config: ConfigReader, key: str) -> bool:
     """Drops the warm-up if the schedule, named at ``key``, is constant from the start; returns whether it is."""
     if (config.text(key) or "").lower() != "constant":
         return False

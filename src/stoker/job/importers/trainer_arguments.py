@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.engine_files import read_engine_keys
-from stoker.job.importers.foreign_names import carry_optimizer, carry_schedule, has_no_warmup
+from stoker.job.importers.foreign_names import carry_optimizer, carry_schedule, drop_warmup_of_constant
 
 EPOCH = "the steps of an epoch are known once the data is counted; `auto` is"
 TRACKER = "Stoker sends nothing anywhere; metrics.jsonl is written, and TensorBoard events on request"
@@ -156,7 +156,7 @@ def _schedule(config: ConfigReader, lr: float) -> None:
     if config.value("lr_scheduler_type") is None:
         config.default("train.schedule", "linear")
     steps, ratio = config.number("warmup_steps"), config.number("warmup_ratio")
-    if has_no_warmup(config, "lr_scheduler_type"):
+    if drop_warmup_of_constant(config, "lr_scheduler_type"):
         return
     if steps or (steps is not None and ratio is None):
         config.carry("warmup_steps", "train.warmup", int(steps) if steps >= 1 else float(steps) or 0)
