@@ -35,7 +35,7 @@ from stoker.models.collate import Inputs
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.shard import micro_batch
 from stoker.runs.run_folder import RunFolder, StepMetrics
-from stoker.train.engine import Distributed
+from stoker.train.distributed import Distributed
 from stoker.train.hooks import Hook
 from stoker.train.prepare import prepare
 from stoker.train.prepared import Prepared

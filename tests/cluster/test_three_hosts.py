@@ -170,8 +170,10 @@ def test_slurm_starts_a_run_again_that_had_to_make_room(lab: Lab, long: list[flo
 
 
 def test_slurm_says_why_a_job_waits_and_stop_ends_it(lab: Lab) -> None:
-    lab.target("all", slurm={"partition": "lab", "nodes": 3, "gres": "none", "exclusive": True, "python": lab.python})
-    job = ["submit", "job.yaml", "--on", "all", "parallel.data=3", "train.batch=6", "steps=100000"]
+    lab.target("all", slurm={"partition": "lab", "nodes": 1, "gres": "none", "exclusive": True, "python": lab.python})
+    job = ["submit", "long.yaml", "--on", "all", "parallel.data=1", "steps=100000"]
+    # Another user's job has two of the three nodes.
+    _slurm(lab, "sbatch", "--nodes=2", "--exclusive", "--output=/dev/null", "--job-name=other", "--wrap=sleep 600")
     lab.stoker(*job, "output=runs/first")
     lab.until(lambda: lab.status("first")["status"]["state"] == "running")
     lab.stoker(*job, "output=runs/second")
@@ -183,6 +185,7 @@ def test_slurm_says_why_a_job_waits_and_stop_ends_it(lab: Lab) -> None:
     assert "first: stopped (ended with exit code 143)" in said
     listed = {run["name"]: run["status"]["state"] for run in json.loads(lab.stoker("runs", "--on", "all", "--json"))}
     assert listed["first"] == listed["second"] == "stopped"
+    _slurm(lab, "scancel", "--name=other")
 
 
 def _slurm(lab: Lab, *words: str) -> None:

@@ -27,7 +27,7 @@ from stoker.parallel.float64_mode import in_float64
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.pipeline_split import stages_of_process
 from stoker.runs.run_folder import RunFolder, StepMetrics
-from stoker.train.engine import Distributed
+from stoker.train.distributed import Distributed
 from stoker.train.loop import Loop
 from stoker.train.prepare import prepare
 from stoker.train.prepared import Prepared

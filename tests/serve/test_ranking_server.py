@@ -27,10 +27,10 @@ from stoker.serve.ranking_app import RankingService, ranking_app
 from stoker.serve.ranking_server import open_scorers, ranking_service, ranks
 from stoker.serve.score_batcher import ScoreBatcher
 from stoker.serve.server_options import ServerOptions
-from stoker.train.engine import SingleProcess
 from stoker.train.ranking import exported_tower
 from stoker.train.ranking.open_run import features_of_run, open_job, restored_task, rows_of
 from stoker.train.ranking.ranking_scorer import Answer, RowScores
+from stoker.train.single_process import SingleProcess
 
 JOB = """task: ranking
 data: clicks.jsonl

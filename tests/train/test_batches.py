@@ -17,9 +17,9 @@ from torch.utils.data import TensorDataset
 
 from stoker.models.collate import pack
 from stoker.train.batches import Batches
-from stoker.train.engine import SingleProcess
 from stoker.train.module_task import ModuleTask
 from stoker.train.prepared import Prepared
+from stoker.train.single_process import SingleProcess
 from stoker.train.skipped_samples import Span
 from stoker.train.task import Part
 

@@ -23,10 +23,10 @@ from stoker.online_store.row_reader import RowReader
 from stoker.online_store.store_writers import writer_of
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.runs.run_folder import RunFolder
-from stoker.train.engine import SingleProcess
 from stoker.train.ranking import export_ranking, exported_tower
 from stoker.train.ranking.open_run import TRUSTED, features_of_run, open_job, restored_task, rows_of
 from stoker.train.ranking.ranking_scorer import RowScores, StoredScorer
+from stoker.train.single_process import SingleProcess
 
 pytestmark = pytest.mark.usefixtures("in_process_replay")
 

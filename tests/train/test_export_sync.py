@@ -27,11 +27,11 @@ from stoker.online_store.store_version import StoreWriter
 from stoker.online_store.store_writers import roll_back, writer_of
 from stoker.runs.run_folder import StepMetrics
 from stoker.sparse import Admission, Eviction, Feature, JaggedIds, SparseEmbeddings, TableSettings
-from stoker.train.engine import SingleProcess
 from stoker.train.ranking import export_sync, initial_export
 from stoker.train.ranking.export_manifest import table_entries
 from stoker.train.ranking.export_sync import FILE, ExportSync
 from stoker.train.ranking.ranking_scorer import RowScores, StoredScorer
+from stoker.train.single_process import SingleProcess
 
 SETTINGS = [
     TableSettings("a", 3, lr=0.1, eviction=Eviction(age=2, every=1, default_row="mean")),

@@ -74,9 +74,11 @@ def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None, runn
     Raises:
         UserError: a stage has a problem, found before training starts; or a stage that is left out is not done.
     """
+    from stoker.cli.report import quiet_libraries
     from stoker.cli.train import answer_of, put_run_aside, say_ending
     from stoker.resilience.deadline import exit_code
 
+    quiet_libraries()  # a stage that is done is looked at in this process
     if rank_info is not None:
         hint = "start `stoker train` itself: it starts the processes of each stage"
         raise UserError(Problem("a job with stages cannot be started by torchrun or srun", hint))

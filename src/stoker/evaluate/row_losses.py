@@ -16,11 +16,11 @@ from stoker.job.task_spec import task_of
 from stoker.models.adapters import unwrap
 from stoker.models.language_model import lay_out_for
 from stoker.parallel.float64_mode import arithmetic_of
-from stoker.train.engine import SingleProcess
 from stoker.train.evaluate import evaluate
 from stoker.train.evaluate_run import source_like
 from stoker.train.language_task import LanguageTask
 from stoker.train.prepare_language import objective_of
+from stoker.train.single_process import SingleProcess
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from stoker.models.language_model import lay_out_for
 from stoker.models.objective import next_token
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.runs.run_folder import RunFolder
-from stoker.train.engine import SingleProcess
 from stoker.train.language_task import EVALUATION_TOKENS, LanguageTask
 from stoker.train.prepare_language import objective_of
+from stoker.train.single_process import SingleProcess
 
 
 def check_token_losses(job: ResolvedJob, folder: RunFolder) -> None:

@@ -28,10 +28,10 @@ from stoker.models.text import open_text_side
 from stoker.models.tokenizer import extension_of
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.train.batch_extras import BatchExtras
-from stoker.train.engine import SingleProcess
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.language_task import LanguageTask
 from stoker.train.prepare_language import objective_of
+from stoker.train.single_process import SingleProcess
 
 
 @dataclass(frozen=True)

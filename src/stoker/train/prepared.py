@@ -17,8 +17,10 @@ from stoker.parallel.apply_to_blocks import apply_to_blocks
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.parallel_model import ParallelModel
 from stoker.parallel.shard_spec import Piece
-from stoker.train.engine import Distributed, Engine, SingleProcess
+from stoker.train.distributed import Distributed
+from stoker.train.engine import Engine
 from stoker.train.hooks import Hook
+from stoker.train.single_process import SingleProcess
 from stoker.train.task import Task
 from stoker.train.training_state import FurtherState
 

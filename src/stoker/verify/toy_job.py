@@ -26,7 +26,7 @@ from stoker.verify.toy_keys import dropout_rates, train_keys, tune_keys
 from stoker.verify.toy_model import write_model
 from stoker.verify.toy_rows import KNOWN, REWARDS, TOKENS, forward_passes, rows_for, tokenizer, write_rows
 
-SEQ_LEN = 70  # tokens: some micro-batches of a pipeline are longer than `stoker.train.engine.LENGTHS`
+SEQ_LEN = 70  # tokens: some micro-batches of a pipeline are longer than `stoker.train.distributed.LENGTHS`
 FORMATS: dict[Rows, str] = {"answers": "prompt", "pairs": "preference", "judged": "judged"}
 SHORT = 16  # tokens, where a run takes many rows
 MANY = 400  # rows

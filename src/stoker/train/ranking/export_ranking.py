@@ -33,7 +33,6 @@ from stoker.runs.run_folder import RunFolder
 from stoker.sparse.embeddings import Embeddings
 from stoker.sparse.stored_embeddings import stored_rows, stored_tables
 from stoker.sparse.value_format import RowFormat
-from stoker.train.engine import SingleProcess
 from stoker.train.ranking.export_manifest import graph_from, manifest_of, table_entries
 from stoker.train.ranking.exported_tower import GRAPH, ONNX, WEIGHTS, graph_bytes, onnx_bytes, weights_of
 from stoker.train.ranking.job_log import open_log_of
@@ -41,6 +40,7 @@ from stoker.train.ranking.open_run import features_of_run, open_job, restored_ta
 from stoker.train.ranking.ranking_block import RankingBlock
 from stoker.train.ranking.ranking_task import RankingTask
 from stoker.train.ranking.replay_export import compare, replay_afresh
+from stoker.train.single_process import SingleProcess
 
 REPLAYED = 1024  # rows scored in the replay
 READ_BACK = 1 << 16  # rows read back per part of a table

@@ -27,7 +27,6 @@ from stoker.parallel.float64_mode import arithmetic_of
 from stoker.runs.find_run import find_run
 from stoker.runs.run_folder import RunFolder
 from stoker.sparse.embeddings import Embeddings
-from stoker.train.engine import SingleProcess
 from stoker.train.ranking.evaluation_metrics import RankingFigure, RankingFigures, figures_of
 from stoker.train.ranking.job_log import open_log_of, settings_of
 from stoker.train.ranking.prepare_ranking import build, dtype_of
@@ -36,6 +35,7 @@ from stoker.train.ranking.ranking_block import RankingBlock
 from stoker.train.ranking.ranking_task import FEATURES_FILE, RankingTask
 from stoker.train.ranking.retrieval import retrieval_figures
 from stoker.train.ranking.saved_tables import ArrivingRows
+from stoker.train.single_process import SingleProcess
 
 TRUSTED = "model.trust_remote_code=true"
 

@@ -1,0 +1,66 @@
+"""The forward and backward pass of one part of a step, as every engine runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from stoker.hardware.process_device import Device
+from stoker.models.collate import Inputs
+from stoker.models.objective import Loss
+from stoker.models.packed_row import row_of
+from stoker.train.engine import Counts, Totals
+from stoker.train.task import Part, Task
+
+
+@contextmanager
+def evaluating(model: nn.Module, *, tuned: bool) -> Iterator[None]:
+    """Puts a model into evaluation mode, without its adapter unless `tuned`, and back."""
+    # Local, since peft takes seconds to import and only language models need it.
+    from stoker.models.adapters import without_adapter
+
+    training = model.training
+    model.eval()
+    try:
+        with nullcontext() if tuned else without_adapter(model):
+            yield
+    finally:
+        model.train(training)
+
+
+def within_row(inputs: Inputs, work: Callable[[Inputs], Tensor]) -> Tensor:
+    """Calls a function of a row, whose documents its attention layers keep separate."""
+    with row_of(inputs):
+        return work(inputs)
+
+
+def forward(task: Task, device: Device, part: Part) -> Loss:
+    """Returns the loss of a part."""
+    with task.around(part), device.autocast():
+        return task.loss(part)
+
+
+def forward_backward(task: Task, device: Device, part: Part, counts: Counts, scaler: torch.amp.GradScaler) -> Tensor:
+    """Adds a part's share of the gradient of the mean loss; returns its summed loss, on the device."""
+    with task.around(part):
+        with device.autocast():
+            loss = task.loss(part).total
+        scaler.scale(loss / max(1, counts.of_island)).backward()
+    return loss.detach()
+
+
+def totals_of(losses: Sequence[tuple[Loss, int]]) -> Totals:
+    """Sums losses with their numbers of targets; waits for the device."""
+    loss = sum(float(found.total) for found, _ in losses)
+    correct = [found.correct for found, _ in losses]
+    known = [int(c) for c in correct if c is not None]
+    return Totals(loss, sum(known) if len(known) == len(correct) else None, sum(targets for _, targets in losses))
+
+
+def zero_loss(device: Device) -> Tensor:
+    """Returns a zero in the highest precision of the device."""
+    # Apple's GPUs have no float64.
+    return torch.zeros((), dtype=torch.float64, device="cpu" if device.type == "mps" else device.torch)
