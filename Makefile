@@ -21,6 +21,10 @@ install: .venv/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-deps "torchrec==1.8.0"
 	touch $@
 
+.venv/.installed-docs: .venv/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -e ".[$(EXTRAS),docs]"
+	touch $@
+
 .venv/.installed-bench: .venv/.installed-dev
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -e ".[bench]"
 	touch $@
@@ -104,8 +108,7 @@ ui-vendor:
 	$(PYTHON) benchmarks/vendor_ui.py
 
 # The site of docs/ in build/site, with every key and verb; a broken link fails. Read it with `python -m http.server`.
-docs: .venv/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -e ".[$(EXTRAS),docs]"
+docs: .venv/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir build/site
 
 # dist/stoker-VERSION-py3-none-any.whl, which needs no source tree.

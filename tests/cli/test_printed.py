@@ -100,11 +100,17 @@ def test_output_that_cannot_be_written_is_one_error() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.often("1")
-def test_training_goes_on_where_the_reader_leaves(processes: int, folder: Path) -> None:
+@pytest.mark.usefixtures("warm_processes")
+def test_training_goes_on_where_the_reader_leaves(
+    processes: int, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("my.jsonl").write_text('{"instruction": "a", "output": "b"}\n' * 8)
-    stoker(f"train job.yaml parallel.data={processes} | head -1")
-    ended = stoker("runs --json")
-    assert json.loads(ended.stdout)[0]["state"] == "done", ended.stdout
+    command = [sys.executable, "-m", "stoker", "train", "job.yaml", f"parallel.data={processes}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as training:
+        assert training.stdout is not None and training.stdout.readline()
+        training.stdout.close()
+    assert main(["runs", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["state"] == "done"
 
 
 @pytest.mark.slow

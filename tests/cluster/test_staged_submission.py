@@ -181,7 +181,7 @@ def nodes_of(base: Path, port: int) -> list[int]:
             process.kill()
 
 
-@pytest.mark.slow  # two nodes train three stages, then two of them again
+@pytest.mark.exhaustive  # two nodes train three stages, then two of them again
 @pytest.mark.usefixtures("warm_processes")
 def test_two_nodes_train_the_chain_and_what_depends_on_a_change(base: Path) -> None:
     (base / "secret").write_text("ab" * 32)

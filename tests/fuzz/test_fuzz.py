@@ -11,7 +11,7 @@ import pytest
 
 @pytest.mark.slow
 def test_spoilt_input_is_refused_in_words(tmp_path: Path) -> None:
-    sizes = ("--jobs", "40", "--data", "12", "--models", "5", "--workers", "1")
+    sizes = ("--jobs", "24", "--data", "8", "--models", "3", "--workers", "1")
     words = [sys.executable, str(Path(__file__).parent), "--seed", "1", *sizes]
     ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240)
     assert ended.returncode == 0, ended.stdout + ended.stderr[-2000:]

@@ -95,7 +95,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 @pytest.mark.parametrize("rendezvous", ["static", "c10d"])
-@pytest.mark.often("c10d")
+@pytest.mark.exhaustive
 def test_a_killed_process_is_noticed_and_the_run_ends_as_if_nothing_had_happened(
     rendezvous: str, whole: RunFolder, tmp_path: Path
 ) -> None:

@@ -67,7 +67,7 @@ def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
         load_model(ModelBlock(name="m"), tmp_path, seed=0)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # transformers reads the file for a minute; small files in `test_gguf`
 def test_smollm2_gives_transformers_own_losses(tmp_path: Path) -> None:
     """The real model, read from its GGUF file and laid out for training, against transformers' reading."""
     path = PACKAGED["smollm2-135m"].path()

@@ -214,7 +214,7 @@ def trained(page: Browser, text: str, name: str) -> str:
     return str(begun["id"])
 
 
-@pytest.mark.slow  # verbs as processes of their own, training and a server of the model, a minute
+@pytest.mark.exhaustive  # verbs as processes of their own, training and a server of the model, a minute
 def test_data_and_checkpoints_in_a_listed_bucket_are_used(
     make_page: Callable[..., Browser], tmp_path: Path, bucket: Any
 ) -> None:

@@ -86,8 +86,8 @@ def events_of(run: Path) -> list[str]:
     return [json.loads(line)["event"] for line in path.read_text().splitlines()] if path.is_file() else []
 
 
-@pytest.mark.parametrize("times", [3, 10])
-@pytest.mark.often("3")
+@pytest.mark.parametrize("times", [2, 10])
+@pytest.mark.often("2")
 def test_a_killed_page_costs_a_run_no_step_and_the_queue_goes_on(times: int, home: Path) -> None:
     first, second = home / "runs" / "first", home / "runs" / "second"
     with page_in(home) as page:
@@ -113,6 +113,7 @@ def test_a_killed_page_costs_a_run_no_step_and_the_queue_goes_on(times: int, hom
         assert [job["name"] for job in found] == ["second"]
 
 
+@pytest.mark.exhaustive  # `browser/test_flows.py` does the same with clicks
 def test_a_run_that_was_stopped_goes_on_with_every_step(home: Path) -> None:
     run = home / "runs" / "mine"
     with page_in(home) as page:
@@ -129,6 +130,7 @@ def test_a_run_that_was_stopped_goes_on_with_every_step(home: Path) -> None:
     assert events_of(run).count("resumed") == 1
 
 
+@pytest.mark.exhaustive
 def test_a_run_is_talked_to_until_the_page_ends(home: Path) -> None:
     with page_in(home) as page:
         body = {"yaml": JOB.format(steps=2) + "tune: {method: lora, rank: 2}\n", "name": "talks"}

@@ -118,6 +118,6 @@ def test_pairs_of_a_family_whose_rows_are_padded_stay_together(pool: Pool, tmp_p
     check("falcon", [cell for cell in MATRIX if cell.name == "DDP"], pool, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_loss_of_pairs_under_every_layout_is_that_of_one_process(pool: Pool, tmp_path: Path) -> None:
     check("llama", [cell for cell in MATRIX if cell.name not in OFTEN], pool, tmp_path)

@@ -80,7 +80,7 @@ def test_an_export_of_an_increment_is_that_of_a_whole_checkpoint(clicks: Path, m
     assert [name for name, _ in own] == ["whole", "changed"] and manifests[0] == manifests[1]
 
 
-@pytest.mark.slow  # chaos runs a job twice, in processes of its own
+@pytest.mark.exhaustive  # chaos runs a job twice, in processes of its own
 def test_chaos_goes_on_from_increments(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = {**job_of("calm", 4, steps=15), "faults": {"restarts": 5, "back_off": 0.1, "check": False}}
     write_job(clicks, job)

@@ -203,17 +203,17 @@ def test_an_earlier_stage_is_the_critic(rlhf: dict[str, Any], train: Train, caps
     assert train("stages.reward.train.lr=1e-3") == {"first": True, "reward": False, "ppo": False}
 
 
-@pytest.mark.slow  # starts the command five times, each of which starts workers
+@pytest.mark.slow  # starts the command four times, each of which starts workers
 @pytest.mark.timeout(600)
 def test_killed_within_and_between_stages(job: dict[str, Any], tmp_path: Path) -> None:
-    """kill -9 within the first stage, within the second and while weights are merged; the end is that of one go."""
+    """kill -9 within a stage and while weights are merged; the end is that of one go."""
     job["checkpoint"] = {"every": 1}
     write(job)
     command = [sys.executable, "-m", "stoker", "train", "chain.yaml"]
     undisturbed = subprocess.run([*command, "output=runs/whole"], capture_output=True, text=True, check=False)
     assert undisturbed.returncode == 0, undisturbed.stderr
     run = Path("runs/chain")
-    for seen in ("first/checkpoints/step-00000001", "first/.merged-*.partial", "align/metrics.jsonl"):
+    for seen in ("first/checkpoints/step-00000001", "first/.merged-*.partial"):
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             deadline = time.monotonic() + 240
             while not list(run.glob(seen)):
