@@ -11,7 +11,7 @@ from stoker.errors import UserError
 from stoker.job.blocks.source_block import SourceBlock
 from stoker.job.blocks.train_block import TrainBlock
 from stoker.job.default_reasons import REASONS, UNDECIDED
-from stoker.job.json_schema import editor_schema
+from stoker.job.editor_schema import editor_schema
 from stoker.job.key_paths import (
     KeyPath,
     block_at,

@@ -9,7 +9,7 @@ from jsonschema import Draft202012Validator
 
 from stoker.cli.main import main
 from stoker.errors import UserError
-from stoker.job.json_schema import editor_schema
+from stoker.job.editor_schema import editor_schema
 from stoker.job.load_job import load_job
 from stoker.job.stages import StagedJob, read_stages
 from stoker.job.yaml_document import parse_document

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Checks the job; returns 0 if it is valid, else 2."""
     if arguments.schema:
-        from stoker.job.json_schema import editor_schema
+        from stoker.job.editor_schema import editor_schema
 
         print(json.dumps(editor_schema(), indent=2))
         return 0

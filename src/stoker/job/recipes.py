@@ -12,8 +12,8 @@ from pydantic.fields import FieldInfo
 
 from stoker.errors import Problem, UserError
 from stoker.job.block import Block
+from stoker.job.editor_schema import STAGES_MEAN
 from stoker.job.job_to_yaml import INDENT, scalar
-from stoker.job.json_schema import STAGES_MEAN
 from stoker.job.key_paths import APART, TARGET, KeyPath, block_of, describe, example_of
 from stoker.job.load_job import STAGES
 from stoker.job.schema import SCHEMA_VERSION, Job
