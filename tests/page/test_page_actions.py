@@ -97,6 +97,32 @@ def test_what_no_action_may_do_starts_nothing(with_run: tuple[Browser, str], bod
     assert not list(page.page.audit.lines())
 
 
+@pytest.mark.parametrize("option", ["answers", "data", "prompts"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "~/private.jsonl",
+        "file:///etc/passwd",
+        "local:///etc/passwd",
+        "http://169.254.169.254/latest/x.jsonl",
+        "s3://bucket/x.jsonl",
+        "simplecache::file:///etc/passwd",
+        "/et?/passwd",
+        "../x.jsonl",
+    ],
+)
+def test_paths_of_an_action_stay_inside_where_the_page_starts_in_an_allowed_folder(
+    make_page: Callable[..., Browser], tmp_path: Path, value: str, option: str
+) -> None:
+    make_run(tmp_path / "runs" / "one")
+    (tmp_path / "runs" / "one" / "job.yaml").write_text("task: sft\nmodel: llama-3m\ndata: chatterbot-corpus\n")
+    page = make_page(users=True, data=(tmp_path.resolve(),)).login("runner")
+    run = page.get("/api/runs").json()["runs"][0]["id"]
+    asked = {"verb": "eval", "run": run, "options": {option: value}}
+    assert page.post("/api/actions", asked).status_code == 403
+    assert page.get("/api/actions").json()["actions"] == []
+
+
 def test_scorers_that_run_code_and_submissions_are_for_an_admin(
     make_page: Callable[..., Browser], tmp_path: Path
 ) -> None:
