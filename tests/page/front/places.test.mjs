@@ -18,7 +18,7 @@ import { answerTo, filling, joined, meanLoss, measuredWords, paired, shownWords,
 import { bars, place, totals } from "../../../src/stoker/page/static/communication.js";
 import { heat, measured, spanOf, visible } from "../../../src/stoker/page/static/tokens.js";
 import { matching } from "../../../src/stoker/page/static/train.js";
-import { sidesOf } from "../../../src/stoker/page/static/use.js";
+import { hasAdapter, sidesOf } from "../../../src/stoker/page/static/use.js";
 
 test("a field's text means what YAML would read", () => {
   for (const [text, value] of [["5e-4", 5e-4], ["8", 8], ["-1.5", -1.5], ["true", true], ["", null], ["lora", "lora"], ["[1, 2]", [1, 2]], ["{x", "{x"], ["1 000", "1 000"]]) assert.deepEqual(meant(text), value, text);
@@ -227,6 +227,7 @@ test("names, runs, clusters, sides and the rail", () => {
   assert.equal(matching([{ name: "a", task: "sft", model: "m", status: "done" }, { name: "b", task: "dpo", model: "m", status: "done" }], "done DPO").length, 1);
   assert.deepEqual([clusterOf(1, "local"), clusterOf(4, "H100"), clusterOf(32, "H100"), clusterOf(4, "data/ours.yaml")], ["local", "1x4xH100", "4x8xH100", "data/ours.yaml"]);
   assert.deepEqual(sidesOf(["a"], false), [{ id: "a", adapter: true }, { id: "a", adapter: false }]);
+  assert.deepEqual([{ "tune.method": "lora" }, { tune: "qlora" }, { "tune.method": "full" }, { task: "sft" }, undefined].map(hasAdapter), [true, true, false, false, false]);
   assert.deepEqual(sidesOf(["a", "b", "c"], false).map((side) => side.id), ["a", "b"]);
   assert.deepEqual(standing("data", { yaml: "" }), { blocked: "rail.no_job" });
   assert.deepEqual(standing("data", { yaml: "x", audited: true }), { done: true });
