@@ -17,6 +17,27 @@ from stoker.hardware.processor import processor_name
 from stoker.launch import calibrate_machine
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["job.yaml", "--calibrate"], "job.yaml has no effect with --calibrate"),
+        (["--calibrate", "--on", "8xH100"], "--on has no effect with --calibrate"),
+        (["--calibrate", "--from", "runs/x"], "--from has no effect with --calibrate"),
+        (["job.yaml", "--on", "8xH100", "--from", "runs/x"], "job.yaml has no effect with --from,"),
+        (["--from", "runs/x", "--picture", "a.svg"], "--picture has no effect with --from,"),
+        (["--from", "runs/x", "--seconds", "5"], "--seconds has no effect without --calibrate"),
+        (["job.yaml", "--seconds", "5"], "--seconds has no effect without --calibrate"),
+    ],
+)
+def test_arguments_without_effect_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text("task: sft\nmodel: llama-3m\ndata: chatterbot-corpus\n")
+    assert main(["plan", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
 class InThisProcess:
     """Stands for a pool of processes: one after the other here."""
 

@@ -17,7 +17,7 @@ from stoker.serve.named_keys import hash_of
 def make_page(tmp_path: Path) -> Callable[..., Browser]:
     """Makes a page; with ``users=True`` one with the users of `ROLES`."""
 
-    def make(*, users: bool = False, host: str = "127.0.0.1", **more: Any) -> Browser:
+    def make(*, users: bool = False, host: str = "127.0.0.1", data: tuple[Path, ...] = (), **more: Any) -> Browser:
         (tmp_path / "runs").mkdir(exist_ok=True)
         file = tmp_path / "users"
         if users:
@@ -26,7 +26,7 @@ def make_page(tmp_path: Path) -> Callable[..., Browser]:
             host=host,
             port=PORT,
             runs=((tmp_path / "runs").resolve(),),
-            data=(),
+            data=data,
             state=state_folder(tmp_path / "state"),
             base=tmp_path.resolve(),
             users=file if users else None,

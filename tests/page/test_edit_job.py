@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import pytest
 from browsing import Browser
 
 from stoker.errors import UserError
+from stoker.job.blocks.parallel_block import ParallelBlock
 from stoker.job.recipes import FOLDER, recipe_names
 from stoker.job.shorthand import expand_shorthands
 from stoker.job.yaml_document import parse_document
+from stoker.page.app import STATIC
 from stoker.page.edit_job import apply_edits
 
 JOB = """\
@@ -24,6 +28,12 @@ train: {lr: 5e-4, batch: 8}
 evaluate:
   every: 20  # steps
 """
+NOT_LAYOUT = {"compile", "compress", "compress_rank", "sync"}  # keys of `parallel` that no plan sets
+
+
+def test_a_plan_that_is_taken_replaces_every_key_of_the_layout() -> None:
+    listed = re.search(r"const LAYOUT = (\[.*?\]);", (STATIC / "plan.js").read_text())
+    assert listed and set(json.loads(listed[1])) == set(ParallelBlock.model_fields) - NOT_LAYOUT
 
 
 def values(text: str) -> Any:

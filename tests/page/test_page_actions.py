@@ -11,6 +11,7 @@ import pytest
 from browsing import Browser, eventually, make_run
 
 from stoker.page.job_queue import JobQueue
+from stoker.page.run_index import id_of
 
 
 @pytest.fixture
@@ -95,6 +96,32 @@ def test_what_no_action_may_do_starts_nothing(with_run: tuple[Browser, str], bod
     assert found.status_code == status, found.text
     assert page.get("/api/actions").json()["actions"] == []
     assert not list(page.page.audit.lines())
+
+
+@pytest.mark.parametrize("option", ["answers", "data", "prompts"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "~/private.jsonl",
+        "file:///etc/passwd",
+        "local:///etc/passwd",
+        "http://169.254.169.254/latest/x.jsonl",
+        "s3://bucket/x.jsonl",
+        "simplecache::file:///etc/passwd",
+        "/et?/passwd",
+        "../x.jsonl",
+    ],
+)
+def test_paths_of_an_action_stay_inside_where_the_page_starts_in_an_allowed_folder(
+    make_page: Callable[..., Browser], tmp_path: Path, value: str, option: str
+) -> None:
+    make_run(tmp_path / "runs" / "one")
+    (tmp_path / "runs" / "one" / "job.yaml").write_text("task: sft\nmodel: llama-3m\ndata: chatterbot-corpus\n")
+    page = make_page(users=True, data=(tmp_path.resolve(),)).login("runner")
+    run = page.get("/api/runs").json()["runs"][0]["id"]
+    asked = {"verb": "eval", "run": run, "options": {option: value}}
+    assert page.post("/api/actions", asked).status_code == 403
+    assert page.get("/api/actions").json()["actions"] == []
 
 
 def test_scorers_that_run_code_and_submissions_are_for_an_admin(
@@ -188,6 +215,19 @@ def test_a_fork_that_goes_on_is_a_copy(
     assert not (tmp_path / "runs" / "three").exists()
 
 
+def test_a_fork_does_not_share_its_parents_store(
+    with_run: tuple[Browser, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JobQueue, "start_starter", lambda _: None)
+    page, run = with_run
+    job = tmp_path / "runs" / "one" / "job.yaml"
+    job.write_text(job.read_text() + "checkpoint: {to: runs/store, every: 5}  # of all runs\n")
+    assert page.post(f"/api/runs/{run}/fork", {"from": "newest", "name": "two"}).status_code == 409
+    assert not (tmp_path / "runs" / "two").exists() and not page.page.queue.entries()
+    found = page.post(f"/api/runs/{run}/fork").json()["yaml"]
+    assert "every: 5" in found and "store" not in found and "# of all runs" in found
+
+
 def test_a_removed_run_comes_back(with_run: tuple[Browser, str], tmp_path: Path) -> None:
     page, run = with_run
     undo = page.post(f"/api/runs/{run}/delete").json()["undo"]
@@ -199,6 +239,37 @@ def test_a_removed_run_comes_back(with_run: tuple[Browser, str], tmp_path: Path)
     assert page.post(f"/api/removed/{undo}/restore").json()["id"] == run
     assert (tmp_path / "runs" / "one" / "metrics.jsonl").is_file()
     assert [each["id"] for each in page.get("/api/runs").json()["runs"]] == [run]
+
+
+def test_a_job_of_a_removed_run_is_not_listed(with_run: tuple[Browser, str], tmp_path: Path) -> None:
+    page, run = with_run
+    queue, folder = page.page.queue, tmp_path / "runs" / "one"
+    queue.start_starter = lambda: None  # type: ignore[method-assign]
+    common: dict[str, Any] = {"cwd": tmp_path, "run": folder, "job": folder / "job.yaml", "command": "", "user": "me"}
+
+    def ended(code: int) -> None:
+        queue.add(["true"], name="one", **common)
+        _, process = queue.entries()[-1]
+        (process.folder / "ended.json").write_text(json.dumps({"code": code}))
+
+    ended(0)
+    ended(1)
+    assert [each["id"] for each in page.get("/api/runs").json()["runs"]] == [run]
+    undo = page.post(f"/api/runs/{run}/delete").json()["undo"]
+    assert page.get("/api/runs").json()["runs"] == []
+    assert page.get(f"/api/runs/{run}").status_code == 404
+    ended(2)  # a later job in the same folder, which failed before it made a run
+    assert [each["status"] for each in page.get("/api/runs").json()["runs"]] == ["failed"]
+    assert page.post(f"/api/removed/{undo}/restore").json()["id"] == run
+
+
+def test_jobs_of_another_pages_folders_are_not_listed(make_page: Callable[..., Browser], tmp_path: Path) -> None:
+    page = make_page().begin()
+    page.page.queue.start_starter = lambda: None  # type: ignore[method-assign]
+    other, job = tmp_path / "elsewhere" / "runs" / "one", tmp_path / "job.yaml"
+    page.page.queue.add(["true"], cwd=tmp_path, run=other, job=job, command="", user="me", name="one")
+    assert page.get("/api/runs").json()["runs"] == []
+    assert page.get(f"/api/runs/{id_of(other)}").status_code == 404
 
 
 def test_other_tools_files_become_a_job(page: Browser) -> None:

@@ -18,6 +18,7 @@ from browsing import PATIENCE, Browser, eventually, make_run
 from filelock import FileLock
 
 from stoker.cli.main import main
+from stoker.page import job_check
 from stoker.page.detached_process import DetachedProcess
 from stoker.page.job_check import devices_wanted
 from stoker.page.job_queue import JobQueue
@@ -140,6 +141,51 @@ def test_who_may_run_does_not_resume_code_of_an_admin(
     (process.folder / "ended.json").write_text('{"code": 0}')
     assert page.login("runner").post(f"/api/runs/{id_of(run)}/resume").status_code == 403
     assert page.login("boss").post(f"/api/runs/{id_of(run)}/resume").status_code == 200
+
+
+def test_a_job_is_resumed_in_the_folder_where_it_began(
+    make_page: Callable[..., Browser], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(JobQueue, "start_starter", lambda _: None)
+    page = make_page().begin()
+    earlier, run = tmp_path / "earlier", make_run(tmp_path / "runs" / "one")
+    page.page.runs.forget()
+    job = tmp_path / "state" / "jobs" / "one-1.yaml"
+    job.write_text(JOB)
+    command = "stoker train ../state/jobs/one-1.yaml output=../runs/one"
+    common: dict[str, Any] = {"run": run, "job": job, "command": command, "user": "local", "name": "one"}
+    page.page.queue.add(["true"], cwd=earlier, devices=3, **common)
+    ((_, process),) = page.page.queue.entries()
+    (process.folder / "ended.json").write_text('{"code": 1}')
+    found = page.post(f"/api/runs/{id_of(run)}/resume").json()
+    assert found["command"] == f"(cd {earlier} && {command})"
+    (_, (entry, process)) = page.page.queue.entries()
+    assert (process.cwd, entry.command, entry.devices) == (earlier, command, 3)
+    (process.folder / "ended.json").write_text('{"code": 1}')
+    job.write_text(JOB.replace("chatterbot-corpus", "state/../rows.jsonl"))
+    assert page.post(f"/api/runs/{id_of(run)}/resume").status_code == 403
+    (tmp_path / "rows.jsonl").write_text("")
+    (earlier / "runs").mkdir(parents=True)
+    (earlier / "runs" / "rows.jsonl").write_text("")
+    job.write_text(JOB.replace("chatterbot-corpus", "runs/rows.jsonl"))  # not in the folder `runs` of the page
+    assert page.post(f"/api/runs/{id_of(run)}/resume").status_code == 403
+
+
+def test_forks_and_runs_of_the_command_line_take_the_devices_of_their_job(
+    unstarted: Browser, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def checked(_page: Any, text: str, _account: Any) -> tuple[list[Any], dict[str, Any]]:
+        assert text == JOB
+        return [], {"job": {"parallel": {"data": 2, "tensor": 1, "pipeline": 1, "context": 1}}, "plan": ""}
+
+    monkeypatch.setattr(job_check, "visible_gpus", lambda: ["0", "1", "2", "3"])
+    monkeypatch.setattr(job_check, "check_job_text", checked)
+    run = make_run(tmp_path / "runs" / "one")
+    (run / "job.yaml").write_text(JOB)
+    unstarted.page.runs.forget()
+    assert unstarted.post(f"/api/runs/{id_of(run)}/fork", {"from": "newest", "name": "two"}).status_code == 200
+    assert unstarted.post(f"/api/runs/{id_of(run)}/resume").status_code == 200
+    assert [entry.devices for entry, _ in unstarted.page.queue.entries()] == [2, 2]
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,17 @@ def test_a_number_of_points_has_limits(page: Browser, tmp_path: Path, points: st
     assert page.get(f"/api/runs/{the_run(page)}/metrics?points={points}").status_code == 400
 
 
+def test_a_curve_whose_name_has_a_comma(page: Browser, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "runs" / "one")
+    (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 2, "reward/regex:a,b": 0.5}\n')
+    page.page.runs.forget()
+    query = {"key": ["reward/regex:a,b", "loss"]}
+    found = page.get(f"/api/runs/{the_run(page)}/metrics", params=query).json()["series"]
+    assert {key: curve["mean"] for key, curve in found.items()} == {"reward/regex:a,b": [0.5], "loss": [2]}
+    too_many = page.get(f"/api/runs/{the_run(page)}/metrics", params={"key": ["loss"] * 65})
+    assert (too_many.status_code, too_many.json()["error"]["message"]) == (400, "`key` is given 65 times")
+
+
 def test_runs_behind_links_are_not_listed(page: Browser, tmp_path: Path) -> None:
     make_run(tmp_path / "elsewhere" / "one")
     (tmp_path / "runs" / "link").symlink_to(tmp_path / "elsewhere")

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from browsing import Browser
 
+from stoker.data.byte_streams import MAGIC
+from stoker.data.readers import SUFFIXES
 from stoker.page import uploads
+from stoker.page.app import STATIC
 from stoker.page.uploads import clean_name
 
 pytestmark = pytest.mark.usefixtures("warm_processes")
@@ -25,6 +29,13 @@ def upload(page: Browser, content: bytes = CONTENT, name: str = "rows.jsonl") ->
     found = page.send("PATCH", f"/api/uploads/{key}?offset=0", content=content)
     assert found.json()["done"], found.text
     return str(key)
+
+
+def test_the_page_offers_the_kinds_of_files_that_are_read() -> None:
+    listed = re.search(r'DATA_FILES = "(.*)"', (STATIC / "upload.js").read_text())
+    assert listed and listed[1].split(",") == [*SUFFIXES, *MAGIC]
+    users = [path.name for path in STATIC.glob("*.js") if "accept=${DATA_FILES}" in path.read_text()]
+    assert sorted(users) == ["data.js", "start.js"]
 
 
 def test_an_upload_goes_on_where_it_was_cut(page: Browser) -> None:

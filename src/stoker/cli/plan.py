@@ -14,13 +14,15 @@ from stoker.files import replace_file
 from stoker.job.stages import has_stages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from stoker.cluster.planned_cluster import PlannedCluster
     from stoker.hardware.cluster import Cluster
     from stoker.job import LoadedJob
     from stoker.plan.answer.full_answer import PlanQuestion
     from stoker.train.ranking.plan_ranking import RankingPlan
+
+OF_PLANS = ("job", "on", "cluster_only", "show", "picture", "only")  # arguments that only a plan of a job uses
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,10 +61,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Plans; returns 0, or exits with 3 where nothing fits."""
     if arguments.calibrate:
+        _refuse_beside("--calibrate", arguments, (*OF_PLANS, "begin"))
         from stoker.cli.planner_learning import calibrate_here
 
         return calibrate_here(arguments.seconds, as_json=arguments.json)
+    if arguments.seconds is not None:
+        raise UserError(Problem("--seconds has no effect without --calibrate", "remove it"))
     if arguments.begin and not (arguments.job and has_stages(arguments.job)):
+        _refuse_beside("--from", arguments, OF_PLANS)
         from stoker.cli.planner_learning import learn_from
 
         return learn_from(arguments.begin, as_json=arguments.json)
@@ -96,6 +102,15 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.json:
         print_answer(found, pictures=arguments.show)
     return 0
+
+
+def _refuse_beside(option: str, arguments: argparse.Namespace, names: Sequence[str]) -> None:
+    """Raises UserError if an argument is given beside an option with which nothing is planned."""
+    for name in names:
+        if given := getattr(arguments, name):
+            shown = given if name == "job" else "--from" if name == "begin" else f"--{name.replace('_', '-')}"
+            what = f"{shown} has no effect with {option}, which plans nothing"
+            raise UserError(Problem(what, f"run `stoker plan` with {option} alone, then `stoker plan JOB`"))
 
 
 def _plan_task(

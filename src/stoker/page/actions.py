@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from stoker.files import read_file, replace_file
+from stoker.node_cache.urls import URL
 from stoker.page.accounts import Account
 from stoker.page.detached_process import DetachedProcess
-from stoker.page.job_paths import SCHEMA, allowed_folders, is_inside
+from stoker.page.job_paths import SCHEMA, allowed_folders, is_allowed
 from stoker.page.listed_urls import is_listed
 from stoker.page.page_error import PageError, bad_request, http_error, not_found
 from stoker.page.routing import Page
@@ -143,7 +144,7 @@ def _allowed(asked: Asked, name: str, value: Any) -> str:
     if not isinstance(value, str) or not value or value.startswith("-") or not value.isprintable():
         raise bad_request("`{key}` must be a file", key=name)
     settings = asked.page.settings
-    if ".." in Path(value).parts or not is_inside(settings.base / value, allowed_folders(settings)):
+    if URL.match(value) or not is_allowed(value, settings.base, allowed_folders(settings)):
         raise http_error(403, "`{text}` is not in a folder that this page may use", "upload the file", text=value[:80])
     return value
 

@@ -123,7 +123,7 @@ class _DataRoutes:
         key = request.path_params["id"]
         command = self._lines_of_removed(key)["restore"]
         self.page.audit.write(account_of(request, "run").name, "restore upload", command=command, id=key)
-        return self.uploads.as_json(self.uploads.restore(key))
+        return self.uploads.as_json(self.uploads.restore(key)) | {"command": command}
 
     def delete(self, request: Request) -> Any:
         """Deletes a removed file for good."""

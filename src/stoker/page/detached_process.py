@@ -79,6 +79,11 @@ class DetachedProcess:
         return found if isinstance(found, int) else None
 
     @property
+    def cwd(self) -> Path:
+        """The folder that the process is started in."""
+        return Path(str(_read(self.folder / FILE)["cwd"]))
+
+    @property
     def process(self) -> psutil.Process | None:
         """The process, while it lives."""
         return _process_of(self.folder / "pid.json")

@@ -16,6 +16,7 @@ from stoker.errors import Problem, UserError
 from stoker.job.load_job import STAGES, check_document, problem_order
 from stoker.job.yaml_document import JobDocument
 from stoker.page.job_paths import document_of, path_problems
+from stoker.page.job_queue import visible_gpus
 from stoker.page.page_error import page_problem
 from stoker.page.routing import Page
 
@@ -50,6 +51,13 @@ async def check_job_text(
             return [page_problem("`stoker check` failed: {line}", line=result.last_line)], {}
         problems = [problem_of(each, str(path)) for each in found.get("errors", [])]
     return problems, found
+
+
+async def devices_of_job(page: Page, text: str, account: Any) -> int:
+    """Returns the number of GPUs of a job that is started without a check; 0 if it has errors, or there are no GPUs."""
+    if not await run_in_threadpool(visible_gpus):
+        return 0
+    return devices_wanted((await check_job_text(page, text, account))[1])
 
 
 def devices_wanted(answer: dict[str, Any]) -> int:

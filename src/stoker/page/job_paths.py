@@ -43,6 +43,21 @@ def is_inside(path: Path, folders: tuple[Path, ...]) -> bool:
     return any(real.is_relative_to(folder) for folder in folders)
 
 
+def is_allowed(value: str, base: Path, folders: tuple[Path, ...]) -> bool:
+    """Returns whether a path is inside the folders; a pattern is checked by the part before its first wildcard."""
+    if _is_lmdb(value):
+        value = value[len("lmdb://") :]
+    if URL.match(value) or not value:
+        return False
+    if value.startswith("~"):
+        value = os.path.expanduser(value)  # noqa: PTH111 -- a user without a home stays as written
+    if ".." in Path(value).parts:
+        return False
+    fixed = PATTERN.split(value, maxsplit=1)[0]
+    whole = Path(value) if fixed == value else Path(fixed).parent if not fixed.endswith("/") else Path(fixed)
+    return is_inside(base / whole, folders)
+
+
 def document_of(text: str, name: str = "job.yaml") -> JobDocument:
     """Parses a job's text. Raises UserError if it is not a YAML mapping."""
     return parse_mapping(text, file=name)
@@ -75,9 +90,9 @@ def path_problems(document: JobDocument, settings: PageSettings, account: Accoun
             found.append(_at(document, path, what))
         folders = writable if words[-1:] in WRITTEN or _is_store(text) else readable
         if text.startswith(SCHEMA):
-            outside = not _is_allowed(text.removeprefix(SCHEMA), settings.base, readable)
+            outside = not is_allowed(text.removeprefix(SCHEMA), settings.base, readable)
         else:
-            outside = _names_file(words, text, settings.base) and not _is_allowed(text, settings.base, folders)
+            outside = _names_file(words, text, settings.base) and not is_allowed(text, settings.base, folders)
         if outside:
             hint = "upload the file, or start the page with --data FOLDER"
             what = page_problem("`{text}` is not in a folder that this page may use", hint, text=_shown(text))
@@ -158,21 +173,6 @@ def _names_file(words: list[str], value: str, base: Path) -> bool:
     return bool(re.search(r"\.(jsonl?|csv|tsv|parquet|txt|tar|gguf|jinja|ya?ml|py)(\.(gz|zst))?$", value)) and (
         os.path.lexists(base / value)
     )
-
-
-def _is_allowed(value: str, base: Path, folders: tuple[Path, ...]) -> bool:
-    """Returns whether a path is inside the folders; a pattern is checked by the part before its first wildcard."""
-    if _is_lmdb(value):
-        value = value[len("lmdb://") :]
-    if URL.match(value) or not value:
-        return False
-    if value.startswith("~"):
-        value = os.path.expanduser(value)  # noqa: PTH111 -- a user without a home stays as written
-    if ".." in Path(value).parts:
-        return False
-    fixed = PATTERN.split(value, maxsplit=1)[0]
-    whole = Path(value) if fixed == value else Path(fixed).parent if not fixed.endswith("/") else Path(fixed)
-    return is_inside(base / whole, folders)
 
 
 def refuse(problems: list[Problem]) -> None:

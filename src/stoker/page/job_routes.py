@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from stoker.job.suggest_key import nearest
 from stoker.job.task_spec import TASKS
 from stoker.job.yaml_document import JobDocument
 from stoker.page.guard import account_of, number_of, read_object, text_of
-from stoker.page.job_check import check_job_text, devices_wanted, resolved_keys
+from stoker.page.job_check import check_job_text, devices_of_job, devices_wanted, resolved_keys
 from stoker.page.job_keys import job_keys, recipe_text
 from stoker.page.job_paths import document_of, is_inside, path_problems, refuse
 from stoker.page.job_queue import ALIVE
@@ -27,7 +27,7 @@ from stoker.page.page_error import PageError, bad_request, http_error, not_found
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_index import id_of
 from stoker.page.run_verb import command_of
-from stoker.page.run_view import job_values
+from stoker.page.run_view import job_text, job_values
 from stoker.runs.lock_holder import holder_of
 from stoker.runs.run_folder import RunFolder
 
@@ -205,7 +205,13 @@ class _JobRoutes:
         """Resumes a run from its newest checkpoint, with the command that began it."""
         account = account_of(request, "run")
         folder = await run_in_threadpool(self.page.run_of, request)
-        return await run_in_threadpool(self._resume, folder, account)
+        earlier = await run_in_threadpool(self.page.queue.of_run, folder.path)
+        if earlier is not None:
+            devices = earlier[0].devices
+        else:  # it was started on the command line
+            text = await run_in_threadpool(job_text, folder)
+            devices = await devices_of_job(self.page, text, account)
+        return await run_in_threadpool(self._resume, folder, account, devices)
 
     def _is_ending(self, folder: RunFolder) -> bool:
         """Returns whether the run has recorded its end, but its process is still exiting."""
@@ -214,7 +220,7 @@ class _JobRoutes:
             return False
         return (earlier[1].times()[0] or 0.0) <= (summary["updated"] or 0.0)
 
-    def _resume(self, folder: RunFolder, account: Any) -> Any:
+    def _resume(self, folder: RunFolder, account: Any, devices: int) -> Any:
         page, base = self.page, self.page.settings.base
         until = time.monotonic() + ENDS_WITHIN
         while self._is_ending(folder) and time.monotonic() < until:
@@ -222,29 +228,30 @@ class _JobRoutes:
         if folder.is_taken():
             raise http_error(409, "{run} is training", run=folder.path.name)
         earlier = page.queue.of_run(folder.path)
-        known = earlier[0] if earlier is not None and Path(earlier[0].job).is_file() else None
-        job = folder.job if known is None else Path(known.job)
-        refuse(path_problems(document_of(job.read_text(encoding="utf-8")), page.settings, account))
-        if known is not None:
-            command = known.command
-            words = shlex.split(command)[1:]
+        if earlier is not None and Path(earlier[0].job).is_file():
+            job, command, cwd = Path(earlier[0].job), earlier[0].command, earlier[1].cwd
+            words = shlex.split(command)[1:]  # its relative paths begin in the folder that it was started in
         else:
+            job, cwd = folder.job, base
             words = ["train", shown_path(job, base)]
             if job_values(folder).get("output") != shown_path(folder.path, base):
                 words.append(f"output={shown_path(folder.path, base)}")
             command = shlex.join(["stoker", *words])
+        document = document_of(job.read_text(encoding="utf-8"))
+        refuse(path_problems(document, replace(page.settings, base=cwd), account))
         entry = page.queue.add(
             command_of(words),
-            cwd=base,
+            cwd=cwd,
             run=folder.path,
             job=job,
             command=command,
-            devices=earlier[0].devices if earlier is not None else 0,
+            devices=devices,
             user=account.name,
             name=folder.path.name,
         )
-        page.audit.write(account.name, "resume", command=command, run=str(folder.path))
-        return {"id": id_of(folder.path), "number": entry.number, "command": command}
+        line = command if cwd == base else f"(cd {shlex.quote(str(cwd))} && {command})"
+        page.audit.write(account.name, "resume", command=line, run=str(folder.path))
+        return {"id": id_of(folder.path), "number": entry.number, "command": line}
 
 
 def kept_job(folder: Path, name: str, text: str) -> Path:

@@ -21,10 +21,12 @@ from stoker.errors import UserError
 from stoker.files import no_link
 from stoker.page.detached_process import DetachedProcess
 from stoker.page.guard import cookie_name, number_of
-from stoker.page.job_queue import QueuedJob
+from stoker.page.job_paths import is_inside
+from stoker.page.job_queue import ALIVE, QueuedJob
 from stoker.page.mask_secrets import mask_secrets, masked_part
 from stoker.page.metric_series import AXES, Axis
 from stoker.page.page_error import PageError, bad_request, not_found
+from stoker.page.removed_runs import removed_runs
 from stoker.page.routing import PING, Page, event, in_thread, route, stream
 from stoker.page.run_index import id_of, is_run_file
 from stoker.page.run_view import short_event
@@ -65,11 +67,10 @@ class _RunRoutes:
         runs = {key: self.page.views.summary(folder) for key, folder in self.page.runs.all().items()}
         for entry, process in self.page.queue.entries():
             key = id_of(Path(entry.run))
-            found = _without_run(entry, process)
             if key in runs:
                 runs[key]["status"] = _status(runs[key], process)
-            elif key not in runs and not any(run["folder"].startswith(entry.run + os.sep) for run in runs.values()):
-                runs[key] = found
+            elif not _has_stages(entry, runs) and self._is_shown(entry, process):
+                runs[key] = _without_run(entry, process)
         return {"runs": sorted(runs.values(), key=lambda run: -(run["updated"] or 0))}
 
     def detail(self, request: Request) -> Any:
@@ -78,7 +79,7 @@ class _RunRoutes:
             return self._with_status(self.page.views.detail(self.page.run_of(request)))
         except PageError as error:
             for entry, process in reversed(self.page.queue.entries()):
-                if id_of(Path(entry.run)) == request.path_params["id"]:
+                if id_of(Path(entry.run)) == request.path_params["id"] and self._is_shown(entry, process):
                     text = Path(entry.job).read_text(encoding="utf-8") if is_run_file(Path(entry.job)) else ""
                     empty: dict[str, Any] = {"health": [], "stages": [], "lineage": None, "metrics": []}
                     return {
@@ -88,6 +89,17 @@ class _RunRoutes:
                         **empty,
                     }
             raise error
+
+    def _is_shown(self, entry: QueuedJob, process: DetachedProcess) -> bool:
+        """Returns whether a job without a run is shown: it waits, starts or failed, and its run was not removed."""
+        run, roots = Path(entry.run), self.page.settings.runs
+        if not is_inside(run, roots):  # another page with the same folder of state started it
+            return False
+        if process.state in ALIVE:
+            return True
+        return process.code != 0 and not any(
+            gone.origin == run and gone.time > entry.time for gone in removed_runs(roots)
+        )
 
     def _with_status(self, summary: dict[str, Any]) -> dict[str, Any]:
         """Returns a run whose job may wait, or may be starting again."""
@@ -103,9 +115,11 @@ class _RunRoutes:
         points = number_of(query, "points", default=POINTS, least=1, most=MOST_POINTS)
         folder = self.page.run_of(request)
         series = self.page.views.series.of(folder.metrics)
-        keys = [key for key in query.get("keys", "").split(",") if key] or series.keys()[:MOST_KEYS]
+        keys = query.getlist("key") or series.keys()[:MOST_KEYS]
         if len(keys) > MOST_KEYS:
-            raise bad_request("`keys` has {n} names", "request at most {most}", n=len(keys), most=MOST_KEYS)
+            raise bad_request(
+                "`{key}` is given {n} times", "request at most {most}", key="key", n=len(keys), most=MOST_KEYS
+            )
         own_axis: Axis = axis  # type: ignore[assignment]
         window = _bound(query, "from"), _bound(query, "to")
         found = series.curve(keys, axis=own_axis, begin=window[0], end=window[1], points=points).as_json()
@@ -194,6 +208,11 @@ def _status(summary: dict[str, Any], process: DetachedProcess) -> str:
     if state in ("starting", "running") and status != "running" and begun > (summary["updated"] or 0.0):
         return "starting"
     return status
+
+
+def _has_stages(entry: QueuedJob, runs: dict[str, dict[str, Any]]) -> bool:
+    """Returns whether some runs are those of the stages of a job."""
+    return any(run["folder"].startswith(entry.run + os.sep) for run in runs.values())
 
 
 def _without_run(entry: QueuedJob, process: DetachedProcess) -> dict[str, Any]:

@@ -18,11 +18,15 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from stoker.files import no_link, replace_file
+from stoker.job.shorthand import expand_shorthands
 from stoker.page.answer_views import chosen_steps, evaluation_figures, rollouts
+from stoker.page.edit_job import apply_edits
 from stoker.page.guard import account_of, number_of, read_object, text_of
-from stoker.page.job_paths import document_of, path_problems, refuse
+from stoker.page.job_check import devices_of_job
+from stoker.page.job_paths import document_of, is_inside, path_problems, refuse
 from stoker.page.job_routes import shown_path, slug
 from stoker.page.page_error import bad_request, http_error, not_found, passed_on
+from stoker.page.removed_runs import place_aside, put_aside, put_back, removed_runs
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_index import id_of
 from stoker.page.run_verb import command_of
@@ -33,11 +37,10 @@ from stoker.runs.run_folder import RunFolder
 ROLLOUT_SECONDS = 120.0
 LISTED = 2000  # files
 STACK_BYTES = 64 << 10
-REMOVED = ".removed"  # below a folder of runs
 NOT_COPIED = (".lock", "logs", "tensorboard", "chaos", "evaluations", "submission.json")
 _OUTPUT = re.compile(r"^output:.*\n?", re.MULTILINE)
+STORE = "checkpoint.to"
 _STACK = re.compile(r"stack-(\d{1,6})\.txt")
-_PUT_ASIDE = re.compile(r"[\w.-]+@\d{13,20}")
 
 
 def run_tools_routes(page: Page) -> list[Route]:
@@ -122,17 +125,22 @@ class _RunTools:
         text = text_of(body, "yaml", default=job_text(folder))
         text = _OUTPUT.sub("", text)
         if start == "job":
+            text = await run_in_threadpool(_without_store, text)
             return {"yaml": text, "name": name, "command": f"cp {shlex.quote(str(folder.job))} {name}.yaml"}
         account = account_of(request, "run")
         trusted = account if "yaml" in body else None  # a run's own job does not decide that code may run
         refuse(await run_in_threadpool(lambda: path_problems(document_of(text), self.page.settings, trusted)))
-        return await run_in_threadpool(self._copy, folder, name, text, account)
-
-    def _copy(self, folder: RunFolder, name: str, text: str, account: Any) -> Any:
-        page, base = self.page, self.page.settings.base
-        to = page.settings.runs[0] / name
+        if await run_in_threadpool(_without_store, text) != text:
+            what = "the checkpoints of {run} are in `{key}`, not in its folder"
+            raise http_error(409, what, "fork its job, which starts at step 0", run=folder.path.name, key=STORE)
+        to = self.page.settings.runs[0] / name
         if to.exists():
             raise http_error(409, "there is a run {run} already", "give another name", run=name)
+        devices = await devices_of_job(self.page, text, trusted)
+        return await run_in_threadpool(self._copy, folder, to, text, account, devices)
+
+    def _copy(self, folder: RunFolder, to: Path, text: str, account: Any, devices: int) -> Any:
+        page, base, name = self.page, self.page.settings.base, to.name
         with folder.take():
             partial = Path(mkdtemp(prefix=f".{name}.", suffix=".partial", dir=to.parent))  # of this copy alone
             leave_out = shutil.ignore_patterns(*NOT_COPIED)
@@ -150,7 +158,14 @@ class _RunTools:
         copied = f"cp -r {shlex.quote(shown_path(folder.path, base))} {shlex.quote(shown_path(to, base))}"
         page.audit.write(account.name, "fork", command=f"{copied} && {command}", run=str(to))
         entry = page.queue.add(
-            command_of(words), cwd=base, run=to, job=job, command=command, user=account.name, name=name
+            command_of(words),
+            cwd=base,
+            run=to,
+            job=job,
+            command=command,
+            devices=devices,
+            user=account.name,
+            name=name,
         )
         page.runs.forget()
         return {"id": id_of(to), "number": entry.number, "command": f"{copied} && {command}"}
@@ -161,41 +176,38 @@ class _RunTools:
         root = next(root for root in self.page.settings.runs if folder.path.is_relative_to(root))
         if folder.path == root:
             raise http_error(409, "this folder is one of the page's run folders", "remove it on the command line")
-        aside = root / REMOVED / f"{folder.path.name}@{time.time_ns()}"
+        aside = place_aside(folder, root)
         base = self.page.settings.base
         command = f"mv {shlex.quote(shown_path(folder.path, base))} {shlex.quote(shown_path(aside, base))}"
         self.page.audit.write(account_of(request, "run").name, "delete", command=command, run=str(folder.path))
-        with folder.take():
-            aside.parent.mkdir(exist_ok=True)
-            replace_file(aside.with_name(f"{aside.name}.from"), str(folder.path))
-            folder.path.rename(aside)
+        put_aside(folder, aside)
         self.page.runs.forget()
         return {"command": command, "undo": aside.name}
 
     def removed(self, _: Request) -> Any:
         """Returns the runs that were moved aside."""
-        places = [path for root in self.page.settings.runs for path in (root / REMOVED).glob("*@*") if path.is_dir()]
-        return {"runs": [{"undo": path.name, "name": path.name.rpartition("@")[0]} for path in places]}
+        found = [run.folder.name for run in removed_runs(self.page.settings.runs)]
+        return {"runs": [{"undo": name, "name": name.rpartition("@")[0]} for name in found]}
 
     def restore(self, request: Request) -> Any:
         """Moves a run back."""
         name = request.path_params["name"]
-        for root in self.page.settings.runs:
-            aside = root / REMOVED / name
-            if not _PUT_ASIDE.fullmatch(name) or not aside.is_dir() or aside.is_symlink():
-                continue
-            origin = aside.with_name(f"{name}.from")
-            to = Path(origin.read_text()) if origin.is_file() else root / name.rpartition("@")[0]
-            if not to.resolve().is_relative_to(root):
-                raise http_error(403, "{path} is not below a run folder of this page", path=str(to))
-            if to.exists():
-                raise http_error(409, "a run named {run} exists", "rename that one first", run=to.name)
-            base = self.page.settings.base
-            command = f"mv {shlex.quote(shown_path(aside, base))} {shlex.quote(shown_path(to, base))}"
-            self.page.audit.write(account_of(request, "run").name, "restore", command=command, run=str(to))
-            to.parent.mkdir(parents=True, exist_ok=True)
-            aside.rename(to)
-            origin.unlink(missing_ok=True)
-            self.page.runs.forget()
-            return {"id": id_of(to), "command": command}
-        raise not_found("there is no removed run of this name", "GET /api/removed lists them")
+        run = next((run for run in removed_runs(self.page.settings.runs) if run.folder.name == name), None)
+        if run is None:
+            raise not_found("there is no removed run of this name", "GET /api/removed lists them")
+        to, base = run.origin, self.page.settings.base
+        if not is_inside(to, (run.root,)):
+            raise http_error(403, "{path} is not below a run folder of this page", path=str(to))
+        if to.exists():
+            raise http_error(409, "a run named {run} exists", "rename that one first", run=to.name)
+        command = f"mv {shlex.quote(shown_path(run.folder, base))} {shlex.quote(shown_path(to, base))}"
+        self.page.audit.write(account_of(request, "run").name, "restore", command=command, run=str(to))
+        put_back(run)
+        self.page.runs.forget()
+        return {"id": id_of(to), "command": command}
+
+
+def _without_store(text: str) -> str:
+    """Returns a job whose checkpoints are kept in the folder of its run: two runs must not share `checkpoint.to`."""
+    block = expand_shorthands(document_of(text)).data.get("checkpoint")
+    return apply_edits(text, [(STORE, None)]) if isinstance(block, dict) and block.get("to") is not None else text

@@ -201,12 +201,13 @@ def test_a_plan_for_here_and_for_a_cluster(view: View) -> None:
     view.shot("plan-en")
     page.locator("#device").fill("H100")
     page.locator("#device").press("Enter")
-    page.locator("#devices-n").fill("16")
+    page.locator("#devices-n").fill("8")  # the ninth of its numbers
+    expect(page.get_by_text("16 devices")).to_be_visible()
     expect(page.locator(".command").first).to_contain_text("--on 2x8xH100", timeout=TRAINING)
     assert "devices=16" in page.url
     expect(page.get_by_text("No layout fits")).to_be_visible()  # a batch of 4 has no row for each of 16 devices
     expect(page.get_by_text("train.batch=16")).to_be_visible()
-    page.locator("#devices-n").fill("4")
+    page.locator("#devices-n").fill("3")
     expect(page.locator(".command").first).to_contain_text("--on 1x4xH100", timeout=TRAINING)
     page.get_by_role("button", name="Take it", exact=True).first.click(timeout=TRAINING)
     page.wait_for_function("() => JSON.parse(localStorage.getItem('stoker.page')).yaml.includes('parallel:')")

@@ -44,9 +44,9 @@ test("what is asked at one moment about a run is one question", async () => {
     asked.push(path);
     return { ok: true, headers: new Map([["content-type", "application/json"]]), text: async () => JSON.stringify({ path }) };
   };
-  const ask = (run, keys, from) => curvesOf(run, { keys, axis: "step", from });
-  const answers = await Promise.all([ask("a", "loss"), ask("a", "lr"), ask("b", "loss"), ask("a", "loss", 5), ask("a", "loss")]);
-  assert.deepEqual(asked, ["/api/runs/a/metrics?keys=loss%2Clr&axis=step", "/api/runs/b/metrics?keys=loss&axis=step", "/api/runs/a/metrics?keys=loss&axis=step&from=5"]);
+  const ask = (run, key, from) => curvesOf(run, { key, axis: "step", from });
+  const answers = await Promise.all([ask("a", "loss"), ask("a", "judge:m,n"), ask("b", "loss"), ask("a", "loss", 5), ask("a", "loss")]);
+  assert.deepEqual(asked, ["/api/runs/a/metrics?key=loss&key=judge%3Am%2Cn&axis=step", "/api/runs/b/metrics?key=loss&axis=step", "/api/runs/a/metrics?key=loss&axis=step&from=5"]);
   assert.deepEqual(answers.map(({ path }) => asked.indexOf(path)), [0, 0, 1, 2, 0]);
   await ask("a", "loss");
   assert.equal(asked.length, 4);

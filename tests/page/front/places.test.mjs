@@ -11,14 +11,14 @@ import { setGlossary } from "../../../src/stoker/page/static/glossary.js";
 import { t, useTable } from "../../../src/stoker/page/static/i18n.js";
 import { grouped, meant, shown, valueAt } from "../../../src/stoker/page/static/job_form.js";
 import { cell, rowOf } from "../../../src/stoker/page/static/lookup.js";
-import { clusterOf } from "../../../src/stoker/page/static/plan.js";
+import { Answered, clusterOf, fits, planEdits, SIZES } from "../../../src/stoker/page/static/plan.js";
 import { standing } from "../../../src/stoker/page/static/rail.js";
 import { imported, nameFrom } from "../../../src/stoker/page/static/start.js";
 import { answerTo, filling, joined, meanLoss, measuredWords, paired, shownWords, tokensOf } from "../../../src/stoker/page/static/rows.js";
 import { bars, place, totals } from "../../../src/stoker/page/static/communication.js";
 import { heat, measured, spanOf, visible } from "../../../src/stoker/page/static/tokens.js";
 import { matching } from "../../../src/stoker/page/static/train.js";
-import { sidesOf } from "../../../src/stoker/page/static/use.js";
+import { hasAdapter, sidesOf } from "../../../src/stoker/page/static/use.js";
 
 test("a field's text means what YAML would read", () => {
   for (const [text, value] of [["5e-4", 5e-4], ["8", 8], ["-1.5", -1.5], ["true", true], ["", null], ["lora", "lora"], ["[1, 2]", [1, 2]], ["{x", "{x"], ["1 000", "1 000"]]) assert.deepEqual(meant(text), value, text);
@@ -36,6 +36,44 @@ test("a form has the keys of its task only", () => {
 test("a row to be scored has what is written, lists as JSON", () => {
   assert.deepEqual([cell("9007199254740993"), cell("a3"), cell('["a", 1]'), cell(" "), cell("[a")], ["9007199254740993", "a3", ["a", 1], undefined, "[a"]);
   assert.deepEqual(rowOf({ user: "7", item: "", price: "2.5" }), { user: "7", price: "2.5" });
+});
+
+/** The texts of a component's answer, that of its parts included where they have no state. */
+const textsOf = (node) => (Array.isArray(node) ? node.flatMap(textsOf) : node?.props ? Object.values(node.props).flatMap(textsOf) : typeof node === "string" ? [node] : []);
+
+test("a plan is shown in the form of its job: of each stage, of a ranking model, or of one layout", () => {
+  useTable("en", { "plan.nothing_fits": "No layout fits" });
+  const memory = { memory_gib: 3, step_time_s: 0.5, description: "8 data" };
+  const stages = [{ name: "first", task: "sft", resident: ["policy"], plan: memory, run: { steps_known: true, seconds: 60 } }];
+  const shown = (answer) => {
+    const { type, props } = Answered({ answer, yaml: "" });
+    return [type.name, textsOf(type(props)).join(" ")];
+  };
+  const [name, text] = shown({ stages, total: { memory_gib: 3, seconds: 60 } });
+  assert.ok(name === "StagePlans" && text.includes("first") && text.includes("8 data") && !text.includes("No layout fits"), text);
+  const unfit = { stages: [...stages, { name: "second", task: "dpo", resident: [], plan: null, changes: [] }], total: { memory_gib: null, seconds: null } };
+  assert.match(shown(unfit)[1], /second.*No layout fits/);
+  const ranking = { task: "ranking", fits: true, processes: 2, on_host: 1, host_memory: 2, memory: { total: 1 }, tower: 1, checkpoint: 1, sent: { total: 1 }, tables: [{ name: "users", rows: 7, bytes: 9 }] };
+  assert.equal(shown(ranking)[0], "RankingPlan");
+  assert.match(shown(ranking)[1], /plan\.fits.*users/);
+  assert.equal(Answered({ answer: { plan: null }, yaml: "" }).type.name, "Nothing");
+  assert.equal(Answered({ answer: { plan: memory, run: {} }, yaml: "" }).type.name, "Answer");
+  assert.deepEqual([{ stages }, unfit, ranking, { ...ranking, fits: false }, { plan: null }, { plan: memory }].map(fits), [true, false, true, false, false, true]);
+});
+
+test("a plan that is taken replaces the layout, and brings the change that it needs", () => {
+  const edits = (plan) => new Map(planEdits(plan).map(({ key, value }) => [key, value]));
+  const taken = edits({ job: { parallel: { data: 8 }, train: { batch: 16 } } });
+  assert.deepEqual(["data", "tensor", "recompute", "sync"].map((key) => taken.get(`parallel.${key}`)), [8, null, null, undefined]);
+  assert.equal(taken.get("train.batch"), 16);
+  const job = { parallel: { data: 1 }, train: {} };
+  assert.deepEqual(planEdits({ job, words: "tune=lora" })[0], { key: "tune", value: "lora" });
+  assert.deepEqual(planEdits({ job, words: "train.seq_len=768" })[0], { key: "train.seq_len", value: 768 });
+  for (const words of ["--on 2x8xH100", "nodes: 2 in ours.yaml", "", undefined]) assert.equal(planEdits({ job, words })[0].key, "parallel.data");
+});
+
+test("numbers of devices are parts of a node or whole nodes", () => {
+  assert.deepEqual(SIZES, [1, 2, 3, 4, 5, 6, 7, 8, 16, 24, 32, 40, 48, 56, 64]);
 });
 
 test("pairs stand beside each other", () => {
@@ -189,6 +227,7 @@ test("names, runs, clusters, sides and the rail", () => {
   assert.equal(matching([{ name: "a", task: "sft", model: "m", status: "done" }, { name: "b", task: "dpo", model: "m", status: "done" }], "done DPO").length, 1);
   assert.deepEqual([clusterOf(1, "local"), clusterOf(4, "H100"), clusterOf(32, "H100"), clusterOf(4, "data/ours.yaml")], ["local", "1x4xH100", "4x8xH100", "data/ours.yaml"]);
   assert.deepEqual(sidesOf(["a"], false), [{ id: "a", adapter: true }, { id: "a", adapter: false }]);
+  assert.deepEqual([{ "tune.method": "lora" }, { tune: "qlora" }, { "tune.method": "full" }, { task: "sft" }, undefined].map(hasAdapter), [true, true, false, false, false]);
   assert.deepEqual(sidesOf(["a", "b", "c"], false).map((side) => side.id), ["a", "b"]);
   assert.deepEqual(standing("data", { yaml: "" }), { blocked: "rail.no_job" });
   assert.deepEqual(standing("data", { yaml: "x", audited: true }), { done: true });

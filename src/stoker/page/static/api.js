@@ -17,7 +17,8 @@ export const isReport = () => embedded !== null;
 export const useToken = (token) => (csrf = token);
 
 const withQuery = (path, query) => {
-  const values = Object.entries(query ?? {}).filter(([, value]) => value !== undefined && value !== null);
+  const each = Object.entries(query ?? {}).flatMap(([key, value]) => [value].flat().map((one) => [key, one])); // a list is a key for each
+  const values = each.filter(([, value]) => value !== undefined && value !== null);
   return values.length ? `${path}?${new URLSearchParams(values)}` : path;
 };
 

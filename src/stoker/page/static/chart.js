@@ -53,18 +53,18 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
 const waiting = new Map(); // questions of this moment, by run and window
 
 /** The answer about a metric; questions of one moment about a run are asked as one. */
-export function curvesOf(run, { keys, ...window }) {
+export function curvesOf(run, { key, ...window }) {
   const path = `/api/runs/${encodeURIComponent(run)}/metrics`;
   const name = JSON.stringify([path, window]);
   if (!waiting.has(name)) {
     const all = new Set();
     const answer = Promise.resolve().then(() => {
       waiting.delete(name);
-      return get(path, { keys: [...all].join(","), ...window });
+      return get(path, { key: [...all], ...window });
     });
     waiting.set(name, { all, answer });
   }
-  waiting.get(name).all.add(keys);
+  waiting.get(name).all.add(key);
   return waiting.get(name).answer;
 }
 
@@ -75,7 +75,7 @@ function useCurves(runs, metric, axis, range, tick) {
   const key = runs.map((run) => run.id).join(",");
   useEffect(() => {
     const stop = new AbortController();
-    const query = { keys: metric, axis, points: POINTS, from: range?.[0], to: range?.[1] };
+    const query = { key: metric, axis, points: POINTS, from: range?.[0], to: range?.[1] };
     let [isOpen, isWanted] = [false, false];
     ask.current = async () => {
       isWanted = isOpen;

@@ -9,7 +9,7 @@ import { link } from "./router.js";
 import { Order, Packed, RowList } from "./rows.js";
 import { remember, rememberJob, useSession } from "./session.js";
 import { Action, Command, Empty, Loaded, Problem, Said, Table, Tabs, Waiting } from "./ui.js";
-import { Drop } from "./upload.js";
+import { DATA_FILES, Drop } from "./upload.js";
 
 const PAGE = { rows: 50, packed: 10 }; // sequences asked for at once
 
@@ -35,7 +35,7 @@ function Files() {
     const { yaml } = await post("/api/edit", { yaml: state.yaml, edits: [{ key: "data", value: file.path }] });
     rememberJob({ yaml, file });
   };
-  return html`<${Drop} id="data-file" label=${t("start.drop")} hint=${t("start.drop_hint")} accept=".jsonl,.json,.csv,.tsv,.parquet,.txt,.gz,.zst" onDone=${found.again} />
+  return html`<${Drop} id="data-file" label=${t("start.drop")} hint=${t("start.drop_hint")} accept=${DATA_FILES} onDone=${found.again} />
     <h2>${t("data.files")}</h2>
     <${Loaded} of=${found}>
       ${({ data: files }) =>

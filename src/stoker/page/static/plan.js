@@ -4,7 +4,8 @@ import { short } from "./communication.js";
 import { useAnswer } from "./data.js";
 import { Figure, Term } from "./glossary.js";
 import { html, useEffect, useState } from "./html.js";
-import { duration, gib, number, percent, t } from "./i18n.js";
+import { bytes, duration, gib, number, percent, t } from "./i18n.js";
+import { meant } from "./job_form.js";
 import { go, link } from "./router.js";
 import { remember, rememberJob, useSession } from "./session.js";
 import { Timeline } from "./timeline.js";
@@ -54,16 +55,24 @@ function Memory({ plan }) {
   </section>`;
 }
 
-/** The job at hand gets the layout and the batch of a plan. */
-async function takeLayout(yaml, { job }) {
-  const edits = Object.entries(job.parallel ?? {}).map(([key, value]) => ({ key: `parallel.${key}`, value }));
-  for (const [key, value] of Object.entries(job.train ?? {})) edits.push({ key: `train.${key}`, value });
-  rememberJob({ yaml: (await post("/api/edit", { yaml, edits })).yaml });
+/** The keys of `parallel` that a plan decides; others, such as `sync`, stay as they are. */
+const LAYOUT = ["data", "shard", "shard_size", "tensor", "sequence", "pipeline", "schedule", "stages", "context", "context_by", "expert", "recompute", "offload", "devices"];
+
+/** The edits of a job that make it a plan's: the change that the plan needs, its layout without earlier keys, its batch. */
+export function planEdits({ job, words = "" }) {
+  const [, key, text] = /^([\w.]+)=(\S+)$/.exec(words) ?? []; // others are options of the command, such as --on
+  const edits = key ? [{ key, value: meant(text) }] : [];
+  for (const name of LAYOUT) edits.push({ key: `parallel.${name}`, value: job.parallel?.[name] ?? null });
+  for (const [name, value] of Object.entries(job.train ?? {})) edits.push({ key: `train.${name}`, value });
+  return edits;
 }
+
+/** The job at hand becomes that of a plan. */
+const takePlan = async (yaml, plan) => rememberJob({ yaml: (await post("/api/edit", { yaml, edits: planEdits(plan) })).yaml });
 
 function Answer({ answer, yaml }) {
   const { plan, run } = answer;
-  const take = (other) => takeLayout(yaml, other);
+  const take = (other) => takePlan(yaml, other);
   const step = (other) => number(other.step_time_s, 3);
   return html`<div class="figures">
       <${Figure} id="step_time_s" value=${seconds(plan.step_time_s)} />
@@ -96,16 +105,53 @@ function Answer({ answer, yaml }) {
 const Nothing = ({ answer, yaml }) =>
   html`<p class="problem" role="alert">${t("plan.nothing_fits")}</p>
     ${answer.nearest && html`<${Memory} plan=${answer.nearest} />`}
-    <${Table} name=${t("plan.helps")} head=${[t("plan.change"), t("plan.memory"), ""]} rows=${(answer.changes ?? []).map((change) => [html`<${Said} text=${change.what} /> <code>${change.words}</code>`, gib(change.memory_gib), html`<${Action} label=${t("plan.take")} onPress=${() => takeLayout(yaml, change)} />`])} />`;
+    <${Table} name=${t("plan.helps")} head=${[t("plan.change"), t("plan.memory"), ""]} rows=${(answer.changes ?? []).map((change) => [html`<${Said} text=${change.what} /> <code>${change.words}</code>`, gib(change.memory_gib), html`<${Action} label=${t("plan.take")} onPress=${() => takePlan(yaml, change)} />`])} />`;
+
+/** The stages of a job: the layout, memory and time of each, and the totals. */
+function StagePlans({ stages, total }) {
+  const rows = stages.map(({ name, task, resident, plan, run }) => [
+    name,
+    html`${t(`task.${task}`)} <span class="hint">${resident.join(", ")}</span>`,
+    plan ? html`<code>${plan.description}</code>` : t("plan.nothing_fits"),
+    gib(plan?.memory_gib),
+    plan ? seconds(plan.step_time_s) : "–",
+    duration(run?.steps_known ? run.seconds : null),
+  ]);
+  rows.push([t("plan.total"), "", "", gib(total.memory_gib), "", duration(total.seconds)]);
+  const head = [t("run.name"), t("run.task"), t("plan.layout"), html`<${Term} id="memory_peak" />`, html`<${Term} id="step_time_s" />`, html`<${Term} id="hours" />`];
+  return html`<${Table} name=${t("plan.chain")} head=${head} rows=${rows} />`;
+}
+
+/** A ranking model: what its hosts hold, and its embedding tables. */
+function RankingPlan({ plan }) {
+  const sizes = [
+    [t("plan.on_host", { capacity: bytes(plan.host_memory) }), plan.on_host],
+    [t(plan.served ? "plan.on_server" : "plan.on_process"), plan.memory.total],
+    [t("plan.tower"), plan.tower],
+    [word("part", "checkpoint copies"), plan.checkpoint],
+    [t("plan.sent"), plan.sent.total],
+  ];
+  return html`<p class=${plan.fits ? "" : "problem"} role=${plan.fits ? undefined : "alert"}>${t("plan.processes", { n: plan.processes })} · ${t(plan.fits ? "plan.fits" : "plan.too_large")}</p>
+    <${Table} name=${t("plan.needs")} head=${[t("plan.needs"), t("data.size")]} rows=${sizes.map(([what, size]) => [what, bytes(size)])} />
+    <h2>${t("plan.tables")}</h2>
+    <${Table} name=${t("plan.tables")} head=${[t("run.name"), t("data.rows"), t("data.size")]} rows=${plan.tables.map((table) => [html`<code>${table.name}</code>`, number(table.rows), bytes(table.bytes)])} />`;
+}
+
+const NODE = 8; // devices
+/** The numbers of devices to choose from: a part of a node, or whole nodes. */
+export const SIZES = Array.from({ length: 2 * NODE - 1 }, (_, i) => (i < NODE ? i + 1 : (i - NODE + 2) * NODE));
 
 const isFile = (device) => /\.ya?ml$/.test(device);
+
+/** A number of devices, beyond one node that of whole nodes. */
+const wholeNodes = (devices) => (devices > NODE ? Math.ceil(devices / NODE) * NODE : devices);
 
 /** The cluster of an address: `local`, a cluster's file, or devices of a kind on nodes of eight. */
 export function clusterOf(devices, device) {
   if (!device || device === "local") return "local";
   if (isFile(device)) return device;
-  const nodes = Math.ceil(devices / 8);
-  return nodes > 1 ? `${nodes}x8x${device}` : `1x${devices}x${device}`;
+  const nodes = Math.ceil(devices / NODE);
+  return nodes > 1 ? `${nodes}x${NODE}x${device}` : `1x${devices}x${device}`;
 }
 
 function Stages({ yaml }) {
@@ -133,25 +179,36 @@ export function Measured({ run }) {
     ${line && html`<p class="hint"><${Said} text=${line} /></p>`}`;
 }
 
+/** Whether everything that a plan is for fits. */
+export const fits = (answer) => (answer.stages ? answer.stages.every((stage) => stage.plan) : answer.task === "ranking" ? answer.fits : Boolean(answer.plan));
+
+/** The answer of the planner, in the form that its job has. */
+export function Answered({ answer, yaml }) {
+  if (answer.stages) return html`<${StagePlans} stages=${answer.stages} total=${answer.total} />`;
+  if (answer.task === "ranking") return html`<${RankingPlan} plan=${answer} />`;
+  return answer.plan ? html`<${Answer} answer=${answer} yaml=${yaml} />` : html`<${Nothing} answer=${answer} yaml=${yaml} />`;
+}
+
 function Planned({ yaml, on }) {
   const { data, error, busy } = useAnswer("/api/plan", { yaml, on });
   useEffect(() => {
-    if (data?.plan) remember({ planned: true });
+    if (data && fits(data)) remember({ planned: true });
   }, [data]);
   if (busy) return html`<${Waiting} what=${t("plan.planning")} />`;
   if (error) return html`<${Problem} error=${error} />`;
-  return html`<${Command} line=${data.command} />${data.plan ? html`<${Answer} answer=${data} yaml=${yaml} />` : html`<${Nothing} answer=${data} yaml=${yaml} />`}`;
+  return html`<${Command} line=${data.command} /><${Answered} answer=${data} yaml=${yaml} />`;
 }
 
 export default function Plan({ route }) {
   const state = useSession();
   const device = route.query.device ?? "local";
-  const [devices, setDevices] = useState(Number(route.query.devices ?? 1));
+  const [devices, setDevices] = useState(wholeNodes(Number(route.query.devices ?? 1)));
   const [kind, setKind] = useState(device);
   useLater(() => go({ query: { devices: kind === "local" ? null : devices, device: kind === "local" ? null : kind } }, { replace: true }), 400, [devices, kind]);
   if (!state.yaml) {
     return html`<h1>${t("place.plan")}</h1><${Empty} title=${t("job.none")} text=${t("job.none_text")}><a class="button primary" href=${link({ place: "start", run: "" })}>${t("job.pick_recipe")}</a><//>`;
   }
+  const place = SIZES.findIndex((size) => size >= devices);
   const on = clusterOf(Number(route.query.devices ?? 1), device);
   return html`<h1>${t("plan.title", { name: state.name })}</h1>
     <div class="row">
@@ -160,7 +217,7 @@ export default function Plan({ route }) {
         <datalist id="devices">${["local", "H100", "A100-80G", "H200", "L40S", "RTX4090"].map((name) => html`<option key=${name} value=${name} />`)}</datalist>
       <//>
       <${Field} id="devices-n" label=${t("plan.devices", { n: devices })}>
-        <input id="devices-n" type="range" min="1" max="64" value=${devices} disabled=${kind === "local" || isFile(kind)} onInput=${(event) => setDevices(Number(event.target.value))} />
+        <input id="devices-n" type="range" min="0" max=${SIZES.length - 1} value=${place < 0 ? SIZES.length - 1 : place} aria-valuetext=${devices} disabled=${kind === "local" || isFile(kind)} onInput=${(event) => setDevices(SIZES[event.target.value])} />
       <//>
     </div>
     <${Planned} key=${`${on}${state.yaml}`} yaml=${state.yaml} on=${on} />

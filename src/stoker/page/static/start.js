@@ -6,7 +6,7 @@ import { Job } from "./job.js";
 import { go, link } from "./router.js";
 import { rememberJob, useSession } from "./session.js";
 import { Action, Loaded, Problem, Progress, Said, Status, Table } from "./ui.js";
-import { Drop } from "./upload.js";
+import { DATA_FILES, Drop } from "./upload.js";
 import { Users } from "./users.js";
 
 const FIRST = ["sft-lora", "dpo", "grpo-arithmetic", "pretrain-10m", "ranking-movielens"];
@@ -95,7 +95,7 @@ function Begin() {
   return html`<h1>${t("start.title")}</h1>
     <div class="split">
       <section>
-        <${Drop} id="file" label=${t("start.drop")} hint=${t("start.drop_hint")} accept=".jsonl,.json,.csv,.tsv,.parquet,.txt,.gz,.zst,.bz2,.xz" onDone=${done} />
+        <${Drop} id="file" label=${t("start.drop")} hint=${t("start.drop_hint")} accept=${DATA_FILES} onDone=${done} />
         ${state.file && html`<p class="note" role="status">${t("start.have_file", { name: state.file.name })}${" "}<button type="button" class="quiet" onClick=${() => rememberJob({ file: "" })}>${t("start.without_file")}</button></p>`}
       </section>
       <section class="grid" aria-label=${t("start.ways")}>

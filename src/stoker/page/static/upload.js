@@ -5,6 +5,8 @@ import { bytes, percent, t } from "./i18n.js";
 import { Problem, Progress } from "./ui.js";
 
 export const PIECE = 4 * 1024 * 1024; // bytes a request
+/** The endings of files that the server reads, for the choosers of files. */
+export const DATA_FILES = ".jsonl,.ndjson,.json,.csv,.tsv,.parquet,.txt,.md,.tar,.svm,.libsvm,.ffm,.libffm,.gz,.zst";
 const TRIES = 6; // in a row without a byte of progress
 const KEY = "stoker.uploads";
 

@@ -13,8 +13,13 @@ import { Action, Command, Empty, Field, Loaded, Problem, Status, Table, Tabs } f
 /** The sides of an address: runs by comma; one run alone stands beside itself without its tuning. */
 export const sidesOf = (ids, alone) => (ids.length > 1 ? ids.slice(0, 2).map((id) => ({ id, adapter: true })) : alone ? [{ id: ids[0], adapter: true }] : [{ id: ids[0], adapter: true }, { id: ids[0], adapter: false }]);
 
+/** Whether a run of some keys has something to switch off, so that its model answers without its tuning. */
+export const hasAdapter = (keys) => (keys?.["tune.method"] ?? keys?.tune ?? "full") !== "full";
+
 function Chat({ runs, ids, route }) {
-  const alone = route.query.alone === "1";
+  const first = useGet(ids.length < 2 ? `/api/runs/${encodeURIComponent(ids[0])}` : "").data;
+  const canCompare = hasAdapter(first?.keys);
+  const alone = route.query.alone === "1" || !canCompare;
   const sides = sidesOf(ids, alone);
   const [turns, set] = useState([]);
   const [text, write] = useState("");
@@ -58,7 +63,7 @@ function Chat({ runs, ids, route }) {
       <${Field} id="temperature" label=${html`<${Term} id="temperature" />`}><input id="temperature" type="number" min="0" max="2" step="0.1" aria-label=${t("g.temperature.name")} value=${temperature} onChange=${(event) => query({ temperature: event.target.value })} /><//>
       <${Field} id="max" label=${html`<${Term} id="max_tokens" />`}><input id="max" type="number" min="1" max="4096" aria-label=${t("g.max_tokens.name")} value=${max} onChange=${(event) => query({ max: event.target.value })} /><//>
       <${Field} id="system" label=${t("use.system")}><input id="system" value=${system} onInput=${(event) => setSystem(event.target.value)} /><//>
-      ${ids.length < 2 && html`<label><input type="checkbox" checked=${!alone} onChange=${(event) => query({ alone: event.target.checked ? null : "1" })} /> ${t("use.beside_untuned")}</label>`}
+      ${ids.length < 2 && canCompare && html`<label><input type="checkbox" checked=${!alone} onChange=${(event) => query({ alone: event.target.checked ? null : "1" })} /> ${t("use.beside_untuned")}</label>`}
     </div>
     <div class=${sides.length > 1 ? "split" : ""}>
       ${sides.map(
