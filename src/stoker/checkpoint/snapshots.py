@@ -276,7 +276,10 @@ class Snapshots:
             self.writer.kill()
             self.writer.wait()
             with suppress(OSError):  # the next start cleans up
-                storage_of(pending.place).give_up(pending.attempt)
+                storage = storage_of(pending.place)
+                if pending.step in storage.steps():  # it was committed meanwhile
+                    return {"committed": sum(storage.sizes(pending.step).values()), "at": time.time()}
+                storage.give_up(pending.attempt)
             words = (
                 f"what another machine has written to {pending.place} cannot be seen on this one: "
                 "checkpoint.to must be a folder that all machines share"
