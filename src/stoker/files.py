@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 from stoker.errors import UserError
@@ -35,6 +37,11 @@ def replace_file(path: Path, data: str | bytes) -> None:
     except OSError:
         partial.unlink(missing_ok=True)
         raise
+
+
+def free_name(name: str, is_taken: Callable[[str], bool]) -> str:
+    """Returns the first of ``name.1``, ``name.2`` ... that is not taken."""
+    return next(one for number in count(1) if not is_taken(one := f"{name}.{number}"))
 
 
 def irregular(path: Path) -> str:

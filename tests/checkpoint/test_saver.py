@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -131,6 +132,22 @@ def test_a_full_disk_leaves_what_was_there_and_the_next_is_tried(size: int, save
     saver.save_in_background(state(3), ALL)
     saver.wait()
     assert_saved(saver.store, 3)
+
+
+def test_a_committed_checkpoint_whose_report_is_late_stays(saver: Saver, monkeypatch: pytest.MonkeyPatch) -> None:
+    saver.save_in_background(state(1), ALL)
+    while not saver.store.steps():
+        time.sleep(0.01)
+    answer = Snapshots.answer
+
+    def late(snapshots: Snapshots, kind: str, *, timeout: float | None = None) -> dict[str, Any] | None:
+        return None if kind == "committed" else answer(snapshots, kind, timeout=timeout)
+
+    monkeypatch.setattr(Snapshots, "answer", late)
+    saver.wait()
+    (done,) = saver.finished()
+    assert done.error is None and done.bytes > 0
+    assert_saved(saver.store, 1)
 
 
 def test_a_writer_that_is_killed_is_reported_and_another_is_started(saver: Saver) -> None:

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+import stoker.checkpoint.writer as writer_module
 from stoker.checkpoint.dcp_file_layout import DcpFileLayout
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.storage import LocalStorage
-from stoker.checkpoint.writer import GIVE_UP, WriteRequest, Written
+from stoker.checkpoint.writer import GIVE_UP, Writer, WriteRequest, Written
 
 Process = subprocess.Popen[bytes]
 
@@ -80,6 +81,18 @@ def test_the_writer_waits_for_other_parts_and_for_whole_messages(tmp_path: Path,
     assert answer(writer, "committed")["committed"] == len(b"words" + b"meta" + b"other")
     assert storage.steps() == [3]
     assert set(storage.sizes(3)) == {".metadata", "__0_0.distcp", "__1_0.distcp"}
+
+
+def test_a_checkpoint_is_reported_before_older_ones_are_deleted(
+    tmp_path: Path, writer: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many slow deletions in a store would otherwise look like a checkpoint that cannot be seen."""
+    _, asked = request(tmp_path, writer, world=1)
+    order: list[str] = []
+    monkeypatch.setattr(writer_module, "retain", lambda *_: order.append("deletes"))
+    monkeypatch.setattr(Writer, "_say", lambda _, **said: order.append(str(list(said)[1])))
+    Writer()._serve(asked)
+    assert order == ["written", "committed", "deletes", "retained"]
 
 
 def test_a_write_can_be_abandoned(tmp_path: Path, writer: Process) -> None:

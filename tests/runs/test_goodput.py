@@ -32,10 +32,17 @@ class History:
         self.now += seconds
         self.event(name, began=began)
 
-    def step(self, seconds: float = 2.0, data: float = 0.5, stall: float = 0.0, loss: float | None = 1.0) -> None:
+    def step(
+        self,
+        seconds: float = 2.0,
+        data: float = 0.5,
+        stall: float = 0.0,
+        loss: float | None = 1.0,
+        grad_norm: float | None = 1.0,
+    ) -> None:
         self.now += stall + seconds
         self.step_number += 1
-        line = {"step": self.step_number, "loss": loss, "time": self.now, "seconds": seconds}
+        line = {"step": self.step_number, "loss": loss, "grad_norm": grad_norm, "time": self.now, "seconds": seconds}
         self.lines.append({**line, "data_seconds": data, "stall": stall})
 
     def write(self, *, repeated: int = 0) -> RunFolder:
@@ -131,6 +138,7 @@ def test_time_in_which_it_was_stopped_on_purpose_is_not_counted(history: History
 def test_what_bad_numbers_cost(history: History) -> None:
     history.start("started", 5)
     history.step(loss=None)  # left out
+    history.step(grad_norm=None)  # also left out: the loss is finite
     history.now += 2
     history.event("not_finite", seconds=2)  # tried again
     history.step()
@@ -139,10 +147,10 @@ def test_what_bad_numbers_cost(history: History) -> None:
     history.step()
     assert split(history.write()) == {
         "start_up": 5,
-        "left_out": 1.5,
+        "left_out": 3,
         "recomputation": 2,
         "productive": 3,
-        "data": 1.5,
+        "data": 2,
         "recovery": 3,
     }
 
@@ -162,7 +170,7 @@ def test_lines_with_fewer_fields_are_read(history: History) -> None:
     for name in ("data_seconds", "stall"):
         del history.lines[-1][name]
     history.now += 1.0
-    history.lines.append({"step": 3, "loss": 1.0, "time": history.now})
+    history.lines.append({"step": 3, "loss": 1.0, "grad_norm": 1.0, "time": history.now})
     found = goodput(history.write())
     assert found is not None and found.wall == 9.0
     assert found.parts["productive"] == 1.5 + 3.0 and found.parts["data"] == 0.5

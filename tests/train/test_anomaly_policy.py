@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from running import Crash, Ran, assert_same_state, at_sample, run, watching
 from torch import Tensor
 
 from stoker.checkpoint.dcp_store import Store
+from stoker.checkpoint.saver import Saver
 from stoker.errors import RunFailed
 from stoker.job.job_to_yaml import scalar
 from stoker.job.layout import layout_of
@@ -20,6 +22,7 @@ from stoker.job.load_job import load_job
 from stoker.launch.process_pool import Pool
 from stoker.parallel.mesh import Mesh
 from stoker.resilience.fault_injection import Fault, write_faults
+from stoker.resilience.heartbeat import Heart
 from stoker.runs.goodput import goodput
 from stoker.runs.run_folder import RunFolder, read_lines
 from stoker.train.prepare import prepare
@@ -145,6 +148,40 @@ def test_samples_that_are_bad_are_passed_over(base: Path) -> None:
     assert ran.last_state().numbers["progress"]["skipped"] == [[4 * BATCH, 5 * BATCH]]
     aside = [line["step"] for line in read_lines(ran.folder.repeated)]
     assert aside == list(range(event["to"] + 1, 5))
+
+
+def test_going_back_and_giving_up_count_as_a_save(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both wait for a pending checkpoint, and one reads another: a large one takes longer than a step may."""
+    phase, waited = [""], []
+    beat, wait = Heart.beat, Saver.wait
+
+    def beats(heart: Heart, name: str, step: int = 0) -> None:
+        phase[0] = name
+        beat(heart, name, step)
+
+    def waits(saver: Saver) -> None:
+        waited.append(phase[0])
+        wait(saver)
+
+    monkeypatch.setattr(Heart, "beat", beats)
+    monkeypatch.setattr(Saver, "wait", waits)
+    spoil = bad(lambda first: first == 4 * BATCH, math.nan)
+    run(base, with_faults(not_finite="roll-back"), before=spoil)
+    run(base, with_faults(spike=6.0, window=8), "output=spike", before=bad(lambda first: first == 10 * BATCH, 50.0))
+    with pytest.raises(RunFailed):
+        run(base, MODULE, "output=stopped", before=spoil)
+    assert set(waited) == {"start", "restore", "save"}
+
+
+def test_a_held_out_loss_that_is_not_finite_is_not_the_best(base: Path) -> None:
+    def spoil(prepared: Prepared) -> None:
+        evaluate, losses = prepared.task.evaluate, iter([2.0, math.nan, 3.0, 2.5, 4.0])
+        task: Any = prepared.task
+        task.evaluate = lambda engine: replace(evaluate(engine), loss=next(losses))
+
+    job = {**MODULE, "module": {**MODULE["module"], "evaluate": "blobs:held_out"}, "evaluate": {"every": 4}}
+    ran = run(base, job, before=spoil)
+    assert (ran.loop.progress.best_loss, ran.loop.progress.best_step) == (2.5, 12)
 
 
 def test_bad_samples_at_the_very_start(base: Path) -> None:

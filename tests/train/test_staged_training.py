@@ -129,6 +129,14 @@ def test_fresh_starts_over(train: Train) -> None:
     assert Path("runs/chain/other.1").is_dir()
 
 
+def test_a_stage_that_starts_over_takes_its_checkpoints_along(train: Train) -> None:
+    train("--only", "other", "checkpoint.to=there")
+    assert train("--only", "other", "checkpoint.to=there", "stages.other.train.lr=1e-3") == {"other": False}
+    assert train("--only", "other", "checkpoint.to=there", "stages.other.train.lr=1e-3", "--fresh") == {"other": False}
+    found = {str(path.parent.relative_to("there")) for path in Path("there").rglob("step-*") if path.is_dir()}
+    assert sorted(found) == ["other", "other/other.1", "other/other.2"]
+
+
 def test_nothing_is_written_where_the_data_does_not_pass(job: dict[str, Any], train: Train, capsys: Any) -> None:
     Path("rows.jsonl").write_text('{"prompt": "a", "completion": ""}\n' * 3)
     assert main(["train", "chain.yaml", IN_THIS_PROCESS]) == 2

@@ -17,7 +17,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -35,14 +35,16 @@ from stoker.checkpoint.dcp_file_layout import DcpFilePart
 from stoker.checkpoint.dcp_metadata import RestrictedReader
 from stoker.checkpoint.dcp_planners import ChunkLoader
 from stoker.checkpoint.object_collectives import by_first, rank, run_on_all_ranks
+from stoker.checkpoint.owner import check_owner, claim_place
 from stoker.checkpoint.retention import Keep, retain
 from stoker.checkpoint.save_plan import WritePlan, make_write_plan
 from stoker.checkpoint.state import DamagedError, Places, Saved, SaveOutcome, State
 from stoker.checkpoint.storage import BASE, Storage, base_of, name_of, read_state, storage_of
 from stoker.checkpoint.writer import commit, write_part
-from stoker.errors import DiskFailed, RunFailed, UserError
+from stoker.errors import DiskFailed, RunFailed, UserError, reason_of
 from stoker.hardware.machine_limits import is_peer_gone
 from stoker.node_cache.download import ObjectChanged
+from stoker.runs.run_folder import RunFolder
 
 TABLES = "sparse/"  # name prefix of all state of embedding tables
 ROWS, BASE_ROWS = f"{TABLES}rows/", f"{TABLES}base/"  # rows, and those of the base that a checkpoint adds to
@@ -63,8 +65,8 @@ def place_of(to: str | None, *, base: Path, otherwise: Path) -> Path | str:
 class Store:
     """The checkpoints of a run.
 
-    Where torch.distributed is initialised, all methods but `path`, `steps` and `numbers` are collectives: every process
-    calls them with the same step, and an error of one is raised on all.
+    Where torch.distributed is initialised, all methods but `path`, `steps`, `pending`, `numbers` and `claim` are
+    collectives: every process calls them with the same step, and an error of one is raised on all.
 
     Attributes:
         folder: a folder, or a URL.
@@ -85,8 +87,29 @@ class Store:
         return f"{self.folder}/{name_of(step)}"
 
     def steps(self) -> list[int]:
-        """Returns the steps with a complete checkpoint, ascending."""
-        return self.storage.steps()
+        """Returns the steps with a complete checkpoint, ascending.
+
+        Raises:
+            DiskFailed: the place cannot be used.
+        """
+        with self._usable():
+            return self.storage.steps()
+
+    def pending(self) -> list[int]:
+        """Returns the steps that another process of this machine is still writing."""
+        with self._usable():
+            return self.storage.pending()
+
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
+        """Turns errors of the place within the block into `DiskFailed`."""
+        try:
+            yield
+        except OSError as error:
+            raise DiskFailed(
+                f"{self.folder}, where the checkpoints are, cannot be used ({_reason(error)}). "
+                "Make it available and run the same command to continue"
+            ) from error
 
     def numbers(self, step: int) -> dict[str, Any]:
         """Reads a checkpoint's data beside its tensors.
@@ -136,19 +159,24 @@ class Store:
 
     def _give_up(self, attempt: str | None) -> None:
         if attempt is not None and rank() == 0:
-            self.storage.give_up(attempt)
+            with suppress(OSError):  # the place may be what failed; the next start cleans up
+                self.storage.give_up(attempt)
 
     def explain(self, error: Exception, step: int) -> Exception:
         """Converts an error of the disk to `DiskFailed`; returns any other error unchanged."""
         cause = os_error(error)
         if cause is None:
             return error
-        what = "the disk is full" if cause.errno in FULL else f"the disk cannot be written ({cause.strerror})"
-        last = self.steps()[-1:]
-        safe = f"the checkpoint of step {last[0]} is whole" if last else "there is no other checkpoint"
+        full = cause.errno in FULL
+        what = "the disk is full" if full else f"the disk cannot be written ({_reason(cause)})"
+        try:
+            last = self.steps()[-1:]
+            safe = f"the checkpoint of step {last[0]} is whole" if last else "there is no other checkpoint"
+        except DiskFailed:  # the same fault of the place
+            safe = "the earlier ones cannot be read now"
         return DiskFailed(
             f"{what}: the checkpoint of step {step} was not written to {self.folder}; {safe}. "
-            "Make room and run the same command to continue"
+            f"Make {'room' if full else 'the place available'} and run the same command to continue"
         )
 
     def load(self, step: int, elsewhere: Places = lambda _saved: {}) -> State:
@@ -240,11 +268,13 @@ class Store:
 
     def put_aside(self, step: int) -> str:
         """Renames a damaged checkpoint, so that it is not listed but can be inspected. Returns its path."""
-        return by_first(lambda: self.storage.put_aside(step))
+        with self._usable():
+            return by_first(lambda: self.storage.put_aside(step))
 
     def retain(self, keep: Keep) -> None:
         """Deletes all checkpoints that are not kept."""
-        by_first(lambda: retain(self.storage, keep))
+        with suppress(OSError):  # those that could not be deleted are deleted after the next checkpoint
+            by_first(lambda: retain(self.storage, keep))
 
     def forget_after(self, step: int) -> None:
         """Deletes the checkpoints of later steps, which the run will repeat."""
@@ -256,11 +286,31 @@ class Store:
             for attempt in self.storage.attempts_after(step):  # of a writer whose process has ended
                 self.storage.give_up(attempt)
 
-        by_first(delete)
+        with self._usable():
+            by_first(delete)
 
     def clean(self) -> None:
         """Removes the leftovers of killed processes."""
-        by_first(self.storage.clean)
+        with self._usable():
+            by_first(self.storage.clean)
+
+    def check_owner(self, folder: RunFolder) -> None:
+        """Checks that no run but that of a folder, which the caller has locked, writes to this place.
+
+        Raises:
+            UserError: another run does, or did.
+        """
+        with self._usable():
+            by_first(lambda: check_owner(self.storage, folder))
+
+    def claim(self, folder: RunFolder) -> None:
+        """Records in the place that a run writes to it. Not a collective: rank 0 calls it.
+
+        Raises:
+            UserError: another run has recorded it meanwhile.
+        """
+        with self._usable():
+            claim_place(self.storage, folder)
 
 
 @contextmanager
@@ -280,6 +330,10 @@ def _damage(where: str) -> Iterator[None]:
             raise inner from error
         reason = str(inner).strip().split("\n")[0]
         raise DamagedError(f"the checkpoint {where} is damaged: {reason}") from error
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or reason_of(error)
 
 
 def _split(state: dict[str, Any]) -> tuple[dict[str, Any], Files]:

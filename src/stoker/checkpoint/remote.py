@@ -6,14 +6,16 @@ a checkpoint when ``state.json``, the last file, is written.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import IO, Any
 
-from stoker.checkpoint.storage import ATTEMPT, STATE, attempt_name, is_alive
-from stoker.errors import Problem, UserError
+from stoker.checkpoint.storage import ATTEMPT, OWNER, STATE, attempt_name, is_alive
+from stoker.errors import Problem, UserError, typed_reason
+from stoker.files import free_name
 from stoker.node_cache.object_cache import node_cache
 from stoker.node_cache.urls import LOCAL, scheme_of, url_problem
 
@@ -42,11 +44,28 @@ def open_remote(url: str) -> IO[bytes]:
         return path.open("rb")
 
 
+@contextmanager
+def os_errors() -> Iterator[None]:
+    """Turns errors of a store's library into OSErrors: an endpoint that cannot be reached is none in botocore."""
+    try:
+        yield
+    except (OSError, UserError):
+        raise
+    except Exception as error:
+        if type(error).__module__ == "builtins":  # a bug
+            raise
+        raise OSError(errno.EIO, typed_reason(error)) from error
+
+
 @dataclass(frozen=True)
 class RemoteStorage:
     """Storage at a URL: each attempt has its own folder, and is a checkpoint once ``state.json`` is in it."""
 
     url: str
+
+    @property
+    def place(self) -> str:
+        return self.url
 
     @cached_property
     def _root(self) -> tuple[Any, str]:
@@ -87,12 +106,15 @@ class RemoteStorage:
         names = [path.rstrip("/").rpartition("/")[2] for path in system.ls(root, detail=False)]
         return [name for name in names if ATTEMPT.fullmatch(name)]
 
+    @os_errors()
     def steps(self) -> list[int]:
         return sorted(self._whole())
 
+    @os_errors()
     def path(self, step: int) -> str:
         return f"{self.url.rstrip('/')}/{self._attempt(step)}"
 
+    @os_errors()
     def begin(self, step: int, maker: int) -> str | None:
         if step in self._whole():
             return None
@@ -104,31 +126,37 @@ class RemoteStorage:
     @contextmanager
     def create(self, attempt: str, name: str) -> Iterator[IO[bytes]]:
         system, root = self._root
-        with system.open(f"{root}/{attempt}/{name}", "wb") as file:
+        with os_errors(), system.open(f"{root}/{attempt}/{name}", "wb") as file:
             yield file
 
+    @os_errors()
     def names(self, attempt: str) -> set[str]:
         system, root = self._root
         system.invalidate_cache()
         return {path.rpartition("/")[2] for path in system.ls(f"{root}/{attempt}", detail=False)}
 
+    @os_errors()
     def read(self, attempt: str, name: str) -> bytes:
         system, root = self._root
         return bytes(system.cat_file(f"{root}/{attempt}/{name}"))
 
+    @os_errors()
     def remove(self, attempt: str, name: str) -> None:
         system, root = self._root
         system.rm_file(f"{root}/{attempt}/{name}")
 
+    @os_errors()
     def commit(self, attempt: str, state: bytes) -> None:
         with self.create(attempt, STATE) as file:
             file.write(state)
 
+    @os_errors()
     def give_up(self, attempt: str) -> None:
         system, root = self._root
         if system.exists(f"{root}/{attempt}"):
             system.rm(f"{root}/{attempt}", recursive=True)
 
+    @os_errors()
     def sizes(self, step: int) -> dict[str, int]:
         system, root = self._root
         system.invalidate_cache()
@@ -143,26 +171,64 @@ class RemoteStorage:
     def room(self) -> int | None:
         return None
 
+    @os_errors()
     def put_aside(self, step: int) -> str:
         system, root = self._root
         aside = self._attempt(step)
         system.mv(f"{root}/{aside}/{STATE}", f"{root}/{aside}/damaged-{STATE}")
         return f"{self.url.rstrip('/')}/{aside}"
 
+    @os_errors()
+    def put_all_aside(self, name: str) -> str:
+        self.clean()
+        system, root = self._root
+        name = free_name(name, lambda one: system.exists(f"{root}/{one}"))
+        for attempt in self._attempts():
+            system.copy(f"{root}/{attempt}", f"{root}/{name}/{attempt}", recursive=True)
+            self.give_up(attempt)
+        if system.exists(f"{root}/{OWNER}"):
+            system.mv(f"{root}/{OWNER}", f"{root}/{name}/{OWNER}")
+        return name
+
+    @os_errors()
+    def owner(self) -> bytes | None:
+        system, root = self._root
+        system.invalidate_cache()
+        try:
+            return bytes(system.cat_file(f"{root}/{OWNER}"))
+        except FileNotFoundError:
+            return None
+
+    @os_errors()
+    def claim(self, owner: bytes, *, replaces: bool) -> None:
+        system, root = self._root
+        system.makedirs(root, exist_ok=True)  # no effect where folders are only name prefixes
+        if not replaces:
+            try:
+                return system.pipe_file(f"{root}/{OWNER}", owner, mode="create")
+            except Exception as error:  # a store without conditional writes also fails
+                if self.owner() is not None:
+                    raise FileExistsError(f"{self.url}/{OWNER}") from error
+        return system.pipe_file(f"{root}/{OWNER}", owner)
+
+    @os_errors()
     def delete(self, step: int) -> None:
         system, root = self._root
         doomed = self._attempt(step)
         system.rm_file(f"{root}/{doomed}/{STATE}")
         system.rm(f"{root}/{doomed}", recursive=True)
 
+    @os_errors()
     def clean(self) -> None:
         for name in self._unfinished():
             if not is_alive(name):
                 self.give_up(name)
 
+    @os_errors()
     def attempts_after(self, step: int) -> list[str]:
         return [name for name in self._unfinished() if int(name.split("-")[1]) > step]
 
+    @os_errors()
     def pending(self) -> list[int]:
         return [int(name.split("-")[1]) for name in self._unfinished() if is_alive(name)]
 

@@ -70,7 +70,7 @@ def _settle(store: Store, newest: int) -> None:
     deadline = time.monotonic() + SETTLE
     while time.monotonic() < deadline:
         there = max([newest, *store.steps()])
-        if not any(step > there for step in store.storage.pending()):
+        if not any(step > there for step in store.pending()):
             return
         time.sleep(POLL)
 

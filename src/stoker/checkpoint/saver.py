@@ -72,8 +72,12 @@ class Saver:
             except RunFailed as error:
                 self._report_failure(state.step, error)
 
-    def finish(self, state: State, keep: Keep) -> None:
+    def finish(self, state: State, keep: Keep, whole: Callable[[], State] | None = None) -> None:
         """Saves the final state, unless it is saved already.
+
+        Args:
+            whole: returns the same state without a base, where ``state`` may add to one: only such a state is kept in
+                memory.
 
         Raises:
             DiskFailed: it could not be written; it is in memory that outlives this process, if there was room.
@@ -85,7 +89,7 @@ class Saver:
                 try:
                     self.save(state, keep)
                 except DiskFailed:
-                    self.keep_in_memory(state)
+                    self.keep_in_memory(whole() if whole is not None else state)
                     raise
                 self._saved = state.step
                 self.report()
@@ -118,7 +122,10 @@ class Saver:
         """Returns whether the disk has a full checkpoint of this step to add to; waits for a pending one."""
         with self._stalled():
             self.wait()
-            return by_first(lambda: step in self.store.steps() and self.store.is_whole(step))
+            try:
+                return by_first(lambda: step in self.store.steps() and self.store.is_whole(step))
+            except (DiskFailed, OSError):  # the save that follows reports it
+                return False
 
     def pause(self, state: State, keep: Keep) -> None:
         """Leaves the state for other processes to resume from in memory, or on disk if memory has no room.

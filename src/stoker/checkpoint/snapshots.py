@@ -12,6 +12,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -270,10 +271,15 @@ class Snapshots:
                 self._send(GIVE_UP)
             answer = self.answer("committed", timeout=VISIBLE)
             if answer is not None:
+                self.answer("retained")  # no one else deletes checkpoints meanwhile
                 return failed or answer
             self.writer.kill()
             self.writer.wait()
-            storage_of(pending.place).give_up(pending.attempt)
+            with suppress(OSError):  # the next start cleans up
+                storage = storage_of(pending.place)
+                if pending.step in storage.steps():  # it was committed meanwhile
+                    return {"committed": sum(storage.sizes(pending.step).values()), "at": time.time()}
+                storage.give_up(pending.attempt)
             words = (
                 f"what another machine has written to {pending.place} cannot be seen on this one: "
                 "checkpoint.to must be a folder that all machines share"

@@ -14,14 +14,15 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from stoker.files import open_regular
+from stoker.files import free_name, open_regular, replace_file
 
 STATE = "state.json"
+OWNER = "run.json"  # which run the checkpoints of a place belong to; see `stoker.checkpoint.owner`
 METADATA = ".metadata"  # index of the tensors and their places in the files, as torch.distributed.checkpoint reads it
 NAME = re.compile(r"step-(\d{8})")
 ATTEMPT = re.compile(r"step-(\d{8})-([a-zA-Z0-9]+)\.(\d+)\.\d+")  # step, machine, process, when
@@ -32,7 +33,11 @@ WITHOUT_SUM = {"step", "progress", "scaler", "files"}  # keys of a file from bef
 
 
 class Storage(Protocol):
-    """Storage of checkpoints. An `attempt` is an incomplete checkpoint."""
+    """Storage of checkpoints. An `attempt` is an incomplete checkpoint. Errors of the place are OSErrors."""
+
+    @property
+    def place(self) -> Path | str:
+        """Returns the folder or URL."""
 
     def steps(self) -> list[int]:
         """Returns the steps with a complete checkpoint, ascending."""
@@ -73,6 +78,19 @@ class Storage(Protocol):
 
     def put_aside(self, step: int) -> str:
         """Renames a checkpoint, so that it is not listed; returns the path of its files."""
+
+    def put_all_aside(self, name: str) -> str:
+        """Moves all checkpoints and the owner into the first free folder ``name.1``, ``name.2`` ...; returns it."""
+
+    def owner(self) -> bytes | None:
+        """Returns the contents of the file that names the run of these checkpoints; None without one."""
+
+    def claim(self, owner: bytes, *, replaces: bool) -> None:
+        """Writes that file.
+
+        Raises:
+            FileExistsError: it exists, and ``replaces`` is False.
+        """
 
     def delete(self, step: int) -> None:
         """Deletes a checkpoint; a half-deleted one is never visible."""
@@ -133,6 +151,10 @@ class LocalStorage:
 
     folder: Path
 
+    @property
+    def place(self) -> Path:
+        return self.folder
+
     def steps(self) -> list[int]:
         if not self.folder.is_dir():
             return []
@@ -192,6 +214,31 @@ class LocalStorage:
         aside = self.folder / f"damaged-{self.path(step).name}"
         shutil.rmtree(aside, ignore_errors=True)
         return str(self.path(step).rename(aside))
+
+    def put_all_aside(self, name: str) -> str:
+        self.clean()
+        name = free_name(name, lambda one: (self.folder / one).exists())
+        (self.folder / name).mkdir()
+        for path in (self.folder / OWNER, *self.folder.glob("*step-*")):
+            if path.name == OWNER or NAME.fullmatch(path.name.removeprefix("damaged-")):
+                with suppress(FileNotFoundError):
+                    path.rename(self.folder / name / path.name)
+        return name
+
+    def owner(self) -> bytes | None:
+        try:
+            with open(self.folder / OWNER, "rb", opener=open_regular) as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+
+    def claim(self, owner: bytes, *, replaces: bool) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if replaces:
+            replace_file(self.folder / OWNER, owner)
+        else:
+            with (self.folder / OWNER).open("xb") as file:
+                file.write(owner)
 
     def delete(self, step: int) -> None:
         doomed = self.folder / f".doomed-{self.path(step).name}-{os.getpid()}"

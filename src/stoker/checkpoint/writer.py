@@ -174,10 +174,10 @@ class Writer:
         size = commit(
             storage, request.attempt, step=request.step, parts=parts, metadata=metadata, numbers=request.numbers
         )
-        at = time.time()
+        self._say(step=request.step, committed=size)
         with suppress(OSError):  # files that could not be deleted are deleted after the next checkpoint
             retain(storage, request.keep)
-        self._say(step=request.step, committed=size, at=at)
+        self._say(step=request.step, retained=True)
 
     # -- lines in and out ------------------------------------------------------------------------------------
 

@@ -124,11 +124,11 @@ def _stated(arguments: argparse.Namespace) -> list[Fault]:
         match = PLACE_AND_FACTOR.fullmatch(text)
         if match is None or float(match[3]) <= 1:
             raise UserError(Problem(f"--slow {text}: not of the form RANK@STEP:FACTOR", "write it as 1@20:3"))
-        faults.append(Fault("slow", int(match[2]), int(match[1]), float(match[3])))
+        faults.append(Fault("slow", _step("--slow", text, match[2]), int(match[1]), float(match[3])))
     for text in arguments.nan:
         if not text.isdecimal():
             raise UserError(Problem(f"--nan {text}: not a step", "write it as --nan 20"))
-        faults.append(Fault("nan", int(text)))
+        faults.append(Fault("nan", _step("--nan", text, text)))
     faults += [Fault("corrupt", 0) for _ in arguments.corrupt_checkpoint]
     faults += [Fault("corrupt", step, rank) for rank, step in (_place("--corrupt-at", t) for t in arguments.corrupt_at)]
     faults += [Fault("fill-disk", 0) for _ in arguments.fill_disk]
@@ -140,7 +140,8 @@ def _stated(arguments: argparse.Namespace) -> list[Fault]:
         match = PLACE_AND_FACTOR.fullmatch(text)
         if match is None or float(match[3]) <= 0:
             raise UserError(Problem(f"--cut-link {text}: not of the form NODE@STEP:SECONDS", "write it as 1@20:5"))
-        faults.append(Fault("cut-link", int(match[2]), node=match[1], seconds=float(match[3])))
+        step = _step("--cut-link", text, match[2])
+        faults.append(Fault("cut-link", step, node=match[1], seconds=float(match[3])))
     if not faults and arguments.random < 1:
         raise UserError(Problem("no fault is given", "write for example --kill 0@20, or --random 5"))
     return faults
@@ -166,7 +167,13 @@ def _place(option: str, text: str, what: str = "RANK") -> tuple[int, int]:
     match = PLACE.fullmatch(text)
     if match is None:
         raise UserError(Problem(f"{option} {text}: not of the form {what}@STEP", f"write it as {option} 1@20"))
-    return int(match[1]), int(match[2])
+    return int(match[1]), _step(option, text, match[2])
+
+
+def _step(option: str, text: str, step: str) -> int:
+    if int(step) < 1:
+        raise UserError(Problem(f"{option} {text}: there is no step 0", "steps count from 1"))
+    return int(step)
 
 
 def _save_every(calm: RunFolder) -> int:

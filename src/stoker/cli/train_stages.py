@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from stoker.cli.openmp_threads import patient_threads
 from stoker.cli.preflight import open_stages
+from stoker.cli.start_over import put_run_aside
 from stoker.errors import CannotRun, Problem, UserError
 from stoker.files import replace_file
 from stoker.job.load_job import LoadedJob
@@ -75,7 +76,7 @@ def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None, runn
         UserError: a stage has a problem, found before training starts; or a stage that is left out is not done.
     """
     from stoker.cli.report import quiet_libraries
-    from stoker.cli.train import answer_of, put_run_aside, say_ending
+    from stoker.cli.train import answer_of, say_ending
     from stoker.resilience.deadline import exit_code
 
     quiet_libraries()  # a stage that is done is looked at in this process
@@ -85,15 +86,16 @@ def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None, runn
     runner = runner or LocalStageRunner()
     staged = read_stages(arguments.job, arguments.overrides)
     chosen = staged.chosen(only=arguments.only, begin=arguments.begin)
-    if any(task_of(loaded.job).prompts for loaded in open_stages(chosen, trains=True)):
+    opened = open_stages(chosen, trains=True)
+    if any(task_of(loaded.job).prompts for loaded in opened):
         patient_threads()
     _check_left_out(staged, chosen)
     base, quiet = Path.cwd(), arguments.json
     answers: list[dict[str, Any]] = []
-    for stage in chosen:
+    for stage, named in zip(chosen, opened, strict=True):
         output, last = base / stage.output, stage is chosen[-1]
         if arguments.fresh:
-            put_run_aside(output)
+            put_run_aside(output, named.job.checkpoint.to, base)
         lineage, standing, loaded = _standing(staged, stage, base)
         if not quiet:
             print(f"{'' if stage is chosen[0] else chr(10)}{_heading(staged, stage, standing)}", flush=True)
@@ -101,7 +103,7 @@ def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None, runn
             answers.append({"stage": stage.name, "state": "done", "run": str(output), "unchanged": True})
             continue
         if standing.state == "changed" and runner.first:
-            put_run_aside(output)
+            put_run_aside(output, loaded.job.checkpoint.to, base)
         if FROM in stage.needs and not runner.first:
             _wait_for_weights(staged, stage, lineage, base)
         elif FROM in stage.needs and (line := _merge(staged, stage, lineage, base)) and not quiet:

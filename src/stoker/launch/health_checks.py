@@ -90,14 +90,7 @@ class Checks:
         folder = checkpoints_of(self._spec)
         free = rate = None
         if folder is not None and self._is_first_here:
-            free, rate = measure_disk(folder)
-            if free < needed and not list(folder.glob("step-*")):
-                raise CannotRun(
-                    Problem(
-                        f"{folder} has room for {free / 2**30:.2f} GiB, and a checkpoint takes {needed / 2**30:.2f}",
-                        "make room, or give another place with `checkpoint.to`",
-                    )
-                )
+            free, rate = check_disk(folder, needed, RunFolder(self._spec.output))
         for finding in self.found:
             display.note(finding.words)
         if self._rank == 0:
@@ -114,6 +107,30 @@ class Checks:
         if free is not None and rate is not None:
             values |= {"disk_free": free, "checkpoint": needed, "disk_mb_s": round(rate / 1e6, 1)}
         return {**values, "found": [finding.words for finding in self.found]}
+
+
+def check_disk(folder: Path, needed: int, run: RunFolder) -> tuple[int | None, float | None]:
+    """Returns the free bytes and the write rate where checkpoints go; None if nothing can be written there.
+
+    A run that has begun goes on even so, as its newest state may be in memory only; its next checkpoint reports it.
+
+    Args:
+        needed: bytes of a checkpoint.
+
+    Raises:
+        CannotRun: a run that has not begun cannot write its first checkpoint.
+    """
+    problem = ""
+    free, rate = None, None
+    try:
+        free, rate = measure_disk(folder)
+        if free < needed and not list(folder.glob("step-*")):
+            problem = f"{folder} has room for {free / 2**30:.2f} GiB, and a checkpoint takes {needed / 2**30:.2f}"
+    except OSError as error:
+        problem = f"{folder}, where checkpoints go, cannot be written ({error.strerror})"
+    if problem and not run.has_begun():
+        raise CannotRun(Problem(problem, "make room, or give another place with `checkpoint.to`"))
+    return free, rate
 
 
 def checkpoints_of(spec: RunSpec) -> Path | None:

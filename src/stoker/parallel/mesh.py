@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import cached_property
 from typing import Literal
 
@@ -76,12 +77,17 @@ class Mesh:
         """Returns the group of this process' line; every process creates all groups, in the same order."""
         if lines.shape[1] == 1:
             return None
-        backend = dist.distributed_c10d._get_default_group()._get_backend(self.device)
         mine = None
         for ranks in lines.tolist():
-            group = dist.new_group(ranks, timeout=backend.options._timeout, group_desc=axis)
+            group = dist.new_group(ranks, timeout=self._timeout, group_desc=axis)
             mine = group if self.rank in ranks else mine
         return mine
+
+    @property
+    def _timeout(self) -> timedelta:
+        """The default group's timeout; torch gives new groups another one."""
+        timeout: timedelta = dist.distributed_c10d._get_default_group()._get_backend(self.device).options._timeout
+        return timeout
 
     @property
     def splits_sequence(self) -> bool:
@@ -126,7 +132,10 @@ class Mesh:
         sizes = (layout.islands, layout.pipeline, replicas, layout.shard_size * layout.context, layout.tensor)
         names = ("island", "pipe", "replica", "shard", "tensor")
         whole = init_device_mesh(self.device.type, sizes, mesh_dim_names=names)
-        return whole["replica", "shard"] if replicas > 1 else whole["shard"]
+        sharding = whole["replica", "shard"] if replicas > 1 else whole["shard"]
+        for group in sharding.get_all_groups():
+            dist.distributed_c10d._set_pg_timeout(self._timeout, group)
+        return sharding
 
 
 def sum_over(group: dist.ProcessGroup | None, *tensors: torch.Tensor) -> None:

@@ -14,8 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stoker.cluster.named_files import named_files
 from stoker.data.sources import open_source
 from stoker.errors import Problem, RunFailed, UserError
+from stoker.hardware.process_device import choose_device
 from stoker.job import LoadedJob
 from stoker.job.layout import layout_of
 from stoker.job.resolved import ResolvedJob
@@ -121,7 +123,7 @@ class Rehearsal:
         changes = [f"faults.hang={HANG:g}"] if job.faults.hang == "auto" else []
         self._say(f"with {len(faults)} faults, in {folder.path}")
         code, message = self._train(folder.path, changes, nodes=self.nodes)
-        precision = job.train.precision if job.train.precision != "auto" else "fp32"
+        precision = choose_device(job.train.precision).precision
         events = folder.read_events()
         worlds = {event["world"] for event in events if event["event"] == "group"}
         same = len(worlds) < 2 and not any(event["event"] == "shrunk" for event in events)
@@ -171,7 +173,9 @@ class Rehearsal:
         return [] if self._loaded.job.faults.nodes is not None else ["--nodes", str(self.nodes)]
 
     def _fingerprint(self) -> str:
-        """Returns a digest of all that determines the end: the job without its fault policy, its data and its model."""
+        """Returns a digest of all that determines the end: the job without its fault policy, its data, its
+        model, and the other files and runs that it names.
+        """
         job, base = self._loaded.job, self._base
         left_out = {
             "output": True,
@@ -180,9 +184,8 @@ class Rehearsal:
         }
         blocks = (*job.data, *job.evaluate.data)
         seen = [open_source(block, base).fingerprint() for block in blocks]
-        if job.model is not None and (weights := base / job.model.name).is_dir():
-            found = ((path.name, path.stat()) for path in sorted(weights.iterdir()))
-            seen += [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in found]
+        named = ((name, path.stat()) for name, path in sorted(named_files(self._loaded, base).found.items()))
+        seen += [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in named]
         if task_of(job).runs_code(job):  # the code may have changed, so it never matches
             seen.append(str(time.time_ns()))
         text = json.dumps([job.model_dump(mode="json", exclude=left_out), seen])  # type: ignore[arg-type]

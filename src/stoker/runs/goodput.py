@@ -71,7 +71,14 @@ class Goodput:
 
 
 Numbers = NDArray[np.float64]
-OF_STEPS = ("time", "seconds", "data_seconds", "stall", "loss")  # the columns that a split is computed from
+OF_STEPS = (
+    "time",
+    "seconds",
+    "data_seconds",
+    "stall",
+    "loss",
+    "grad_norm",
+)  # the columns that a split is computed from
 
 
 @dataclass(frozen=True)
@@ -212,13 +219,14 @@ def _columns(lines: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
 
 def _steps(columns: Mapping[str, Numbers], *, repeated: bool) -> tuple[Numbers, Numbers, Numbers, Numbers, Numbers]:
     """Time, stall, data, work and kind of the steps that have a time and a length."""
-    ends, seconds, data, stall, loss = (columns[key] for key in OF_STEPS)
+    ends, seconds, data, stall, loss, grad_norm = (columns[key] for key in OF_STEPS)
     chosen = (ends > 0) & np.isfinite(ends) & (repeated | ~np.isnan(seconds))
-    ends, seconds, loss = ends[chosen], np.nan_to_num(seconds[chosen]), loss[chosen]
+    ends, seconds = ends[chosen], np.nan_to_num(seconds[chosen])
+    is_skipped = np.isnan(loss[chosen]) | np.isnan(grad_norm[chosen])  # not finite, and so null
     data, stall = np.nan_to_num(data[chosen]), np.nan_to_num(stall[chosen])
     if repeated:
         return ends, stall, np.zeros_like(ends), seconds, np.full_like(ends, KINDS.index("recomputation"))
-    return ends, stall, data, seconds - data, np.isnan(loss).astype(np.float64)
+    return ends, stall, data, seconds - data, is_skipped.astype(np.float64)
 
 
 def _number(value: Any) -> float:

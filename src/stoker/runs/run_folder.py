@@ -16,11 +16,12 @@ chaos/              faults to be injected; see `stoker chaos`
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,7 +30,7 @@ from typing import IO, Any
 from filelock import FileLock, Timeout
 
 from stoker.errors import DiskFailed, Problem, UserError
-from stoker.files import no_link, read_file, replace_file
+from stoker.files import free_name, no_link, open_regular, read_file, replace_file
 from stoker.runs.output_folder import LOCK, output_problem
 
 # Events that define the state of training; others, such as `exported`, can follow them.
@@ -177,6 +178,14 @@ class RunFolder:
         """Writes ``lineage.json``; see `stoker.train.lineage`."""
         self._replace(self.lineage, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
 
+    def identity(self) -> str | None:
+        """Returns a digest of the first event, which differs for another run in the same folder; None without one."""
+        try:
+            with open(self.events, "rb", opener=open_regular) as file:
+                return hashlib.sha256(file.readline()).hexdigest()
+        except FileNotFoundError:
+            return None
+
     def has_begun(self) -> bool:
         """Returns whether training has begun in it."""
         return any(event.get("event") in STARTS for event in self.read_events())
@@ -273,14 +282,15 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             yield value
 
 
-def put_aside(path: Path) -> Path:
+def put_aside(path: Path, first: Callable[[], None] = lambda: None) -> Path:
     """Renames a run's folder to the first free ``NAME.1``, ``NAME.2`` ...; returns the new path.
+
+    Args:
+        first: called before, while the folder is locked.
 
     Raises:
         UserError: a process is training in it, or it is not a run.
     """
     with RunFolder(path).take():
-        number = 1
-        while (aside := path.with_name(f"{path.name}.{number}")).exists():
-            number += 1
-        return path.rename(aside)
+        first()
+        return path.rename(path.with_name(free_name(path.name, lambda name: path.with_name(name).exists())))

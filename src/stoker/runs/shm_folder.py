@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from stoker.errors import DiskFailed, RunFailed
-from stoker.files import open_regular
+from stoker.runs.run_folder import RunFolder
 
 PREFIX, DIGITS = "stoker_", 12  # of a folder's name, and of the digest that ends it
 OWN = f"{PREFIX}process-"  # of the folder of a process without a run
@@ -190,7 +190,7 @@ def _ending(run: Path, folder: SharedFolder, *, removes: bool = True, again: boo
         if (step := _newest(folder.path)) is None:
             raise
         left = True
-        (folder.path / KEPT).write_text(_identity(run))
+        (folder.path / KEPT).write_text(RunFolder(run).identity() or "")
         raise DiskFailed(
             f"{error}. Step {step} is kept in this machine's memory ({folder.path}) until the machine restarts: the "
             "same command continues from there"
@@ -208,23 +208,19 @@ def _ending(run: Path, folder: SharedFolder, *, removes: bool = True, again: boo
 def is_kept(run: Path) -> bool:
     """Returns whether a run's shared memory has a state that could not be written to disk."""
     with suppress(OSError):
-        return has_folder(run) and (shared_folder(run) / KEPT).read_text() == _identity(run)
+        return has_folder(run) and (shared_folder(run) / KEPT).read_text() == RunFolder(run).identity()
     return False
 
 
 def _newest(folder: Path) -> int | None:
-    """Returns the newest step with copies; None if there are none."""
+    """Returns the newest step with copies to resume from; None if there are none."""
     steps = []
     for header in folder.glob("rank-*/slot-?.json"):
         with suppress(OSError, ValueError):
-            steps.append(int(json.loads(header.read_text(encoding="utf-8"))["step"]))
+            facts = json.loads(header.read_text(encoding="utf-8"))
+            if "base" not in facts.get("numbers", {}):  # else it adds to a checkpoint; see `checkpoint.storage.BASE`
+                steps.append(int(facts["step"]))
     return max(steps, default=None)
-
-
-def _identity(run: Path) -> str:
-    """Returns the digest of the run's first event, which differs for another run in the same folder."""
-    with open(run / "events.jsonl", "rb", opener=open_regular) as file:
-        return hashlib.sha256(file.readline()).hexdigest()
 
 
 def _locked(path: Path, how: int) -> int | None:

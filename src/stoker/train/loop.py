@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -139,7 +140,10 @@ class Loop:
         """Writes a state that was restored from memory to disk."""
         if self.resumed_from == "memory":
             with self.saver:
-                self.saver.finish(self._state(), self._keep())
+                self._finish()
+
+    def _finish(self) -> None:
+        self.saver.finish(self._state(), self._keep(), lambda: self.state.now(self.progress))
 
     def _restore(self, before: int | None = None) -> bool:
         """Restores the newest state, or the newest before a step; returns whether there was one."""
@@ -187,7 +191,7 @@ class Loop:
                     if paused:
                         self.saver.pause(self.state.now(self.progress), self._keep())
                     else:
-                        self.saver.finish(self._state(), self._keep())
+                        self._finish()
             finally:
                 self.metrics.close()
         state = "done" if finished else "paused" if paused else "stopped"
@@ -204,6 +208,8 @@ class Loop:
             answer = self.anomalies.answer(result, self.progress.recent, again=True)
         if answer == "stop":
             self._fail(result, "not_finite")
+        if answer == "back":  # may wait for a pending checkpoint, and read one
+            self.heart.beat("save", self.progress.step)
         if answer == "back" and (result.wrong or self.saver.has_state()):
             self._go_back(result)
             return None
@@ -279,6 +285,7 @@ class Loop:
     def _fail(self, result: StepResult, event: str) -> NoReturn:
         rows = self._rows(result)
         self._event(event, **in_event(result), rows=rows)
+        self.heart.beat("save", self.progress.step)
         self.saver.wait()
         self.saver.report()
         saved = self.store.steps()[-1:]
@@ -309,7 +316,8 @@ class Loop:
         if evaluation is None:
             return None
         step = self.progress.step
-        if step and (self.progress.best_loss is None or evaluation.loss < self.progress.best_loss):
+        best = self.progress.best_loss
+        if step and math.isfinite(evaluation.loss) and (best is None or evaluation.loss < best):
             self.progress.best_loss, self.progress.best_step = evaluation.loss, step
         numbers = {name: getattr(evaluation, name) for name in ("loss", "perplexity", "accuracy", "targets")}
         numbers |= evaluation.measures

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from stoker.hardware.process_device import Device
@@ -31,7 +32,8 @@ class MetricsLog:
             samples: samples consumed so far.
             stall: seconds that training waited for checkpoints since the previous step.
         """
-        productive = 0.0 if left_out else result.seconds - result.data_seconds
+        skipped = left_out or not math.isfinite(result.grad_norm)  # in float16 also by the loss scaler
+        productive = 0.0 if skipped else result.seconds - result.data_seconds
         metrics = StepMetrics(
             step=result.step,
             loss=result.loss,

@@ -85,6 +85,8 @@ def train_run(
     display.note(comparison.line())
     if prepared.engine.first:
         _record(prepared, folder, plan, facts, resumed=resumed, where=loop.resumed_from, began=began)
+        if prepared.job.checkpoint.to is not None:
+            loop.store.claim(folder)
         comparison.write(folder)
     if prepared.job.train.tensorboard and prepared.engine.first:
         from stoker.train.tensorboard import tensorboard_writer
@@ -115,7 +117,7 @@ def _build_loop(
     """Returns the loop of a prepared run, before it has a state.
 
     Raises:
-        UserError: the folder has the run of another job.
+        UserError: the folder has the run of another job, or the place of its checkpoints those of another run.
     """
     job, task = prepared.job, prepared.task
     saver = _saver(job, folder, base, event=event, note=display.note)
@@ -249,6 +251,8 @@ def _saver(
 ) -> Saver:
     wanted = job.checkpoint
     store = Store(place_of(wanted.to, base=base, otherwise=folder.checkpoints))
+    if wanted.to is not None:  # a place outside the locked folder
+        store.check_owner(folder)
     store.clean()
     memory = wanted.memory if wanted.memory != "auto" else None if job.faults.restarts else 0
     snapshots = Snapshots(folder.path)

@@ -1,0 +1,71 @@
+"""Sets an earlier run and its checkpoints aside, so that a run starts over (``--fresh``, and changed stages)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stoker.errors import UserError
+from stoker.job import load_job
+
+if TYPE_CHECKING:
+    from stoker.runs.run_folder import RunFolder
+
+RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")  # set by launchers; 0 or absent at the first start
+
+
+def is_restart(environment: Mapping[str, str]) -> bool:
+    """Returns whether a launcher gives the same command again after a failure, so that the run goes on."""
+    return any(environment.get(name, "0") != "0" for name in RESTARTS)
+
+
+def put_run_aside(output: Path, to: str | None, base: Path) -> None:
+    """Renames an earlier run, and moves its checkpoints into a folder below ``to``; prints the new places.
+
+    Args:
+        to: the job's ``checkpoint.to``.
+
+    Raises:
+        UserError: a process is training in the run's folder, or the checkpoints are those of another run.
+    """
+    from stoker.checkpoint.dcp_store import place_of
+    from stoker.runs.output_folder import is_run
+    from stoker.runs.run_folder import RunFolder, put_aside
+
+    folder = RunFolder(output)
+    place = place_of(to, base=base, otherwise=folder.checkpoints)
+    moved: list[str] = []
+
+    def move() -> None:
+        if to is not None and not (isinstance(place, Path) and place.is_relative_to(output)):
+            moved.extend(_move_checkpoints(folder, to, place, base))
+
+    if is_run(output):
+        print(f"the earlier run is now in {put_aside(output, first=move)}", file=sys.stderr)
+    else:  # its checkpoints may be left
+        move()
+    for new in moved:
+        print(f"its checkpoints are now in {new}", file=sys.stderr)
+
+
+def _move_checkpoints(folder: RunFolder, to: str, place: Path | str, base: Path) -> list[str]:
+    """Moves the checkpoints of a run, and records the new place in its job; returns that place, if there are any."""
+    from stoker.checkpoint.dcp_store import place_of
+    from stoker.checkpoint.owner import check_owner
+    from stoker.checkpoint.storage import storage_of
+    from stoker.cluster.named_files import with_paths
+    from stoker.job.job_to_yaml import dump_job
+
+    storage = storage_of(place)
+    check_owner(storage, folder)
+    if not storage.steps():
+        return []
+    new = f"{to.rstrip('/')}/{storage.put_all_aside(folder.path.name)}"
+    with suppress(UserError):  # there is no such job, or an earlier version wrote it: the checkpoints keep their names
+        loaded = load_job(folder.job)
+        if place_of(loaded.job.checkpoint.to, base=base, otherwise=folder.checkpoints) == place:
+            folder.write_job(dump_job(with_paths(loaded, {"checkpoint.to": new}).job))
+    return [new]

@@ -1,0 +1,88 @@
+"""Checkpoints at ``checkpoint.to``: of one run only, which can be moved; ``--fresh`` sets them aside with their run."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from running import assert_same_state, run, stop_at
+
+from stoker.checkpoint.load_run import checkpoint_step
+from stoker.checkpoint.owner import check_owner, claim_place
+from stoker.checkpoint.storage import storage_of
+from stoker.cli.main import main
+from stoker.cli.start_over import is_restart
+from stoker.errors import UserError
+from stoker.job import load_job
+from stoker.runs.run_folder import RunFolder
+
+
+def test_another_run_is_refused_and_nothing_is_touched(base: Path, sft: dict[str, Any]) -> None:
+    ran = run(base, sft, "checkpoint.to=shared", before=stop_at(8))
+    left = base / "shared" / ".partial-step-00000009-host.1.1"  # of a writer on another machine
+    left.mkdir()
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"has the checkpoints of another run, .*/run on .*place of its own"):
+            run(base, sft, "checkpoint.to=shared", "output=other", "train.lr=0.5")
+        assert left.is_dir() and ran.store.steps()[-1] == 3
+    (base / "run").rename(base / "moved")
+    assert run(base, sft, "checkpoint.to=shared", "output=moved").outcome.state == "done"
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_of_two_runs_that_begin_together_one_gets_the_place(scheme: str, tmp_path: Path) -> None:
+    place = f"{scheme}{tmp_path / 'shared'}" if scheme else tmp_path / "shared"
+    one, other = RunFolder(tmp_path / "one"), RunFolder(tmp_path / "other")
+    for folder in (one, other):
+        folder.path.mkdir()
+        folder.event("started", run=folder.path.name)
+        check_owner(storage_of(place), folder)
+    claim_place(storage_of(place), one)
+    with pytest.raises(UserError, match="another run"):
+        claim_place(storage_of(place), other)
+    with pytest.raises(FileExistsError):
+        storage_of(place).claim(b"{}", replaces=False)
+    claim_place(storage_of(place), one)
+    one.events.unlink()
+    one.event("started", run="again")  # its folder was removed by hand: no one else can train in it
+    claim_place(storage_of(place), one)
+    check_owner(storage_of(place), one)
+
+
+@pytest.mark.parametrize("to", ["there", "file://{base}/there"])
+@pytest.mark.usefixtures("warm_processes")
+def test_fresh_sets_run_and_checkpoints_aside(
+    to: str, base: Path, sft: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(base)
+    to = to.format(base=base)
+    job = {**sft, "steps": 2, "checkpoint": {"to": to}, "faults": {"restarts": 0}}
+    Path("job.yaml").write_text(yaml.safe_dump(job))
+    for number in (1, 2):
+        assert main(["train", "job.yaml", "--json", "--fresh"]) == 0
+        if number == 1:
+            assert [path.name for path in (base / "there").glob("*step*")]
+            first = checkpoint_step(RunFolder(base / "run"), load_job(base / "run" / "job.yaml").job, "last", base)
+            before = first[0].load(2)
+    assert f"its checkpoints are now in {to}/run.1" in capsys.readouterr().err
+    old = RunFolder(base / "run.1")
+    store, step = checkpoint_step(old, load_job(old.job).job, "last", base)
+    assert step == 2
+    assert_same_state(store.load(step), before)
+    assert (base / "there" / "run.1" / "run.json").is_file() and (base / "there" / "run.json").is_file()
+
+    shutil.rmtree("run")  # the checkpoints are left
+    assert main(["train", "job.yaml", "--json"]) == 2
+    assert "job.yaml is not" in capsys.readouterr().err
+    assert main(["train", "job.yaml", "--json", "--fresh"]) == 0
+    assert main(["train", "job.yaml", "--json", "--fresh", "output=other"]) == 2  # those of another run
+    assert "another run" in capsys.readouterr().err and not Path("other").exists()
+
+
+def test_the_restart_of_a_launcher_resumes_whatever_its_command_says() -> None:
+    assert not is_restart({}) and not is_restart({"TORCHELASTIC_RESTART_COUNT": "0"})
+    assert is_restart({"TORCHELASTIC_RESTART_COUNT": "1"}) and is_restart({"SLURM_RESTART_COUNT": "2"})
