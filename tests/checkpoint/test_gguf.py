@@ -29,6 +29,7 @@ from stoker.checkpoint.gguf_layout import gguf_problem
 from stoker.checkpoint.gguf_replay import ask_llamacpp
 from stoker.checkpoint.gguf_writer import write_gguf
 from stoker.checkpoint.replay import NEW_TOKENS, ReplayRequest, ReplayRow, answer_afresh
+from stoker.checkpoint.text_check import check_gguf_stops
 from stoker.errors import RunFailed, UserError
 from stoker.models import pre_tokenizers as llama_cpp
 
@@ -237,22 +238,24 @@ def test_llamacpp_continues_as_transformers(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_both_programs_stop_at_the_stop_token(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stop", [1, 300])
+def test_both_programs_stop_at_the_stop_token(stop: int, tmp_path: Path) -> None:
+    """<|im_end|>, and an ordinary token that the run names."""
     pytest.importorskip("xllamacpp")
     model = _model("llama")
-    with torch.no_grad():  # every state now points at token 1, <|im_end|>
+    with torch.no_grad():  # every state now points at the stop token
         model.lm_head.weight.zero_()
         model.model.norm.weight.zero_()
         model.model.norm.weight[0] = 1.0
         model.model.embed_tokens.weight[:, 0] = 50.0
-        model.lm_head.weight[1, 0] = 1.0
+        model.lm_head.weight[stop, 0] = 1.0
     model.save_pretrained(tmp_path / "model")
     _tokenizer().save_pretrained(tmp_path / "model")
-    write_gguf(tmp_path / "model", tmp_path / "model.gguf", dtype="f32")
-    request = ReplayRequest([ReplayRow((5, 80, 33, 1), 3, (2,))], (1,), ())
-    assert ask_llamacpp(tmp_path / "model.gguf", request).tokens == [[1]]
+    write_gguf(tmp_path / "model", tmp_path / "model.gguf", dtype="f32", stops=(1, stop))
+    request = ReplayRequest([ReplayRow((5, 80, 33, 1), 3, (2,))], (stop,), ())
+    assert ask_llamacpp(tmp_path / "model.gguf", request).tokens == [[stop]]
     answers, _ = answer_afresh(tmp_path / "model.gguf", request)
-    assert [answer.tokens for answer in answers] == [(1,)]
+    assert [answer.tokens for answer in answers] == [(stop,)]
 
 
 def _encodes_and_renders(tmp_path: Path, pre: str, program: Any) -> None:
@@ -390,3 +393,16 @@ def test_a_broken_file_is_reported_not_raised_through(tmp_path: Path) -> None:
     (tmp_path / "broken.gguf").write_bytes(b"GGUF\x03\x00\x00\x00")
     with pytest.raises(RunFailed, match=r"broken\.gguf cannot be replayed through llama\.cpp"):
         ask_llamacpp(tmp_path / "broken.gguf", ReplayRequest((), (), ()))
+
+
+def test_stop_tokens_of_a_run_are_inside_also_ordinary_ones(tmp_path: Path) -> None:
+    folder, _ = _folder(tmp_path / "model", "llama")
+    file = tmp_path / "model.gguf"
+    write_gguf(folder, file, stops={1, 300})
+    fields = {k: f.contents() for k, f in gguf.GGUFReader(file).fields.items()}
+    assert fields["tokenizer.ggml.eos_token_id"] == 1 and fields["tokenizer.ggml.eot_token_id"] == 300
+    check_gguf_stops((1, 300), file)
+    with pytest.raises(RunFailed, match=r"stops differently: at \[1, 300\], trained \[1, 301\]"):
+        check_gguf_stops((1, 301), file)
+    with pytest.raises(UserError, match="4 stop tokens are more than the three a GGUF can name"):
+        write_gguf(folder, file, stops={1, 300, 301, 302})

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from stoker.checkpoint.model_card import public_name
+from stoker.checkpoint.model_card import public_name, write_card
 from stoker.job.schema import Job
 from stoker.models import offline_models
+from stoker.runs.run_folder import RunFolder, append_line
 
 
 def job(model: str) -> Job:
@@ -48,3 +51,20 @@ def test_a_local_folder_is_warned_of(given: str, called: str, tmp_path: Path) ->
     folder_with_config(tmp_path / name)
     found: Any = public_name(job(name), tmp_path)
     assert found.name == called and "no hub id" in found.warning and str(tmp_path) not in found.warning
+
+
+@pytest.mark.parametrize(("task", "tag"), [("sft", "text-generation"), ("reward", "text-classification")])
+def test_the_card_names_losses_that_are_not_finite(task: str, tag: str, tmp_path: Path) -> None:
+    source = {"path": "rows.jsonl"}
+    given = {"task": task, "model": {"name": "org/name"}, "data": [source], "steps": 2, "tune": {"method": "full"}}
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    append_line(run.metrics, {"step": 1, "loss": math.nan})
+    append_line(run.metrics, {"step": 2, "loss": 1.5})
+    run.event("evaluated", step=2, loss=math.inf)
+    tuned: Any = SimpleNamespace(job=Job.model_validate(given), folder=run, step=2)
+    write_card(tuned, "merged", tmp_path, tmp_path)
+    card = (tmp_path / "README.md").read_text()
+    assert "| training rows, first and last step | not finite | 1.5000 |" in card
+    assert "| held-out rows | not finite | not finite |" in card
+    assert f"pipeline_tag: {tag}\n" in card

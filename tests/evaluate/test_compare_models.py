@@ -107,3 +107,23 @@ def test_what_cannot_be_compared_is_one_clear_error(
 ) -> None:
     assert main(["eval", "good", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_runs_with_different_templates_are_not_compared_on_held_out_rows(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_lines(tmp_path / "rows.jsonl", [{"prompt": q, "completion": a} for _ in range(4) for q, a in QUESTIONS])
+    turns = "{% for m in messages %}MARK{{ m.content }}{{ eos_token }}{% endfor %}"
+    (tmp_path / "second.jinja").write_text(turns.replace("MARK", "-"))
+    (tmp_path / "other.jinja").write_text(turns.replace("MARK", "+"))
+    for name, template in (("first", "other"), ("second", "second"), ("third", "other")):
+        (tmp_path / f"{name}.yaml").write_text(
+            f"task: sft\nmodel: {base / 'tiny'}\ndata: [{{path: rows.jsonl, template: {template}.jinja}}]\n"
+            "tune: full\ntrain: {batch: 4, seq_len: 64}\nsteps: 1\nevaluate: {fraction: 0.3}\n"
+        )
+        assert main(["train", f"{name}.yaml"]) == 0
+    assert main(["eval", "first", "--against", "second"]) == 2
+    assert "the two runs have different tokenizers or templates" in capsys.readouterr().err
+    found = evaluated(capsys, "first", "--against", "third")
+    assert found["details"]["loss"]["ties"] > 0

@@ -15,7 +15,7 @@ from evaluation_rows import write_lines
 
 from stoker.cli.main import main
 from stoker.evaluate.ask_model import AskSettings
-from stoker.evaluate.harness import load_tasks, run_tasks, task_specs
+from stoker.evaluate.harness import _figures, load_tasks, run_tasks, task_specs
 from stoker.evaluate.harness_model import HarnessModel
 from stoker.evaluate.offline_tasks import (
     arithmetic_rows,
@@ -142,6 +142,15 @@ def test_the_command_keeps_what_tasks_gave(here: Path, tmp_path: Path, capsys: p
 
     nats, size = (sum(column) for column in zip(*totals, strict=True))
     assert figures["offline/sotu"]["value"] == pytest.approx(-nats / size / math.log(2))
+
+
+def test_the_figures_of_a_filter_are_of_its_own_samples() -> None:
+    sums = [(-3.0, 4), (-2.0, 5), (-9.0, 6)]
+    samples = [{"filter": name, "bits_per_byte": pair} for name in ("strict", "flexible") for pair in sums]
+    results = {"bits_per_byte,strict": 1.0, "bits_per_byte,flexible": 1.0}
+    alone = _figures("t", {"bits_per_byte,strict": 1.0}, samples[:3])[0]
+    for figure in _figures("t", results, samples):
+        assert figure.rows == 3 and figure.standard_error == alone.standard_error
 
 
 @pytest.mark.parametrize(

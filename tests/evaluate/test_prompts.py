@@ -10,6 +10,7 @@ from evaluation_rows import write_lines
 
 from stoker.cli.main import main
 from stoker.data.chat_template import ChatTemplate
+from stoker.data.template_environment import TemplateRefused
 from stoker.evaluate.compare_prompts import rank
 from stoker.evaluate.prompt_templates import PromptTemplate, as_chat_template
 from stoker.evaluate.scored_answers import ScoredAnswer
@@ -89,3 +90,13 @@ def test_bad_templates_are_one_clear_error(
     asked = write_lines(tmp_path / "asked.jsonl", [{"prompt": "How?", "expected": "x"}])
     assert main(["eval", "good", "--answers", str(asked), "--prompts", str(tmp_path / "prompts.yaml")]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_turn_without_a_field_of_the_template_is_refused(base: Path) -> None:
+    model = open_model("tiny", base)
+    template = PromptTemplate("t", "{context}: {prompt}", "Use {context}")
+    written = ChatTemplate(as_chat_template(template, model), model.codec.template.special_tokens)
+    turn = {"role": "user", "content": "Why?"}
+    with pytest.raises(TemplateRefused, match="a user turn has no field context"):
+        written.render([turn], prompt=True)
+    assert "It rains: Why?" in written.render([turn | {"context": "It rains"}], prompt=True)

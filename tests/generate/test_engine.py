@@ -250,3 +250,18 @@ def test_a_failing_pass_ends_only_what_is_in_it() -> None:
 
 def fail(*_: object) -> None:
     raise MemoryError("no room")
+
+
+def test_short_prompts_are_counted_as_the_memory_that_they_need() -> None:
+    token = 2 * 2 * 2 * 8 * 8  # layers, keys and values, heads, width, bytes
+    engine = engine_of("llama", memory=8 * 64 * token)
+    generations = [engine.submit(Request(prompt, 5)) for prompt in prompts((4,) * 8)]
+    with engine.decoder.at_work():
+        engine.step()
+        engine.step()
+        assert engine.running == 8  # none of them waits for memory
+        while engine.busy:
+            engine.step()
+    assert engine._token_bytes == 1.5 * token  # with the columns that are allocated ahead
+    for generation in generations:
+        assert_greedy(engine, generation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from types import SimpleNamespace
 
 import pytest
@@ -60,3 +61,13 @@ def test_blocked_weights_need_free_memory(monkeypatch: pytest.MonkeyPatch) -> No
     assert BlockedWeights([layer]).product(layer, torch.randn(4, 24)) is None
     free.available = 4 * layer.weight.nbytes
     assert BlockedWeights([layer]).product(layer, torch.randn(4, 24)) is not None
+
+
+def test_blocked_weights_are_those_of_the_first_layers_and_are_freed_with_them() -> None:
+    first, late = nn.Linear(24, 20), nn.Linear(24, 20)
+    blocked = BlockedWeights([first])
+    assert blocked.product(late, torch.randn(4, 24)) is None
+    assert blocked.product(first, torch.randn(4, 24)) is not None and len(blocked._held) == 1
+    del first
+    gc.collect()
+    assert not blocked._held

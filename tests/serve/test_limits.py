@@ -38,6 +38,7 @@ HALF = json.dumps(body(messages=[{"role": "user", "content": "half a pair: \ud83
         ({"model": "three"}, "model", "there are: one, tiny, second, full"),
         ({"temperature": 3}, "temperature", "less than or equal to 2"),
         ({"logit_bias": {"100000": 1}}, "logit_bias", "there is no token 100000"),
+        ({"logit_bias": {"²": 1}}, "logit_bias", "the keys of logit_bias are token ids"),
         ({"top_logprobs": 2}, None, "logprobs is not true"),
         ({"messages": [{"role": "user", "content": "x " * 400}]}, None, "built for 256"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", "text only"),

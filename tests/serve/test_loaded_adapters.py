@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from serving import InProcess, in_process
+from transformers import AutoTokenizer
 
 from stoker.errors import UserError
 from stoker.serve.open_served import open_served
@@ -153,3 +154,47 @@ def test_an_adapters_configuration_imports_nothing(served: InProcess, home: Path
     assert "antigravity" not in sys.modules
     assert text(served, "odd") == text(served, "second") and text(served, "tiny") == before
     assert served.post("/v1/unload_lora_adapter", {"lora_name": "odd"}).status == 200
+
+
+def test_an_adapter_of_few_layers_answers_after_one_of_all_is_unloaded(home: Path, tmp_path: Path) -> None:
+    few = shutil.copytree(home / "adapter", tmp_path / "few")
+    weights = load_file(few / "adapter_model.safetensors")
+    save_file({name: w for name, w in weights.items() if "v_proj" in name}, few / "adapter_model.safetensors")
+    with in_process(home, ["one", "tiny"]) as served:
+        load = {"lora_name": "few", "lora_path": str(few)}
+        assert served.post("/v1/load_lora_adapter", load).status == 200
+        before = text(served, "few")
+        assert served.post("/v1/unload_lora_adapter", {"lora_name": "one"}).status == 200
+        assert text(served, "few") == before
+
+
+def test_a_base_stays_when_its_name_is_taken(home: Path) -> None:
+    with in_process(home, ["tiny", "one"]) as served:
+        before = text(served, "one")
+        assert [model.name for model in served.service.models] == ["tiny", "one", "tiny@one"]
+        assert text(served, "tiny@one") == text(served, "tiny")
+        assert served.post("/v1/unload_lora_adapter", {"lora_name": "one"}).status == 200
+        load = {"lora_name": "one", "lora_path": str(home / "runs" / "one")}
+        assert served.post("/v1/load_lora_adapter", load).status == 200
+        assert text(served, "one") == before
+        page = served.get("/metrics").body.decode()
+        assert 'stoker_answers_running{base="tiny"}' in page and 'stoker_answers_running{base="tiny@one"}' in page
+
+
+def test_the_base_of_a_run_is_served_under_every_name_that_is_given(home: Path) -> None:
+    models = open_served(["one", "tiny", "base=tiny"], home)
+    assert [model.name for model in models] == ["one", "tiny", "base"] and len(models.hosts) == 1
+
+
+def test_an_adapter_without_a_tokenizer_has_that_of_the_base(home: Path, tmp_path: Path) -> None:
+    first = shutil.copytree(home / "adapter", tmp_path / "first")
+    plain = shutil.copytree(home / "adapter", tmp_path / "plain")
+    (plain / "tokenizer.json").unlink()
+    tokenizer = AutoTokenizer.from_pretrained(first)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    tokenizer.save_pretrained(first)
+    with in_process(home, [str(first)]) as served:
+        load = {"lora_name": "plain", "lora_path": str(plain)}
+        assert served.post("/v1/load_lora_adapter", load).status == 200
+        found = {model.name: model.opened.codec.template.source for model in served.service.models}
+    assert found["first"] == tokenizer.chat_template and found["plain"] == found["tiny"] != found["first"]

@@ -13,6 +13,9 @@ SCHEMAS = {"weather": {"properties": {"city": {"type": "string"}, "days": {"type
 PARIS = ("weather", {"city": "Paris", "days": 2})
 ROME = ("weather", {"city": "007", "days": 1})
 
+HALF = ("weather", {"city": "\ud800"})
+HALF_NAME = '{"name": "\\ud800", "arguments": {}}'
+ONE = '{"name": "weather", "arguments": {"city": "Paris"}}'
 NAN = '{"name": "weather", "arguments": {"days": NaN}}'
 
 CASES = [
@@ -54,6 +57,9 @@ CASES = [
         "So: ",
         [PARIS, ROME],
     ),
+    (MISTRAL, f"[TOOL_CALLS]{ONE}", f"[TOOL_CALLS]{ONE}", []),  # the name comes before the brace
+    (HERMES, '<tool_call>{"name": "weather", "arguments": {"city": "\\ud800"}}</tool_call>', "", [HALF]),
+    (HERMES, f"<tool_call>{HALF_NAME}</tool_call>", f"<tool_call>{HALF_NAME}</tool_call>", []),
     (LLAMA, '{"name": "weather", "parameters": {"city": "Paris", "days": 2}}', "", [PARIS]),
     (
         LLAMA,
@@ -84,6 +90,7 @@ def test_calls_are_found_however_the_text_comes(
         got, calls = got + more, calls + found
         assert got == said
         assert [(call.name, json.loads(call.arguments)) for call in calls] == called
+        assert all(call.arguments.encode() for call in calls)
         assert len({call.id for call in calls}) == len(calls)
 
 

@@ -282,12 +282,19 @@ def _untie_adapted_ends(base: PreTrainedModel) -> None:
         base.config.tie_word_embeddings = False
 
 
+def gguf_name(model: str, run: str) -> str:
+    """Returns the name of the GGUF model of a run."""
+    return f"{Path(model).name.removesuffix('.gguf')}-{run}"
+
+
 def _gguf(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
     assert tuned.job.model is not None
-    target = folder / f"{Path(tuned.job.model.name).stem}-{tuned.folder.path.name}.gguf"
+    stops = codec_of_run(tuned).stop_ids
+    name = gguf_name(tuned.job.model.name, tuned.folder.path.name)
+    target = folder / f"{name}.gguf"
     with TemporaryDirectory(dir=folder.parent, prefix=".gguf-") as temporary:
         merged = _merged(tuned, Export("merged", Path(temporary)), base, Path(temporary))
-        write_gguf(merged, target, dtype=GGUF_DTYPES[export.weights], name=target.stem)
+        write_gguf(merged, target, dtype=GGUF_DTYPES[export.weights], name=name, stops=stops)
     write_card(tuned, export.format, base, folder)
     return target
 

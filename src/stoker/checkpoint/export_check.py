@@ -45,7 +45,7 @@ from stoker.checkpoint.score_export import (
     replayed_rows,
     scores_alone,
 )
-from stoker.checkpoint.text_check import check_stops, check_texts, left_out, texts_of_gguf
+from stoker.checkpoint.text_check import check_gguf_stops, check_stops, check_texts, left_out, texts_of_gguf
 from stoker.checkpoint.weights_check import check_quantised_weights, stored_in_folder, stored_in_gguf, take_stored
 from stoker.errors import RunFailed
 from stoker.job.task_spec import task_of
@@ -260,6 +260,7 @@ def _verify_gguf(
         program = "transformers (llama.cpp is not installed)"
     texts = texts_of_gguf(written, got.texts, got.rendered)
     check_texts(reference, texts, program, left_out(written, len(reference.start)))
+    check_gguf_stops(reference.stop_ids, written)
     known = [score is not None for scores in got.scores for score in scores]
     given = torch.tensor([score for scores in got.scores for score in scores if score is not None])
     trained, stored = (_scores(reference, answers)[known] for answers in (reference.answers, expected))

@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # it imports torch, which the fresh process does not need
     from stoker.checkpoint.replay import ReplayRequest
 
 FORCED = 1e6  # a logit bias above all logits
-TIMEOUT = 600  # seconds
 
 
 @dataclass(frozen=True)
@@ -48,16 +47,17 @@ def ask_llamacpp(gguf: Path, request: ReplayRequest) -> GgufAnswers:
     """Replays a request through llama.cpp on the CPU, in a fresh process.
 
     Raises:
-        RunFailed: llama.cpp cannot load or run the file, or takes more than `TIMEOUT`.
+        RunFailed: llama.cpp cannot load or run the file, or takes more than `stoker.checkpoint.replay.time_limit`.
     """
-    from stoker.checkpoint.replay import NEW_TOKENS
+    from stoker.checkpoint.replay import NEW_TOKENS, time_limit
 
     command = [sys.executable, "-P", "-m", "stoker.checkpoint.gguf_replay", str(gguf)]
     asked = json.dumps(asdict(request) | {"new_tokens": NEW_TOKENS})
+    limit = time_limit(gguf, None)
     try:
-        done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+        done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
-        raise RunFailed(f"{gguf}: the replay through llama.cpp took more than {TIMEOUT} s") from None
+        raise RunFailed(f"{gguf}: the replay through llama.cpp took more than {limit:.0f} s") from None
     if done.returncode != 0:
         last = "\n".join(done.stderr.strip().splitlines()[-5:])
         raise RunFailed(f"{gguf} cannot be replayed through llama.cpp:\n{last}")

@@ -7,6 +7,7 @@ llama.cpp identifies the splitting rules (the pre-tokenizer) by name only. A tok
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -82,11 +83,12 @@ class GgufTokenizer:
             writer.add_chat_template([{"name": n, "template": t} for n, t in self.chat_templates.items()])
 
 
-def read_tokenizer(folder: Path, *, vocab_size: int) -> GgufTokenizer:
-    """Reads the tokenizer of a Hugging Face folder and the stop tokens of its generation settings.
+def read_tokenizer(folder: Path, *, vocab_size: int, stops: Collection[int] | None = None) -> GgufTokenizer:
+    """Reads the tokenizer of a Hugging Face folder, and its stop tokens.
 
     Args:
         vocab_size: rows of the model's embedding.
+        stops: the stop tokens; by default the special ones among those of the generation settings.
 
     Raises:
         UserError: there is no such tokenizer, or GGUF cannot express it.
@@ -99,7 +101,8 @@ def read_tokenizer(folder: Path, *, vocab_size: int) -> GgufTokenizer:
         raise UserError(Problem(message, "export as merged instead", file=str(folder)))
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     try:
-        return _express(tokenizer, vocab_size=vocab_size, stops=_configured_stops(folder))
+        stops = _configured_stops(folder, tokenizer) if stops is None else sorted(stops)
+        return _express(tokenizer, vocab_size=vocab_size, stops=stops)
     except Unsupported as reason:
         raise UserError(Problem(str(reason), "export as merged instead", file=place)) from None
 
@@ -205,11 +208,6 @@ def _token_list(vocabulary: dict[int, str], added: dict[int, Any], vocab_size: i
 
 
 def _special_ids(tokenizer: Any, stops: list[int]) -> _SpecialIds:
-    """Returns the special ids; the stop tokens besides eos come from the generation settings."""
-    special = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
-    # The default ids of a configuration class (Llama: eos 2) often remain with another tokenizer, where they are
-    # ordinary tokens. A real stop token is a special token.
-    stops = [stop for stop in stops if stop in special]
     eos = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else next(iter(stops), None)
     if eos is None:
         raise Unsupported("the tokenizer has no eos token: llama.cpp would take token 11 for it")
@@ -220,12 +218,18 @@ def _special_ids(tokenizer: Any, stops: list[int]) -> _SpecialIds:
     return _SpecialIds(bos, eos, more, tokenizer.pad_token_id, tokenizer.unk_token_id)
 
 
-def _configured_stops(folder: Path) -> list[int]:
+def _configured_stops(folder: Path, tokenizer: Any) -> list[int]:
+    """Returns the stop tokens of the generation settings, or of the configuration.
+
+    The default ids of a configuration class (Llama: eos 2) often remain with another tokenizer, where they are ordinary
+    tokens. They are left out.
+    """
+    special = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
     for name in ("generation_config.json", "config.json"):
         if (folder / name).is_file():
             stops = json.loads((folder / name).read_text("utf-8")).get("eos_token_id")
             if stops is not None:
-                return stops if isinstance(stops, list) else [stops]
+                return [stop for stop in (stops if isinstance(stops, list) else [stops]) if stop in special]
     return []
 
 

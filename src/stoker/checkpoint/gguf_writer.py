@@ -9,7 +9,7 @@ import importlib.util
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -42,7 +42,14 @@ class _Source(NamedTuple):
     kind: GGMLQuantizationType
 
 
-def write_gguf(folder: Path, target: Path, *, dtype: Dtype = "f16", name: str | None = None) -> None:
+def write_gguf(
+    folder: Path,
+    target: Path,
+    *,
+    dtype: Dtype = "f16",
+    name: str | None = None,
+    stops: Collection[int] | None = None,
+) -> None:
     """Writes the model and tokenizer in `folder` as the GGUF file `target`, atomically.
 
     Matrices get `dtype`, vectors stay float32; with q8_0, matrices whose width is not a multiple of 32 are float16.
@@ -50,6 +57,7 @@ def write_gguf(folder: Path, target: Path, *, dtype: Dtype = "f16", name: str | 
 
     Args:
         name: name of the model; by default the folder's.
+        stops: tokens that end an answer; by default the special ones among those of the folder's configuration.
 
     Raises:
         UserError: the folder is not such a model, or GGUF cannot express it; nothing is written.
@@ -72,7 +80,7 @@ def write_gguf(folder: Path, target: Path, *, dtype: Dtype = "f16", name: str | 
 
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     family = FAMILIES[raw["architectures"][0]]
-    tokenizer = read_tokenizer(folder, vocab_size=config.vocab_size)
+    tokenizer = read_tokenizer(folder, vocab_size=config.vocab_size, stops=stops)
     partial = target.with_name(f".{target.name}.partial")
     with ExitStack() as files:
         sources = _sources(folder, config, family, dtype, files)

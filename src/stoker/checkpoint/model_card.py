@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.files import read_file
 from stoker.job.resolved import ResolvedJob
+from stoker.job.task_spec import task_of
 from stoker.models import offline_models
 from stoker.models.model_source import find_model
 from stoker.node_cache.urls import is_url, without_secrets
@@ -88,7 +89,8 @@ def _head(tuned: TunedRun, form: str, base: BaseName) -> Iterator[str]:
     if not base.local:
         yield f"base_model: {base.name}"
     yield f"library_name: {'peft' if form == 'adapter' else 'gguf' if form == 'gguf' else 'transformers'}"
-    yield "license: unknown\npipeline_tag: text-generation"
+    scores = task_of(tuned.job).head == "score"
+    yield f"license: unknown\npipeline_tag: text-{'classification' if scores else 'generation'}"
     yield f"tags:\n- {tuned.job.task}\n- {tuned.job.tune.method}\n---"
 
 
@@ -108,7 +110,7 @@ def _body(tuned: TunedRun, form: str, base: BaseName) -> Iterator[str]:
     yield "\n## Settings\n\n| setting | value |\n| --- | --- |"
     yield from (f"| {name} | {value} |" for name, value in _settings(tuned))
     yield "\n## Losses\n\n| | before | after |\n| --- | --- | --- |"
-    yield from (f"| {name} | {first:.4f} | {last:.4f} |" for name, first, last in _losses(tuned, events))
+    yield from (f"| {name} | {_figure(first)} | {_figure(last)} |" for name, first, last in _losses(tuned, events))
     yield "\n## Versions\n\n| package | version |\n| --- | --- |"
     yield from (f"| {name} | {version} |" for name, version in _versions(tuned).items() if version)
 
@@ -135,7 +137,12 @@ def _settings(tuned: TunedRun) -> Iterator[tuple[str, Any]]:
     yield "seed", job.seed
 
 
-def _losses(tuned: TunedRun, events: list[dict[str, Any]]) -> Iterator[tuple[str, float, float]]:
+def _figure(loss: float | None) -> str:
+    """Formats a loss; runs store one that is not finite as None."""
+    return "not finite" if loss is None else f"{loss:.4f}"
+
+
+def _losses(tuned: TunedRun, events: list[dict[str, Any]]) -> Iterator[tuple[str, float | None, float | None]]:
     """Yields (rows, first loss, last loss) of the training rows and the held-out ones, up to the exported step."""
     steps = [line["loss"] for line in tuned.folder.read_metrics() if line["step"] <= tuned.step]
     if steps:

@@ -45,6 +45,14 @@ def check_stops(stop_ids: Sequence[int], folder: Path) -> None:
         raise RunFailed(f"the export stops differently: at {stops}, trained {sorted(wanted)}")
 
 
+def check_gguf_stops(stop_ids: Sequence[int], file: Path) -> None:
+    fields = _fields(file)
+    named = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    stops = {field.contents() for field in named if field is not None}
+    if not set(stop_ids) <= stops:
+        raise RunFailed(f"the export stops differently: at {sorted(stops)}, trained {sorted(stop_ids)}")
+
+
 def texts_of_gguf(file: Path, texts: list[list[int]], rendered: list[str]) -> TextAnswers:
     """Returns the file's own tokens and template, and a program's results for the texts and conversations."""
     fields = _fields(file)

@@ -57,8 +57,8 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
         "--tasks",
         nargs="+",
         metavar="TASK",
-        help="tasks of lm-evaluation-harness: names, YAML files, or the offline tasks mmlu-dev, humaneval, sotu and "
-        "arithmetic, also written offline/NAME",
+        help="tasks of lm-evaluation-harness: names, YAML files, or the offline tasks offline/mmlu-dev, "
+        "offline/humaneval, offline/sotu and offline/arithmetic",
     )
     group.add_argument(
         "--prompts",
@@ -66,7 +66,9 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
         help="YAML or JSON file of named prompt templates with {columns}, compared on --answers",
     )
     group.add_argument(
-        "--best", metavar="FILE", help="file for the best template of --prompts (default: beside the results)"
+        "--best",
+        metavar="FILE",
+        help="file for the best template of --prompts (default: best_prompt.jinja in the folder of the results)",
     )
     group.add_argument(
         "--against", metavar="RUN", help="another run to compare with, by loss on DATA or by scores on --answers"
@@ -101,6 +103,10 @@ def run(arguments: argparse.Namespace) -> int:
     from stoker.cli.report import quiet_libraries
 
     quiet_libraries()
+    if (arguments.answers, arguments.against, arguments.tasks) != (None, None, None):
+        from stoker.cli.eval_report import check_place
+
+        check_place(arguments)
     if arguments.prompts is not None:
         from stoker.cli.eval_prompts import run_prompts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.cli.eval_answers import model_of, questions_of, settings_of
 from stoker.cli.eval_report import evaluation, finish, keep_and_print
@@ -14,6 +14,9 @@ from stoker.evaluate.compare_models import Compared, compare_answers, compare_lo
 from stoker.evaluate.intervals import FEWEST
 from stoker.evaluate.scored_answers import answer, details, mean_figures
 from stoker.generate.open_model import open_model
+
+if TYPE_CHECKING:
+    from stoker.checkpoint.load_run import TunedRun
 
 SHOWN = 60  # characters of a prompt or an answer in the list of rows
 
@@ -71,7 +74,7 @@ def _losses(arguments: argparse.Namespace) -> int:
         rows = rows_of(first, arguments.data, arguments.format, base, report)
         if arguments.data is not None:
             others = rows_of(second, arguments.data, arguments.format, base, report)
-        elif first.text.codec.fingerprint == second.text.codec.fingerprint:
+        elif _templates(first, base) == _templates(second, base):
             others = rows
         else:
             raise UserError(
@@ -108,6 +111,11 @@ def _losses(arguments: argparse.Namespace) -> int:
         notes.append(f"{a.source}:{a.row}  loss {a.loss / size:.4f} and {b.loss / size:.4f}")
     place = first.folder.path if arguments.to is None else base / arguments.to
     return keep_and_print(arguments, result, kept, notes, place)
+
+
+def _templates(tuned: TunedRun, base: Path) -> set[str]:
+    """Returns digests of a run's tokenizer with the template of each of its sources."""
+    return {tuned.text.codec.for_source(source, base).fingerprint for source in tuned.job.data}
 
 
 def _kept(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stoker.cli.eval_answers import model_of, notes, questions_of, settings_of
 from stoker.cli.eval_report import evaluation, finish, place_of_results
-from stoker.errors import Problem, UserError
+from stoker.errors import DiskFailed, Problem, UserError
 from stoker.evaluate.ask_model import prompts_of
 from stoker.evaluate.compare_models import figure_of
 from stoker.evaluate.compare_prompts import TemplateRanking, rank
@@ -46,11 +46,14 @@ def run_prompts(arguments: argparse.Namespace) -> int:
         path = base / arguments.best if arguments.best else place / "best_prompt.jinja" if place else None
         if path is not None:
             chat_template = as_chat_template(next(each for each in templates if each.name == best), model)
-            with disk_errors(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                replace_file(path, chat_template)
-            written = str(path)
-            said.append(f"{best} is written to {path}, for a job's data[].template")
+            try:
+                with disk_errors(path):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    replace_file(path, chat_template)
+                written = str(path)
+                said.append(f"{best} is written to {path}, for a job's data[].template")
+            except DiskFailed as error:  # the figures are still to be printed
+                said.append(f"{best} is not written: {error}")
     result = evaluation(
         "prompts",
         model,

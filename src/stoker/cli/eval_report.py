@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from stoker.errors import Problem, RunFailed, UserError
 from stoker.generate.open_model import OpenModel
 from stoker.models.model_source import find_model
-from stoker.runs.evaluations import Figure, KeptEvaluation, keep
+from stoker.runs.evaluations import FOLDER, Figure, KeptEvaluation, keep
 from stoker.runs.find_run import find_run
 
 
@@ -20,6 +22,20 @@ def place_of_results(arguments: argparse.Namespace, base: Path) -> Path | None:
     if arguments.to is not None:
         return base / str(arguments.to)
     return None if find_model(arguments.run, base, or_run=True) is not None else find_run(arguments.run, base).path
+
+
+def check_place(arguments: argparse.Namespace) -> None:
+    """Rejects a folder for results that cannot be written, before the evaluation.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    place = place_of_results(arguments, Path.cwd())
+    if place is None:
+        return
+    nearest = next(path for path in (place / FOLDER, place, *place.parents) if path.exists())
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise UserError(Problem(f"results cannot be written to {place}", "name another folder with --to FOLDER"))
 
 
 def evaluation(
@@ -58,14 +74,27 @@ def keep_and_print(
     notes: Sequence[str],
     place: Path | None,
 ) -> int:
-    """Stores an evaluation in a folder, if there is one, and prints it."""
-    kept = keep(place, found, rows) if place is not None else None
+    """Stores an evaluation in a folder, if there is one, and prints it.
+
+    Raises:
+        RunFailed: it cannot be stored; it has been printed.
+    """
+    kept: Path | None = None
+    failed: RunFailed | None = None
+    try:
+        kept = keep(place, found, rows) if place is not None else None
+    except RunFailed as error:
+        failed = error
     if arguments.json:
-        print(json.dumps(found.as_json() | {"kept": str(kept) if kept else None}))
+        print(json.dumps(found.as_json() | {"kept": str(kept) if kept else None}), flush=True)
+    else:
+        print_figures(found.figures)
+        for note in notes:
+            print(note, flush=True)
+    if failed is not None:
+        raise failed
+    if arguments.json:
         return 0
-    print_figures(found.figures)
-    for note in notes:
-        print(note)
     if kept:
         print(f"saved in {kept} and {kept.with_suffix('.jsonl').name}")
     else:

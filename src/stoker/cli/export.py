@@ -6,10 +6,14 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from stoker.cli.checkpoint_option import add_at
 from stoker.cli.trust_options import add_trust, trusted
-from stoker.errors import Problem, UserError
+from stoker.errors import DiskFailed, Problem, UserError
+
+if TYPE_CHECKING:
+    from stoker.runs.run_folder import RunFolder
 
 FORMATS = ("adapter", "merged", "gguf", "ranking")
 QUANTISED = ("8bit", "4bit", "int8", "int4")
@@ -64,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_export(tuned, export)
     done = export_run(tuned, export, base)
     line, written = done.verified.line, str(done.written)
-    tuned.folder.event("exported", format=export.format, to=written, step=tuned.step, verified=line)
+    _record(tuned.folder, format=export.format, to=written, step=tuned.step, verified=line)
     if arguments.json:
         answer = {"written": written, "step": tuned.step, "verified": line, "loss": done.verified.as_json()}
         answer |= {"base": done.base, "warnings": [done.warning] if done.warning else []}
@@ -74,6 +78,14 @@ def run(arguments: argparse.Namespace) -> int:
     if done.warning:
         print(f"WARNING: {done.warning}", file=sys.stderr)
     return 0
+
+
+def _record(folder: RunFolder, **values: Any) -> None:
+    """Adds the export to the run's events, where they can be written: the export is complete without them."""
+    try:
+        folder.event("exported", **values)
+    except DiskFailed as error:
+        print(f"WARNING: the run's events do not have this export: {error}", file=sys.stderr)
 
 
 def _ranking(arguments: argparse.Namespace) -> int:
@@ -95,7 +107,7 @@ def _ranking(arguments: argparse.Namespace) -> int:
         raise UserError(f"task {task.name} is not exported as ranking: write {' or '.join(task.exports)}")
     folder, done = task.export(arguments.run, arguments.to, arguments.at, trusted(arguments), base, keep)
     line = "; ".join(done.lines)
-    folder.event("exported", format="ranking", to=done.written, step=done.step, version=done.version, verified=line)
+    _record(folder, format="ranking", to=done.written, step=done.step, version=done.version, verified=line)
     if arguments.json:
         answer = {"written": done.written, "step": done.step, "version": done.version, "rows": done.rows}
         print(json.dumps({**answer, "verified": line, "warnings": [done.warning] if done.warning else []}))

@@ -152,10 +152,11 @@ def _figures(task: str, results: dict[str, Any], samples: Sequence[dict[str, Any
         metric, comma, filtered = key.partition(",")
         if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
             continue
+        kept = [sample for sample in samples if sample["filter"] == filtered]  # a question has a sample for each filter
         error = results.get(f"{metric}_stderr,{filtered}")
-        spread = float(error) if isinstance(error, int | float) else _ratio_error(metric, samples)
+        spread = float(error) if isinstance(error, int | float) else _ratio_error(metric, kept)
         name = metric if filtered == "none" else f"{metric} ({filtered})"
-        count = len(samples) if samples else int(results.get("sample_len", 0) or 0)
+        count = len(kept) if samples else int(results.get("sample_len", 0) or 0)
         found.append(Figure(task, name, float(value), spread, count))
     return found
 

@@ -120,7 +120,7 @@ def as_chat_template(template: PromptTemplate, model: OpenModel) -> str:
     """Writes the template as a chat template around the model's own.
 
     The content of a user's turn is the value of the one variable. With several variables, it is the row's ``prompt``,
-    and the others are read from fields of the turn.
+    and the others are read from fields of the turn. A turn without them is refused.
     """
     own = model.codec.template.source if model.chats else NONE
     content = template.variables[0] if len(template.variables) == 1 else PROMPT
@@ -133,6 +133,12 @@ def as_chat_template(template: PromptTemplate, model: OpenModel) -> str:
                 parts.append(f"_turn[{json.dumps('content' if name == content else name)}]")
         return " ~ ".join(parts) or "''"
 
+    fields = [json.dumps(name) for name in template.variables if name != content]
+    check = "".join(
+        f"{{%- if _turn['role'] == 'user' and _turn[{name}] is not defined -%}}"
+        f"{{{{- raise_exception('a user turn has no field ' ~ {name}) -}}}}{{%- endif -%}}"
+        for name in fields
+    )
     system = ""
     if template.system:
         system = (
@@ -144,7 +150,7 @@ def as_chat_template(template: PromptTemplate, model: OpenModel) -> str:
     return (
         "{%- set _wrapped = namespace(messages=[], system=false) -%}"
         "{%- for _turn in messages -%}"
-        f"{system}"
+        f"{check}{system}"
         "{%- if _turn['role'] == 'user' -%}"
         f"{{%- set _text = {expression(template.user)} -%}}"
         "{%- set _wrapped.messages = _wrapped.messages + [{'role': 'user', 'content': _text}] -%}"

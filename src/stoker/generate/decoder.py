@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from inspect import signature
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import torch
 from peft import PeftModel
@@ -69,8 +70,8 @@ class Decoder:
         return tuple(self.model.peft_config) if isinstance(self.model, PeftModel) else ()
 
     @cached_property
-    def _linears(self) -> list[nn.Linear]:
-        return plain_linears(self.language.model)
+    def _linears(self) -> WeakSet[nn.Linear]:
+        return WeakSet(plain_linears(self.language.model))  # weak: unloaded adapters are freed
 
     @cached_property
     def _virtual(self) -> VirtualPrompt | Prefix | None:

@@ -77,8 +77,8 @@ class Prefill:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of the keys and values of one token."""
-        return max(1, self.cache.nbytes // self._ids_BC.size)
+        """Bytes of memory for the keys and values of one token; see `RowCache.token_bytes`."""
+        return max(1, self.cache.token_bytes)
 
     def run(self, decoder: Decoder, tokens: int) -> list[Token]:
         """Computes a piece of about this many tokens; after the last piece, returns the first tokens of `drawing`."""

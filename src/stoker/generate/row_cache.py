@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 STEP = 64  # columns are allocated in multiples of this
+SPARE = 1.5  # most columns allocated for each that is needed, apart from `STEP`
 
 Kept = tuple[tuple[Tensor, Tensor], ...]
 """Keys and values of consecutive tokens in every layer, each of shape (G, T, K)."""
@@ -116,6 +117,11 @@ class RowCache(Cache):
         """Allocated bytes."""
         return sum(keys.nbytes + values.nbytes for keys, values in self._held())
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of the keys and values of one token, with the columns that are allocated ahead."""
+        return int(self.nbytes / max(1, self._at.rows * self._at.columns) * SPARE)
+
     def _held(self) -> list[tuple[Tensor, Tensor]]:
         return [(x.keys, x.values) for x in self._layers if x.keys is not None and x.values is not None]
 
@@ -208,7 +214,7 @@ class RowCache(Cache):
             by = by or -used.start
             width = end + min(by, 0)
             if width + width // 4 > at.columns:
-                at.columns = -(-(width + width // 2) // STEP) * STEP
+                at.columns = -(-int(width * SPARE) // STEP) * STEP
         for layer in self._layers:
             layer.lay_out_again(used, used.start + by)
         self.starts = [start + by for start in self.starts]

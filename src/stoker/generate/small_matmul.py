@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from weakref import WeakKeyDictionary, WeakSet
 
 import psutil
 import torch
@@ -25,20 +26,21 @@ SHARE_OF_MEMORY = 0.25  # share of free memory for blocked weights
 
 class BlockedWeights:
     """Copies of a frozen model's weights in oneDNN's blocked layout, each made when its layer first gets a few
-    tokens.
+    tokens, and dropped with it. Layers that are added later, as those of loaded adapters, have no copy.
     """
 
     def __init__(self, layers: Iterable[nn.Linear]) -> None:
-        needed = sum(layer.weight.nbytes for layer in layers)
+        self._layers = WeakSet(layers)
+        needed = sum(layer.weight.nbytes for layer in self._layers)
         known = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
         self._enough = known and needed <= psutil.virtual_memory().available * SHARE_OF_MEMORY
-        self._held: dict[nn.Linear, Tensor] = {}
+        self._held: WeakKeyDictionary[nn.Linear, Tensor] = WeakKeyDictionary()
 
     def product(self, layer: nn.Linear, x_NI: Tensor) -> Tensor | None:
         """Returns ``x W^T + b``, shape (N, O); None if this layer has no copy."""
         held = self._held.get(layer)
         if held is None:
-            if not self._enough or x_NI.shape[0] > MOST:
+            if not self._enough or x_NI.shape[0] > MOST or layer not in self._layers:
                 return None
             held = self._held[layer] = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), MOST)
         found: Tensor = torch.ops.mkldnn._linear_pointwise(x_NI, held, layer.bias, "none", [], "")

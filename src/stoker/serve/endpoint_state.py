@@ -138,7 +138,7 @@ def engine_requests(
     """
     served.check_ids(prompt, param="prompt")
     served.check_ids(body.stop_token_ids, param="stop_token_ids")
-    if not all(key.isdigit() and len(key) < 10 for key in body.logit_bias):
+    if not all(key.isascii() and key.isdecimal() and len(key) < 10 for key in body.logit_bias):
         raise bad_request("the keys of logit_bias are token ids, as text", param="logit_bias")
     served.check_ids([int(key) for key in body.logit_bias], param="logit_bias")
     own = frozenset(stop for stop in served.opened.codec.stop_ids if stop < served.host.vocabulary)

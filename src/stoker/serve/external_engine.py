@@ -9,17 +9,19 @@ import secrets
 import select
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from stoker.errors import Problem, RunFailed, UserError
+from stoker.hardware.parent_process import die_with_parent
 
 ROWS = 16  # concurrent answers of llama.cpp
 START_SECONDS = 900.0
@@ -201,6 +203,20 @@ def _free_port() -> int:
         return int(bound.getsockname()[1])
 
 
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Raises SystemExit at SIGTERM within the block, so that a server that is still loading is ended too."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 class RunningServer:
     """A started server of another program; it ends with this process.
 
@@ -218,6 +234,7 @@ class RunningServer:
             env=environment,
             text=True,
             start_new_session=True,  # Ctrl-C at the terminal must drain this server before the other one ends
+            preexec_fn=die_with_parent,  # noqa: PLW1509 -- a system call that takes no lock
         )
         try:
             self.address = self._address()
@@ -288,9 +305,12 @@ def serve_external(arguments: argparse.Namespace, token: str | None, prepare: Ca
     server = server_to_start(arguments)
     prepare()
     from stoker.serve.proxy import serve_behind
+    from stoker.serve.server import listening_socket
 
-    running = RunningServer(server)
-    try:
-        return serve_behind(running, arguments, token)
-    finally:
-        running.end()
+    bound = listening_socket(arguments.host, arguments.port)  # checked before loading, which takes minutes
+    with ended_by_sigterm():
+        running = RunningServer(server)
+        try:
+            return serve_behind(running, bound, arguments, token)
+        finally:
+            running.end()

@@ -45,7 +45,7 @@ async def load_adapter(service: Service, name: str, path: str, base: str | None)
     else:
         host = _host_for(service, base)
         weights = await service.in_loading_thread(lambda: of_folder(folder))
-        opened = await service.in_loading_thread(lambda: with_own_text(host_model(service, host), folder))
+        opened = await service.in_loading_thread(lambda: with_own_text(host.opened, folder))
     future = service.worker.call(lambda: add_adapter(host, opened, weights), between=True)
     adapter, opened = await asyncio.wrap_future(future)
     served = Served(name, host, adapter, opened, parent=host.base, removable=True, root=str(folder))
@@ -103,7 +103,7 @@ def adapter_of_run(
     text = open_text_side(loaded, folder)
     source = job.data[0]
     opened = replace(
-        next(served.opened for served in models if served.host is host),
+        host.opened,
         name=run.path.name,
         codec=text.codec.for_source(source, folder),
         chats=task_of(job).chat or text.own_template,
@@ -128,11 +128,6 @@ def _host_for(service: Service, base: str | None) -> ServedBase:
         names = ", ".join(host.base for host in hosts)
         raise bad_request(f"several bases are served: write base_model_name, one of {names}", param="base_model_name")
     return hosts[0]
-
-
-def host_model(service: Service, host: ServedBase) -> OpenModel:
-    """Returns an open model of a host."""
-    return next(served.opened for served in service.models if served.host is host)
 
 
 def with_own_text(opened: OpenModel, folder: Path) -> OpenModel:
@@ -180,6 +175,8 @@ def remove_adapter(host: ServedBase, adapter: str) -> None:
     if isinstance(model, PeftModel) and adapter in model.peft_config:
         if len(model.peft_config) > 1:
             model.delete_adapter(adapter)
+            # peft takes the active adapter from the first layer that was adapted, which may have no other.
+            model.set_adapter(next(iter(model.peft_config)))
         else:  # peft has no model without any adapter
             plain = model.unload()
             vars(plain).pop("peft_config", None)

@@ -26,9 +26,10 @@ class _Engines(Collector):
         """Returns the numbers of waiting and running answers."""
         waiting = GaugeMetricFamily("stoker_answers_waiting", "Answers whose prompt has not begun", labels=["base"])
         running = GaugeMetricFamily("stoker_answers_running", "Answers that are being written", labels=["base"])
-        for host in self._models.hosts:
-            waiting.add_metric([host.base], host.engine.waiting)
-            running.add_metric([host.base], host.engine.running)
+        for base in {host.base: None for host in self._models.hosts}:
+            engines = [host.engine for host in self._models.hosts if host.base == base]
+            waiting.add_metric([base], sum(engine.waiting for engine in engines))
+            running.add_metric([base], sum(engine.running for engine in engines))
         return [waiting, running]
 
 

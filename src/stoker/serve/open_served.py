@@ -9,7 +9,7 @@ from peft import PeftModel
 
 from stoker.checkpoint.load_run import open_run
 from stoker.errors import Problem, UserError
-from stoker.generate.open_model import OpenModel, of_tuned, open_model
+from stoker.generate.open_model import of_tuned, open_model
 from stoker.generate.request import BASE
 from stoker.job.load_job import load_job
 from stoker.job.paths import absolute
@@ -69,7 +69,7 @@ class _Opener:
         self.models = Models(folder)
         self._rows = rows
         self._folder, self._at, self._trusted, self._base = folder, at, trusted, base
-        self._bases: dict[str, tuple[ServedBase, OpenModel]] = {}  # by source
+        self._bases: dict[str, ServedBase] = {}  # by source
 
     def open(self, name: str, place: str) -> None:
         """Loads one model."""
@@ -77,31 +77,50 @@ class _Opener:
         if is_adapter_folder(path):
             self._adapter_folder(name or path.name, path)
         elif find_model(place, self._folder, or_run=True) is not None:
-            host, opened = self._base_of(place)
+            host = self._base_of_run(place) or self._base_of(place)
             names = [served.name for served in self.models if served.host is host and served.adapter == BASE]
             if name not in names if name else not names:
-                self.models.add(Served(name or opened.name, host, BASE, opened, root=place))
+                self.models.add(Served(name or host.base, host, BASE, host.opened, root=place))
         elif not self._scorer(name, place) and not self._shared_run(name, place):
             self._run(name, place)
 
-    def _base_of(self, place: str) -> tuple[ServedBase, OpenModel]:
-        """Loads a model from files, once."""
+    def _source(self, place: str) -> str:
         source = find_model(place, self._folder)
-        key = place if source is None else source.where
+        return place if source is None else source.where
+
+    def _base_of(self, place: str) -> ServedBase:
+        """Loads a model from files, once."""
+        key = self._source(place)
         if key not in self._bases:
             opened = open_model(place, self._folder, trusted=self._trusted)
-            self._bases[key] = ServedBase(opened.engine(rows=self._rows), opened.name), opened
+            self._bases[key] = ServedBase(opened.engine(rows=self._rows), opened.name, opened)
         return self._bases[key]
+
+    def _base_of_run(self, place: str) -> ServedBase | None:
+        """Returns the base of an earlier run, if it is this model as it is in its files."""
+        for host in self.models.hosts:
+            block = None if host.run is None else host.run.job.model
+            if host.run is None or block is None or extension_of(host.run.job, self._folder) is not None:
+                continue
+            same = (block.quantise, block.revision, block.tokenizer) == ("none", None, None)
+            if same and self._source(block.name) == self._source(place):
+                return host
+        return None
+
+    def _free(self, base: str, name: str) -> str:
+        """Returns the name for the base of a model with a name: its own, unless another model has it."""
+        return f"{base}@{name}" if base == name or base in self.models else base
 
     def _adapter_folder(self, name: str, path: Path) -> None:
         weights = of_folder(path)
         place = self._base or self._named_base(weights, path)
-        host, opened = self._base_of(place)
-        own = with_own_text(opened, path)
-        adapter, own = add_adapter(host, own, weights)
+        host = self._base_of(place)
+        adapter, own = add_adapter(host, with_own_text(host.opened, path), weights)
+        if unnamed := host not in self.models.hosts:
+            host.base = self._free(host.base, name)
         self.models.add(Served(name, host, adapter, own, parent=host.base, removable=True, root=str(path)))
-        if not any(served.host is host and served.adapter == BASE for served in self.models):
-            self.models.add(Served(host.base, host, BASE, opened, root=place))
+        if unnamed:
+            self.models.add(Served(host.base, host, BASE, host.opened, root=place))
 
     def _named_base(self, weights: AdapterWeights, path: Path) -> str:
         # A URL in a foreign file is never requested.
@@ -117,7 +136,7 @@ class _Opener:
             return False
         tuned = open_run(place, self._folder, at=self._at, trusted=self._trusted)
         opened = of_tuned(tuned, self._folder)
-        host = ServedBase(opened.engine(rows=self._rows), opened.name)
+        host = ServedBase(opened.engine(rows=self._rows), opened.name, opened)
         self.models.add(Served(name or opened.name, host, None, opened, root=place, scores=AnswerScores(tuned)))
         return True
 
@@ -126,21 +145,18 @@ class _Opener:
         assert opened.run is not None
         block = opened.run.job.model
         assert block is not None
-        tuned = opened.untuned
-        host = ServedBase(opened.engine(rows=self._rows), Path(block.name).name if tuned else opened.name)
+        tuned, name = opened.untuned, name or opened.name
+        base = self._free(Path(block.name).name, name) if tuned else opened.name
+        host = ServedBase(opened.engine(rows=self._rows), base, opened)
         # A model without adapters is its own base, so adapters can be added to it later.
         adapter = None if tuned or virtual_of(opened.decoder.model) is not None else BASE
         parent = host.base if tuned else None
         removable = is_plain_lora(opened.run.job.tune) and extension_of(opened.run.job, self._folder) is None
-        self.models.add(Served(name or opened.name, host, adapter, opened, parent, removable, root=place))
+        self.models.add(Served(name, host, adapter, opened, parent, removable, root=place))
         if tuned:
-            self._add_base(host, opened, block.name)
+            self.models.add(Served(host.base, host, BASE, opened, root=block.name))
         if isinstance(opened.decoder.model, PeftModel):
             host.run = opened.run.loaded
-
-    def _add_base(self, host: ServedBase, opened: OpenModel, place: str) -> None:
-        if host.base not in self.models:
-            self.models.add(Served(host.base, host, BASE, opened, root=place))
 
     def _shared_run(self, name: str, place: str) -> bool:
         """Loads the adapter of a run over the base of an earlier run, where both have the same base."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx2
@@ -26,7 +28,7 @@ from stoker.serve.metrics import CALLER, CONTENT_TYPE, Metrics
 from stoker.serve.request_body import parse
 from stoker.serve.sampling_fields import SamplingFields
 from stoker.serve.served import Models
-from stoker.serve.server import listening_socket, serve
+from stoker.serve.server import serve
 from stoker.serve.server_options import ServerOptions
 from stoker.serve.sse import EventStream
 from stoker.serve.torch_server import options_of, tls_of
@@ -135,18 +137,29 @@ class Proxy:
         server = self.running.server
         headers = {"authorization": f"Bearer {server.key}"}
         request = self._client.build_request("POST", self.running.address + path, json=fields, headers=headers)
-        try:
+        with self.failures():
             reply = await self._client.send(request, stream=True)
-        except httpx2.TransportError as error:
-            message = f"{server.program} does not answer: {type(error).__name__}"
-            raise ApiError(503, message, code="engine_failed", retry_after=5) from error
         if reply.status_code == 200:
             return reply
+        content = await self.content_of(reply)
+        raise ApiError(reply.status_code, _message(content) or f"{server.program} refused the request")
+
+    @contextmanager
+    def failures(self) -> Iterator[None]:
+        """Turns errors of the connection, as when the other program ends, into the API's."""
         try:
-            content = await reply.aread()
+            yield
+        except httpx2.TransportError as error:
+            message = f"{self.running.server.program} does not answer: {type(error).__name__}"
+            raise ApiError(503, message, code="engine_failed", retry_after=5) from error
+
+    async def content_of(self, reply: httpx2.Response) -> bytes:
+        """Reads a response to its end."""
+        try:
+            with self.failures():
+                return await reply.aread()
         finally:
             await reply.aclose()
-        raise ApiError(reply.status_code, _message(content) or f"{server.program} refused the request")
 
 
 def _message(content: bytes) -> str:
@@ -187,17 +200,14 @@ class _Forwarded:
     async def _events(self) -> AsyncIterator[bytes]:
         reply = await self._proxy.send(self._path, self._fields)
         try:
-            async for part in reply.aiter_raw():
-                yield part
+            with self._proxy.failures():
+                async for part in reply.aiter_raw():
+                    yield part
         finally:
             await reply.aclose()  # the other server cancels the work of a closed connection
 
     async def _whole(self) -> bytes:
-        reply = await self._proxy.send(self._path, self._fields)
-        try:
-            content = await reply.aread()
-        finally:
-            await reply.aclose()
+        content = await self._proxy.content_of(await self._proxy.send(self._path, self._fields))
         usage = json.loads(content).get("usage") or {}
         metrics, name = self._proxy.service.metrics, self._body.model
         metrics.prompt_tokens.labels(name, CALLER.get()).inc(usage.get("prompt_tokens") or 0)
@@ -205,9 +215,8 @@ class _Forwarded:
         return content
 
 
-def serve_behind(running: RunningServer, arguments: argparse.Namespace, token: str | None) -> int:
-    """Serves another program's server until SIGTERM."""
-    bound = listening_socket(arguments.host, arguments.port)
+def serve_behind(running: RunningServer, bound: socket.socket, arguments: argparse.Namespace, token: str | None) -> int:
+    """Serves another program's server on a socket until SIGTERM."""
     proxy = Proxy(running, options_of(arguments, token))
 
     def drain() -> None:

@@ -26,11 +26,13 @@ class ServedBase:
 
     Attributes:
         base: name of the base.
+        opened: the base with its own tokenizer and chat template, or those of the run that opened it.
         run: the job of the run that opened it, whose base fits adapters of other runs; None without a run.
     """
 
     engine: GenerationEngine
     base: str
+    opened: OpenModel
     run: LoadedJob | None = None
     _loaded: int = 0
 
@@ -115,14 +117,15 @@ class Models:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or Path.cwd()
         self._by_name: dict[str, Served] = {}
+        self._hosts: list[ServedBase] = []
 
     def __iter__(self) -> Iterator[Served]:
         return iter(list(self._by_name.values()))
 
     @property
     def hosts(self) -> list[ServedBase]:
-        """The bases in memory."""
-        return list(dict.fromkeys(served.host for served in self))
+        """The bases in memory; they stay when their last adapter is removed."""
+        return list(self._hosts)
 
     def __contains__(self, name: str) -> bool:
         return name in self._by_name
@@ -136,6 +139,8 @@ class Models:
         if served.name in self._by_name:
             raise UserError(f"two models would be served as {served.name!r}; write NAME={served.root} for one of them")
         self._by_name[served.name] = served
+        if served.host not in self._hosts:
+            self._hosts.append(served.host)
 
     def remove(self, name: str) -> Served:
         """Removes a model."""

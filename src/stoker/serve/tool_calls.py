@@ -61,18 +61,24 @@ class ToolFormat:
 
 
 def _dumped(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair can be written only as an escape
+        return json.dumps(value, allow_nan=False)
+    return text
 
 
 def _call_of(value: Any) -> ToolCall:
     """Parses a call written as an object with its name and arguments."""
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         raise ValueError("no call")
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
     if not isinstance(arguments, dict):
         raise ValueError("no arguments")
+    value["name"].encode()  # a name with half a surrogate pair is a ValueError
     return ToolCall(value["name"], _dumped(arguments))
 
 

@@ -1,0 +1,39 @@
+"""Results that cannot be stored: the figures are printed all the same."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from stoker.cli.eval_report import check_place, keep_and_print
+from stoker.errors import RunFailed, UserError
+from stoker.runs.evaluations import Figure, KeptEvaluation
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_figures_are_printed_before_they_are_found_not_to_be_storable(
+    as_json: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "evaluations").write_text("a file")
+    found = KeptEvaluation("answers", 0.0, "run", 1, {}, {}, (Figure("", "exact", 0.25),))
+    with pytest.raises(RunFailed, match="no folder"):
+        keep_and_print(argparse.Namespace(json=as_json, run="run"), found, [], ["a note"], tmp_path)
+    said = capsys.readouterr().out
+    if as_json:
+        assert json.loads(said)["figures"][0]["value"] == 0.25 and json.loads(said)["kept"] is None
+    else:
+        assert "0.2500" in said and "a note" in said and "saved in" not in said
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = argparse.Namespace(run="run", to=str(tmp_path / "new" / "results"))
+    check_place(arguments)
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != tmp_path)
+    with pytest.raises(UserError, match="--to FOLDER"):
+        check_place(arguments)
