@@ -44,9 +44,7 @@ fanotify_init 300 262, fsconfig 431 431, fspick 433 433, mount_setattr 442 442
 """
 # Refused partly: see `filter_of`.
 LIMITED = "open 2 -, openat 257 56, clone 56 220, clone3 435 435, fcntl 72 25, ioctl 16 29"
-UNKNOWN = (
-    463  # first number of calls that are newer than this list, equal on both architectures (setxattrat, Linux 6.13)
-)
+UNKNOWN = 463  # first number of the calls newer than this list, on both architectures (setxattrat, Linux 6.13)
 # What `fcntl` and `ioctl` may do. Other commands send signals to any process (F_SETOWN, F_SETSIG, FIOSETOWN), lock
 # files, or change a terminal.
 COMMANDS = {
