@@ -63,8 +63,8 @@ def trained_out_of_sight(path: str, name: str, overrides: tuple[str, ...]) -> No
 
 
 def test_only_the_first_process_reads_answers(job: dict[str, Any], base: Path, pool: Pool) -> None:
-    grpo = {**job["grpo"], "dynamic": 2}
-    write_job(base, {**job, "grpo": grpo})
+    train, grpo = {**job["train"], "precision": "fp64"}, {**job["grpo"], "dynamic": 2}
+    write_job(base, {**job, "train": train, "grpo": grpo})
     for steps in (3, 4, STEPS):  # the second run continues within a round, the third begins another
         overrides = ("parallel.data=2", f"steps={steps}")
         pool.run(trained_out_of_sight, str(base), "spread", overrides, world=2, timeout=250)
