@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ import pytest
 from tokenizers import Tokenizer
 
 from stoker.cli.main import main
+from stoker.job.load_job import load_job
+from stoker.runs.run_folder import RunFolder
 from stoker.train.rollouts.iteration_plan import IterationPlan
 from stoker.train.rollouts.rollout import Rollout
 from stoker.train.rollouts.rollout_files import ROLLOUTS, Iteration, RolloutFiles
+from stoker.train.rollouts.step_rollouts import rollouts_of_step
 from tiny_llama import save_tiny_llama
 
 JOB = """task: grpo
@@ -60,6 +64,13 @@ def rollout(tokenizer: Tokenizer, number: int, prompt: int, sample: int) -> Roll
 @pytest.fixture(autouse=True)
 def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent)
+
+
+def test_samples_that_training_went_past_are_not_those_of_a_step(folder: Path, tmp_path: Path) -> None:
+    run = RunFolder(shutil.copytree(folder, tmp_path / "run"))
+    run.metrics.write_text('{"step": 1, "samples": 4}\n{"step": 2, "samples": 12}\n')  # 4 to 7 are skipped
+    found = rollouts_of_step(run, load_job(run.job).job, 2)
+    assert len(found.rollouts) == 4 and [iteration.number for iteration in found.iterations] == [1]
 
 
 def as_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:

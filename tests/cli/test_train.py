@@ -9,7 +9,8 @@ import pytest
 from stoker.cli.train import take_folder
 from stoker.errors import CannotRun, RunFailed, UserError
 from stoker.job import load_job
-from stoker.launch.nodes.folder_hold import FolderHold
+from stoker.launch.nodes.folder_hold import SEEN, FolderHold
+from stoker.launch.nodes.group import Group, Member, Node
 from stoker.launch.run_spec import RunSpec
 from stoker.runs.run_folder import RunFolder
 
@@ -60,3 +61,18 @@ def test_only_the_leading_node_removes_the_folder(tmp_path: Path, leads: bool) -
         raise UserError("refused")
     assert spec.output.exists() != leads
     assert leads or not list(spec.output.glob(".group-*"))
+
+
+@pytest.mark.parametrize("task", ["module", "grpo"])
+def test_nodes_without_a_shared_folder_train_no_policy(tmp_path: Path, task: str) -> None:
+    policy = "task: grpo\nmodel: model\ndata: asked.jsonl\ngrpo: {rewards: exact}\nsteps: 2\n"
+    (tmp_path / "job.yaml").write_text((JOB if task == "module" else policy) + "checkpoint: {to: 's3://bucket/run'}\n")
+    spec = RunSpec(load_job(tmp_path / "job.yaml"), tmp_path, tmp_path / "run")
+    group = Group(1, (Member(Node("first", ("127.0.0.1", 1), (0,)), 0, 1),), mark=".group-0")
+    hold = FolderHold(spec, lambda: take_folder(RunFolder(spec.output)))
+    if task == "module":
+        assert hold.is_seen(group, SEEN, node="second")
+        return
+    assert not hold.is_seen(group, 0.0, node="second")
+    with pytest.raises(UserError, match=r"is not seen on node second.* answers"):
+        hold.is_seen(group, SEEN, node="second")

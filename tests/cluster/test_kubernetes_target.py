@@ -62,12 +62,12 @@ def prepared(cluster: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text('{"prompt": "What is blue?", "completion": "The sea."}\n')
 
-    def make(script: str, *, name: str = "tiny", **keys: Any) -> tuple[KubernetesTarget, Submission]:
+    def make(script: str, *, name: str = "tiny", text: str = JOB, **keys: Any) -> tuple[KubernetesTarget, Submission]:
         block = {"image": IMAGE, "kubeconfig": str(cluster.kubeconfig), "nodes": 2, "setup": [script, "exit 0"]}
         block |= {"volumes": [{"claim": "runs", "at": "/work"}], **keys}
         job = tmp_path / f"{name}.yaml"
         with job.open("w") as file:
-            file.write(JOB)
+            file.write(text)
             YAML().dump({"target": {"kubernetes": block}}, file)
         loaded = load_job(job)
         chosen: ChosenTarget = choose_target(loaded, None)
@@ -290,6 +290,11 @@ def test_refusals_leave_nothing_behind(prepared: Submit, cluster: ApiServer) -> 
 def test_what_is_wrong_is_said_before_anything_is_sent(prepared: Submit, cluster: ApiServer, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"tiny.yaml:\d+:\d+: the run's folder /work/runs/tiny is on no volume"):
         prepared("true", volumes=[])
+    away = f"{JOB}checkpoint: {{to: 's3://bucket/run'}}\n"
+    prepared("true", volumes=[], text=away)
+    policy = f"{away.replace('sft', 'grpo')}grpo: {{rewards: exact}}\n"
+    with pytest.raises(UserError, match=r"the run's folder /work/runs/tiny is on no volume"):
+        prepared("true", volumes=[], text=policy)  # its answers are there
     with pytest.raises(UserError, match=r"tiny.yaml:\d+:\d+: a Volcano Job is scheduled by Volcano"):
         prepared("true", kind="volcano", gang="native")
     (tmp_path / "large.bin").write_bytes(os.urandom(8_100_000))

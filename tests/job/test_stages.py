@@ -80,7 +80,7 @@ def test_a_stage_begins_with_the_weights_of_an_earlier_one() -> None:
     assert (sft.needs, more.needs, align.needs) == ({}, {"model.from": "sft"}, {"model.from": "more"})
     before, after = align.load().job.model, align.load({"more": "0123456789abcdef"})
     assert before is not None and (before.name, before.stop) == ("llama-3m", "<|endoftext|>")
-    assert after.job.model is not None and after.job.model.name == "runs/chain/more/merged-0123456789ab"
+    assert after.job.model is not None and after.job.model.name == "runs/chain/more.merged-0123456789ab"
     assert after.origins["model.name"].where == "chain.yaml:19:19"
 
 

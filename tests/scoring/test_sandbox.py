@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
 import re
 import subprocess
 import sys
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stoker.scoring.sandbox import ProgramOutcome, run_program, sandbox_problem
-from stoker.scoring.sandbox_child import NAMES, SYSCALLS
+from stoker.scoring.sandbox_child import NAMES, SYSCALLS, UNKNOWN
 
 pytestmark = pytest.mark.skipif(bool(sandbox_problem()), reason="no sandbox on this system")
 
@@ -78,6 +80,27 @@ def test_a_program_cannot_fill_the_memory_of_its_reader() -> None:
     assert time.monotonic() - began < 30
 
 
+PIPE = "import fcntl, os\nr, w = os.pipe()\n"
+
+
+def test_a_program_is_run_as_python_runs_a_script() -> None:
+    missing = "def f(x: List[int]): return x\nassert f([1])"
+    assert run_program(missing) == ProgramOutcome(False, "NameError")
+    typed = """
+from __future__ import annotations
+from dataclasses import dataclass
+from typing import ClassVar, get_type_hints
+import sys
+@dataclass
+class Point:
+    x: int
+    seen: ClassVar[list] = []
+assert get_type_hints(Point)["x"] is int and sys.modules["__main__"].Point is Point
+"""
+    assert run_program(typed).passed
+    assert run_program(typed.replace("from __future__ import annotations", "")).passed
+
+
 HARMFUL = {
     "network": "import socket\nserver = socket.socket()\nserver.bind(('127.0.0.1', 0))",
     "name look-up": "import socket\nsocket.socketpair()",
@@ -90,6 +113,16 @@ HARMFUL = {
     "remove": "import os\nos.unlink(PATH)",
     "mode": "import os\nos.chmod(PATH, 0o777)",
     "memory file": "import os\nos.memfd_create('x')",
+    "signal of a file": f"{PIPE}fcntl.fcntl(r, fcntl.F_SETOWN, os.getpid())",
+    "its number": f"{PIPE}fcntl.fcntl(r, fcntl.F_SETSIG, 0)",
+    "its owner": f"{PIPE}fcntl.fcntl(r, 15, bytes(4) + os.getpid().to_bytes(4, 'little'))",  # F_SETOWN_EX
+    "its start": f"{PIPE}fcntl.fcntl(r, fcntl.F_SETFL, os.O_ASYNC)",
+    "its start by ioctl": f"{PIPE}fcntl.ioctl(r, 0x5452, bytes(4))",  # FIOASYNC
+    "lock": f"{PIPE}fcntl.flock(open(PATH), fcntl.LOCK_EX | fcntl.LOCK_NB)",
+    "record lock": f"{PIPE}fcntl.lockf(open(PATH), fcntl.LOCK_SH | fcntl.LOCK_NB)",
+    "lease": f"{PIPE}fcntl.fcntl(open(PATH), fcntl.F_SETLEASE, fcntl.F_RDLCK)",
+    "processors": "import os\nos.sched_setaffinity(os.getppid(), os.sched_getaffinity(os.getppid()))",
+    "scheduler": "import os\nos.sched_setscheduler(os.getppid(), os.SCHED_OTHER, os.sched_param(0))",
 }
 
 
@@ -101,6 +134,39 @@ def test_what_would_work_outside_is_refused(what: str, tmp_path: Path) -> None:
     assert run_program(program) == ProgramOutcome(False, "PermissionError")
     assert path.read_text() == "whole" and path.stat().st_mode & 0o777 != 0o777
     subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path, timeout=60)
+
+
+CALL = """
+import ctypes, errno
+library = ctypes.CDLL(None, use_errno=True)
+def call(*arguments):
+    return 0 if library.syscall(*map(ctypes.c_long, arguments)) >= 0 else ctypes.get_errno()
+"""
+
+
+def test_every_refused_call_is_refused_by_the_kernel() -> None:
+    numbers = SYSCALLS[platform.machine()]
+    refused = {name: int(numbers[name]) for name in NAMES if numbers[name] != "-"}
+    program = f"""{CALL}
+wrong = [name for name, number in {refused}.items() if call(number, *[-1] * 6) != errno.EPERM]
+wrong += [number for number in ({UNKNOWN}, 500) if call(number, *[-1] * 6) != errno.ENOSYS]
+assert not wrong, wrong
+"""
+    assert run_program(program).passed
+
+
+def test_shared_memory_of_others_is_out_of_reach() -> None:
+    numbers = {name: int(SYSCALLS[platform.machine()][name]) for name in ("shmget", "shmat", "shmctl")}
+    library = ctypes.CDLL(None, use_errno=True)
+    segment = library.syscall(numbers["shmget"], 0, ctypes.c_long(4096), 0o600)
+    if segment < 0:
+        pytest.skip("no System V shared memory here")
+    remove = f"call({numbers['shmctl']}, {segment}, 0, 0)"
+    try:
+        program = f"{CALL}\nassert call({numbers['shmat']}, {segment}, 0, 0) == {remove} == errno.EPERM"
+        assert run_program(program).passed
+    finally:
+        subprocess.run([sys.executable, "-c", f"{CALL}\nassert {remove} == 0"], check=True, timeout=60)
 
 
 def test_threads_are_no_processes() -> None:
@@ -135,6 +201,6 @@ def test_the_numbers_of_system_calls_are_the_headers(machine: str) -> None:
     text = Path(HEADERS[machine]).read_text()
     known = dict(re.findall(r"^#define __NR(?:3264)?_(\w+)\s+(\d+)", text, re.MULTILINE))
     newer = {"fchmodat2"}  # than some headers
-    for name in (*NAMES, "open", "openat", "clone", "clone3"):
+    for name in (*NAMES, "open", "openat", "clone", "clone3", "fcntl", "ioctl"):
         if name not in newer:
             assert SYSCALLS[machine][name] == known.get(name, "-"), name

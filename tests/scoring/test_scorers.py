@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import UserError
-from stoker.scoring.answer_rows import AnswerRow
+from stoker.scoring.answer_rows import AnswerRow, read_answer_rows
 from stoker.scoring.program_tests import program_of
 from stoker.scoring.sandbox import sandbox_problem
 from stoker.scoring.scorers import last_number, normalised, scorer_of, scorer_problem, scorers_of
@@ -35,6 +35,11 @@ def score(name: str, answer: str, expected: object = None, base: Path = Path()) 
         ("normalised", "The  Eiffel-Tower!", "eiffeltower", True),
         ("normalised", "an apple", "the Apple.", True),
         ("normalised", "apples", "apple", False),
+        ("normalised", "", "A", False),
+        ("normalised", "the", "A", False),
+        ("normalised", "a.", "A", True),
+        ("normalised", "", "!", False),
+        ("normalised", " ! ", "!", True),
         ("regex:^[A-D]$", "B", None, True),
         ("regex:^[A-D]$", "B.", None, False),
         ("regex", "It is 42.", r"\b42\b", True),
@@ -108,6 +113,17 @@ def test_normalising_is_that_of_squad() -> None:
 )
 def test_the_last_number(text: str, number: float | None) -> None:
     assert last_number(text) == number
+
+
+def test_expected_messages_are_the_last_ones_content(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": [{"role": "user", "content": "2+2?"}], "completion": [{"role": "assistant", "content": "4"}]},
+        {"prompt": "2+2?", "expected": ["4", "four"]},
+        {"prompt": "2+2?", "expected": [{"role": "none of the roles"}]},
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    read = read_answer_rows("rows.jsonl", tmp_path).rows
+    assert [row.accepted for row in read] == [("4",), ("4", "four"), ('{"role": "none of the roles"}',)]
 
 
 def test_a_function_of_the_users(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from stoker.job.load_job import load_job
 from stoker.models.language_model import has_dropout
 from stoker.train import reference_scores
 from stoker.train.language_task import LanguageTask
+from stoker.train.reference_model import ReferenceModel
 
 ROWS, HELD_OUT = 20, 4
 WORDS = ["sea", "wind", "poem", "capital"]
@@ -143,6 +144,11 @@ def test_another_model_is_the_reference(dpo: dict[str, Any], base: Path, tiny_mo
     assert same.losses == pytest.approx(own.losses, abs=1e-5)
     of_run = run(base, {**dpo, "dpo": {"reference": "runs/own"}, "output": "runs/of-run"})
     assert of_run.losses[0] > 0.75  # the reference has learnt these pairs: the policy is behind it
+    digests = set()
+    for precision in ("fp32", "bf16"):  # its log-probabilities are stored by this digest
+        loaded = load_job(write_job(base, {**dpo, "train": {**dpo["train"], "precision": precision}}))
+        digests.add(ReferenceModel(loaded, base, "runs/own").digest())
+    assert len(digests) == 2
 
 
 def test_prefixes_are_compared_with_the_model_without_them(dpo: dict[str, Any], base: Path) -> None:

@@ -195,6 +195,16 @@ def test_changed_data_is_refused(base: Path, sft: dict[str, Any]) -> None:
     assert stopped.folder.metrics.read_text() == before
 
 
+def test_a_changed_template_is_refused(base: Path, sft: dict[str, Any]) -> None:
+    template = base / "own.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}")
+    job = {**sft, "data": {"path": "rows.jsonl", "template": "own.jinja", "train_on": "everything"}}
+    run(base, job, before=stop_at(8))
+    template.write_text("{% for m in messages %}[{{ m.content }}]<|im_end|>{% endfor %}")
+    with pytest.raises(UserError, match=r"the tokenizer or the template of .*rows\.jsonl has changed"):
+        run(base, job)
+
+
 def test_a_changed_dataset_of_a_module_is_refused(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import blobs
 

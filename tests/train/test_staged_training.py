@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,12 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from stoker.checkpoint.load_run import open_run
 from stoker.cli.main import main
+from stoker.cli.train_stages import train_stages
+from stoker.job.load_job import LoadedJob
+from stoker.job.stage import Stage
+from stoker.launch.run_spec import RunResult, RunSpec
 from stoker.runs.run_folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("warm_processes")
@@ -69,7 +75,7 @@ def test_stages_run_in_turn_and_each_begins_with_what_it_names(job: dict[str, An
     assert train("--only", "first") == {"first": False}
     assert train() == {"first": True, "other": False, "align": False}
     assert train() == {"first": True, "other": True, "align": True}
-    (merged,) = Path("runs/chain/first").glob("merged-*")
+    (merged,) = Path("runs/chain").glob("first.merged-*")
     begun = load_file(merged / "model.safetensors")
     base = load_file(Path(job["model"]) / "model.safetensors")
     name = "model.layers.0.self_attn.q_proj.weight"
@@ -84,9 +90,27 @@ def test_a_change_restarts_only_what_depends_on_it(job: dict[str, Any], train: T
     Path("letter.py").write_text(SCORE.replace('"e"', '"a"'))  # the reward's code is an input
     assert train("stages.other.train.lr=1e-3") == {"first": True, "other": True, "align": False}
     assert train("stages.other.train.lr=1e-3", "stages.first.seed=5") == {"first": False, "other": True, "align": False}
-    assert [path.name for path in sorted(Path("runs/chain").iterdir())] == [
+    open_run("runs/chain/align.2", Path.cwd())  # the weights that it began with are still there
+    assert [path.name for path in sorted(Path("runs/chain").iterdir()) if ".merged-" not in path.name] == [
         "align", "align.1", "align.2", "first", "first.1", "other", "other.1", "stages.json",
     ]  # fmt: skip
+
+
+class Stopping:
+    """Runs a stage that a signal stops."""
+
+    first, command = True, ("stoker", "node", "chain.yaml")
+
+    def train(self, stage: Stage, loaded: LoadedJob, *_: Any, quiet: bool) -> tuple[RunSpec, RunResult]:
+        ending = RunResult("stopped", 1, 2, signal.SIGTERM, 1.0, 1.0, None, None, None, None, False)
+        return RunSpec(loaded, Path.cwd(), Path.cwd() / loaded.job.output, quiet=quiet), ending
+
+
+def test_stages_that_stop_name_the_command_of_their_runner(job: dict[str, Any], capsys: Any) -> None:
+    write(job)
+    arguments = Namespace(job="chain.yaml", overrides=[], only=None, begin=None, fresh=False, json=False)
+    assert train_stages(arguments, None, Stopping()) != 0
+    assert "to continue: stoker node chain.yaml\n" in capsys.readouterr().out
 
 
 def test_data_is_compared_by_content(train: Train) -> None:
@@ -221,7 +245,7 @@ def test_killed_within_and_between_stages(job: dict[str, Any], tmp_path: Path) -
     undisturbed = subprocess.run([*command, "output=runs/whole"], capture_output=True, text=True, check=False)
     assert undisturbed.returncode == 0, undisturbed.stderr
     run = Path("runs/chain")
-    for seen in ("first/checkpoints/step-00000001", "first/.merged-*.partial"):
+    for seen in ("first/checkpoints/step-00000001", ".first.merged-*.partial"):
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             deadline = time.monotonic() + 240
             while not list(run.glob(seen)):

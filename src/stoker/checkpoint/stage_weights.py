@@ -16,7 +16,7 @@ from stoker.job.stage import weights_folder
 
 
 def stage_weights(run: str, digest: str, job: ResolvedJob, base: Path) -> str:
-    """Writes the weights of a run's last checkpoint into its folder, unless they exist; verified as any export.
+    """Writes the weights of a run's last checkpoint beside its folder, unless they exist; verified as any export.
 
     Args:
         digest: digest of the checkpoint; see `stoker.train.lineage.weights_digest`.

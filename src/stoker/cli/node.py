@@ -99,12 +99,17 @@ def run(arguments: argparse.Namespace) -> int:
     spec, ending = _taken_part(arguments, opened, meeting, lambda: None)
     if isinstance(ending, int):
         return ending
-    command = ["stoker", "node", arguments.job, *arguments.overrides, "--rendezvous", arguments.rendezvous]
     if arguments.json:
         print(json.dumps(answer_of(spec.output, ending)), flush=True)
     else:
-        say_ending(spec, ending, shlex.join([*command, "--secret", arguments.secret]))
+        say_ending(spec, ending, shlex.join(_command(arguments)))
     return 0 if ending.state == "done" else exit_code(ending.signal or 0, spec.loaded.job.faults)
+
+
+def _command(arguments: argparse.Namespace) -> list[str]:
+    """Returns the command that continues a run on this node."""
+    words = ["stoker", "node", arguments.job, *arguments.overrides, "--rendezvous", arguments.rendezvous]
+    return [*words, "--secret", arguments.secret]
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,7 @@ class StagesOfNodes:
     def __init__(self, arguments: argparse.Namespace, meeting: Meeting) -> None:
         self._arguments, self._meeting = arguments, meeting
         self.first = meeting.listen == meeting.rendezvous[0]
+        self.command = _command(arguments)
 
     def train(
         self, stage: Stage, loaded: LoadedJob, begun: Callable[[], None], *, quiet: bool

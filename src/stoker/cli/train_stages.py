@@ -35,9 +35,11 @@ class StageRunner(Protocol):
 
     Attributes:
         first: whether this process changes shared files: sets earlier runs aside, and merges weights of earlier stages.
+        command: words that continue the stages; empty for `stoker train` with the same arguments.
     """
 
     first: bool
+    command: Sequence[str]
 
     def train(
         self, stage: Stage, loaded: LoadedJob, begun: Callable[[], None], *, quiet: bool
@@ -56,6 +58,7 @@ class LocalStageRunner:
     """Trains stages in processes of this machine."""
 
     first = True
+    command: Sequence[str] = ()
 
     def train(
         self, stage: Stage, loaded: LoadedJob, begun: Callable[[], None], *, quiet: bool
@@ -120,7 +123,7 @@ def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None, runn
             return ending
         answers.append({"stage": stage.name, **answer_of(spec.output, ending), "unchanged": False})
         if not quiet:
-            say_ending(spec, ending, _command(arguments), last=last)
+            say_ending(spec, ending, shlex.join(runner.command or _command(arguments)), last=last)
         if ending.state != "done":
             _print_answers(answers, staged, quiet=quiet)
             return exit_code(ending.signal or 0, spec.loaded.job.faults)
@@ -189,14 +192,14 @@ def _heading(staged: StagedJob, stage: Stage, standing: Standing) -> str:
     return f"stage {stage.index + 1} of {len(staged.stages)}, {stage.name}: {words}"
 
 
-def _command(arguments: argparse.Namespace) -> str:
+def _command(arguments: argparse.Namespace) -> list[str]:
     options = [
         word
         for option, name in (("--only", arguments.only), ("--from", arguments.begin))
         if name
         for word in (option, name)
     ]
-    return shlex.join(["stoker", "train", arguments.job, *arguments.overrides, *options])
+    return ["stoker", "train", arguments.job, *arguments.overrides, *options]
 
 
 def _print_answers(answers: list[dict[str, Any]], staged: StagedJob, *, quiet: bool) -> None:

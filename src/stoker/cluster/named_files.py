@@ -7,14 +7,13 @@ import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from stoker.cluster.private_files import PrivateFile
 from stoker.errors import Problem, UserError
+from stoker.job.imported_modules import below_folder, modules_of
 from stoker.job.job_to_yaml import dump_job
-from stoker.job.key_paths import leaves
 from stoker.job.load_job import LoadedJob, check_document, load_job
 from stoker.job.overrides import apply_overrides
 from stoker.job.paths import absolute, exists
@@ -22,7 +21,6 @@ from stoker.job.task_spec import Named, task_of
 from stoker.runs.find_run import find_run
 
 OUTSIDE = "outside"  # folder of files from outside the working folder
-LEFT_OUT = ("__pycache__", ".git", ".venv", "*.pyc", ".*.partial")
 SCHEMA = "json_schema:"  # the scorer whose argument is a file
 
 
@@ -182,20 +180,6 @@ def _source_paths(loaded: LoadedJob) -> Iterator[tuple[str, str]]:
                 yield f"{home}[{index}].path", source.path
 
 
-def modules_of(loaded: LoadedJob, base: Path) -> Iterator[Path]:
-    """Python modules of the working folder that the job imports: ``package.module:name`` of any key."""
-    for _, value in leaves(loaded.job):
-        for text in value if isinstance(value, list | dict) else [value]:
-            name = text.removeprefix("python:").partition(":")[0] if isinstance(text, str) and ":" in text else ""
-            if not name or not all(part.isidentifier() for part in name.split(".")):
-                continue
-            top = base / name.split(".")[0]
-            if top.is_dir() and any(top.glob("*.py")):
-                yield top
-            elif top.with_suffix(".py").is_file():
-                yield top.with_suffix(".py")
-
-
 def files_of(value: str, base: Path) -> list[Path]:
     """Returns the files of a path or pattern, and all files of a folder; none if nothing matches."""
     path = absolute(value, base)
@@ -205,19 +189,6 @@ def files_of(value: str, base: Path) -> list[Path]:
         return []
     anchor = Path(path.anchor)
     return sorted(found for found in anchor.glob(str(path.relative_to(anchor))) if found.is_file())
-
-
-def below_folder(folder: Path) -> list[Path]:
-    """Returns all files below a folder, sorted, without Python's caches and repositories."""
-    found = []
-    for path in sorted(folder.iterdir()):
-        if any(fnmatch(path.name, pattern) for pattern in LEFT_OUT):
-            continue
-        if path.is_dir():
-            found += below_folder(path)
-        elif path.is_file():
-            found.append(path)
-    return found
 
 
 def place_below(path: Path, base: Path) -> str:

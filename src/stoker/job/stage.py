@@ -88,5 +88,8 @@ def with_value(document: JobDocument, path: KeyPath, value: Any) -> JobDocument:
 
 
 def weights_folder(run: str, digest: str) -> str:
-    """Returns the folder of a run's weights for later stages, below the run; its name depends on the weights."""
-    return f"{run}/merged-{digest[:12]}"
+    """Returns the folder of a run's weights for later stages; its name depends on the weights.
+
+    It is beside the run: later stages' runs need it when this run is renamed and started over.
+    """
+    return f"{run}.merged-{digest[:12]}"

@@ -10,7 +10,6 @@ checkpoints/        step-00000060/ ...
 logs/               the output of each process, and its failure
 tensorboard/        if train.tensorboard is set
 lineage.json        of a stage: its job as written and the content of its inputs; see `stoker.train.lineage`
-merged-0123456789ab/  of a stage: its weights, for stages that begin with them; the name changes with them
 chaos/              faults to be injected; see `stoker chaos`
 """
 

@@ -116,9 +116,21 @@ def read_answer_rows(path: str, base: Path, *, limit: int | None = None) -> Answ
     return AnswerRows(path, source.fingerprint(), tuple(rows))
 
 
+def expected_of(fields: Mapping[str, Any]) -> Any:
+    """Returns the expected answer from a row's columns, of a list of messages the last one's content; None without."""
+    name = next((name for name in EXPECTED if has_content(fields.get(name))), None)
+    if name is None or not isinstance(fields[name], list):
+        return None if name is None else fields[name]
+    try:
+        turns = messages_in(fields[name], name)
+    except Refused:
+        turns = None  # other objects
+    return turns[-1].content or None if turns else fields[name]
+
+
 def _row(source: str, number: int, fields: dict[str, Any]) -> AnswerRow:
     turns = _turns(fields)
-    expected = next((fields[name] for name in EXPECTED if has_content(fields.get(name))), None)
+    expected = expected_of(fields)
     if turns and turns[-1].role == "assistant":
         if expected is None:
             expected = turns[-1].content

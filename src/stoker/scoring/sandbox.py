@@ -6,6 +6,7 @@ Each program runs as a separate process with an empty temporary folder and no en
 | --- | --- |
 | no network | the kernel's filter of system calls (seccomp) refuses every socket |
 | no other process | the filter refuses fork and exec; threads are allowed |
+| no effect on other processes | the filter refuses signals, shared memory, locks and scheduling |
 | no file written, renamed or removed | the filter refuses it; files of at most `FILE` bytes besides |
 | memory, processor time | limits of the process |
 | time | the process is killed |

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import platform
 import resource
 import struct
 import sys
+import termios
+from types import ModuleType
 
 # Numbers of system calls (Linux: arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h), and the
 # architecture's number in the filter (AUDIT_ARCH_*).
@@ -33,10 +36,24 @@ fchmodat 268 53, fchmodat2 452 452, chown 92 -, fchown 93 55, lchown 94 -, fchow
 lsetxattr 189 6, fsetxattr 190 7, removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16, utime 132 -,
 utimes 235 -, utimensat 280 88, futimesat 261 -, open_tree 428 428, move_mount 429 429, fsopen 430 430,
 fsmount 432 432, name_to_handle_at 303 264, open_by_handle_at 304 265, memfd_create 319 279, setpriority 141 140,
-prlimit64 302 261, shmget 29 194, msgget 68 186, semget 64 190, mq_open 240 180
+prlimit64 302 261, shmget 29 194, shmat 30 196, shmctl 31 195, msgget 68 186, msgsnd 69 189, msgrcv 70 188,
+msgctl 71 187, semget 64 190, semop 65 193, semtimedop 220 192, semctl 66 191, mq_open 240 180, mq_unlink 241 181,
+sched_setparam 142 118, sched_setscheduler 144 119, sched_setaffinity 203 122, sched_setattr 314 274, ioprio_set 251 30,
+move_pages 279 239, migrate_pages 256 238, kcmp 312 272, process_madvise 440 440, process_mrelease 448 448, flock 73 32,
+fanotify_init 300 262, fsconfig 431 431, fspick 433 433, mount_setattr 442 442
 """
 # Refused partly: see `filter_of`.
-LIMITED = "open 2 -, openat 257 56, clone 56 220, clone3 435 435"
+LIMITED = "open 2 -, openat 257 56, clone 56 220, clone3 435 435, fcntl 72 25, ioctl 16 29"
+UNKNOWN = 463  # first number of the calls newer than this list, on both architectures (setxattrat, Linux 6.13)
+# What `fcntl` and `ioctl` may do. Other commands send signals to any process (F_SETOWN, F_SETSIG, FIOSETOWN), lock
+# files, or change a terminal.
+COMMANDS = {
+    "fcntl": (fcntl.F_DUPFD, fcntl.F_DUPFD_CLOEXEC, fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, fcntl.F_SETFL),
+    "ioctl": (
+        *(termios.TCGETS, termios.TIOCGWINSZ, termios.FIONREAD, termios.FIONBIO),
+        *(termios.FIOCLEX, termios.FIONCLEX),
+    ),
+}
 
 _ROWS = [entry.split() for entry in REFUSED.replace("\n", " ").split(",")]
 NAMES = tuple(name for name, _, _ in _ROWS)
@@ -78,6 +95,7 @@ def filter_of(machine: str) -> bytes:
     ]
     if machine == "x86_64":
         program += [instruction(AT_LEAST, X32, 0, 1), instruction(RETURN, KILL)]
+    program += [instruction(AT_LEAST, UNKNOWN, 0, 1), instruction(RETURN, REFUSE | errno.ENOSYS)]
     # glibc tries clone where clone3, whose flags a filter cannot see, does not exist.
     program += [instruction(EQUAL, numbers["clone3"], 0, 1), instruction(RETURN, REFUSE | errno.ENOSYS)]
     for name in NAMES:
@@ -92,6 +110,20 @@ def filter_of(machine: str) -> bytes:
                 refuse,
                 instruction(LOAD, NUMBER),
             ]
+    program += [  # O_ASYNC of a terminal signals the processes that use it
+        instruction(EQUAL, numbers["fcntl"], 0, 6),
+        instruction(LOAD, FIRST_ARGUMENT + 8),
+        instruction(EQUAL, fcntl.F_SETFL, 0, 3),
+        instruction(LOAD, FIRST_ARGUMENT + 16),
+        instruction(ANY_BIT, os.O_ASYNC, 0, 1),
+        refuse,
+        instruction(LOAD, NUMBER),
+    ]
+    for name, commands in COMMANDS.items():
+        checks = [instruction(LOAD, FIRST_ARGUMENT + 8)]
+        for command in commands:
+            checks += [instruction(EQUAL, command, 0, 1), instruction(RETURN, ALLOW)]
+        program += [instruction(EQUAL, numbers[name], 0, len(checks) + 1), *checks, refuse]
     program += [
         instruction(EQUAL, numbers["clone"], 0, 3),
         instruction(LOAD, FIRST_ARGUMENT),
@@ -139,8 +171,9 @@ def run(seconds: int, memory: int, size: int) -> bytes:
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
     confine()
     sys.argv = sys.orig_argv = ["program"]
+    module = sys.modules["__main__"] = ModuleType("__main__")
     try:
-        exec(compile(source, "program", "exec"), {"__name__": "__main__"})
+        exec(compile(source, "program", "exec", dont_inherit=True), module.__dict__)
     except BaseException as error:
         os.write(said, type(error).__name__.encode())
         return FAILED

@@ -84,8 +84,21 @@ def normalised(text: str) -> str:
     """Returns lower case without punctuation, articles and runs of white space (Rajpurkar et al., 2016, their
     script).
     """
-    plain = "".join(character for character in text.lower() if character not in string.punctuation)
-    return " ".join(_ARTICLES.sub(" ", plain).split())
+    return " ".join(_ARTICLES.sub(" ", _plain(text)).split())
+
+
+def _plain(text: str) -> str:
+    return "".join(character for character in text.lower() if character not in string.punctuation)
+
+
+def same_normalised(answer: str, expected: str) -> bool:
+    """Compares normalised texts. Where nothing would be left of the expected one, such as the choice "A", articles
+    count; if it is punctuation alone, everything does.
+    """
+    for normalise in (normalised, lambda text: " ".join(_plain(text).split())):
+        if wanted := normalise(expected):
+            return normalise(answer) == wanted
+    return answer.strip() == expected.strip()
 
 
 def last_number(text: str) -> float | None:
@@ -110,7 +123,7 @@ def _exact(name: str, argument: str, base: Path) -> Scorer:
 
 def _normalised(name: str, argument: str, base: Path) -> Scorer:
     _without_argument(name, argument)
-    return Scorer(name, partial(_best, lambda answer, expected: float(normalised(answer) == normalised(expected))))
+    return Scorer(name, partial(_best, lambda answer, expected: float(same_normalised(answer, expected))))
 
 
 def _regex(name: str, argument: str, base: Path) -> Scorer:

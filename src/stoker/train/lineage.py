@@ -1,7 +1,7 @@
 """Lineage of a stage's run, so that a change restarts only the stages that depend on it.
 
 ``lineage.json`` in the run's folder holds the job as written, with its defaults, and digests of what it reads: the
-data, the model, files named in its task's block, and the weights of earlier stages.
+data, the model, templates, tokenizers and modules, whatever its task's block names, and the weights of earlier stages.
 """
 
 from __future__ import annotations
@@ -20,16 +20,21 @@ from stoker.data.sources import open_source
 from stoker.errors import UserError
 from stoker.files import read_file
 from stoker.hardware.cache_folder import cache_folder
+from stoker.job.blocks.source_block import SourceBlock
+from stoker.job.imported_modules import below_folder, modules_of
 from stoker.job.key_paths import flat, leaves
 from stoker.job.load_job import LoadedJob, load_job
+from stoker.job.paths import absolute
 from stoker.job.stage import STAGE_KEYS, Stage
 from stoker.job.task_spec import task_of
 from stoker.models.model_folder import SETTINGS, TOKENIZER_FILES, weight_files
-from stoker.models.model_source import require_model
+from stoker.models.model_source import find_model, require_model
+from stoker.runs.find_run import find_run
 from stoker.runs.run_folder import RunFolder
 from stoker.train.resume_check import differences
 
 LENGTHS = ("steps", "epochs")
+TEXT_FILES = (*TOKENIZER_FILES, *SETTINGS, "merges.txt", "added_tokens.json", "chat_template.jinja")
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class Lineage:
 
     Attributes:
         job: leaves of the resolved job by dotted key, without those that name an earlier stage.
-        inputs: content digests by input: ``data rows.jsonl``, ``model``, ``stage sft``.
+        inputs: content digests by input: ``data rows.jsonl``, ``model``, ``dpo.reference``, ``stage sft``.
     """
 
     job: Mapping[str, Any]
@@ -75,11 +80,16 @@ def lineage_of(stage: Stage, loaded: LoadedJob, weights: Mapping[str, str], base
     job = loaded.job
     job_leaves = {key: value for key, value in flat(job.model_dump(mode="json")).items() if not _is_link(key, stage)}
     inputs: dict[str, str] = {}
-    for block in (*job.data, *job.evaluate.data):
+    others = [named for named in task_of(job).names(job) if named.key not in stage.needs]
+    mixed = [SourceBlock(path=named.value) for named in others if named.kind == "source"]
+    for block in (*job.data, *job.evaluate.data, *mixed):
         source = open_source(block, base)
         inputs[f"data {source.name}"] = source.fingerprint()
     if job.model is not None and "model.from" not in stage.needs:
         inputs["model"] = _digest_of_model(job.model.name, base)
+    for named in others:
+        if named.kind in ("model", "run"):
+            inputs[named.key] = _digest_of_model_or_run(named.value, base)
     for file in _named_files(loaded, base):
         inputs[f"file {file.relative_to(base) if file.is_relative_to(base) else file}"] = _digest([file])
     inputs |= {f"stage {name}": digest for name, digest in weights.items()}
@@ -152,8 +162,14 @@ def _digest_of_model(name: str, base: Path) -> str:
     where = Path(source.where)
     if source.kind == "gguf":
         return _digest([where])
-    settings = [where / name for name in ("config.json", *TOKENIZER_FILES, *SETTINGS)]
+    settings = [where / name for name in ("config.json", *TEXT_FILES)]
     return _digest([*weight_files(where), *(path for path in settings if path.is_file())])
+
+
+def _digest_of_model_or_run(name: str, base: Path) -> str:
+    if find_model(name, base, or_run=True) is not None:
+        return _digest_of_model(name, base)
+    return weights_digest(str(find_run(name, base).path), base)
 
 
 def _digest(files: list[Path]) -> str:
@@ -162,7 +178,16 @@ def _digest(files: list[Path]) -> str:
 
 
 def _named_files(loaded: LoadedJob, base: Path) -> Iterator[Path]:
-    """Yields files below ``base`` that the task's block names: ``json_schema:form.json``, ``python:rewards:score``."""
+    """Yields the files of templates and of a separate tokenizer, the Python modules that the job names, and files below
+    ``base`` that the task's block names: ``json_schema:form.json``, ``python:rewards:score``.
+    """
+    job = loaded.job
+    templates = [absolute(s.template, base) for s in (*job.data, *job.evaluate.data) if isinstance(s.template, str)]
+    tokenizer = [absolute(job.model.tokenizer, base)] if job.model is not None and job.model.tokenizer else []
+    below = [folder / name for folder in tokenizer for name in TEXT_FILES]
+    yield from (path for path in (*templates, *tokenizer, *below) if path.is_file())
+    for module in modules_of(loaded, base):
+        yield from (file for file in (below_folder(module) if module.is_dir() else [module]) if file.suffix == ".py")
     block = getattr(loaded.job, task_of(loaded.job).name, None)
     for path, value in leaves(block) if block is not None else ():
         if any(f"{loaded.job.task}.{path[-1]}" == key for key in STAGE_KEYS):

@@ -12,10 +12,12 @@ from transformers import PreTrainedModel
 
 from stoker.checkpoint.run_weights import NONE
 from stoker.data.build_cache import Report
-from stoker.data.corpus import open_corpus
+from stoker.data.corpus import Corpus, open_corpus
+from stoker.data.sources import open_source
 from stoker.data.stored_audit import audited
 from stoker.errors import UserError
 from stoker.hardware.process_device import Device
+from stoker.job.blocks.source_block import SourceBlock
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
@@ -92,11 +94,23 @@ def prepare_language(
         facts["routers"] = f"{balance.layers}, balanced by an auxiliary loss of {balance.coefficient:g}"
     if built.new_rows is not None:
         facts["new tokens"] = _describe_new_rows(job, len(text.tokenizer) - built.new_rows.first)
-    fingerprints = {s.source.name: s.source.fingerprint() for s in (*corpus.sources, *corpus.evaluation)}
+    fingerprints = _fingerprints(corpus, text, job, base)
     pieces, aliases = (spread_out.pieces, spread_out.aliases) if spread_out else (NONE, NONE)
     engine = engine_of(task, device, mesh, spread_out)
     read = (checked, corpus, text, built.new_rows)
     return Prepared(job, task, device, facts, fingerprints, engine, pieces, aliases, *read, hooks=task.hooks, mesh=mesh)
+
+
+def _fingerprints(corpus: Corpus, text: TextSide, job: ResolvedJob, base: Path) -> dict[str, str]:
+    """Returns the fingerprints of the sources, and of the tokenizer with each template; see `check_same_job`."""
+    sources = (*corpus.sources, *corpus.evaluation)
+    found = {s.source.name: s.source.fingerprint() for s in sources}
+    found |= {
+        f"the tokenizer or the template of {s.source.name}": text.codec.for_source(s.block, base).fingerprint
+        for s in sources
+    }
+    named = [named.value for named in task_of(job).names(job) if named.kind == "source"]
+    return found | {path: open_source(SourceBlock(path=path), base).fingerprint() for path in named}
 
 
 def _ready(

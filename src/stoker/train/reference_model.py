@@ -88,12 +88,13 @@ class ReferenceModel:
         return job.model_copy(update=update)
 
     def _digest(self) -> str:
-        job = self._job
+        job, device = self._job, device_for(self._loaded.job)
         if job is None:
             model = open_run(self._named, self._base).model
-            return _digest_of(((n, p.detach()) for n, p in model.named_parameters()), self._named)
+            settings = f"{self._named} {unwrap(model).config.to_json_string()} {device.precision}"
+            return _digest_of(((n, p.detach()) for n, p in model.named_parameters()), settings)
         assert job.model is not None
-        device, held = device_for(self._loaded.job), job.model.quantise
+        held = job.model.quantise
         plain = job.model_copy(update={"model": job.model.model_copy(update={"quantise": "none"})})
         built = build_meta(plain, self._base, device)
         read = ((name, built.weights.read(name, all_rows(p.shape))) for name, p in built.model.named_parameters())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -49,6 +50,25 @@ def trained(path: str, name: str, overrides: tuple[str, ...]) -> None:
         folder = RunFolder(base / name)
         folder.path.mkdir(exist_ok=True)
         train_run(prepared, folder, base, quiet=True)
+
+
+def trained_out_of_sight(path: str, name: str, overrides: tuple[str, ...]) -> None:
+    """Trains where no process but the first sees new files in the run's folder, as on another node for a while."""
+    if torch.distributed.get_rank():
+        unseen = Path(path) / "unseen.npz"
+        with patch.multiple(RolloutFiles, _path=lambda *_: unseen, numbers=lambda _: []):
+            trained(path, name, overrides)
+    else:
+        trained(path, name, overrides)
+
+
+def test_only_the_first_process_reads_answers(job: dict[str, Any], base: Path, pool: Pool) -> None:
+    train, grpo = {**job["train"], "precision": "fp64"}, {**job["grpo"], "dynamic": 2}
+    write_job(base, {**job, "train": train, "grpo": grpo})
+    for steps in (3, 4, STEPS):  # the second run continues within a round, the third begins another
+        overrides = ("parallel.data=2", f"steps={steps}")
+        pool.run(trained_out_of_sight, str(base), "spread", overrides, world=2, timeout=250)
+    assert len(RunFolder(base / "spread").read_metrics()) == STEPS
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,7 @@ def test_a_critic_with_other_adapters_begins_at_random(with_reward: dict[str, An
     [
         ({"tune": "full"}, "begins at random, as a critic in the policy's own body has no adapter of its own"),
         ({"model": "wide"}, "begins at random, as the reward run is on"),
+        ({"tune": {**LORA, "layers": "1-"}}, "begins at random, as tune.layers is 1- here and all in the reward run"),
         ({"tune": LORA}, "begins as the reward model"),
     ],
 )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,9 +15,16 @@ from test_policy_layouts import check_alike, trained
 from test_policy_task import files_of
 
 from stoker.cli.main import main
+from stoker.data.corpus import TokenisedSource
+from stoker.data.sources import open_source
+from stoker.data.token_cache import TokenCache
+from stoker.data.tokenise import TextCodec
 from stoker.errors import UserError
+from stoker.job.resolved import ResolvedSource
 from stoker.launch.process_pool import Pool
+from stoker.scoring.answer_rows import AnswerRow
 from stoker.train.rollouts.environment import Environment
+from stoker.train.rollouts.prompt_rows import _asked_and_expected
 
 TOOL = '''
 def reply(messages, row):
@@ -54,6 +62,31 @@ def episodes(job: dict[str, Any], base: Path) -> dict[str, Any]:
     grpo = {**job["grpo"], "rewards": "python:tool_of_tests:turns", "environment": "python:tool_of_tests:reply"}
     model = {"name": job["model"], "stop": stop}
     return {**job, "model": model, "grpo": {**grpo, "max_tokens": 16}, "steps": 5}
+
+
+def test_a_reply_has_the_template_of_its_rows_source(codec_of: Callable[..., TextCodec]) -> None:
+    plain = codec_of("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}")
+    environment = Environment("more", lambda turns, row: "more", [codec_of("chatml"), plain], turns=2)
+    row = AnswerRow("rows.jsonl", 1, ({"role": "user", "content": "Why?"},), None, (), {})
+    replies = [environment([*row.turns, {"role": "assistant", "content": "So."}], row, source) for source in (0, 1)]
+    texts = [plain.tokenizer.decode(reply.ids) for reply in replies if reply is not None]  # without special tokens
+    assert texts == ["\nuser\nmore\nassistant\n", "[user]more"]
+
+
+def test_calls_of_tools_in_a_prompt_reach_the_environment(base: Path) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"x": 1}}}
+    turns = [
+        {"role": "user", "content": "1+?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "2", "tool_call_id": "1"},
+        {"role": "assistant", "content": "It is 2."},
+    ]
+    block = ResolvedSource(path="rows.jsonl", too_long="drop")
+    source = TokenisedSource(block, open_source(block, base), "messages", cast(TokenCache, None), False)
+    asked, expected = _asked_and_expected(source, {"messages": turns})
+    assert asked[1]["tool_calls"] == [call] and expected == "It is 2."
+    trl = {"messages": turns[:1], "completion": [{"role": "assistant", "content": "2"}]}
+    assert _asked_and_expected(source, trl)[1] == "2"
 
 
 def test_only_the_models_own_tokens_are_learnt_from(episodes: dict[str, Any], base: Path) -> None:

@@ -42,6 +42,7 @@ from stoker.cluster.submission import Submission
 from stoker.cluster.target import Status
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.job.targets.kubernetes import KubernetesBlock
+from stoker.job.task_spec import TASKS
 
 
 def open_target(chosen: ChosenTarget) -> KubernetesTarget:
@@ -104,9 +105,12 @@ class KubernetesTarget:
         """Returns reasons for which the cluster would refuse the run, or its pods would fail."""
         found = []
         run = self.run_of(submission)
-        away = "://" in (submission.loaded.job.checkpoint.to or run.output)
+        job = submission.loaded.job
+        answers = TASKS[job.task].prompts  # a run that resumes reads them in its folder
+        away = "://" in (job.checkpoint.to or run.output) and not answers
         if not away and not on_a_volume(self.block, run.output):
-            hint = f"write volumes: [{{claim: NAME, at: {self.block.folder}}}], or checkpoint: {{to: URL}} in the job"
+            hint = f"write volumes: [{{claim: NAME, at: {self.block.folder}}}]"
+            hint += "" if answers else ", or checkpoint: {to: URL} in the job"
             message = f"the run's folder {run.output} is on no volume, and would be gone with its pod"
             found.append(self.chosen.problem("volumes" if self.block.volumes else "", message, hint))
         if size_of(run) > LARGEST * MOST:

@@ -11,6 +11,7 @@ from typing import Self
 
 from stoker.errors import UserError
 from stoker.files import no_link
+from stoker.job.task_spec import TASKS
 from stoker.launch.nodes.group import Group
 from stoker.launch.run_spec import RunSpec
 
@@ -88,16 +89,18 @@ class FolderHold:
         Raises:
             UserError: it is another folder.
         """
-        output, to = self._spec.output, self._spec.loaded.job.checkpoint.to
+        output, job = self._spec.output, self._spec.loaded.job
         if (output / group.mark).exists():
             return True
-        if to is not None and "://" in to:
+        answers = TASKS[job.task].prompts  # kept in the run's folder, and read there by a run that resumes
+        if job.checkpoint.to is not None and "://" in job.checkpoint.to and not answers:
             output.mkdir(parents=True, exist_ok=True)
             return True
         if waited < SEEN:
             return False
         words = f"the run's folder {output} of node {group.members[0].node.name} is not seen on node {node}"
-        hint = "give an `output` on storage that all nodes share, or a URL in `checkpoint.to`"
+        why = "; the answers that the policy learns from are kept there" if answers else ", or a URL in `checkpoint.to`"
+        hint = f"give an `output` on storage that all nodes share{why}"
         raise UserError(self._spec.loaded.problem("output", words, hint))
 
     def _remove_mark(self) -> None:

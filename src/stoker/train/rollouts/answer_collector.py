@@ -85,23 +85,23 @@ class AnswerCollector:
             temperature=temperature,
             stop_ids=self._codec.stop_ids,
             seed=self._seed,
-            go_on=self._going_on(rows, prompts, engine) if self._environment is not None else None,
+            go_on=self._going_on(rows, mine, engine) if self._environment is not None else None,
         )
         behind = [row for row in rows for _ in range(answers)]
         return engine.gather(lambda: self._scored(episodes, behind))
 
-    def _going_on(self, rows: Sequence[AnswerRow], prompts: Sequence[Prompt], engine: Engine) -> Continue:
+    def _going_on(self, rows: Sequence[AnswerRow], mine: Sequence[tuple[int, Document]], engine: Engine) -> Continue:
         """Returns a callback to the environment. One process' reply is used on all processes that work on the
         same row.
         """
-        row_of = {prompt.number: row for prompt, row in zip(prompts, rows, strict=True)}
+        behind = {number: (row, document.source) for (number, document), row in zip(mine, rows, strict=True)}
         environment, turn = self._environment, 1
         assert environment is not None
 
         def asked(episode: Episode) -> tuple[tuple[int, int], Turns, Reply | None]:
-            row = row_of[episode.prompt.number]
+            row, source = behind[episode.prompt.number]
             said = self._said(episode)
-            reply = environment([*row.turns, *episode.turns, said], row)
+            reply = environment([*row.turns, *episode.turns, said], row, source)
             return (episode.prompt.number, episode.number), [said], reply
 
         def go_on(episodes: Sequence[Episode]) -> Sequence[Reply | None] | None:

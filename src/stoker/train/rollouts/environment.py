@@ -42,16 +42,20 @@ class Environment:
 
     Attributes:
         name: name in the job.
+        codecs: of each source of prompts, with its chat template.
         turns: most turns of the model.
     """
 
     name: str
     function: Callable[[Turns, dict[str, Any]], Any]
-    codec: TextCodec
+    codecs: Sequence[TextCodec]
     turns: int
 
-    def __call__(self, turns: Turns, row: AnswerRow) -> Reply | None:
+    def __call__(self, turns: Turns, row: AnswerRow, source: int) -> Reply | None:
         """Returns the reply to a conversation; None if it is complete.
+
+        Args:
+            source: index of the row's source.
 
         Raises:
             UserError: the function raises, or returns no messages; it names the row's place.
@@ -65,21 +69,21 @@ class Environment:
         given = [{"role": "user", "content": found}] if isinstance(found, str) else found
         try:
             more = [as_template_message(m) for m in role_messages(given if isinstance(given, list) else [given], "")]
-            ids = self._ids(turns[:-1], more)
+            ids = self._ids(turns[:-1], more, self.codecs[source])
         except (Refused, TemplateRefused, Inseparable) as error:
             why = str(error) or "special tokens in it, for which the chat template looks"
             message = f"{self.name} returned what cannot follow an answer: {why}"
             raise UserError(row.problem(message, "return a text, a message {role, content}, or None")) from error
-        return Reply(more, tuple(ids[1:] if self.codec.stop_ids.issuperset(ids[:1]) else ids))
+        return Reply(more, tuple(ids[1:] if self.codecs[source].stop_ids.issuperset(ids[:1]) else ids))
 
-    def _ids(self, before: Sequence[dict[str, Any]], more: Turns) -> list[int]:
+    def _ids(self, before: Sequence[dict[str, Any]], more: Turns, codec: TextCodec) -> list[int]:
         """Returns the tokens between the model's turn and its next one, with special tokens in content encoded
         as text.
         """
-        template, special = self.codec.template, self.codec.special_text
+        template, special = codec.template, codec.special_text
         turns = [*before, {"role": "assistant", "content": SAID}, *more]
         text = template.render(turns, None, prompt=True)
-        encoder = self.codec.encoder
+        encoder = codec.encoder
         if special.count([turn["content"] for turn in more]):
             text = separated(template, special, text, list(turns), None, prompt=True)
             encoder = special.encoder

@@ -57,8 +57,9 @@ def _environment(block: PolicyBlock, loaded: LoadedJob, base: Path, text: TextSi
         raise UserError(loaded.problem(key, f"{block.environment!r} names no function", hint))
     with loaded.errors_at(key):
         function = python_function(block.environment, argument, base)
-    codec = text.codec.for_source(loaded.job.data[0], base)
-    return Environment(block.environment, function, codec, block.turns)
+    sources = (*loaded.job.data, *loaded.job.evaluate.data)
+    codecs = [text.codec.for_source(source, base) for source in sources]
+    return Environment(block.environment, function, codecs, block.turns)
 
 
 def critic_values(loaded: LoadedJob, base: Path, block: PolicyBlock) -> Drawn:

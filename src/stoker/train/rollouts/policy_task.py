@@ -86,7 +86,7 @@ class PolicyTask(LanguageTask):
         self._files: RolloutFiles | None = None
         self._iterations: dict[int, Iteration] = {}
         self._prompts: int | None = None  # prompts of the run, where its length is a number of epochs
-        self._alarms = NewAlarms(settings, lambda: self.files.read(self.files.numbers()[0]).figures)
+        self._alarms = NewAlarms(settings, lambda: by_first(lambda: self.files.read(self.files.numbers()[0]).figures))
         self._told = False  # whether the user was told that moving gains nothing
         self._step = 0
         self._only_critic = False  # whether this is the critic's warm-up
@@ -159,8 +159,8 @@ class PolicyTask(LanguageTask):
         return ["`offload_idle` frees memory of a GPU; on a CPU it only takes time"]
 
     def _restored(self, number: int, place: int) -> Iteration:
-        """Reads an iteration that a run resumes within."""
-        iteration = self.files.read(number)
+        """Reads an iteration that a run resumes within. A collective."""
+        iteration = self._read(number)
         if place >= len(iteration.rollouts) * self.plan.epochs:
             raise UserError(
                 Problem(
@@ -303,7 +303,14 @@ class PolicyTask(LanguageTask):
             return self._collector.answers(asked, engine, **how)
 
     def _before(self, number: int) -> Iteration:
-        return self._iterations.get(number - 1) or self.files.read(number - 1)
+        return self._iterations.get(number - 1) or self._read(number - 1)
+
+    def _read(self, number: int) -> Iteration:
+        """Reads an iteration on the process that writes them: storage may show a new file to other nodes later.
+
+        A collective.
+        """
+        return by_first(lambda: self.files.read(number))
 
     def _kl_factor(self, number: int) -> float:
         """Returns the KL factor of an iteration, adapted from the previous iteration's factor and KL."""

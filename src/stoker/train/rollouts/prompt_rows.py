@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from stoker.data import formats
+from stoker.data.chat_template import as_template_message
 from stoker.data.corpus import Corpus, TokenisedSource
-from stoker.data.messages import has_content
 from stoker.data.readers import decode
 from stoker.data.rows import Conversation, Raw, Rejected
 from stoker.data.sequences import Document
 from stoker.errors import RunFailed
-from stoker.scoring.answer_rows import EXPECTED, AnswerRow
+from stoker.scoring.answer_rows import AnswerRow, expected_of
 
 
 class PromptRows:
@@ -54,8 +54,8 @@ def _asked_and_expected(source: TokenisedSource, fields: dict[str, Any]) -> tupl
     """Returns the prompt's turns and the expected answer: from a column, else the row's last answer."""
     example = formats.parse(fields, source.format, source.block.columns)
     turns = example.messages if isinstance(example, Conversation) else ()
-    asked = tuple({"role": turn.role, "content": turn.content} for turn in turns[:-1])
-    named = next((fields[name] for name in EXPECTED if has_content(fields.get(name))), None)
+    asked = tuple(as_template_message(turn) for turn in turns[:-1])
+    named = expected_of(fields)
     if named is not None or not turns:
         return asked, named
     return asked, turns[-1].content or None

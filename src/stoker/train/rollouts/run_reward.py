@@ -110,7 +110,7 @@ def _difference(theirs: ResolvedJob, ours: ResolvedJob) -> str:
         return f"a critic in the policy's own body has no adapter of its own (tune: {ours.tune.method})"
     if theirs.model.name != ours.model.name:
         return f"the reward run is on {theirs.model.name} and the policy on {ours.model.name}"
-    for key in ("method", "rank", "alpha", "targets", "rslora", "dora", "modules_to_save"):
+    for key in ("method", "rank", "alpha", "targets", "layers", "rslora", "dora", "modules_to_save"):
         other, own = getattr(theirs.tune, key), getattr(ours.tune, key)
         if other != own:
             return f"tune.{key} is {own} here and {other} in the reward run"

@@ -47,7 +47,8 @@ def rollouts_of_step(folder: RunFolder, job: ResolvedJob, step: int | None = Non
     if number not in consumed:
         raise UserError(f"{folder.path} has no step {number}; it has {min(consumed)} to {max(consumed)}")
     files, plan = RolloutFiles(folder.path / ROLLOUTS), _plan(job)
-    first, last = consumed.get(number - 1, 0), consumed[number]
+    last = consumed[number]
+    first = max(consumed.get(number - 1, 0), last - job.train.batch)  # samples before may be skipped
     iterations, found = [], []
     while first < last:
         index, place = plan.place(first)

@@ -1,0 +1,75 @@
+"""The content of everything that a stage reads is in its lineage."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from running import write_rows
+
+from stoker.job.stages import read_stages
+from stoker.train.lineage import lineage_of
+
+
+@pytest.fixture
+def chain(base: Path, sft: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stage that reads files of every kind; returns their folder."""
+    monkeypatch.chdir(base)
+    for name in ("model", "critic", "words"):
+        shutil.copytree(sft["model"], name)
+    for file in Path("words").glob("*.safetensors"):
+        file.unlink()
+    Path("rewards").mkdir()
+    for name in ("__init__.py", "letters.py"):
+        Path("rewards", name).write_text("def score(answer, expected, row):\n    return 1.0\n")
+    Path("own.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    Path("beside").mkdir()
+    write_rows(Path("beside/rows.jsonl"), 4)
+    block = {"rewards": "python:rewards:score", "critic": "critic", "ptx": {"data": "beside"}}
+    data = {"path": "rows.jsonl", "template": "own.jinja"}
+    stage = {"name": "align", "task": "ppo", "data": data, "steps": 2, "ppo": block}
+    model = {"name": "model", "tokenizer": "words"}
+    Path("chain.yaml").write_text(yaml.safe_dump({"model": model, "output": "runs/chain", "stages": [stage]}))
+    return base
+
+
+def inputs(base: Path) -> dict[str, str]:
+    (stage,) = read_stages("chain.yaml", []).stages
+    return dict(lineage_of(stage, stage.load(), {}, base).inputs)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "rows.jsonl",
+        "own.jinja",
+        "model/config.json",
+        "model/chat_template.jinja",
+        "words/tokenizer.json",
+        "critic/config.json",
+        "rewards/__init__.py",
+        "rewards/letters.py",
+        "beside/rows.jsonl",
+    ],
+)
+def test_a_change_of_any_file_that_a_stage_reads_is_seen(chain: Path, changed: str) -> None:
+    before = inputs(chain)
+    file = chain / changed
+    text = file.read_text() if file.exists() else ""
+    if changed.endswith(".json"):
+        file.write_text(json.dumps({**json.loads(text), "changed": True}))
+    else:
+        file.write_text(text + (text.splitlines(keepends=True)[0] if text else "x"))
+    after = inputs(chain)
+    assert before.keys() == after.keys() and sum(before[name] != after[name] for name in before) == 1
+
+
+def test_other_files_do_not_count(chain: Path) -> None:
+    before = inputs(chain)
+    (chain / "notes.py").write_text("x = 1")
+    (chain / "rewards" / "notes.txt").write_text("x")
+    assert inputs(chain) == before
