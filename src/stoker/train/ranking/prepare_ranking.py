@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stoker.checkpoint.object_collectives import run_on_all_ranks
 from stoker.data.ranking.click_log import ClickLog
 from stoker.data.ranking.features import Features
 from stoker.errors import UserError
@@ -19,7 +21,7 @@ from stoker.job.load_job import LoadedJob
 from stoker.job.task_spec import block_of_task
 from stoker.models.ranking.build import MODELS
 from stoker.models.ranking.model_inputs import RankingShape
-from stoker.online_store.store_writers import writer_of
+from stoker.online_store.store_writers import scheme_of, writer_of
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.plain_module import spread_module
 from stoker.sparse.embeddings import Embeddings
@@ -92,13 +94,18 @@ def sync_of(loaded: LoadedJob, task: RankingTask, *, wide: bool) -> tuple[Hook, 
     """Returns the hook that sends changes to the store of ``export.sync``; empty without one.
 
     Raises:
-        UserError: the store cannot be opened.
+        UserError: the store cannot be opened, or processes of other hosts cannot write to it.
     """
     sync = loaded.job.export.sync
     if sync is None:
         return ()
     from stoker.train.ranking.export_sync import ExportSync
 
+    with loaded.errors_at("export.sync.to"):
+        is_local = scheme_of(sync.to) == "lmdb"
+    if is_local and len(hosts := set(run_on_all_ranks(platform.node))) > 1:
+        message = f"LMDB is a folder of one host, and the run has processes on {len(hosts)}"
+        raise UserError(loaded.problem("export.sync.to", message, "write redis://HOST:PORT/DB"))
     with loaded.errors_at("export.sync.to"):
         writer = writer_of(sync.to)
     tower, features, shape = task.model, task.log.features, task.shape
