@@ -184,7 +184,10 @@ def _misfit(shape: RankingShape, block: RankingBlock, features: Features) -> tup
     if not names:
         return "ranking.features", "no feature has ids, so there is nothing to look up", "write `kind: id` for one"
     if missing := [name for name in shape.item if name not in shape.features]:
-        return "ranking.item", f"{missing[0]} is not a feature with ids", f"these are {', '.join(shape.features)}"
+        hint = f"these are {', '.join(shape.features)}"
+        if missing[0] in [column.name for column in features.dense]:
+            hint = f"write `features: [{{name: {missing[0]}, kind: buckets}}]`; other numbers are the user's"
+        return "ranking.item", f"{missing[0]} is not a feature with ids", hint
     if block.model == "dlrm" and len(shape.features) + (shape.numbers > 0) < 2:
         message = f"dlrm multiplies pairs of vectors, and there is one: {shape.features[0]}"
         return "ranking.model", message, "write `model: deepfm` or `model: dcn`"
@@ -200,6 +203,14 @@ def _misfit_of_towers(shape: RankingShape, features: Features) -> tuple[str, str
     if features[shape.item[0]].kind != "id":
         message = f"{shape.item[0]} has several ids a row, and two-tower finds items by one"
         return "ranking.item", message, "name the item's id first"
+    for number, cross in enumerate(column for column in features.ids if column.kind == "cross"):
+        sides = {name in shape.item for name in cross.crossed}
+        if len(sides) > 1:
+            message = f"{cross.name} combines a feature of the user and one of the item, and each has its own tower"
+            return f"ranking.crosses[{number}]", message, "remove it, or write `model: dcn`"
+        if sides != {cross.name in shape.item}:
+            change = f"{'add' if True in sides else 'remove'} {cross.name!r}"
+            return "ranking.item", f"{cross.name} is not of the same tower as its features", change
     if set(shape.item) >= set(shape.features) and not shape.numbers:
         return "ranking.item", "every feature is the item's, and none is left for the user", "leave some out"
     return None
