@@ -93,7 +93,7 @@ def test_metrics_by_a_column_that_the_rows_lack_are_named_and_left_out(
         ),
         (
             {"model": "two-tower", "item": ["item_id", "price"]},
-            "[{name: price, kind: buckets}]`; other numbers are the",
+            "ids; write `features: [{name: price, kind: buckets}]`",
         ),
         (
             {"model": "two-tower", "item": ["item_id"], "crosses": [["user_id", "item_id"]]},

@@ -219,8 +219,9 @@ def features_of(
 
 def _first_rows(sources: Sequence[tuple[Source, str]], *, of_first_file: bool = False) -> list[dict[str, Any]]:
     rows = (row for source, form in sources for row in log_rows(source, form))
-    found = [raw for raw in islice(rows, SAMPLE) if isinstance(raw, Raw) and isinstance(raw.value, dict)]
-    return [raw.value for raw in found if not of_first_file or raw.source == found[0].source]
+    some = (raw for raw in islice(rows, SAMPLE) if isinstance(raw, Raw))
+    found = [(raw.source, raw.value) for raw in some if isinstance(raw.value, dict)]
+    return [row for source, row in found if not of_first_file or source == found[0][0]]
 
 
 def _check_columns(sources: Sequence[tuple[Source, str]], features: Features) -> None:

@@ -186,7 +186,7 @@ def _misfit(shape: RankingShape, block: RankingBlock, features: Features) -> tup
     if missing := [name for name in shape.item if name not in shape.features]:
         hint = f"these are {', '.join(shape.features)}"
         if missing[0] in [column.name for column in features.dense]:
-            hint = f"write `features: [{{name: {missing[0]}, kind: buckets}}]`; other numbers are the user's"
+            hint = f"write `features: [{{name: {missing[0]}, kind: buckets}}]`"
         return "ranking.item", f"{missing[0]} is not a feature with ids", hint
     if block.model == "dlrm" and len(shape.features) + (shape.numbers > 0) < 2:
         message = f"dlrm multiplies pairs of vectors, and there is one: {shape.features[0]}"
