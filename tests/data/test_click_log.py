@@ -8,13 +8,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from stoker.data.ranking import log_audit
 from stoker.data.ranking.click_log import ClickLog, open_log, open_rows
 from stoker.data.ranking.column_settings import LogSettings, StatedFeature
+from stoker.data.ranking.encode_rows import BadRowError, encode_rows
 from stoker.data.ranking.features import Features
 from stoker.data.ranking.find_features import find_features
 from stoker.data.ranking.ids import id_of, pair_ids
@@ -338,6 +341,34 @@ def test_the_audit_counts_ids(tmp_path: Path) -> None:
     ]
     assert audit.reasons == {"not a label": 1}
     assert any("score alone predicts label (AUC 1.000)" in leak for leak in audit.leaks)
+
+
+def test_every_label_may_leak_and_rates_of_many_rows_are_exact(tmp_path: Path) -> None:
+    rows = [{"clicked": n % 3 == 0, "bought": n % 2, "score": n % 2 + n / 1000, "user_id": n % 7} for n in range(40)]
+    audit = audit_log(log_of(tmp_path, "log.jsonl", json_lines(rows), labels=("clicked", "bought")))
+    assert [leak for leak in audit.leaks if "alone" in leak] == [
+        "score alone predicts bought (AUC 1.000): known in advance?"
+    ]
+    many = 2**24 + 2**22  # float32 cannot count them
+    training = SimpleNamespace(
+        labels=np.broadcast_to(np.float32(1), (many, 2)),
+        periods=lambda: np.zeros(many, np.int8),
+        features=SimpleNamespace(time=None),
+        by_file=False,
+        store=SimpleNamespace(summary=SimpleNamespace(files=["log"])),
+    )
+    assert [period.rates for period in log_audit._periods(training)] == [(1.0, 1.0)]  # type: ignore[arg-type]
+
+
+def test_ids_with_weights_in_some_rows_alone(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"label": n % 2, "tags": {"a": 0.5}} for n in range(40)]
+    rows[20]["tags"] = ["a", "b"]
+    log = log_of(tmp_path, "log.jsonl", json_lines(rows), fraction=0)
+    found = log.training.batch(np.array([19, 20])).ids["tags"].weights
+    assert found is not None and found.tolist() == [0.5, 1.0, 1.0]
+    features = find_features([{"label": 0, "tags": ["a", "b"]}], LogSettings())
+    with pytest.raises(BadRowError, match="weights of ids: tags had none when the features were detected"):
+        encode_rows([{"tags": {"a": 0.5}}], features)
 
 
 def test_the_audit_says_what_the_jobs_own_admission_gives(tmp_path: Path) -> None:

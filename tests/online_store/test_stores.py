@@ -185,6 +185,21 @@ def test_what_was_never_finished_is_removed_later(place: str, monkeypatch: pytes
         assert not list(backend.client.scan_iter(backend.key(left, "*")))
 
 
+def test_rows_are_not_written_to_a_version_that_was_not_begun_here(place: str) -> None:
+    writer = writer_of(place)
+    begun = writer.begin()
+    for absent in (begun + 1, begun):
+        with pytest.raises(StoreError, match=f"version {absent} is gone"):
+            writer.put(absent, delta(TABLES[0], {1: 1.0}))
+        writer.drop(begun)
+
+
+def test_a_prefix_of_redis_is_part_of_no_other_ones_keys() -> None:
+    for prefix in ("ads:2", "a*", "a[b]"):
+        with pytest.raises(UserError, match=r"`prefix` must not contain any of : \* \? \[ \]"):
+            writer_of(f"redis://127.0.0.1:1/0?prefix={prefix}")
+
+
 def test_the_cache_is_as_old_as_allowed_and_ends_with_the_version(place: str) -> None:
     writer = writer_of(place)
     loaded(writer, dict.fromkeys(range(64), 1.0), {})

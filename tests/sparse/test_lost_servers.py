@@ -31,7 +31,7 @@ from served_tables import (
     words,
 )
 
-from stoker.errors import RunFailed
+from stoker.errors import RunFailed, UserError
 from stoker.sparse import Feature, JaggedIds, SparseEmbeddings
 from stoker.sparse.servers import RowServers
 from stoker.sparse.servers.row_server import RowServer
@@ -154,6 +154,21 @@ def test_a_run_that_another_has_replaced_ends_and_leaves_the_other_alone(tmp_pat
         assert second.version == 3
     alone = SparseEmbeddings([WORDS], {"words": Feature("words")}, seed=3)
     assert torch.equal(torch.stack(rows), torch.stack([step(alone) for _ in range(3)]))
+
+
+def test_a_folder_is_one_servers_and_other_files_stay_in_it(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "clicks.csv").touch()
+    with pytest.raises(UserError, match="data has files, and is not the folder of a table server"):
+        RowServer(("127.0.0.1", 0), SECRET, tmp_path / "data")
+    with serving(tmp_path / "a") as (servers, _):
+        step(words(servers))
+        (tmp_path / "a" / "run.secret").touch()
+        step(words(servers))  # the second run replaces the first
+        assert {"run.secret", "run.json", "layout-0"} <= {path.name for path in (tmp_path / "a").iterdir()}
+        with pytest.raises(UserError, match="another table server uses"):
+            RowServer(("127.0.0.1", 0), SECRET, tmp_path / "a")
+    RowServer(("127.0.0.1", 0), SECRET, tmp_path / "a").close()
 
 
 def test_a_state_is_asked_for_again_after_a_server_was_lost(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 
@@ -28,3 +29,10 @@ def steps_in_layout(path: str, steps: int, overrides: tuple[str, ...]) -> list[f
     return [line["loss"] for line in folder.read_metrics()] + [
         event["loss"] for event in folder.read_events() if event["event"] == "evaluated"
     ]
+
+
+def steps_with_small_parts(path: str, steps: int, overrides: tuple[str, ...]) -> list[float]:
+    """Evaluates 7 rows in a forward pass, and two passes of each process at a time."""
+    samples = patch("stoker.train.ranking.ranking_task.EVALUATION_SAMPLES", 7)
+    with samples, patch("stoker.train.evaluate.TOGETHER", 2):
+        return steps_in_layout(path, steps, overrides)

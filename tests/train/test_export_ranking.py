@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 from click_logs import ranking_job, write_clicks
-from torch import nn
+from torch import Tensor, nn
 
 from stoker.cli.main import main
 from stoker.data.ranking.encode_rows import BadRowError, concatenate_batches, encode_rows
+from stoker.data.ranking.features import Column, Features
 from stoker.errors import UserError
 from stoker.hardware.process_device import choose_device
 from stoker.job.load_job import load_job
@@ -25,7 +26,7 @@ from stoker.parallel.float64_mode import arithmetic_of
 from stoker.runs.run_folder import RunFolder
 from stoker.train.ranking import export_ranking, exported_tower
 from stoker.train.ranking.open_run import TRUSTED, features_of_run, open_job, restored_task, rows_of
-from stoker.train.ranking.ranking_scorer import RowScores, StoredScorer
+from stoker.train.ranking.ranking_scorer import RankingScorer, RowScores, StoredScorer
 from stoker.train.single_process import SingleProcess
 
 pytestmark = pytest.mark.usefixtures("in_process_replay")
@@ -233,6 +234,12 @@ def test_without_the_extra_there_is_no_onnx_and_a_warning(home: Path, capsys: py
         (["deepfm", "--format", "ranking", "--to", "clicks.jsonl"], "exists already"),
         (["deepfm", "--format", "ranking", "--to", "x", "--dtype", "fp16"], "keeps the precision"),
         (["deepfm", "--format", "ranking", "--to", "x", "--keep", "0"], "--keep must be at least 1"),
+        (["deepfm", "--format", "ranking", "--to", "x", "--keep", "5"], "x is a folder, which has one version"),
+        (["deepfm", "--rollback", "lmdb://x"], "RUN has no effect with --rollback: remove it"),
+        (["--to", "x", "--versions", "lmdb://x"], "--to has no effect with --versions"),
+        (["--versions", "lmdb://x", "--version", "3"], "--version has no effect with --versions"),
+        (["--versions", "lmdb://x", "--rollback", "lmdb://x"], "--versions has no effect with --rollback"),
+        (["--rollback", "lmdb://x", "--at", "best"], "--at has no effect with --rollback"),
         (["deepfm", "--format", "ranking", "--to", "x", "--version", "1"], "needs --rollback"),
         (["deepfm", "--format", "ranking"], "--to is missing"),
         (["--format", "ranking", "--to", "x"], "RUN is missing"),
@@ -245,6 +252,27 @@ def test_mistakes_are_named(words: list[str], says: str, home: Path, capsys: pyt
     capsys.readouterr()
     assert main(["export", *words]) == 2
     assert says in capsys.readouterr().err and not (home / "x").exists()
+
+
+def test_a_row_whose_score_is_not_finite_is_named_with_its_furthest_number() -> None:
+    columns = (Column("age", "dense", mean=40.0), Column("price", "dense", mean=2.0, scale=0.3))
+
+    def tower(inputs: RankingInputs) -> Tensor:
+        return inputs.dense.sum(1, keepdim=True) * (1e38 if inputs.dense.abs().max() > 1e5 else 1.0)
+
+    scorer = RankingScorer(
+        tower,
+        lambda _: {},  # type: ignore[arg-type]
+        RankingShape((), numbers=2),
+        Features(("clicked",), columns),
+        first_order=False,
+        dtype=torch.float32,
+        step=1,
+    )
+    [answer] = scorer.score([[{"age": 41, "price": 2}, {"age": 41, "price": 3e38}]])
+    assert isinstance(answer, BadRowError) and answer.row == 1
+    assert answer.reason == "its score is not finite; price is furthest from its mean, 2"
+    assert scorer.encode([{"price": 3e38}, {"price": -3e38}])[0].dense[:, 1].tolist() == [1e6, -1e6]
 
 
 def test_single_rows_are_encoded_as_those_of_a_log(home: Path) -> None:

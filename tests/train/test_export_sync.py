@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from click_logs import ranking_job, write_clicks
 from redis import ConnectionError as NotReachedError
-from running import run, stop_at
+from running import run, stop_at, write_job
 
 from stoker.errors import RunFailed, UserError
 from stoker.job.load_job import load_job
@@ -27,7 +27,8 @@ from stoker.online_store.store_version import StoreWriter
 from stoker.online_store.store_writers import roll_back, writer_of
 from stoker.runs.run_folder import StepMetrics
 from stoker.sparse import Admission, Eviction, Feature, JaggedIds, SparseEmbeddings, TableSettings
-from stoker.train.ranking import export_sync, initial_export
+from stoker.train.prepare import prepare
+from stoker.train.ranking import export_sync, initial_export, prepare_ranking
 from stoker.train.ranking.export_manifest import table_entries
 from stoker.train.ranking.export_sync import FILE, ExportSync
 from stoker.train.ranking.ranking_scorer import RowScores, StoredScorer
@@ -89,6 +90,14 @@ def assert_followed(task: Following, place: str) -> RowReader:
         default = task.tables.default_rows()[name].astype(np.float32)
         assert np.array_equal(reader.rows({name: np.array([-999])})[name], default[None])
     return reader
+
+
+def test_hosts_do_not_write_to_one_lmdb(clicks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_job(clicks, ranking_job(export={"sync": {"to": f"lmdb://{clicks}/store"}}))
+    monkeypatch.setattr(prepare_ranking, "run_on_all_ranks", lambda work: ["one", "two"])
+    with pytest.raises(UserError, match="LMDB is a folder of one host, and the run has processes on 2") as refused:
+        prepare(load_job(clicks / "job.yaml", []), clicks)
+    assert refused.value.problems[0].line and not (clicks / "store").exists()
 
 
 def test_after_every_update_the_store_has_the_rows_of_the_run(place: str, tmp_path: Path) -> None:

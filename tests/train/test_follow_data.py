@@ -15,7 +15,10 @@ from running import run, write_job
 
 from stoker.cli import follow_data, train
 from stoker.cli.main import main
+from stoker.data.ranking.click_log import ClickLog, open_log
+from stoker.data.ranking.column_settings import LogSettings
 from stoker.errors import UserError
+from stoker.job.blocks.source_block import SourceBlock
 from stoker.train.ranking.progressive import read_periods
 
 DAYS = ("day_1.jsonl", "day_2.jsonl", "day_10.jsonl")
@@ -73,6 +76,38 @@ def test_a_day_in_several_files_is_evaluated_file_by_file_whenever_they_come(day
     assert [(p["first"], p["rows"]) for p in read_periods(grown.folder.path)] == [(40, 40), (80, 30), (110, 50)]
     assert read_periods(grown.folder.path) == read_periods(whole.folder.path)
     assert grown.losses == whole.losses
+
+
+@pytest.mark.parametrize("times", ["none", "not since 1970", "days, and rows held out"])
+def test_what_is_known_of_the_first_file_stays_when_others_come(times: str, tmp_path: Path) -> None:
+    def opened() -> ClickLog:
+        fraction = 0.25 if "held out" in times else 0.0
+        block = SourceBlock(path="log/*.jsonl")
+        return open_log([block], LogSettings(), tmp_path, held_out=[], fraction=fraction, progressive=True)
+
+    (tmp_path / "log").mkdir()
+    rows = [{"label": n % 2, "price": float(n % 9) + n / 7, "empty": ""} for n in range(40)]
+    later = [{"label": n % 2, "price": 1e6 * n, "empty": "b", "new": "a"} for n in range(40)]
+    for number, day in enumerate((rows, later)):
+        start = 1_500_000_000 if "days" in times else 0
+        stamps = [{"ts": start + 86_400 * number + n} if times != "none" else {} for n in range(40)]
+        lines = [json.dumps({**row, **stamp}) + "\n" for row, stamp in zip(day, stamps, strict=True)]
+        (tmp_path / "log" / f"day_{number}.jsonl").write_text("".join(lines))
+        if number == 0:
+            before = opened()
+    after = opened()
+    assert after.features == before.features
+    assert [column.name for column in after.features.columns] == ["price", "empty"]
+    assert after.training.store.summary.unknown == {"new": 40}
+    assert after.training.first_rows().tolist() == [0, 40]
+    assert before.fingerprints.items() <= after.fingerprints.items()
+
+
+def test_a_log_that_is_one_file_by_its_name_has_ten_periods(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps({"label": n % 2, "price": n / 7}) + "\n" for n in range(40)))
+    data = [SourceBlock(path="log.jsonl")]
+    log = open_log(data, LogSettings(), tmp_path, held_out=[], fraction=0.0, progressive=True)
+    assert log.training.first_rows().tolist() == [*range(0, 40, 4)]
 
 
 @pytest.mark.parametrize("change", ["earlier rows", "another first file", "a file in between"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,18 +10,22 @@ import pytest
 import torch
 from click_logs import CONSTANT, ranking_job
 from running import run, write_job
-from steps_in_layout import steps_in_layout
+from steps_in_layout import steps_in_layout, steps_with_small_parts
 from torch import nn
 
+from stoker.job.load_job import load_job
 from stoker.launch.process_pool import Pool
 from stoker.models.ranking.model_inputs import RankingInputs
 from stoker.parallel.float64_mode import in_float64
 from stoker.sparse.jagged_ids import JaggedIds
 from stoker.sparse.sparse_embeddings import Feature, SparseEmbeddings
 from stoker.sparse.table_settings import TableSettings
+from stoker.train.engine import Totals
+from stoker.train.evaluate import evaluate
 from stoker.train.prepare import prepare
 from stoker.train.ranking.prepare_ranking import step_hook
 from stoker.train.ranking.ranking_task import RankingBatch, RankingTask
+from stoker.train.task import Part
 
 MODELS = ["dlrm", "dcn", "deepfm", "wide-deep", "din", "mmoe", "two-tower"]
 
@@ -125,6 +130,47 @@ def test_processes_compute_what_one_does(world: int, overrides: tuple[str, ...],
     many = pool.run(steps_in_layout, str(clicks), 6, (f"parallel.data={world}", *overrides), world=world)
     assert many[0] == pytest.approx(alone, rel=1e-12)
     assert len(alone) == 6 + 3
+
+
+def test_processes_evaluate_parts_of_their_own_a_few_at_a_time(clicks: Path, pool: Pool) -> None:
+    write_job(clicks, ranking_job(output="one"))
+    alone = steps_in_layout(str(clicks), 3, ())
+    write_job(clicks, ranking_job(output="small"))
+    assert steps_with_small_parts(str(clicks), 3, ()) == pytest.approx(alone, rel=1e-12)
+    write_job(clicks, ranking_job(output="many"))
+    many = pool.run(steps_with_small_parts, str(clicks), 3, ("parallel.data=2",), world=2)
+    assert many[0] == pytest.approx(alone, rel=1e-12)
+
+
+def test_an_evaluation_has_few_parts_in_memory(monkeypatch: pytest.MonkeyPatch, clicks: Path) -> None:
+    write_job(clicks, ranking_job())
+    prepared = prepare(load_job(clicks / "job.yaml", []), clicks)
+    task = prepared.task
+    assert isinstance(task, RankingTask)
+    monkeypatch.setattr("stoker.train.ranking.ranking_task.EVALUATION_SAMPLES", 1)
+    made, most = 0, 0
+    held_out = task.held_out
+    assert held_out is not None
+
+    def counted(parts: Iterator[Part]) -> Iterator[Part]:
+        nonlocal made
+        for part in parts:
+            made += 1
+            yield part
+
+    def evaluated(parts: Sequence[Part]) -> Totals:
+        nonlocal made, most
+        made, most = 0, max(most, made)
+        return Totals(1.0, None, len(parts))
+
+    monkeypatch.setattr("stoker.train.evaluate.TOGETHER", 8)
+    monkeypatch.setattr(prepared.engine, "evaluate", evaluated)
+    found = evaluate(task, prepared.engine, counted(task._parts_of(held_out)))
+    assert found is not None
+    assert most == 8
+    assert found.targets == len(held_out) == 60
+    others = [part for part in task._parts_of(held_out, 1, 3) if part.inputs is None]
+    assert len(others) == 40  # which are not built
 
 
 def test_a_step_that_is_not_finite_leaves_the_rows_alone() -> None:

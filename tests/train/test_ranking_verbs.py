@@ -11,10 +11,14 @@ from click_logs import ranking_job
 from running import run, write_job
 
 from stoker.cli.main import main
+from stoker.data.ranking.features import Column, Features
 from stoker.errors import UserError
 from stoker.job.load_job import load_job
 from stoker.runs.run_folder import RunFolder
 from stoker.train.prepare import prepare
+from stoker.train.prepared import Prepared
+from stoker.train.ranking.ranking_block import RankingBlock
+from stoker.train.ranking.ranking_tables import shape_of
 from stoker.verify.toy_job import make_twin
 
 
@@ -87,6 +91,18 @@ def test_metrics_by_a_column_that_the_rows_lack_are_named_and_left_out(
             {"ignore": ["bought", "user_id", "item_history", "tags", "price", "device"]},
             "dlrm multiplies pairs of vectors, and there is one: item_id; write `model: deepfm`",
         ),
+        (
+            {"model": "two-tower", "item": ["item_id", "price"]},
+            "ids; write `features: [{name: price, kind: buckets}]`",
+        ),
+        (
+            {"model": "two-tower", "item": ["item_id"], "crosses": [["user_id", "item_id"]]},
+            "user_id x item_id combines a feature of the user and one of the item",
+        ),
+        (
+            {"model": "two-tower", "item": ["item_id", "tags"], "crosses": [["item_id", "tags"]]},
+            "item_id x tags is not of the same tower as its features; add 'item_id x tags'",
+        ),
         ({"model": "din", "ignore": ["item_history"]}, "`model: din` needs a sequence"),
         ({"label": "click"}, "the rows have no column 'click'; did you mean clicked?"),
         ({"features": [{"name": "price", "kind": "buckets", "boundaries": [2.0, 1.0]}]}, "boundaries rise"),
@@ -141,6 +157,24 @@ def test_what_is_wrong_is_said_with_its_place(changes: dict[str, Any], message: 
         prepare(load_job(write_job(clicks, job)), clicks)
     assert message in str(error.value)
     assert "job.yaml:" in str(error.value)
+
+
+def test_a_progressive_run_has_no_more_steps_than_rows(clicks: Path) -> None:
+    def prepared(steps: int) -> Prepared:
+        job = ranking_job(ranking={"progressive": True}, steps=steps, evaluate={"fraction": 0.25})
+        return prepare(load_job(write_job(clicks, job)), clicks)
+
+    prepared(15)
+    with pytest.raises(UserError, match=r"job\.yaml:.*each row once, and 16 steps take 192 of 180 rows; write `epochs"):
+        prepared(16)
+
+
+def test_the_item_of_a_history_is_the_feature_that_has_the_tables_name() -> None:
+    columns = [Column(name, "id", table="item_id") for name in ("item_id", "last_item")]
+    history = Column("history", "sequence", table="item_id")
+    for ids in (columns, columns[::-1]):
+        shape = shape_of(Features(("clicked",), (*ids, history)), RankingBlock(), unpooled=True)
+        assert shape.sequences == {"history": "item_id"}
 
 
 def test_sizes_of_ndcg_without_a_group_are_refused(clicks: Path) -> None:

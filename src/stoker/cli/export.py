@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Exports and replays; the export counts only if the replay succeeds."""
     if arguments.rollback or arguments.versions:
+        _check_store_only(arguments)
         from stoker.cli.export_versions import list_versions, roll_back_store
 
         return (roll_back_store if arguments.rollback else list_versions)(arguments)
@@ -88,6 +89,18 @@ def _record(folder: RunFolder, **values: Any) -> None:
         print(f"WARNING: the run's events do not have this export: {error}", file=sys.stderr)
 
 
+def _check_store_only(arguments: argparse.Namespace) -> None:
+    """Raises UserError if --versions or --rollback is given with an option that it does not use."""
+    own = "--rollback" if arguments.rollback else "--versions"
+    for name in ("run", "format", "to", "dtype", "quantise", "keep", *(["version"] if own == "--versions" else [])):
+        if getattr(arguments, name) is not None:
+            raise UserError(f"{'RUN' if name == 'run' else f'--{name}'} has no effect with {own}: remove it")
+    if arguments.at != "last":
+        raise UserError(f"--at has no effect with {own}: remove it")
+    if arguments.rollback and arguments.versions:
+        raise UserError("--versions has no effect with --rollback: remove it")
+
+
 def _ranking(arguments: argparse.Namespace) -> int:
     """Exports a model of another kind than language models, through its task."""
     from stoker.job.load_job import load_job
@@ -100,6 +113,8 @@ def _ranking(arguments: argparse.Namespace) -> int:
     keep = KEPT if arguments.keep is None else arguments.keep
     if keep < 1:
         raise UserError("--keep must be at least 1")
+    if arguments.keep is not None and "://" not in arguments.to:
+        raise UserError(f"--keep has no effect: {arguments.to} is a folder, which has one version")
     base = Path.cwd()
     folder = find_run(arguments.run, base)
     task = task_of(load_job(folder.job).job)

@@ -57,12 +57,20 @@ class LmdbWriter:
         return [int(key[8:]) for key, last in found if float(last) < time.time() - ABANDONED]
 
     def put(self, version: int, delta: TableDelta) -> None:
+        with self._at.environment.begin(self._meta) as transaction:
+            self._require_loading(transaction, version)
         rows = self._rows(version)
         for start in range(0, max(len(delta.ids), 1), CHUNK):
             part = slice(start, start + CHUNK)
             with self._at.environment.begin(write=True) as transaction:
+                self._require_loading(transaction, version)
                 self._put(transaction, rows, TableDelta(delta.table, delta.ids[part], delta.rows[part], delta.removed))
                 transaction.put(f"loading:{version}".encode(), str(time.time()).encode(), db=self._meta)
+
+    def _require_loading(self, transaction: Any, version: int) -> None:
+        """Checks that a version was begun in this store, and has not been removed."""
+        if transaction.get(f"loading:{version}".encode(), db=self._meta) is None:
+            raise StoreError(f"version {version} is gone")
 
     def _put(self, transaction: Any, rows: Any, delta: TableDelta) -> None:
         size, raw = delta.table.row_bytes, np.ascontiguousarray(delta.rows).tobytes()

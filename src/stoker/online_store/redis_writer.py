@@ -14,6 +14,7 @@ from stoker.online_store.row_backends import RedisBackend, StoredTable, StoreErr
 from stoker.online_store.store_version import ABANDONED, StoredVersion, TableDelta, head_of, info_of
 
 CHUNK = 5000  # rows of a command
+_SPECIAL = ":*?[]\\"  # in patterns, and between the parts of a key
 
 
 class RedisWriter:
@@ -22,6 +23,8 @@ class RedisWriter:
     def __init__(self, place: str) -> None:
         self.place, self._at = place, RedisBackend(place)
         self._client, self._key = self._at.client, self._at.key
+        if any(character in _SPECIAL for character in self._at.prefix):
+            raise StoreError(f"{place}: `prefix` must not contain any of {' '.join(_SPECIAL)}; write ?prefix=ads-2")
 
     def begin(self) -> int:
         for name, last in self._client.hgetall(self._key("loading")).items():
@@ -32,6 +35,8 @@ class RedisWriter:
         return version
 
     def put(self, version: int, delta: TableDelta) -> None:
+        if not self._client.hexists(self._key("loading"), str(version)):
+            raise StoreError(f"version {version} is gone")
         self._client.hset(self._key("loading"), str(version), time.time())
         self._put(version, delta)
 

@@ -50,7 +50,11 @@ class StoreWriter(Protocol):
         """Returns the number of a new version, which no reader sees."""
 
     def put(self, version: int, delta: TableDelta) -> None:
-        """Writes rows of a version that no reader sees yet, and deletes others."""
+        """Writes rows of a version that no reader sees yet, and deletes others.
+
+        Raises:
+            StoreError: the version was not begun in this store, or is gone.
+        """
 
     def change(self, version: int, deltas: Sequence[TableDelta]) -> None:
         """Writes rows of a version that is read; what else belongs to the change follows by `update`.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 
-from stoker.train.engine import Engine
+from stoker.train.engine import Engine, Totals
 from stoker.train.task import Part, Task
+
+TOGETHER = 64  # parts of a process that are in memory at once
 
 
 @dataclass(frozen=True)
@@ -36,16 +39,19 @@ class Evaluation:
 @torch.no_grad()
 def evaluate(task: Task, engine: Engine, parts: Iterable[Part] | None = None) -> Evaluation | None:
     """Evaluates on the held-out parts or the given ones; None without any. The model's mode is restored."""
-    held_out = list(task.evaluation() if parts is None else parts)
-    if not held_out:
-        return None
+    held_out = iter(task.evaluation() if parts is None else parts)
+    found: list[Totals] = []
     training = task.model.training
     task.model.eval()
     try:
-        totals = engine.evaluate(held_out)
+        while some := list(islice(held_out, TOGETHER * engine.replicas)):
+            found.append(engine.evaluate(some))
+            del some  # before the next ones are built
     finally:
         task.model.train(training)
-    sums = _sums(task, engine)
+    if not found:
+        return None
+    sums, totals = _sums(task, engine), _sum_of(found)
     if not totals.targets:
         return None
     accuracy = totals.correct / totals.targets if totals.correct is not None else None
@@ -53,6 +59,12 @@ def evaluate(task: Task, engine: Engine, parts: Iterable[Part] | None = None) ->
     perplexity = math.exp(min(loss, 700.0)) if task.perplexity else None  # e^709 is the largest double
     means = task.measures.means(sums, totals.targets) if task.measures is not None else {}
     return Evaluation(loss, accuracy, totals.targets, task.target, perplexity, means)
+
+
+def _sum_of(found: Sequence[Totals]) -> Totals:
+    known = [one.correct for one in found if one.correct is not None]
+    correct = sum(known) if len(known) == len(found) else None
+    return Totals(sum(one.loss for one in found), correct, sum(one.targets for one in found))
 
 
 def _sums(task: Task, engine: Engine) -> list[float]:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ KEYS_OF_REASONS = {
     **dict.fromkeys(("not a time", "no time"), "time"),
     "not a weight": "weight",
 }
-PERIODS = 10  # into which a single file without a time column is divided
+PERIODS = 10  # into which a log is divided whose rows have neither days nor files
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,13 @@ class RowSet:
 
     Attributes:
         rows: their numbers within the store, int64.
+        may_grow: whether files may arrive later, so that the first one is a period even before there is a second.
     """
 
     store: ColumnStore
     features: Features
     rows: np.ndarray
+    may_grow: bool = False
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -94,10 +96,16 @@ class RowSet:
             days = days_of(self.column("time"))
             if days is not None:
                 return days
-        files = self.store.array("place")[self.rows][:, 0]
-        if self.features.time is None and len(self.store.summary.files) > 1:
-            return files
+        if self.by_file:
+            return self.store.array("place")[self.rows][:, 0]
         return np.arange(len(self)) * PERIODS // max(1, len(self))
+
+    @property
+    def by_file(self) -> bool:
+        """Whether a period is a file, if it is not a day."""
+        if self.features.time is None:
+            return self.may_grow or len(self.store.summary.files) > 1
+        return self.may_grow and bool((np.diff(self.store.array("place")[self.rows][:, 0]) >= 0).all())
 
     def first_rows(self) -> np.ndarray:
         """Returns the position of the first row of each part that progressive validation evaluates, int64.
@@ -152,19 +160,23 @@ def open_log(
         UserError: a source cannot be read, a column is missing, or all rows are bad.
     """
     sources = _opened(data, base)
-    features = features_of(sources, settings)
+    features = features_of(sources, settings, of_first_file=progressive)
     store = open_store(sources, features, settings.ignore)
     _check_some(store, settings)
     rows = _by_time(store)
+    grows = progressive and all(source.part == ALL_ROWS for source, _ in sources)
+    may_grow = grows and not _names_a_file(data, sources)
     others = _opened(held_out, base)
     kept = len(rows) if others else len(rows) - round(fraction * len(rows))
     if kept == 0:
         raise UserError(Problem("no row is left to train on", "hold fewer out", key="evaluate.fraction"))
-    fitted = fit_features(store, rows[:kept])
-    if progressive:
-        ends = [*RowSet(store, features, rows[:kept]).first_rows()[1:], kept]
-        fitted = fit_features(store, rows[: ends[0]])
-    training = RowSet(store, fitted, rows[:kept])
+    fitted_to = rows[:kept]
+    if progressive:  # of a growing log's first period all rows: the held-out ones are others once it has grown
+        whole = RowSet(store, features, rows if may_grow else rows[:kept], may_grow)
+        ends = [*whole.first_rows()[1:], len(whole)]
+        fitted_to = whole.rows[: ends[0]]
+    fitted = fit_features(store, fitted_to)
+    training = RowSet(store, fitted, rows[:kept], may_grow)
     evaluated: RowSet | None = None
     if others:
         _check_columns(others, features)
@@ -173,7 +185,6 @@ def open_log(
         evaluated = RowSet(other, fitted, _by_time(other))
     elif kept < len(rows):
         evaluated = RowSet(store, fitted, rows[kept:])
-    grows = progressive and all(source.part == ALL_ROWS for source, _ in sources)
     prints = _prints_of_files(store, sources, fitted) if grows else {}
     prints |= {source.name: source.fingerprint() for source, _ in (*([] if grows else sources), *others)}
     return ClickLog(fitted, training, evaluated, prints)
@@ -192,17 +203,25 @@ def open_rows(data: Sequence[SourceBlock], features: Features, base: Path, ignor
     return RowSet(store, features, _by_time(store))
 
 
-def features_of(sources: Sequence[tuple[Source, str]], settings: LogSettings) -> Features:
-    """Returns the features of sources, found from their first rows."""
-    first = _first_rows(sources)
+def features_of(
+    sources: Sequence[tuple[Source, str]], settings: LogSettings, *, of_first_file: bool = False
+) -> Features:
+    """Returns the features of sources, found from their first rows.
+
+    Args:
+        of_first_file: whether only rows of the first file count, which are the same after others have arrived.
+    """
+    first = _first_rows(sources, of_first_file=of_first_file)
     if not first:
         raise UserError(Problem(f"{sources[0][0].name}: none of the first {SAMPLE:,} rows can be read"))
     return find_features(first, settings)
 
 
-def _first_rows(sources: Sequence[tuple[Source, str]]) -> list[dict[str, Any]]:
+def _first_rows(sources: Sequence[tuple[Source, str]], *, of_first_file: bool = False) -> list[dict[str, Any]]:
     rows = (row for source, form in sources for row in log_rows(source, form))
-    return [raw.value for raw in islice(rows, SAMPLE) if isinstance(raw, Raw) and isinstance(raw.value, dict)]
+    some = (raw for raw in islice(rows, SAMPLE) if isinstance(raw, Raw))
+    found = [(raw.source, raw.value) for raw in some if isinstance(raw.value, dict)]
+    return [row for source, row in found if not of_first_file or source == found[0][0]]
 
 
 def _check_columns(sources: Sequence[tuple[Source, str]], features: Features) -> None:
@@ -222,6 +241,12 @@ def _check_columns(sources: Sequence[tuple[Source, str]], features: Features) ->
 
 def _opened(blocks: Sequence[SourceBlock], base: Path) -> list[tuple[Source, str]]:
     return [(open_source(block, base), block.format) for block in blocks]
+
+
+def _names_a_file(blocks: Sequence[SourceBlock], sources: Sequence[tuple[Source, str]]) -> bool:
+    """Returns whether the data is one file by its own name, beside which no other can arrive."""
+    files = [file for source, _ in sources for file in source.files]
+    return len(files) == 1 and files[0].name == PurePosixPath(blocks[0].path).name
 
 
 def _by_time(store: ColumnStore) -> np.ndarray:

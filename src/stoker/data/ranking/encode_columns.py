@@ -254,6 +254,8 @@ def _id(ids_of: IdsOfValues, value: Any, name: str) -> int:
 def _items(value: Any, column: Column) -> list[tuple[Any, float]]:
     """(value, weight) of each item of a cell."""
     if isinstance(value, dict):
+        if value and not column.weighted:
+            raise ValueError(f"weights of ids: {column.name} had none when the features were detected")
         pairs = list(value.items())
     elif isinstance(value, (list, tuple)):
         pairs = [tuple(item) if column.weighted and isinstance(item, (list, tuple)) else (item, 1.0) for item in value]

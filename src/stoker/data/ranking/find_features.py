@@ -248,7 +248,7 @@ def _found(name: str, values: Sequence[Any], *, is_criteo: bool) -> Column:
 
 
 def _list_column(name: str, values: Sequence[Any]) -> Column:
-    weighted = all(_is_weighted(value) for value in values if value)
+    weighted = any(_is_weighted(value) for value in values if value != [])  # ids without a weight have 1
     why = "lists under a name of a history" if _list_kind(name) == "sequence" else "lists"
     return Column(name, _list_kind(name), f"{why}, with weights" if weighted else why, weighted=weighted)
 

@@ -127,7 +127,7 @@ def audit_log(log: ClickLog, problems: Sequence[Problem] = (), *, admission: Adm
         for total, part in ((reasons, summary.reasons), (unknown, summary.unknown)):
             for name, count in part.items():
                 total[name] = total.get(name, 0) + count
-    rates = training.labels.mean(0) if len(training) else []
+    rates = training.labels.mean(0, dtype=np.float64) if len(training) else []
     numbers = {column.name: number for number, column in enumerate(features.columns)}
     ids = {c.name: _ids(log, numbers[c.name], admission) for c in features.ids if c.stored and c.kind != "buckets"}
     missing = {
@@ -217,16 +217,16 @@ def _ids(log: ClickLog, number: int, admission: AdmissionRule | None) -> IdAudit
 
 def _periods(training: RowSet) -> Iterator[Period]:
     labels, periods = training.labels, training.periods()
-    is_days = _are_days(training)
+    is_days, by_file = _are_days(training), training.by_file
     files = training.store.summary.files
     for number in np.unique(periods)[-PERIODS_SHOWN:]:
         chosen = periods == number
         name = f"part {number + 1}"
         if is_days:
             name = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=int(number))).date().isoformat()
-        elif training.features.time is None and len(files) > 1:
+        elif by_file:
             name = files[number]
-        yield Period(name, int(chosen.sum()), tuple(float(rate) for rate in labels[chosen].mean(0)))
+        yield Period(name, int(chosen.sum()), tuple(float(rate) for rate in labels[chosen].mean(0, dtype=np.float64)))
 
 
 def _are_days(rows: RowSet) -> bool:
@@ -244,12 +244,15 @@ def _leaks(log: ClickLog) -> Iterator[str]:
     if held_out is not None and log.features.time is None:
         yield "no time column: the last rows are held out, but they may not be the latest"
     spaced = training.rows[:: max(1, -(-len(training) // SAMPLE))]
-    labels = training.store.array("labels")[spaced][:, 0]
+    labels = training.store.array("labels")[spaced].T
     for number, column in enumerate(log.features.columns):
-        if column.kind in NUMBERS:
-            found = _auc(training.store.array(f"column{number}")[spaced], labels)
+        if column.kind not in NUMBERS:
+            continue
+        values = training.store.array(f"column{number}")[spaced]
+        for name, known in zip(log.features.labels, labels, strict=True):
+            found = _auc(values, known)
             if found is not None and max(found, 1 - found) >= TELLING:
-                yield f"{column.name} alone predicts {log.features.labels[0]} (AUC {found:.3f}): known in advance?"
+                yield f"{column.name} alone predicts {name} (AUC {found:.3f}): known in advance?"
     if held_out is not None and (again := _repeated(training, held_out)):
         yield f"{again:,} held-out rows are in the training part too, with all their features and labels"
 

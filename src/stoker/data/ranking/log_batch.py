@@ -11,6 +11,8 @@ import numpy as np
 from stoker.data.ranking.features import Column, Features
 from stoker.data.ranking.ids import pair_ids
 
+LARGEST = 1e6  # standard deviations: numbers further from their mean would overflow in a float32 tower
+
 
 @dataclass(frozen=True)
 class RaggedIds:
@@ -34,7 +36,7 @@ class RowBatch:
     Attributes:
         labels: float32 [rows, labels].
         weights: of the rows in the loss, float32 [rows].
-        dense: float32 [rows, numbers], standardised, 0 if a number is missing.
+        dense: float32 [rows, numbers], standardised and limited to ±`LARGEST`, 0 if a number is missing.
         ids: by feature.
     """
 
@@ -88,7 +90,7 @@ def _values(store: ColumnReader, number: int, rows: np.ndarray) -> np.ndarray:
 
 def _standardised(values: np.ndarray, column: Column) -> np.ndarray:
     found = (feature_numbers(values, column) - column.mean) / column.scale
-    return np.nan_to_num(found, nan=0.0).astype(np.float32)
+    return np.nan_to_num(np.clip(found, -LARGEST, LARGEST), nan=0.0).astype(np.float32)
 
 
 def _bucketised(values: np.ndarray, column: Column) -> RaggedIds:

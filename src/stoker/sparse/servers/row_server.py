@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 
 from stoker import sockets
 from stoker.errors import Problem, RunFailed, UserError, reason_of
@@ -29,6 +30,8 @@ STATE = ("ids", "values", "optimizer", "seen", "last", "removed", "buckets", "sk
 _BACKLOG = 128
 _REMEMBERED = 1000  # maximum number of remembered runs whose rows were dropped
 _STRANGERS = 64  # maximum of unauthenticated connections
+_LOCK, _RUN = "table-server.lock", "run.json"  # beside the folders of rows
+_ROWS = ("layout-*", "rows")
 
 
 class RowServer:
@@ -39,8 +42,8 @@ class RowServer:
     Args:
         listen: address; port 0 takes a free one.
         secret: shared with trainers, which authenticate with it.
-        folder: folder of snapshots, logs, and rows that do not fit in memory. Its content is restored, so that a killed
-            server continues where it ended.
+        folder: of this server alone: snapshots, logs, and rows that do not fit in memory. Its content is restored, so
+            that a killed server continues where it ended.
         snapshot_every: steps between snapshots, which bound the size of the log and the time of a restart.
 
     Attributes:
@@ -48,7 +51,8 @@ class RowServer:
 
     Raises:
         OSError: the address cannot be bound.
-        UserError: the folder cannot be written, or its log does not fit its snapshot.
+        UserError: the folder has other files or another server, cannot be written, or its log does not fit its
+            snapshot.
     """
 
     def __init__(self, listen: Address, secret: bytes, folder: Path, *, snapshot_every: int = 1000) -> None:
@@ -61,14 +65,11 @@ class RowServer:
         self._dropped: list[str] = []  # names of runs whose rows were dropped
         self._connected: set[socket.socket] = set()
         self._strangers: set[socket.socket] = set()
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(Problem(f"rows cannot be kept in {folder}: {reason_of(error)}")) from error
-        if (folder / "run.json").exists():
-            run = json.loads((folder / "run.json").read_text())
+        self._taken = _take(folder)
+        if (folder / _RUN).exists():
+            run = json.loads((folder / _RUN).read_text())
             self._dropped = run.pop("dropped", [])
-            self._shards, self._run = self._made(run), run
+            self._shards, self._run = self._made(run) if run else [], run
 
     def serve(self) -> None:
         """Answers trainers until `close`."""
@@ -93,6 +94,7 @@ class RowServer:
                 connected.shutdown(socket.SHUT_RDWR)
         for shard in self._shards:
             shard.close(forget=False)
+        self._taken.release()
 
     # -- one trainer --------------------------------------------------------------------------------------------------
 
@@ -139,10 +141,11 @@ class RowServer:
             if self._run:
                 self._dropped = [*self._dropped, self._run["name"]][-_REMEMBERED:]
                 self._run, self._shards = {}, []
-                shutil.rmtree(self._folder)
-                self._folder.mkdir()
+                replace_file(self._folder / _RUN, json.dumps({"dropped": self._dropped}))
+                for folder in (folder for name in _ROWS for folder in self._folder.glob(name)):
+                    shutil.rmtree(folder)
             shards = self._made(run)
-            replace_file(self._folder / "run.json", json.dumps({**run, "dropped": self._dropped}))
+            replace_file(self._folder / _RUN, json.dumps({**run, "dropped": self._dropped}))
             self._shards, self._run = shards, run
             return shards
 
@@ -163,6 +166,27 @@ class RowServer:
     def _settings(self, table: Message) -> TableSettings:
         settings = settings_of(table)
         return replace(settings, disk=settings.disk and replace(settings.disk, folder=self._folder / "rows"))
+
+
+def _take(folder: Path) -> FileLock:
+    """Creates and locks a server's folder.
+
+    Raises:
+        UserError: it has other files, another server uses it, or it cannot be written.
+    """
+    advice = "give another --folder, for this server alone"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        is_own = (folder / _LOCK).exists() or (folder / _RUN).exists()
+        if not is_own and any(folder.iterdir()):
+            raise UserError(Problem(f"{folder} has files, and is not the folder of a table server", advice))
+        taken = FileLock(folder / _LOCK, timeout=0, thread_local=False)
+        taken.acquire()
+    except Timeout as error:
+        raise UserError(Problem(f"another table server uses {folder}", advice)) from error
+    except OSError as error:
+        raise UserError(Problem(f"rows cannot be kept in {folder}: {reason_of(error)}")) from error
+    return taken
 
 
 def dict_of(table: TableSettings) -> Message:

@@ -61,6 +61,10 @@ def _problems(loaded: LoadedJob, log: ClickLog) -> list[Problem]:
     if log.features.group is None and block.at != default_of(RankingBlock, "at"):
         message = "`ranking.at` has no effect without a group: NDCG and recall are of the rows of one group"
         problems.append(loaded.problem("ranking.at", message, "write `group:` and its column, or remove `at`"))
+    wanted, rows = (job.steps or 0) * job.train.batch, len(log.training)
+    if block.progressive and wanted > rows:
+        message = f"`progressive` trains on each row once, and {job.steps:,} steps take {wanted:,} of {rows:,} rows"
+        problems.append(loaded.problem("steps", message, "write `epochs: 1` instead"))
     return problems
 
 

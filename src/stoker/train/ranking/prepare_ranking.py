@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stoker.checkpoint.object_collectives import run_on_all_ranks
 from stoker.data.ranking.click_log import ClickLog
 from stoker.data.ranking.features import Features
 from stoker.errors import UserError
@@ -19,7 +21,7 @@ from stoker.job.load_job import LoadedJob
 from stoker.job.task_spec import block_of_task
 from stoker.models.ranking.build import MODELS
 from stoker.models.ranking.model_inputs import RankingShape
-from stoker.online_store.store_writers import writer_of
+from stoker.online_store.store_writers import scheme_of, writer_of
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.plain_module import spread_module
 from stoker.sparse.embeddings import Embeddings
@@ -92,13 +94,18 @@ def sync_of(loaded: LoadedJob, task: RankingTask, *, wide: bool) -> tuple[Hook, 
     """Returns the hook that sends changes to the store of ``export.sync``; empty without one.
 
     Raises:
-        UserError: the store cannot be opened.
+        UserError: the store cannot be opened, or processes of other hosts cannot write to it.
     """
     sync = loaded.job.export.sync
     if sync is None:
         return ()
     from stoker.train.ranking.export_sync import ExportSync
 
+    with loaded.errors_at("export.sync.to"):
+        is_local = scheme_of(sync.to) == "lmdb"
+    if is_local and len(hosts := set(run_on_all_ranks(platform.node))) > 1:
+        message = f"LMDB is a folder of one host, and the run has processes on {len(hosts)}"
+        raise UserError(loaded.problem("export.sync.to", message, "write redis://HOST:PORT/DB"))
     with loaded.errors_at("export.sync.to"):
         writer = writer_of(sync.to)
     tower, features, shape = task.model, task.log.features, task.shape
@@ -177,7 +184,10 @@ def _misfit(shape: RankingShape, block: RankingBlock, features: Features) -> tup
     if not names:
         return "ranking.features", "no feature has ids, so there is nothing to look up", "write `kind: id` for one"
     if missing := [name for name in shape.item if name not in shape.features]:
-        return "ranking.item", f"{missing[0]} is not a feature with ids", f"these are {', '.join(shape.features)}"
+        hint = f"these are {', '.join(shape.features)}"
+        if missing[0] in [column.name for column in features.dense]:
+            hint = f"write `features: [{{name: {missing[0]}, kind: buckets}}]`"
+        return "ranking.item", f"{missing[0]} is not a feature with ids", hint
     if block.model == "dlrm" and len(shape.features) + (shape.numbers > 0) < 2:
         message = f"dlrm multiplies pairs of vectors, and there is one: {shape.features[0]}"
         return "ranking.model", message, "write `model: deepfm` or `model: dcn`"
@@ -193,6 +203,14 @@ def _misfit_of_towers(shape: RankingShape, features: Features) -> tuple[str, str
     if features[shape.item[0]].kind != "id":
         message = f"{shape.item[0]} has several ids a row, and two-tower finds items by one"
         return "ranking.item", message, "name the item's id first"
+    for number, cross in enumerate(column for column in features.ids if column.kind == "cross"):
+        sides = {name in shape.item for name in cross.crossed}
+        if len(sides) > 1:
+            message = f"{cross.name} combines a feature of the user and one of the item, and each has its own tower"
+            return f"ranking.crosses[{number}]", message, "remove it, or write `model: dcn`"
+        if sides != {cross.name in shape.item}:
+            change = f"{'add' if True in sides else 'remove'} {cross.name!r}"
+            return "ranking.item", f"{cross.name} is not of the same tower as its features", change
     if set(shape.item) >= set(shape.features) and not shape.numbers:
         return "ranking.item", "every feature is the item's, and none is left for the user", "leave some out"
     return None

@@ -110,7 +110,8 @@ class TableBlock(Block):
         default=0.01, description="initial values are drawn between -init_scale and init_scale"
     )
     memory_rows: PositiveInt | None = Field(
-        default=None, description="number of rows that a process keeps in memory; the others are in a file"
+        default=None,
+        description="number of rows of each width that a process keeps in memory; the others are in a file",
     )
     admission: AdmissionBlock | None = Field(default=None, description="admission of new ids to the tables")
     eviction: EvictionBlock | None = Field(default=None, description="eviction of rows from the tables")

@@ -97,9 +97,21 @@ class RankingScorer:
         if good:
             logits = self.logits(concatenate_batches([batch for _, batch, _ in good]))
             ends = np.cumsum([len(batch.dense) for _, batch, _ in good])[:-1]
-            for (number, _, unknown), own in zip(good, np.split(logits, ends), strict=True):
-                answers[number] = RowScores(own, self.features.labels, unknown, self.step)
+            for (number, batch, unknown), own in zip(good, np.split(logits, ends), strict=True):
+                answers[number] = self._overflow(batch, own) or RowScores(own, self.features.labels, unknown, self.step)
         return [answer for answer in answers if answer is not None]
+
+    def _overflow(self, batch: RowBatch, logits: np.ndarray) -> BadRowError | None:
+        """Returns the first row whose score is not finite; None if there is none."""
+        is_finite = np.isfinite(logits).all(1)
+        if is_finite.all():
+            return None
+        row = int(is_finite.argmin())
+        reason = "its score is not finite"
+        if batch.dense.shape[1]:
+            column = self.features.dense[int(np.abs(batch.dense[row]).argmax())]
+            reason += f"; {column.name} is furthest from its mean, {column.mean:.4g}"
+        return BadRowError(row, reason)
 
     def lookups(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, tuple[int, int]]]:
         """Counts, for each feature of a row, the ids with a row in its table and those without one.

@@ -29,7 +29,10 @@ def shape_of(features: Features, block: RankingBlock, *, unpooled: bool) -> Rank
     Args:
         unpooled: whether the model takes sequences as one vector per id; they need a feature that shares their table.
     """
-    by_table = {c.table: c.name for c in features.ids if c.kind in ("id", "buckets")}
+    by_table: dict[str, str] = {}  # the feature whose own table it is, otherwise the first one
+    for column in features.ids:
+        if column.kind in ("id", "buckets") and (column.name == column.table or column.table not in by_table):
+            by_table[column.table] = column.name
     apart = {
         c.name: by_table[c.table] for c in features.ids if unpooled and c.kind == "sequence" and c.table in by_table
     }

@@ -198,20 +198,30 @@ class RankingTask:
         self._scored = []
         self.tables.eval()
         try:
-            found = evaluate(self, engine, self._parts_of(rows))
-            mine = self._scored
+            mine, _ = engine.share(0, engine.replicas, engine.replicas)
+            found = evaluate(self, engine, self._parts_of(rows, mine, engine.replicas))
+            scored = self._scored
         finally:
             self.tables.train()
             self._scored = None
         assert found is not None
         logits = np.zeros((len(rows), len(self.log.features.labels)))
-        for positions, values in engine.gather(lambda: mine):
+        for positions, values in engine.gather(lambda: scored):
             logits[positions] = values
         return found, scored_rows(rows, logits)
 
-    def _parts_of(self, rows: RowSet) -> Iterator[Part]:
-        for start in range(0, len(rows), EVALUATION_SAMPLES):
-            yield self.part_of(rows, np.arange(start, min(start + EVALUATION_SAMPLES, len(rows)))).to(self.device)
+    def _parts_of(self, rows: RowSet, mine: int = 0, processes: int = 1) -> Iterator[Part]:
+        """Yields rows as forward passes; those of other processes are only counted.
+
+        Args:
+            mine: number of the process, which evaluates one part in ``processes``.
+        """
+        for number, start in enumerate(range(0, len(rows), EVALUATION_SAMPLES)):
+            stop = min(start + EVALUATION_SAMPLES, len(rows))
+            if number % processes == mine:
+                yield self.part_of(rows, np.arange(start, stop)).to(self.device)
+            else:
+                yield Part(None, targets=stop - start, tokens=stop - start)
 
     def evaluation(self) -> Iterator[Part]:
         if self.held_out is not None:
