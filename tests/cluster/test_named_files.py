@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +180,10 @@ def test_every_file_of_a_pattern_is_sent_to_a_path_that_the_pattern_matches(
             (tmp_path / "node" / file.path).write_bytes(file.read())
     there = files_of(job_of(found).data[0].path, tmp_path / "node")
     assert [file.read_text()[17] for file in there] == ["a", "b"]
+
+
+def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    (tmp_path / os.fsdecode(b"more/caf\xe9.txt")).touch()
+    with pytest.raises(UserError, match="cannot be sent: its name is not UTF-8"):
+        submission_in(tmp_path, target={"ssh": {**SSH["ssh"], "send": ["more"]}})

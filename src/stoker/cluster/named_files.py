@@ -226,7 +226,7 @@ def place_below(path: Path, base: Path) -> str:
     plain = Path(os.path.normpath(path))
     if _is_below(path, base):
         return plain.relative_to(base).as_posix()
-    around = hashlib.blake2b(str(plain.parent).encode(), digest_size=4).hexdigest()
+    around = hashlib.blake2b(os.fsencode(plain.parent), digest_size=4).hexdigest()
     return f"{OUTSIDE}/{around}/{plain.name}"
 
 
