@@ -56,7 +56,7 @@ class ClusterApi:
         except ImportError as error:
             hint = "install it: pip install 'stoker[kubernetes]'"
             raise UserError(Problem("the target needs the package kubernetes", hint)) from error
-        self.kubeconfig = _kubeconfig(kubeconfig)
+        self.kubeconfig = kubeconfig_path(kubeconfig)
         self.client, found, self.context = _client(kubeconfig, context)
         self.namespace = namespace or found
         # Only the dynamic client's requests are used: its discovery caches to a file with a predictable name.
@@ -247,7 +247,7 @@ def _client(kubeconfig: str | None, context: str | None) -> tuple[ApiClient, str
         raise UserError(Problem(message, hint, "kubeconfig")) from error
 
 
-def _kubeconfig(written: str | None) -> str | None:
+def kubeconfig_path(written: str | None) -> str | None:
     """Returns the absolute path of a kubeconfig, or of the only file in $KUBECONFIG; None for kubectl's default."""
     path = written or os.environ.get("KUBECONFIG", "")
     return str(Path(path).expanduser().absolute()) if path and (written or os.pathsep not in path) else None
