@@ -98,7 +98,7 @@ def _weights(folder: Path, names: Iterable[str]) -> list[str]:
 def _listed(url: str) -> dict[str, RemoteObject]:
     """Returns the objects right below a URL, by name."""
     if scheme_of(url) in WEB:
-        usual = node_cache().answer(f"model {url}", url, lambda: list(_usual(url).values()))
+        usual = node_cache().answer(f"model:{url}", url, lambda: list(_usual(url).values()))
         found = {each.url.rpartition("/")[2]: each for each in usual}
     else:
         top = url.rstrip("/")
