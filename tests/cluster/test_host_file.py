@@ -90,3 +90,5 @@ def test_hosts_and_slots_are_chosen_as_deepspeed_does() -> None:
             chosen(hosts, include=wrong)
     with pytest.raises(UserError, match="no host is left"):
         chosen(hosts, exclude="a@b@c")
+    with pytest.raises(UserError, match="d has no `slots=`, so none can be excluded"):
+        chosen([*hosts, Host("d")], exclude="d:3")

@@ -21,9 +21,12 @@ from ruamel.yaml import YAML
 
 from stoker.cli.main import main
 from stoker.cluster.chosen_target import ChosenTarget, choose_target
+from stoker.cluster.kubernetes.cluster_api import kubeconfig_path
 from stoker.cluster.kubernetes.kubernetes_target import KubernetesTarget
 from stoker.cluster.kubernetes.run_pods import pods_of
+from stoker.cluster.kubernetes.sent_archive import TooLarge, archive_of
 from stoker.cluster.record import Record
+from stoker.cluster.sent_files import SentFile
 from stoker.cluster.submission import Submission, submission_of
 from stoker.cluster.submitted_run import target_of
 from stoker.errors import UserError
@@ -405,3 +408,19 @@ def test_a_cluster_that_does_not_answer(prepared: Submit, cluster: ApiServer) ->
     cluster.__exit__(None, None, None)
     with pytest.raises(UserError, match="does not answer"):
         target.submit(submission)
+
+
+def test_files_that_are_too_large_are_not_read_to_their_end(tmp_path: Path) -> None:
+    file = tmp_path / "data"
+    file.write_bytes(os.urandom(2**24))
+    with pytest.raises(TooLarge):
+        archive_of([SentFile("a", "", 2**24, file), SentFile("b", "", 1, tmp_path / "absent")])
+
+
+def test_a_kubeconfig_is_kept_with_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", "own.yaml")
+    assert kubeconfig_path("cluster.yaml") == str(tmp_path / "cluster.yaml")
+    assert kubeconfig_path(None) == str(tmp_path / "own.yaml")
+    monkeypatch.delenv("KUBECONFIG")
+    assert kubeconfig_path(None) is None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from submitting import submission_in
 
+from stoker.cluster.named_files import files_of
 from stoker.cluster.sent_files import ARCHIVE
 from stoker.cluster.submission import Submission
 from stoker.errors import UserError
@@ -156,3 +158,32 @@ def test_on_a_login_node_runs_stay_where_they_are(tmp_path: Path) -> None:
     )
     assert job_of(found).ppo.reward == str(elsewhere / "rm")
     assert [file.path for file in found.files if not file.in_place] == ["job.yaml"]
+
+
+PATTERNS = ["dumps/*/train.jsonl", "dumps/**/train.jsonl", "dumps/?/tr*.jsonl", "dumps/**", "../here/*/*/*"]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("base", ["here", "elsewhere"])
+def test_every_file_of_a_pattern_is_sent_to_a_path_that_the_pattern_matches(
+    tmp_path: Path, pattern: str, base: str
+) -> None:
+    for name in "ab":
+        (tmp_path / f"here/dumps/{name}").mkdir(parents=True)
+        (tmp_path / f"here/dumps/{name}/train.jsonl").write_text(f'{{"instruction": "{name}", "output": "c"}}\n')
+    (tmp_path / base).mkdir(exist_ok=True)
+    written = pattern if base == "here" else str(tmp_path / "here" / pattern)
+    found = submission_in(tmp_path / base, data=written, target=SSH)
+    for file in found.files:
+        if file.source is not None:
+            (tmp_path / "node" / file.path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "node" / file.path).write_bytes(file.read())
+    there = files_of(job_of(found).data[0].path, tmp_path / "node")
+    assert [file.read_text()[17] for file in there] == ["a", "b"]
+
+
+def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    (tmp_path / os.fsdecode(b"more/caf\xe9.txt")).touch()
+    with pytest.raises(UserError, match="cannot be sent: its name is not UTF-8"):
+        submission_in(tmp_path, target={"ssh": {**SSH["ssh"], "send": ["more"]}})

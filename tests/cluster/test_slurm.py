@@ -161,6 +161,17 @@ def test_the_supervisors_meet_at_the_nodes_of_the_job(fake: Path) -> None:
     assert (fake / ".stoker/job/exit-code").read_text() == "3\n"
 
 
+@pytest.mark.parametrize(("codes", "code"), [((137, 0), 0), ((0, 0), 0), ((137, 1), 137)])
+def test_a_run_that_some_nodes_have_finished_is_done(fake: Path, codes: tuple[int, int], code: int) -> None:
+    each = "".join(f'SLURMD_NODENAME=h{n} CODE={c} bash -c "$script" & ' for n, c in enumerate(codes))
+    (fake / "bin/srun").write_text(f"#!/bin/bash\nscript=$(cat); {each}wait; exit {max(codes)}\n")
+    (fake / "bin/python3").write_text("#!/bin/bash\nexit $CODE\n")
+    script = script_of(fake, nodes=2)
+    (fake / ".stoker/job/node-exit-code-h7").write_text("0\n")  # of an earlier start
+    assert subprocess.run(["bash", "-c", script], check=False).returncode == code
+    assert (fake / ".stoker/job/exit-code").read_text() == f"{code}\n"
+
+
 @pytest.mark.parametrize(
     ("squeue", "sacct", "own", "state", "why"),
     [
@@ -178,6 +189,7 @@ def test_the_supervisors_meet_at_the_nodes_of_the_job(fake: Path) -> None:
         (None, "OUT_OF_MEMORY|0:125|h1|OutOfMemory", None, "failed",
          "it used more memory than it had asked for: see `memory`"),
         (None, None, 0, "done", ""),
+        (None, "OUT_OF_MEMORY|0:125|h1|OutOfMemory", 0, "done", ""),
         (None, None, 2, "failed", "ended with exit code 2"),
         (None, None, None, "lost", "Slurm no longer knows the job, and it has left no exit code"),
     ],
@@ -207,7 +219,7 @@ def test_reasons_that_nobody_knows_are_shown_as_they_are() -> None:
     assert JobState("PENDING", "Priority").status(None, None).why.startswith("jobs with a higher priority")
 
 
-def target_in(folder: Path, **keys: Any) -> tuple[SlurmTarget, ChosenTarget]:
+def target_in(folder: Path, /, **keys: Any) -> tuple[SlurmTarget, ChosenTarget]:
     chosen = choose_target(load_job(write_job(folder, target={"slurm": keys})), None)
     return open_target(chosen), chosen
 
@@ -348,6 +360,11 @@ def test_a_run_is_resumed_from_any_folder(tmp_path: Path, monkeypatch: pytest.Mo
     again = target_of(record)
     assert again.status(record).state == "stopped"
     assert again.resume(record).handle["job"] == "2" and not (base / ".stoker/job/exit-code").exists()
+    by_login, _ = target_in(elsewhere, login="login.example.org", folder=f"{base}/.stoker")  # as from another machine
+    by_login._shell = LocalShell()
+    (base / ".stoker/job/exit-code").write_text("143\n")
+    assert [found.name for found in by_login.records()] == ["job"]
+    assert by_login.resume(record).handle["job"] == "3"
     assert set((tmp_path / "said").read_text().splitlines()) == {f"{base} {base}/.stoker/job/submit.sbatch"}
 
 
@@ -364,13 +381,15 @@ def test_logs_are_read_from_any_folder(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    target, chosen = target_in(tmp_path, login=login)
-    target._shell = LocalShell()
+    _, chosen = target_in(tmp_path, login=login)
     submission = submission_of(load_job(tmp_path / "job.yaml"), chosen, tmp_path)
     output = f"{tmp_path}{output}" if output.startswith("/") else output
     handle = {"folder": ".stoker", "job": "1", "requeue": None}
-    record = replace(submission.record("slurm", target={}, on="", handle=handle), output=output)
+    record = replace(submission.record("slurm", target={"login": login}, on="", handle=handle), output=output)
     logs = (tmp_path / ".stoker/job" if login else tmp_path) / output / "logs"
     logs.mkdir(parents=True)
     (logs / "rank-0.log").write_text("a\n")
-    assert list(target.logs(record, rank=0, follow=False)) == ["a"]
+    for asked in (None, "login.example.org"):
+        target, _ = target_in(tmp_path, login=asked)
+        target._shell = LocalShell()
+        assert list(target.logs(record, rank=0, follow=False)) == ["a"]

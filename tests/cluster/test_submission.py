@@ -11,8 +11,9 @@ from submitting import submission_in, write_job
 
 from stoker.cluster.chosen_target import choose_target
 from stoker.cluster.ray.ray_target import RayTarget
+from stoker.cluster.record import name_of
 from stoker.cluster.sent_files import ARCHIVE, fingerprint_of
-from stoker.cluster.submission import name_of, port_of
+from stoker.cluster.submission import port_of
 from stoker.errors import UserError
 from stoker.job.load_job import check_document, load_job
 from stoker.job.yaml_document import parse_document

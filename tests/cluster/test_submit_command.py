@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from stoker.cli.main import main
-from stoker.cluster.record import Record, all_records, record_named, save_record
+from stoker.cli.submitted_options import meant_record
+from stoker.cluster.record import Record, all_records, name_of, record_named, save_record
 from stoker.cluster.ssh.connection import Connection
 from stoker.errors import UserError
+from stoker.runs.run_folder import RunFolder
 from tiny_llama import save_tiny_llama
 from tiny_tokenizer import tiny_tokenizer
 
@@ -100,6 +102,12 @@ def test_a_run_that_is_running_is_not_submitted_again(
     assert main(submit) == 2
     told = "one is already running on lab; wait for it, `stoker stop one`, or give another --name"
     assert told in capsys.readouterr().err
+    monkeypatch.setenv("XDG_STATE_HOME", str(base / "another-machine"))
+    assert main(submit) == 2
+    assert told.replace("stop one", "stop one --on lab") in capsys.readouterr().err
+    assert main(["runs", "--on", "lab"]) == 0
+    assert "running" in capsys.readouterr().out
+    monkeypatch.setenv("XDG_STATE_HOME", str(base / "state"))
     assert main(["stop", "one"]) == 0
     assert "one: stopped" in capsys.readouterr().out
 
@@ -117,6 +125,43 @@ def test_records_are_found_by_name(base: Path, capsys: pytest.CaptureFixture[str
     for verb in ("stop", "resume", "describe"):
         assert main([verb, "thrid"]) == 2
         assert "no submitted job is named thrid" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["a--b", "a" * 45, "mine"])
+def test_a_name_is_found_as_it_was_given(base: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    values = {"kind": "slurm", "target": {}, "on": "", "fingerprint": "f" * 64, "nodes": 1, "devices": 1}
+    for each in (name, name_of(name)):
+        record = Record(name=each, time=0.0, output=f"runs/{each}", base="/", handle={"job": "1"}, **values)  # type: ignore[arg-type]
+        save_record(record)
+    assert record_named(name).name == record_named(f"runs/{name}/").name == name
+    assert record_named("runs/A__b").name == "a-b" if name == "a--b" else True
+
+
+def test_a_run_here_goes_before_an_ended_submission_of_its_name(
+    base: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {"kind": "slurm", "target": {"login": "nowhere"}, "on": "", "fingerprint": "f" * 64}
+    save_record(
+        Record(name="mine", time=0.0, output="runs/mine", base="/", nodes=1, devices=1, handle={}, **values)  # type: ignore[arg-type]
+    )
+    assert meant_record("mine") is not None
+    folder = RunFolder(base / "runs/mine")
+    (folder.path / "logs").mkdir(parents=True)
+    folder.job.write_text("task: sft\n")
+    folder.events.touch()
+    (folder.path / "logs/rank-0.log").write_text("here\n")
+    assert meant_record("mine") is not None
+    assert main(["logs", "runs/mine"]) == 0
+    assert capsys.readouterr().out == "rank 0 | here\n"
+    assert main(["stop", "runs/mine"]) == 0
+    with folder.take():
+        assert main(["logs", "mine"]) == 0
+        assert meant_record("mine") is None
+    save_record(
+        Record(name="mine", time=0.0, output="runs/mine", base=str(base), nodes=1, devices=1, handle={},
+               **{**values, "target": {}})  # type: ignore[arg-type]
+    )  # fmt: skip
+    assert meant_record("runs/mine") is not None  # it trains in this folder
 
 
 def test_logs_of_a_run_of_this_machine(base: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,6 +63,8 @@ def test_a_cluster_in_yaml() -> None:
     cluster = load_cluster("{device: H100, per_node: 8, nodes: 4, network: 400Gb/s x 8, price: 98.32}")
     assert (cluster.gpus, cluster.network_gbs, cluster.rails) == (32, 400, 8)
     assert cluster.total_price_per_hour == pytest.approx(393.28)
+    like = "like: gb200-nvl72\nnetwork: 400 Gb/s per GPU\n"
+    assert load_cluster(like).network_gbs == load_cluster(f"{like}per_node: 72\n").network_gbs == 72 * 50
 
 
 def test_a_file_and_its_text_are_the_same(tmp_path: Path) -> None:

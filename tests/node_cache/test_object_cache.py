@@ -193,6 +193,20 @@ def test_an_origin_that_is_down_leaves_what_is_here(
         fetched(cache, f"{url}y")
 
 
+def test_a_model_is_opened_again_without_its_origin(
+    cache: NodeCache, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(object_cache, "FRESH", -1.0)
+    index = b'{"weight_map": {"a": "part-1.safetensors"}}'
+    files = {"config.json": b"{}", "model.safetensors.index.json": index, "part-1.safetensors": b"1"}
+    with CountingOrigin({f"m/{name}": content for name, content in files.items()}) as origin:
+        first = with_weights(local_path(f"{origin.url}/m"))
+    remote_folder._local_path.cache_clear()  # as in another process
+    again = with_weights(local_path(f"{origin.url}/m"))
+    assert again == first and {name: (again / name).read_bytes() for name in files} == files
+    assert capsys.readouterr().err.count("what it said before is taken") == 1
+
+
 def test_what_always_ends_early_is_an_error_and_is_kept_for_later(origin: CountingOrigin, cache: NodeCache) -> None:
     origin.objects["x"] = data = random_bytes(MIB)
     origin.ranges = False
@@ -340,15 +354,15 @@ def test_an_empty_object(origin: CountingOrigin, cache: NodeCache) -> None:
 )
 def test_processes_that_share_an_answer_ask_for_the_same_urls(asked: str, urls: list[str], cache: NodeCache) -> None:
     answer = [object_cache.RemoteObject(url, object_cache.ObjectVersion(1, "tag 1")) for url in urls]
-    assert cache._shared("a question", asked, lambda: answer) == answer
-    assert cache._shared("a question", asked, lambda: []) == answer
+    assert cache.answer("a question", asked, lambda: answer) == answer
+    assert cache.answer("a question", asked, lambda: []) == answer
     assert not any(b"pw" in memo.read_bytes() for memo in (cache.root / "answers").iterdir())
 
 
 def test_an_answer_with_signatures_of_a_page_is_not_shared(cache: NodeCache) -> None:
     answer = [object_cache.RemoteObject("https://h/a.jsonl?sig=1", object_cache.ObjectVersion(1, "tag 1"))]
-    assert cache._shared("a question", "https://h/*.jsonl", lambda: answer) == answer
-    assert cache._shared("a question", "https://h/*.jsonl", list) == []
+    assert cache.answer("a question", "https://h/*.jsonl", lambda: answer) == answer
+    assert cache.answer("a question", "https://h/*.jsonl", list) == []
 
 
 def test_what_is_not_there(origin: CountingOrigin, cache: NodeCache) -> None:

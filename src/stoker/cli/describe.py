@@ -7,7 +7,7 @@ import json
 import time
 from dataclasses import asdict
 
-from stoker.cli.submitted_options import add_submitted, name_of
+from stoker.cli.submitted_options import add_submitted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +20,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the description."""
     from stoker.cluster.submitted_run import submitted_run
 
-    found = submitted_run(name_of(arguments.run), arguments.on)
+    found = submitted_run(arguments.run, arguments.on)
     record, status = found.record, found.target.status(found.record)
     lines = list(found.target.describe(record))
     if arguments.json:

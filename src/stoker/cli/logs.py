@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
 
-from stoker.cli.submitted_options import add_submitted, name_of
+from stoker.cli.submitted_options import add_submitted, meant_record
 from stoker.errors import Problem, UserError
 
 
@@ -31,13 +31,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _lines(arguments: argparse.Namespace) -> Iterator[str]:
     from stoker.cluster.log_files import LogPlace, rank_label, read_logs
-    from stoker.cluster.record import all_records, find_record
+    from stoker.cluster.record import all_records, name_of
     from stoker.cluster.shell import LocalShell
     from stoker.cluster.submitted_run import submitted_run
 
-    name = name_of(arguments.run)
-    if arguments.on is not None or find_record(name) is not None:
-        found = submitted_run(name, arguments.on)
+    if arguments.on is not None or meant_record(arguments.run) is not None:
+        found = submitted_run(arguments.run, arguments.on)
         yield from found.target.logs(found.record, rank=arguments.rank, follow=arguments.follow)
         return
     from shlex import quote
@@ -51,7 +50,7 @@ def _lines(arguments: argparse.Namespace) -> Iterator[str]:
         names = [record.name for record in all_records()]
         if exists or not names:
             raise
-        near = get_close_matches(name, names, n=1, cutoff=0.4)
+        near = get_close_matches(name_of(arguments.run), names, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]}?" if near else f"submitted runs: {', '.join(names[:5])}"
         message = f"there is no run {arguments.run} here, and no submitted run of that name"
         raise UserError(Problem(message, hint)) from error

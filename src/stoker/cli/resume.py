@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from stoker.cli.submitted_options import add_submitted, name_of
+from stoker.cli.submitted_options import add_submitted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +19,7 @@ def run(arguments: argparse.Namespace) -> int:
     from stoker.cluster.record import save_record
     from stoker.cluster.submitted_run import submitted_run
 
-    found = submitted_run(name_of(arguments.run), arguments.on)
+    found = submitted_run(arguments.run, arguments.on)
     record = found.target.resume(found.record)
     save_record(record)
     if arguments.json:

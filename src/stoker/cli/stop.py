@@ -6,7 +6,7 @@ import argparse
 import time
 from pathlib import Path
 
-from stoker.cli.submitted_options import add_submitted, name_of
+from stoker.cli.submitted_options import add_submitted, folder_here, meant_record
 from stoker.errors import RunFailed
 
 POLL = 0.1  # seconds
@@ -19,14 +19,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Stops the run; returns 0 once no process is left."""
-    from stoker.cluster.record import find_record
     from stoker.cluster.submitted_run import submitted_run
 
-    if arguments.on is None and find_record(name_of(arguments.run)) is None and _is_here(arguments.run):
+    here = folder_here(arguments.run) if arguments.on is None else None
+    if here is not None and meant_record(arguments.run) is None:
         return _stop_here(arguments.run)
-    found = submitted_run(name_of(arguments.run), arguments.on)
+    found = submitted_run(arguments.run, arguments.on)
     before = found.target.status(found.record)
     if before.state not in ("waiting", "running"):
+        if here is not None and here.is_taken():  # by `stoker train`, in the folder of the ended submission
+            return _stop_here(arguments.run)
         print(f"{found.record.name} is already {before.state}" + (f": {before.why}" if before.why else ""))
         return 0
     found.target.stop(found.record)
@@ -34,10 +36,6 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"{found.record.name}: {after.state}" + (f" ({after.why})" if after.why else ""))
     print(f"to continue: stoker resume {found.record.name}")
     return 0
-
-
-def _is_here(name: str) -> bool:
-    return any((base / name / "events.jsonl").is_file() for base in (Path.cwd(), Path.cwd() / "runs"))
 
 
 def _stop_here(name: str) -> int:

@@ -43,8 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Submits; returns 0 once the target has accepted the job."""
-    from stoker.cli.submitted_runs import state_of
-    from stoker.cluster.record import find_record, save_record
+    from stoker.cluster.record import save_record
     from stoker.cluster.target import open_target
 
     if arguments.dry_run and arguments.json:
@@ -57,11 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(target.preview(submission).rstrip("\n"))
         return 0
     target.check(submission)
-    earlier = find_record(submission.name)
-    state = state_of(earlier).state if earlier is not None else ""
-    if earlier is not None and state in ("waiting", "running"):
-        message = f"{submission.name} is already {state} on {earlier.on or earlier.kind}"
-        raise UserError(Problem(message, f"wait for it, `stoker stop {submission.name}`, or give another --name"))
+    _check_not_running(submission.name, target, chosen)
     record = target.submit(submission)
     save_record(record)
     if arguments.json:
@@ -132,6 +127,22 @@ def submission_on(given: GivenJob, chosen: ChosenTarget, target: Target, argumen
         overrides, _ = split_overrides(arguments.on, arguments.overrides)
         return staged_submission_of(overrides, given.staged, given.jobs, chosen, base, name=name, hosts=hosts)
     return submission_of(given.jobs[0], chosen, base, name=name, hosts=hosts)
+
+
+def _check_not_running(name: str, target: Target, chosen: ChosenTarget) -> None:
+    """Raises UserError if a run of that name has not ended: one of this user's records, or of the target's own."""
+    from stoker.cli.submitted_runs import state_of
+    from stoker.cluster.record import find_record
+
+    here = find_record(name)
+    there = next((record for record in target.records() if record.name == name), None)
+    for record, its_target in ((here, None), (there, target)):
+        state = state_of(record, its_target).state if record is not None else ""
+        if record is not None and state in ("waiting", "running"):
+            where = record.on or record.kind if its_target is None else chosen.name or chosen.kind
+            stop = f"stoker stop {name}" + ("" if its_target is None else f" --on {chosen.name or 'TARGET'}")
+            message = f"{name} is already {state} on {where}"
+            raise UserError(Problem(message, f"wait for it, `{stop}`, or give another --name"))
 
 
 def print_submitted(record: Record, submission: Submission) -> None:

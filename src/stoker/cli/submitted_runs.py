@@ -12,7 +12,7 @@ from stoker.errors import UserError
 
 if TYPE_CHECKING:
     from stoker.cluster.record import Record
-    from stoker.cluster.target import Status
+    from stoker.cluster.target import Status, Target
 
 AT_ONCE = 8  # targets queried concurrently
 
@@ -23,9 +23,10 @@ def print_submitted_runs(on: str | None, *, as_json: bool) -> int:
     from stoker.cluster.record import all_records
     from stoker.cluster.target import open_target
 
-    records = all_records() if on is None else sorted(open_target(named_target(on)).records(), key=lambda r: -r.time)
+    target = None if on is None else open_target(named_target(on))
+    records = all_records() if target is None else sorted(target.records(), key=lambda record: -record.time)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        states = list(pool.map(state_of, records))
+        states = list(pool.map(lambda record: state_of(record, target), records))
     if as_json:
         both = zip(records, states, strict=True)
         print(json.dumps([{**json.loads(r.to_json()), "status": asdict(s)} for r, s in both], indent=2))
@@ -49,12 +50,16 @@ def print_submitted_runs(on: str | None, *, as_json: bool) -> int:
     return 0
 
 
-def state_of(record: Record) -> Status:
-    """Returns the state of a run; ``lost`` with the reason where its target cannot be reached."""
+def state_of(record: Record, target: Target | None = None) -> Status:
+    """Returns the state of a run; ``lost`` with the reason where its target cannot be reached.
+
+    Args:
+        target: the one to ask; None for that of the record. Its address may hold only where the run was submitted.
+    """
     from stoker.cluster.submitted_run import target_of
     from stoker.cluster.target import Status
 
     try:
-        return target_of(record).status(record)
+        return (target or target_of(record)).status(record)
     except UserError as error:
         return Status("lost", str(error.problems[0]))

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from stoker.cluster.private_files import PrivateFile
@@ -44,12 +44,13 @@ class NamedFiles:
 
     def add(self, value: str) -> str:
         """Adds the files that a path or pattern matches; returns their name on the nodes."""
-        top = absolute(value, self.base)
-        if not exists(top) and not _is_pattern(value):
+        top, pattern = _fixed_part(value, self.base)
+        if not pattern and not exists(top):
             return value
         to = place_below(top, self.base)
-        self.found |= {_joined(to, top, file): file for file in files_of(value, self.base)}
-        return to
+        files = files_of(value, self.base)
+        self.found |= {str(PurePosixPath(to, file.relative_to(top))): file for file in files}
+        return str(PurePosixPath(to, pattern))
 
     def add_private(self, key: str, value: str) -> str:
         """Adds a secret; returns as `add` does. An absolute path is one on the nodes where there is none here."""
@@ -182,13 +183,13 @@ def _source_paths(loaded: LoadedJob) -> Iterator[tuple[str, str]]:
 
 def files_of(value: str, base: Path) -> list[Path]:
     """Returns the files of a path or pattern, and all files of a folder; none if nothing matches."""
-    path = absolute(value, base)
-    if exists(path):
-        return below_folder(path) if path.is_dir() else [path]
-    if not _is_pattern(value):
+    path, pattern = _fixed_part(value, base)
+    if pattern:
+        whole = f"{pattern}/*" if pattern.endswith("**") else pattern  # as `sources` reads it: files at any depth
+        return sorted({found for found in path.glob(whole) if found.is_file()})
+    if not exists(path):
         return []
-    anchor = Path(path.anchor)
-    return sorted(found for found in anchor.glob(str(path.relative_to(anchor))) if found.is_file())
+    return below_folder(path) if path.is_dir() else [path]
 
 
 def place_below(path: Path, base: Path) -> str:
@@ -196,7 +197,7 @@ def place_below(path: Path, base: Path) -> str:
     plain = Path(os.path.normpath(path))
     if _is_below(path, base):
         return plain.relative_to(base).as_posix()
-    around = hashlib.blake2b(str(plain.parent).encode(), digest_size=4).hexdigest()
+    around = hashlib.blake2b(os.fsencode(plain.parent), digest_size=4).hexdigest()
     return f"{OUTSIDE}/{around}/{plain.name}"
 
 
@@ -204,14 +205,12 @@ def _is_below(path: Path, base: Path) -> bool:
     return Path(os.path.normpath(path)).is_relative_to(base)
 
 
-def _is_pattern(value: str) -> bool:
-    return any(mark in value for mark in "*?[") and "://" not in value
-
-
-def _joined(to: str, top: Path, file: Path) -> str:
-    """Returns a file's path when its folder or pattern is placed at ``to``."""
-    if file == top:
-        return to
-    if file.is_relative_to(top):
-        return f"{to}/{file.relative_to(top).as_posix()}"
-    return f"{to.rpartition('/')[0]}/{file.name}".lstrip("/")
+def _fixed_part(value: str, base: Path) -> tuple[Path, str]:
+    """Splits a path before its first part with a wildcard; the pattern is empty without one, or if the path exists."""
+    path = absolute(value, base)
+    if "://" in value or exists(path):
+        return path, ""
+    parts = Path(value).parts
+    first = next((index for index, part in enumerate(parts) if any(mark in part for mark in "*?[")), len(parts))
+    fixed, pattern = Path(*parts[:first]), Path(*parts[first:])
+    return (absolute(str(fixed), base), str(pattern)) if parts[first:] else (path, "")

@@ -6,7 +6,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +16,7 @@ from stoker.files import read_file, replace_file
 
 FILE = "submission.json"  # the record's file name beside the run
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?")  # fits a label of Kubernetes and a host name
+LONGEST_NAME = 40  # characters of a name that is derived from a folder's
 
 
 @dataclass(frozen=True)
@@ -99,16 +100,38 @@ def find_record(name: str) -> Record | None:
     return next((record for record in all_records() if record.name == name), None)
 
 
-def record_named(name: str) -> Record:
-    """Returns the record of a name.
+def name_of(output: str) -> str:
+    """Converts the name of a run's folder to a valid host name or label: ``runs/My job`` -> ``my-job``."""
+    plain = re.sub(r"[^a-z0-9]+", "-", _last(output).lower()).strip("-")
+    return plain[:LONGEST_NAME].rstrip("-") or "job"
+
+
+def record_among(records: Iterable[Record], run: str) -> Record | None:
+    """Returns the record that a command names, by its name or by the run's folder; None if it does not exist."""
+    by_name = {record.name: record for record in records}
+    return by_name.get(_last(run)) or by_name.get(name_of(run))
+
+
+def newest_of(records: Iterable[Record]) -> list[Record]:
+    """Returns the newest record of each name."""
+    return list({record.name: record for record in sorted(records, key=lambda record: record.time)}.values())
+
+
+def record_named(run: str) -> Record:
+    """Returns this user's record of a run, by its name or by the run's folder.
 
     Raises:
         UserError: it does not exist; the nearest is named.
     """
-    record = find_record(name)
+    records = all_records()
+    record = record_among(records, run)
     if record is not None:
         return record
-    names = [record.name for record in all_records()]
+    name, names = _last(run), [record.name for record in records]
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     known = f"submitted jobs: {', '.join(names[:5])}" if names else "`stoker submit JOB --on TARGET` makes one"
     raise UserError(Problem(f"no submitted job is named {name}", f"did you mean {near[0]}?" if near else known))
+
+
+def _last(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]

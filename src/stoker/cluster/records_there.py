@@ -41,11 +41,11 @@ def send_private(shell: Shell, home: str, files: Mapping[str, bytes]) -> None:
 def records_in(shell: Shell, folder: str) -> list[Record]:
     """Returns the records of submissions below a folder; files without a valid record are ignored."""
     home = quoted(folder)
-    paths = shell.run(f'cd {home} 2>/dev/null && for f in */{FILE}; do [ -f "$f" ] && echo "$f"; done; :')
+    texts = shell.run(f"cd {home} 2>/dev/null && for f in */{FILE}; do cat \"$f\" 2>/dev/null && printf '\\0'; done; :")
     found = []
-    for path in paths.decode().splitlines():
+    for text in texts.split(b"\0")[:-1]:
         try:
-            found.append(Record.from_json(shell.run(f"cat {home}/{shlex.quote(path)}")))
+            found.append(Record.from_json(text))
         except ValueError:
             continue
     return found

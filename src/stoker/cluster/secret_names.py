@@ -7,7 +7,10 @@ from itertools import pairwise
 
 # Ends of parts of a name: HF_TOKEN, PGPASSWORD and secretKey have one; TOKENIZERS_PARALLELISM does not.
 ENDS = ("token", "secret", "secrets", "password", "passwd", "passphrase", "credential", "credentials", "apikey")
-OF_KEYS = frozenset(("api", "access", "private", "secret", "account", "ssh", "my"))  # before KEY: not SORT_KEY
+# Words before KEY with which it names a part of data; after any other word it is a secret: STORAGE_KEY.
+OF_DATA = frozenset(
+    ("sort", "cache", "primary", "foreign", "partition", "shard", "group", "join", "index", "row", "column", "public")
+)
 PATHS = ("file", "path", "dir", "folder")  # names that end so have a place, such as HF_TOKEN_PATH
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _PASSWORD = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@", re.I)
@@ -18,7 +21,7 @@ def is_secret_name(name: str) -> bool:
     parts = [part.lower() for part in _PARTS.findall(name)]
     if not parts or parts[-1] in PATHS:
         return False
-    of_key = any(part in ("key", "keys") and before in OF_KEYS for before, part in pairwise(parts))
+    of_key = any(part in ("key", "keys") and before not in OF_DATA for before, part in pairwise(["", *parts]))
     return of_key or "pass" in parts or any(part.endswith(ENDS) for part in parts)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -115,6 +116,8 @@ def _sent(found: dict[str, Path]) -> Iterator[SentFile]:
     for to, file in found.items():
         if any(character in to for character in "\n\r\0"):
             raise UserError(Problem(f"{file!r} cannot be sent: its name has a line end", "rename it"))
+        if os.fsencode(to).decode(errors="replace") != to:
+            raise UserError(Problem(f"{str(file)!r} cannot be sent: its name is not UTF-8", "rename it"))
     try:
         digests = file_digest(list(found.values()), cache_folder() / "fingerprints.json")
         for (to, file), digest in zip(found.items(), digests, strict=True):

@@ -10,8 +10,9 @@ from typing import Any
 from stoker.cluster.chosen_target import ChosenTarget
 from stoker.cluster.named_files import NamedFiles, named_files
 from stoker.cluster.private_files import PrivateFile, checked_private
+from stoker.cluster.record import name_of
 from stoker.cluster.sent_files import SentFile, fingerprint_of, needed_files
-from stoker.cluster.submission import JOB, Submission, moved_on, name_of, nodes_and_processes, port_of, with_layout
+from stoker.cluster.submission import JOB, Submission, moved_on, nodes_and_processes, port_of, with_layout
 from stoker.errors import UserError
 from stoker.job.job_to_yaml import scalar
 from stoker.job.key_paths import TARGET, parse_key

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 from stoker.cluster.chosen_target import ChosenTarget
 from stoker.cluster.named_files import NamedFiles, named_files, with_paths
 from stoker.cluster.private_files import PrivateFile, checked_private
-from stoker.cluster.record import Record
+from stoker.cluster.record import Record, name_of
 from stoker.cluster.sent_files import ARCHIVE, SentFile, fingerprint_of, needed_files
 from stoker.errors import CannotRun, UserError
 from stoker.job.job_to_yaml import dump_job
@@ -25,7 +24,6 @@ from stoker.job.targets.shared_keys import TargetKeys
 JOB = "job.yaml"
 SECRET = "secret"
 FIRST_PORT, PORTS = 15_000, 17_000  # below the range that systems assign automatically
-LONGEST_NAME = 40
 
 
 @dataclass(frozen=True)
@@ -160,13 +158,6 @@ def moved_on(named: NamedFiles, private: Sequence[PrivateFile]) -> dict[str, Any
     """Returns the keys with other values on the nodes; those of secrets that are not sent keep theirs."""
     stay = {file.key for file in named.private.values()} - {file.key for file in private}
     return {key: value for key, value in named.moved.items() if key not in stay}
-
-
-def name_of(output: str) -> str:
-    """Converts the name of a run's folder to a valid host name or label: ``runs/My job`` -> ``my-job``."""
-    last = output.rstrip("/").rpartition("/")[2]
-    plain = re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-")
-    return plain[:LONGEST_NAME].rstrip("-") or "job"
 
 
 def port_of(name: str) -> int:

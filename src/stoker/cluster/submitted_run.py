@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.cluster.chosen_target import ChosenTarget, named_target
-from stoker.cluster.record import Record, record_named
+from stoker.cluster.record import Record, record_among, record_named
 from stoker.cluster.target import Target, open_target
 from stoker.errors import Problem, UserError
 from stoker.job.key_paths import TARGET
@@ -22,24 +22,26 @@ class SubmittedRun:
     target: Target
 
 
-def submitted_run(name: str, on: str | None = None) -> SubmittedRun:
-    """Returns the submitted run of a name.
+def submitted_run(run: str, on: str | None = None) -> SubmittedRun:
+    """Returns a submitted run.
 
     Args:
+        run: its name, or the run's folder.
         on: a target, whose own records are read instead of this user's, for runs submitted from another machine.
 
     Raises:
         UserError: there is no such run.
     """
     if on is None:
-        record = record_named(name)
+        record = record_named(run)
         return SubmittedRun(record, target_of(record))
     target = open_target(named_target(on))
-    records = {record.name: record for record in target.records()}
-    if name not in records:
-        known = f"it has {', '.join(sorted(records))}" if records else "it has none"
-        raise UserError(Problem(f"the target {on} has no run {name}", known))
-    return SubmittedRun(records[name], target)
+    records = target.records()
+    found = record_among(records, run)
+    if found is None:
+        known = f"it has {', '.join(sorted(record.name for record in records))}" if records else "it has none"
+        raise UserError(Problem(f"the target {on} has no run {run}", known))
+    return SubmittedRun(found, target)
 
 
 def target_of(record: Record) -> Target:

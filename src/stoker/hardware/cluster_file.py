@@ -154,7 +154,7 @@ def _cluster(block: ClusterBlock, document: JobDocument) -> Cluster:
     device = replace(device, **_given(block, "memory_gib", "link_gbs"))
     network: Network | None = None
     if isinstance(block.network, str):
-        network = parse_network(block.network, device, per_node=block.per_node or 8)
+        network = parse_network(block.network, device, per_node=block.per_node or (like.per_node if like else 8))
         if network is None:
             message = f"`network: {block.network}` does not contain a rate"
             raise UserError(document.problem(("network",), message, "write it as `8 x 400 Gb/s` or `25 GB/s`"))

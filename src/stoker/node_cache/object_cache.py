@@ -73,7 +73,7 @@ class NodeCache:
             UserError: there are none, or they may not be read.
             RunFailed: the origin cannot be reached.
         """
-        return list(self._shared(f"find {pattern}", pattern, lambda: _found(pattern)))
+        return list(self.answer(f"find {pattern}", pattern, lambda: _found(pattern)))
 
     def version(self, url: str) -> RemoteObject:
         """Returns the object at a URL.
@@ -82,14 +82,21 @@ class NodeCache:
             UserError: there is no such object, or it may not be read.
             RunFailed: the origin cannot be reached.
         """
-        return self._shared(f"one {url}", url, lambda: [RemoteObject(url, OriginStore(url).version(url))])[0]
+        return self.answer(f"one {url}", url, lambda: [RemoteObject(url, OriginStore(url).version(url))])[0]
 
-    def _shared(self, name: str, url: str, ask: Callable[[], list[RemoteObject]]) -> list[RemoteObject]:
-        """Returns an answer that another process has got in the meantime, or a new one."""
+    def answer(self, question: str, url: str, ask: Callable[[], list[RemoteObject]]) -> list[RemoteObject]:
+        """Returns the objects that a question finds: a new answer, or one that another process has just got.
+
+        Where the origin cannot be reached, the last answer to this question is taken.
+
+        Args:
+            question: with the URL; the same for the same objects.
+            url: with its secrets, which are not stored.
+        """
         if url.startswith("memory:"):  # every process has separate objects there
             return ask()
         asked = time.time()
-        memo = self._folder("answers") / ObjectVersion(None, name).key("")
+        memo = self._folder("answers") / ObjectVersion(None, question).key("")
         lock = lock_file(memo.with_suffix(".lock"))
         assert lock is not None
         with lock:

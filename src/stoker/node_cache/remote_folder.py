@@ -98,7 +98,8 @@ def _weights(folder: Path, names: Iterable[str]) -> list[str]:
 def _listed(url: str) -> dict[str, RemoteObject]:
     """Returns the objects right below a URL, by name."""
     if scheme_of(url) in WEB:
-        found = _usual(url)
+        usual = node_cache().answer(f"model:{url}", url, lambda: list(_usual(url).values()))
+        found = {each.url.rpartition("/")[2]: each for each in usual}
     else:
         top = url.rstrip("/")
         found = {each.url.removeprefix(f"{top}/"): each for each in node_cache().find(f"{top}/")}
@@ -129,7 +130,8 @@ def _usual(url: str) -> dict[str, RemoteObject]:
 
 def _add(found: dict[str, RemoteObject], top: str, name: str) -> None:
     try:
-        found[name] = node_cache().version(f"{top}/{name}")
+        found[name] = RemoteObject(f"{top}/{name}", OriginStore(top).version(f"{top}/{name}"))
+        node_cache().renew(found[name])
     except UserError as error:
         if error.exit_code != UserError.exit_code or not isinstance(error.__cause__, FileNotFoundError):
             raise

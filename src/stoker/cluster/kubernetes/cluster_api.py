@@ -56,6 +56,7 @@ class ClusterApi:
         except ImportError as error:
             hint = "install it: pip install 'stoker[kubernetes]'"
             raise UserError(Problem("the target needs the package kubernetes", hint)) from error
+        self.kubeconfig = kubeconfig_path(kubeconfig)
         self.client, found, self.context = _client(kubeconfig, context)
         self.namespace = namespace or found
         # Only the dynamic client's requests are used: its discovery caches to a file with a predictable name.
@@ -244,6 +245,12 @@ def _client(kubeconfig: str | None, context: str | None) -> tuple[ApiClient, str
             raise UserError(Problem(f"there is no kubeconfig {file}", hint, "kubeconfig")) from error
         message = f"{file} is not a usable kubeconfig: {reason_of(error)}"
         raise UserError(Problem(message, hint, "kubeconfig")) from error
+
+
+def kubeconfig_path(written: str | None) -> str | None:
+    """Returns the absolute path of a kubeconfig, or of the only file in $KUBECONFIG; None for kubectl's default."""
+    path = written or os.environ.get("KUBECONFIG", "")
+    return str(Path(path).expanduser().absolute()) if path and (written or os.pathsep not in path) else None
 
 
 def _has_kubeconfig() -> bool:

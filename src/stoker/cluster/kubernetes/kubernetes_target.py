@@ -31,7 +31,7 @@ from stoker.cluster.kubernetes.run_pods import (
     read_logs,
 )
 from stoker.cluster.kubernetes.secret import new_value
-from stoker.cluster.kubernetes.sent_archive import LARGEST, MOST, part_map, size_of
+from stoker.cluster.kubernetes.sent_archive import LARGEST, MOST, TooLarge, part_map
 from stoker.cluster.kubernetes.stop_and_resume import start_again, stop_workload, was_stopped
 from stoker.cluster.kubernetes.submitted import in_folder, run_of_config_maps, run_of_submission
 from stoker.cluster.kubernetes.workload_states import workload_state
@@ -56,6 +56,7 @@ class KubernetesTarget:
     def __init__(self, chosen: ChosenTarget) -> None:
         assert isinstance(chosen.block, KubernetesBlock)
         self.chosen, self.block = chosen, chosen.block
+        self._run: tuple[Submission, ClusterRun] | None = None
 
     @cached_property
     def api(self) -> ClusterApi:
@@ -72,7 +73,12 @@ class KubernetesTarget:
 
     def check(self, submission: Submission) -> None:
         """Raises UserError with every problem that can be found before anything is sent."""
-        if found := [*self._unwritable(submission), *self._would_fail(submission)]:
+        found = [*self._unwritable(submission), *self._would_fail(submission)]
+        try:
+            self.run_of(submission)
+        except UserError as error:
+            found += error.problems
+        if found:
             raise UserError(*found)
 
     def preview(self, submission: Submission) -> str:
@@ -104,20 +110,15 @@ class KubernetesTarget:
     def _would_fail(self, submission: Submission) -> list[Problem]:
         """Returns reasons for which the cluster would refuse the run, or its pods would fail."""
         found = []
-        run = self.run_of(submission)
+        output = in_folder(self.block, submission.output)
         job = submission.loaded.job
         answers = TASKS[job.task].prompts  # a run that resumes reads them in its folder
-        away = "://" in (job.checkpoint.to or run.output) and not answers
-        if not away and not on_a_volume(self.block, run.output):
+        away = "://" in (job.checkpoint.to or output) and not answers
+        if not away and not on_a_volume(self.block, output):
             hint = f"write volumes: [{{claim: NAME, at: {self.block.folder}}}]"
             hint += "" if answers else ", or checkpoint: {to: URL} in the job"
-            message = f"the run's folder {run.output} is on no volume, and would be gone with its pod"
+            message = f"the run's folder {output} is on no volume, and would be gone with its pod"
             found.append(self.chosen.problem("volumes" if self.block.volumes else "", message, hint))
-        if size_of(run) > LARGEST * MOST:
-            largest = max((f for f in submission.files if f.path != JOB), key=lambda file: file.size)
-            message = f"what is sent has {size_of(run)} bytes compressed, and {MOST} config maps hold {LARGEST * MOST}"
-            hint = f"put {largest.path} ({largest.size} bytes) on a volume or at a URL, and name it by that"
-            found.append(self.chosen.problem("", message, hint))
         return found
 
     def submit(self, submission: Submission) -> Record:
@@ -202,8 +203,20 @@ class KubernetesTarget:
         return found
 
     def run_of(self, submission: Submission) -> ClusterRun:
-        """Converts the submission for the manifests."""
-        return run_of_submission(submission, self.block, self.chosen.name)
+        """Converts the submission for the manifests; once, because it compresses the files.
+
+        Raises:
+            UserError: what is sent is too large.
+        """
+        if self._run is None or self._run[0] is not submission:
+            try:
+                self._run = submission, run_of_submission(submission, self.block, self.chosen.name)
+            except TooLarge:
+                largest = max((f for f in submission.files if f.path != JOB), key=lambda file: file.size)
+                message = f"what is sent has more bytes compressed than {MOST} config maps hold, {LARGEST * MOST}"
+                hint = f"put {largest.path} ({largest.size} bytes) on a volume or at a URL, and name it by that"
+                raise UserError(self.chosen.problem("", message, hint)) from None
+        return self._run[1]
 
     def _create(self, run: ClusterRun) -> None:
         """Creates all objects, after a rehearsal by the server, and has the workload own the others."""
@@ -241,7 +254,8 @@ class KubernetesTarget:
             time.sleep(0.5)
 
     def _record(self, run: ClusterRun, created: float) -> Record:
-        there = {"namespace": self.api.namespace, "context": self.api.context}  # what is current here may change
+        # What is current here may change, and the run is asked for from any folder.
+        there = {"namespace": self.api.namespace, "context": self.api.context, "kubeconfig": self.api.kubeconfig}
         block = run.block.model_copy(update=there).model_dump(mode="json")
         return Record(
             name=run.name,

@@ -16,18 +16,38 @@ MOST = 8  # config maps of one archive: all of them are in the memory of the API
 ARCHIVE = "files.tar.xz"  # its parts are ARCHIVE.0, ARCHIVE.1 ...
 
 
+class TooLarge(Exception):
+    """The files do not fit into the config maps of a run."""
+
+
 def archive_of(files: Sequence[SentFile]) -> bytes | None:
-    """Returns the files as a tar.xz that depends on their names and contents alone; None for no files."""
+    """Returns the files as a tar.xz that depends on their names and contents alone; None for no files.
+
+    Raises:
+        TooLarge: it does not fit into `MOST` config maps. Files are not read further than that.
+    """
     if not files:
         return None
-    buffer = io.BytesIO()
+    buffer = _LimitedBuffer()
     with tarfile.open(fileobj=buffer, mode="w:xz", format=tarfile.PAX_FORMAT) as archive:
         for file in sorted(files, key=lambda file: file.path):
-            content = file.read()
             entry = tarfile.TarInfo(file.path)
-            entry.size = len(content)
-            archive.addfile(entry, io.BytesIO(content))
+            entry.size = file.size
+            with io.BytesIO(file.read()) if file.source is None else file.source.open("rb") as content:
+                archive.addfile(entry, content)
     return buffer.getvalue()
+
+
+class _LimitedBuffer(io.BytesIO):
+    """A buffer of as many bytes as the config maps hold."""
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > LARGEST * MOST and not self._full:
+            self._full = True  # closing the archive writes its end
+            raise TooLarge
+        return len(data) if self._full else super().write(data)
+
+    _full = False
 
 
 def parts_of(run: ClusterRun) -> list[bytes]:

@@ -18,7 +18,7 @@ from typing import Any
 from stoker.cluster.chosen_target import ChosenTarget
 from stoker.cluster.log_files import POLL, of_rank
 from stoker.cluster.ray.placement import Placement
-from stoker.cluster.record import FILE, Record
+from stoker.cluster.record import FILE, Record, newest_of
 from stoker.cluster.secret_names import is_secret
 from stoker.cluster.sent_files import ARCHIVE
 from stoker.cluster.start_script import environment_text, python_word, variables
@@ -176,16 +176,14 @@ class RayTarget:
 
     def records(self) -> Sequence[Record]:
         client = self._client()
-        newest: dict[str, Record] = {}
+        found = []
         for job in self._asked(client.list_jobs):
             text = (job.metadata or {}).get(METADATA)
             try:
-                record = Record.from_json(text) if text else None
+                found += [Record.from_json(text)] if text else []
             except ValueError:
                 continue
-            if record is not None and (record.name not in newest or newest[record.name].time < record.time):
-                newest[record.name] = record
-        return list(newest.values())
+        return newest_of(found)
 
     def _start(self, client: Any, number: str, runtime: dict[str, Any], record: Record) -> None:
         """Has Ray run the driver. A cluster that has just come up has no agent for jobs yet."""

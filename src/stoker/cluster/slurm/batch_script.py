@@ -12,6 +12,7 @@ from stoker.job.targets.slurm import SlurmBlock
 
 SCRIPT = "submit.sbatch"
 ENDED = "exit-code"  # file in the submission's folder: exit code of the job's last start
+NODE_ENDED = "node-exit-code"  # file there, for each node: exit code of its supervisor
 STOP = "stop"  # file there: the user has stopped the job, so it is not requeued
 SIGTERM_EXIT = 143
 
@@ -65,6 +66,8 @@ def _body(submission: Submission, block: SlurmBlock, files: str) -> Iterator[str
     yield f"export STOKER_FILES={shlex.quote(files)}"
     yield 'cd "$SLURM_SUBMIT_DIR" || exit 1'
     yield f'. "$STOKER_FILES/{ENVIRONMENT}"'
+    if submission.nodes > 1:
+        yield f'rm -f "$STOKER_FILES/{NODE_ENDED}"-*'
     yield ""
     yield "# Where the supervisors meet: any of them may be the first."
     yield 'export STOKER_MEET=""'
@@ -85,6 +88,8 @@ def _body(submission: Submission, block: SlurmBlock, files: str) -> Iterator[str
     yield "trap 'kill -TERM $node' TERM"
     yield "wait $node; code=$?"
     yield "while kill -0 $node 2>/dev/null; do wait $node; code=$?; done"
+    if submission.nodes > 1:
+        yield f'echo $code > "$STOKER_FILES/{NODE_ENDED}-$SLURMD_NODENAME"'
     yield "exit $code"
     yield "NODE"
     yield "run=$!"
@@ -94,6 +99,9 @@ def _body(submission: Submission, block: SlurmBlock, files: str) -> Iterator[str
     yield "trap 'asked=yes; scancel --signal=TERM \"$SLURM_JOB_ID\"' TERM"
     yield "wait $run; code=$?"
     yield "while kill -0 $run 2>/dev/null; do wait $run; code=$?; done"
+    if submission.nodes > 1:
+        yield "# srun returns the highest code. A lost node does not count where others have finished the run."
+        yield f'grep -qsx 0 "$STOKER_FILES/{NODE_ENDED}"-* && code=0'
     if block.requeue:
         yield ""
         yield f'if [ -n "$asked" ] && [ $code -eq {requeue_code} ] && [ ! -e "$STOKER_FILES/{STOP}" ] &&'

@@ -103,6 +103,8 @@ class JobState:
             return Status("running", again, nodes)
         if not self.state and own_code is None:
             return Status("lost", "Slurm no longer knows the job, and it has left no exit code")
+        if own_code == 0:  # also where Slurm reports a node that was lost on the way
+            return Status("done", "", nodes)
         return Status(_ending(self.state, code, requeue), _why(self.state, code, words), nodes)
 
 
@@ -116,7 +118,7 @@ def reason_in_words(reason: str) -> str:
 
 
 def _ending(state: str, code: int | None, requeue: int | None) -> State:
-    if state == "COMPLETED" or (not state and code == 0):
+    if state == "COMPLETED":
         return "done"
     asked = code is not None and code in (SIGTERM_EXIT, requeue)
     return "stopped" if state in STOPPED or asked else "failed"

@@ -122,7 +122,7 @@ class SlurmTarget:
             **contents_of(submission.private),
         }
         send_private(shell, home, private)
-        number = self._sbatch(home, self._from)
+        number = self._sbatch(home, home if block.login else self._from)
         record = submission.record(
             "slurm",
             target=block.model_dump(mode="json"),
@@ -144,7 +144,7 @@ class SlurmTarget:
 
     def logs(self, record: Record, *, rank: int | None, follow: bool) -> Iterator[str]:
         home = self._home_of(record)
-        from_home = self._block.login and not record.output.startswith("/")
+        from_home = _by_login(record) and not record.output.startswith("/")
         output = shlex.quote(record.output if from_home else str(Path(record.base) / record.output))
         places = run_logs(self._shell, f"{home}/{output}" if from_home else output)
         if rank is None:
@@ -176,7 +176,8 @@ class SlurmTarget:
             message = f"{record.name} is {status.state} as job {record.handle['job']}"
             raise UserError(Problem(message, "no action is needed"))
         self._shell.run(f"cd {self._home_of(record)} && rm -f {STOP} {ENDED}")
-        number = self._sbatch(self._home_of(record), shlex.quote(record.base))
+        home = self._home_of(record)
+        number = self._sbatch(home, home if _by_login(record) else shlex.quote(record.base))
         handle = {**record.handle, "job": number, "words": f"job {number}"}
         again = replace(record, time=time.time(), handle=handle)
         write_private(self._shell, f"{self._home_of(record)}/{FILE}", again.to_json().encode())
@@ -227,16 +228,15 @@ class SlurmTarget:
     def _sent(self, submission: Submission) -> list[SentFile]:
         return [file for file in submission.files if not file.in_place]
 
-    def _sbatch(self, home: str, base: str) -> str:
+    def _sbatch(self, home: str, where: str) -> str:
         """Submits the script by sbatch; returns the job's number.
 
         Args:
             home: the submission's folder, as the shell reads it.
-            base: the folder from which the job was submitted, likewise; without a login node the job works there.
+            where: the folder in which the job works, likewise.
         """
-        where, script = (home, SCRIPT) if self._block.login else (base, f"{home}/{SCRIPT}")
         try:
-            out = self._shell.run(f"cd {where} && sbatch --parsable {script}")
+            out = self._shell.run(f"cd {where} && sbatch --parsable {home}/{SCRIPT}")
         except ShellFailed as error:
             raise RunFailed(Problem(f"sbatch: {error.said.removeprefix('sbatch: ')}")) from None
         return out.decode().strip().partition(";")[0]
@@ -271,6 +271,14 @@ class SlurmTarget:
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"write {near[0]}" if near else f"the partitions are {', '.join(sorted(set(known)))}"
                 raise UserError(self._chosen.problem("partition", f"there is no partition {name}", hint))
+
+
+def _by_login(record: Record) -> bool:
+    """Returns whether a run was submitted through a login node, and so works in the submission's folder.
+
+    Its record has the answer: with ``--on``, it may have been submitted through a target of other keys.
+    """
+    return bool(record.target.get("login"))
 
 
 def _key_of(said: str) -> str:

@@ -142,6 +142,10 @@ def chosen_hosts(
         left = [_with_slots(host, taken[host.name]) for host in hosts if host.name in taken]
     if exclude is not None:
         dropped = _parsed(exclude, left, exclude_at)
+        for host in left:
+            if host.slots is None and dropped.get(host.name) is not None:
+                hint = f"write `{host.name} slots=8` where the hosts are named, or exclude all of {host.name}"
+                raise UserError(exclude_at(f"{host.name} has no `slots=`, so none can be excluded", hint))
         left = [rest for host in left if (rest := _without(host, dropped)) is not None]
     if not left:
         raise UserError((include_at if exclude is None else exclude_at)("no host is left", "leave one"))
@@ -192,7 +196,8 @@ def _without(host: Host, dropped: dict[str, tuple[int, ...] | None]) -> Host | N
     if host.name not in dropped:
         return host
     slots = dropped[host.name]
-    if slots is None or host.slots is None:
+    if slots is None:
         return None
+    assert host.slots is not None
     left = tuple(slot for slot in host.slots if slot not in slots)
     return replace(host, slots=left, chosen=True) if left else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import shlex
@@ -15,7 +16,7 @@ from typing import Any
 from stoker.cluster.chosen_target import ChosenTarget
 from stoker.cluster.log_files import LogPlace, read_logs, run_logs
 from stoker.cluster.private_files import contents_of
-from stoker.cluster.record import FILE, Record
+from stoker.cluster.record import FILE, Record, newest_of
 from stoker.cluster.records_there import records_in, send_private
 from stoker.cluster.send import link_script, missing_script, quoted, send
 from stoker.cluster.shell import ShellFailed, on_all
@@ -175,7 +176,17 @@ class SshTarget:
             yield f"{host.name:<20} {host.address:<16} {state:<10} {where}"
 
     def records(self) -> Sequence[Record]:
-        return records_in(self._connection(self._hosts[0]), self._block.folder)
+        found = on_all(self._hosts, self._records_on)
+        lists = [each for each in found if not isinstance(each, ShellFailed)]
+        if not lists:
+            raise next(each for each in found if isinstance(each, ShellFailed))
+        return newest_of(itertools.chain(*lists))
+
+    def _records_on(self, host: Host) -> list[Record] | ShellFailed:
+        try:
+            return records_in(self._connection(host), self._block.folder)
+        except ShellFailed as error:
+            return error
 
     def _counted(self, submission: Submission) -> None:
         """Raises where a host has fewer slots than the node has processes."""
