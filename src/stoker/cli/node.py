@@ -143,7 +143,7 @@ class StagesOfNodes:
     def __init__(self, arguments: argparse.Namespace, meeting: Meeting) -> None:
         self._arguments, self._meeting = arguments, meeting
         self.first = meeting.listen == meeting.rendezvous[0]
-        self.command = _command(arguments)
+        self.command: Sequence[str] = _command(arguments)
 
     def train(
         self, stage: Stage, loaded: LoadedJob, begun: Callable[[], None], *, quiet: bool

@@ -42,10 +42,10 @@ def print_submitted_runs(on: str | None, *, as_json: bool) -> int:
     for column in ("run", "target", "nodes", "state", "why", "submitted"):
         table.add_column(column)
     for record, status in zip(records, states, strict=True):
-        target = f"{record.kind} ({record.on})" if record.on else record.kind
+        place = f"{record.kind} ({record.on})" if record.on else record.kind
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.time))
         name = f"{record.name} ({', '.join(record.stages)})" if record.stages else record.name
-        table.add_row(name, target, f"{record.nodes} x {record.devices}", status.state, status.why, when)
+        table.add_row(name, place, f"{record.nodes} x {record.devices}", status.state, status.why, when)
     Console(soft_wrap=True, highlight=False).print(table)
     return 0
 
