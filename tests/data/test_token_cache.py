@@ -219,6 +219,49 @@ def test_closing_ends_a_build_and_keeps_its_shards(source: Source, chatml: TextC
     assert open_cache(source, chatml, SETTINGS).rows == 588
 
 
+class Counted(Source):
+    """A source that counts the rows that are read of it, and after the tenth waits for a gate."""
+
+    read = 0
+    gate = threading.Event()
+
+    def rows(self) -> Iterator[Raw | Rejected]:
+        for row in super().rows():
+            Counted.read += 1
+            yield row
+            if Counted.read == 10:
+                assert Counted.gate.wait(60)
+
+
+def test_closing_ends_the_wait_for_another_build(source: Source, chatml: TextCodec) -> None:
+    late = slow(source)
+    builds = open_stream(late, chatml, SETTINGS)
+    Counted.read = 0
+    waits = open_stream(Counted(source.name, source.files, source.size_bytes, source.root), chatml, SETTINGS)
+    closing = threading.Thread(target=waits.close, daemon=True)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive()
+    late.gate.set()
+    builds.close()
+    assert Counted.read == 0
+
+
+def test_closing_ends_a_build_that_skips_rows_of_earlier_shards(source: Source, chatml: TextCodec) -> None:
+    late = slow(source)
+    stream = open_stream(late, chatml, SETTINGS)
+    threading.Timer(0.1, late.gate.set).start()
+    stream.close()
+    shards = len(TokenCache(stream.folder).summaries)
+    Counted.read = 0
+    again = open_stream(Counted(source.name, source.files, source.size_bytes, source.root), chatml, SETTINGS)
+    threading.Timer(0.1, Counted.gate.set).start()
+    again.close()
+    assert Counted.read <= 11  # of 64 and more that the shards hold
+    assert not again.complete
+    assert len(TokenCache(stream.folder).summaries) == shards
+
+
 def test_what_fails_behind_is_raised_in_front(source: Source, chatml: TextCodec) -> None:
     class Failing(Source):
         def rows(self) -> Iterator[Raw | Rejected]:

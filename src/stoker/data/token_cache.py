@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from stoker.data.render_row import TEMPLATE_REFUSES
 from stoker.data.row_batch import INDEX, EncodedBatch
@@ -34,6 +35,7 @@ FORMAT = 3  # raised whenever the tokens of an unchanged source would change
 SHARD_TOKENS = 1 << 22  # about 8 MiB of 16-bit tokens: a stream can start after one of them
 SHARD_ROWS = 8192
 DROPPED_LISTED = 10_000  # per shard; all of them are counted
+STOP_POLL = 0.2  # seconds between two looks at whether a build that waits for another should stop
 KINDS, LONGEST_KIND = 50, 160  # reasons counted separately in a shard, and characters of one
 
 
@@ -288,17 +290,25 @@ class TokenCache:
         return np.concatenate([index[name] for index in self._indices])
 
 
+class BuildStopped(Exception):
+    """The event that stops a background build was set; the shards written so far stay."""
+
+
 @contextmanager
-def lock(folder: Path) -> Iterator[None]:
+def lock(folder: Path, stop: Event | None = None) -> Iterator[None]:
     """Holds the lock under which a cache is built: a second process waits and then finds it complete.
 
+    Args:
+        stop: ends the wait.
+
     Raises:
+        BuildStopped: ``stop`` was set.
         RunFailed: the folder cannot be written.
     """
     own = FileLock(f"{folder}.lock")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        own.acquire()
+        _acquire(own, stop)
     except OSError as error:
         message = f"the cache cannot be written: {error.strerror or reason_of(error)}"
         raise RunFailed(Problem(message, ADVICE, file=str(folder.parent))) from error
@@ -306,3 +316,16 @@ def lock(folder: Path) -> Iterator[None]:
         yield
     finally:
         own.release()
+
+
+def _acquire(own: FileLock, stop: Event | None) -> None:
+    if stop is None:
+        own.acquire()
+        return
+    while not stop.is_set():
+        try:
+            own.acquire(timeout=STOP_POLL)
+            return
+        except Timeout:
+            pass
+    raise BuildStopped
