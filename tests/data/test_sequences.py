@@ -115,9 +115,18 @@ def test_parts_of_epochs_add_up(tmp_path: Path) -> None:
     cache = cache_of(tmp_path, LENGTHS)
     plain = Sequences([cache], proportional([everything(cache)], 1), None)
     assert [plain.total(e) for e in (0.0, 0.5, 1.0, 2.5)] == [0, 115, 230, 575]
+
+
+@pytest.mark.parametrize("window", [64, 1024])
+def test_parts_of_packed_epochs_hold_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int) -> None:
+    monkeypatch.setattr(sequences, "WINDOW", window)
+    cache = cache_of(tmp_path, LENGTHS)
     packed = Sequences([cache], proportional([everything(cache)], 1), 48)
     assert packed.total(0.0) == 0
-    assert packed.total(2.0) > packed.total(1.0) > 0
+    for epochs in (0.1, 0.5, 1.0, 2.5, 3.0):
+        *_, last = every = rows_of(packed, 0, packed.total(epochs))
+        wanted = round(len(LENGTHS) * epochs)
+        assert 0 <= sum(map(len, every)) - wanted < len(last)
 
 
 def test_held_out_rows_are_never_drawn(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import signal
@@ -193,6 +194,15 @@ def test_changed_data_is_refused(base: Path, sft: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"rows\.jsonl has changed"):
         run(base, sft)
     assert stopped.folder.metrics.read_text() == before
+
+
+def test_another_tokenizer_is_refused(base: Path, sft: dict[str, Any]) -> None:
+    stopped = run(base, sft, before=stop_at(8))
+    record = json.loads(stopped.folder.environment.read_text())
+    record["data"]["the tokenizer"] = "0" * len(record["data"]["the tokenizer"])
+    stopped.folder.environment.write_text(json.dumps(record))
+    with pytest.raises(UserError, match="the tokenizer has changed"):
+        run(base, sft)
 
 
 def test_a_changed_dataset_of_a_module_is_refused(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import NO_CRITIC, task_of, together_of
+from stoker.job.tokenizer_extension import fingerprint
 from stoker.models.adapters import unwrap
 from stoker.models.build_model import Built, build_meta
 from stoker.models.critic import attach_critic
@@ -93,6 +94,7 @@ def prepare_language(
     if built.new_rows is not None:
         facts["new tokens"] = _describe_new_rows(job, len(text.tokenizer) - built.new_rows.first)
     fingerprints = {s.source.name: s.source.fingerprint() for s in (*corpus.sources, *corpus.evaluation)}
+    fingerprints["the tokenizer"] = fingerprint(text.tokenizer.get_vocab())
     pieces, aliases = (spread_out.pieces, spread_out.aliases) if spread_out else (NONE, NONE)
     engine = engine_of(task, device, mesh, spread_out)
     read = (checked, corpus, text, built.new_rows)
