@@ -293,3 +293,10 @@ def test_a_template_that_says_something_else_of_every_row_does_not_fill_the_summ
     rows = [{"messages": [USER | {"content": f"Rain {i}?"}, YES]} for i in range(80)]
     found = audited(refuses, *rows)
     assert (len(found.reasons), sum(found.reasons.values()), found.reasons["other reasons"]) == (51, 80, 30)
+
+
+def test_pairs_and_turns_that_are_left_out_are_counted(chatml: TextCodec) -> None:
+    turns = audited(chatml, {"messages": [USER, YES, USER]}, {"messages": [USER, YES]})
+    assert ignored(turns) == {"turns after the last answer": 1}
+    answers = [f"{number}" for number in range(60)]
+    assert ignored(audited(chatml, {"prompt": "Rain?", "answers": answers})) == {"pairs above 1,000 of one prompt": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pickle
@@ -311,3 +312,32 @@ def test_long_rows_are_tokenised_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch
     rows: list[Raw | Rejected] = [Raw("f", i, b"x" * 400) for i in range(7)]
     rows += [Rejected("f", 8, "bad"), Raw("f", 9, {"text": "y" * 2000, "n": 3}), Raw("f", 10, {"text": "z"})]
     assert [len(chunk) for chunk in build_cache._chunks(rows)] == [3, 3, 3, 1]
+
+
+def test_a_shard_that_was_unmapped_is_mapped_again(
+    source: Source, chatml: TextCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = open_cache(source, chatml, SETTINGS).folder
+    whole = TokenCache(folder)
+    monkeypatch.setattr(token_cache, "MAPPED_SHARDS", 2)
+    few = TokenCache(folder)
+    for row in [*range(0, 588, 40), *range(0, 588, 90)]:
+        assert np.array_equal(few[row].ids, whole[row].ids) and few.origin(row) == whole.origin(row)
+    for name in ("length", "digest"):
+        assert np.array_equal(few.column(name), whole.column(name))
+    maps = Path("/proc/self/maps")
+    if maps.exists():
+        del whole
+        gc.collect()
+        assert maps.read_text().count(str(folder)) <= 3 * 2
+
+
+def test_shards_end_where_nearly_all_rows_are_dropped(
+    tmp_path: Path, chatml: TextCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_cache, "SHARD_ROWS", 64)
+    monkeypatch.setattr(build_cache, "CHUNK_ROWS", 32)
+    (tmp_path / "bad.jsonl").write_text("{broken\n" * 300)
+    bad = open_cache(open_source(SourceBlock(path="bad.jsonl"), tmp_path), chatml, SETTINGS)
+    assert [len(summary.dropped) for summary in bad.summaries] == [64, 64, 64, 64, 44]
+    assert [d.row for summary in bad.summaries for d in summary.dropped] == list(range(1, 301))

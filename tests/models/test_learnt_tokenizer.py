@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from stoker.errors import UserError
 from stoker.job import load_job
+from stoker.models.save_tokenizer import check_target, read_texts
 from stoker.models.tokenizer import load_tokenizer
 
 
@@ -27,3 +29,15 @@ def test_jobs_that_read_other_columns_of_a_file_learn_other_vocabularies(
     assert "Ġsilver" in titles and "Ġsilver" not in bodies
     assert "Ġwindows" in bodies
     assert vocabulary("title") == titles
+
+
+def test_one_short_text_cannot_be_measured_on(tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("a single short text")
+    with pytest.raises(UserError, match="nothing of it can be held out"):
+        read_texts(["one.txt"], [], tmp_path)
+
+
+@pytest.mark.parametrize("folder", [".", "mine/.."])
+def test_a_tokenizers_folder_has_a_name(folder: str) -> None:
+    with pytest.raises(UserError, match="needs a name"):
+        check_target(Path(folder))

@@ -99,7 +99,8 @@ def _chunks(rows: Iterable[Raw | Rejected]) -> Iterator[list[Raw | Rejected]]:
 def _size(row: Raw | Rejected) -> int:
     if isinstance(row, Rejected):
         return 0
-    values = row.value.values() if isinstance(row.value, dict) else (row.value,)
+    columns = row.value.values() if isinstance(row.value, dict) else (row.value,)
+    values = [part for value in columns for part in (value if isinstance(value, list) else (value,))]
     return sum(len(value) for value in values if isinstance(value, str | bytes))
 
 
