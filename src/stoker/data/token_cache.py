@@ -20,7 +20,7 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from threading import Event
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -178,7 +178,8 @@ def write_json(path: Path, value: Any) -> None:
     replace_file(path, json.dumps(value, ensure_ascii=False))
 
 
-class _Shard(NamedTuple):
+@dataclass(frozen=True)
+class _Shard:
     """The arrays of a shard, mapped from its files."""
 
     index: np.ndarray
@@ -222,7 +223,8 @@ class TokenCache:
         stem = self.folder / f"shard-{shard:05d}"
         if not self.summaries[shard].sequences:  # an empty file cannot be mapped
             return _Shard(np.zeros(0, INDEX), np.zeros(0, self._dtypes[shard]), np.zeros(0, np.uint8))
-        kinds = {"index": INDEX, "tokens": self._dtypes[shard], "trained": np.uint8}
+        kinds: dict[str, np.dtype[Any]]
+        kinds = {"index": INDEX, "tokens": self._dtypes[shard], "trained": np.dtype(np.uint8)}
         return _Shard(*(np.memmap(f"{stem}.{suffix}", kind, "r") for suffix, kind in kinds.items()))
 
     @property
