@@ -9,6 +9,7 @@ import pytest
 
 from stoker.data.detect_format import detect
 from stoker.data.formats import parse, read
+from stoker.data.pair_formats import MOST_PAIRS
 from stoker.data.rows import Conversation, Message, Preference, Ranking, Text
 
 NAN = float("nan")
@@ -307,3 +308,47 @@ def test_ranked_answers_are_pairs(more: dict[str, Any], pairs: set[tuple[int, in
 )
 def test_answers_without_an_order_are_refused(more: dict[str, Any], reason: str) -> None:
     assert parse({**RANKED, **more}, "ranked") == reason
+
+
+HUGE = 10**310  # an integer that no float can hold
+
+
+@pytest.mark.parametrize(
+    ("format", "row", "reason"),
+    [
+        ("ranked", {"prompt": [{"role": "system", "content": ""}], "answers": ["a", "b"]}, "empty prompt"),
+        ("question", {"prompt": [{"role": "system", "content": ""}]}, "empty prompt"),
+        (
+            "preference",
+            {"prompt": [{"role": "system", "content": " "}], "chosen": "a", "rejected": "b"},
+            "empty prompt",
+        ),
+        ("ranked", {"prompt": "q", "answers": ["a", "b"], "scores": [HUGE, 1]}, "scores is not a number"),
+        ("preference", {"prompt": "q", "chosen": "a", "rejected": "b", "margin": HUGE}, "margin is not a number"),
+    ],
+)
+def test_empty_prompts_and_numbers_without_end_are_refused(format: str, row: dict[str, Any], reason: str) -> None:
+    assert parse(row, format, {}) == reason
+
+
+def test_of_many_answers_a_sample_of_their_pairs_is_taken() -> None:
+    def ranking(answers: int) -> Ranking:
+        scores = [number % 900 for number in range(answers)]
+        row = {"prompt": "q", "answers": [f"answer {n}" for n in range(answers)], "scores": scores}
+        found = parse(row, "ranked", {})
+        assert isinstance(found, Ranking)
+        return found
+
+    few, many = ranking(45), ranking(1800)
+    assert len(few.pairs) == 45 * 44 // 2 and not few.sampled
+    assert len(many.pairs) == len(set(many.pairs)) == MOST_PAIRS and many.sampled
+    assert all(margin == better % 900 - worse % 900 > 0 for better, worse, margin in many.pairs)
+    assert len({answer for *pair, _ in many.pairs for answer in pair}) >= 1000
+    assert ranking(1800) == many
+
+
+def test_turns_after_the_last_answer_are_counted() -> None:
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    found = parse({"messages": turns}, "messages", {})
+    assert isinstance(found, Conversation)
+    assert (len(found.messages), found.after) == (2, 1)

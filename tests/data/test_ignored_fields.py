@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from counting_origin import CountingOrigin
 from tokenised import sequences_of
 
 from stoker.data.audit import Audit, audit
@@ -233,6 +235,38 @@ def test_a_file_of_another_encoding_is_named_with_the_command(
     assert f"iconv -f {name} -t UTF-8 my.csv > new.csv" in problem.suggestion
 
 
+def in_latin(place: Path) -> Path:
+    place.parent.mkdir(exist_ok=True)
+    row = json.dumps({"instruction": "Wie heißt er?", "output": "Groß"}, ensure_ascii=False)
+    content = f"{row}\n".encode("cp1252") * 3
+    place.write_bytes(gzip.compress(content) if place.suffix == ".gz" else content)
+    return place
+
+
+def test_the_command_names_a_file_that_was_moved_after_its_audit(chatml: TextCodec) -> None:
+    def suggestion(path: Path) -> str:
+        Path("job.yaml").write_text(f"task: sft\nmodel: llama-3m\ndata: {path}\nsteps: 10\n")
+        loaded = load_job("job.yaml", ["data[0].format=instruction"])
+        (problem,) = audit(open_corpus(loaded.job, chatml, seq_len=64, loaded=loaded), chatml, loaded).problems
+        return problem.suggestion
+
+    first = suggestion(in_latin(Path("before/my.jsonl")))
+    Path("before").rename("after")
+    assert suggestion(Path("after/my.jsonl")) == first
+    assert "iconv -f cp1252 -t UTF-8 my.jsonl > new.jsonl" in first
+    assert "iconv" not in suggestion(in_latin(Path("packed.jsonl.gz")))
+
+
+def test_a_file_at_a_url_gets_the_command_too(chatml: TextCodec, monkeypatch: pytest.MonkeyPatch) -> None:
+    with CountingOrigin() as origin:
+        monkeypatch.setenv("STOKER_CACHE", str(Path("cache").absolute()))
+        origin.objects["my.jsonl"] = in_latin(Path("my.jsonl")).read_bytes()
+        Path("job.yaml").write_text(f"task: sft\nmodel: llama-3m\ndata: {origin.url}/my.jsonl\nsteps: 10\n")
+        loaded = load_job("job.yaml", ["data[0].format=instruction"])
+        (problem,) = audit(open_corpus(loaded.job, chatml, seq_len=64, loaded=loaded), chatml, loaded).problems
+        assert "iconv -f cp1252 -t UTF-8 my.jsonl > new.jsonl" in problem.suggestion
+
+
 def test_a_prompt_longer_than_a_sequence_says_which_key_and_how_many_tokens(chatml: TextCodec) -> None:
     row = {"messages": [USER | {"content": "Rain? " * 200}, YES]}
     found = audited(chatml, row, seq_len=64)
@@ -259,3 +293,10 @@ def test_a_template_that_says_something_else_of_every_row_does_not_fill_the_summ
     rows = [{"messages": [USER | {"content": f"Rain {i}?"}, YES]} for i in range(80)]
     found = audited(refuses, *rows)
     assert (len(found.reasons), sum(found.reasons.values()), found.reasons["other reasons"]) == (51, 80, 30)
+
+
+def test_pairs_and_turns_that_are_left_out_are_counted(chatml: TextCodec) -> None:
+    turns = audited(chatml, {"messages": [USER, YES, USER]}, {"messages": [USER, YES]})
+    assert ignored(turns) == {"turns after the last answer": 1}
+    answers = [f"{number}" for number in range(60)]
+    assert ignored(audited(chatml, {"prompt": "Rain?", "answers": answers})) == {"pairs above 1,000 of one prompt": 1}

@@ -62,6 +62,7 @@ def test_columns_may_have_other_names() -> None:
     [
         (row("A", "a", "high"), "score is not a number"),
         (row("A", "a", float("nan")), "score is not a number"),
+        (row("A", "a", 10**310), "score is not a number"),
         (row("A", "a", None), "score is not a number"),
         (row("A", "", 1), "empty answer"),
         (row("A", float("nan"), 1), "empty answer"),

@@ -299,6 +299,13 @@ def test_json_lines_whose_first_line_is_broken_are_still_lines(tmp_path: Path) -
     assert [row for row, _ in outcome(path)] == [1, 2] and outcome(path)[1] == (2, {"a": 2})
 
 
+@pytest.mark.parametrize("start", ['{"data": [\n', '{"version": 1, "data": [', '\n{"data": [ \n\n'])
+def test_an_object_around_one_row_a_line_is_read_whole(tmp_path: Path, start: str) -> None:
+    path = tmp_path / "around.json"
+    path.write_text(start + '{"a": 1},\n{"a": 2},\n{"a": 3}\n]}\n')
+    assert outcome(path) == [(1, {"a": 1}), (2, {"a": 2}), (3, {"a": 3})]
+
+
 def test_an_object_alone_is_one_row(tmp_path: Path) -> None:
     path = tmp_path / "one.json"
     path.write_text(json.dumps({"text": "x", "tags": ["a", "b"]}, indent=1))

@@ -12,12 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.data import pack, sequences
+from stoker.data.corpus import open_corpus
 from stoker.data.held_out import hold_out
 from stoker.data.mix import proportional, weighted
 from stoker.data.row_batch import EncodedBatchBuilder
+from stoker.data.sample_preview import sequences_from
 from stoker.data.sequences import GrowingSource, Selection, Sequences
 from stoker.data.token_cache import ShardWriter, TokenCache, write_json
-from stoker.data.tokenise import EncodedBatch
+from stoker.data.tokenise import EncodedBatch, TextCodec
+from stoker.job import load_job
 
 NUMBER = itertools.count()
 
@@ -115,9 +118,18 @@ def test_parts_of_epochs_add_up(tmp_path: Path) -> None:
     cache = cache_of(tmp_path, LENGTHS)
     plain = Sequences([cache], proportional([everything(cache)], 1), None)
     assert [plain.total(e) for e in (0.0, 0.5, 1.0, 2.5)] == [0, 115, 230, 575]
+
+
+@pytest.mark.parametrize("window", [64, 1024])
+def test_parts_of_packed_epochs_hold_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int) -> None:
+    monkeypatch.setattr(sequences, "WINDOW", window)
+    cache = cache_of(tmp_path, LENGTHS)
     packed = Sequences([cache], proportional([everything(cache)], 1), 48)
     assert packed.total(0.0) == 0
-    assert packed.total(2.0) > packed.total(1.0) > 0
+    for epochs in (0.1, 0.5, 1.0, 2.5, 3.0):
+        *_, last = every = rows_of(packed, 0, packed.total(epochs))
+        wanted = round(len(LENGTHS) * epochs)
+        assert 0 <= sum(map(len, every)) - wanted < len(last)
 
 
 def test_held_out_rows_are_never_drawn(tmp_path: Path) -> None:
@@ -202,3 +214,14 @@ def test_the_same_rows_are_held_out_when_others_join() -> None:
     digests = rng.integers(0, 2**63, 1000, dtype=np.uint64)
     before, after = digests[hold_out(digests, 0.1)], digests[:900][hold_out(digests[:900], 0.1)]
     assert np.isin(after, before).mean() > 0.9
+
+
+def test_a_stream_whose_rows_are_all_dropped_shows_no_sequences(tmp_path: Path, chatml: TextCodec) -> None:
+    (tmp_path / "bad.jsonl").write_text("{broken\n" * 3)
+    (tmp_path / "job.yaml").write_text(
+        "task: sft\nmodel: llama-3m\ndata: {path: bad.jsonl, stream: true, format: prompt}\nsteps: 1\n"
+    )
+    loaded = load_job(tmp_path / "job.yaml")
+    corpus = open_corpus(loaded.job, chatml, seq_len=64, base=tmp_path, loaded=loaded)
+    corpus.read_whole()
+    assert sequences_from(corpus, chatml, 0, 5) == ([], None)

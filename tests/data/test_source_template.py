@@ -181,3 +181,8 @@ def test_everything_is_trained_where_that_is_asked_for(chatml: TextCodec) -> Non
     assert whole.stops and whole.trained[0]
     (answers,) = sequences_of(tokenise([row], chatml, RowSettings(**settings, train_on="all")))  # type: ignore[arg-type]
     assert answers.ids.tolist() == whole.ids.tolist() and answers.trained.sum() < whole.trained.sum()
+
+
+def test_a_byte_order_mark_is_no_part_of_a_template(codec: TextCodec, tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text(CHATML, encoding="utf-8-sig")
+    assert codec.for_source(SourceBlock(path="a", template="own.jinja"), tmp_path).template.source == CHATML

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pickle
@@ -219,6 +220,49 @@ def test_closing_ends_a_build_and_keeps_its_shards(source: Source, chatml: TextC
     assert open_cache(source, chatml, SETTINGS).rows == 588
 
 
+class Counted(Source):
+    """A source that counts the rows that are read of it, and after the tenth waits for a gate."""
+
+    read = 0
+    gate = threading.Event()
+
+    def rows(self) -> Iterator[Raw | Rejected]:
+        for row in super().rows():
+            Counted.read += 1
+            yield row
+            if Counted.read == 10:
+                assert Counted.gate.wait(60)
+
+
+def test_closing_ends_the_wait_for_another_build(source: Source, chatml: TextCodec) -> None:
+    late = slow(source)
+    builds = open_stream(late, chatml, SETTINGS)
+    Counted.read = 0
+    waits = open_stream(Counted(source.name, source.files, source.size_bytes, source.root), chatml, SETTINGS)
+    closing = threading.Thread(target=waits.close, daemon=True)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive()
+    late.gate.set()
+    builds.close()
+    assert Counted.read == 0
+
+
+def test_closing_ends_a_build_that_skips_rows_of_earlier_shards(source: Source, chatml: TextCodec) -> None:
+    late = slow(source)
+    stream = open_stream(late, chatml, SETTINGS)
+    threading.Timer(0.1, late.gate.set).start()
+    stream.close()
+    shards = len(TokenCache(stream.folder).summaries)
+    Counted.read = 0
+    again = open_stream(Counted(source.name, source.files, source.size_bytes, source.root), chatml, SETTINGS)
+    threading.Timer(0.1, Counted.gate.set).start()
+    again.close()
+    assert Counted.read <= 11  # of 64 and more that the shards hold
+    assert not again.complete
+    assert len(TokenCache(stream.folder).summaries) == shards
+
+
 def test_what_fails_behind_is_raised_in_front(source: Source, chatml: TextCodec) -> None:
     class Failing(Source):
         def rows(self) -> Iterator[Raw | Rejected]:
@@ -268,3 +312,32 @@ def test_long_rows_are_tokenised_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch
     rows: list[Raw | Rejected] = [Raw("f", i, b"x" * 400) for i in range(7)]
     rows += [Rejected("f", 8, "bad"), Raw("f", 9, {"text": "y" * 2000, "n": 3}), Raw("f", 10, {"text": "z"})]
     assert [len(chunk) for chunk in build_cache._chunks(rows)] == [3, 3, 3, 1]
+
+
+def test_a_shard_that_was_unmapped_is_mapped_again(
+    source: Source, chatml: TextCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = open_cache(source, chatml, SETTINGS).folder
+    whole = TokenCache(folder)
+    monkeypatch.setattr(token_cache, "MAPPED_SHARDS", 2)
+    few = TokenCache(folder)
+    for row in [*range(0, 588, 40), *range(0, 588, 90)]:
+        assert np.array_equal(few[row].ids, whole[row].ids) and few.origin(row) == whole.origin(row)
+    for name in ("length", "digest"):
+        assert np.array_equal(few.column(name), whole.column(name))
+    maps = Path("/proc/self/maps")
+    if maps.exists():
+        del whole
+        gc.collect()
+        assert maps.read_text().count(str(folder)) <= 3 * 2
+
+
+def test_shards_end_where_nearly_all_rows_are_dropped(
+    tmp_path: Path, chatml: TextCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_cache, "SHARD_ROWS", 64)
+    monkeypatch.setattr(build_cache, "CHUNK_ROWS", 32)
+    (tmp_path / "bad.jsonl").write_text("{broken\n" * 300)
+    bad = open_cache(open_source(SourceBlock(path="bad.jsonl"), tmp_path), chatml, SETTINGS)
+    assert [len(summary.dropped) for summary in bad.summaries] == [64, 64, 64, 64, 44]
+    assert [d.row for summary in bad.summaries for d in summary.dropped] == list(range(1, 301))

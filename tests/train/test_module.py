@@ -130,3 +130,8 @@ def test_datasets() -> None:
 def test_a_module_without_trained_parameters_is_refused() -> None:
     with pytest.raises(UserError, match="no parameter that is trained"):
         stoker.Trainer(model=nn.ReLU(), loss=blobs.loss, data=blobs.plain())
+
+
+def test_tensors_of_different_lengths_are_refused() -> None:
+    with pytest.raises(UserError, match="the tensors of data differ in length: 90, 100"):
+        as_dataset((torch.zeros(90, 2), torch.zeros(100)), "data")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import signal
@@ -203,6 +204,16 @@ def test_a_changed_template_is_refused(base: Path, sft: dict[str, Any]) -> None:
     template.write_text("{% for m in messages %}[{{ m.content }}]<|im_end|>{% endfor %}")
     with pytest.raises(UserError, match=r"the tokenizer or the template of .*rows\.jsonl has changed"):
         run(base, job)
+
+
+def test_another_tokenizer_is_refused(base: Path, sft: dict[str, Any]) -> None:
+    stopped = run(base, sft, before=stop_at(8))
+    record = json.loads(stopped.folder.environment.read_text())
+    (key,) = (name for name in record["data"] if name.startswith("the tokenizer"))
+    record["data"][key] = "0" * len(record["data"][key])
+    stopped.folder.environment.write_text(json.dumps(record))
+    with pytest.raises(UserError, match=r"the tokenizer or the template of .*rows\.jsonl has changed"):
+        run(base, sft)
 
 
 def test_a_changed_dataset_of_a_module_is_refused(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

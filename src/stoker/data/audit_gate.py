@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from stoker.data.byte_streams import utf8_advice
+from stoker.data.byte_streams import WRITE_UTF8, utf8_advice
 from stoker.data.corpus import Corpus, TokenisedSource
 from stoker.data.ignored_fields import LOST_ANSWER
 from stoker.data.pair_formats import PAIRS
@@ -53,8 +53,10 @@ def _advice(source: TokenisedSource, key: str) -> str:
     summaries = source.cache.summaries
     reason = next((reason for reason, _ in drop_reasons(summaries).most_common(1)), "")
     if reason == NOT_UTF8:
-        file = next(d.source for s in summaries for d in s.dropped if reason_kind(d.reason) == reason)
-        return utf8_advice(Path(file))
+        name = next((d.source for s in summaries for d in s.dropped if reason_kind(d.reason) == reason), "")
+        # The name is that of the build: the files may have been moved since.
+        file = next((file for file in source.source.files if Path(str(file)).name == Path(name).name), None)
+        return WRITE_UTF8 if file is None else utf8_advice(file)
     if reason in (NO_ROOM, TOO_LONG, LONG_PROMPT):
         longest = f"raise train.seq_len: the longest row has {max(s.longest for s in summaries):,} tokens"
         return longest if reason != LONG_PROMPT else "raise train.seq_len, or lower max_tokens"

@@ -21,7 +21,7 @@ from stoker.data.row_batch import EncodedBatch
 from stoker.data.rows import Raw, Rejected
 from stoker.data.sources import Source, cache_folder
 from stoker.data.splits import ALL_ROWS
-from stoker.data.token_cache import ShardWriter, TokenCache, cache_key, lock, write_json
+from stoker.data.token_cache import BuildStopped, ShardWriter, TokenCache, cache_key, lock, write_json
 from stoker.data.tokenise import RowSettings, TextCodec, tokenise
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.hardware.parent_process import end_with
@@ -99,15 +99,20 @@ def _chunks(rows: Iterable[Raw | Rejected]) -> Iterator[list[Raw | Rejected]]:
 def _size(row: Raw | Rejected) -> int:
     if isinstance(row, Rejected):
         return 0
-    values = row.value.values() if isinstance(row.value, dict) else (row.value,)
+    columns = row.value.values() if isinstance(row.value, dict) else (row.value,)
+    values = [part for value in columns for part in (value if isinstance(value, list) else (value,))]
     return sum(len(value) for value in values if isinstance(value, str | bytes))
 
 
 @dataclass
 class _Meter:
-    """The share of a source that has been read: ``total`` is its bytes, None if they are not the rows' own."""
+    """The share of a source that has been read: ``total`` is its bytes, None if they are not the rows' own.
+
+    Counting raises `BuildStopped` once ``stop`` is set.
+    """
 
     total: int | None
+    stop: threading.Event | None
     read: int = 0
 
     @property
@@ -116,6 +121,8 @@ class _Meter:
 
     def count(self, rows: Iterable[Raw | Rejected]) -> Iterator[Raw | Rejected]:
         for row in rows:
+            if self.stop is not None and self.stop.is_set():
+                raise BuildStopped
             self.read += _size(row) + 1  # and its line feed
             yield row
 
@@ -159,14 +166,14 @@ def _build(
 ) -> None:
     """Builds the cache in ``folder``; behind a running training where there is an event to stop it by."""
     try:
-        with lock(folder):
+        with lock(folder, stop):
             if (folder / "complete.json").exists():
                 return
             folder.mkdir(parents=True, exist_ok=True)
             done = TokenCache(folder)  # whole shards of a build that was killed
             read, tokens = sum(s.rows_in for s in done.summaries), sum(s.tokens for s in done.summaries)
             writer = ShardWriter(folder, codec.vocabulary, len(done.summaries))
-            meter = _Meter(source.size_bytes if _holds_its_rows(source) else None)
+            meter = _Meter(source.size_bytes if _holds_its_rows(source) else None, stop)
             rows = meter.count(source.rows())
             if settings.format == SCORED:
                 rows = skip_rows(group_by_prompt(rows, dict(settings.columns)), read)
@@ -182,6 +189,8 @@ def _build(
                     report(source.name, read, tokens, meter.share)
             writer.flush()
             write_json(folder / "complete.json", {"rows_in": read, "tokens": tokens, "format": settings.format})
+    except BuildStopped:
+        return
     except ObjectChanged:  # shards of bytes that no longer count
         for path in folder.glob("shard-*"):
             path.unlink(missing_ok=True)

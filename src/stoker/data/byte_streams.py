@@ -7,6 +7,7 @@ import io
 import re
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from stoker.errors import Problem, UserError
@@ -18,11 +19,13 @@ LONGEST_LINE = 64 * 2**20
 LARGEST_WHOLE = 32 * 2**30
 """Most decompressed bytes of a file that is read whole: a JSON array, or Parquet in an archive."""
 
-# How archives begin; a .zst may also begin with a skippable frame, whose first byte varies.
 _HIGH = re.compile(rb"[\x80-\xff]")
 _ALONE = re.compile(rb"(?<![\x80-\xff])[\x80-\xff](?![\x80-\xff])")
 _EMPTY_LINES = re.compile(rb"[\r\n]*\n")
+# How archives begin; a .zst may also begin with a skippable frame, whose first byte varies.
 MAGIC = {".gz": (b"\x1f\x8b",), ".zst": (b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18")}
+NOT_PLAIN = (*MAGIC, ".parquet", ".tar")  # their bytes are not their texts
+WRITE_UTF8 = "write its texts as UTF-8"
 
 
 class ByteStream:
@@ -99,8 +102,11 @@ def opened(path: DataFile) -> io.BufferedReader[Any]:
 
 
 def utf8_advice(path: DataFile) -> str:
-    """Returns the command that converts a file in another encoding to UTF-8."""
-    return f"write it as UTF-8: iconv -f {_encoding_of(path)} -t UTF-8 {path.name} > new{path.suffix}"
+    """Returns advice on a file in another encoding: of plain text the command that converts it."""
+    with suppress(OSError):
+        if path.suffix.lower() not in NOT_PLAIN:
+            return f"write it as UTF-8: iconv -f {_encoding_of(path)} -t UTF-8 {path.name} > new{path.suffix}"
+    return WRITE_UTF8
 
 
 def _encoding_of(path: DataFile) -> str:

@@ -22,6 +22,11 @@ def _instruction(row: NamedColumns) -> Conversation:
     return Conversation(trained(turns))
 
 
+def _conversation(row: NamedColumns, turns: list[Message]) -> Conversation:
+    kept = trained(turns)
+    return Conversation(kept, tools_of(row.get("tools")), after=len(turns) - len(kept))
+
+
 def question_with_input(row: NamedColumns, ours: str) -> list[Message]:
     """Returns a question and its input as one turn."""
     question = row.need(ours)
@@ -33,17 +38,17 @@ def question_with_input(row: NamedColumns, ours: str) -> list[Message]:
 
 def _messages(row: NamedColumns) -> Conversation:
     turns = role_messages(parsed(row.need("messages")), f"{row.name('messages')}[]")
-    return Conversation(trained(turns), tools_of(row.get("tools")))
+    return _conversation(row, turns)
 
 
 def _sharegpt(row: NamedColumns) -> Conversation:
     turns = from_value_messages(parsed(row.need("conversations")), f"{row.name('conversations')}[]")
-    return Conversation(trained(row.system() + turns), tools_of(row.get("tools")))
+    return _conversation(row, row.system() + turns)
 
 
 def _prompt(row: NamedColumns) -> Conversation:
     messages = row.turns("prompt", "user") + row.turns("completion", "assistant")
-    return Conversation(trained(messages), tools_of(row.get("tools")))
+    return _conversation(row, messages)
 
 
 def _question(row: NamedColumns) -> Conversation:
@@ -52,7 +57,7 @@ def _question(row: NamedColumns) -> Conversation:
     if turns[-1].role != "assistant":
         turns.append(Message("assistant", ""))
     row.use_all()
-    return Conversation(trained(turns), tools_of(row.get("tools")))
+    return _conversation(row, turns)
 
 
 def _text(row: NamedColumns) -> Text:

@@ -80,6 +80,8 @@ class NamedColumns:
         name, turns = self.name(ours), parsed(value)
         # An answer may itself be JSON: in text, only a list whose every item has a role counts as messages.
         found = None if isinstance(value, str) and not isinstance(turns, list) else messages_in(turns, f"{name}[]")
+        if found == []:  # only empty system messages
+            raise Refused(f"empty {name}")
         return role_messages([{"role": role, "content": value}], name) if found is None else found
 
     def system(self) -> list[Message]:

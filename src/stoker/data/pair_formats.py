@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from itertools import permutations
+import random
+from collections.abc import Iterator, Sequence
+from itertools import islice, permutations
+from math import comb
 from typing import Any
 
 from stoker.data.conversation_formats import question_with_input
@@ -12,6 +14,8 @@ from stoker.data.format_spec import Format
 from stoker.data.messages import Refused, parsed, tools_of, trained
 from stoker.data.named_columns import NamedColumns
 from stoker.data.rows import Message, Preference, Ranking
+
+MOST_PAIRS = 1000  # of one row, which are in memory together: those of 45 answers
 
 
 def _preference(row: NamedColumns) -> Preference:
@@ -35,14 +39,25 @@ def _ranked(row: NamedColumns) -> Ranking:
         prompt = [*row.system(), *prompt]
     worth = _worth(row, len(answers))
     scored = row.get("scores") is not None
-    pairs = tuple(
+    sampled = comb(len(answers), 2) > MOST_PAIRS
+    both_ways = (pair for one, other in _some_pairs(len(answers)) for pair in ((one, other), (other, one)))
+    compared = both_ways if sampled else permutations(range(len(answers)), 2)
+    differing = (
         (better, worse, worth[better] - worth[worse] if scored else 0.0)
-        for better, worse in permutations(range(len(answers)), 2)
+        for better, worse in compared
         if worth[better] > worth[worse] and answers[better] != answers[worse]
     )
+    pairs = tuple(islice(differing, MOST_PAIRS))
     if not pairs:
         raise Refused("no two answers differ in rank")
-    return Ranking(tuple(prompt), answers, pairs, tools_of(row.get("tools")))
+    return Ranking(tuple(prompt), answers, pairs, tools_of(row.get("tools")), sampled)
+
+
+def _some_pairs(answers: int) -> Iterator[tuple[int, int]]:
+    """Yields every two answers once, in a random order (the same every time) that takes all answers equally often."""
+    order = random.Random(answers).sample(range(answers), answers)
+    for distance in range(1, answers):
+        yield from zip(order, order[distance:], strict=False)
 
 
 def _scored(row: NamedColumns) -> Ranking:
@@ -83,7 +98,7 @@ def _number(row: NamedColumns, ours: str) -> float:
 def _as_number(value: Any, name: str) -> float:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
         raise Refused(f"{name} is not a number")

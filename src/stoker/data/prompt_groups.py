@@ -77,7 +77,7 @@ def _answer_of(value: dict[str, Any], columns: Mapping[str, str]) -> tuple[dict[
             return f"empty {ours}"
     try:
         score = float(value[names["score"]])
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         score = math.nan
     if not math.isfinite(score):
         return f"{names['score']} is not a number"

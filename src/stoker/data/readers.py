@@ -169,7 +169,10 @@ def _json_lines(lines: Iterator[tuple[int, bytes]], path: DataFile) -> Iterator[
 
 
 def _are_json_lines(path: DataFile) -> bool:
-    """Returns whether the first two non-blank lines are two objects, even broken ones, rather than parts of one."""
+    """Returns whether the first two non-blank lines are two objects, even broken ones, rather than parts of one.
+
+    A first line that opens an array (``{"data": [``), or ends within one, belongs to an object around the rows.
+    """
     with ByteStream(path) as stream:
         start = stream.buffer.read(4096).removeprefix(BOM).lstrip()
     if start[:1] == b"[":
@@ -177,6 +180,8 @@ def _are_json_lines(path: DataFile) -> bool:
     with ByteStream(path) as stream:
         full = (line.strip() for _, line in stream.lines() if len(line) <= LONGEST_LINE and line.strip())
         first, second = [*itertools.islice(full, 2), b"", b""][:2]
+    if first.endswith((b"[", b"},")):
+        return False
     return first.startswith(b"{") and bool(second) and (first.endswith(b"}") or second.startswith(b"{"))
 
 

@@ -62,11 +62,13 @@ class Conversation:
 
     Attributes:
         good: whether the row's label marks the answer as good; None without a label.
+        after: number of turns after the last answer, which are left out.
     """
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...] | None = None
     good: bool | None = None
+    after: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +100,14 @@ class Ranking:
     Attributes:
         pairs: (better answer, worse answer, margin) of each pair that is not a tie; answers by number, the margin on
             the row's own scale, 0 if the row does not state it.
+        sampled: whether the pairs are a sample, because the answers form too many.
     """
 
     prompt: tuple[Message, ...]
     answers: tuple[tuple[Message, ...], ...]
     pairs: tuple[tuple[int, int, float], ...]
     tools: tuple[dict[str, Any], ...] | None = None
+    sampled: bool = False
 
 
 Chat = Conversation | Preference | Ranking

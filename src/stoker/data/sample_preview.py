@@ -89,7 +89,8 @@ def sequences_from(
     """
     sequences = corpus.sequences
     total = None if sequences.epoch_rows is None else sequences.total(1.0)
-    end = begin + count if total is None else min(total, begin + count)
+    most = total if sequences.mixture.pattern else 0  # a stream without rows has no sequences
+    end = begin + count if most is None else min(most, begin + count)
     found = []
     for number in range(begin, end):
         documents = tuple(_sample(corpus.sources[d.source], d.index, codec) for d in sequences[number])

@@ -111,7 +111,10 @@ class Sequences:
         self._lock = Lock()  # batches are laid out in a separate thread
 
     def total(self, epochs: float) -> int:
-        """Sequences in a number of epochs (a part of an epoch counts its draws)."""
+        """Sequences in a number of epochs.
+
+        A part of an epoch counts its draws; packed, the first sequences of its last window that hold as many.
+        """
         assert self.epoch_rows is not None, "a stream has no epochs"
         draws = floor(self.epoch_rows * epochs + 1e-9)
         if self.capacity is None or not draws:
@@ -119,7 +122,11 @@ class Sequences:
         with self._lock:
             while self._slots[-1] < draws:
                 self._next_window()
-        return self._ends[bisect_left(self._slots, draws) - 1]
+            last = bisect_left(self._slots, draws) - 1
+            _, packed = self._window(last)
+            held = np.cumsum([len(places) for places in packed])
+            before = self._ends[last - 1] if last else 0
+            return before + int(np.searchsorted(held, draws - self._slots[last])) + 1
 
     def __getitem__(self, index: int) -> list[Document]:
         with self._lock:

@@ -55,7 +55,7 @@ def _read(name: str, base: Path) -> str:
         advice = f"write one of {known}, or the path of a .jinja file"
         raise UserError(Problem(f"there is no chat template {name!r}", advice, key="template"))
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(Problem(f"the chat template cannot be read: {error}", file=name)) from error
 

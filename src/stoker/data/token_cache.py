@@ -16,11 +16,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from stoker.data.render_row import TEMPLATE_REFUSES
 from stoker.data.row_batch import INDEX, EncodedBatch
@@ -30,10 +33,12 @@ from stoker.errors import Problem, RunFailed, reason_of
 from stoker.files import replace_file
 from stoker.hardware.cache_folder import ADVICE
 
-FORMAT = 3  # raised whenever the tokens of an unchanged source would change
+FORMAT = 4  # raised whenever the tokens of an unchanged source would change
 SHARD_TOKENS = 1 << 22  # about 8 MiB of 16-bit tokens: a stream can start after one of them
 SHARD_ROWS = 8192
 DROPPED_LISTED = 10_000  # per shard; all of them are counted
+MAPPED_SHARDS = 4096  # the last ones used of a cache; each has three maps
+STOP_POLL = 0.2  # seconds between two looks at whether a build that waits for another should stop
 KINDS, LONGEST_KIND = 50, 160  # reasons counted separately in a shard, and characters of one
 
 
@@ -91,13 +96,15 @@ class ShardWriter:
         self.batches: list[EncodedBatch] = []
         self.tokens = 0
         self.sequences = 0
+        self.dropped = 0
 
     def add(self, batch: EncodedBatch) -> None:
         """Takes a chunk of rows; writes a shard once there are enough."""
         self.batches.append(batch)
         self.tokens += len(batch.ids)
         self.sequences += len(batch.index)
-        if self.tokens >= SHARD_TOKENS or self.sequences >= SHARD_ROWS:
+        self.dropped += len(batch.dropped)
+        if self.tokens >= SHARD_TOKENS or self.sequences >= SHARD_ROWS or self.dropped >= SHARD_ROWS:
             self.flush()
 
     def flush(self) -> None:
@@ -171,6 +178,15 @@ def write_json(path: Path, value: Any) -> None:
     replace_file(path, json.dumps(value, ensure_ascii=False))
 
 
+@dataclass(frozen=True)
+class _Shard:
+    """The arrays of a shard, mapped from its files."""
+
+    index: np.ndarray
+    tokens: np.ndarray
+    trained: np.ndarray
+
+
 class TokenCache:
     """The rows of one source as tokens; complete, or still growing during a build.
 
@@ -186,9 +202,9 @@ class TokenCache:
         self.folder = folder
         self._failed = failed
         self.close = close  # ends a background build; its whole shards stay
-        self._indices: list[np.ndarray] = []
-        self._tokens: list[np.ndarray] = []
-        self._trained: list[np.ndarray] = []
+        self._dtypes: list[np.dtype[Any]] = []
+        # A process may hold 65,530 maps (Linux' default), and a large corpus has more shards than that.
+        self._shard = lru_cache(maxsize=MAPPED_SHARDS)(self._map_shard)
         self.summaries: list[ShardSummary] = []
         self.starts = [0]
         self.refresh()
@@ -197,19 +213,19 @@ class TokenCache:
         """Opens the shards written since the last call."""
         while (meta := self.folder / f"shard-{len(self.summaries):05d}.json").exists():
             summary = json.loads(meta.read_text(encoding="utf-8"))
-            stem = meta.with_suffix("")
-            empty = summary["sequences"] == 0
-            dtype = np.dtype(summary.pop("dtype"))
-            for arrays, suffix, kind in (
-                (self._indices, "index", INDEX),
-                (self._tokens, "tokens", dtype),
-                (self._trained, "trained", np.dtype(np.uint8)),
-            ):
-                arrays.append(np.zeros(0, kind) if empty else np.memmap(f"{stem}.{suffix}", kind, "r"))
+            self._dtypes.append(np.dtype(summary.pop("dtype")))
             summary["dropped"] = tuple(Rejected(*d) for d in summary["dropped"])
             summary["files"] = tuple(summary["files"])
             self.summaries.append(ShardSummary(**summary))
             self.starts.append(self.starts[-1] + summary["sequences"])
+
+    def _map_shard(self, shard: int) -> _Shard:
+        stem = self.folder / f"shard-{shard:05d}"
+        if not self.summaries[shard].sequences:  # an empty file cannot be mapped
+            return _Shard(np.zeros(0, INDEX), np.zeros(0, self._dtypes[shard]), np.zeros(0, np.uint8))
+        kinds: dict[str, np.dtype[Any]]
+        kinds = {"index": INDEX, "tokens": self._dtypes[shard], "trained": np.dtype(np.uint8)}
+        return _Shard(*(np.memmap(f"{stem}.{suffix}", kind, "r") for suffix, kind in kinds.items()))
 
     @property
     def complete(self) -> bool:
@@ -252,53 +268,63 @@ class TokenCache:
 
     def __getitem__(self, row: int) -> Row:
         shard, i = self._place(row)
-        start, length = int(self._indices[shard]["start"][i]), int(self._indices[shard]["length"][i])
+        arrays = self._shard(shard)
+        entry = arrays.index[i]
+        start, length = int(entry["start"]), int(entry["length"])
         first_byte = start // 8
-        bits = np.unpackbits(self._trained[shard][first_byte : (start + length + 7) // 8])
+        bits = np.unpackbits(arrays.trained[first_byte : (start + length + 7) // 8])
         trained = bits[start - first_byte * 8 :][:length].astype(bool)
-        entry = self._indices[shard][i]
-        ids = np.asarray(self._tokens[shard][start : start + length])
+        ids = np.asarray(arrays.tokens[start : start + length])
         return Row(ids, trained, bool(entry["good"]), float(entry["margin"]))
 
     def lengths(self, rows: np.ndarray) -> np.ndarray:
         """Tokens of each of these rows."""
         shards = np.searchsorted(self.starts, rows, side="right") - 1
         lengths = np.empty(len(rows), dtype=np.int64)
-        for shard in np.unique(shards):
+        for shard in np.unique(shards).tolist():
             here = shards == shard
-            lengths[here] = self._indices[shard]["length"][rows[here] - self.starts[shard]]
+            lengths[here] = self._shard(shard).index["length"][rows[here] - self.starts[shard]]
         return lengths
 
     def origin(self, row: int) -> tuple[str, int]:
         """Returns the origin of a row as (file, row number)."""
         shard, i = self._place(row)
-        entry = self._indices[shard][i]
+        entry = self._shard(shard).index[i]
         return self.summaries[shard].files[int(entry["file"])], int(entry["row"])
 
     def ending(self, row: int) -> tuple[int, bool]:
         """Returns (tokens truncated after a row, whether its source row continues in the next one)."""
         shard, i = self._place(row)
-        entry = self._indices[shard][i]
+        entry = self._shard(shard).index[i]
         return int(entry["lost"]), bool(entry["continues"])
 
     def column(self, name: str) -> np.ndarray:
         """Returns one column of the index over all rows ready now: ``length``, ``trained``, ``digest`` ..."""
-        if not self._indices:
-            return np.zeros(0, dtype=INDEX[name])
-        return np.concatenate([index[name] for index in self._indices])
+        values = np.empty(self.ready, dtype=INDEX[name])
+        for shard, (first, last) in enumerate(pairwise(self.starts)):
+            values[first:last] = self._shard(shard).index[name]
+        return values
+
+
+class BuildStopped(Exception):
+    """The event that stops a background build was set; the shards written so far stay."""
 
 
 @contextmanager
-def lock(folder: Path) -> Iterator[None]:
+def lock(folder: Path, stop: Event | None = None) -> Iterator[None]:
     """Holds the lock under which a cache is built: a second process waits and then finds it complete.
 
+    Args:
+        stop: ends the wait.
+
     Raises:
+        BuildStopped: ``stop`` was set.
         RunFailed: the folder cannot be written.
     """
     own = FileLock(f"{folder}.lock")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        own.acquire()
+        _acquire(own, stop)
     except OSError as error:
         message = f"the cache cannot be written: {error.strerror or reason_of(error)}"
         raise RunFailed(Problem(message, ADVICE, file=str(folder.parent))) from error
@@ -306,3 +332,16 @@ def lock(folder: Path) -> Iterator[None]:
         yield
     finally:
         own.release()
+
+
+def _acquire(own: FileLock, stop: Event | None) -> None:
+    if stop is None:
+        own.acquire()
+        return
+    while not stop.is_set():
+        try:
+            own.acquire(timeout=STOP_POLL)
+            return
+        except Timeout:
+            pass
+    raise BuildStopped

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from stoker.data import formats, template_sandbox
 from stoker.data.chat_template import BUILT_IN, ChatTemplate, Rendered
 from stoker.data.encode import Encoded, Encoder
+from stoker.data.pair_formats import MOST_PAIRS
 from stoker.data.readers import decode
 from stoker.data.render_row import RenderedRow, render_example, separated, turns_of
 from stoker.data.row_batch import EncodedBatch, EncodedBatchBuilder, Span, digest_of
@@ -223,6 +224,10 @@ def _prepare(
     example, ignored = formats.read(value, settings.format, names)
     if isinstance(example, Conversation) and example.good is not None:
         ignored = [*ignored, names.get("label", "label")]  # it decides about the row but is not in the text
+    if isinstance(example, Conversation) and example.after:
+        ignored = [*ignored, "turns after the last answer"]
+    if isinstance(example, Ranking) and example.sampled:
+        ignored = [*ignored, f"pairs above {MOST_PAIRS:,} of one prompt"]
     out.ignored.update(ignored)
     special = _special(example, codec, settings, out)
     if isinstance(example, Text):

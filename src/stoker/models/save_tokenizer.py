@@ -67,7 +67,7 @@ def read_texts(corpus: Sequence[str], held_out: Sequence[str], base: Path) -> Co
     if named:
         return CorpusTexts(texts, named)
     learnt, apart = split_held_out(texts)
-    if not learnt:
+    if not apart:
         message = "the corpus is a single short text, so nothing of it can be held out to measure on"
         raise UserError(Problem(message, "give more text, or --held-out"))
     return CorpusTexts(learnt, {"held out": apart})
@@ -87,7 +87,11 @@ def _read(name: str, base: Path) -> list[str]:
 
 
 def check_target(folder: Path) -> None:
-    """Raises: UserError: the folder exists already and is not empty."""
+    """Raises: UserError: the folder exists already and is not empty, or is one that cannot be replaced."""
+    if folder.name in ("", ".."):
+        raise UserError(
+            Problem(f"-o {folder}: the tokenizer's folder needs a name", "give a new folder, such as -o mine")
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(Problem(f"{folder} exists already", "give another folder with -o, or remove it"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -144,8 +145,8 @@ def _learnt(data: Sequence[SourceBlock], size: str, base: Path) -> Path:
     vocabulary = offline_models.SCRATCH[size].vocabulary
     sources = [open_source(block, base) for block in data]
     key = hashlib.blake2b(digest_size=16)
-    for part in (str(vocabulary), *(s.fingerprint() for s in sources)):
-        key.update(part.encode() + b"\x00")
+    read = [[source.fingerprint(), b.format, b.columns] for source, b in zip(sources, data, strict=True)]
+    key.update(json.dumps([vocabulary, read], sort_keys=True).encode())
     folder = cache_folder() / "vocabularies" / key.hexdigest()
     with lock(folder):
         if not (folder / "tokenizer.json").exists():

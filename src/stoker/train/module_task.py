@@ -143,6 +143,11 @@ def as_dataset(data: Any, name: str) -> Dataset:
         UserError: the data is neither a dataset nor a tuple of tensors, or it is empty.
     """
     if isinstance(data, tuple) and data and all(isinstance(t, Tensor) for t in data):
+        sizes = [len(t) if t.dim() else 0 for t in data]
+        if len(set(sizes)) > 1:
+            raise UserError(f"the tensors of {name} differ in length: {', '.join(f'{size:,}' for size in sizes)}")
+        if not sizes[0]:
+            raise UserError(f"{name} holds no samples")
         data = TensorDataset(*data)
     kind = type(data).__name__
     if not (hasattr(data, "__getitem__") and isinstance(data, Sized)):

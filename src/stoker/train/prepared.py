@@ -38,7 +38,7 @@ class Prepared:
     Attributes:
         job: the job resolved for this machine, with precision and sequence length.
         facts: lines that are printed and recorded before training starts.
-        fingerprints: fingerprint of each data source, by name.
+        fingerprints: fingerprint of each data source, by name, and of the tokenizer.
         engine: runs forward and backward passes, alone or with other processes.
         pieces, aliases: this process' part of the parameters; see `stoker.parallel.parallelize.ParallelModel`.
         audit: the audit of a language task's data.

@@ -180,3 +180,9 @@ def test_a_batch_is_that_of_a_process_and_constant_has_no_warm_up() -> None:
     assert "has no warm-up" in why(imported, "warmup_steps")
     with pytest.raises(UserError, match="`batch_size` must be a multiple of `micro_batch_size`, which is 3"):
         import_files([written(text, micro_batch_size=3, **changes)])
+
+
+def test_axolotl_s_shards_are_lost_as_all_rows_are_read() -> None:
+    sets = "datasets:\n  - {path: org/d, type: alpaca, shards: 10}\ndataset_shard_num: 10\ndataset_shard_idx: 0\n"
+    imported = import_files([written("base_model: org/m\nmicro_batch_size: 1\n" + sets)])
+    assert lost(imported) == {"datasets[0].shards", "dataset_shard_num"}

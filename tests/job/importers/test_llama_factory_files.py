@@ -154,3 +154,10 @@ def test_answers_by_rewards() -> None:
     assert (job.task, block.epochs, block.kl_target, block.max_tokens, block.temperature) == ("ppo", 2, 4.0, 64, 0.9)
     assert block.prompts == 2 * job.train.batch and (block.kl, block.rewards) == (0.2, ["exact"])
     assert {"reward_model", "top_p"} <= lost(imported)
+
+
+def test_keys_of_preferences_without_counterpart_are_lost() -> None:
+    keys = {"pref_bco_weight": "0.5", "ld_alpha": "0.8", "ref_model_adapters": "org/adapter"}
+    lines = "".join(f"{key}: {value}\n" for key, value in keys.items())
+    before = lost(import_files([written(LLAMA_FACTORY, stage="dpo")]))
+    assert lost(import_files([written(LLAMA_FACTORY + lines, stage="dpo")])) - before == set(keys)

@@ -157,3 +157,10 @@ def test_other_optimizers_than_adam_are_lost_and_not_taken_for_it(name: str) -> 
 def test_names_of_adam_are_adamw(name: str) -> None:
     imported = import_files([written(f"{TRL}optim: {name}\n")])
     assert "optim" not in lost(imported) and checked(imported).job.train.optimizer == "adamw"
+
+
+def test_keys_of_preferences_without_counterpart_are_lost() -> None:
+    text = "trl dpo --model_name_or_path org/m --dataset_name org/d --sync_ref_model true --max_prompt_length 256"
+    assert lost(import_files([written(text, "run.sh")])) == {"sync_ref_model", "max_prompt_length"}
+    off = "trl dpo --model_name_or_path org/m --dataset_name org/d --sync_ref_model false"
+    assert lost(import_files([written(off, "run.sh")])) == set()

@@ -31,7 +31,7 @@ FREE = {
     "Stoker streams by a source's size": "streaming",
     "a checkpoint of Stoker fits every layout": "fsdp_final_state_dict_type",
     "Stoker caches by content, and tokenises in parallel by itself": "dataset_prepared_path dataset_processes "
-    "dataset_keep_in_memory skip_prepare_dataset dataset_shard_num dataset_shard_idx "
+    "dataset_keep_in_memory skip_prepare_dataset "
     "push_dataset_to_hub hf_use_auth_token sample_packing_group_size sample_packing_bin_size "
     "sample_packing_sequentially eval_sample_packing pad_to_sequence_len multipack_real_batches "
     "batch_flattening pretrain_multipack_buffer_size pretrain_multipack_attn streaming_multipack_buffer_size "
@@ -71,6 +71,7 @@ FREE = {
     "rows come in multiples of 64": "resize_token_embeddings_to_32x",
 }
 LOST = {
+    "every row of a source is read": "dataset_shard_num dataset_shard_idx",
     "training begins from the model alone: merge the adapter first": "lora_model_dir",
     "whole modules are trained beside an adapter, not single rows": "peft_trainable_token_indices",
     "an adapter's variant that Stoker does not have": "relora peft_layer_replication "

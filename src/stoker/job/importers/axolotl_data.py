@@ -31,10 +31,11 @@ TYPES: dict[str, tuple[str, dict[str, str]]] = {
 ASSISTANT = ("assistant", "gpt", "model")
 USUAL_ROLES = (*ASSISTANT, "user", "human", "system", "developer", "tool", "function", "observation", "function_call")
 FREE = {
-    "Stoker tokenises in parallel by itself": "ds_type shards shards_idx preprocess_shards",
+    "Stoker tokenises in parallel by itself": "ds_type preprocess_shards",
 }
 LOST = {
     SUBSET: "name",
+    "every row of a source is read": "shards shards_idx",
     "Stoker reads the main branch": "revision",
     "no code that comes with data is run": "trust_remote_code input_transform",
     "a turn's own say in what is trained is not read": "message_field_training message_field_training_detail",

@@ -33,6 +33,10 @@ def factory_preferences(config: ConfigReader, stage: str) -> None:
             config.take("dpo_label_smoothing", "dpo.label_smoothing")
         if loss == "simpo":
             config.take("simpo_gamma", "dpo.margin", 0.5)
+        _lose(config, "the losses have no such term", "pref_bco_weight", "ld_alpha")
+    if stage in ("dpo", "kto"):
+        why = "the reference is a whole model: merge the adapter first, or quantise with `tune.quantise`"
+        _lose(config, why, "ref_model_adapters", "ref_model_quantization_bit")
     if stage == "kto":
         config.take_all(("kto_chosen_weight", "dpo.good_weight"), ("kto_rejected_weight", "dpo.bad_weight"))
     config.idle(OTHER_TASK, *(key for key in FACTORY if not config.handled(key)))
@@ -49,6 +53,10 @@ def trl_preferences(config: ConfigReader, trainer: str) -> None:
         config.take("rpo_alpha", "dpo.sft_weight")
         if loss == "robust":
             config.take("label_smoothing", "dpo.label_smoothing")
+    if trainer in ("dpo", "kto"):
+        _lose(config, "the reference stays as it is at the start", "sync_ref_model")
+        _lose(config, "`train.seq_len` limits a prompt and its answer together", "max_prompt_length")
+        _lose(config, "`train.seq_len` limits a prompt and its answer together", "max_completion_length")
     if trainer == "kto":
         config.take("beta", "dpo.beta", 0.1)
         config.take_all(("desirable_weight", "dpo.good_weight"), ("undesirable_weight", "dpo.bad_weight"))
@@ -62,6 +70,12 @@ def trl_preferences(config: ConfigReader, trainer: str) -> None:
         config.take("center_rewards_coefficient", "reward.center")
     config.idle("dropout is off here", "disable_dropout")
     config.idle(OTHER_TASK, *(key for key in TRL if not config.handled(key)))
+
+
+def _lose(config: ConfigReader, why: str, *keys: str) -> None:
+    """Drops keys that change the training where they are set."""
+    for key in keys:
+        config.drop(key, why, matters=bool(config.value(key)))
 
 
 def _loss(config: ConfigReader, key: str, word: str) -> str:
