@@ -245,6 +245,7 @@ def test_a_base_that_is_stored_quantised_is_refused(
     tune: str, folder: Path, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_tiny_llama(folder / "small", tokenizer)
+    capsys.readouterr()  # what importing libraries prints
     config = json.loads((folder / "small" / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     (folder / "small" / "config.json").write_text(json.dumps(config))
