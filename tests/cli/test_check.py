@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from stoker.cli.main import VERBS, main
 from stoker.job import load_job
+from tiny_llama import save_tiny_llama
 
 GOOD = "task: sft\nmodel: smollm2-135m\ndata: my.jsonl\ntune: lora\nsteps: 60\n"
 
@@ -236,3 +238,19 @@ def test_sequences_beyond_the_models_context_are_refused(capsys: pytest.CaptureF
     assert main(["check", "job.yaml", *model, "tune.tokens=1000000000"]) == 2
     assert "virtual tokens leave no room in the" in (said := capsys.readouterr().err) and "write -" not in said
     assert main(["check", "job.yaml", *model, "train.seq_len=auto"]) == 0
+
+
+@pytest.mark.parametrize("tune", ["full", "lora"])
+def test_a_base_that_is_stored_quantised_is_refused(
+    tune: str, folder: Path, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_tiny_llama(folder / "small", tokenizer)
+    capsys.readouterr()  # what importing libraries prints
+    config = json.loads((folder / "small" / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (folder / "small" / "config.json").write_text(json.dumps(config))
+    Path("job.yaml").write_text(GOOD.replace("smollm2-135m", "small").replace("tune: lora", f"tune: {tune}"))
+    code, answer = as_json(capsys, "job.yaml")
+    found = [error for error in answer["errors"] if "stored quantised" in error["message"]]
+    assert code == 2 and [(error["line"], error["column"]) for error in found] == [(2, 8)]
+    assert "model.quantise: 4bit" in found[0]["suggestion"]

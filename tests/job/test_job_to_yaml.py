@@ -44,6 +44,8 @@ def test_values_look_as_one_would_write_them(value: object, text: str) -> None:
         "tune: {method: lora, targets: [q, v]}\nsteps: 9\nevaluate: {data: [x, {path: y, format: text}]}\n",
         "task: pretrain\nmodel: llama-10m\ndata: sotu\nepochs: 0.5\ntrain: {warmup: 3}\n",
         "task: sft\nmodel: {name: m, revision: '1'}\ndata: x\ntune: qlora\n",
+        "task: sft\nmodel: m\ndata: x\ntrain: {optimizer: sgd, schedule: constant}\n",
+        "task: pretrain\nmodel: m\ndata: x\ntrain: {optimizer: adafactor}\n",
         "task: module\nmodule:\n  model: a:b\n  loss: a:b\n  data: a:b\n"
         "  arguments: {width: 3, deep: [1, {a: null}]}\n",
     ],

@@ -190,12 +190,12 @@ def test_the_probe_leaves_the_windows_as_they_were() -> None:
 
 
 def test_dropout_stops_the_sharing_of_beginnings(documents: list[Row]) -> None:
-    model = tiny("llama", attention_dropout=0.0)
-    language = lay_out_for(model.train())
-    shared = language.lay_out(documents, CPU)[0].ids.numel()
+    model = tiny("llama")
+    shared = lay_out_for(model.train()).lay_out(documents, CPU)[0].ids.numel()
     model.config.attention_dropout = 0.1
+    language = lay_out_for(model)
     assert language.lay_out(documents, CPU)[0].ids.numel() > shared
-    model.eval()
+    language.model.eval()
     assert language.lay_out(documents, CPU)[0].ids.numel() == shared
 
 

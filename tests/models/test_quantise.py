@@ -24,7 +24,15 @@ from stoker.models import packed_row, quantise
 from stoker.models.adapters import unwrap
 from stoker.models.build_model import build_model
 from stoker.models.language_model import lay_out_for
-from stoker.models.quantise import compute_exactly, device_for, packed_parameters, quantisation, unpacked_numel
+from stoker.models.load_model import blank_model
+from stoker.models.quantise import (
+    compute_exactly,
+    device_for,
+    packed_parameters,
+    quantisation,
+    quantised_copy,
+    unpacked_numel,
+)
 
 FAMILIES = (
     "gpt2", "bloom", "opt", "gpt_neo", "gptj", "gpt_neox", "llama", "glm", "glm4", "qwen3", "mistral",
@@ -162,3 +170,24 @@ def test_a_package_that_is_missing_is_named(
 def test_random_weights_are_not_quantised(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="starts from random weights"):
         load_model(ModelBlock(name="llama-3m", quantise="4bit"), tmp_path, seed=0)
+
+
+@pytest.mark.parametrize(("form", "dtype"), [
+    ("4bit", torch.bfloat16), ("8bit", torch.float32), ("int8", torch.float32), ("int4", torch.bfloat16),
+])  # fmt: skip
+def test_weights_that_are_stored_quantised_answer_and_are_not_trained(
+    form: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    pytest.importorskip(quantise.FORMS[form].package)
+    model = tiny("llama", dtype=torch.float32, **WIDTHS)
+    held = quantised_copy(model, form, dtype).eval()
+    held.save_pretrained(tmp_path / "m")
+    blank = blank_model(ModelBlock(name="m"), tmp_path, seed=0, stored_in_bits=True)
+    assert packed_parameters(blank.model)
+    close = 1e-5 if dtype == torch.float32 else 3e-2
+    expected, found = logits(held).float(), logits(blank.model).float()
+    assert (found - expected).abs().max() <= close * expected.abs().max()
+    assert not any(getattr(module, quantise.AVX512, False) for module in blank.model.modules())
+    with pytest.raises(UserError, match="stored quantised") as raised:
+        build_model(job(tmp_path, "none"), tmp_path, choose_device("fp32"))
+    assert raised.value.problems[0].key == "model.name"

@@ -120,10 +120,21 @@ def test_adapters_must_train_the_new_rows(tmp_path: Path) -> None:
     extension().write(tmp_path / "tokenizer")
     with pytest.raises(UserError, match=r"freezes lm_head, and new tokens are learned only if lm_head, embed_tokens"):
         build_meta(job(tmp_path, "tune: {method: lora}"), tmp_path, choose_device("fp32"))
-    _, new = add_embedding_rows(blank_model(ModelBlock(name=str(tmp_path)), tmp_path, seed=0), extension())
-    assert why_rows_untrained(new, TuneBlock(method="lora", modules_to_save=["lm_head"])) is not None
-    assert why_rows_untrained(new, TuneBlock(method="lora", modules_to_save=["lm_head", "embed_tokens"])) is None
-    assert why_rows_untrained(new, TuneBlock()) is None
+    blank, new = add_embedding_rows(blank_model(ModelBlock(name=str(tmp_path)), tmp_path, seed=0), extension())
+
+    def why(*whole: str) -> str | None:
+        return why_rows_untrained(blank.model, new, TuneBlock(method="lora", modules_to_save=list(whole)))
+
+    assert why("lm_head") is not None
+    assert why("lm_head", "embed_tokens") is None and why("lm_head", "*embed_tokens") is None
+    assert why_rows_untrained(blank.model, new, TuneBlock()) is None
+
+
+@pytest.mark.parametrize("named", ["embed_tokens", "lm_head", "*embed_tokens"])
+def test_one_name_trains_the_new_rows_of_tied_layers(named: str, tmp_path: Path) -> None:
+    saved("llama", tmp_path, tie_word_embeddings=True)
+    blank, new = add_embedding_rows(blank_model(ModelBlock(name=str(tmp_path)), tmp_path, seed=0), extension())
+    assert why_rows_untrained(blank.model, new, TuneBlock(method="lora", modules_to_save=[named])) is None
 
 
 def test_the_record_is_read_as_written_and_damage_is_told(tmp_path: Path) -> None:

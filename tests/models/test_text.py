@@ -86,3 +86,12 @@ def test_another_tokenizer_is_taken_from_its_folder(base: Path) -> None:
     fast.chat_template = "{{ messages }}"
     fast.save_pretrained(base / "other")
     assert _with_tokenizer(base, str(base / "other")).own_template
+
+
+def test_a_text_without_tokens_does_not_begin_a_prompt(base: Path) -> None:
+    text = text_side(base)
+    job = base / "job.yaml"
+    job.write_text(f"task: sft\nmodel: {base / 'm'}\ndata: {base / 'rows.jsonl'}\ntune: {{method: prompt, text: ''}}\n")
+    with pytest.raises(UserError, match=r"`tune\.text` has no tokens") as raised:
+        text.prompt_ids(load_job(job).job)
+    assert raised.value.problems[0].key == "tune.text"

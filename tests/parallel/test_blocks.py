@@ -43,6 +43,15 @@ def test_the_blocks_are_the_largest_list() -> None:
     assert blocks_of(lists) == list(lists["large"])
 
 
+def test_members_of_nested_lists_are_blocks() -> None:
+    """A list inside a list has no forward pass, which could be compiled, computed again or gathered for."""
+    stages = nn.ModuleList([nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)]), nn.ModuleList([nn.Linear(4, 4)])])
+    assert blocks_of(stages) == [*stages[0], *stages[1]]
+    model, x = copy.deepcopy(stages), torch.ones(1, 4)
+    assert recompute_blocks(model) == 3
+    assert torch.equal(model[0][1](x), stages[0][1](x)) and "forward" in vars(model[0][1])
+
+
 def kept(model: nn.Module) -> tuple[int, torch.Tensor, list[torch.Tensor]]:
     """Numbers that autograd keeps for the backward pass of a step, and the step's loss and gradients."""
     numbers = 0

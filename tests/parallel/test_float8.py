@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stoker.errors import UserError
+from stoker.models.split_fused import Parts
 from stoker.parallel.float8 import float8_linears
 
 CPU = torch.device("cpu")
@@ -22,7 +23,9 @@ class Model(nn.Module):
         for layer in self.layers:
             layer.up = nn.Linear(width, 2 * width)
             layer.narrow = nn.Linear(2 * width, 10)
-            layer.gate = nn.Linear(width, 16)
+            layer.gate = nn.Linear(width, 16)  # a router
+            layer.fused = Parts()
+            layer.fused.add_module("gate", nn.Linear(width, 32))
         self.head = nn.Linear(width, 64)
 
 
@@ -63,7 +66,7 @@ def test_large_linear_layers_of_the_blocks_have_them_and_no_others() -> None:
     parameters = dict(model.named_parameters())
     float8_linears(model, "tensorwise", CPU)
     changed = {name for name, module in model.named_modules() if type(module).__name__ == "Float8Linear"}
-    assert changed == {"layers.0.up", "layers.1.up"}
+    assert changed == {f"layers.{i}.{name}" for i in range(2) for name in ("up", "fused.gate")}
     assert all(after is parameters[name] for name, after in model.named_parameters())
 
 

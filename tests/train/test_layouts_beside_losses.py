@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -13,11 +14,13 @@ import torch
 from running import write_job
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.integrations import moe
 
 from stoker.checkpoint.chunks import chunk_of
 from stoker.job.layout import layout_of
 from stoker.job.load_job import load_job
 from stoker.launch.process_pool import Pool
+from stoker.models import grouped_experts
 from stoker.parallel.float64_mode import in_float64
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.tensor_rng import Apart
@@ -167,3 +170,39 @@ def test_numbers_differ_within_a_region_and_agree_after_it() -> None:
     (before, inside, after), (other_before, other_inside, other_after) = drawn(0), drawn(1)
     assert torch.equal(before, other_before) and torch.equal(after, other_after)
     assert not torch.equal(inside, other_inside)
+
+
+def tokens_laid_out(path: str, overrides: tuple[str, ...]) -> tuple[list[int], bool]:
+    """Tokens of the micro-batches of the first rows, and whether the experts' products follow autocast."""
+    moe._grouped_mm = grouped_experts._grouped_mm  # as in a process that has prepared no model
+    base = Path(path)
+    loaded = load_job(base / "job.yaml", overrides)
+    prepared = prepare(loaded, base, mesh=Mesh(layout_of(loaded.job), torch.device("cpu")))
+    task: Any = prepared.task
+    rows = [part.inputs.ids.numel() for i in range(0, 16, 4) for part in task.parts(i, i + 4)]
+    return rows, moe._grouped_mm is grouped_experts._grouped_mm_under_autocast
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
+def test_stages_without_adapters_lay_out_the_same_rows(
+    schedule: str, sft: dict[str, Any], base: Path, pool: Pool
+) -> None:
+    write_model(sft["model"], base / "model")
+    rows = ({"prompt": f"the sea is blue and cold today {i}", "completion": f"yes {i}"} for i in range(40))
+    (base / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    tune = {"method": "lora", "dropout": 0.3, "layers": "2-"}  # the first stage has no dropout
+    write_job(base, {**sft, "model": str(base / "model"), "tune": tune})
+    overrides = ("train.micro_batch=4", "train.batch=16", "parallel.pipeline=2", f"parallel.schedule={schedule}")
+    one, other = pool.run(tokens_laid_out, str(base), overrides, world=2)
+    dropless, _ = pool.run(tokens_laid_out, str(base), (*overrides, "tune.dropout=0"), world=2)
+    assert one == other
+    assert sum(one[0]) > sum(dropless[0])  # common beginnings are not shared
+
+
+@pytest.mark.parametrize("layout", ["data", "pipeline"])
+def test_products_of_experts_follow_autocast_in_every_layout(
+    layout: str, sft: dict[str, Any], base: Path, pool: Pool
+) -> None:
+    write_job(base, sft)
+    found = pool.run(tokens_laid_out, str(base), (f"parallel.{layout}=2",), world=2)
+    assert [registered for _, registered in found] == [True, True]

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from running import run
 
+from stoker.errors import UserError
+from stoker.job.load_job import load_job
 from stoker.train.lr_schedule import Schedule, warmup_steps
+from stoker.train.run_schedule import plan_of, warmup_problem
 
 PEAK, STEPS, WARMUP = 2e-3, 100, 10
 
@@ -46,3 +53,30 @@ def test_no_step_is_wasted_on_a_rate_of_zero() -> None:
 @pytest.mark.parametrize(("warmup", "steps", "expected"), [(5, 100, 5), (0, 100, 0), (0.03, 100, 3), (0.0, 9, 0)])
 def test_a_warmup_is_in_steps_or_a_fraction(warmup: float, steps: int, expected: int) -> None:
     assert warmup_steps(warmup, steps) == expected
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("epochs: 1\ntrain: {batch: 4, warmup: 100}", "within the run's 40 steps"),
+        ("epochs: 1\ntrain: {batch: 4, warmup: 39}", None),
+        ("steps: 150\ntrain: {warmup: 60}\ntune: {new_rows_first: 100}", "within the run's 50 steps after"),
+        ("steps: 150\ntrain: {warmup: 49}\ntune: {new_rows_first: 100}", None),
+        ("steps: 1\ntrain: {warmup: 0.9}", None),
+    ],
+)
+def test_a_warm_up_must_end(lines: str, said: str | None, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(f"task: sft\nmodel: m\ndata: x\n{lines}\n")
+    job = load_job(tmp_path / "job.yaml").job
+    task: Any = SimpleNamespace(epoch_samples=lambda epochs: 160)
+    problem = warmup_problem(job, plan_of(job, task))
+    assert (said in problem.message) if said and problem else (said is problem is None)
+
+
+def test_a_warm_up_longer_than_the_epochs_is_refused_at_its_key(sft: dict[str, Any], base: Path) -> None:
+    job = {**sft, "epochs": 1, "train": {**sft["train"], "warmup": 100}}
+    del job["steps"]
+    with pytest.raises(
+        UserError, match=r"job.yaml:\d+:\d+: `train.warmup` of 100 steps never ends within the run's 10"
+    ):
+        run(base, job)

@@ -224,12 +224,18 @@ def _template_problems(loaded: ReadJob, key: str, block: SourceBlock, base: Path
 
 def _shape_problems(loaded: ReadJob, base: Path) -> list[Problem]:
     from stoker.models.context_length import context_problem, stated_context
+    from stoker.models.model_folder import read_config
+    from stoker.models.model_source import find_model, quantised_problem
     from stoker.models.router_check import router_problem
 
     assert loaded.job.model is not None
     context = stated_context(loaded.job.model, base)
     problem = context_problem(loaded, context) if context is not None else None
-    return [found for found in (problem, router_problem(loaded, base)) if found is not None]
+    source, quantised = find_model(loaded.job.model.name, base), None
+    if source is not None and source.kind == "folder":
+        quantised = quantised_problem(loaded.job.model, read_config(Path(source.where)))
+    problems = (problem, router_problem(loaded, base), quantised and loaded.placed(quantised))
+    return [found for found in problems if found is not None]
 
 
 def _checkpoint_problems(loaded: ReadJob, base: Path) -> list[Problem]:

@@ -130,7 +130,7 @@ def _of_files(name: str, base: Path, trusted: Sequence[str]) -> OpenModel:
     source, device = require_model(name, base), choose_device()
     tokenizer = load_tokenizer_from(source, trust_remote_code=block.trust_remote_code)
     with arithmetic_of(device):
-        blank = blank_model(block, base, seed=0, dtype=device.autocast_dtype or torch.float32)
+        blank = blank_model(block, base, seed=0, dtype=device.autocast_dtype or torch.float32, stored_in_bits=True)
         family = family_of(blank.model.config)
         if family is not None and family.attend is not None:
             family.attend(blank.model)

@@ -22,6 +22,9 @@ LANGUAGE = ("train.seq_len", "train.pack", "train.router_aux_loss", "train.float
 WITHOUT_TEXT = ("model", *LANGUAGE, "evaluate.samples", "tune", "mix")
 STORES = ("lmdb", "redis", "rediss", "unix")
 WITHOUT_SOURCES = ("data", "evaluate.data")
+SETTINGS = frozenset({"beta1", "beta2", "eps"})
+SETTINGS_OF = {"adamw": SETTINGS, "muon": SETTINGS, "sgd": frozenset({"beta1"}), "adafactor": frozenset()}
+"""Keys of ``train`` that each optimizer uses, of those that not all do."""
 
 
 def conflicts(view: View) -> list[Problem]:
@@ -144,6 +147,17 @@ def _warmup(view: View) -> Iterator[Problem]:
         )
 
 
+def _optimizer_keys(view: View) -> Iterator[Problem]:
+    optimizer, shape = view.value("train.optimizer"), view.value("train.schedule")
+    for name in sorted(SETTINGS - SETTINGS_OF[optimizer]):
+        if view.given(f"train.{name}"):
+            message = f"`train.{name}` has no effect with `optimizer: {optimizer}`"
+            yield from view.at_each([f"train.{name}"], message, "remove it, or write `optimizer: adamw`")
+    if shape == "constant" and view.differs("train.min_lr"):
+        message = "`train.min_lr` has no effect with `schedule: constant`, whose rate stays at `lr`"
+        yield from view.at_each(["train.min_lr"], message, "remove it, or write `schedule: cosine`")
+
+
 def _batch(view: View) -> Iterator[Problem]:
     for key in TRIANGLE:
         view.value(key)
@@ -195,15 +209,15 @@ def _sync(view: View) -> Iterator[Problem]:
 
 CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
     _steps_and_epochs, _needs_model, _needs_data, _task_blocks, _without_text, _of_tasks, _score_head,
-    _weights, _two_evaluations, _samples, _warmup, _batch, _nodes, _one_target, _increments, _sync,
+    _weights, _two_evaluations, _samples, _warmup, _optimizer_keys, _batch, _nodes, _one_target, _increments, _sync,
     *TEXT_CHECKS, *TUNE_CHECKS, *LAYOUT_CHECKS, *SYNC_CHECKS,
 )  # fmt: skip
 
 
 def has_effect(job: Job, path: KeyPath) -> bool:
     """Returns whether a key affects this job: an adapter's keys have no effect in full tuning, and so on."""
-    if path[0] == "parallel":
-        return not _idle_in_layout(job, str(path[-1]))
+    if _is_idle(job, path):
+        return False
     task = TASKS[job.task]
     if path[0] == "export":
         return task.has_tables
@@ -218,8 +232,13 @@ def has_effect(job: Job, path: KeyPath) -> bool:
     return path[0] not in others and field_at(path)[0] is not None
 
 
-def _idle_in_layout(job: Job, name: str) -> bool:
-    parts = job.parallel
+def _is_idle(job: Job, path: KeyPath) -> bool:
+    """Returns whether a key of the layout or the optimizer has no effect beside the others."""
+    name, parts = str(path[-1]), job.parallel
+    if path[0] == "train":
+        return name in SETTINGS - SETTINGS_OF[job.train.optimizer]
+    if path[0] != "parallel":
+        return False
     if name in ("shard_size", "expert"):
         return parts.shard == "none" if name == "shard_size" else parts.tensor == 1
     return any(getattr(parts, axis) == 1 and name in dict(keys) for axis, keys in OF_AXIS.items())

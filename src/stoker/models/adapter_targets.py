@@ -74,7 +74,7 @@ def layers_to_adapt(model: PreTrainedModel, tune: TuneBlock, whole: Collection[s
         UserError: a target or a number of blocks selects no layer that can have an adapter.
     """
     layers = layers_of(model)
-    free = [layer for layer in layers if not _is_within(layer.called, whole)]
+    free = [layer for layer in layers if not is_within(layer.called, whole)]
     adaptable = _adaptable(model)
     if tune.targets == "all-linear":
         chosen = {layer for layer in free if layer.inner and not layer.stacked and adaptable(layer)}
@@ -118,7 +118,7 @@ def modules_trained_whole(model: PreTrainedModel, names: Iterable[str]) -> list[
     for name, module in modules.items():
         if any(id(p) in trained for p in module.parameters(recurse=False)):
             chosen.add(name)
-    return [name for name in modules if name in chosen and not _is_within(name.rpartition(".")[0], chosen)]
+    return [name for name in modules if name in chosen and not is_within(name.rpartition(".")[0], chosen)]
 
 
 def matches_name(written: str, name: str) -> bool:
@@ -186,7 +186,7 @@ def _adaptable(model: PreTrainedModel) -> Callable[[AdaptableLayer], bool]:
     return lambda layer: layer.stacked or kept(layer.name.rpartition(".")[2])
 
 
-def _is_within(name: str, modules: Collection[str]) -> bool:
+def is_within(name: str, modules: Collection[str]) -> bool:
     """Returns whether a module is one of these, or inside one."""
     return any(name == module or name.startswith(f"{module}.") for module in modules)
 

@@ -75,7 +75,7 @@ def build_meta(
     extension, new_rows = extension_of(job, base), None
     if extension is not None:
         blank, new_rows = add_embedding_rows(blank, extension)
-        why = why_rows_untrained(new_rows, job.tune)
+        why = why_rows_untrained(blank.model, new_rows, job.tune)
         if why is not None:
             raise UserError(Problem(why, "name them in tune.modules_to_save, or write `tune: full`"))
     if not task_of(job).dropout:

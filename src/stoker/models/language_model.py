@@ -55,6 +55,7 @@ class LanguageModel:
         virtual: ids of the virtual tokens before every document.
         balance: the auxiliary loss of its routers; None if it has none.
         critic: a separate critic model; None without.
+        dropout: whether the whole model has dropout in training; ``model`` may be one stage of it.
     """
 
     model: PreTrainedModel
@@ -63,6 +64,7 @@ class LanguageModel:
     virtual: tuple[int, ...] = ()
     balance: RouterBalance | None = None
     critic: OwnCritic | None = None
+    dropout: bool = False
 
     def hidden(self, inputs: Inputs) -> Tensor:
         """Returns the last hidden states, shape (B, T, D); the logits of a model without a separate body."""
@@ -109,13 +111,15 @@ class LanguageModel:
 
         Args:
             together: number of consecutive documents that stay in one forward pass.
-            share: whether a packed row contains common prefixes once; by default unless dropout is active.
+            share: whether a packed row contains common prefixes once; by default unless dropout is active, under which
+                equal prefixes differ.
             given: values of the rows by name, shape (rows,), for `Inputs.given`.
         """
         rows = [self._behind(row) for row in rows]
         if self.packs:
             groups = [list(range(len(rows)))]
-            laid_out = [pack(rows, device, share=not dropout_is_active(self.model) if share is None else share)]
+            share = not (self.model.training and self.dropout) if share is None else share
+            laid_out = [pack(rows, device, share=share)]
         else:
             groups = groups_by_length([len(ids) for ids, _ in rows], together)
             laid_out = [pad([rows[i] for i in group], device) for group in groups]
@@ -170,7 +174,7 @@ def lay_out_for(model: PreTrainedModel, balance: RouterBalance | None = None) ->
         if head is not None and not _head_agrees(model, head):
             head = None
         packs = not has_prefix(model) and _isolates(model)  # a prefix is in the cache of a row
-        return LanguageModel(model, head, packs, tuple(virtual_ids(model)), balance)
+        return LanguageModel(model, head, packs, tuple(virtual_ids(model)), balance, dropout=has_dropout(model))
     finally:
         model.train(training)
 

@@ -26,8 +26,8 @@ from stoker.models.hf_config import config_of, generation_config
 from stoker.models.init_weights import Initial
 from stoker.models.meta_model import parameters_on_meta, set_parameter
 from stoker.models.model_folder import INDEX, WEIGHTS, check_index, weight_files
-from stoker.models.model_source import require_model
-from stoker.models.quantise import check_quantised, quantisation
+from stoker.models.model_source import quantised_problem, require_model
+from stoker.models.quantise import check_quantised, compute_exactly, packed_parameters, quantisation
 from stoker.models.safetensors_reader import Stored
 from stoker.models.weight_source import InMemoryWeights, WeightSource
 from stoker.node_cache.remote_folder import with_weights
@@ -52,6 +52,7 @@ def blank_model(
     dtype: torch.dtype = torch.float32,
     stop_id: int | None = None,
     storage: torch.dtype = torch.uint8,
+    stored_in_bits: bool = False,
 ) -> Blank:
     """Returns the model of a job, its parameters on the meta device.
 
@@ -61,6 +62,7 @@ def blank_model(
         seed: of the random weights of a model from scratch.
         stop_id: the end token in the configuration of a model from scratch.
         storage: type of packed 4-bit weights, see `stoker.models.quantise.quantisation`.
+        stored_in_bits: whether the files may contain quantised weights, on which nothing can be trained.
 
     Raises:
         UserError: it cannot be found or loaded, it lacks a weight, or loading it would run code that the job does
@@ -75,7 +77,10 @@ def blank_model(
         return Blank(fresh, Initial(fresh, seed))
     where = str(weights_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
     config = config_of(where, block)
-    if block.quantise != "none" or getattr(config, "quantization_config", None) is not None:
+    quantised = quantised_problem(block, config.to_dict())
+    if quantised is not None and not stored_in_bits:
+        raise UserError(quantised)
+    if block.quantise != "none" or quantised is not None:
         return Blank(_read_whole(block, where, dtype, storage), InMemoryWeights({}))
     files = _weight_files(where, block)
     if not files and block.allow_pickle:  # pickled weights cannot be read in parts
@@ -150,7 +155,9 @@ def _read_whole(
         raise UserError(f"{block.name} contains an adapter and a model: move adapter_config.json elsewhere")
     if Path(where).is_dir():
         with_weights(Path(where))
-    quantised = quantisation(block.quantise, dtype, storage=storage)
+    settings: dict[str, Any] = {}
+    if block.quantise != "none":  # None would replace the settings of weights that are stored quantised
+        settings["quantization_config"] = quantisation(block.quantise, dtype, storage=storage)
     with user_file_errors(f"the model {block.name}"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             where,
@@ -158,14 +165,19 @@ def _read_whole(
             revision=block.revision,
             use_safetensors=None if block.allow_pickle else True,
             trust_remote_code=block.trust_remote_code,
-            quantization_config=quantised,
             output_loading_info=True,
+            **settings,
         )
     model, info = loaded
     if info["missing_keys"]:  # transformers would use random ones
         raise UserError(f"{block.name} contains no weights for {sorted(info['missing_keys'])[0]}")
     if block.quantise != "none":
         check_quantised(model, block.quantise)
+    elif getattr(model.config, "quantization_config", None) is not None:  # stored quantised
+        compute_exactly(model)
+        for parameter in packed_parameters(model):
+            if type(parameter).__module__.startswith("torchao"):  # else in the dtype that it was stored in
+                parameter.data = parameter.data.to(dtype)
     return model
 
 

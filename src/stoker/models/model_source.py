@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from stoker.errors import RunFailed, UserError, reason_of
+from stoker.errors import Problem, RunFailed, UserError, reason_of
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.paths import absolute, exists
 from stoker.models import offline_models
@@ -110,6 +111,15 @@ def model_problem(block: ModelBlock, base: Path) -> tuple[str, str] | None:
         near = str(Path(block.name).parent / near)
         return f"there is no folder {block.name} here, but there is {near}", f"write {near}"
     return None
+
+
+def quantised_problem(block: ModelBlock, config: Mapping[str, Any]) -> Problem | None:
+    """Returns why a model of this configuration cannot be trained: its files contain quantised weights; else None."""
+    if not config.get("quantization_config"):
+        return None
+    message = f"the weights of {block.name} are stored quantised, and Stoker trains only on those it quantises itself"
+    hint = "name the model that it was made from; `model.quantise: 4bit` holds a frozen base in fewer bits"
+    return Problem(message, hint, key="model.name")
 
 
 def _begins_as_gguf(path: Path) -> bool:

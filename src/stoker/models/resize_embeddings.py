@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from stoker.errors import UserError
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.tokenizer_extension import Extension
+from stoker.models.adapter_targets import is_within, modules_trained_whole
 from stoker.models.load_model import Blank
 from stoker.models.meta_model import set_parameter
 from stoker.models.weight_source import InMemoryWeights, Rows, WeightSource, all_rows
@@ -127,16 +128,17 @@ def add_embedding_rows(blank: Blank, extension: Extension) -> tuple[Blank, NewRo
     return Blank(model, blank.weights if held else source), NewRows(extension.first, names)
 
 
-def why_rows_untrained(new: NewRows, tune: TuneBlock) -> str | None:
-    """Returns why the rows of new tokens would never be trained; None if they are."""
+def why_rows_untrained(model: PreTrainedModel, new: NewRows, tune: TuneBlock) -> str | None:
+    """Returns why the rows of new tokens would never be trained; None if they are.
+
+    Raises:
+        UserError: a name in ``tune.modules_to_save`` selects no module.
+    """
     if tune.method == "full":
         return None
     layers = sorted({name.rpartition(".")[0] for name in new.names})
-    missing = [
-        layer
-        for layer in layers
-        if not any(layer == saved or layer.endswith(f".{saved}") for saved in tune.modules_to_save)
-    ]
+    whole = modules_trained_whole(model, tune.modules_to_save)
+    missing = [layer for layer in layers if not is_within(layer, whole)]
     if not missing:
         return None
     names = ", ".join(layer.rpartition(".")[2] for layer in layers)

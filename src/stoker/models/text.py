@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.data.tokenise import TextCodec
-from stoker.errors import UserError
+from stoker.errors import Problem, UserError
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
@@ -42,9 +42,19 @@ class TextSide:
     context: int | None = None
 
     def prompt_ids(self, job: ResolvedJob) -> list[int] | None:
-        """Returns the token ids of ``tune.text``; None if it is not set."""
+        """Returns the token ids of ``tune.text``; None if it is not set.
+
+        Raises:
+            UserError: it has no tokens.
+        """
         text = job.tune.text
-        return None if text is None else self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if text is None:
+            return None
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if not ids:
+            message = "`tune.text` has no tokens, and virtual tokens begin as those of the text"
+            raise UserError(Problem(message, "write a text, or remove it: random words are used then", key="tune.text"))
+        return ids
 
 
 def open_text_side(loaded: LoadedJob, base: Path) -> TextSide:

@@ -223,7 +223,7 @@ def _first_embeddings(tune: TuneBlock, reader: FirstValues, vocabulary: int, *, 
 
     Both learn faster than random numbers (Lester et al., 2021, section 3.2).
     """
-    if reader.text:
+    if reader.text is not None:
         ids = [reader.text[i % len(reader.text)] for i in range(tune.tokens)]
     else:
         with drawn_for(seed, "tokens of the prompt"):

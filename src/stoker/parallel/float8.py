@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from stoker.errors import CannotRun, Problem, UserError
+from stoker.models.split_fused import Parts
 from stoker.parallel.blocks import blocks_of
 
 Float8 = Literal["none", "tensorwise", "rowwise"]
@@ -44,12 +45,13 @@ def float8_linears(model: nn.Module, recipe: Float8, device: torch.device) -> No
     config = Float8LinearConfig.from_recipe_name(recipe)
     config = replace(config, emulate=device.type == "cpu")
     products = Float8Linear(STEP, STEP, bias=False, config=config).linear_mm_config
+    inside = {id(module) for block in blocks_of(model) for module in block.modules()}
     chosen = [
         module
-        for block in blocks_of(model)
-        for name, module in block.named_modules()
-        if type(module) is nn.Linear
-        and not name.endswith(ROUTERS)
+        for name, module in model.named_modules()
+        if id(module) in inside
+        and type(module) is nn.Linear
+        and not _is_router(model, name)
         and not any(size % STEP for size in module.weight.shape)
         and "forward" not in vars(module)
     ]
@@ -59,6 +61,11 @@ def float8_linears(model: nn.Module, recipe: Float8, device: torch.device) -> No
     for linear in chosen:
         linear.__class__ = Float8Linear  # its parameters stay the objects that a layout has placed
         linear.config, linear.linear_mm_config = config, products
+
+
+def _is_router(model: nn.Module, name: str) -> bool:
+    """Returns whether a linear layer selects experts. A part of a fused layer, such as its gate, does not."""
+    return name.endswith(ROUTERS) and not isinstance(model.get_submodule(name.rpartition(".")[0]), Parts)
 
 
 def _check(recipe: str, device: torch.device) -> None:

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from stoker.job.layout import Layout
-from stoker.models import packed_attention
+from stoker.models import grouped_experts, packed_attention
 from stoker.models.adapters import unwrap
 from stoker.models.build_model import Built
 from stoker.models.critic import attach_critic
 from stoker.models.families import family_of
 from stoker.models.families.facts import Family
 from stoker.models.head import OWN_CRITIC, VALUE_HEAD, Head, head_of
-from stoker.models.language_model import LanguageModel, OwnCritic
+from stoker.models.language_model import LanguageModel, OwnCritic, has_dropout
 from stoker.models.objective import Objective, next_token
 from stoker.models.quantise import can_be_cut, packed_parameters
 from stoker.models.router_balance import RouterBalance
@@ -71,6 +71,7 @@ def parallelize(
         apart: whether the passes of a step have different parameters, as those of a policy and its critic.
         critic: a separate critic model; it becomes a part of the model.
     """
+    grouped_experts.register()
     layout = mesh.layout
     balance = replace(balance, copies=layout.tensor) if balance is not None else None
     if layout.offload == "params":
@@ -137,7 +138,7 @@ def _parallelize_blocks(
     packs = _pack(model, family)
     placed, across = _split(inner, family, mesh)
     head = _head(inner, across) if family else None
-    language = LanguageModel(inner, head, packs, tuple(virtual_ids(inner)), balance)
+    language = LanguageModel(inner, head, packs, tuple(virtual_ids(inner)), balance, dropout=has_dropout(inner))
     apply_to_blocks(inner, mesh.device, family, compiled=compiled, recompute=layout.recompute, float8=float8)
     pieces = {f"{prefix}{name}": piece for name, piece in placed.pieces.items()}
     return _Within(language, pieces, _partial(model, placed, prefix, layout))
@@ -224,7 +225,8 @@ def _parallelize_pipeline(
         if p.requires_grad
     ]
     pipeline = Pipeline(stages, mesh, whole.config.get_text_config().hidden_size, dtype)
-    language = LanguageModel(unwrap(holder[0]), None, True)
+    # A stage without adapters has no dropout, and all stages must lay out the same rows.
+    language = LanguageModel(unwrap(holder[0]), None, True, dropout=has_dropout(whole))
     gradients = Gradients(trained, mesh, reduce_batch=layout.shard == "none")
     return ParallelModel(
         model=holder,

@@ -16,7 +16,7 @@ from stoker.data.corpus import Corpus
 from stoker.data.sequences import Document
 from stoker.job.task_spec import TaskSpec
 from stoker.models.collate import Inputs, empty_row
-from stoker.models.language_model import LanguageModel, has_dropout
+from stoker.models.language_model import LanguageModel
 from stoker.models.objective import Loss, Measures, Objective, next_token
 from stoker.models.packed_row import row_of
 from stoker.train.batch_extras import BatchExtras
@@ -83,7 +83,7 @@ class LanguageTask:
         documents = [document for index in range(first, last) for document in self.corpus.sequences[index]]
         following = self.corpus.sequences[last][0] if documents and self._extras.needs_following else None
         # Evaluation may run meanwhile, so the model's current mode does not matter.
-        return self.lay_out(documents, HOST, share=not has_dropout(self.language.model), following=following)
+        return self.lay_out(documents, HOST, share=not self.language.dropout, following=following)
 
     def lay_out(
         self,

@@ -14,6 +14,7 @@ from stoker.models.quantise import device_for
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.parallel.mesh import Mesh
 from stoker.train.prepared import Prepared
+from stoker.train.run_schedule import plan_of, warmup_problem
 
 if TYPE_CHECKING:
     from stoker.models.objective import Objective
@@ -42,11 +43,24 @@ def prepare(
     _check_fp16(loaded, device)
     with arithmetic_of(device):
         if task.prepare is not None:
-            return task.prepare(loaded, device, mesh, base)
-        # Imports transformers and peft, which no other task needs; that takes seconds.
-        from stoker.train.prepare_language import prepare_language
+            prepared = task.prepare(loaded, device, mesh, base)
+        else:
+            # Imports transformers and peft, which no other task needs; that takes seconds.
+            from stoker.train.prepare_language import prepare_language
 
-        return prepare_language(loaded, device, base, report, mesh, objective)
+            prepared = prepare_language(loaded, device, base, report, mesh, objective)
+    _check_warmup(loaded, prepared)
+    return prepared
+
+
+def _check_warmup(loaded: LoadedJob, prepared: Prepared) -> None:
+    """Checks that a warm-up in steps ends, now that the data gives the number of steps."""
+    if isinstance(loaded.job.train.warmup, int):
+        problem = warmup_problem(prepared.job, plan_of(prepared.job, prepared.task))
+        if problem is not None:
+            if prepared.corpus:
+                prepared.corpus.close()
+            raise UserError(loaded.placed(problem))
 
 
 def _check_fp16(loaded: LoadedJob, device: Device) -> None:

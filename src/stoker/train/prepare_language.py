@@ -72,7 +72,8 @@ def prepare_language(
     own = spec.own_critic(job)
     critic = open_critic(spec.critic(job), replace(loaded, job=job), base, device, text) if own else None
     stop_id = text.tokenizer.eos_token_id
-    built = build_meta(job, base, device, stop_id=stop_id, text=text.prompt_ids(job), first=first)
+    with loaded.errors_at_their_keys():
+        built = build_meta(job, base, device, stop_id=stop_id, text=text.prompt_ids(job), first=first)
     model = built.model
     _check_rows(loaded, text, built)
     described = describe_parameters(model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from stoker.errors import UserError
+from stoker.errors import Problem, UserError
 from stoker.job.resolve import intervals
 from stoker.job.resolved import ResolvedJob
 from stoker.train.lr_schedule import Schedule, TwoStages, warmup_steps
@@ -107,3 +107,14 @@ def schedule_of(job: ResolvedJob, plan: RunSchedule) -> Schedule:
     rest = plan.steps - first
     warmup = warmup_steps(job.train.warmup, rest)
     return TwoStages(job.train.lr, rest, warmup, job.train.schedule, job.train.min_lr, first=first)
+
+
+def warmup_problem(job: ResolvedJob, plan: RunSchedule) -> Problem | None:
+    """Returns the problem of a warm-up that never ends: it begins again after `tune.new_rows_first`; else None."""
+    warmup, first = job.train.warmup, min(job.tune.new_rows_first, plan.steps)
+    rest = plan.steps - first or first
+    if not isinstance(warmup, int) or warmup < rest:
+        return None
+    after = " after `tune.new_rows_first`" if rest != plan.steps else ""
+    message = f"`train.warmup` of {warmup} steps never ends within the run's {rest} steps{after}"
+    return Problem(message, f"write at most {rest - 1}, or a fraction such as 0.1", key="train.warmup")

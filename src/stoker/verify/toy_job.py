@@ -134,8 +134,9 @@ class Twin:
         steps, every = self.steps(cell), self.saves_at(cell)
         train = {"clip": variant.clip, **self.base["train"], **cell.train, **cell.batch}
         warmup = min(WARMUP, steps - 2 if steps > 2 else steps - 1)
-        if train["warmup"]:  # as a fraction if the job's is one
-            train["warmup"] = warmup if isinstance(train["warmup"], int) else warmup / steps
+        if train["warmup"]:  # as a fraction if the job's is one, or if it begins again after steps on new rows
+            by_steps = isinstance(train["warmup"], int) and not self.base.get("tune", {}).get("new_rows_first")
+            train["warmup"] = warmup if by_steps else warmup / steps
         job: dict[str, Any] = {**self.base, "train": train, "evaluate": {"every": every}}
         job["checkpoint"] = {"every": every, "best": False, "keep": steps + 1}
         if steps > every + 1:  # a copy before the last step; more of them would gather what a layout keeps sharded

@@ -47,7 +47,8 @@ class TrainBlock(Block):
     )
     min_lr: Fraction = Field(default=0.0, description="final learning rate of the schedule, as a fraction of lr")
     weight_decay: Annotated[float, Field(ge=0)] | Auto = Field(
-        default="auto", description="decoupled weight decay, on matrices only"
+        default="auto",
+        description="weight decay, on matrices only; decoupled, except for sgd, which adds it to the gradient",
     )
     clip: Annotated[float, Field(ge=0)] = Field(default=1.0, description="maximum gradient norm; 0 disables clipping")
     router_aux_loss: Annotated[float, Field(ge=0)] | Auto = Field(

@@ -15,7 +15,6 @@ from stoker.data.sequences import Document
 from stoker.data.tokenise import TextCodec
 from stoker.models.collate import Inputs, Row
 from stoker.models.critic import as_critic
-from stoker.models.language_model import has_dropout
 from stoker.scoring.answer_rows import AnswerRow
 from stoker.train.language_task import LanguageTask
 from stoker.train.rollouts.actor_critic import ValueReading
@@ -200,8 +199,8 @@ class AnswerCollector:
     def laid_out(self, rollouts: Sequence[Rollout], device: torch.device) -> list[Inputs]:
         """Lays rollouts out as rows; `Inputs.given` has their list indices."""
         rows = [_row(rollout) for rollout in rollouts]
-        share = not has_dropout(self._task.language.model)
-        return self._task.language.lay_out(rows, device, share=share, given={"number": np.arange(len(rows))})
+        language = self._task.language
+        return language.lay_out(rows, device, share=not language.dropout, given={"number": np.arange(len(rows))})
 
 
 def _prompt_ids(document: Document) -> np.ndarray:

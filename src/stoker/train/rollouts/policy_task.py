@@ -19,7 +19,6 @@ from stoker.data.sequences import Document
 from stoker.data.tokenise import TextCodec
 from stoker.errors import Problem, UserError
 from stoker.models.critic import as_critic, is_of_critic
-from stoker.models.language_model import has_dropout
 from stoker.parallel.idle_offload import IdleOffload
 from stoker.runs.run_folder import RunFolder
 from stoker.train.evaluate import Evaluation
@@ -176,7 +175,7 @@ class PolicyTask(LanguageTask):
         """
         begin = number * self.plan.samples
         whole = first <= begin and begin + self.plan.samples <= last
-        return whole and self.settings.scores_in_training and not has_dropout(self.language.model)
+        return whole and self.settings.scores_in_training and not self.language.dropout
 
     def after_passes(self, engine: Engine) -> list[str]:
         found, number = self._trained.take(), self._unscored
