@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,10 @@ from submitting import write_job
 
 from stoker.cluster.chosen_target import choose_target
 from stoker.cluster.ray.ray_target import RayTarget, open_target
+from stoker.cluster.ray.shown_logs import ShownLogs
+from stoker.cluster.ray.supervisor_actor import SupervisorActor
 from stoker.cluster.submission import Submission, submission_of
+from stoker.cluster.target import Status
 from stoker.errors import UserError
 from stoker.job import load_job
 
@@ -63,3 +67,43 @@ def test_lines_of_one_rank_are_those_of_all_stages(tmp_path: Path, monkeypatch: 
     record: Any = None
     assert list(target.logs(record, rank=1, follow=False)) == ["a", "b"]
     assert list(target.logs(record, rank=None, follow=False)) == lines
+
+
+def test_a_run_whose_files_the_cluster_has_dropped_is_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, submission = target_in(tmp_path)
+    record = submission.record("ray", target={}, on=None, handle={"sent": "gcs://_ray_pkg_1.zip", "deadline": 30.0})
+    asked, answer, started = [], SimpleNamespace(status_code=404), []
+    monkeypatch.setattr("requests.get", lambda url, timeout: asked.append(url) or answer)
+    monkeypatch.setattr(target, "_client", lambda: SimpleNamespace(get_address=lambda: "http://head:8265"))
+    monkeypatch.setattr(target, "status", lambda record: Status("stopped", ""))
+    monkeypatch.setattr(target, "_start", lambda *arguments: started.append(arguments))
+    with pytest.raises(UserError, match="Ray no longer has what job needs"):
+        target.resume(record)
+    assert asked == ["http://head:8265/api/packages/gcs/_ray_pkg_1.zip"] and not started
+    answer.status_code = 200
+    assert target.resume(record).handle["job"].startswith("job-") and started
+
+
+def test_logs_go_on_where_a_node_that_is_lost_has_read_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes see the same files; one is lost, comes back without a memory, and answers late."""
+    log = tmp_path / "run" / "logs" / "rank-0.log"
+    log.parent.mkdir(parents=True)
+    actors = [SupervisorActor(str(tmp_path)) for _ in range(2)]
+    shown = ShownLogs()
+
+    def look(*nodes: SupervisorActor) -> list[str]:
+        return list(shown.take([node.lines("FOLDER/run", shown.read) for node in nodes]))
+
+    log.write_text("a\n")
+    assert look(*actors) == ["rank 0 | a"]
+    with log.open("a") as file:
+        file.write("b\nhalf")
+    assert look(actors[1]) == ["rank 0 | b"]  # the first is lost
+    with log.open("a") as file:
+        file.write(" c\n")
+    assert look(SupervisorActor(str(tmp_path)), actors[1]) == ["rank 0 | half c"]
+    late = actors[0].lines("FOLDER/run", {})  # lines that came too late are not taken, and asked for again
+    assert [line for _, line in late.lines] == ["rank 0 | a", "rank 0 | b", "rank 0 | half c"]
+    assert look(*actors) == []

@@ -11,11 +11,13 @@ import secrets
 import signal
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stoker.cluster.ray.placement import Placement
+from stoker.cluster.ray.shown_logs import NodeLines, ShownLogs
 from stoker.cluster.ray.supervisor_actor import SupervisorActor
 
 POLL = 1.0  # seconds between two checks of the logs and the supervisors
@@ -63,7 +65,7 @@ class Driver:
         self._plan = plan
         self._secret = secrets.token_hex(32)  # known to the actors alone
         self._asked = False
-        self._owner: dict[tuple[str, str], int] = {}  # which actor's lines of a file are shown
+        self._shown = ShownLogs()
         self._actors: list[Any] = []
         self._runs: dict[Any, int] = {}
         self._meet: list[str] = []
@@ -195,17 +197,19 @@ class Driver:
 
     def _show(self) -> None:
         """Prints new lines of the logs."""
+        asked = [actor.lines.remote(self._plan.output, self._shown.read) for actor in self._actors]
+        for line in self._shown.take(self._answered(asked)):
+            print(line, flush=True)
+
+    def _answered(self, asked: Sequence[Any]) -> Iterator[NodeLines]:
+        """Yields the answers of the nodes that answer now; what a late one has seen is asked for again."""
         import ray
 
-        asked = [(index, actor.lines.remote(self._plan.output)) for index, actor in enumerate(self._actors)]
-        for index, reference in asked:
+        for reference in asked:
             try:
-                found = ray.get(reference, timeout=POLL * 5)
+                yield ray.get(reference, timeout=POLL * 5)
             except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
                 continue
-            for key, line in found:
-                if self._owner.setdefault(key, index) == index:
-                    print(line, flush=True)
 
 
 def _say(text: str) -> None:

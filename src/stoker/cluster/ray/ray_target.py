@@ -159,11 +159,12 @@ class RayTarget:
         if sent is None:  # the record is Ray's own, from before the files were sent
             info = self._info(record)
             sent = (info.runtime_env or {}).get("working_dir") if info is not None else None
-        if not sent:
+        client = self._client()
+        if not sent or not self._has_package(client, sent):
             raise UserError(Problem(f"Ray no longer has what {record.name} needs", "submit the job again"))
         number = f"{record.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         again = replace(record, time=time.time(), handle={**record.handle, "job": number, "words": f"job {number}"})
-        self._start(self._client(), number, self._runtime(sent, record.handle["deadline"]), again)
+        self._start(client, number, self._runtime(sent, record.handle["deadline"]), again)
         return again
 
     def describe(self, record: Record) -> Iterator[str]:
@@ -260,6 +261,14 @@ class RayTarget:
             return ask()
         except (RuntimeError, OSError) as error:  # the exceptions of `requests` are OSErrors
             raise RunFailed(Problem(f"Ray: {' '.join(str(error).split())[:300]}")) from error
+
+    def _has_package(self, client: Any, uri: str) -> bool:
+        """Returns whether the cluster still has the files of a job: it drops those that no job has used for a time."""
+        import requests
+
+        protocol, _, name = uri.partition("://")
+        package = f"{client.get_address()}/api/packages/{protocol}/{name}"
+        return bool(self._asked(lambda: requests.get(package, timeout=30)).status_code != requests.codes.not_found)
 
     def _nodes(self, client: Any) -> list[dict[str, Any]] | None:
         """Returns the total resources of each living node; None if the dashboard does not report them."""

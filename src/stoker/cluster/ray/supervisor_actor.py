@@ -9,10 +9,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from stoker.cluster.log_files import LogFile, LogPlace, new_lines, run_logs
+from stoker.cluster.ray.shown_logs import Key, NodeLines
 from stoker.cluster.shell import LocalShell
 from stoker.hardware.parent_process import die_with_parent
 
@@ -28,7 +30,6 @@ class SupervisorActor:
         self._folder = Path(folder).expanduser()
         self._process: subprocess.Popen[bytes] | None = None
         self._private = Path(tempfile.mkdtemp(prefix="stoker-node-"))  # private to this user
-        self._known: dict[tuple[str, str], LogFile] = {}
 
     def address(self) -> tuple[str, str, int]:
         """(name of the host, its address, a free port)."""
@@ -75,11 +76,12 @@ class SupervisorActor:
         else:
             self._process.send_signal(number)
 
-    def lines(self, output: str) -> list[tuple[tuple[str, str], str]]:
-        """Returns new log lines of this node, each with (name, inode) of its file, which identify a shared file."""
+    def lines(self, output: str, read: Mapping[Key, LogFile]) -> NodeLines:
+        """Returns the log lines that this node sees after those that have been read."""
         ranks = Path(output.replace("FOLDER", str(self._folder)))
         places = [
             LogPlace(LocalShell(), f"{shlex.quote(str(self._private))}/*.log", lambda path: Path(path).stem),
             *run_logs(LocalShell(), shlex.quote(str(ranks))),
         ]
-        return list(new_lines(places, self._known, rank=None))
+        known = {key: replace(file) for key, file in read.items()}
+        return NodeLines(list(new_lines(places, known, rank=None)), known)
