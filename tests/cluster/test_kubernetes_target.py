@@ -301,7 +301,7 @@ def test_what_is_wrong_is_said_before_anything_is_sent(prepared: Submit, cluster
     with pytest.raises(UserError, match=r"tiny.yaml:\d+:\d+: a Volcano Job is scheduled by Volcano"):
         prepared("true", kind="volcano", gang="native")
     (tmp_path / "large.bin").write_bytes(os.urandom(8_100_000))
-    with pytest.raises(UserError, match=r"8 config maps hold 8000000; put large.bin"):
+    with pytest.raises(UserError, match=r"8 config maps hold, 8000000; put large.bin"):
         prepared("true", send=["large.bin"])
     volumes = [{"claim": "runs", "at": "/work"}, {"claim": "old", "at": "/work/runs", "read_only": True}]
     with pytest.raises(UserError, match=r"writes to /work/runs/tiny, and the volume at /work/runs is read-only"):

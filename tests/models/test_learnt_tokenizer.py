@@ -31,8 +31,8 @@ def test_jobs_that_read_other_columns_of_a_file_learn_other_vocabularies(
     assert vocabulary("title") == titles
 
 
-def test_one_short_text_cannot_be_measured_on(tmp_path: Path) -> None:
-    (tmp_path / "one.txt").write_text("a single short text")
+def test_one_line_cannot_be_measured_on(tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("a single line of text")
     with pytest.raises(UserError, match="nothing of it can be held out"):
         read_texts(["one.txt"], [], tmp_path)
 

@@ -93,7 +93,8 @@ def logits(scorer: StoredScorer, home: Path) -> np.ndarray:
 def test_online_scores_are_the_offline_ones(
     model: str, home: Path, redis_place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    crosses = {"crosses": [["device", "item_id"]]} if model != "din" else {}
+    pair = ["device", "user_id" if model == "two-tower" else "item_id"]
+    crosses = {"crosses": [pair]} if model != "din" else {}
     item = {"item": ["item_id"]} if model == "two-tower" else {}
     bounded = {"table": {"eviction": {"every": 2, "max_rows": 30, "default_row": "mean"}}} if model == "deepfm" else {}
     features = [{"name": "item_id", "width": 6}, {"name": "device", "width": 2}]

@@ -60,15 +60,15 @@ def read_texts(corpus: Sequence[str], held_out: Sequence[str], base: Path) -> Co
     """Reads the texts of sources; without a held-out source, a part of the corpus is held out.
 
     Raises:
-        UserError: a source cannot be read, or contains no text.
+        UserError: a source cannot be read, or contains no text or a single line.
     """
     named = {name: list(_read(name, base)) for name in held_out}
     texts = [text for name in corpus for text in _read(name, base)]
     if named:
         return CorpusTexts(texts, named)
-    learnt, apart = split_held_out(texts)
+    learnt, apart = split_held_out(texts if len(texts) > 1 else texts[0].splitlines(keepends=True))
     if not apart:
-        message = "the corpus is a single short text, so nothing of it can be held out to measure on"
+        message = "the corpus is a single line, so nothing of it can be held out to measure on"
         raise UserError(Problem(message, "give more text, or --held-out"))
     return CorpusTexts(learnt, {"held out": apart})
 
