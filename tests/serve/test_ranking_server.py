@@ -283,3 +283,19 @@ def test_the_verb_serves_over_http(clicks_home: Path) -> None:
             found = json.loads(reply.read())
         scores = np.array([list(entry["scores"].values()) for entry in found["data"]])
         assert np.abs(scores - offline(clicks_home, "shop")).max() < 1e-6
+
+
+def test_a_folder_with_a_damaged_file_is_not_served(
+    clicks_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(clicks_home / "folder", folder)
+    shard = next(folder.glob("tables/*/*.safetensors"))
+    raw = bytearray(shard.read_bytes())
+    raw[-1] ^= 1
+    shard.write_bytes(raw)
+    assert main(["serve", str(folder), "--port", "0"]) == 2
+    assert f"{shard} has other contents than were exported" in capsys.readouterr().err
+    shard.unlink()
+    assert main(["serve", str(folder), "--port", "0"]) == 2
+    assert f"{shard} cannot be read: No such file or directory" in capsys.readouterr().err

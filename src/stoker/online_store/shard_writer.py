@@ -9,6 +9,7 @@ from typing import Any
 
 from safetensors.numpy import save_file
 
+from stoker.online_store.file_digests import KEY, digests_of
 from stoker.online_store.row_backends import STORED_TYPES
 from stoker.online_store.store_version import TableDelta
 
@@ -22,7 +23,7 @@ def write_shards(
 
     Args:
         parts: rows of all tables, a shard each; those of a table ordered by id.
-        manifest: to which the shards of each table are added.
+        manifest: to which the shards of each table and the digests of all files are added.
         files: further files to write.
     """
     shards: dict[int, list[dict[str, Any]]] = {number: [] for number in range(len(manifest["tables"]))}
@@ -37,4 +38,6 @@ def write_shards(
     for name, content in files.items():
         (folder / name).write_bytes(content)
     tables = [{**entry, "shards": shards[number]} for number, entry in enumerate(manifest["tables"])]
-    (folder / "manifest.json").write_text(json.dumps({**manifest, "tables": tables}, indent=1), encoding="utf-8")
+    names = [*files, *(shard["file"] for own in shards.values() for shard in own)]
+    whole = {**manifest, "tables": tables, KEY: digests_of(folder, names)}
+    (folder / "manifest.json").write_text(json.dumps(whole, indent=1), encoding="utf-8")

@@ -14,6 +14,7 @@ from stoker.job.load_job import load_job
 from stoker.job.paths import absolute
 from stoker.job.task_spec import task_of
 from stoker.models.quantise import device_for
+from stoker.online_store.file_digests import check_files
 from stoker.online_store.row_reader import RowReader
 from stoker.online_store.store_writers import SCHEMES, store_errors
 from stoker.serve.guard import Queue
@@ -64,7 +65,9 @@ def open_scorers(
         elif (absolute(place, folder) / "manifest.json").is_file():
             path = absolute(place, folder)
             with store_errors(place):
-                scorer = StoredScorer(RowReader(str(path)), trusted=bool(trusted))
+                reader = RowReader(str(path))
+                check_files(path, reader.manifest)
+                scorer = StoredScorer(reader, trusted=bool(trusted))
             name = name or path.name
         else:
             scorer, name = _scorer_of_run(place, folder, at, trusted), name or Path(place).name
