@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +299,10 @@ def test_what_is_wrong_is_said_before_anything_is_sent(prepared: Submit, cluster
     policy = f"{away.replace('sft', 'grpo')}grpo: {{rewards: exact}}\n"
     with pytest.raises(UserError, match=r"the run's folder /work/runs/tiny is on no volume"):
         prepared("true", volumes=[], text=policy)  # its answers are there
+    target, first = prepared("true", volumes=[], text=away)
+    (tmp_path / "policy.yaml").write_text(policy)
+    with pytest.raises(UserError, match=r"the run's folder /work/runs/tiny is on no volume"):
+        target.check(replace(first, stage_jobs=(first.loaded, load_job(tmp_path / "policy.yaml"))))
     with pytest.raises(UserError, match=r"tiny.yaml:\d+:\d+: a Volcano Job is scheduled by Volcano"):
         prepared("true", kind="volcano", gang="native")
     (tmp_path / "large.bin").write_bytes(os.urandom(8_100_000))

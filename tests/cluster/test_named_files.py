@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 from submitting import submission_in
 
-from stoker.cluster.named_files import files_of
 from stoker.cluster.sent_files import ARCHIVE
 from stoker.cluster.submission import Submission
+from stoker.data.readers import decode
+from stoker.data.rows import Raw
+from stoker.data.sources import open_source
 from stoker.errors import UserError
+from stoker.job.blocks.source_block import SourceBlock
 from stoker.job.load_job import check_document, load_job
 from stoker.job.yaml_document import parse_document
 
@@ -168,9 +171,10 @@ PATTERNS = ["dumps/*/train.jsonl", "dumps/**/train.jsonl", "dumps/?/tr*.jsonl", 
 def test_every_file_of_a_pattern_is_sent_to_a_path_that_the_pattern_matches(
     tmp_path: Path, pattern: str, base: str
 ) -> None:
-    for name in "ab":
-        (tmp_path / f"here/dumps/{name}").mkdir(parents=True)
-        (tmp_path / f"here/dumps/{name}/train.jsonl").write_text(f'{{"instruction": "{name}", "output": "c"}}\n')
+    for name, folder in (("a", "kept"), ("b", "here/dumps/b")):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "train.jsonl").write_text(f'{{"instruction": "{name}", "output": "c"}}\n')
+    (tmp_path / "here/dumps/a").symlink_to(tmp_path / "kept")
     (tmp_path / base).mkdir(exist_ok=True)
     written = pattern if base == "here" else str(tmp_path / "here" / pattern)
     found = submission_in(tmp_path / base, data=written, target=SSH)
@@ -178,8 +182,13 @@ def test_every_file_of_a_pattern_is_sent_to_a_path_that_the_pattern_matches(
         if file.source is not None:
             (tmp_path / "node" / file.path).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "node" / file.path).write_bytes(file.read())
-    there = files_of(job_of(found).data[0].path, tmp_path / "node")
-    assert [file.read_text()[17] for file in there] == ["a", "b"]
+    sources = [
+        open_source(SourceBlock(path=written), tmp_path / base),
+        open_source(job_of(found).data[0], tmp_path / "node"),
+    ]
+    for source in sources:
+        values = [decode(raw) for raw in source.rows() if isinstance(raw, Raw)]
+        assert [value["instruction"] for value in values if isinstance(value, dict)] == ["a", "b"]
 
 
 def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:

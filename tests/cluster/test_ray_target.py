@@ -11,8 +11,9 @@ import pytest
 from submitting import write_job
 
 from stoker.cluster.chosen_target import choose_target
+from stoker.cluster.log_files import LogFile
 from stoker.cluster.ray.ray_target import RayTarget, open_target
-from stoker.cluster.ray.shown_logs import ShownLogs
+from stoker.cluster.ray.shown_logs import NodeLines, ShownLogs
 from stoker.cluster.ray.supervisor_actor import SupervisorActor
 from stoker.cluster.submission import Submission, submission_of
 from stoker.cluster.target import Status
@@ -107,3 +108,14 @@ def test_logs_go_on_where_a_node_that_is_lost_has_read_them(tmp_path: Path, monk
     late = actors[0].lines("FOLDER/run", {})  # lines that came too late are not taken, and asked for again
     assert [line for _, line in late.lines] == ["rank 0 | a", "rank 0 | b", "rank 0 | half c"]
     assert look(*actors) == []
+
+
+def test_a_node_that_sees_an_earlier_size_of_a_file_shows_nothing_of_it_again() -> None:
+    key, shown = ("rank-0.log", "7"), ShownLogs()
+
+    def answer(offset: int, *lines: str) -> NodeLines:
+        return NodeLines([(key, line) for line in lines], {key: LogFile("rank 0", offset)})
+
+    assert list(shown.take([answer(4, "a", "b")])) == ["a", "b"]
+    assert list(shown.take([answer(2, "a"), answer(6, "c")])) == ["c"]
+    assert list(shown.take([answer(2, "a"), answer(6)])) == [] and shown.read[key].offset == 6

@@ -87,6 +87,7 @@ def test_all_that_the_stages_name_is_sent(base: Path) -> None:
     assert {file.path for file in found.files} == {"job.yaml", "rows.jsonl", "short.py", outside, *models}
     assert (found.nodes, found.devices, found.output, found.name) == (1, 1, "runs/chain", "chain")
     assert found.stages == ("first", "reward", "ppo") and "target" not in found.job
+    assert [job.task for job in found.jobs] == ["sft", "reward", "ppo"]
     (base / "there.yaml").write_text(found.job)
     sent, own = read_stages("there.yaml"), read_stages("chain.yaml", ["train.lr=0.02", "stages.ppo.ppo.kl=0"])
     for there, here in zip(sent.stages, own.stages, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -134,7 +135,13 @@ def test_a_name_is_found_as_it_was_given(base: Path, capsys: pytest.CaptureFixtu
         record = Record(name=each, time=0.0, output=f"runs/{each}", base="/", handle={"job": "1"}, **values)  # type: ignore[arg-type]
         save_record(record)
     assert record_named(name).name == record_named(f"runs/{name}/").name == name
-    assert record_named("runs/A__b").name == "a-b" if name == "a--b" else True
+
+
+def test_a_name_is_found_by_the_folder_that_it_is_made_from(base: Path) -> None:
+    values = {"kind": "slurm", "target": {}, "on": "", "fingerprint": "f" * 64, "nodes": 1, "devices": 1}
+    for name in ("a--b", "a-b"):
+        save_record(Record(name=name, time=0.0, output=f"runs/{name}", base="/", handle={"job": "1"}, **values))  # type: ignore[arg-type]
+    assert record_named("runs/A__b").name == "a-b"
 
 
 def test_a_run_here_goes_before_an_ended_submission_of_its_name(
@@ -162,6 +169,19 @@ def test_a_run_here_goes_before_an_ended_submission_of_its_name(
                **{**values, "target": {}})  # type: ignore[arg-type]
     )  # fmt: skip
     assert meant_record("runs/mine") is not None  # it trains in this folder
+
+
+@pytest.mark.parametrize(("kind", "target"), [("ssh", {"hosts": ["a"]}), ("slurm", {"login": "nowhere"})])
+def test_the_folder_of_a_submitted_run_on_storage_that_is_mounted_here(
+    base: Path, kind: str, target: dict[str, Any]
+) -> None:
+    folder = base / "shared/mine"
+    folder.mkdir(parents=True)
+    (folder / "events.jsonl").touch()
+    values = {"kind": kind, "target": target, "on": "", "fingerprint": "f" * 64, "nodes": 1, "devices": 1}
+    for output, found in ((str(folder), True), (f"{folder}-2", False)):
+        save_record(Record(name="mine", time=0.0, output=output, base="/elsewhere", handle={}, **values))  # type: ignore[arg-type]
+        assert (meant_record(str(folder)) is not None) == found
 
 
 def test_logs_of_a_run_of_this_machine(base: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -300,3 +300,5 @@ def test_pairs_and_turns_that_are_left_out_are_counted(chatml: TextCodec) -> Non
     assert ignored(turns) == {"turns after the last answer": 1}
     answers = [f"{number}" for number in range(60)]
     assert ignored(audited(chatml, {"prompt": "Rain?", "answers": answers})) == {"pairs above 1,000 of one prompt": 1}
+    best = {"prompt": "Rain?", "answers": answers, "scores": [1] + [0] * 59}  # 1,770 pairs, of which 59 are no ties
+    assert ignored(audited(chatml, best)) == {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import pickle
@@ -13,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -318,18 +318,38 @@ def test_a_shard_that_was_unmapped_is_mapped_again(
     source: Source, chatml: TextCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = open_cache(source, chatml, SETTINGS).folder
-    whole = TokenCache(folder)
-    monkeypatch.setattr(token_cache, "MAPPED_SHARDS", 2)
-    few = TokenCache(folder)
-    for row in [*range(0, 588, 40), *range(0, 588, 90)]:
-        assert np.array_equal(few[row].ids, whole[row].ids) and few.origin(row) == whole.origin(row)
-    for name in ("length", "digest"):
-        assert np.array_equal(few.column(name), whole.column(name))
-    maps = Path("/proc/self/maps")
-    if maps.exists():
-        del whole
-        gc.collect()
-        assert maps.read_text().count(str(folder)) <= 3 * 2
+    caches = TokenCache(folder), TokenCache(folder)
+    rows = [*range(0, 588, 40), *range(0, 588, 90)]
+    whole = [caches[0][row].ids.tolist() for row in rows], caches[0].column("digest")
+    monkeypatch.setattr(token_cache, "_mapped", lru_cache(maxsize=2)(token_cache._mapped.__wrapped__))
+    token_cache._mapped.cache_clear()
+    for few in caches:  # together they have two
+        assert [few[row].ids.tolist() for row in rows] == whole[0]
+        assert np.array_equal(few.column("digest"), whole[1])
+    assert token_cache._mapped.cache_info().currsize == 2
+
+
+READ_ALL = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))
+from pathlib import Path
+from stoker.data.token_cache import TokenCache
+caches = [TokenCache(Path(sys.argv[1])) for _ in range(2)]
+print(len(caches[0].summaries), *(int(cache.column("length").sum()) for cache in caches))
+"""
+
+
+def test_a_cache_of_more_shards_than_descriptors_is_read(
+    source: Source, chatml: TextCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_cache, "SHARD_ROWS", 8)
+    monkeypatch.setattr(build_cache, "CHUNK_ROWS", 8)
+    cache = open_cache(source, chatml, SETTINGS)
+    found = subprocess.run(
+        [sys.executable, "-c", READ_ALL, str(cache.folder)], check=True, stdout=subprocess.PIPE, text=True
+    )
+    shards, *tokens = map(int, found.stdout.split())
+    assert shards > 32 and tokens == [int(cache.column("length").sum())] * 2
 
 
 def test_shards_end_where_nearly_all_rows_are_dropped(

@@ -263,6 +263,24 @@ def test_a_job_of_a_removed_run_is_not_listed(with_run: tuple[Browser, str], tmp
     assert page.post(f"/api/removed/{undo}/restore").json()["id"] == run
 
 
+def test_a_job_with_stages_of_which_one_was_removed_is_not_listed(
+    with_run: tuple[Browser, str], tmp_path: Path
+) -> None:
+    page, _ = with_run
+    page.page.queue.start_starter = lambda: None  # type: ignore[method-assign]
+    root = tmp_path / "runs" / "chain"
+    root.mkdir()
+    (tmp_path / "runs" / "one").rename(root / "sft")
+    page.page.runs.forget()
+    job = root / "sft" / "job.yaml"
+    page.page.queue.add(["true"], cwd=tmp_path, run=root, job=job, command="", user="me", name="chain")
+    (page.page.queue.entries()[-1][1].folder / "ended.json").write_text(json.dumps({"code": 1}))
+    (stage,) = page.get("/api/runs").json()["runs"]
+    assert stage["folder"] == str(root / "sft")
+    assert page.post(f"/api/runs/{stage['id']}/delete").status_code == 200
+    assert page.get("/api/runs").json()["runs"] == []
+
+
 def test_jobs_of_another_pages_folders_are_not_listed(make_page: Callable[..., Browser], tmp_path: Path) -> None:
     page = make_page().begin()
     page.page.queue.start_starter = lambda: None  # type: ignore[method-assign]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,15 @@ from running import run, write_job
 
 from stoker.cli import follow_data, train
 from stoker.cli.main import main
+from stoker.data.ranking import click_log
 from stoker.data.ranking.click_log import ClickLog, open_log
 from stoker.data.ranking.column_settings import LogSettings
+from stoker.data.sources import open_source
 from stoker.errors import UserError
 from stoker.job.blocks.source_block import SourceBlock
+from stoker.node_cache.object_cache import RemoteObject
+from stoker.node_cache.object_version import ObjectVersion
+from stoker.node_cache.remote_file import RemoteFile
 from stoker.train.ranking.progressive import read_periods
 
 DAYS = ("day_1.jsonl", "day_2.jsonl", "day_10.jsonl")
@@ -103,11 +109,46 @@ def test_what_is_known_of_the_first_file_stays_when_others_come(times: str, tmp_
     assert before.fingerprints.items() <= after.fingerprints.items()
 
 
-def test_a_log_that_is_one_file_by_its_name_has_ten_periods(tmp_path: Path) -> None:
-    (tmp_path / "log.jsonl").write_text("".join(json.dumps({"label": n % 2, "price": n / 7}) + "\n" for n in range(40)))
-    data = [SourceBlock(path="log.jsonl")]
-    log = open_log(data, LogSettings(), tmp_path, held_out=[], fraction=0.0, progressive=True)
-    assert log.training.first_rows().tolist() == [*range(0, 40, 4)]
+@pytest.mark.parametrize(
+    ("named", "grows"),
+    [
+        ("log.jsonl", False),
+        ("org/log", False),
+        ("URL?sig=a%2Fb", False),
+        ("*.jsonl", True),
+        (".", True),
+        ("URL*", True),
+    ],
+)
+def test_only_a_folder_or_a_pattern_grows(
+    named: str, grows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "log.jsonl"
+    file.write_text("".join(json.dumps({"label": n % 2, "price": n / 7}) + "\n" for n in range(40)))
+    source = open_source(SourceBlock(path="log.jsonl"), tmp_path)
+    if "URL" in named:
+        url = "https://host/log.jsonl?sig=a%2Fb"
+        named = named.replace("URL?sig=a%2Fb", url).replace("URL", "https://host/log")
+        source = replace(source, files=(RemoteFile(RemoteObject(url, ObjectVersion(None))),))
+    elif named == "org/log":
+        monkeypatch.setattr(click_log, "open_source", lambda block, base: source)
+    opened = [SourceBlock(path=named)], [(source, "auto")]
+    assert click_log._names_a_file(*opened, tmp_path) != grows
+    if "://" not in named:
+        log = open_log(opened[0], LogSettings(), tmp_path, held_out=[], fraction=0.0, progressive=True)
+        assert log.training.first_rows().tolist() == ([0] if grows else [*range(0, 40, 4)])
+
+
+def test_a_slice_has_the_features_of_all_its_files(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    for number, row in enumerate([{"price": 1.5}, {"price": 2.5, "user": "a"}]):
+        rows = [{"label": n % 2, **row} for n in range(20)]
+        (tmp_path / "log" / f"day_{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for split, found in (("[:30]", "user"), ("", None)):
+        data = [SourceBlock(path="log/*.jsonl", split=split)]
+        settings = LogSettings(group="user") if found else LogSettings()
+        log = open_log(data, settings, tmp_path, held_out=[], fraction=0.0, progressive=True)
+        assert log.features.group == found
 
 
 @pytest.mark.parametrize("change", ["earlier rows", "another first file", "a file in between"])

@@ -45,6 +45,8 @@ def _trains_in(record: Record, folder: Path) -> bool:
     from stoker.job.targets import KINDS
     from stoker.job.targets.shared_keys import TargetKeys
 
+    if Path(record.output).is_absolute():  # this machine mounts the nodes' storage, if the folder is that of the run
+        return Path(record.output).resolve() == folder.resolve()
     keys = KINDS[record.kind].model_validate(dict(record.target))
     assert isinstance(keys, TargetKeys)
     return keys.in_place and Path(record.base, record.output).resolve() == folder.resolve()

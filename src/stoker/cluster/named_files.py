@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from stoker.cluster.private_files import PrivateFile
+from stoker.data.sources import candidate_files
 from stoker.errors import Problem, UserError
 from stoker.job.imported_modules import below_folder, modules_of
 from stoker.job.job_to_yaml import dump_job
@@ -185,8 +186,7 @@ def files_of(value: str, base: Path) -> list[Path]:
     """Returns the files of a path or pattern, and all files of a folder; none if nothing matches."""
     path, pattern = _fixed_part(value, base)
     if pattern:
-        whole = f"{pattern}/*" if pattern.endswith("**") else pattern  # as `sources` reads it: files at any depth
-        return sorted({found for found in path.glob(whole) if found.is_file()})
+        return candidate_files(value, base)
     if not exists(path):
         return []
     return below_folder(path) if path.is_dir() else [path]

@@ -86,6 +86,7 @@ def staged_submission_of(
         base=base,
         stages=tuple(stage.name for stage in staged.stages),
         private=tuple(private.values()),
+        stage_jobs=tuple(planned),
     )
 
 

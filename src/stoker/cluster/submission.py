@@ -18,6 +18,7 @@ from stoker.errors import CannotRun, UserError
 from stoker.job.job_to_yaml import dump_job
 from stoker.job.layout import layout_of
 from stoker.job.load_job import LoadedJob, with_nodes
+from stoker.job.resolved import ResolvedJob
 from stoker.job.targets import LOCAL
 from stoker.job.targets.shared_keys import TargetKeys
 
@@ -42,6 +43,7 @@ class Submission:
         base: the folder in which the command was given.
         stages: names of the stages; empty for a job without stages. With stages `output` is the folder of their runs,
             and `loaded` the first stage's job.
+        stage_jobs: the resolved jobs of the stages.
         private: secrets that are sent for their owner only; not in the fingerprint.
     """
 
@@ -57,6 +59,12 @@ class Submission:
     base: Path
     stages: tuple[str, ...] = ()
     private: tuple[PrivateFile, ...] = ()
+    stage_jobs: tuple[LoadedJob, ...] = ()
+
+    @property
+    def jobs(self) -> list[ResolvedJob]:
+        """The jobs of all stages; the only one of a job without stages."""
+        return [loaded.job for loaded in self.stage_jobs or (self.loaded,)]
 
     @property
     def bytes(self) -> int:

@@ -50,7 +50,8 @@ def _ranked(row: NamedColumns) -> Ranking:
     pairs = tuple(islice(differing, MOST_PAIRS))
     if not pairs:
         raise Refused("no two answers differ in rank")
-    return Ranking(tuple(prompt), answers, pairs, tools_of(row.get("tools")), sampled)
+    dropped = next(differing, None) is not None
+    return Ranking(tuple(prompt), answers, pairs, tools_of(row.get("tools")), dropped)
 
 
 def _some_pairs(answers: int) -> Iterator[tuple[int, int]]:

@@ -100,7 +100,7 @@ class Ranking:
     Attributes:
         pairs: (better answer, worse answer, margin) of each pair that is not a tie; answers by number, the margin on
             the row's own scale, 0 if the row does not state it.
-        sampled: whether the pairs are a sample, because the answers form too many.
+        sampled: whether the pairs are a sample, because there are too many of them.
     """
 
     prompt: tuple[Message, ...]

@@ -163,7 +163,7 @@ def open_source(block: SourceBlock, base: Path, *, download: Callable[..., str] 
         return Source(without_secrets(name), tuple(away), sum(file.size for file in away), place, part)
     if kind == "file":
         path = absolute(block.path, base)
-        files = _data_files(_candidates(block.path, base), path, named=block.format in LOG_FORMATS)
+        files = _data_files(candidate_files(block.path, base), path, named=block.format in LOG_FORMATS)
         root = _root(path, files)
         files = choose(files, root, split)
     elif kind == "catalogue":
@@ -210,7 +210,7 @@ def _remote_files(url: str, split: str) -> tuple[list[RemoteFile], str]:
 
 def _file_problem(name: str, base: Path, split: str, *, named: bool) -> tuple[str, str] | None:
     path = absolute(name, base)
-    found = _candidates(name, base)
+    found = candidate_files(name, base)
     if not exists(path) and not found:
         what = "no file fits" if glob.has_magic(name) else "no such file or folder:"
         return f"{what} {name}", _nearest(path, base)
@@ -223,7 +223,7 @@ def _file_problem(name: str, base: Path, split: str, *, named: bool) -> tuple[st
     return _missing_package(files)
 
 
-def _candidates(name: str, base: Path) -> list[Path]:
+def candidate_files(name: str, base: Path) -> list[Path]:
     """Returns every file that a path may match, sorted, without hidden ones."""
     path = absolute(name, base)
     found: Iterable[Path] = [path]
@@ -318,7 +318,7 @@ def _download(name: str, split: str, download: Callable[..., str] | None, near: 
             raise UserError(
                 Problem(f"{name} is not a local file and cannot be fetched from the hub: {reason}", near)
             ) from error
-        files = choose(_data_files(_candidates(".", folder), folder), folder, split or "train")
+        files = choose(_data_files(candidate_files(".", folder), folder), folder, split or "train")
         if files:
             return folder, files
     raise UserError(Problem(f"the hub's data set {name} has no data file of split {split or 'train'!r}"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
 import time
 from bisect import bisect_right
 from collections import Counter
@@ -37,7 +38,8 @@ FORMAT = 4  # raised whenever the tokens of an unchanged source would change
 SHARD_TOKENS = 1 << 22  # about 8 MiB of 16-bit tokens: a stream can start after one of them
 SHARD_ROWS = 8192
 DROPPED_LISTED = 10_000  # per shard; all of them are counted
-MAPPED_SHARDS = 4096  # the last ones used of a cache; each has three maps
+MAPS = 3  # of a shard
+MAPPED_SHARDS = 4096  # the last ones used of a process's caches
 STOP_POLL = 0.2  # seconds between two looks at whether a build that waits for another should stop
 KINDS, LONGEST_KIND = 50, 160  # reasons counted separately in a shard, and characters of one
 
@@ -187,6 +189,30 @@ class _Shard:
     trained: np.ndarray
 
 
+def _most_mapped() -> int:
+    """Returns the number of shards that a process maps at once.
+
+    Linux allows 65,530 maps by default. A map of Python's keeps a descriptor: they take at most half of the limit.
+    """
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors == resource.RLIM_INFINITY:
+        return MAPPED_SHARDS
+    return max(1, min(MAPPED_SHARDS, descriptors // 2 // MAPS))
+
+
+@lru_cache(maxsize=_most_mapped())
+def _mapped(owner: object, stem: str, tokens: np.dtype[Any]) -> _Shard:
+    """Maps a shard.
+
+    Args:
+        owner: an object of the cache's own: a cache that was built again at the same path has other maps.
+        stem: path of its files, without their suffixes.
+        tokens: type of the tokens.
+    """
+    kinds: dict[str, np.dtype[Any]] = {"index": INDEX, "tokens": tokens, "trained": np.dtype(np.uint8)}
+    return _Shard(*(np.memmap(f"{stem}.{suffix}", kind, "r") for suffix, kind in kinds.items()))
+
+
 class TokenCache:
     """The rows of one source as tokens; complete, or still growing during a build.
 
@@ -203,8 +229,7 @@ class TokenCache:
         self._failed = failed
         self.close = close  # ends a background build; its whole shards stay
         self._dtypes: list[np.dtype[Any]] = []
-        # A process may hold 65,530 maps (Linux' default), and a large corpus has more shards than that.
-        self._shard = lru_cache(maxsize=MAPPED_SHARDS)(self._map_shard)
+        self._owner = object()
         self.summaries: list[ShardSummary] = []
         self.starts = [0]
         self.refresh()
@@ -219,13 +244,10 @@ class TokenCache:
             self.summaries.append(ShardSummary(**summary))
             self.starts.append(self.starts[-1] + summary["sequences"])
 
-    def _map_shard(self, shard: int) -> _Shard:
-        stem = self.folder / f"shard-{shard:05d}"
+    def _shard(self, shard: int) -> _Shard:
         if not self.summaries[shard].sequences:  # an empty file cannot be mapped
             return _Shard(np.zeros(0, INDEX), np.zeros(0, self._dtypes[shard]), np.zeros(0, np.uint8))
-        kinds: dict[str, np.dtype[Any]]
-        kinds = {"index": INDEX, "tokens": self._dtypes[shard], "trained": np.dtype(np.uint8)}
-        return _Shard(*(np.memmap(f"{stem}.{suffix}", kind, "r") for suffix, kind in kinds.items()))
+        return _mapped(self._owner, str(self.folder / f"shard-{shard:05d}"), self._dtypes[shard])
 
     @property
     def complete(self) -> bool:

@@ -98,7 +98,7 @@ class _RunRoutes:
         if process.state in ALIVE:
             return True
         return process.code != 0 and not any(
-            gone.origin == run and gone.time > entry.time for gone in removed_runs(roots)
+            gone.origin.is_relative_to(run) and gone.time > entry.time for gone in removed_runs(roots)
         )
 
     def _with_status(self, summary: dict[str, Any]) -> dict[str, Any]:

@@ -160,4 +160,8 @@ def test_keys_of_preferences_without_counterpart_are_lost() -> None:
     keys = {"pref_bco_weight": "0.5", "ld_alpha": "0.8", "ref_model_adapters": "org/adapter"}
     lines = "".join(f"{key}: {value}\n" for key, value in keys.items())
     before = lost(import_files([written(LLAMA_FACTORY, stage="dpo")]))
-    assert lost(import_files([written(LLAMA_FACTORY + lines, stage="dpo")])) - before == set(keys)
+    imported = import_files([written(LLAMA_FACTORY + lines, stage="dpo")])
+    assert lost(imported) - before == set(keys)
+    model = checked(imported).job.model
+    assert model is not None and model.quantise == "none"
+    assert "quantise with `model.quantise`" in why(imported, "ref_model_adapters")

@@ -97,7 +97,7 @@ class KubernetesTarget:
         for name in (name for name in forwarded if is_secret(name, handed[name])):
             hint = f"write secrets: {{{name}: SECRET/KEY}}, and leave it out of `forward`"
             found.append(self.chosen.problem("forward", f"the value of {name} could be read in the manifest", hint))
-        written = filter(None, (submission.output, submission.loaded.job.checkpoint.to))
+        written = filter(None, (submission.output, *(job.checkpoint.to for job in submission.jobs)))
         for path in (in_folder(self.block, each) for each in written):
             index = volume_of(self.block, path) if "://" not in path else None
             if index is not None and self.block.volumes[index].read_only:
@@ -111,10 +111,9 @@ class KubernetesTarget:
         """Returns reasons for which the cluster would refuse the run, or its pods would fail."""
         found = []
         output = in_folder(self.block, submission.output)
-        job = submission.loaded.job
-        answers = TASKS[job.task].prompts  # a run that resumes reads them in its folder
-        away = "://" in (job.checkpoint.to or output) and not answers
-        if not away and not on_a_volume(self.block, output):
+        answers = any(TASKS[job.task].prompts for job in submission.jobs)  # a run that resumes reads them in its folder
+        away = all("://" in (job.checkpoint.to or output) for job in submission.jobs)
+        if (answers or not away) and not on_a_volume(self.block, output):
             hint = f"write volumes: [{{claim: NAME, at: {self.block.folder}}}]"
             hint += "" if answers else ", or checkpoint: {to: URL} in the job"
             message = f"the run's folder {output} is on no volume, and would be gone with its pod"

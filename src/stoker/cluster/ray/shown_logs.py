@@ -29,10 +29,18 @@ class ShownLogs:
     read: Mapping[Key, LogFile] = field(default_factory=dict)
 
     def take(self, answers: Iterable[NodeLines]) -> Iterator[str]:
-        """Yields the new lines of the nodes' answers to one question. A file that several nodes read counts once."""
+        """Yields the new lines of the nodes' answers to one question. A file that several nodes read counts once.
+
+        A node whose file system caches an earlier size takes the file as replaced and reads it from the start. Logs
+        are only appended to, so what is behind the offset that was asked for is not taken.
+        """
         asked, shown = self.read, dict(self.read)
         for answer in answers:
-            news = {key: file for key, file in answer.read.items() if shown.get(key) == asked.get(key)}
+            news = {
+                key: file
+                for key, file in answer.read.items()
+                if shown.get(key) == asked.get(key) and (key not in asked or file.offset >= asked[key].offset)
+            }
             yield from (line for key, line in answer.lines if key in news)
             shown |= news
         self.read = shown

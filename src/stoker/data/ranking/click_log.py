@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ from stoker.data.sources import Source, open_source
 from stoker.data.splits import ALL_ROWS
 from stoker.errors import Problem, UserError
 from stoker.job.blocks.source_block import SourceBlock
+from stoker.job.paths import absolute, exists
+from stoker.node_cache.remote_file import RemoteFile
 
 # Keys beside the files' fingerprints, for a log that may grow:
 FITTED, IN_ORDER = "what the first period says of the features", "the order of the files in time"
@@ -160,12 +163,12 @@ def open_log(
         UserError: a source cannot be read, a column is missing, or all rows are bad.
     """
     sources = _opened(data, base)
-    features = features_of(sources, settings, of_first_file=progressive)
+    grows = progressive and all(source.part == ALL_ROWS for source, _ in sources)
+    features = features_of(sources, settings, of_first_file=grows)
     store = open_store(sources, features, settings.ignore)
     _check_some(store, settings)
     rows = _by_time(store)
-    grows = progressive and all(source.part == ALL_ROWS for source, _ in sources)
-    may_grow = grows and not _names_a_file(data, sources)
+    may_grow = grows and not _names_a_file(data, sources, base)
     others = _opened(held_out, base)
     kept = len(rows) if others else len(rows) - round(fraction * len(rows))
     if kept == 0:
@@ -243,10 +246,15 @@ def _opened(blocks: Sequence[SourceBlock], base: Path) -> list[tuple[Source, str
     return [(open_source(block, base), block.format) for block in blocks]
 
 
-def _names_a_file(blocks: Sequence[SourceBlock], sources: Sequence[tuple[Source, str]]) -> bool:
-    """Returns whether the data is one file by its own name, beside which no other can arrive."""
+def _names_a_file(blocks: Sequence[SourceBlock], sources: Sequence[tuple[Source, str]], base: Path) -> bool:
+    """Returns whether the data is one file that neither a folder nor a pattern names, in which others could arrive."""
     files = [file for source, _ in sources for file in source.files]
-    return len(files) == 1 and files[0].name == PurePosixPath(blocks[0].path).name
+    if len(files) != 1:
+        return False
+    if isinstance(files[0], RemoteFile):
+        return files[0].found.url == blocks[0].path
+    path = absolute(blocks[0].path, base)
+    return not path.is_dir() if exists(path) else not glob.has_magic(blocks[0].path)
 
 
 def _by_time(store: ColumnStore) -> np.ndarray:

@@ -35,7 +35,7 @@ def factory_preferences(config: ConfigReader, stage: str) -> None:
             config.take("simpo_gamma", "dpo.margin", 0.5)
         _lose(config, "the losses have no such term", "pref_bco_weight", "ld_alpha")
     if stage in ("dpo", "kto"):
-        why = "the reference is a whole model: merge the adapter first, or quantise with `tune.quantise`"
+        why = "the reference is a whole model: merge the adapter first, or quantise with `model.quantise`"
         _lose(config, why, "ref_model_adapters", "ref_model_quantization_bit")
     if stage == "kto":
         config.take_all(("kto_chosen_weight", "dpo.good_weight"), ("kto_rejected_weight", "dpo.bad_weight"))
