@@ -200,5 +200,5 @@ def test_two_nodes_train_the_chain_and_what_depends_on_a_change(base: Path) -> N
     pairs.write_text("".join(pairs.read_text().splitlines(keepends=True)[:8]))
     assert nodes_of(base, port) == [0, 0]
     for stage, run in there.items():  # the reward's and PPO's runs are new, the first is unchanged
-        aside = [path for path in run.path.parent.iterdir() if path.name.startswith(stage) and path != run.path]
+        aside = list(run.path.parent.glob(f"{stage}.[0-9]*"))
         assert run.is_done() and len(aside) == (stage != "first"), stage
