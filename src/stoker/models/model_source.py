@@ -120,7 +120,8 @@ def quantised_problem(block: ModelBlock, config: Mapping[str, Any]) -> Problem |
     A base whose files have bitsandbytes' 8 or 4 bits can be used as ``model.quantise`` of the same bits.
     """
     stored = config.get("quantization_config")
-    if not stored or (block.quantise in BITS and stored.get(BITS[block.quantise])):
+    same = isinstance(stored, Mapping) and block.quantise in BITS and stored.get(BITS[block.quantise])
+    if not stored or same:
         return None
     message = f"the weights of {block.name} are stored quantised, and Stoker trains only on those it quantises itself"
     hint = "name the model that it was made from; `model.quantise: 4bit` holds a frozen base in fewer bits"

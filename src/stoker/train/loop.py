@@ -320,8 +320,9 @@ class Loop:
             return None
         step = self.progress.step
         best = self.progress.best_loss
-        first = best is None or not math.isfinite(best)  # earlier versions recorded losses that are not finite
-        if step and math.isfinite(evaluation.loss) and (first or evaluation.loss < best):
+        if best is not None and not math.isfinite(best):  # saved by an earlier version
+            best = None
+        if step and math.isfinite(evaluation.loss) and (best is None or evaluation.loss < best):
             self.progress.best_loss, self.progress.best_step = evaluation.loss, step
         numbers = {name: getattr(evaluation, name) for name in ("loss", "perplexity", "accuracy", "targets")}
         numbers |= evaluation.measures
