@@ -127,8 +127,7 @@ def test_a_part_of_a_state_is_not_said_to_be_kept(run: Path) -> None:
 
 def test_a_rollback_goes_on_from_memory(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[str] = []
-    saving = Saver(Store(run / "checkpoints"), Snapshots(run), memory=1, note=notes.append)
-    with shared_memory(run), saving:
+    with shared_memory(run), Saver(Store(run / "checkpoints"), Snapshots(run), memory=1, note=notes.append) as saving:
         saving.save(state(1), TWO)
         saving.remember(state(2))
         target = state(0)
