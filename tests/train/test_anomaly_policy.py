@@ -202,7 +202,7 @@ def test_a_broken_place_does_not_hide_why_the_run_ends(base: Path, monkeypatch: 
         task: Any = prepared.task
         task.describe_samples = rows
 
-    with pytest.raises(RunFailed, match=r"finite.*where the checkpoints are, cannot be used"):
+    with pytest.raises(RunFailed, match=r"the loss is nan.*where the checkpoints are, cannot be used"):
         run(base, MODULE, before=spoil)
 
 
