@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,7 @@ def test_the_tolerance_is_of_the_precision_that_the_device_chooses(
     write = module.write_faults
     monkeypatch.setattr(module, "write_faults", lambda folder, faults: None if not faults else write(folder, faults))
     assert rehearsal.disturbed(RunFolder(calm.path), []).equality.tolerance == 3e-2
+    shutil.rmtree(rehearsal.folder / "disturbed")  # it has no lock, so it would not be replaced
     (tmp_path / "job.yaml").write_text((tmp_path / "job.yaml").read_text() + "tune: qlora\n")
     rehearsal._loaded = load_job(tmp_path / "job.yaml")  # a quantised base computes in float32 on a processor
     assert rehearsal.disturbed(RunFolder(calm.path), []).equality.tolerance == 1e-4
