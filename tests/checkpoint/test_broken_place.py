@@ -123,3 +123,20 @@ def test_a_part_of_a_state_is_not_said_to_be_kept(run: Path) -> None:
         (folder.path / "rank-0" / "slot-0.json").write_text('{"step": 3, "numbers": {"base": 2}}')
         raise DiskFailed("the disk is full")
     assert str(caught.value) == "the disk is full" and not is_kept(run)
+
+
+def test_a_rollback_goes_on_from_memory(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    with shared_memory(run), Saver(Store(run / "checkpoints"), Snapshots(run), memory=1, note=notes.append) as saving:
+        saving.save(state(1), TWO)
+        saving.remember(state(2))
+        target = state(0)
+        with monkeypatch.context() as patch:
+            break_folder(patch)
+            found = saving.restore_newest(lambda _: target.held, before=3)
+            assert found is not None and (found.step, found.where) == (2, "memory")
+            assert "goes on from the copies in memory" in notes[0]
+            with pytest.raises(DiskFailed, match="cannot be used"):  # older states are on the disk only
+                saving.restore_newest(lambda _: target.held, before=2)
+        found = saving.restore_newest(lambda _: target.held, before=2)
+        assert found is not None and (found.step, found.where) == (1, "disk")

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -260,3 +261,16 @@ def test_the_newest_state_is_restored_and_one_before_a_step(saver: Saver) -> Non
     assert restored is not None and (restored.step, restored.where) == (4, "disk")
     assert restored.numbers == state(4).numbers
     assert saver.store.steps() == [2, 4]  # the run is going to take the steps after it another time
+
+
+def test_old_checkpoints_that_are_not_deleted_in_time_do_not_hold_training_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.checkpoint.snapshots.DELETES", 0.05)
+    made: Any = Snapshots(tmp_path)
+    read, write = os.pipe()
+    made._process = SimpleNamespace(stdout=os.fdopen(read, "rb"))
+    made.pending = SimpleNamespace(step=3, answers=[])
+    os.write(write, b'{"step": 3, "written": 7}\n{"step": 3, "committed": 7, "at": 1.0}\n')
+    assert made.outcome()["committed"] == 7
+    os.close(write)

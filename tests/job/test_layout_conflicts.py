@@ -125,6 +125,18 @@ def test_an_impossible_layout_is_told_at_every_key_that_takes_part(
     assert any(message in problem.message and suggestion in problem.suggestion for problem in found), found
 
 
+def test_a_runs_own_job_may_have_keys_without_effect_that_an_earlier_version_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    recorded = "train: {optimizer: sgd, schedule: constant, beta1: 0.9, beta2: 0.999, eps: 1e-8, min_lr: 0.2}\n"
+    assert {problem.key for problem in problems_of(tmp_path, SFT + recorded)} == {
+        "train.beta2", "train.eps", "train.min_lr"
+    }  # fmt: skip
+    (tmp_path / "events.jsonl").touch()
+    assert load_job(path).job.train.optimizer == "sgd"
+    with pytest.raises(UserError, match="no effect with `optimizer: sgd`"):
+        load_job(path, ["train.eps=1e-6"])
+
+
 @pytest.mark.parametrize(
     "text",
     [

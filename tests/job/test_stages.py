@@ -11,6 +11,7 @@ from stoker.cli.main import main
 from stoker.errors import UserError
 from stoker.job.editor_schema import editor_schema
 from stoker.job.load_job import load_job
+from stoker.job.stage import Stage, weights_folder
 from stoker.job.stages import StagedJob, read_stages
 from stoker.job.yaml_document import parse_document
 
@@ -224,3 +225,18 @@ def test_a_file_without_stages_says_what_was_meant(text: str, error: str, capsys
     Path("chain.yaml").write_text(text)
     assert main(["check", "chain.yaml"]) == 2
     assert f"error: {error}" in capsys.readouterr().err.splitlines()
+
+
+def test_weights_of_a_stage_that_an_earlier_version_wrote_into_its_run_are_used(folder: Path) -> None:
+    more, digest = staged().stages[1], "0123456789abcdef"
+    assert _model_after(more, digest) == "runs/chain/sft.merged-0123456789ab"
+    former = folder / "runs/chain/sft/merged-0123456789ab"
+    former.mkdir(parents=True)
+    assert _model_after(more, digest) == "runs/chain/sft/merged-0123456789ab"
+    assert folder / weights_folder("runs/chain/sft", digest, folder) == former
+
+
+def _model_after(stage: Stage, digest: str) -> str:
+    model = stage.load(trained={"sft": digest}).job.model
+    assert model is not None
+    return model.name

@@ -175,7 +175,7 @@ def test_random_weights_are_not_quantised(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("form", "dtype"), [
     ("4bit", torch.bfloat16), ("8bit", torch.float32), ("int8", torch.float32), ("int4", torch.bfloat16),
 ])  # fmt: skip
-def test_weights_that_are_stored_quantised_answer_and_are_not_trained(
+def test_weights_that_are_stored_quantised_answer_and_are_not_trained_without_being_named(
     form: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     pytest.importorskip(quantise.FORMS[form].package)
@@ -191,3 +191,17 @@ def test_weights_that_are_stored_quantised_answer_and_are_not_trained(
     with pytest.raises(UserError, match="stored quantised") as raised:
         build_model(job(tmp_path, "none"), tmp_path, choose_device("fp32"))
     assert raised.value.problems[0].key == "model.name"
+
+
+@pytest.mark.parametrize("form", ["4bit", "8bit"])
+def test_a_base_that_is_stored_in_the_bits_of_the_job_is_used(form: str, tmp_path: Path) -> None:
+    pytest.importorskip(quantise.FORMS[form].package)
+    held = quantised_copy(tiny("llama", dtype=torch.float32, **WIDTHS), form, torch.float32).eval()
+    held.save_pretrained(tmp_path / "m")
+    blank = blank_model(ModelBlock(name="m", quantise=form), tmp_path, seed=0)
+    assert packed_parameters(blank.model)
+    expected, found = logits(held).float(), logits(blank.model).float()
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+    other = {"4bit": "8bit", "8bit": "4bit"}[form]
+    with pytest.raises(UserError, match="stored quantised"):
+        blank_model(ModelBlock(name="m", quantise=other), tmp_path, seed=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from test_run_equality import run_at
 
 from stoker.hardware.process_device import Device
 from stoker.job import load_job
+from stoker.models import quantise
 from stoker.rehearse import rehearsal as module
 from stoker.rehearse.rehearsal import Rehearsal
 from stoker.runs.run_folder import RunFolder
@@ -46,10 +48,14 @@ def test_a_model_in_a_file_that_was_replaced_is_trained_again(rehearsal: Rehears
 
 
 def test_the_tolerance_is_of_the_precision_that_the_device_chooses(
-    rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch
+    rehearsal: Rehearsal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "choose_device", lambda precision: Device("cpu", "bf16", f"{precision}: it has AMX"))
+    monkeypatch.setattr(quantise, "choose_device", lambda *_: Device("cpu", "bf16", "it has AMX"))
     calm = rehearsal.undisturbed()
     write = module.write_faults
     monkeypatch.setattr(module, "write_faults", lambda folder, faults: None if not faults else write(folder, faults))
     assert rehearsal.disturbed(RunFolder(calm.path), []).equality.tolerance == 3e-2
+    shutil.rmtree(rehearsal.folder / "disturbed")  # it has no lock, so it would not be replaced
+    (tmp_path / "job.yaml").write_text((tmp_path / "job.yaml").read_text() + "tune: qlora\n")
+    rehearsal._loaded = load_job(tmp_path / "job.yaml")  # a quantised base computes in float32 on a processor
+    assert rehearsal.disturbed(RunFolder(calm.path), []).equality.tolerance == 1e-4

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.saver import Saver
-from stoker.errors import RunFailed
+from stoker.errors import DiskFailed, RunFailed
 from stoker.job.job_to_yaml import scalar
 from stoker.job.layout import layout_of
 from stoker.job.load_job import load_job
@@ -182,6 +182,28 @@ def test_a_held_out_loss_that_is_not_finite_is_not_the_best(base: Path) -> None:
     job = {**MODULE, "module": {**MODULE["module"], "evaluate": "blobs:held_out"}, "evaluate": {"every": 4}}
     ran = run(base, job, before=spoil)
     assert (ran.loop.progress.best_loss, ran.loop.progress.best_step) == (2.5, 12)
+    task: Any = ran.loop.task
+    task.evaluate = lambda _: replace(ran.outcome.evaluation, loss=9.0)  # type: ignore[type-var]
+    ran.loop.progress.best_loss = math.nan  # as earlier versions recorded it
+    ran.loop._evaluate()
+    assert ran.loop.progress.best_loss == 9.0
+
+
+def test_a_broken_place_does_not_hide_why_the_run_ends(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: Store) -> list[int]:
+        raise DiskFailed("not connected")
+
+    def rows(*_: int) -> list[str]:
+        monkeypatch.setattr(Store, "steps", broken)
+        return ["row 7"]
+
+    def spoil(prepared: Prepared) -> None:
+        bad(lambda first: first == 4 * BATCH, math.nan)(prepared)
+        task: Any = prepared.task
+        task.describe_samples = rows
+
+    with pytest.raises(RunFailed, match=r"the loss is nan.*where the checkpoints are, cannot be used"):
+        run(base, MODULE, before=spoil)
 
 
 def test_bad_samples_at_the_very_start(base: Path) -> None:

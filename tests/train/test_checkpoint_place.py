@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from running import assert_same_state, run, stop_at
 
+from stoker.checkpoint.dcp_store import State, Store
 from stoker.checkpoint.load_run import checkpoint_step
 from stoker.checkpoint.owner import check_owner, claim_place
 from stoker.checkpoint.storage import storage_of
 from stoker.cli.main import main
-from stoker.cli.start_over import is_restart
+from stoker.cli.start_over import is_restart, put_run_aside, start_fresh
 from stoker.errors import UserError
 from stoker.job import load_job
 from stoker.runs.run_folder import RunFolder
@@ -83,6 +85,47 @@ def test_fresh_sets_run_and_checkpoints_aside(
     assert "another run" in capsys.readouterr().err and not Path("other").exists()
 
 
-def test_the_restart_of_a_launcher_resumes_whatever_its_command_says() -> None:
-    assert not is_restart({}) and not is_restart({"TORCHELASTIC_RESTART_COUNT": "0"})
-    assert is_restart({"TORCHELASTIC_RESTART_COUNT": "1"}) and is_restart({"SLURM_RESTART_COUNT": "2"})
+def test_a_run_that_was_moved_keeps_its_place_where_another_begins_in_its_old_folder(tmp_path: Path) -> None:
+    storage, one = storage_of(tmp_path / "place"), RunFolder(tmp_path / "one")
+    one.path.mkdir()
+    one.event("started", run="one")
+    claim_place(storage, one)
+    moved = RunFolder(one.path.rename(tmp_path / "moved"))
+    claim_place(storage, moved)
+    one.path.mkdir()
+    with pytest.raises(UserError, match=r"of another run, .*/moved on"):
+        check_owner(storage, one)
+    check_owner(storage, moved)
+
+
+def test_fresh_leaves_checkpoints_that_no_record_names(tmp_path: Path) -> None:
+    store = Store(tmp_path / "place")
+    store.save(State(1, {"model/a": torch.zeros(2)}, {"progress": {}}))
+    with pytest.raises(UserError, match=r"nothing tells whether they are those of .*/other"):
+        put_run_aside(tmp_path / "other", "place", tmp_path)
+    assert store.steps() == [1]
+    mine = RunFolder(tmp_path / "mine")
+    mine.path.mkdir()
+    mine.write_job("task: sft\nmodel: m\ndata: x\ncheckpoint: {to: place}\n")
+    mine.event("started")
+    put_run_aside(mine.path, "place", tmp_path)
+    assert store.steps() == [] and Store(tmp_path / "place" / "mine.1").steps() == [1]
+
+
+def test_the_restart_of_a_launcher_resumes_what_its_command_began(
+    base: Path, sft: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = base / "run"
+    assert not is_restart(folder, {}) and not is_restart(folder, {"TORCHELASTIC_RESTART_COUNT": "0"})
+    assert is_restart(folder, {"TORCHELASTIC_RESTART_COUNT": "1"})
+    requeued = {"SLURM_RESTART_COUNT": "2", "SLURM_JOB_ID": "17"}
+    assert not is_restart(folder, requeued)
+    for name, value in requeued.items():
+        monkeypatch.setenv(name, value)
+    run(base, sft, "steps=1")
+    assert is_restart(folder, requeued) and not is_restart(folder, {**requeued, "SLURM_JOB_ID": "18"})
+    start_fresh(folder, None, base)
+    assert folder.is_dir() and "--fresh has no effect in a launcher's restart" in capsys.readouterr().err
+    monkeypatch.setenv("SLURM_JOB_ID", "18")
+    start_fresh(folder, None, base)
+    assert not folder.exists()

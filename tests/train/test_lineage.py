@@ -12,7 +12,8 @@ import yaml
 from running import write_rows
 
 from stoker.job.stages import read_stages
-from stoker.train.lineage import lineage_of
+from stoker.runs.run_folder import RunFolder
+from stoker.train.lineage import Lineage, lineage_of, standing_of
 
 
 @pytest.fixture
@@ -65,7 +66,23 @@ def test_a_change_of_any_file_that_a_stage_reads_is_seen(chain: Path, changed: s
     else:
         file.write_text(text + (text.splitlines(keepends=True)[0] if text else "x"))
     after = inputs(chain)
-    assert before.keys() == after.keys() and sum(before[name] != after[name] for name in before) == 1
+    assert sum(before.get(name) != after.get(name) for name in before.keys() | after.keys()) == 1
+
+
+def test_inputs_that_an_earlier_version_did_not_record_are_not_a_change(chain: Path) -> None:
+    folder = RunFolder(chain / "runs" / "chain")
+    folder.path.mkdir(parents=True)
+    folder.write_job("")
+    folder.event("done")
+    (chain / "model" / "chat_template.jinja").write_text("x")
+    now = Lineage({}, inputs(chain))
+    known = {name: now.inputs[name] for name in ("model", "data rows.jsonl")}
+    folder.write_lineage({"job": {}, "inputs": known})
+    assert standing_of(folder, now).state == "done"
+    folder.write_lineage({"version": now.version, "job": {}, "inputs": known})
+    assert standing_of(folder, now).state == "changed"
+    folder.write_lineage({"job": {}, "inputs": {**known, "model": "other"}})
+    assert standing_of(folder, now).why == ("model has changed",)
 
 
 def test_other_files_do_not_count(chain: Path) -> None:

@@ -12,7 +12,9 @@ from running import run
 
 from stoker.errors import UserError
 from stoker.job.load_job import load_job
+from stoker.runs.run_folder import RunFolder
 from stoker.train.lr_schedule import Schedule, warmup_steps
+from stoker.train.prepare import _check_warmup
 from stoker.train.run_schedule import plan_of, warmup_problem
 
 PEAK, STEPS, WARMUP = 2e-3, 100, 10
@@ -80,3 +82,19 @@ def test_a_warm_up_longer_than_the_epochs_is_refused_at_its_key(sft: dict[str, A
         UserError, match=r"job.yaml:\d+:\d+: `train.warmup` of 100 steps never ends within the run's 10"
     ):
         run(base, job)
+
+
+def test_a_log_that_grows_and_a_run_that_has_begun_may_have_a_longer_warm_up(tmp_path: Path) -> None:
+    def check(lines: str) -> None:
+        (tmp_path / "job.yaml").write_text(f"data: x\nepochs: 1\noutput: run\ntrain: {{warmup: 1000}}\n{lines}\n")
+        loaded = load_job(tmp_path / "job.yaml")
+        task = SimpleNamespace(epoch_samples=lambda epochs: 160)
+        prepared: Any = SimpleNamespace(job=loaded.job, task=task, corpus=None)
+        _check_warmup(loaded, prepared, tmp_path)
+
+    check("task: ranking\nranking: {progressive: true, label: y}")
+    with pytest.raises(UserError, match="never ends"):
+        check("task: sft\nmodel: m")
+    (tmp_path / "run").mkdir()
+    RunFolder(tmp_path / "run").event("started")
+    check("task: sft\nmodel: m")

@@ -21,7 +21,7 @@ class Owner:
 
     Attributes:
         run: `RunFolder.identity` of the run.
-        output, host: its folder and machine when it began.
+        output, host: its folder and machine when it last started or resumed.
     """
 
     run: str
@@ -68,7 +68,7 @@ def claim_place(storage: Storage, folder: RunFolder) -> None:
     """
     check_owner(storage, folder)
     mine, before = Owner.of(folder), Owner.at(storage)
-    if before is not None and before.run == mine.run:
+    if before == mine:
         return
     content = json.dumps(asdict(mine)).encode()
     try:

@@ -11,7 +11,7 @@ from stoker.checkpoint.memory_exchange import fetched
 from stoker.checkpoint.memory_restore import MemoryCopies, steps_in_memory
 from stoker.checkpoint.object_collectives import by_first, run_on_all_ranks
 from stoker.checkpoint.state import Damaged, DamagedError, Places, Restored, Saved
-from stoker.errors import RunFailed
+from stoker.errors import DiskFailed, RunFailed
 
 SETTLE = 30.0  # timeout in seconds for writers of ended processes to finish, if there is nothing newer
 POLL = 0.05  # seconds
@@ -26,9 +26,7 @@ def restore_newest(
         memory: folder of the in-memory copies; None if there is none.
     """
     copies = steps_in_memory(memory, before)
-    newest = max((copy.step for copy in copies), default=-1)
-    by_first(lambda: _settle(store, newest))
-    steps = by_first(lambda: [step for step in store.steps() if before is None or step < before])
+    steps = _steps_on_disk(store, copies, before)
     candidates: list[MemoryCopies | int] = sorted([*copies, *steps], key=_newness, reverse=True)
     damaged: dict[int, DamagedError] = {}
     torn: OSError | None = None
@@ -63,6 +61,18 @@ def restore_newest(
     for step, found in damaged.items():  # not earlier: where none can be restored, the user may repair one
         on_damage(Damaged(step, found, store.put_aside(step)))
     return restored
+
+
+def _steps_on_disk(store: Store, copies: list[MemoryCopies], before: int | None) -> list[int]:
+    """Returns the steps with a checkpoint; none where the place fails, if a rollback has copies in memory instead."""
+    newest = max((copy.step for copy in copies), default=-1)
+    try:
+        by_first(lambda: _settle(store, newest))
+        return by_first(lambda: [step for step in store.steps() if before is None or step < before])
+    except DiskFailed:
+        if before is None or not copies:  # at a start, the disk may have a newer state
+            raise
+        return []
 
 
 def _settle(store: Store, newest: int) -> None:

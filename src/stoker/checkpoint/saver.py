@@ -311,7 +311,12 @@ class Saver:
             if self.snapshots is not None and self._memory is not None:
                 forget_after(self._memory, restored.step)
                 self.snapshots.forget_steps()
-            self.store.forget_after(restored.step)
+            try:
+                self.store.forget_after(restored.step)
+            except DiskFailed as error:  # the saves that follow report it too
+                if before is None:
+                    raise
+                self._note(f"{error}. Training goes on from the copies in memory")
         self._saved = restored.step if restored is not None and restored.where == "disk" else None
         return restored
 

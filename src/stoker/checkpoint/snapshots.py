@@ -30,6 +30,9 @@ from stoker.checkpoint.writer import GIVE_UP, WriteRequest
 from stoker.runs.shm_folder import NEIGHBOUR, OWN, SENT, SharedFolder, has_folder, shared_folder
 
 VISIBLE = 120.0  # seconds until a file written by another machine must be visible on this one
+DELETES = (
+    300.0  # seconds to wait until old checkpoints are deleted; with `VISIBLE` less than the watchdog allows a save
+)
 ENDS = 600.0  # seconds that the writer gets to finish when this process ends
 
 
@@ -271,7 +274,7 @@ class Snapshots:
                 self._send(GIVE_UP)
             answer = self.answer("committed", timeout=VISIBLE)
             if answer is not None:
-                self.answer("retained")  # no one else deletes checkpoints meanwhile
+                self.answer("retained", timeout=DELETES)  # no one else deletes checkpoints meanwhile
                 return failed or answer
             self.writer.kill()
             self.writer.wait()

@@ -29,7 +29,7 @@ def stage_weights(run: str, digest: str, job: ResolvedJob, base: Path) -> str:
         UserError: the run cannot be merged.
         RunFailed: the disk is full, or the folder does not give the run's answers.
     """
-    folder = base / weights_folder(run, digest)
+    folder = base / weights_folder(run, digest, base)
     if folder.is_dir():
         return ""
     trusted = [

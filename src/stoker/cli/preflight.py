@@ -10,9 +10,9 @@ from stoker.errors import Problem, RunFailed, UserError
 from stoker.job import LoadedJob, load_job
 from stoker.job.blocks.source_block import SourceBlock
 from stoker.job.load_job import JobError, ReadJob, problem_order
+from stoker.job.run_records import is_of_run
 from stoker.job.text_conflicts import WITHOUT_ARGUMENTS
 from stoker.job.trust import code_problems
-from stoker.runs.output_folder import is_of_run
 
 # Kinds of `Named` that every verb needs, and those that only training does.
 MODELS, OF_TRAINING = ("model",), ("run", "source", "scorer")

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.errors import UserError
+from stoker.errors import Problem, UserError
 from stoker.job import load_job
 
 if TYPE_CHECKING:
     from stoker.runs.run_folder import RunFolder
 
-RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")  # set by launchers; 0 or absent at the first start
+
+def is_restart(output: Path, environment: Mapping[str, str]) -> bool:
+    """Returns whether a launcher gives the same command again after a failure, so that the run goes on.
+
+    torchrun restarts one command. Slurm restarts a whole script, whose later commands may not have run before: a run
+    has begun in the same Slurm job, or else its command is new.
+    """
+    from stoker.runs.run_folder import RunFolder
+
+    if environment.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        return True
+    if environment.get("SLURM_RESTART_COUNT", "0") == "0":
+        return False
+    job = environment.get("SLURM_JOB_ID")
+    return job is not None and any(event.get("slurm_job") == job for event in RunFolder(output).read_events())
 
 
-def is_restart(environment: Mapping[str, str]) -> bool:
-    """Returns whether a launcher gives the same command again after a failure, so that the run goes on."""
-    return any(environment.get(name, "0") != "0" for name in RESTARTS)
+def start_fresh(output: Path, to: str | None, base: Path) -> None:
+    """Sets an earlier run aside for ``--fresh``, unless a launcher's restart resumes it; see `put_run_aside`."""
+    if is_restart(output, os.environ):
+        print(f"--fresh has no effect in a launcher's restart: {output} is resumed", file=sys.stderr)
+    else:
+        put_run_aside(output, to, base)
 
 
 def put_run_aside(output: Path, to: str | None, base: Path) -> None:
@@ -54,7 +72,7 @@ def put_run_aside(output: Path, to: str | None, base: Path) -> None:
 def _move_checkpoints(folder: RunFolder, to: str, place: Path | str, base: Path) -> list[str]:
     """Moves the checkpoints of a run, and records the new place in its job; returns that place, if there are any."""
     from stoker.checkpoint.dcp_store import place_of
-    from stoker.checkpoint.owner import check_owner
+    from stoker.checkpoint.owner import Owner, check_owner
     from stoker.checkpoint.storage import storage_of
     from stoker.cluster.named_files import with_paths
     from stoker.job.job_to_yaml import dump_job
@@ -63,9 +81,15 @@ def _move_checkpoints(folder: RunFolder, to: str, place: Path | str, base: Path)
     check_owner(storage, folder)
     if not storage.steps():
         return []
-    new = f"{to.rstrip('/')}/{storage.put_all_aside(folder.path.name)}"
-    with suppress(UserError):  # there is no such job, or an earlier version wrote it: the checkpoints keep their names
+    loaded = None
+    with suppress(UserError):  # there is no such job, or another version wrote it: the checkpoints keep their names
         loaded = load_job(folder.job)
-        if place_of(loaded.job.checkpoint.to, base=base, otherwise=folder.checkpoints) == place:
-            folder.write_job(dump_job(with_paths(loaded, {"checkpoint.to": new}).job))
+        if place_of(loaded.job.checkpoint.to, base=base, otherwise=folder.checkpoints) != place:
+            loaded = None
+    if loaded is None and Owner.at(storage) is None:  # an earlier version wrote them
+        message = f"{place} has checkpoints, and nothing tells whether they are those of {folder.path}"
+        raise UserError(Problem(message, "give another place, or move them yourself", key="checkpoint.to"))
+    new = f"{to.rstrip('/')}/{storage.put_all_aside(folder.path.name)}"
+    if loaded is not None:
+        folder.write_job(dump_job(with_paths(loaded, {"checkpoint.to": new}).job))
     return [new]

@@ -13,10 +13,10 @@ from stoker.cli.preflight import open_job, open_stages
 from stoker.errors import Problem, UserError
 from stoker.job import LoadedJob
 from stoker.job.key_paths import TARGET, KeyPath
+from stoker.job.run_records import is_of_run
 from stoker.job.stages import StagedJob, stages_if_any
 from stoker.job.targets import LOCAL
 from stoker.job.yaml_document import COMMAND_LINE, Mark
-from stoker.runs.output_folder import is_of_run
 
 if TYPE_CHECKING:
     from stoker.cluster.chosen_target import ChosenTarget

@@ -18,7 +18,7 @@ from stoker.cli.follow_data import check_follows, contents_of, wait_for_more
 from stoker.cli.openmp_threads import patient_threads
 from stoker.cli.preflight import open_job, with_planned_layout
 from stoker.cli.stage_options import add_stage_options, asks_for_stages
-from stoker.cli.start_over import is_restart, put_run_aside
+from stoker.cli.start_over import start_fresh
 from stoker.cli.trust_options import options_of
 from stoker.errors import RunFailed, UserError
 from stoker.job import LoadedJob
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fresh",
         action="store_true",
         help="start over; an earlier run in the same folder and its checkpoints are renamed and kept; when "
-        "torchrun or Slurm restarts the command, the run resumes instead",
+        "torchrun or Slurm restarts the command, the run that it began resumes instead",
     )
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON, and nothing else")
     parser.add_argument(
@@ -62,7 +62,6 @@ def run(arguments: argparse.Namespace) -> int:
     if "=" in arguments.job and not Path(arguments.job).exists():  # values alone, for the default job file
         arguments.job, arguments.overrides = DEFAULT_JOB, [arguments.job, *arguments.overrides]
     rank_info = rank_info_from_env(os.environ)
-    arguments.fresh = arguments.fresh and not is_restart(os.environ)
     try:
         if asks_for_stages(arguments):
             from stoker.cli.train_stages import train_stages
@@ -82,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise
     first = rank_info is None or rank_info.rank == 0
     if arguments.fresh and first:
-        put_run_aside(spec.output, spec.loaded.job.checkpoint.to, spec.base)
+        start_fresh(spec.output, spec.loaded.job.checkpoint.to, spec.base)
     if arguments.follow is not None:
         return _follow(arguments, opened, spec)
     ending = trained(spec, rank_info)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from stoker.cli.openmp_threads import patient_threads
 from stoker.cli.preflight import open_stages
-from stoker.cli.start_over import put_run_aside
+from stoker.cli.start_over import put_run_aside, start_fresh
 from stoker.errors import CannotRun, Problem, UserError
 from stoker.files import replace_file
 from stoker.job.load_job import LoadedJob
@@ -98,7 +98,7 @@ def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None, runn
     for stage, named in zip(chosen, opened, strict=True):
         output, last = base / stage.output, stage is chosen[-1]
         if arguments.fresh:
-            put_run_aside(output, named.job.checkpoint.to, base)
+            start_fresh(output, named.job.checkpoint.to, base)
         lineage, standing, loaded = _standing(staged, stage, base)
         if not quiet:
             print(f"{'' if stage is chosen[0] else chr(10)}{_heading(staged, stage, standing)}", flush=True)
@@ -160,7 +160,7 @@ def _wait_for_weights(staged: StagedJob, stage: Stage, lineage: Lineage, base: P
     """
     name = stage.needs[FROM]
     earlier = staged.stage(name)
-    folder = base / weights_folder(earlier.output, lineage.inputs[f"stage {name}"])
+    folder = base / weights_folder(earlier.output, lineage.inputs[f"stage {name}"], base)
     until = time.monotonic() + WEIGHTS
     while not folder.is_dir():
         if time.monotonic() > until:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from stoker.errors import Problem
 from stoker.job.block import default_of
 from stoker.job.key_paths import KeyPath, dotted, parse_key
+from stoker.job.run_records import is_of_run
 from stoker.job.schema import Job
 from stoker.job.task_spec import TASKS, TaskSpec
 from stoker.job.yaml_document import JobDocument
@@ -43,6 +45,11 @@ class View:
             return self.document.at(path) not in (None, "auto")
         except KeyError:
             return False
+
+    def is_recorded(self, key: str) -> bool:
+        """Returns whether a run's own ``job.yaml`` has the key: earlier versions also recorded keys without effect."""
+        mark = self.document.marks.get(parse_key(key))
+        return mark is not None and not mark.override and is_of_run(Path(mark.file))
 
     def differs(self, key: str) -> bool:
         """Returns whether a key was written with a value other than its default."""

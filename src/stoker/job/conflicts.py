@@ -150,10 +150,10 @@ def _warmup(view: View) -> Iterator[Problem]:
 def _optimizer_keys(view: View) -> Iterator[Problem]:
     optimizer, shape = view.value("train.optimizer"), view.value("train.schedule")
     for name in sorted(SETTINGS - SETTINGS_OF[optimizer]):
-        if view.given(f"train.{name}"):
+        if view.given(f"train.{name}") and not view.is_recorded(f"train.{name}"):
             message = f"`train.{name}` has no effect with `optimizer: {optimizer}`"
             yield from view.at_each([f"train.{name}"], message, "remove it, or write `optimizer: adamw`")
-    if shape == "constant" and view.differs("train.min_lr"):
+    if shape == "constant" and view.differs("train.min_lr") and not view.is_recorded("train.min_lr"):
         message = "`train.min_lr` has no effect with `schedule: constant`, whose rate stays at `lr`"
         yield from view.at_each(["train.min_lr"], message, "remove it, or write `schedule: cosine`")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from stoker.errors import Problem
@@ -87,9 +88,11 @@ def with_value(document: JobDocument, path: KeyPath, value: Any) -> JobDocument:
     return replace(document, data=data, marks=marks)
 
 
-def weights_folder(run: str, digest: str) -> str:
+def weights_folder(run: str, digest: str, base: Path = Path()) -> str:
     """Returns the folder of a run's weights for later stages; its name depends on the weights.
 
-    It is beside the run: later stages' runs need it when this run is renamed and started over.
+    It is beside the run: later stages' runs need it when this run is renamed and started over. Earlier versions wrote
+    it into the run; where it exists there, it is used, so that later stages' runs resume.
     """
-    return f"{run}.merged-{digest[:12]}"
+    former = f"{run}/merged-{digest[:12]}"
+    return former if (base / former).is_dir() else f"{run}.merged-{digest[:12]}"

@@ -113,6 +113,8 @@ def check_disk(folder: Path, needed: int, run: RunFolder) -> tuple[int | None, f
     """Returns the free bytes and the write rate where checkpoints go; None if nothing can be written there.
 
     A run that has begun goes on even so, as its newest state may be in memory only; its next checkpoint reports it.
+    This helps where only `checkpoint.to` cannot be written: without room in the run's own folder, where its records go,
+    a start fails, and the copies in memory stay.
 
     Args:
         needed: bytes of a checkpoint.

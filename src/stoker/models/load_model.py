@@ -62,7 +62,8 @@ def blank_model(
         seed: of the random weights of a model from scratch.
         stop_id: the end token in the configuration of a model from scratch.
         storage: type of packed 4-bit weights, see `stoker.models.quantise.quantisation`.
-        stored_in_bits: whether the files may contain quantised weights, on which nothing can be trained.
+        stored_in_bits: whether the files may contain quantised weights that ``block`` does not name, on which nothing
+            can be trained.
 
     Raises:
         UserError: it cannot be found or loaded, it lacks a weight, or loading it would run code that the job does

@@ -28,6 +28,7 @@ from stoker.node_cache.urls import is_url
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 PATH_STARTS = ("./", "../", "/", "~")  # these are paths, never hub ids
+BITS = {"4bit": "load_in_4bit", "8bit": "load_in_8bit"}  # keys of the settings of stored weights, by `model.quantise`
 PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -114,8 +115,13 @@ def model_problem(block: ModelBlock, base: Path) -> tuple[str, str] | None:
 
 
 def quantised_problem(block: ModelBlock, config: Mapping[str, Any]) -> Problem | None:
-    """Returns why a model of this configuration cannot be trained: its files contain quantised weights; else None."""
-    if not config.get("quantization_config"):
+    """Returns why a model of this configuration cannot be trained: its files contain quantised weights; else None.
+
+    A base whose files have bitsandbytes' 8 or 4 bits can be used as ``model.quantise`` of the same bits.
+    """
+    stored = config.get("quantization_config")
+    same = isinstance(stored, Mapping) and block.quantise in BITS and stored.get(BITS[block.quantise])
+    if not stored or same:
         return None
     message = f"the weights of {block.name} are stored quantised, and Stoker trains only on those it quantises itself"
     hint = "name the model that it was made from; `model.quantise: 4bit` holds a frozen base in fewer bits"

@@ -17,11 +17,11 @@ from pathlib import Path
 from stoker.cluster.named_files import named_files
 from stoker.data.sources import open_source
 from stoker.errors import Problem, RunFailed, UserError
-from stoker.hardware.process_device import choose_device
 from stoker.job import LoadedJob
 from stoker.job.layout import layout_of
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of
+from stoker.models.quantise import device_for
 from stoker.rehearse.fault_report import RESTARTED, FaultEffect, fault_effects
 from stoker.rehearse.loopback_nodes import train_on_loopback
 from stoker.rehearse.run_equality import Equality, compare
@@ -123,7 +123,7 @@ class Rehearsal:
         changes = [f"faults.hang={HANG:g}"] if job.faults.hang == "auto" else []
         self._say(f"with {len(faults)} faults, in {folder.path}")
         code, message = self._train(folder.path, changes, nodes=self.nodes)
-        precision = choose_device(job.train.precision).precision
+        precision = device_for(job).precision
         events = folder.read_events()
         worlds = {event["world"] for event in events if event["event"] == "group"}
         same = len(worlds) < 2 and not any(event["event"] == "shrunk" for event in events)

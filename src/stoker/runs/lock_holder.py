@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from stoker.runs.output_folder import LOCK
+from stoker.job.run_records import LOCK
 from stoker.runs.run_folder import RunFolder
 
 LOCKS = Path("/proc/locks")

@@ -6,10 +6,8 @@ import os
 from pathlib import Path
 
 from stoker.files import irregular
+from stoker.job.run_records import LOCK, RECORDS
 
-LOCK = ".lock"
-# The files of a run. Other programs do not write records.
-RECORDS = (LOCK, "environment.json", "plan.json", "metrics.jsonl", "repeated.jsonl", "events.jsonl", "lineage.json")
 FILES = (*RECORDS, "job.yaml")
 WRITTEN = (*FILES, "checkpoints", "logs", "tensorboard", "chaos")
 
@@ -22,14 +20,6 @@ def is_run(folder: Path) -> bool:
         return True
     names = {path.name for path in folder.iterdir()}
     return LOCK in names and all(name in WRITTEN or name.startswith(".") for name in names)
-
-
-def is_of_run(job: Path) -> bool:
-    """Returns whether a job file, or its link target, is in a run's folder."""
-    folders = {job.parent, job.resolve().parent}
-    return any(os.path.lexists(folder / name) for folder in folders for name in RECORDS) or any(
-        any(folder.glob(pattern)) for folder in folders for pattern in ("checkpoints/*step-*", "logs/rank-*")
-    )
 
 
 def output_problem(folder: Path) -> tuple[str, str] | None:

@@ -30,7 +30,8 @@ from filelock import FileLock, Timeout
 
 from stoker.errors import DiskFailed, Problem, UserError
 from stoker.files import free_name, no_link, open_regular, read_file, replace_file
-from stoker.runs.output_folder import LOCK, output_problem
+from stoker.job.run_records import LOCK
+from stoker.runs.output_folder import output_problem
 
 # Events that define the state of training; others, such as `exported`, can follow them.
 STARTS = ("started", "resumed")

@@ -12,7 +12,7 @@ import torch
 from stoker.train.engine import Engine, Totals
 from stoker.train.task import Part, Task
 
-TOGETHER = 64  # parts of a process that are in memory at once
+TOGETHER = 64  # held-out parts for each data-parallel process that are evaluated together
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,9 @@ from stoker.runs.run_folder import RunFolder
 from stoker.train.resume_check import differences
 
 LENGTHS = ("steps", "epochs")
-TEXT_FILES = (*TOKENIZER_FILES, *SETTINGS, "merges.txt", "added_tokens.json", "chat_template.jinja")
+MORE_TEXT = ("merges.txt", "added_tokens.json", "chat_template.jinja")
+TEXT_FILES = (*TOKENIZER_FILES, *SETTINGS, *MORE_TEXT)
+VERSION = 2  # records without a version know only data, the model, files of the task's block, and stages
 
 
 @dataclass(frozen=True)
@@ -44,14 +46,16 @@ class Lineage:
     Attributes:
         job: leaves of the resolved job by dotted key, without those that name an earlier stage.
         inputs: content digests by input: ``data rows.jsonl``, ``model``, ``dpo.reference``, ``stage sft``.
+        version: of the record; one of an earlier version lacks some kinds of inputs.
     """
 
     job: Mapping[str, Any]
     inputs: Mapping[str, str]
+    version: int = VERSION
 
     def as_json(self) -> dict[str, Any]:
         """Returns the form that `read_lineage` reads."""
-        return {"job": dict(self.job), "inputs": dict(self.inputs)}
+        return {"version": self.version, "job": dict(self.job), "inputs": dict(self.inputs)}
 
 
 @dataclass(frozen=True)
@@ -86,10 +90,10 @@ def lineage_of(stage: Stage, loaded: LoadedJob, weights: Mapping[str, str], base
         source = open_source(block, base)
         inputs[f"data {source.name}"] = source.fingerprint()
     if job.model is not None and "model.from" not in stage.needs:
-        inputs["model"] = _digest_of_model(job.model.name, base)
+        inputs |= _digests_of_model("model", job.model.name, base)
     for named in others:
         if named.kind in ("model", "run"):
-            inputs[named.key] = _digest_of_model_or_run(named.value, base)
+            inputs |= _digests_of_model_or_run(named.key, named.value, base)
     for file in _named_files(loaded, base):
         inputs[f"file {file.relative_to(base) if file.is_relative_to(base) else file}"] = _digest([file])
     inputs |= {f"stage {name}": digest for name, digest in weights.items()}
@@ -110,7 +114,8 @@ def standing_of(folder: RunFolder, now: Lineage) -> Standing:
         return Standing("changed", (f"{folder.path} holds a run that no stage has made",))
     old = before.inputs
     changed = [f"{what} has changed" for what, digest in now.inputs.items() if old.get(what, digest) != digest]
-    changed += [f"{what} is new" for what in now.inputs.keys() - old.keys()]
+    if before.version == now.version:  # else the run may have had it all along
+        changed += [f"{what} is new" for what in now.inputs.keys() - old.keys()]
     changed += [f"{what} is no longer an input" for what in old.keys() - now.inputs.keys()]
     changed += differences(before.job, now.job)
     longer = False
@@ -129,7 +134,7 @@ def read_lineage(folder: RunFolder) -> Lineage | None:
     """Reads the lineage from a run's folder; returns None if it is missing or unreadable."""
     try:
         values = json.loads(read_file(folder.lineage))
-        return Lineage(dict(values["job"]), dict(values["inputs"]))
+        return Lineage(dict(values["job"]), dict(values["inputs"]), int(values.get("version", 1)))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -154,22 +159,26 @@ def weights_digest(run: str, base: Path) -> str:
     return digest.hexdigest()
 
 
-def _digest_of_model(name: str, base: Path) -> str:
-    """Digests the content of a model's files; for a hub id or a model from scratch, returns its name."""
+def _digests_of_model(key: str, name: str, base: Path) -> dict[str, str]:
+    """Digests the content of a model's files; for a hub id or a model from scratch, returns its name.
+
+    The files that records of version 1 do not know have digests of their own.
+    """
     source = require_model(name, base)
     if source.kind in ("hub", "scratch"):
-        return f"{source.kind} {source.where}"
+        return {key: f"{source.kind} {source.where}"}
     where = Path(source.where)
     if source.kind == "gguf":
-        return _digest([where])
-    settings = [where / name for name in ("config.json", *TEXT_FILES)]
-    return _digest([*weight_files(where), *(path for path in settings if path.is_file())])
+        return {key: _digest([where])}
+    settings = [where / file for file in ("config.json", *TOKENIZER_FILES, *SETTINGS)]
+    digests = {key: _digest([*weight_files(where), *(path for path in settings if path.is_file())])}
+    return digests | {f"{key} {file}": _digest([where / file]) for file in MORE_TEXT if (where / file).is_file()}
 
 
-def _digest_of_model_or_run(name: str, base: Path) -> str:
+def _digests_of_model_or_run(key: str, name: str, base: Path) -> dict[str, str]:
     if find_model(name, base, or_run=True) is not None:
-        return _digest_of_model(name, base)
-    return weights_digest(str(find_run(name, base).path), base)
+        return _digests_of_model(key, name, base)
+    return {key: weights_digest(str(find_run(name, base).path), base)}
 
 
 def _digest(files: list[Path]) -> str:

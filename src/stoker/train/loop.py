@@ -17,7 +17,7 @@ from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.run_weights import NONE, saved_buffers
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.state import State, Where
-from stoker.errors import RunFailed
+from stoker.errors import DiskFailed, RunFailed
 from stoker.hardware.process_device import Device
 from stoker.job.blocks.faults_block import FaultsBlock
 from stoker.parallel.shard_spec import Piece
@@ -288,8 +288,11 @@ class Loop:
         self.heart.beat("save", self.progress.step)
         self.saver.wait()
         self.saver.report()
-        saved = self.store.steps()[-1:]
-        back = f"the checkpoint of step {saved[0]} is untouched" if saved else "no checkpoint had been written"
+        try:
+            saved = self.store.steps()[-1:]
+            back = f"the checkpoint of step {saved[0]} is untouched" if saved else "no checkpoint had been written"
+        except DiskFailed:
+            back = f"{self.store.folder}, where the checkpoints are, cannot be used"
         why = self.anomalies.failure(result, self.progress.recent, rows)
         raise RunFailed(f"{why}; {back}. A lower train.lr often helps")
 
@@ -317,6 +320,8 @@ class Loop:
             return None
         step = self.progress.step
         best = self.progress.best_loss
+        if best is not None and not math.isfinite(best):  # saved by an earlier version
+            best = None
         if step and math.isfinite(evaluation.loss) and (best is None or evaluation.loss < best):
             self.progress.best_loss, self.progress.best_step = evaluation.loss, step
         numbers = {name: getattr(evaluation, name) for name in ("loss", "perplexity", "accuracy", "targets")}

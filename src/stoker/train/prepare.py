@@ -13,6 +13,7 @@ from stoker.job.task_spec import task_of
 from stoker.models.quantise import device_for
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.parallel.mesh import Mesh
+from stoker.runs.run_folder import RunFolder
 from stoker.train.prepared import Prepared
 from stoker.train.run_schedule import plan_of, warmup_problem
 
@@ -49,15 +50,19 @@ def prepare(
             from stoker.train.prepare_language import prepare_language
 
             prepared = prepare_language(loaded, device, base, report, mesh, objective)
-    _check_warmup(loaded, prepared)
+    _check_warmup(loaded, prepared, base)
     return prepared
 
 
-def _check_warmup(loaded: LoadedJob, prepared: Prepared) -> None:
-    """Checks that a warm-up in steps ends, now that the data gives the number of steps."""
-    if isinstance(loaded.job.train.warmup, int):
+def _check_warmup(loaded: LoadedJob, prepared: Prepared, base: Path) -> None:
+    """Checks that a warm-up in steps ends, now that the data gives the number of steps.
+
+    A log that grows may end it later. A run that has begun goes on, as its warm-up may no longer change.
+    """
+    job = loaded.job
+    if isinstance(job.train.warmup, int) and not task_of(job).grows(job):
         problem = warmup_problem(prepared.job, plan_of(prepared.job, prepared.task))
-        if problem is not None:
+        if problem is not None and not RunFolder(base / job.output).has_begun():
             if prepared.corpus:
                 prepared.corpus.close()
             raise UserError(loaded.placed(problem))

@@ -10,7 +10,8 @@ from typing import Any
 from stoker.checkpoint.object_collectives import by_first
 from stoker.errors import RunFailed, UserError
 from stoker.files import read_file
-from stoker.job.key_paths import flat
+from stoker.job.conflicts import has_effect
+from stoker.job.key_paths import flat, parse_key
 from stoker.job.load_job import load_job
 from stoker.job.resolved import ResolvedJob
 from stoker.runs.run_folder import RunFolder
@@ -64,12 +65,17 @@ def _check_same_job(job: ResolvedJob, fingerprints: dict[str, str], folder: RunF
         raise UserError(f"{folder.path} holds a run whose job cannot be read ({error.problems[0]}): {how}") from error
     if not resuming and before.checkpoint.to == job.checkpoint.to:
         return  # it ended before its first checkpoint
-    differing = differences(flat(before.model_dump()), flat(job.model_dump()))
+    differing = differences(_with_effect(before), _with_effect(job))
     if differing:
         raise UserError(f"{folder.path} holds a run of another job ({'; '.join(differing[:5])}): {how}")
     changed = [name for name, was in _data_of(folder).items() if fingerprints.get(name) != was]
     if changed:
         raise UserError(f"{changed[0]} has changed since the run in {folder.path} began: {how}")
+
+
+def _with_effect(job: ResolvedJob) -> dict[str, Any]:
+    """Returns the leaves of a job by dotted key, without those that have no effect in it."""
+    return {key: value for key, value in flat(job.model_dump()).items() if has_effect(job, parse_key(key))}
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -281,6 +282,10 @@ def _record(
     repeated = folder.forget_after(resumed)
     common: dict[str, Any] = {"task": job.task, "model": _model_name(job), "steps": plan.steps}
     common["began"] = round(began, 3)
+    if "SLURM_JOB_ID" in os.environ:
+        common["slurm_job"] = os.environ[
+            "SLURM_JOB_ID"
+        ]  # so that `--fresh` knows a restart; see `stoker.cli.start_over`
     if prepared.audit is not None:
         common["sources"] = [asdict(part) for part in prepared.audit.mixture]
         common["audit"] = {name: getattr(prepared.audit, name) for name in AUDITED}
