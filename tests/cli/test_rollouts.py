@@ -73,6 +73,14 @@ def test_samples_that_training_went_past_are_not_those_of_a_step(folder: Path, t
     assert len(found.rollouts) == 4 and [iteration.number for iteration in found.iterations] == [1]
 
 
+def test_a_short_last_step_has_the_samples_that_it_began_with(folder: Path, tmp_path: Path) -> None:
+    run = RunFolder(shutil.copytree(folder, tmp_path / "run"))
+    lines = ('{"step": 1, "samples": 4, "first_sample": 0}', '{"step": 2, "samples": 10, "first_sample": 8}')
+    run.metrics.write_text("\n".join(lines) + "\n")  # 4 to 7 are skipped, and the run has 10
+    found = rollouts_of_step(run, load_job(run.job).job, 2)
+    assert len(found.rollouts) == 2 and [iteration.number for iteration in found.iterations] == [1]
+
+
 def as_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     assert main(["rollouts", "run", "--json", *words]) == 0
     return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]

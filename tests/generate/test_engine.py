@@ -262,6 +262,21 @@ def test_short_prompts_are_counted_as_the_memory_that_they_need() -> None:
         assert engine.running == 8  # none of them waits for memory
         while engine.busy:
             engine.step()
-    assert engine._token_bytes == 1.5 * token  # with the columns that are allocated ahead
+    assert engine._token_bytes == token
+    for generation in generations:
+        assert_greedy(engine, generation)
+
+
+def test_rows_of_few_tokens_are_counted_with_all_columns_that_they_take() -> None:
+    token = 2 * 2 * 2 * 8 * 8  # layers, keys and values, heads, width, bytes
+    engine = engine_of("llama", memory=4 * 64 * token)
+    engine.run([Request(prompts((10,))[0], 1)])
+    generations = [engine.submit(Request(prompt, 4)) for prompt in prompts((10,) * 8)]
+    with engine.decoder.at_work():
+        most = 0
+        while engine.busy:
+            engine.step()
+            most = max(most, sum(batch.cache.nbytes for batch in engine._batches.values()))
+    assert 0 < most <= 4 * 64 * token
     for generation in generations:
         assert_greedy(engine, generation)

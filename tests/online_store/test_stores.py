@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -194,10 +195,19 @@ def test_rows_are_not_written_to_a_version_that_was_not_begun_here(place: str) -
         writer.drop(begun)
 
 
-def test_a_prefix_of_redis_is_part_of_no_other_ones_keys() -> None:
-    for prefix in ("ads:2", "a*", "a[b]"):
-        with pytest.raises(UserError, match=r"`prefix` must not contain any of : \* \? \[ \]"):
-            writer_of(f"redis://127.0.0.1:1/0?prefix={prefix}")
+def test_dropping_a_version_leaves_other_prefixes_alone(redis_place: str, tmp_path: Path) -> None:
+    names = [f"{tmp_path.name}{end}" for end in ("ads", "ads:1", "ads:1:1", "a*", "a[d]s", "a?s", "a\\ds")]
+    writers = [writer_of(f"{redis_place}?prefix={quote(name)}") for name in names]
+    for writer in writers:
+        loaded(writer, {1: 1.0}, {1: 1.0})
+    for number, writer in enumerate(writers):
+        writer.drop(1)
+        assert not writer.rows_of(1, TABLES[0]) and not writer.versions()
+        for other in writers[number + 1 :]:
+            assert [v.number for v in other.versions()] == [other.current()] == [1]
+            assert other.rows_of(1, TABLES[0]) == other.rows_of(1, TABLES[1]) == 1
+    left = RedisBackend(redis_place).client.keys(f"{tmp_path.name}*")
+    assert {key.rpartition(b":")[2] for key in left} == {b"current", b"last"}
 
 
 def test_the_cache_is_as_old_as_allowed_and_ends_with_the_version(place: str) -> None:

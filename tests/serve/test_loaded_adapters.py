@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from safetensors.torch import load_file, save_file
 from serving import InProcess, in_process
 from transformers import AutoTokenizer
 
+from stoker.checkpoint.load_run import TunedRun
 from stoker.errors import UserError
+from stoker.generate import open_model
+from stoker.generate.open_model import OpenModel, of_tuned
 from stoker.serve.open_served import open_served
 
 ASKED = [{"role": "user", "content": "Who is 3?"}]
@@ -184,6 +188,20 @@ def test_a_base_stays_when_its_name_is_taken(home: Path) -> None:
 def test_the_base_of_a_run_is_served_under_every_name_that_is_given(home: Path) -> None:
     models = open_served(["one", "tiny", "base=tiny"], home)
     assert [model.name for model in models] == ["one", "tiny", "base"] and len(models.hosts) == 1
+
+
+def test_a_base_has_the_texts_of_its_files_in_any_order(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_other_stops(tuned: TunedRun, base: Path) -> OpenModel:
+        opened = of_tuned(tuned, base)
+        return replace(opened, codec=replace(opened.codec, stop_ids=frozenset({9})), chats=False)
+
+    monkeypatch.setattr(open_model, "of_tuned", with_other_stops)
+    orders = (["one", "tiny", "base=tiny"], ["one", "base=tiny", "tiny"], ["base=tiny", "one", "tiny"])
+    for order in orders:
+        models = {model.name: model.opened for model in open_served(order, home)}
+        assert models["one"].codec.stop_ids == {9} and not models["one"].chats
+        for name in ("tiny", "base"):
+            assert models[name].codec.stop_ids != {9} and models[name].chats and models[name].run is None
 
 
 def test_an_adapter_without_a_tokenizer_has_that_of_the_base(home: Path, tmp_path: Path) -> None:

@@ -157,15 +157,19 @@ def test_a_run_that_another_has_replaced_ends_and_leaves_the_other_alone(tmp_pat
 
 
 def test_a_folder_is_one_servers_and_other_files_stay_in_it(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "clicks.csv").touch()
-    with pytest.raises(UserError, match="data has files, and is not the folder of a table server"):
-        RowServer(("127.0.0.1", 0), SECRET, tmp_path / "data")
+    for name in ("rows", "layout-0", "run.json"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_text("[]")
+        with pytest.raises(UserError, match=f"has {name}, and is not the folder of a table server"):
+            RowServer(("127.0.0.1", 0), SECRET, tmp_path / name)
+    (tmp_path / "a" / "lost+found").mkdir(parents=True)  # a volume's own
     with serving(tmp_path / "a") as (servers, _):
         step(words(servers))
         (tmp_path / "a" / "run.secret").touch()
         step(words(servers))  # the second run replaces the first
-        assert {"run.secret", "run.json", "layout-0"} <= {path.name for path in (tmp_path / "a").iterdir()}
+        assert {"lost+found", "run.secret", "run.json", "layout-0"} <= {
+            path.name for path in (tmp_path / "a").iterdir()
+        }
         with pytest.raises(UserError, match="another table server uses"):
             RowServer(("127.0.0.1", 0), SECRET, tmp_path / "a")
     RowServer(("127.0.0.1", 0), SECRET, tmp_path / "a").close()

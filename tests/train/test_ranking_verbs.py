@@ -13,10 +13,14 @@ from running import run, write_job
 from stoker.cli.main import main
 from stoker.data.ranking.features import Column, Features
 from stoker.errors import UserError
+from stoker.hardware.process_device import Device
 from stoker.job.load_job import load_job
+from stoker.job.task_spec import TASKS
 from stoker.runs.run_folder import RunFolder
 from stoker.train.prepare import prepare
 from stoker.train.prepared import Prepared
+from stoker.train.ranking.job_log import audit_of, open_log_of
+from stoker.train.ranking.prepare_ranking import build
 from stoker.train.ranking.ranking_block import RankingBlock
 from stoker.train.ranking.ranking_tables import shape_of
 from stoker.verify.toy_job import make_twin
@@ -167,6 +171,22 @@ def test_a_progressive_run_has_no_more_steps_than_rows(clicks: Path) -> None:
     prepared(15)
     with pytest.raises(UserError, match=r"job\.yaml:.*each row once, and 16 steps take 192 of 180 rows; write `epochs"):
         prepared(16)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ranking": {"progressive": True}, "steps": 16},
+        {"ranking": {"model": "two-tower", "item": ["item_id"], "crosses": [["user_id", "item_id"]]}},
+    ],
+)
+def test_a_run_that_has_trained_is_opened_where_a_new_one_is_refused(changes: dict[str, Any], clicks: Path) -> None:
+    loaded = load_job(write_job(clicks, ranking_job(**changes)))
+    build(loaded, open_log_of(loaded, clicks).features, Device("cpu", "fp64", ""))
+    assert audit_of(loaded, clicks).problems
+    for check in (prepare, TASKS["ranking"].gate):
+        with pytest.raises(UserError, match=r"and 16 steps take 192|each has its own tower"):
+            check(loaded, clicks)
 
 
 def test_the_item_of_a_history_is_the_feature_that_has_the_tables_name() -> None:

@@ -18,7 +18,7 @@ from stoker.generate.decoder import Decoder
 from stoker.generate.prefill import PASS, Prefill
 from stoker.generate.request import Ending, Generation, Listener, Request, Token
 from stoker.generate.request_queue import RequestQueue
-from stoker.generate.row_cache import RowCache
+from stoker.generate.row_cache import RowCache, columns_for
 from stoker.generate.sampling import next_tokens
 from stoker.generate.step_threads import StepThreads
 
@@ -261,12 +261,12 @@ class GenerationEngine:
             return True
         length = len(generation.so_far) + min(AHEAD, generation.request.max_tokens)
         longest = max([length, *(b.cache.longest + AHEAD for b in self._batches.values())])
-        return (rows + 1) * longest * self._token_bytes <= self._memory
+        return (rows + 1) * columns_for(longest) * self._token_bytes <= self._memory
 
     def _make_room(self, batch: _Batch) -> None:
         """Preempts answers, back into the queue, while their keys and values exceed the memory."""
         while len(batch.generations) > 1:
-            needed = len(batch.generations) * (batch.cache.longest + 1) * self._token_bytes
+            needed = len(batch.generations) * columns_for(batch.cache.longest + 1) * self._token_bytes
             if needed <= self._memory:
                 return
             generation = self._remove(batch, len(batch.generations) - 1)

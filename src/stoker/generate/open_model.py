@@ -23,7 +23,7 @@ from stoker.job.task_spec import task_of
 from stoker.models.families import family_of
 from stoker.models.load_model import blank_model
 from stoker.models.meta_model import allocate
-from stoker.models.model_source import find_model, model_problem, require_model
+from stoker.models.model_source import ModelSource, find_model, model_problem, require_model
 from stoker.models.text import context_of
 from stoker.models.tokenizer import chat_template, codec_of, load_tokenizer_from, served_stop_ids
 from stoker.models.weight_source import fill_whole
@@ -119,26 +119,42 @@ def of_tuned(tuned: TunedRun, base: Path) -> OpenModel:
     )
 
 
-def _of_files(name: str, base: Path, trusted: Sequence[str]) -> OpenModel:
-    block = ModelBlock(
+def _block_of(name: str, trusted: Sequence[str]) -> ModelBlock:
+    return ModelBlock(
         name=name,
         trust_remote_code="model.trust_remote_code=true" in trusted,
         allow_pickle="model.allow_pickle=true" in trusted,
     )
+
+
+def _of_files(name: str, base: Path, trusted: Sequence[str]) -> OpenModel:
+    block = _block_of(name, trusted)
     if problem := model_problem(block, base):
         raise UserError(Problem(*problem))
     source, device = require_model(name, base), choose_device()
-    tokenizer = load_tokenizer_from(source, trust_remote_code=block.trust_remote_code)
+    codec, chats = _text_of_files(source, block)
     with arithmetic_of(device):
         blank = blank_model(block, base, seed=0, dtype=device.autocast_dtype or torch.float32, stored_in_bits=True)
         family = family_of(blank.model.config)
         if family is not None and family.attend is not None:
             family.attend(blank.model)
         fill_whole(allocate(blank.model, device.torch), blank.weights)
-    _, own = chat_template(tokenizer)
     return OpenModel(
         name=Path(name).name,
         decoder=decoder_of(blank.model.eval(), device, context=context_of(source, block), frozen=True),
-        codec=codec_of(tokenizer, served_stop_ids(tokenizer, source, block)),
-        chats=own,
+        codec=codec,
+        chats=chats,
     )
+
+
+def _text_of_files(source: ModelSource, block: ModelBlock) -> tuple[TextCodec, bool]:
+    """Returns the codec in a model's files, and whether they have a chat template."""
+    tokenizer = load_tokenizer_from(source, trust_remote_code=block.trust_remote_code)
+    _, own = chat_template(tokenizer)
+    return codec_of(tokenizer, served_stop_ids(tokenizer, source, block)), own
+
+
+def untuned_model(opened: OpenModel, name: str, base: Path, trusted: Sequence[str] = ()) -> OpenModel:
+    """Returns the model that an open run has tuned, with the tokenizer, chat template and stop tokens of its files."""
+    codec, chats = _text_of_files(require_model(name, base), _block_of(name, trusted))
+    return OpenModel(Path(name).name, opened.decoder, codec, chats)

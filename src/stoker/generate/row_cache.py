@@ -91,6 +91,11 @@ class _Layer(CacheLayerMixin):
                 setattr(self, name, fresh)
 
 
+def columns_for(tokens: int) -> int:
+    """Returns the most columns that are allocated for rows of this length."""
+    return max(int(tokens * SPARE), STEP)
+
+
 class RowCache(Cache):
     """Keys and values of up to S sequences.
 
@@ -119,8 +124,8 @@ class RowCache(Cache):
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of the keys and values of one token, with the columns that are allocated ahead."""
-        return int(self.nbytes / max(1, self._at.rows * self._at.columns) * SPARE)
+        """Bytes of the keys and values of one token."""
+        return self.nbytes // max(1, self._at.rows * self._at.columns)
 
     def _held(self) -> list[tuple[Tensor, Tensor]]:
         return [(x.keys, x.values) for x in self._layers if x.keys is not None and x.values is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from stoker.online_store.row_backends import RedisBackend, StoredTable, StoreErr
 from stoker.online_store.store_version import ABANDONED, StoredVersion, TableDelta, head_of, info_of
 
 CHUNK = 5000  # rows of a command
-_SPECIAL = ":*?[]\\"  # in patterns, and between the parts of a key
+_PARTS = "head|manifest|file:[^:]+|rows:[0-9]+"  # of a version's keys
 
 
 class RedisWriter:
@@ -23,8 +24,6 @@ class RedisWriter:
     def __init__(self, place: str) -> None:
         self.place, self._at = place, RedisBackend(place)
         self._client, self._key = self._at.client, self._at.key
-        if any(character in _SPECIAL for character in self._at.prefix):
-            raise StoreError(f"{place}: `prefix` must not contain any of {' '.join(_SPECIAL)}; write ?prefix=ads-2")
 
     def begin(self) -> int:
         for name, last in self._client.hgetall(self._key("loading")).items():
@@ -123,8 +122,12 @@ class RedisWriter:
         self._client.delete(self._key(version, "head"))  # readers begin with it
         for name in ("versions", "loading"):
             self._client.hdel(self._key(name), str(version))
-        for key in self._client.scan_iter(self._key(version, "*"), count=1000):
-            self._client.unlink(key)
+        start = self._key(version, "")
+        pattern = re.sub(r"([*?\[\]\\])", r"\\\1", start) + "*"
+        own = re.compile(f"{re.escape(start)}({_PARTS})".encode())  # the pattern finds keys of a prefix like ads:2 too
+        for key in self._client.scan_iter(pattern, count=1000):
+            if own.fullmatch(key):
+                self._client.unlink(key)
 
     def current(self) -> int:
         return self._at.current()

@@ -55,6 +55,7 @@ class StepMetrics:
         seconds: wall time of the step.
         time: when it ended, seconds since 1970.
         samples: consumed so far, over the whole run.
+        first_sample: number of the step's first one; runs of earlier versions have none.
         data_seconds: time of waiting for samples, included in ``seconds``.
         stall: seconds that training waited for checkpoints since the step before.
         effective: productive step time over wall time, of the whole run so far.
@@ -72,6 +73,7 @@ class StepMetrics:
     seconds: float
     time: float = 0.0
     samples: int = 0
+    first_sample: int = 0
     data_seconds: float = 0.0
     stall: float = 0.0
     effective: float = 0.0

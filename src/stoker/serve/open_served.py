@@ -9,7 +9,7 @@ from peft import PeftModel
 
 from stoker.checkpoint.load_run import open_run
 from stoker.errors import Problem, UserError
-from stoker.generate.open_model import of_tuned, open_model
+from stoker.generate.open_model import of_tuned, open_model, untuned_model
 from stoker.generate.request import BASE
 from stoker.job.load_job import load_job
 from stoker.job.paths import absolute
@@ -78,9 +78,14 @@ class _Opener:
             self._adapter_folder(name or path.name, path)
         elif find_model(place, self._folder, or_run=True) is not None:
             host = self._base_of_run(place) or self._base_of(place)
-            names = [served.name for served in self.models if served.host is host and served.adapter == BASE]
-            if name not in names if name else not names:
-                self.models.add(Served(name or host.base, host, BASE, host.opened, root=place))
+            of_run = host.run is not None
+            opened = untuned_model(host.opened, place, self._folder, self._trusted) if of_run else host.opened
+            bases = [served for served in self.models if served.host is host and served.adapter == BASE]
+            listed = [served for served in bases if name in ("", served.name)]
+            for served in listed:  # until now with the texts of the run
+                served.opened = opened
+            if not listed:
+                self.models.add(Served(name or host.base, host, BASE, opened, root=place))
         elif not self._scorer(name, place) and not self._shared_run(name, place):
             self._run(name, place)
 

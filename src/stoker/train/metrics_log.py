@@ -46,6 +46,7 @@ class MetricsLog:
             seconds=result.seconds,
             time=round(time.time(), 3),
             samples=samples,
+            first_sample=result.span[0],
             data_seconds=result.data_seconds,
             stall=stall,
             effective=self._effective.after(productive) if self._effective is not None else 0.0,

@@ -42,7 +42,7 @@ class RowServer:
     Args:
         listen: address; port 0 takes a free one.
         secret: shared with trainers, which authenticate with it.
-        folder: of this server alone: snapshots, logs, and rows that do not fit in memory. Its content is restored, so
+        folder: of no other server: snapshots, logs, and rows that do not fit in memory. Its content is restored, so
             that a killed server continues where it ended.
         snapshot_every: steps between snapshots, which bound the size of the log and the time of a restart.
 
@@ -51,8 +51,8 @@ class RowServer:
 
     Raises:
         OSError: the address cannot be bound.
-        UserError: the folder has other files or another server, cannot be written, or its log does not fit its
-            snapshot.
+        UserError: the folder has foreign files with the names of its own, or another server, cannot be written, or its
+            log does not fit its snapshot.
     """
 
     def __init__(self, listen: Address, secret: bytes, folder: Path, *, snapshot_every: int = 1000) -> None:
@@ -168,18 +168,27 @@ class RowServer:
         return replace(settings, disk=settings.disk and replace(settings.disk, folder=self._folder / "rows"))
 
 
+def _is_of_server(path: Path) -> bool:
+    """Returns whether a file is the `_RUN` of a server."""
+    try:
+        run = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return False
+    return isinstance(run, dict) and ("layouts" in run or "dropped" in run)
+
+
 def _take(folder: Path) -> FileLock:
     """Creates and locks a server's folder.
 
     Raises:
-        UserError: it has other files, another server uses it, or it cannot be written.
+        UserError: it has foreign files with a server's names, another server uses it, or it cannot be written.
     """
     advice = "give another --folder, for this server alone"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        is_own = (folder / _LOCK).exists() or (folder / _RUN).exists()
-        if not is_own and any(folder.iterdir()):
-            raise UserError(Problem(f"{folder} has files, and is not the folder of a table server", advice))
+        found = [path.name for name in (_RUN, *_ROWS) for path in folder.glob(name)]
+        if found and not (folder / _LOCK).exists() and not _is_of_server(folder / _RUN):
+            raise UserError(Problem(f"{folder} has {found[0]}, and is not the folder of a table server", advice))
         taken = FileLock(folder / _LOCK, timeout=0, thread_local=False)
         taken.acquire()
     except Timeout as error:

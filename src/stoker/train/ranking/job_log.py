@@ -6,6 +6,7 @@ from pathlib import Path
 
 from stoker.data.ranking.click_log import ClickLog, open_log
 from stoker.data.ranking.column_settings import LogSettings, StatedFeature
+from stoker.data.ranking.features import Features
 from stoker.data.ranking.log_audit import AdmissionRule, LogAudit, audit_log
 from stoker.data.ranking.log_gate import log_problems
 from stoker.errors import Problem, UserError
@@ -44,7 +45,7 @@ def settings_of(block: RankingBlock) -> LogSettings:
 
 
 def open_log_of(loaded: LoadedJob, base: Path) -> ClickLog:
-    """Opens the log of a job.
+    """Opens the log of a job, which may have trained already.
 
     Raises:
         UserError: it cannot be read or must not be trained on; a problem with a key names its place in the job.
@@ -55,17 +56,51 @@ def open_log_of(loaded: LoadedJob, base: Path) -> ClickLog:
     return log
 
 
+def open_training_log(loaded: LoadedJob, base: Path) -> ClickLog:
+    """Opens the log of a job that is to train.
+
+    Raises:
+        UserError: as of `open_log_of`, and the job asks for what no new run can train.
+    """
+    log = open_log_of(loaded, base)
+    if problems := _problems_of_training(loaded, log):
+        raise UserError(*problems)
+    return log
+
+
 def _problems(loaded: LoadedJob, log: ClickLog) -> list[Problem]:
     job, block = loaded.job, block_of_task(loaded.job, RankingBlock)
     problems = [loaded.placed(found) for found in log_problems(log, job.data, job.evaluate.data)]
     if log.features.group is None and block.at != default_of(RankingBlock, "at"):
         message = "`ranking.at` has no effect without a group: NDCG and recall are of the rows of one group"
         problems.append(loaded.problem("ranking.at", message, "write `group:` and its column, or remove `at`"))
+    return problems
+
+
+def _problems_of_training(loaded: LoadedJob, log: ClickLog) -> list[Problem]:
+    """Returns the problems of a new run alone: runs of before are still evaluated and exported."""
+    job, block = loaded.job, block_of_task(loaded.job, RankingBlock)
+    problems = []
     wanted, rows = (job.steps or 0) * job.train.batch, len(log.training)
     if block.progressive and wanted > rows:
         message = f"`progressive` trains on each row once, and {job.steps:,} steps take {wanted:,} of {rows:,} rows"
         problems.append(loaded.problem("steps", message, "write `epochs: 1` instead"))
+    if block.model == "two-tower" and (found := _cross_of_towers(block, log.features)):
+        problems.append(loaded.problem(*found))
     return problems
+
+
+def _cross_of_towers(block: RankingBlock, features: Features) -> tuple[str, str, str] | None:
+    """Returns (key, message, suggestion) of a cross that is not within one tower."""
+    for number, cross in enumerate(column for column in features.ids if column.kind == "cross"):
+        sides = {name in block.item for name in cross.crossed}
+        if len(sides) > 1:
+            message = f"{cross.name} combines a feature of the user and one of the item, and each has its own tower"
+            return f"ranking.crosses[{number}]", message, "remove it, or write `model: dcn`"
+        if sides != {cross.name in block.item}:
+            change = f"{'add' if True in sides else 'remove'} {cross.name!r}"
+            return "ranking.item", f"{cross.name} is not of the same tower as its features", change
+    return None
 
 
 def _opened(loaded: LoadedJob, base: Path) -> ClickLog:
@@ -87,4 +122,4 @@ def audit_of(loaded: LoadedJob, base: Path) -> LogAudit:
     log = _opened(loaded, base)
     rule = block_of_task(loaded.job, RankingBlock).table.admission
     admission = AdmissionRule(rule.count, rule.probability) if rule is not None else None
-    return audit_log(log, _problems(loaded, log), admission=admission)
+    return audit_log(log, [*_problems(loaded, log), *_problems_of_training(loaded, log)], admission=admission)

@@ -31,7 +31,7 @@ from stoker.train.import_object import import_path
 from stoker.train.prepared import Prepared, apply_job_to_blocks, describe_parameters, engine_of
 from stoker.train.ranking.export_manifest import graph_from, manifest_of, table_entries
 from stoker.train.ranking.exported_tower import GRAPH, WEIGHTS, graph_bytes
-from stoker.train.ranking.job_log import open_log_of
+from stoker.train.ranking.job_log import open_training_log
 from stoker.train.ranking.ranking_block import RankingBlock
 from stoker.train.ranking.ranking_tables import TORCHREC_ROWS, embeddings_of, misfit_of_widths, servers_of, shape_of
 from stoker.train.ranking.ranking_task import RankingTask
@@ -50,7 +50,7 @@ def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: 
         message = "this device computes in fp16, which scales the loss, and rows of tables are not scaled back"
         raise UserError(loaded.problem("train.precision", message, "write `precision: fp32`"))
     job = job.model_copy(update={"train": job.train.model_copy(update={"precision": device.precision})})
-    log = open_log_of(loaded, base)
+    log = open_training_log(loaded, base)
     with loaded.errors_at_their_keys():
         servers = servers_of(block, base)
     tower, tables, shape = build(loaded, log.features, device, mesh, servers)
@@ -203,14 +203,6 @@ def _misfit_of_towers(shape: RankingShape, features: Features) -> tuple[str, str
     if features[shape.item[0]].kind != "id":
         message = f"{shape.item[0]} has several ids a row, and two-tower finds items by one"
         return "ranking.item", message, "name the item's id first"
-    for number, cross in enumerate(column for column in features.ids if column.kind == "cross"):
-        sides = {name in shape.item for name in cross.crossed}
-        if len(sides) > 1:
-            message = f"{cross.name} combines a feature of the user and one of the item, and each has its own tower"
-            return f"ranking.crosses[{number}]", message, "remove it, or write `model: dcn`"
-        if sides != {cross.name in shape.item}:
-            change = f"{'add' if True in sides else 'remove'} {cross.name!r}"
-            return "ranking.item", f"{cross.name} is not of the same tower as its features", change
     if set(shape.item) >= set(shape.features) and not shape.numbers:
         return "ranking.item", "every feature is the item's, and none is left for the user", "leave some out"
     return None

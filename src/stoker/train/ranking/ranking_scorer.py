@@ -110,7 +110,8 @@ class RankingScorer:
         reason = "its score is not finite"
         if batch.dense.shape[1]:
             column = self.features.dense[int(np.abs(batch.dense[row]).argmax())]
-            reason += f"; {column.name} is furthest from its mean, {column.mean:.4g}"
+            mean = "" if column.log else f", {column.mean:.4g}"  # of logarithms
+            reason += f"; {column.name} is furthest from its mean{mean}"
         return BadRowError(row, reason)
 
     def lookups(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, tuple[int, int]]]:

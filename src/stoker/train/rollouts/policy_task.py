@@ -272,7 +272,7 @@ class PolicyTask(LanguageTask):
             scored: whether their tokens are scored by the policy; else the passes of the step do that.
         """
         began, settings = time.perf_counter(), self.settings
-        first = number * self.plan.prompts if settings.dynamic == 1 or not number else self._before(number).next_prompt
+        first = number * self.plan.prompts if settings.dynamic == 1 or not number else self._before(number)[0]
         kept: list[Rollout] = []
         informative: list[bool] = []
         for rounds_left in reversed(range(settings.dynamic)):
@@ -301,8 +301,10 @@ class PolicyTask(LanguageTask):
         with self._idle.away():
             return self._collector.answers(asked, engine, **how)
 
-    def _before(self, number: int) -> Iteration:
-        return self._iterations.get(number - 1) or self._read(number - 1)
+    def _before(self, number: int) -> tuple[int, Mapping[str, float], int]:
+        """Returns (next prompt, figures, number of rollouts) of the previous iteration. A collective."""
+        before = self._iterations.get(number - 1)
+        return _ending(before) if before else by_first(lambda: _ending(self.files.read(number - 1)))
 
     def _read(self, number: int) -> Iteration:
         """Reads an iteration on the process that writes them: storage may show a new file to other nodes later.
@@ -316,9 +318,9 @@ class PolicyTask(LanguageTask):
         settings = self.settings
         if settings.kl_target is None or not number:
             return settings.kl
-        before = self._before(number)
-        off = min(0.2, max(-0.2, before.figures["kl"] / settings.kl_target - 1))
-        return before.figures["kl_factor"] * (1 + off * len(before.rollouts) / settings.kl_horizon)
+        _, figures, rollouts = self._before(number)
+        off = min(0.2, max(-0.2, figures["kl"] / settings.kl_target - 1))
+        return figures["kl_factor"] * (1 + off * rollouts / settings.kl_horizon)
 
     def evaluate(self, engine: Engine) -> Evaluation | None:
         """Evaluates the mean score of greedy answers to the held-out prompts; the loss is its negative."""
@@ -336,6 +338,11 @@ class PolicyTask(LanguageTask):
             "ended": float(np.mean([rollout.stopped for rollout in rollouts])),
         }
         return Evaluation(-score, None, len(rollouts), "answer", None, measures)
+
+
+def _ending(iteration: Iteration) -> tuple[int, Mapping[str, float], int]:
+    """Returns what the next iteration needs: (next prompt, figures, number of rollouts)."""
+    return iteration.next_prompt, iteration.figures, len(iteration.rollouts)
 
 
 def _states(optimizer: Optimizer) -> list[Tensor]:

@@ -47,8 +47,9 @@ def rollouts_of_step(folder: RunFolder, job: ResolvedJob, step: int | None = Non
     if number not in consumed:
         raise UserError(f"{folder.path} has no step {number}; it has {min(consumed)} to {max(consumed)}")
     files, plan = RolloutFiles(folder.path / ROLLOUTS), _plan(job)
-    last = consumed[number]
-    first = max(consumed.get(number - 1, 0), last - job.train.batch)  # samples before may be skipped
+    first, last = consumed[number]
+    if first is None:  # a run of an earlier version: samples before may be skipped
+        first = max(consumed.get(number - 1, (0, 0))[1], last - job.train.batch)
     iterations, found = [], []
     while first < last:
         index, place = plan.place(first)
@@ -60,10 +61,14 @@ def rollouts_of_step(folder: RunFolder, job: ResolvedJob, step: int | None = Non
     return StepRollouts(number, tuple(iterations), tuple(found))
 
 
-def _consumed(folder: RunFolder) -> dict[int, int]:
-    """Returns the samples that a run has consumed after each of its steps."""
-    lines = folder.read_metrics()
-    return {line["step"]: line["samples"] for line in lines if _whole(line.get("step")) and _whole(line.get("samples"))}
+def _consumed(folder: RunFolder) -> dict[int, tuple[int | None, int]]:
+    """Returns, by step, the number of its first sample, if known, and the samples consumed after it."""
+    lines = [x for x in folder.read_metrics() if _whole(x.get("step")) and _whole(x.get("samples"))]
+    firsts = [line.get("first_sample") for line in lines]
+    return {
+        line["step"]: (first if _whole(first) else None, line["samples"])
+        for line, first in zip(lines, firsts, strict=True)
+    }
 
 
 def _whole(value: Any) -> bool:

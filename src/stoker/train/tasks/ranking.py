@@ -194,9 +194,9 @@ def _plan(loaded: LoadedJob, base: Path, cluster: Cluster) -> RankingPlan:
 
 
 def _gate(loaded: LoadedJob, base: Path) -> None:
-    from stoker.train.ranking.job_log import open_log_of
+    from stoker.train.ranking.job_log import open_training_log
 
-    open_log_of(loaded, base)
+    open_training_log(loaded, base)
 
 
 def _audit(loaded: LoadedJob, base: Path) -> LogAudit:
