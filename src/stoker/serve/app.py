@@ -15,8 +15,8 @@ from starlette.types import ASGIApp
 from stoker.errors import UserError
 from stoker.serve.api_error import ApiError, bad_request, of_user_error
 from stoker.serve.bodies import CompletionBody, EmbeddingBody, LoadAdapterBody, ScoreBody, UnloadAdapterBody
-from stoker.serve.chat import ChatAnswer, check_calls
 from stoker.serve.chat_body import ChatBody
+from stoker.serve.chat_completions import ChatAnswer, check_calls
 from stoker.serve.completions import CompletionAnswer
 from stoker.serve.endpoint_state import Service
 from stoker.serve.guard import RequestGuard, error_response, read_json, unless_left

@@ -16,7 +16,7 @@ from stoker.generate.answer_text import AnswerText
 from stoker.generate.request import Token
 from stoker.serve.answer_stream import AnswerStream
 from stoker.serve.bodies import CompletionBody
-from stoker.serve.chat import clamp_log_probability
+from stoker.serve.chat_completions import clamp_log_probability
 from stoker.serve.endpoint_state import Service, Usage, engine_requests, submit_requests
 from stoker.serve.served import Served
 from stoker.serve.sse import DONE, event

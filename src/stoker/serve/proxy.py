@@ -18,8 +18,8 @@ from starlette.types import ASGIApp
 from stoker.serve.api_error import ApiError, bad_request
 from stoker.serve.app import guarded
 from stoker.serve.bodies import CompletionBody
-from stoker.serve.chat import DEFAULT_TOKENS, check_calls
 from stoker.serve.chat_body import ChatBody
+from stoker.serve.chat_completions import DEFAULT_TOKENS, check_calls
 from stoker.serve.endpoint_state import Service
 from stoker.serve.engine_thread import EngineThread
 from stoker.serve.external_engine import RunningServer

@@ -11,7 +11,7 @@ from stoker.data.tokenise import RowSettings, tokenise
 from stoker.models.collate import cut_after_last_target
 from stoker.serve.api_error import bad_request
 from stoker.serve.bodies import ScoreBody
-from stoker.serve.chat import template_message
+from stoker.serve.chat_completions import template_message
 from stoker.serve.endpoint_state import Service, Usage
 from stoker.serve.served import Served
 
