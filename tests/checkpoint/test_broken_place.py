@@ -140,3 +140,19 @@ def test_a_rollback_goes_on_from_memory(run: Path, monkeypatch: pytest.MonkeyPat
                 saving.restore_newest(lambda _: target.held, before=2)
         found = saving.restore_newest(lambda _: target.held, before=2)
         assert found is not None and (found.step, found.where) == (1, "disk")
+
+
+def test_checkpoints_that_a_rollback_could_not_delete_are_deleted_by_the_next_save(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with shared_memory(run), Saver(Store(run / "checkpoints"), Snapshots(run), memory=1) as saving:
+        for step in (1, 4):
+            saving.save(state(step), TWO)
+        saving.remember(state(2))
+        target = state(0)
+        with monkeypatch.context() as patch:
+            break_folder(patch)
+            found = saving.restore_newest(lambda _: target.held, before=4)
+        assert found is not None and (found.step, found.where) == (2, "memory") and saving.store.steps() == [1, 4]
+        saving.save(state(3), TWO)
+        assert saving.store.steps() == [1, 3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,12 @@ def test_another_run_is_refused_and_nothing_is_touched(base: Path, sft: dict[str
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
-def test_of_two_runs_that_begin_together_one_gets_the_place(scheme: str, tmp_path: Path) -> None:
+def test_of_two_runs_that_begin_together_one_gets_the_place(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     place = f"{scheme}{tmp_path / 'shared'}" if scheme else tmp_path / "shared"
     one, other = RunFolder(tmp_path / "one"), RunFolder(tmp_path / "other")
     for folder in (one, other):
@@ -49,6 +55,11 @@ def test_of_two_runs_that_begin_together_one_gets_the_place(scheme: str, tmp_pat
     with pytest.raises(FileExistsError):
         storage_of(place).claim(b"{}", replaces=False)
     claim_place(storage_of(place), one)
+    moved = RunFolder(one.path.rename(tmp_path / "moved"))
+    with monkeypatch.context() as patch:  # a full disk does not end a run that has moved
+        patch.setattr(type(storage_of(place)), "claim", full)
+        claim_place(storage_of(place), moved)
+    one = RunFolder(moved.path.rename(tmp_path / "one"))
     one.events.unlink()
     one.event("started", run="again")  # its folder was removed by hand: no one else can train in it
     claim_place(storage_of(place), one)

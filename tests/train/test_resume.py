@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from running import Crash, Ran, assert_same_state, crash_at, run, stop_at, watching, write_rows
+from running import Crash, Ran, assert_same_state, crash_at, run, stop_at, watching, write_job, write_rows
 
 from stoker.checkpoint.storage import LocalStorage
 from stoker.errors import DiskFailed, RunFailed, UserError
+from stoker.job.load_job import load_job
 from stoker.runs.listing import summarise
 from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import shared_memory
-from stoker.train.resume_check import check_none_lost
+from stoker.train.resume_check import check_none_lost, with_effect
 
 BATCH = 4
 MODULE = {
@@ -194,6 +195,13 @@ def test_changed_data_is_refused(base: Path, sft: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"rows\.jsonl has changed"):
         run(base, sft)
     assert stopped.folder.metrics.read_text() == before
+
+
+def test_a_resumed_job_may_name_a_reward_with_brackets(base: Path) -> None:
+    rewards = {"regex:[0-9]+": 1.0}
+    job = {"task": "grpo", "model": "tiny", "data": "rows.jsonl", "steps": 2, "grpo": {"rewards": rewards}}
+    loaded = load_job(write_job(base, job))
+    assert "grpo.rewards.regex:[0-9]+" in with_effect(loaded.job)
 
 
 def test_a_changed_template_is_refused(base: Path, sft: dict[str, Any]) -> None:

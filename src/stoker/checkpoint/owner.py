@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import socket
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from stoker.checkpoint.storage import Storage
@@ -71,6 +72,10 @@ def claim_place(storage: Storage, folder: RunFolder) -> None:
     if before == mine:
         return
     content = json.dumps(asdict(mine)).encode()
+    if before is not None and before.run == mine.run:
+        with suppress(OSError):  # the run has moved; where its old folder is named, nobody else trains
+            storage.claim(content, replaces=True)
+        return
     try:
         storage.claim(content, replaces=before is not None)
     except FileExistsError:

@@ -60,6 +60,7 @@ class Saver:
         self._outcomes: list[SaveOutcome] = []
         self._was_full = False  # whether the last checkpoint did not fit
         self._cost: float | None = None  # seconds of the last copy in memory
+        self._abandoned: int | None = None  # step after which checkpoints are still to be deleted
 
     def attempt(self, state: State, keep: Keep) -> None:
         """Saves in the background. An error becomes an event and does not end the run: the next checkpoint may
@@ -101,6 +102,7 @@ class Saver:
             DiskFailed: it could not be written; earlier checkpoints are untouched, except those deleted to make room.
         """
         self.wait()
+        self._forget_abandoned()
         begin = time.perf_counter()
         agreed = self.snapshots.agreed(state.held) if self.snapshots else make_write_plan(state.held, None)
         deleted = self._room_for(state, agreed, keep)
@@ -181,6 +183,7 @@ class Saver:
         """
         begun = time.time()
         self.wait()
+        self._forget_abandoned()
         snapshots, store = self.snapshots, self.store
         self._is_safe(tries=TRIES)
         copied = snapshots is not None and self._background and not self._was_full and not state.streams
@@ -311,14 +314,21 @@ class Saver:
             if self.snapshots is not None and self._memory is not None:
                 forget_after(self._memory, restored.step)
                 self.snapshots.forget_steps()
+            self._abandoned = restored.step
             try:
-                self.store.forget_after(restored.step)
-            except DiskFailed as error:  # the saves that follow report it too
-                if before is None:
+                self._forget_abandoned()
+            except DiskFailed as error:  # the next save tries again
+                if before is None or restored.where != "memory":
                     raise
                 self._note(f"{error}. Training goes on from the copies in memory")
         self._saved = restored.step if restored is not None and restored.where == "disk" else None
         return restored
+
+    def _forget_abandoned(self) -> None:
+        """Deletes the checkpoints of steps that the run repeats."""
+        if self._abandoned is not None:
+            self.store.forget_after(self._abandoned)
+            self._abandoned = None
 
     def report(self) -> None:
         """Records the results of `finished` as events."""

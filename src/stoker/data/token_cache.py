@@ -15,7 +15,7 @@ import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -192,12 +192,17 @@ class _Shard:
 def _most_mapped() -> int:
     """Returns the number of shards that a process maps at once.
 
-    Linux allows 65,530 maps by default. A map of Python's keeps a descriptor: they take at most half of the limit.
+    Linux allows 65,530 maps by default. A map of Python's keeps a descriptor: they take at most half of the limit,
+    which is raised as far as the user may.
     """
-    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if descriptors == resource.RLIM_INFINITY:
-        return MAPPED_SHARDS
-    return max(1, min(MAPPED_SHARDS, descriptors // 2 // MAPS))
+    wanted = 2 * MAPS * MAPPED_SHARDS
+    descriptors, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    raised = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+    if resource.RLIM_INFINITY != descriptors < raised:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, most))
+            descriptors = raised
+    return MAPPED_SHARDS if descriptors == resource.RLIM_INFINITY else max(1, min(wanted, descriptors) // 2 // MAPS)
 
 
 @lru_cache(maxsize=_most_mapped())

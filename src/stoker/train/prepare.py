@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stoker.checkpoint.object_collectives import by_first
 from stoker.data.build_cache import Report
 from stoker.errors import UserError
 from stoker.hardware.process_device import Device
@@ -62,7 +63,7 @@ def _check_warmup(loaded: LoadedJob, prepared: Prepared, base: Path) -> None:
     job = loaded.job
     if isinstance(job.train.warmup, int) and not task_of(job).grows(job):
         problem = warmup_problem(prepared.job, plan_of(prepared.job, prepared.task))
-        if problem is not None and not RunFolder(base / job.output).has_begun():
+        if problem is not None and not by_first(RunFolder(base / job.output).has_begun):
             if prepared.corpus:
                 prepared.corpus.close()
             raise UserError(loaded.placed(problem))

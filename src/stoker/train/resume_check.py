@@ -65,7 +65,7 @@ def _check_same_job(job: ResolvedJob, fingerprints: dict[str, str], folder: RunF
         raise UserError(f"{folder.path} holds a run whose job cannot be read ({error.problems[0]}): {how}") from error
     if not resuming and before.checkpoint.to == job.checkpoint.to:
         return  # it ended before its first checkpoint
-    differing = differences(_with_effect(before), _with_effect(job))
+    differing = differences(with_effect(before), with_effect(job))
     if differing:
         raise UserError(f"{folder.path} holds a run of another job ({'; '.join(differing[:5])}): {how}")
     changed = [name for name, was in _data_of(folder).items() if fingerprints.get(name) != was]
@@ -73,9 +73,16 @@ def _check_same_job(job: ResolvedJob, fingerprints: dict[str, str], folder: RunF
         raise UserError(f"{changed[0]} has changed since the run in {folder.path} began: {how}")
 
 
-def _with_effect(job: ResolvedJob) -> dict[str, Any]:
+def with_effect(job: ResolvedJob) -> dict[str, Any]:
     """Returns the leaves of a job by dotted key, without those that have no effect in it."""
-    return {key: value for key, value in flat(job.model_dump()).items() if has_effect(job, parse_key(key))}
+    return {key: value for key, value in flat(job.model_dump()).items() if _has_effect(job, key)}
+
+
+def _has_effect(job: ResolvedJob, key: str) -> bool:
+    try:
+        return has_effect(job, parse_key(key))
+    except UserError:  # a name of the user's own, such as the reward `regex:[0-9]+`
+        return True
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
