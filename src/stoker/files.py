@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import stat
 from collections.abc import Callable
 from itertools import count
@@ -90,3 +91,16 @@ def check_new_folder(to: Path) -> None:
         raise UserError(f"{to} is a link: give the folder that it points to")
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise UserError(f"{to} exists already: give another --to")
+
+
+def has_input(descriptor: int, seconds: float | None) -> bool:
+    """Waits for bytes of a pipe, or for its end; returns whether there are any.
+
+    Unlike `select.select` it also takes descriptors above 1,023.
+
+    Args:
+        seconds: to wait; None for no limit.
+    """
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLIN)
+    return bool(waiting.poll(None if seconds is None else seconds * 1000))

@@ -58,7 +58,7 @@ def test_a_run_folder_holds_what_the_readme_says(base: Path) -> None:
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [m["step"] for m in metrics] == list(range(1, 9))
     keys = "step loss grad_norm lr tokens trained_tokens tokens_per_s memory_gib seconds"
-    more = "time samples data_seconds stall effective"
+    more = "time samples first_sample data_seconds stall effective"
     assert all(set(m) == {*keys.split(), *more.split()} for m in metrics)
     events = [json.loads(line)["event"] for line in (run / "events.jsonl").read_text().splitlines()]
     assert next(event for event in events if event != "checked") == "started" and events[-1] == "done"

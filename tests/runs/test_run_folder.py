@@ -49,6 +49,7 @@ def test_metrics_are_one_object_a_step(folder: RunFolder) -> None:
         "seconds",
         "time",
         "samples",
+        "first_sample",
         "data_seconds",
         "stall",
         "effective",

@@ -266,7 +266,10 @@ def test_what_ranks_is_known_and_what_does_not_is_refused(clicks_home: Path) -> 
     with pytest.raises(UserError, match="two models have the name shop"):
         open_scorers(["shop", "shop=folder"], clicks_home, **options)
     shutil.copytree(clicks_home / "folder", clicks_home / "spoilt")
+    manifest = json.loads((clicks_home / "spoilt" / "manifest.json").read_text())
+    without = json.dumps({key: value for key, value in manifest.items() if key != "sha256"}).encode()  # as older ones
     for name, content in (("tower.safetensors", b"x" * 30), ("manifest.json", b'{"format": 1, "tables": []}')):
+        (clicks_home / "spoilt" / "manifest.json").write_bytes(without)
         (clicks_home / "spoilt" / name).write_bytes(content)
         with pytest.raises(UserError, match="spoilt cannot be used"):
             open_scorers(["spoilt"], clicks_home, **options)

@@ -201,7 +201,7 @@ def test_a_resumed_job_may_name_a_reward_with_brackets(base: Path) -> None:
     rewards = {"regex:[0-9]+": 1.0}
     job = {"task": "grpo", "model": "tiny", "data": "rows.jsonl", "steps": 2, "grpo": {"rewards": rewards}}
     loaded = load_job(write_job(base, job))
-    assert "grpo.rewards.regex:[0-9]+" in with_effect(loaded.job)
+    assert "grpo.rewards.regex:[0-9]+" in with_effect(loaded.job)[0]
 
 
 def test_a_changed_template_is_refused(base: Path, sft: dict[str, Any]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import shutil
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from stoker.checkpoint.shm_buffers import Slot
 from stoker.checkpoint.state import State
 from stoker.checkpoint.storage import storage_of
 from stoker.checkpoint.writer import GIVE_UP, WriteRequest
+from stoker.files import has_input
 from stoker.runs.shm_folder import NEIGHBOUR, OWN, SENT, SharedFolder, has_folder, shared_folder
 
 VISIBLE = 120.0  # seconds until a file written by another machine must be visible on this one
@@ -253,7 +253,7 @@ class Snapshots:
             if found := next((answer for answer in pending.answers if kind in answer or "error" in answer), None):
                 return found
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not select.select([process.stdout], [], [], left)[0]:
+            if not has_input(process.stdout.fileno(), left):
                 return None
             if data := os.read(process.stdout.fileno(), 1 << 20):
                 *lines, self._rest = (self._rest + data).split(b"\n")

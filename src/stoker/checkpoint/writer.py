@@ -12,7 +12,6 @@ import hashlib
 import json
 import mmap
 import os
-import select
 import shutil
 import sys
 import time
@@ -27,6 +26,7 @@ from stoker.checkpoint.dcp_file_layout import DcpFilePart as Span
 from stoker.checkpoint.retention import Keep, retain
 from stoker.checkpoint.storage import METADATA, POLL, Storage, storage_of, write_state
 from stoker.errors import RunFailed
+from stoker.files import has_input
 
 ORPHANED = 30.0  # seconds that other processes' parts get to arrive after this one's process has ended
 GIVE_UP = b"give up"  # a line that cancels the pending checkpoint
@@ -194,7 +194,7 @@ class Writer:
         return True
 
     def _read(self, timeout: float | None) -> None:
-        if self._ended or not select.select([0], [], [], timeout)[0]:
+        if self._ended or not has_input(0, timeout):
             return
         data = os.read(0, 1 << 20)
         self._ended = not data

@@ -15,7 +15,7 @@ import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -39,7 +39,7 @@ SHARD_TOKENS = 1 << 22  # about 8 MiB of 16-bit tokens: a stream can start after
 SHARD_ROWS = 8192
 DROPPED_LISTED = 10_000  # per shard; all of them are counted
 MAPS = 3  # of a shard
-MAPPED_SHARDS = 4096  # the last ones used of a process's caches
+MAPPED_SHARDS = 128  # the last ones used of a process's caches: half of the usual limit of 1,024 descriptors at most
 STOP_POLL = 0.2  # seconds between two looks at whether a build that waits for another should stop
 KINDS, LONGEST_KIND = 50, 160  # reasons counted separately in a shard, and characters of one
 
@@ -190,19 +190,10 @@ class _Shard:
 
 
 def _most_mapped() -> int:
-    """Returns the number of shards that a process maps at once.
-
-    Linux allows 65,530 maps by default. A map of Python's keeps a descriptor: they take at most half of the limit,
-    which is raised as far as the user may.
-    """
-    wanted = 2 * MAPS * MAPPED_SHARDS
-    descriptors, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    raised = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
-    if resource.RLIM_INFINITY != descriptors < raised:
-        with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, most))
-            descriptors = raised
-    return MAPPED_SHARDS if descriptors == resource.RLIM_INFINITY else max(1, min(wanted, descriptors) // 2 // MAPS)
+    """Returns the number of shards that a process maps at once: a map of Python's keeps a descriptor."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = MAPPED_SHARDS if descriptors == resource.RLIM_INFINITY else descriptors // 2 // MAPS
+    return max(1, min(MAPPED_SHARDS, few))
 
 
 @lru_cache(maxsize=_most_mapped())

@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import secrets
-import select
 import shlex
 import shutil
 import signal
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import Problem, RunFailed, UserError
+from stoker.files import has_input
 from stoker.hardware.parent_process import die_with_parent
 
 ROWS = 16  # concurrent answers of llama.cpp
@@ -270,8 +270,7 @@ class RunningServer:
             with suppress(BrokenPipeError):
                 self._process.stdin.write(self.server.settings + "\n")
                 self._process.stdin.flush()
-            started, _, _ = select.select([self._process.stdout], [], [], START_SECONDS)
-            if not started:
+            if not has_input(self._process.stdout.fileno(), START_SECONDS):
                 raise RunFailed(f"{self.server.program} does not answer after {START_SECONDS:g} s")
             address = self._process.stdout.readline().strip()
             if not address:

@@ -65,7 +65,7 @@ def _check_same_job(job: ResolvedJob, fingerprints: dict[str, str], folder: RunF
         raise UserError(f"{folder.path} holds a run whose job cannot be read ({error.problems[0]}): {how}") from error
     if not resuming and before.checkpoint.to == job.checkpoint.to:
         return  # it ended before its first checkpoint
-    differing = differences(with_effect(before), with_effect(job))
+    differing = differences(*with_effect(before, job))
     if differing:
         raise UserError(f"{folder.path} holds a run of another job ({'; '.join(differing[:5])}): {how}")
     changed = [name for name, was in _data_of(folder).items() if fingerprints.get(name) != was]
@@ -73,9 +73,11 @@ def _check_same_job(job: ResolvedJob, fingerprints: dict[str, str], folder: RunF
         raise UserError(f"{changed[0]} has changed since the run in {folder.path} began: {how}")
 
 
-def with_effect(job: ResolvedJob) -> dict[str, Any]:
-    """Returns the leaves of a job by dotted key, without those that have no effect in it."""
-    return {key: value for key, value in flat(job.model_dump()).items() if _has_effect(job, key)}
+def with_effect(*jobs: ResolvedJob) -> list[dict[str, Any]]:
+    """Returns the leaves of jobs by dotted key, without those that have no effect in one of them."""
+    leaves = [flat(job.model_dump()) for job in jobs]
+    idle = {key for job, own in zip(jobs, leaves, strict=True) for key in own if not _has_effect(job, key)}
+    return [{key: value for key, value in own.items() if key not in idle} for own in leaves]
 
 
 def _has_effect(job: ResolvedJob, key: str) -> bool:
