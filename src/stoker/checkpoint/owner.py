@@ -42,16 +42,19 @@ class Owner:
             return None
 
 
-def check_owner(storage: Storage, folder: RunFolder) -> None:
+def check_owner(storage: Storage, folder: RunFolder) -> Owner | None:
     """Checks that no other run writes to this place. The caller has locked the run's folder.
 
+    Returns:
+        The owner of the place; see `Owner.at`.
+
     Raises:
-        UserError: another run does, or did.
+        UserError: another run writes to it, or did.
     """
     owner, mine = Owner.at(storage), Owner.of(folder)
     # Another run that was in the same folder has ended, as the folder is locked.
     if owner is None or owner.run == mine.run or (owner.output, owner.host) == (mine.output, mine.host):
-        return
+        return owner
     raise UserError(
         Problem(
             f"{storage.place} has the checkpoints of another run, {owner.output} on {owner.host}",
@@ -67,8 +70,7 @@ def claim_place(storage: Storage, folder: RunFolder) -> None:
     Raises:
         UserError: another run has recorded it meanwhile.
     """
-    check_owner(storage, folder)
-    mine, before = Owner.of(folder), Owner.at(storage)
+    before, mine = check_owner(storage, folder), Owner.of(folder)
     if before == mine:
         return
     content = json.dumps(asdict(mine)).encode()

@@ -30,9 +30,7 @@ from stoker.files import has_input
 from stoker.runs.shm_folder import NEIGHBOUR, OWN, SENT, SharedFolder, has_folder, shared_folder
 
 VISIBLE = 120.0  # seconds until a file written by another machine must be visible on this one
-DELETES = (
-    300.0  # seconds to wait until old checkpoints are deleted; with `VISIBLE` less than the watchdog allows a save
-)
+DELETES = 300.0  # seconds until old checkpoints are deleted; with `VISIBLE` less than the watchdog allows a save
 ENDS = 600.0  # seconds that the writer gets to finish when this process ends
 
 

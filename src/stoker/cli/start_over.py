@@ -72,13 +72,13 @@ def put_run_aside(output: Path, to: str | None, base: Path) -> None:
 def _move_checkpoints(folder: RunFolder, to: str, place: Path | str, base: Path) -> list[str]:
     """Moves the checkpoints of a run, and records the new place in its job; returns that place, if there are any."""
     from stoker.checkpoint.dcp_store import place_of
-    from stoker.checkpoint.owner import Owner, check_owner
+    from stoker.checkpoint.owner import check_owner
     from stoker.checkpoint.storage import storage_of
     from stoker.cluster.named_files import with_paths
     from stoker.job.job_to_yaml import dump_job
 
     storage = storage_of(place)
-    check_owner(storage, folder)
+    owner = check_owner(storage, folder)
     if not storage.steps():
         return []
     loaded = None
@@ -86,7 +86,7 @@ def _move_checkpoints(folder: RunFolder, to: str, place: Path | str, base: Path)
         loaded = load_job(folder.job)
         if place_of(loaded.job.checkpoint.to, base=base, otherwise=folder.checkpoints) != place:
             loaded = None
-    if loaded is None and Owner.at(storage) is None:  # an earlier version wrote them
+    if loaded is None and owner is None:  # an earlier version wrote them
         message = f"{place} has checkpoints, and nothing tells whether they are those of {folder.path}"
         raise UserError(Problem(message, "give another place, or move them yourself", key="checkpoint.to"))
     new = f"{to.rstrip('/')}/{storage.put_all_aside(folder.path.name)}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors.numpy import save_file
 
-from stoker.online_store.file_digests import KEY, digests_of
+from stoker.online_store.export_digests import KEY, digests_of
 from stoker.online_store.row_backends import STORED_TYPES
 from stoker.online_store.store_version import TableDelta
 

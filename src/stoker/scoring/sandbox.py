@@ -25,7 +25,6 @@ from __future__ import annotations
 import os
 import platform
 import secrets
-import select
 import signal
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.errors import CannotRun
+from stoker.files import has_input
 from stoker.scoring import sandbox_child
 
 SECONDS = 10.0
@@ -118,11 +118,10 @@ def _exchange(process: subprocess.Popen[bytes], given: bytes, deadline: float) -
     assert process.stdin is not None and process.stdout is not None
     with suppress(BrokenPipeError), process.stdin:
         process.stdin.write(given)  # the child reads all of it before it runs the program
-    waiting, out = select.poll(), b""
-    waiting.register(process.stdout, select.POLLIN)
+    out = b""
     while len(out) <= OUTPUT:
         left = max(0.0, deadline - time.monotonic())
-        if not waiting.poll(1000 * left):
+        if not has_input(process.stdout.fileno(), left):
             raise subprocess.TimeoutExpired(process.args, left)
         some = os.read(process.stdout.fileno(), OUTPUT)
         if not some:

@@ -282,10 +282,8 @@ def _record(
     repeated = folder.forget_after(resumed)
     common: dict[str, Any] = {"task": job.task, "model": _model_name(job), "steps": plan.steps}
     common["began"] = round(began, 3)
-    if "SLURM_JOB_ID" in os.environ:
-        common["slurm_job"] = os.environ[
-            "SLURM_JOB_ID"
-        ]  # so that `--fresh` knows a restart; see `stoker.cli.start_over`
+    if (slurm_job := os.environ.get("SLURM_JOB_ID")) is not None:
+        common["slurm_job"] = slurm_job  # so that `--fresh` knows a restart; see `stoker.cli.start_over`
     if prepared.audit is not None:
         common["sources"] = [asdict(part) for part in prepared.audit.mixture]
         common["audit"] = {name: getattr(prepared.audit, name) for name in AUDITED}

@@ -63,11 +63,10 @@ def rollouts_of_step(folder: RunFolder, job: ResolvedJob, step: int | None = Non
 
 def _consumed(folder: RunFolder) -> dict[int, tuple[int | None, int]]:
     """Returns, by step, the number of its first sample, if known, and the samples consumed after it."""
-    lines = [x for x in folder.read_metrics() if _whole(x.get("step")) and _whole(x.get("samples"))]
-    firsts = [line.get("first_sample") for line in lines]
     return {
-        line["step"]: (first if _whole(first) else None, line["samples"])
-        for line, first in zip(lines, firsts, strict=True)
+        line["step"]: (first if _whole(first := line.get("first_sample")) else None, line["samples"])
+        for line in folder.read_metrics()
+        if _whole(line.get("step")) and _whole(line.get("samples"))
     }
 
 
