@@ -427,5 +427,7 @@ def test_a_kubeconfig_is_kept_with_its_whole_path(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("KUBECONFIG", "own.yaml")
     assert kubeconfig_path("cluster.yaml") == str(tmp_path / "cluster.yaml")
     assert kubeconfig_path(None) == str(tmp_path / "own.yaml")
+    monkeypatch.setenv("KUBECONFIG", os.pathsep.join(("own.yaml", "", "/etc/other.yaml")))
+    assert kubeconfig_path(None) == os.pathsep.join((str(tmp_path / "own.yaml"), "/etc/other.yaml"))
     monkeypatch.delenv("KUBECONFIG")
     assert kubeconfig_path(None) is None

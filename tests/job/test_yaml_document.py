@@ -119,6 +119,9 @@ def test_a_missing_file_and_a_folder_are_told_apart(tmp_path: Path) -> None:
         read_document(tmp_path / "none.yaml")
     with pytest.raises(UserError, match="folder"):
         read_document(tmp_path)
+    (tmp_path / "chain.yaml").write_text("task: sft\n")
+    with pytest.raises(UserError, match=r"did you mean chain\.yaml\?"):
+        read_document(tmp_path / "chain.yam")
 
 
 def test_a_byte_order_mark_and_windows_lines_are_read(tmp_path: Path) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from difflib import get_close_matches
 from pathlib import Path
 
 from stoker.cli.submitted_options import add_submitted, meant_record
-from stoker.errors import Problem, UserError
+from stoker.errors import Problem, UserError, did_you_mean
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,8 +49,7 @@ def _lines(arguments: argparse.Namespace) -> Iterator[str]:
         names = [record.name for record in all_records()]
         if exists or not names:
             raise
-        near = get_close_matches(name_of(arguments.run), names, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]}?" if near else f"submitted runs: {', '.join(names[:5])}"
+        hint = did_you_mean(name_of(arguments.run), names, 0.4) or f"submitted runs: {', '.join(names[:5])}"
         message = f"there is no run {arguments.run} here, and no submitted run of that name"
         raise UserError(Problem(message, hint)) from error
     place = LogPlace(LocalShell(), f"{quote(str(folder.path))}/logs/rank-*.log", rank_label)

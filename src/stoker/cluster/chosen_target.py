@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from stoker.errors import Problem, UserError
+from stoker.errors import Problem, UserError, did_you_mean
 from stoker.job.block import Block
 from stoker.job.key_paths import TARGET, KeyPath, parse_key
 from stoker.job.load_job import LoadedJob
@@ -103,9 +102,8 @@ def named_target(name: str, written: JobDocument | None = None, overrides: Seque
     document = configured_targets()
     data = document.data
     if name not in data:
-        near = difflib.get_close_matches(name, data, n=1, cutoff=0.5)
         known = f"it has {', '.join(map(str, data))}" if data else "write `NAME: {ssh: {hosts: [...]}}` there"
-        hint = f"did you mean {near[0]}?" if near else known
+        hint = did_you_mean(name, data) or known
         raise UserError(_at(written, name, f"there is no target {name} in {document.file}", hint))
     return _read(data[name], document, (name,), name, overrides)
 

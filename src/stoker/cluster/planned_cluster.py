@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from stoker.cluster.chosen_target import (
     targets_file,
 )
 from stoker.cluster.target import open_target
-from stoker.errors import Problem, UserError
+from stoker.errors import Problem, UserError, did_you_mean
 from stoker.hardware.cluster import Cluster
 from stoker.hardware.cluster_file import load_cluster
 from stoker.job.key_paths import TARGET
@@ -134,8 +133,8 @@ def _described(on: str, *, targets: bool) -> Cluster:
             raise
         names = [str(name) for name in configured_targets().data]
         message = f"--on {on}: neither a cluster nor a target of {targets_file()}"
-        if near := difflib.get_close_matches(on, names, n=1, cutoff=0.5):
-            raise UserError(Problem(message, f"did you mean {near[0]}?")) from error
+        if hint := did_you_mean(on, names):
+            raise UserError(Problem(message, hint)) from error
         if names and not on[:1].isdigit():  # 4x8xH10 is a device that is misspelt
             hint = f"{error.problems[0].suggestion}; targets are {', '.join(names)}"
             raise UserError(Problem(message, hint)) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -11,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from stoker.errors import Problem, UserError
+from stoker.errors import Problem, UserError, did_you_mean
 from stoker.files import read_file, replace_file
 
 FILE = "submission.json"  # the record's file name beside the run
@@ -128,9 +127,8 @@ def record_named(run: str) -> Record:
     if record is not None:
         return record
     name, names = _last(run), [record.name for record in records]
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     known = f"submitted jobs: {', '.join(names[:5])}" if names else "`stoker submit JOB --on TARGET` makes one"
-    raise UserError(Problem(f"no submitted job is named {name}", f"did you mean {near[0]}?" if near else known))
+    raise UserError(Problem(f"no submitted job is named {name}", did_you_mean(name, names, 0.4) or known))
 
 
 def _last(path: str) -> str:

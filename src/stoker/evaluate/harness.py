@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import Problem, UserError, reason_of
+from stoker.errors import Problem, UserError, did_you_mean, reason_of
 from stoker.evaluate.ask_model import AskSettings
 from stoker.evaluate.offline_tasks import INSTALL, PREFIX, names, offline_task
 from stoker.generate.open_model import OpenModel
@@ -129,10 +129,8 @@ def load_tasks(specs: Sequence[Any]) -> Any:
     for spec in specs:
         name = spec["task"] if isinstance(spec, dict) else str(spec)
         if isinstance(spec, str) and not spec.endswith(YAML) and not manager.match_tasks([spec]):
-            from difflib import get_close_matches
-
-            near = get_close_matches(spec, [*manager.all_tasks, *names()], 1, 0.6)
-            hint = f"did you mean {near[0]}?" if near else f"`{PREFIX}` needs no network, a .yaml file is your own"
+            near = did_you_mean(spec, [*manager.all_tasks, *names()], 0.6)
+            hint = near or f"`{PREFIX}` needs no network, a .yaml file is your own"
             raise UserError(Problem(f"lm-evaluation-harness has no task {spec!r}", hint))
         advice = f"its data comes from a hub; `--tasks {PREFIX}` needs none" if isinstance(spec, str) else ""
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stoker.errors import Problem, UserError
+from stoker.errors import Problem, UserError, did_you_mean
 
 LARGEST_FILE = 256 * 1024  # bytes; the pure-Python parser reads about 128 KiB a second
 STREAMS = ("/dev/", "/proc/")  # a FIFO here is written by a shell: `stoker check <(generate)`
@@ -29,7 +29,7 @@ def read_text(path: str | Path) -> str:
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
         message = "there is no such file" if missing else f"cannot be read ({error.strerror or error})"
-        hint = "write one with `stoker new`" if missing else ""
+        hint = (_nearest_file(path) or "write one with `stoker new`") if missing else ""
         raise UserError(Problem(message, hint, file=file)) from error
     try:
         return raw.decode("utf-8-sig")
@@ -38,3 +38,12 @@ def read_text(path: str | Path) -> str:
         column = len(raw[raw.rfind(b"\n", 0, error.start) + 1 : error.start].decode("utf-8", "replace")) + 1
         message = f"byte 0x{raw[error.start]:02x} is not UTF-8"
         raise UserError(Problem(message, "save the file as UTF-8", file=file, line=line, column=column)) from error
+
+
+def _nearest_file(path: Path) -> str:
+    """Returns a suggestion of the file in the same folder with the nearest name; empty if there is none."""
+    try:
+        names = [each.name for each in path.parent.iterdir() if each.is_file()]
+    except OSError:
+        return ""
+    return did_you_mean(path.name, names, 0.7)

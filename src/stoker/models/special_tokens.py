@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from stoker.errors import Problem, UserError
+from stoker.errors import Problem, UserError, did_you_mean
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.tokenizer_extension import ROLES, Extension, fingerprint, special_tokens
 
@@ -53,8 +52,8 @@ def unknown_stops(block: ModelBlock, vocabulary: Collection[str], special: Seque
     for stop in stop_tokens(block):
         if stop in vocabulary or stop in added:
             continue
-        near = get_close_matches(stop, [*special, *added], 1, 0.4)
-        known = f"did you mean {near[0]}?" if near else f"its special tokens are {', '.join(special[:8]) or 'none'};"
+        near = did_you_mean(stop, [*special, *added], 0.4)
+        known = near or f"its special tokens are {', '.join(special[:8]) or 'none'};"
         hint = f"{known} a new token is added by `model.special_tokens: [{stop!r}]`"
         problems.append(Problem(f"`model.stop`: {stop!r} is not a token of the vocabulary", hint, key="model.stop"))
     return problems

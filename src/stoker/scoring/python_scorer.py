@@ -16,12 +16,11 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import Problem, UserError, reason_of, typed_reason
+from stoker.errors import Problem, UserError, did_you_mean, reason_of, typed_reason
 from stoker.scoring.answer_rows import AnswerRow
 from stoker.scoring.scorer import Score, Scorer
 
@@ -86,8 +85,7 @@ def python_problem(name: str, argument: str, base: Path) -> Problem | None:
     wanted = path.partition(".")[0]
     if names is None or wanted in names or module_name != top:
         return None
-    near = get_close_matches(wanted, names, 1, 0.6)
-    hint = f"did you mean {near[0]}?" if near else f"define it in {file.name}"
+    hint = did_you_mean(wanted, names, 0.6) or f"define it in {file.name}"
     return Problem(f"{name}: {file.name} has no {wanted!r}", hint)
 
 

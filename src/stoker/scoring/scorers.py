@@ -23,11 +23,10 @@ import math
 import re
 import string
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
-from stoker.errors import Problem, UserError
+from stoker.errors import Problem, UserError, did_you_mean
 from stoker.scoring.answer_rows import AnswerRow
 from stoker.scoring.json_schema import json_schema_scorer
 from stoker.scoring.judge import Judge, open_judge
@@ -54,8 +53,7 @@ def scorer_of(name: str, base: Path) -> Scorer:
     kind, colon, argument = name.partition(":")
     make = MAKERS.get(kind)
     if make is None:
-        near = get_close_matches(kind, MAKERS, 1, 0.5)
-        hint = f"did you mean {near[0]}?" if near else f"take one of {', '.join(MAKERS)}"
+        hint = did_you_mean(kind, MAKERS) or f"take one of {', '.join(MAKERS)}"
         raise UserError(Problem(f"there is no scorer {kind!r}", hint))
     if colon and not argument:
         raise UserError(Problem(f"the scorer {name!r} ends in a colon", f"write {kind}, or {kind}:ARGUMENT"))

@@ -6,7 +6,6 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from stoker.data.ranking.encode_rows import BadRowError
+from stoker.errors import did_you_mean
 from stoker.serve.api_error import ApiError, bad_request, failed
 from stoker.serve.app import guarded, health, metrics
 from stoker.serve.guard import Queue, read_json, unless_left
@@ -69,8 +69,7 @@ class RankingService:
         """
         if name in self.models:
             return self.models[name]
-        near = get_close_matches(name, self.models, 1, 0.5)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(self.models)}"
+        hint = did_you_mean(name, self.models) or f"there are {', '.join(self.models)}"
         raise ApiError(404, f"there is no model {name[:100]!r}; {hint}", param="model", code="model_not_found")
 
     def ignored_headers(self, unknown: list[str]) -> dict[str, str]:

@@ -5,7 +5,6 @@ Objects are JSON as dictionaries. The client is imported when a cluster is opene
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.cluster.kubernetes.manifest_fields import Manifest
 from stoker.cluster.kubernetes.pending_reasons import quota
-from stoker.errors import CannotRun, Problem, RunFailed, UserError, reason_of
+from stoker.errors import CannotRun, Problem, RunFailed, UserError, did_you_mean, reason_of
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -218,8 +217,8 @@ def _client(kubeconfig: str | None, context: str | None) -> tuple[ApiClient, str
     from kubernetes.config.incluster_config import SERVICE_TOKEN_FILENAME
 
     if kubeconfig is not None:
-        kubeconfig = str(Path(kubeconfig).expanduser())
-        if not Path(kubeconfig).is_file():
+        kubeconfig = kubeconfig_path(kubeconfig) or ""
+        if not any(Path(path).is_file() for path in kubeconfig.split(os.pathsep)):
             raise UserError(Problem(f"there is no kubeconfig {kubeconfig}", "name the file", "kubeconfig"))
     try:
         if kubeconfig is None and context is None and not _has_kubeconfig() and Path(SERVICE_TOKEN_FILENAME).is_file():
@@ -230,8 +229,7 @@ def _client(kubeconfig: str | None, context: str | None) -> tuple[ApiClient, str
         contexts, active = config.list_kube_config_contexts(config_file=kubeconfig)
         if context is not None and context not in [each["name"] for each in contexts]:
             names = [str(each["name"]) for each in contexts]
-            near = difflib.get_close_matches(context, names, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(names)}"
+            hint = did_you_mean(context, names, 0.6) or f"it has {', '.join(names)}"
             raise UserError(Problem(f"the kubeconfig has no context {context}", hint, "context"))
         chosen = next((each for each in contexts if each["name"] == context), active)
         client = config.new_client_from_config(config_file=kubeconfig, context=context)
@@ -248,9 +246,9 @@ def _client(kubeconfig: str | None, context: str | None) -> tuple[ApiClient, str
 
 
 def kubeconfig_path(written: str | None) -> str | None:
-    """Returns the absolute path of a kubeconfig, or of the only file in $KUBECONFIG; None for kubectl's default."""
-    path = written or os.environ.get("KUBECONFIG", "")
-    return str(Path(path).expanduser().absolute()) if path and (written or os.pathsep not in path) else None
+    """Returns the absolute path of a kubeconfig, or of each file in $KUBECONFIG; None for kubectl's default."""
+    paths = [written] if written else os.environ.get("KUBECONFIG", "").split(os.pathsep)
+    return os.pathsep.join(str(Path(path).expanduser().absolute()) for path in paths if path) or None
 
 
 def _has_kubeconfig() -> bool:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from stoker.errors import Problem, UserError
+from stoker.errors import Problem, UserError, did_you_mean
 
 _LINE = re.compile(
     r"(?:(?P<user>[^\s@:]+)@)?(?P<name>\[[0-9A-Fa-f:]+\]|[^\s@:#=]+)(?::(?P<count>\d+))?(?P<rest>(?:\s+[\w-]+\s*=\s*\S+)*)"
@@ -183,8 +183,7 @@ def _parsed(text: str, hosts: list[Host], problem: Placed) -> dict[str, tuple[in
 
 
 def _near(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"the hosts are {', '.join(known)}"
+    return did_you_mean(name, known, 0.6) or f"the hosts are {', '.join(known)}"
 
 
 def _with_slots(host: Host, slots: tuple[int, ...] | None) -> Host:

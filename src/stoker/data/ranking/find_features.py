@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from stoker.data.ranking.column_settings import KINDS_OF_KEYS, LogSettings, Stat
 from stoker.data.ranking.features import Column, Features, Kind
 from stoker.data.ranking.ids import is_missing
 from stoker.data.ranking.line_formats import CRITEO, CRITEO_TEXTS
-from stoker.errors import Problem, UserError
+from stoker.errors import Problem, UserError, did_you_mean
 
 SAMPLE = 10_000  # rows that the features are found from
 BUCKETS = 16
@@ -78,13 +77,10 @@ def _unknown(names: Sequence[str], settings: LogSettings) -> list[Problem]:
     problems = []
     for key, name in settings.named:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-            columns = ", ".join(names[:40])
-            hint = f"the columns are {columns}; write the name of one"
+            hint = f"the columns are {', '.join(names[:40])}; write the name of one"
             if key in ("time", "group", "weight"):
-                hint = f"the columns are {columns}; write the name of one, or remove `{key}`"
-            if near:
-                hint = f"did you mean {near[0]}?"
+                hint += f", or remove `{key}`"
+            hint = did_you_mean(name, names) or hint
             problems.append(Problem(f"the rows have no column {name!r}", hint, key=f"ranking.{key}"))
     return problems
 
@@ -102,13 +98,12 @@ def absent_columns(features: Features, names: Sequence[str], place: str) -> list
     problems = []
     for name in wanted:
         if name not in names:
-            near = difflib.get_close_matches(name, others, n=1, cutoff=0.5)
             empty = (
                 "add the label of each row"
                 if name in features.labels
                 else "add it; leave it empty if there is no value"
             )
-            hint = f"did you mean {near[0]}?" if near else empty
+            hint = did_you_mean(name, others) or empty
             problems.append(
                 Problem(f"the rows of {place} have no column {name!r}, which the model was trained on", hint)
             )
@@ -167,9 +162,8 @@ def _unshared_tables(columns: Sequence[Column], settings: LogSettings) -> Iterat
         wanted = feature.table
         if not wanted or feature.name not in tables or wanted == feature.name or wanted in others.values():
             continue
-        near = difflib.get_close_matches(wanted, [*others, *others.values()], n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"features with ids are {', '.join(others)}" if others else ""
-        hint = hint or "remove `table`"
+        known = f"features with ids are {', '.join(others)}" if others else "remove `table`"
+        hint = did_you_mean(wanted, [*others, *others.values()]) or known
         if wanted in others:
             hint = f"{wanted} has the table {others[wanted]}"
         yield Problem(f"no other feature has the table {wanted}", hint, key=f"ranking.features[{index}].table")
