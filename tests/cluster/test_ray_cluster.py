@@ -30,17 +30,28 @@ class RayLab(Lab):
         return self.cluster.stdout.readline().strip()
 
 
+def started() -> tuple[subprocess.Popen[str], int]:
+    """A cluster and its port. Ray gives a node 30 seconds to come up, at times too few beside other tests."""
+    script = Path(__file__).with_name("ray_lab.py")
+    for _ in range(3):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        cluster = subprocess.Popen([sys.executable, script, str(port)], stdin=PIPE, stdout=PIPE, text=True)
+        assert cluster.stdout is not None
+        if cluster.stdout.readline().strip() == "up":
+            return cluster, port
+        cluster.communicate()
+    raise AssertionError("the cluster does not come up")
+
+
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayLab]:
     made = RayLab(tmp_path_factory.mktemp("shared"), tmp_path_factory.mktemp("base"))
     made.prepare()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    script = Path(__file__).with_name("ray_lab.py")
-    with subprocess.Popen([sys.executable, script, str(port)], stdin=PIPE, stdout=PIPE, text=True) as made.cluster:
-        assert made.cluster.stdout is not None and made.cluster.stdin is not None
-        assert made.cluster.stdout.readline().strip() == "up"
+    made.cluster, port = started()
+    with made.cluster:
+        assert made.cluster.stdin is not None
         block = {"address": f"http://127.0.0.1:{port}", "nodes": 2, "python": sys.executable}
         block |= {"folder": str(made.folder), "forward": ["OMP_NUM_THREADS"], "environment": {"PAUSE": str(PAUSE)}}
         made.target("ray", ray=block)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from made_module import made_module
 from stoker.checkpoint.dcp_store import Store
+from stoker.checkpoint.load_run import state_at
 from stoker.errors import UserError
 from stoker.job.island_count import islands_of
 from stoker.job.layout import layout_of
@@ -198,6 +199,18 @@ def test_a_run_goes_on_between_two_synchronisations(pool: Pool, base: Path) -> N
     assert result(base, "parts")[0] == result(base, "whole")[0]
     for key, expected in result(base, "whole")[1].items():
         assert torch.equal(result(base, "parts")[1][key], expected)
+
+
+@pytest.mark.pool
+def test_between_two_synchronisations_the_weights_of_the_last_one_are_opened(pool: Pool, base: Path) -> None:
+    pool.run(train, str(base), [*SYNCS["DiLoCo"][0], "checkpoint.every=1", "checkpoint.keep=99"], "run", world=2)
+    folder = RunFolder(base / "run")
+    job = load_job(folder.job).job
+    three, five = (state_at(folder, job, at, base).tensors for at in ("3", "5"))
+    saved = result(base, "run", 5)[1]
+    for name in saved:
+        assert torch.equal(three[f"model/{name}"], five[f"model/{name}"])
+    assert any(not torch.equal(five[f"model/{name}"], tensor) for name, tensor in saved.items())
 
 
 @pytest.mark.pool

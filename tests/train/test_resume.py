@@ -240,6 +240,18 @@ def test_what_changes_no_step_may_change(base: Path, sft: dict[str, Any]) -> Non
     assert run(base, sft, *changes).outcome.state == "done"
 
 
+def test_losses_over_other_rows_are_not_compared(base: Path, sft: dict[str, Any]) -> None:
+    more = ["evaluate.fraction=0.2", "evaluate.every=1"]
+    run(base, sft, *more, "evaluate.rows=1", before=stop_at(2 * BATCH))
+    ran = run(base, sft, *more, "evaluate.rows=all")
+    evaluated = [event for event in ran.folder.read_events() if event["event"] == "evaluated"]
+    assert evaluated[0]["targets"] != evaluated[-1]["targets"]
+    after = {event["step"]: event["loss"] for event in evaluated if event["targets"] == evaluated[-1]["targets"]}
+    progress = ran.last_state().numbers["progress"]
+    assert (progress["best_loss"], progress["best_targets"]) == (min(after.values()), evaluated[-1]["targets"])
+    assert after[progress["best_step"]] == min(after.values())
+
+
 def test_checkpoints_without_their_job_are_refused(base: Path, sft: dict[str, Any]) -> None:
     run(base, sft, "checkpoint.to=shared", before=stop_at(8))
     (base / "shared" / "run.json").unlink()  # whose they are is not known

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from stoker.checkpoint.dcp_store import Store, place_of
-from stoker.checkpoint.run_weights import AVERAGE, restore_weights, with_averaged_weights
+from stoker.checkpoint.run_weights import AVERAGE, restore_weights, with_averaged_weights, with_synchronised_weights
 from stoker.checkpoint.state import Places, State
 from stoker.errors import UserError
 from stoker.hardware.process_device import Device
@@ -87,6 +87,8 @@ def checkpoint_step(folder: RunFolder, job: ResolvedJob, at: str, base: Path) ->
 def state_at(folder: RunFolder, job: ResolvedJob, at: str, base: Path, elsewhere: Places = lambda _saved: {}) -> State:
     """Reads a whole checkpoint; see `checkpoint_step`. With ``average`` its weights are the averages.
 
+    Between two synchronisations of islands (`parallel.sync`) the weights are those of the last one.
+
     Args:
         elsewhere: destinations of tensors that are not part of the result.
 
@@ -95,7 +97,7 @@ def state_at(folder: RunFolder, job: ResolvedJob, at: str, base: Path, elsewhere
     """
     store, step = checkpoint_step(folder, job, at, base)
     state = store.load(step, elsewhere)
-    return with_averaged_weights(state) if at == AVERAGE else state
+    return with_averaged_weights(state) if at == AVERAGE else with_synchronised_weights(state)
 
 
 def _as_option(key: str) -> str:

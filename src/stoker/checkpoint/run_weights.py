@@ -71,6 +71,17 @@ def held_gradients(model: nn.Module, pieces: Mapping[str, Piece] = NONE, aliases
     return dict(held)
 
 
+def with_synchronised_weights(state: State) -> State:
+    """Returns a checkpoint with the weights of the islands' last synchronisation; one of no islands as it is."""
+    ends = "/weights"
+    kept = {
+        "model/" + key.removeprefix(OUTER).removesuffix(ends): tensor
+        for key, tensor in state.tensors.items()
+        if key.startswith(OUTER) and key.endswith(ends)
+    }
+    return replace(state, tensors={**state.tensors, **kept}) if kept else state
+
+
 def with_averaged_weights(state: State) -> State:
     """Returns a checkpoint with its weights replaced by their averages over the steps.
 

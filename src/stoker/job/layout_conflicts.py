@@ -264,20 +264,24 @@ def _muon(view: View) -> Iterator[Problem]:
 
 
 def _fp16(view: View) -> Iterator[Problem]:
-    parts = _parts(view)
-    if view.value("train.precision") != "fp16":
-        return
-    hint = "write `precision: bf16` or fp32"
-    if parts.pipeline > 1:
-        message = (
-            "`precision: fp16` scales the loss, and the stages of a pipeline would skip overflown steps one by one"
-        )
-        yield from view.at_each(["train.precision", "parallel.pipeline"], message, hint)
-    if parts.offload == "params":
-        message = (
-            "`precision: fp16` scales the loss, and gradients on the host could be unscaled before the scale arrives"
-        )
-        yield from view.at_each(["train.precision", "parallel.offload"], message, f"{hint}, or `offload: optimizer`")
+    if view.value("train.precision") == "fp16":
+        for key, why, other in without_loss_scale(_parts(view)):
+            if view.is_recorded(key):  # a run of an earlier version, which is also loaded to be evaluated
+                continue
+            message, hint = f"`precision: fp16` scales the loss, and {why}", f"write `precision: bf16` or fp32{other}"
+            yield from view.at_each(["train.precision", key], message, hint)
+
+
+def without_loss_scale(parallel: ParallelBlock) -> Iterator[tuple[str, str, str]]:
+    """Yields the keys of a layout that fp16 cannot have, as (key, why, what else helps)."""
+    if parallel.pipeline > 1:
+        yield "parallel.pipeline", "the stages of a pipeline would skip overflown steps one by one", ""
+    if parallel.offload == "params":
+        why = "gradients on the host could be unscaled before the scale arrives"
+        yield "parallel.offload", why, ", or `offload: optimizer`"
+    if parallel.compress == "powersgd":
+        why = "PowerSGD's errors of one scale would be added to gradients of another"
+        yield "parallel.compress", why, ", or `compress: bf16`"
 
 
 def _two_compiles(view: View) -> Iterator[Problem]:

@@ -24,6 +24,17 @@ def _quantised_base(view: View) -> Iterator[Problem]:
         )
 
 
+def _rounded_activations(view: View) -> Iterator[Problem]:
+    if view.value("model.quantise") != "8bit" or view.is_recorded("model.quantise"):
+        return
+    if view.task.prompts or any("reference" in role for role in view.task.roles(view.job)):
+        message = (
+            f"`quantise: 8bit` rounds activations outside of training passes, and `task: {view.value('task')}` "
+            "compares log-probabilities of both"
+        )
+        yield from view.at_each(["model.quantise"], message, "write `quantise: int8`, or `4bit`")
+
+
 def _keys_of_other_methods(view: View) -> Iterator[Problem]:
     if not view.task.text:
         return
@@ -79,5 +90,5 @@ def _float8(view: View) -> Iterator[Problem]:
 
 
 TUNE_CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
-    _quantised_base, _keys_of_other_methods, _layers, _virtual_tokens_whole, _float8,
+    _quantised_base, _rounded_activations, _keys_of_other_methods, _layers, _virtual_tokens_whole, _float8,
 )  # fmt: skip

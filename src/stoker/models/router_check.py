@@ -29,3 +29,13 @@ def no_routers(loaded: ReadJob) -> Problem:
     assert loaded.job.model is not None
     message = f"`train.router_aux_loss` balances the experts of a mixture, and {loaded.job.model.name} has none"
     return loaded.problem("train.router_aux_loss", message, "remove it")
+
+
+def balanced_by_bias(loaded: ReadJob) -> Problem:
+    """Returns the problem that the routers of the job's model do not choose by their softmax."""
+    assert loaded.job.model is not None
+    message = (
+        f"`train.router_aux_loss` is of routers that choose by their softmax, and those of {loaded.job.model.name} "
+        "choose by other scores and a bias"
+    )
+    return loaded.problem("train.router_aux_loss", message, "remove it")

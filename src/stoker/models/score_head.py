@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from stoker.models.head import Head, LogitsHead
@@ -51,14 +52,15 @@ def draw_weights(width: int, seed: int, purpose: str) -> Tensor:
 
 
 def scores(hidden_ND: Tensor, head: Head | LogitsHead) -> Tensor:
-    """Returns the score at each position, before the offset, shape (N,), on every tensor process.
+    """Returns the score at each position, before the offset, in float32 at least, shape (N,), on every tensor process.
 
     One of them computes it, as the gradient of the hidden states is summed over them.
     """
     if isinstance(head, LogitsHead):
         return hidden_ND[:, 0]
     with torch.autocast(hidden_ND.device.type, enabled=False):  # answers are compared by small differences
-        score_N = head.linear(hidden_ND.to(head.linear.weight.dtype)).squeeze(-1)
+        kept = torch.promote_types(hidden_ND.dtype, torch.float32)  # gathered weights may be in 16 bits
+        score_N = linear(hidden_ND.to(kept), head.linear.weight.to(kept)).squeeze(-1)
     if head.across is None:
         return score_N
     return head.across.add(score_N if head.across.start == 0 else score_N * 0)

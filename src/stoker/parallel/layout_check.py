@@ -42,10 +42,26 @@ def layout_problem(model: Any, layout: Layout, loaded: LoadedJob) -> Problem | N
     if found is not None:
         return loaded.problem(f"parallel.{asked[0]}", f"parallel.{asked[0]}: {found}")
     return (
-        _ends(model, layout, asked[0], loaded)
+        _frequencies(model.config, layout, loaded)
+        or _ends(model, layout, asked[0], loaded)
         or _heads(model.config, layout, loaded)
         or _blocks(model, family.blocks, layout, loaded)
     )
+
+
+def _frequencies(config: Any, layout: Layout, loaded: LoadedJob) -> Problem | None:
+    """Each process of a row would choose the frequencies of rotary embeddings by its own highest position."""
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    kind = rope.get("rope_type")
+    built_for = rope.get("original_max_position_embeddings") or text.max_position_embeddings
+    if layout.context == 1 or kind not in ("longrope", "dynamic") or loaded.job.train.seq_len <= built_for:
+        return None
+    message = (
+        f"parallel.context: rotary embeddings of the type {kind} depend on a row's length, of which each process has "
+        f"a part, above {built_for} tokens"
+    )
+    return loaded.problem("parallel.context", message, f"write train.seq_len: {built_for}, or `tensor` instead")
 
 
 def _ends(model: Any, layout: Layout, axis: str, loaded: LoadedJob) -> Problem | None:

@@ -31,16 +31,12 @@ class PowerSgd(PowerSGDState):
         super().__init__(group, matrix_approximation_rank=rank, start_powerSGD_iter=EXACT_STEPS)
         self._order: dict[Tensor, int] = {parameter: number for number, parameter in enumerate(parameters)}
         self._buckets: dict[int, list[Tensor]] = {}  # parameters by bucket, for state in the hook's dictionaries
-        self._finite: dict[int, Tensor] = {}  # whether a bucket's last result was finite; equal on all processes
         self._before: Mapping[Tensor, Memory] = {}  # state before this step
+        self._steps_before = 0
         self._restored: Mapping[Tensor, Memory] = {}  # restored state that was not used yet
 
     def memories(self) -> dict[Tensor, Memory]:
-        """Returns error and right factor by parameter; drops the state of buckets whose last sum was not finite."""
-        for index in [index for index, finite in self._finite.items() if not finite]:
-            for held in (self.q_memory_dict, self.p_memory_dict, self.error_dict, self._buckets):
-                held.pop(index, None)
-        self._finite.clear()
+        """Returns error and right factor by parameter."""
         found = dict(self._restored)
         for index, parameters in self._buckets.items():
             errors = self.error_dict[index].split([p.numel() for p in parameters])
@@ -53,17 +49,23 @@ class PowerSgd(PowerSGDState):
 
     def restore(self, steps: int, memories: Mapping[Tensor, Memory]) -> None:
         """Restores the state after ``steps`` steps."""
-        for held in (self.q_memory_dict, self.p_memory_dict, self.error_dict, self._buckets, self._finite):
+        for held in (self.q_memory_dict, self.p_memory_dict, self.error_dict, self._buckets):
             held.clear()
         self.iter, self._restored = steps, memories
 
+    def undo(self) -> None:
+        """Restores the state before the last step, whose update was not made."""
+        self.restore(self._steps_before, self._before)
+
     def lay_out(self, bucket: dist.GradBucket) -> None:
         """Writes the state of a bucket's parameters to the hook's dictionaries."""
-        if self.iter < self.start_powerSGD_iter:
-            return
         index, parameters = bucket.index(), bucket.parameters()
         if index == 0:
-            self._before, self._restored = self.memories(), {}
+            known = self.memories()  # the hook changes right factors in place
+            self._before = {p: (error, None if right is None else right.clone()) for p, (error, right) in known.items()}
+            self._steps_before, self._restored = self.iter, {}
+        if self.iter < self.start_powerSGD_iter:
+            return
         same = self._buckets.get(index, [])
         if len(same) == len(parameters) and all(a is b for a, b in zip(same, parameters, strict=True)):
             return
@@ -74,10 +76,6 @@ class PowerSgd(PowerSGDState):
         self.error_dict[index] = torch.cat([error.reshape(-1).to(buffer) for error in errors])
         self.q_memory_dict[index] = torch.cat([buffer.new_empty(0), *(self._right(p).to(buffer) for p in sent)])
         self.p_memory_dict[index] = buffer.new_empty(sum(len(p) * self._rank(p) for p in sent))
-
-    def note(self, index: int, finite: Tensor) -> None:
-        """Records whether the sum of a bucket is finite."""
-        self._finite[index] = finite
 
     def _rank(self, parameter: Tensor) -> int:
         return min(len(parameter), parameter.numel() // len(parameter), self.matrix_approximation_rank)
@@ -103,14 +101,8 @@ class PowerSgd(PowerSGDState):
 def summed_by_power_sgd(state: PowerSgd, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """DistributedDataParallel hook that sums a bucket by PowerSGD."""
     state.lay_out(bucket)
-    index = bucket.index()
-
-    def summed(done: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
-        mean = done.value()
-        state.note(index, mean.isfinite().all())
-        return mean.mul_(state.process_group.size())
-
-    found = powerSGD_hook(state, bucket).then(summed)
+    ranks = state.process_group.size()
+    found = powerSGD_hook(state, bucket).then(lambda done: done.value().mul_(ranks))
     if bucket.buffer().device.type == "cpu":  # gloo's threads send the factors; messages of later buckets and of
         found.wait()  # DistributedDataParallel could otherwise interleave with them, in another order on each process
     return found

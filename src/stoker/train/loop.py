@@ -322,8 +322,11 @@ class Loop:
         best = self.progress.best_loss
         if best is not None and not math.isfinite(best):  # saved by an earlier version
             best = None
+        if self.progress.best_targets not in (None, evaluation.targets):  # the mean over other rows
+            best = None
         if step and math.isfinite(evaluation.loss) and (best is None or evaluation.loss < best):
             self.progress.best_loss, self.progress.best_step = evaluation.loss, step
+            self.progress.best_targets = evaluation.targets
         numbers = {name: getattr(evaluation, name) for name in ("loss", "perplexity", "accuracy", "targets")}
         numbers |= evaluation.measures
         self._event("evaluated", step=step, **numbers, seconds=round(time.perf_counter() - begin, 3))

@@ -9,6 +9,7 @@ from stoker.checkpoint.object_collectives import by_first
 from stoker.data.build_cache import Report
 from stoker.errors import UserError
 from stoker.hardware.process_device import Device
+from stoker.job.layout_conflicts import without_loss_scale
 from stoker.job.load_job import LoadedJob
 from stoker.job.task_spec import task_of
 from stoker.models.quantise import device_for
@@ -71,15 +72,6 @@ def _check_warmup(loaded: LoadedJob, prepared: Prepared, base: Path) -> None:
 
 def _check_fp16(loaded: LoadedJob, device: Device) -> None:
     """Checks that the layout allows a loss scale, if ``precision: auto`` is fp16 on this device."""
-    parallel = loaded.job.parallel
-    if device.precision != "fp16":
-        return
-    hint = "write `precision: fp32`"
-    if parallel.pipeline > 1:
-        message = "this device computes in fp16, which scales the loss, and the stages of a pipeline would skip "
-        message += "overflown steps one by one"
-        raise UserError(loaded.problem("train.precision", message, hint))
-    if parallel.offload == "params":
-        message = "this device computes in fp16, which scales the loss, and gradients on the host could be unscaled "
-        message += "before the scale arrives"
-        raise UserError(loaded.problem("train.precision", message, f"{hint}, or `offload: optimizer`"))
+    for _, why, other in without_loss_scale(loaded.job.parallel) if device.precision == "fp16" else ():
+        message = f"this device computes in fp16, which scales the loss, and {why}"
+        raise UserError(loaded.problem("train.precision", message, f"write `precision: fp32`{other}"))

@@ -30,8 +30,8 @@ from stoker.models.language_model import LanguageModel, OwnCritic, lay_out_for
 from stoker.models.meta_model import allocate
 from stoker.models.objective import Objective, next_token
 from stoker.models.quantise import describe_quantisation
-from stoker.models.router_balance import RouterBalance, hook_routers, routers_of
-from stoker.models.router_check import no_routers
+from stoker.models.router_balance import RouterBalance, are_balanced_by_bias, hook_routers, routers_of
+from stoker.models.router_check import balanced_by_bias, no_routers
 from stoker.models.text import TextSide, open_text_side
 from stoker.models.virtual_tokens import Drawn
 from stoker.models.weight_source import fill_whole
@@ -210,7 +210,7 @@ def _samples(loaded: LoadedJob, base: Path, text: TextSide, objective: Objective
 def _balance(loaded: LoadedJob, model: PreTrainedModel) -> RouterBalance | None:
     balance = hook_routers(model, router_coefficient(loaded.job, model))
     if balance is None and loaded.job.train.router_aux_loss not in ("auto", 0.0):
-        raise UserError(no_routers(loaded))
+        raise UserError(balanced_by_bias(loaded) if are_balanced_by_bias(model) else no_routers(loaded))
     return balance
 
 

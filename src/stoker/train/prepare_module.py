@@ -13,6 +13,8 @@ from stoker.hardware.process_device import Device
 from stoker.job.resolved import ResolvedJob
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.plain_module import spread_module
+from stoker.parallel.shared_buffers import SharedBuffers, own_buffers
+from stoker.train.hooks import Hook
 from stoker.train.module_task import ModuleTask, fingerprint_of
 from stoker.train.prepared import Prepared, apply_job_to_blocks, describe_parameters, engine_of
 
@@ -28,12 +30,21 @@ def prepare_module(
         raise UserError(f"{type(model).__name__} has no parameter that is trained")
     task = ModuleTask(model, loss, data, held_out, seed=job.seed, device=device.torch, dtype=dtype)
     facts = {"model": f"{type(model).__name__}: {describe_parameters(model)}"}
-    parts = None
+    parts, hooks = None, ()
     if mesh is None:
         apply_job_to_blocks(job, model, device)
     else:
+        hooks = _sharing_buffers(model, mesh)
         parts = spread_module(model, mesh, compiled=job.train.compile, compute=device.autocast_dtype)
         assert parts.root is not None
         task.root = parts.root
-    fingerprints = {"data": fingerprint_of(task.data)}
-    return Prepared(job, task, device, facts, fingerprints, engine_of(task, device, mesh, parts), mesh=mesh)
+    fingerprints, engine = {"data": fingerprint_of(task.data)}, engine_of(task, device, mesh, parts)
+    return Prepared(job, task, device, facts, fingerprints, engine, mesh=mesh, hooks=hooks)
+
+
+def _sharing_buffers(model: nn.Module, mesh: Mesh) -> tuple[Hook, ...]:
+    group, buffers = mesh.groups["batch"], own_buffers(model)
+    if group is None or not buffers:
+        return ()
+    shared = SharedBuffers(buffers, group)
+    return (Hook(before_passes=lambda _step: shared.begin(), after_optimizer=lambda _lr, _taken: shared.unite()),)

@@ -41,9 +41,13 @@ class ReferenceModel:
         self._loaded, self._base, self._named = loaded, base, named
         self._own = named == "precomputed"
 
-    def digest(self) -> str:
-        """Digests its weights, its configuration and its in-memory format; a collective."""
-        return by_first(self._digest)
+    def digest(self, float8: str = "none") -> str:
+        """Digests its weights, its configuration and its in-memory format; a collective.
+
+        Args:
+            float8: `train.float8` of the passes that compute its log-probabilities.
+        """
+        return by_first(lambda: self._digest("" if float8 == "none" else f" float8 {float8}"))
 
     def compute(self, documents: Sequence[Document], *, device: torch.device | None) -> np.ndarray:
         """Returns the summed log-probability of each document; a collective of all processes.
@@ -87,18 +91,18 @@ class ReferenceModel:
             update["model"] = job.model.model_copy(update=other)
         return job.model_copy(update=update)
 
-    def _digest(self) -> str:
+    def _digest(self, more: str) -> str:
         job, device = self._job, device_for(self._loaded.job)
         if job is None:
             model = open_run(self._named, self._base).model
-            settings = f"{self._named} {unwrap(model).config.to_json_string()} {device.precision}"
+            settings = f"{self._named} {unwrap(model).config.to_json_string()} {device.precision}{more}"
             return _digest_of(((n, p.detach()) for n, p in model.named_parameters()), settings)
         assert job.model is not None
         held = job.model.quantise
         plain = job.model_copy(update={"model": job.model.model_copy(update={"quantise": "none"})})
         built = build_meta(plain, self._base, device)
         read = ((name, built.weights.read(name, all_rows(p.shape))) for name, p in built.model.named_parameters())
-        return _digest_of(read, f"{unwrap(built.model).config.to_json_string()} {device.precision} {held}")
+        return _digest_of(read, f"{unwrap(built.model).config.to_json_string()} {device.precision} {held}{more}")
 
     def _opened(self, device: torch.device | None) -> nn.Module:
         if (known := self.__dict__.get("_model")) is not None:

@@ -89,7 +89,8 @@ class ReferenceScores(BatchExtras):
             return
         # The trained model has virtual tokens before every row; its reference has none.
         if self._block.reference == "precomputed" and self._loaded.job.tune.method not in VIRTUAL:
-            digest = ReferenceModel(self._loaded, self._base, self._block.reference).digest()
+            own = ReferenceModel(self._loaded, self._base, self._block.reference)
+            digest = own.digest(self._loaded.job.train.float8)
             self._fill(self._documents(task), digest, partial(_by_engine, task.language, engine, task.device))
         else:
             self._fill_by_another(self._documents(task), task.device)

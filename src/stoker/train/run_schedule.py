@@ -48,6 +48,7 @@ class Progress:
     Attributes:
         samples: number of the next sample.
         trained: targets trained so far.
+        best_targets: number of held-out targets of ``best_loss``; None if an earlier version saved it.
         left_out: steps that were skipped because of numbers that are not finite.
         skipped: spans of samples that training skips; see `stoker.train.skipped_samples`.
         recent: losses that the next one is compared with.
@@ -60,6 +61,7 @@ class Progress:
     last_loss: float | None = None
     best_loss: float | None = None
     best_step: int | None = None
+    best_targets: int | None = None
     left_out: int = 0
     skipped: list[list[int]] = field(default_factory=list)
     recent: list[float] = field(default_factory=list)

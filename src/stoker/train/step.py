@@ -133,6 +133,8 @@ class Stepper:
         measures = self._task.measures
         sums = measures.take(total) if measures is not None else None
         found = self._guard.step(total, norm, sums, asked=asked())
+        if not found.taken and self._engine.power_sgd is not None:
+            self._engine.power_sgd.undo()
         for hook in self._hooks:
             hook.after_optimizer(lr, found.taken)
         alarms = self._task.after_passes(self._engine)

@@ -1,0 +1,48 @@
+"""Layouts that a model cannot have are refused before a process starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
+
+from stoker.job.layout import layout_of
+from stoker.job.load_job import load_job
+from stoker.models.families import FAMILIES
+from stoker.models.meta_model import META
+from stoker.models.split_fused import split_fused
+from stoker.parallel.layout_check import layout_problem
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "pad_token_id": 0, "max_position_embeddings": 64,
+}  # fmt: skip
+LONG = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "rope_theta": 1e4}
+
+
+def models() -> dict[str, Any]:
+    longer = {**SIZES, "max_position_embeddings": 512, "original_max_position_embeddings": 64}
+    phi = Phi3Config(**longer, rope_parameters=LONG)
+    llama = LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})
+    with META:
+        return {"longrope": Phi3ForCausalLM(phi), "dynamic": LlamaForCausalLM(llama)}
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+@pytest.mark.parametrize(("seq_len", "context", "refused"), [(128, 2, True), (64, 2, False), (128, 1, False)])
+def test_rotary_embeddings_by_the_length_of_the_row(
+    kind: str, seq_len: int, context: int, refused: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        f"task: pretrain\nmodel: m\ndata: d\ntrain: {{seq_len: {seq_len}}}\n"
+        f"parallel: {{context: {context}, pipeline: {3 - context}}}\n"
+    )
+    loaded, model = load_job(path), models()[kind]
+    split_fused(model, FAMILIES[model.config.model_type])
+    problem = layout_problem(model, layout_of(loaded.job), loaded)
+    assert (problem is not None) == refused
+    if problem is not None:
+        assert problem.key == "parallel.context" and kind in problem.message and "seq_len: 64" in problem.suggestion
