@@ -30,7 +30,7 @@ def prepare_module(
         raise UserError(f"{type(model).__name__} has no parameter that is trained")
     task = ModuleTask(model, loss, data, held_out, seed=job.seed, device=device.torch, dtype=dtype)
     facts = {"model": f"{type(model).__name__}: {describe_parameters(model)}"}
-    parts, hooks = None, ()
+    parts, hooks = None, tuple[Hook, ...]()
     if mesh is None:
         apply_job_to_blocks(job, model, device)
     else:

@@ -77,9 +77,10 @@ def _unknown(names: Sequence[str], settings: LogSettings) -> list[Problem]:
     problems = []
     for key, name in settings.named:
         if name not in names:
-            hint = f"the columns are {', '.join(names[:40])}; write the name of one"
+            columns = ", ".join(names[:40])
+            hint = f"the columns are {columns}; write the name of one"
             if key in ("time", "group", "weight"):
-                hint += f", or remove `{key}`"
+                hint = f"the columns are {columns}; write the name of one, or remove `{key}`"
             hint = did_you_mean(name, names) or hint
             problems.append(Problem(f"the rows have no column {name!r}", hint, key=f"ranking.{key}"))
     return problems
