@@ -102,6 +102,9 @@ def _body(submission: Submission, block: SlurmBlock, files: str) -> Iterator[str
     if submission.nodes > 1:
         yield "# srun returns the highest code. A lost node does not count where others have finished the run."
         yield f'grep -qsx 0 "$STOKER_FILES/{NODE_ENDED}"-* && code=0'
+        if block.requeue:
+            yield "# Nor does one that was killed where others have saved the run to be started again."
+            yield f'[ -n "$asked" ] && grep -qsx {requeue_code} "$STOKER_FILES/{NODE_ENDED}"-* && code={requeue_code}'
     if block.requeue:
         yield ""
         yield f'if [ -n "$asked" ] && [ $code -eq {requeue_code} ] && [ ! -e "$STOKER_FILES/{STOP}" ] &&'
