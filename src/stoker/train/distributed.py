@@ -55,9 +55,9 @@ class Distributed:
         self.first, self.replicas = mesh.is_first, mesh.layout.data
 
     def share(self, first: int, last: int, batch: int) -> tuple[int, int]:
-        size = batch // self._mesh.layout.data
-        start = min(last, first + self._mesh.data_index * size)
-        return start, min(last, start + size)
+        # A run of an earlier version may have prompts that its processes cannot share equally.
+        begin, end = ((self._mesh.data_index + i) * batch // self._mesh.layout.data for i in (0, 1))
+        return min(last, first + begin), min(last, first + end)
 
     def seat(self) -> int:
         mesh, layout = self._mesh, self._mesh.layout
