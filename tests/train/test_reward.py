@@ -120,6 +120,19 @@ def test_stoker_eval_measures_and_calibrates(
     assert source["error"] == pytest.approx(expected)
 
 
+def test_the_untuned_model_has_the_first_head(
+    reward: dict[str, Any], base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The head is trained beside an adapter, so switching the adapter off is not enough."""
+    monkeypatch.chdir(base)
+    ran = run(base, {**reward, "tune": LORA})
+    assert main(["eval", "runs/reward", "--compare", "--json"]) == 0
+    found, first = json.loads(capsys.readouterr().out)["untuned"], evaluations(ran)[0]
+    assert first["step"] == 0
+    for name in ("loss", "accuracy", "margin"):
+        assert found[name] == pytest.approx(first[name], abs=1e-5)
+
+
 def test_a_reward_run_is_not_talked_to(
     reward: dict[str, Any], base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,6 +23,11 @@ PPO = "task: ppo\nmodel: smollm2-135m\ndata: asked.jsonl\nsteps: 20\ntune: lora\
         (GRPO + "train: {batch: 48, micro_batch: 16, accumulation: 1}\n", "8 prompts cannot be shared by 3"),
         (GRPO + "train: {micro_batch: 5}\n", "train.batch is 5, which does not divide the 48 answers"),
         (PPO + "ppo: {rewards: numeric, prompts: 8, critic_warmup: 2}\ntrain: {micro_batch: 2}\n", "for 32 steps"),
+        (
+            GRPO.replace("tune: lora", "tune: {method: p-tuning, deep: true}").replace("answers", "kl: 0, answers")
+            + "parallel: {data: 2, shard: zero2}\n",
+            "a prefix' encoder is not gathered",
+        ),
     ],
 )
 def test_numbers_that_follow_from_other_keys_are_checked(tmp_path: Path, text: str, message: str) -> None:

@@ -223,7 +223,9 @@ def checks(view: View, name: str, usual_kl: float, usual_place: str) -> Iterator
         if view.value(f"parallel.{axis}") > 1:
             message = f"`task: {name}` samples answers with a cache of keys and values, which {axis} splits"
             yield from view.at_each([f"parallel.{axis}"], message, "spread it by data, shard or tensor")
-    if view.value("tune.method") == "prefix" and view.value("parallel.shard") != "none":
+    method = view.value("tune.method")
+    prefix = method == "prefix" or (method == "p-tuning" and view.value("tune.deep"))
+    if prefix and view.value("parallel.shard") != "none":
         message = f"`task: {name}` samples answers, and a prefix' encoder is not gathered for that"
         yield from view.at_each(["parallel.shard", "tune.method"], message, "write shard: none, or another method")
     if view.value("tune.dropout"):

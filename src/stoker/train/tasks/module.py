@@ -74,7 +74,8 @@ def _prepare(loaded: LoadedJob, device: Device, mesh: Mesh | None, _: Path) -> P
     loss = import_path(block.loss, "module.loss", loaded)
     data = import_path(block.data, "module.data", loaded)()
     held_out = import_path(block.evaluate, "module.evaluate", loaded)() if block.evaluate else None
-    return prepare_module(loaded.job, model, loss=loss, data=data, held_out=held_out, device=device, mesh=mesh)
+    with loaded.errors_at_their_keys():
+        return prepare_module(loaded.job, model, loss=loss, data=data, held_out=held_out, device=device, mesh=mesh)
 
 
 def _toy(loaded: LoadedJob) -> tuple[dict[str, Any], int, tuple[str, ...]]:
