@@ -41,7 +41,8 @@ def conflicts(view: View) -> list[Problem]:
 def _steps_and_epochs(view: View) -> Iterator[Problem]:
     if view.given("steps") and view.given("epochs"):
         message = "`steps` and `epochs` both set the length of the training"
-        yield from view.at_each(["steps", "epochs"], message, "keep one; on the command line, `steps=` removes it")
+        hint = "keep one; on the command line, `steps=` or `stages.NAME.steps=` removes it"
+        yield from view.at_each(["steps", "epochs"], message, hint)
 
 
 def _needs_model(view: View) -> Iterator[Problem]:
