@@ -85,6 +85,16 @@ def test_a_stage_begins_with_the_weights_of_an_earlier_one() -> None:
     assert after.origins["model.name"].where == "chain.yaml:19:19"
 
 
+def test_a_stage_has_the_defaults_that_it_is_trained_with() -> None:
+    """A catalogue size that an earlier stage has trained is no model from random weights."""
+    text = "task: pretrain\nmodel: llama-3m\ndata: my.jsonl\nsteps: 5\n"
+    text += "stages:\n  - {name: one}\n  - {name: two, model: {from: one}}\n"
+    one, two = staged(text).stages
+    shown, trained = two.load().job, two.load({"one": "0" * 64}).job
+    assert shown.model is not None and shown.model.name == "llama-3m"
+    assert shown.train == trained.train != one.load().job.train
+
+
 def test_overrides_change_shared_keys_or_those_of_a_stage() -> None:
     sft, more, _ = staged(CHAIN, "train.lr=2e-3", "stages.more.steps=9", "stages[0].tune=full").stages
     assert (sft.load().job.train.lr, more.load().job.train.lr) == (2e-3, 1e-4)

@@ -97,7 +97,8 @@ def _linked_to(stage: Stage, key: str, earlier: Stage) -> Stage:
     data = {**document.data, "model": {**kept, **own}}
     model = {"name": earlier.output, **trust, **own}
     trained = {**stage.trained, ("model",): model}
-    return replace(stage, document=replace(document, data=data, marks=marks), trained=trained, needs=needs)
+    document = replace(document, data=data, marks=marks, continues=True)
+    return replace(stage, document=document, trained=trained, needs=needs)
 
 
 def suggest_stage(name: str, names: Sequence[str]) -> str:
