@@ -1,0 +1,1 @@
+trl dpo --model_name_or_path org/m --dataset_name org/d --sync_ref_model false
