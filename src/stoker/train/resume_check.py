@@ -86,7 +86,7 @@ def with_effect(*jobs: ResolvedJob) -> list[dict[str, Any]]:
 
 def _has_effect(job: ResolvedJob, key: str) -> bool:
     try:
-        return has_effect(job, parse_key(key))
+        return has_effect(job, parse_key(re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", key)))
     except UserError:  # a name of the user's own, such as the reward `regex:[0-9]+`
         return True
 
