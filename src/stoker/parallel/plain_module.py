@@ -21,6 +21,7 @@ def check_scalars(model: nn.Module, layout: Layout) -> None:
     """Raises UserError at the key that needs rows of every parameter, where one is a scalar."""
     scalars = [(name, p.requires_grad) for name, p in model.named_parameters() if p.dim() == 0]
     trained = [name for name, requires_grad in scalars if requires_grad]
+    value: str
     if layout.shard != "none" and scalars:
         key, value, (name, _) = "shard", layout.shard, scalars[0]
     elif layout.compress == "powersgd" and trained:
