@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from peft import LoraConfig, TaskType
+from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
@@ -79,6 +80,10 @@ def save_score_adapter(model: nn.Module, folder: Path, base_name: str, *, pad_id
     head, name = _head_of(unwrap(model))
     config: Any = LoraConfig.from_pretrained(str(folder))
     config.task_type = TaskType.SEQ_CLS
+    if isinstance(head, LoraLayer):  # the file has the sum
+        head = copy.deepcopy(head)
+        head.merge()
+        head, config.target_modules = head.get_base_layer(), set(config.target_modules) - {name}
     config.modules_to_save = [*(m for m in config.modules_to_save or () if m != name), "score"]
     config.save_pretrained(str(folder))
     state = {key: t for key, t in load_file(folder / WEIGHTS).items() if not key.startswith(f"{PREFIX}{name}.")}
