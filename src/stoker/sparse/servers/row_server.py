@@ -6,6 +6,7 @@ import json
 import shutil
 import socket
 import threading
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -17,7 +18,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from stoker import sockets
-from stoker.errors import Problem, RunFailed, UserError, reason_of
+from stoker.errors import Problem, RunFailed, UserError, reason_of, typed_reason
 from stoker.files import replace_file
 from stoker.frames import PeerRefused
 from stoker.sparse.eviction_pass import EvictionPlan
@@ -107,6 +108,12 @@ class RowServer:
                 self._converse(connection)
             except (UserError, ValueError) as error:
                 connection.send({"error": str(error)})
+            except (ConnectionError, TimeoutError, PeerRefused):
+                raise  # the trainer has gone
+            except Exception as error:
+                connection.send({"error": typed_reason(error)})
+                if not isinstance(error, OSError):
+                    traceback.print_exc()
         except (OSError, PeerRefused):
             pass
         finally:
