@@ -27,7 +27,7 @@ from stoker.checkpoint.state import State
 from stoker.checkpoint.storage import storage_of
 from stoker.checkpoint.writer import GIVE_UP, WriteRequest
 from stoker.files import has_input
-from stoker.runs.shm_folder import NEIGHBOUR, OWN, SENT, SharedFolder, has_folder, shared_folder
+from stoker.runs.shm_folder import NEIGHBOUR, OWN, SENT, SharedFolder, has_folder, shared_folder, stamp_of
 
 VISIBLE = 120.0  # seconds until a file written by another machine must be visible on this one
 DELETES = 300.0  # seconds until old checkpoints are deleted; with `VISIBLE` less than the watchdog allows a save
@@ -86,10 +86,10 @@ class Snapshots:
         """Returns whether the newest copy of this process is also on the next node, or no other node stores copies."""
         if self._folder is None or not (self._folder / NEIGHBOUR).exists():
             return True
-        made = [slot.header.stat().st_mtime_ns for slot in self._slots if slot.header.exists()]
+        made = {slot.step: stamp for slot in self._slots if (stamp := stamp_of(slot.header))}
         try:
-            return not made or int((self._folder / f"{SENT}{rank()}").read_text()) >= max(made)
-        except (FileNotFoundError, ValueError):
+            return not made or (self._folder / f"{SENT}{rank()}").read_text() == made[max(made)]
+        except FileNotFoundError:
             return False
 
     def agreed(self, held: Held) -> WritePlan:
