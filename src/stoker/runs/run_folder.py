@@ -29,7 +29,7 @@ from typing import IO, Any
 from filelock import FileLock, Timeout
 
 from stoker.errors import DiskFailed, Problem, UserError
-from stoker.files import free_name, no_link, open_regular, read_file, replace_file
+from stoker.files import free_name, no_link, open_regular, read_file, replace_file, write_all
 from stoker.job.run_records import LOCK
 from stoker.runs.output_folder import output_problem
 
@@ -236,10 +236,8 @@ class MetricsWriter:
         """
         values = asdict(metrics)
         measures = values.pop("measures")
-        line = _line({**values, **measures}).encode()
         with disk_errors(self._path):
-            while line:  # a disk that is almost full accepts a part of it; the next write then raises
-                line = line[self._file.write(line) :]
+            write_all(self._file, _line({**values, **measures}).encode())
 
     def flush(self) -> None:
         """Syncs all lines to disk, so that a checkpoint never outlives the metrics before it."""
