@@ -247,6 +247,32 @@ def test_an_update_that_a_server_cannot_make_ends_the_run(
     assert torch.equal(found.values[found.ids.argsort()], expected.values[expected.ids.argsort()])
 
 
+def test_a_connection_that_cannot_be_accepted_does_not_end_a_server(tmp_path: Path) -> None:
+    class Listening:
+        """A socket whose first connection fails, as when too many files are open."""
+
+        def __init__(self, listening: socket.socket) -> None:
+            self.listening, self.fails = listening, True
+
+        def accept(self) -> object:
+            if self.fails:
+                self.fails = False
+                raise OSError(errno.EMFILE, "Too many open files")
+            return self.listening.accept()
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.listening, name)
+
+    server = RowServer(("127.0.0.1", 0), SECRET, tmp_path / "a")
+    server._listening = Listening(server._listening)  # type: ignore[assignment]
+    thread = threading.Thread(target=server.serve, daemon=True)
+    thread.start()
+    step(words(RowServers((server.address,), SECRET, patience=3)))
+    server.close()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
 def test_a_request_that_a_server_cannot_answer_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*args: object) -> None:
         raise KeyError("rows")

@@ -132,7 +132,7 @@ def test_a_snapshot_that_fails_is_explained_and_frees_the_disk(tmp_path: Path, m
     log.append({"scale": 1 / 7}, arrays_of(1))
     rows = torch.arange(2)
     table = TableState(rows, rows[:, None].float(), torch.empty(2, 0), rows.int(), rows.int())
-    with pytest.raises(DiskFailed, match="cannot be written: .*No space left"):
+    with pytest.raises(DiskFailed, match=r"cannot be written: .*No space left"):
         log.begin([SparseState(3, None, {"t": table})], first=4, **BASES)  # type: ignore[arg-type]
     log.close()
     assert [path.name for path in tmp_path.iterdir()] == ["steps-0"]
