@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 from states import assert_saved, state
 
+from stoker.checkpoint import shm_buffers
 from stoker.checkpoint.chunks import Chunk, Held
 from stoker.checkpoint.copy_interval import Cadence
 from stoker.checkpoint.dcp_store import Store
@@ -228,6 +230,23 @@ def _one_copy_of_two(run: Path) -> None:
     if rank() == 0:
         saver.snapshots.copy(7, held(7), {"progress": {}})
     saver.close()
+
+
+def test_a_copy_that_memory_has_no_room_for_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with shared_memory(tmp_path) as shared:
+        saver = saver_of(tmp_path)
+        saver.remember(state(5))
+        monkeypatch.setattr(shm_buffers, "allocate", full)
+        saver.remember(state(6))
+        assert [copy.step for copy in copies_in(shared.path)] == [5]
+        saver.remember(state(7))  # in the memory that is there
+        assert [copy.step for copy in copies_in(shared.path)] == [7]
+        saver.close()
 
 
 def test_a_copy_is_safe_if_the_next_node_has_the_newest_one_by_any_clock(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ class Snapshots:
         try:
             run_on_all_ranks(lambda: self.copy(state.step, held, state.numbers))
         except OSError:  # other processes have taken the memory since
-            self._do_without()
+            self._do_with_less()
             return False
         for folder in self.folder.glob("rank-*"):  # ranks of a larger world
             if int(folder.name.removeprefix("rank-")) >= agreement.world:
@@ -165,6 +165,20 @@ class Snapshots:
         """Returns whether the next copy needs no new memory."""
         slot = self.free()
         return slot is not None and self.agreement is not None and slot.group == self.agreement.group
+
+    def _do_with_less(self) -> None:
+        """Keeps the newest copy that all processes have, as the only one; disables copies without any. A collective."""
+        assert self.agreement is not None
+        made = run_on_all_ranks(lambda: {slot.step for slot in self._slots if slot.step >= 0})
+        if not (common := set.intersection(*made)):
+            self._do_without()
+            return
+        self.agreement = replace(self.agreement, slots=1)
+        kept = next(slot for slot in self._slots if slot.step == max(common))
+        for slot in self._slots:
+            if slot is not kept:
+                slot.empty()
+        self._slots = [kept]
 
     def _do_without(self) -> None:
         """Disables copies until the processes agree again."""
