@@ -109,7 +109,7 @@ def test_a_killed_node_costs_no_checkpoint_and_returns(
 
 
 def test_the_first_node_is_lost_where_the_nodes_share_only_the_place_of_the_checkpoints(make: Make) -> None:
-    """The next one leads, in a folder of its own."""
+    """Another one leads, in a folder of its own."""
     nodes = make(3, devices=1, nodes="2:3")
     shared, to = nodes.base, f"file://{nodes.base / 'checkpoints'}"
     for number in (1, 2, 3):
@@ -119,15 +119,14 @@ def test_the_first_node_is_lost_where_the_nodes_share_only_the_place_of_the_chec
         job = nodes.base / "job.yaml"
         job.write_text(job.read_text().replace("every: 25,", f"every: 25, to: '{to}',"))
         nodes.start(number)
-    runs = {number: RunFolder(shared / f"host{number}" / "run") for number in (1, 2, 3)}
-    nodes.run = runs[1]
-    nodes.reach(10)
-    nodes.kill("n1")
+    runs = {f"n{number}": RunFolder(shared / f"host{number}" / "run") for number in (1, 2, 3)}
+    nodes.wait_for(lambda: any(len(run.read_metrics()) >= 10 for run in runs.values()))
+    first = next(name for name, run in runs.items() if run.read_metrics())
+    nodes.kill(first)
     nodes.base = shared
-    nodes.finish("n2", "n3")
-    leading = runs[2]
-    assert leading.is_done()
-    assert leading.identity() == runs[1].identity() == runs[3].identity()
+    nodes.finish(*(runs.keys() - {first}))
+    (leading,) = (run for run in runs.values() if run.is_done())
+    assert len({run.identity() for run in runs.values()}) == 1
     (resumed,) = (event for event in leading.read_events() if event["event"] == "resumed")
     assert resumed["where"] == "memory"
     assert leading.read_metrics()[-1]["step"] == STEPS
