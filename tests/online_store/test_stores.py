@@ -285,6 +285,26 @@ def test_a_thread_that_opens_a_database_does_not_stop_one_that_writes(tmp_path: 
     subprocess.run(command, check=True, timeout=60)
 
 
+IS_KILLED_WHILE_IT_READS = """
+import os, signal, sys
+from stoker.online_store.row_backends import LmdbBackend
+with LmdbBackend(sys.argv[1]).environment.begin():
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_store_does_not_grow_after_a_reader_was_killed(tmp_path: Path) -> None:
+    writer = LmdbWriter(f"lmdb://{tmp_path}/store")
+    users = {i: float(i) for i in range(500)}
+    loaded(writer, users, {})
+    subprocess.run([sys.executable, "-c", IS_KILLED_WHILE_IT_READS, writer.place], check=False, timeout=60)
+    sizes = []
+    for _ in range(30):
+        writer.change(1, [delta(TABLES[0], users)])
+        sizes.append((tmp_path / "store" / "data.mdb").stat().st_size)
+    assert sizes[-1] == sizes[9]
+
+
 READS_IN_ANOTHER_PROCESS = """
 import sys
 from stoker.online_store.lmdb_writer import LmdbWriter

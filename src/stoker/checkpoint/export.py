@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
@@ -133,8 +134,9 @@ def write_export(tuned: TunedRun, export: Export, base: Path, verify: Callable[[
         try:
             write = (_SCORE_WRITERS if task_of(tuned.job).head == "score" else _WRITERS)[export.format]
             written = write(tuned, export, base, partial)
-        except OSError as error:
-            raise RunFailed(f"the export could not be written to {export.to}: {error.strerror or error}") from error
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise RunFailed(f"the export could not be written to {export.to}: {reason}") from error
         try:
             verify(written)
         except RunFailed as error:

@@ -19,14 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from stoker.files import free_name, open_regular, replace_file
+from stoker.files import free_name, open_regular, replace_file, write_all
 
 STATE = "state.json"
 OWNER = "run.json"  # which run the checkpoints of a place belong to; see `stoker.checkpoint.owner`
 METADATA = ".metadata"  # index of the tensors and their places in the files, as torch.distributed.checkpoint reads it
 NAME = re.compile(r"step-(\d{8})")
-ATTEMPT = re.compile(r"step-(\d{8})-([a-zA-Z0-9]+)\.(\d+)\.\d+")  # step, machine, process, when
+ATTEMPT = re.compile(r"step-(\d{8})-([a-zA-Z0-9]+)\.(\d+)\.(\d+)")  # step, machine, process, when
 POLL = 0.1  # seconds
+CLOCK = 5.0  # seconds by which the start of a process may be inexact, with small adjustments of the clock
 BASE = "base"  # the key of the step that a checkpoint adds to, in ``state.json``
 SUM = "sha256"  # the key of the checksum of ``state.json``
 WITHOUT_SUM = {"step", "progress", "scaler", "files"}  # keys of a file from before checksums
@@ -133,14 +134,19 @@ def _machine() -> str:
 
 
 def is_alive(attempt: str) -> bool:
-    """Returns whether another process of this machine, named in the attempt, is still writing it."""
+    """Returns whether another process of this machine, named in the attempt, is still writing it.
+
+    A thread, or a process that started later, has only got the same number.
+    """
     import psutil  # imported here, as the writers do not need it and must start fast
 
     match = ATTEMPT.fullmatch(attempt)
     if match is None or match[2] != _machine() or int(match[3]) == os.getpid():
         return False
     try:
-        return psutil.Process(int(match[3])).status() != psutil.STATUS_ZOMBIE
+        maker = psutil.Process(int(match[3]))
+        is_older = maker.create_time() < int(match[4]) / 1e9 + CLOCK
+        return is_older and psutil.pid_exists(maker.pid) and maker.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
@@ -188,7 +194,7 @@ class LocalStorage:
 
     def commit(self, attempt: str, state: bytes) -> None:
         with self.create(attempt, STATE) as file:
-            file.write(state)
+            write_all(file, state)
         _flush_folder(self._attempt(attempt))
         match = ATTEMPT.fullmatch(attempt)
         assert match is not None

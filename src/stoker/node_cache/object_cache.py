@@ -97,7 +97,10 @@ class NodeCache:
             return ask()
         asked = time.time()
         memo = self._folder("answers") / ObjectVersion(None, question).key("")
-        lock = lock_file(memo.with_suffix(".lock"))
+        try:
+            lock = lock_file(memo.with_suffix(".lock"))
+        except OSError:  # the disk is full or read-only
+            return self._renewed(ask())
         assert lock is not None
         with lock:
             known = _known(memo, url)
@@ -113,8 +116,9 @@ class NodeCache:
                 return known
             kept = [{"url": without_secrets(each.url), **each.version.plain()} for each in answer]
             if _restored(kept, url) == answer:  # a page may link to addresses with separate signatures
-                replace_file(memo, json.dumps(kept))
-                os.utime(memo, (began, began))
+                with suppress(OSError):  # the next process asks the origin
+                    replace_file(memo, json.dumps(kept))
+                    os.utime(memo, (began, began))
             return self._renewed(answer)
 
     def _renewed(self, answer: list[RemoteObject]) -> list[RemoteObject]:

@@ -42,6 +42,7 @@ class LmdbWriter:
         return self._opened[version]
 
     def begin(self) -> int:
+        self._forget_dead_readers()
         for version in self._abandoned():
             self.drop(version)
         with self._at.environment.begin(self._meta, write=True) as transaction:
@@ -50,6 +51,10 @@ class LmdbWriter:
             transaction.put(f"loading:{version}".encode(), str(time.time()).encode())
         self._rows(version)
         return version
+
+    def _forget_dead_readers(self) -> None:
+        """Ends the transactions of readers that were killed, which would keep all later pages from reuse."""
+        self._at.environment.reader_check()
 
     def _abandoned(self) -> list[int]:
         with self._at.environment.begin(self._meta) as transaction, transaction.cursor() as cursor:
@@ -115,6 +120,7 @@ class LmdbWriter:
         if version not in [one.number for one in self.versions()]:
             raise StoreError(f"version {version} is gone")
         rows = self._rows(version)
+        self._forget_dead_readers()
         with self._at.environment.begin(write=True) as transaction:
             for delta in deltas:
                 self._put(transaction, rows, delta)

@@ -92,15 +92,25 @@ def keep(folder: Path, evaluation: KeptEvaluation, rows: list[dict[str, Any]]) -
         place.mkdir(parents=True, exist_ok=True)
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(evaluation.time))
     number, name = 1, f"{stamp}-{evaluation.kind}"
-    while any((place / f"{name}.{suffix}").exists() for suffix in ("json", "jsonl")):
-        number += 1
-        name = f"{stamp}-{evaluation.kind}-{number}"
+    with disk_errors(place):
+        while (place / f"{name}.json").exists() or not _reserve(place / f"{name}.jsonl"):
+            number += 1
+            name = f"{stamp}-{evaluation.kind}-{number}"
     path = place / f"{name}.json"
     with disk_errors(path):
         lines = (json.dumps(finite(row), ensure_ascii=False) + "\n" for row in rows)
         replace_file(path.with_suffix(".jsonl"), "".join(lines))
         replace_file(path, json.dumps(evaluation.as_json(), indent=2, ensure_ascii=False) + "\n")
     return path
+
+
+def _reserve(path: Path) -> bool:
+    """Creates a file; returns False if it exists, as of an evaluation that ends in the same second."""
+    try:
+        path.open("xb").close()
+    except FileExistsError:
+        return False
+    return True
 
 
 def read_evaluations(folder: Path) -> list[KeptEvaluation]:

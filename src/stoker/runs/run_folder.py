@@ -29,7 +29,7 @@ from typing import IO, Any
 from filelock import FileLock, Timeout
 
 from stoker.errors import DiskFailed, Problem, UserError
-from stoker.files import free_name, no_link, open_regular, read_file, replace_file
+from stoker.files import free_name, no_link, open_regular, read_file, replace_file, write_all
 from stoker.job.run_records import LOCK
 from stoker.runs.output_folder import output_problem
 
@@ -188,6 +188,24 @@ class RunFolder:
         except FileNotFoundError:
             return None
 
+    def records(self) -> tuple[bytes, bytes, bytes]:
+        """Returns what another node needs to continue the run: its first event, its job and its environment."""
+        first = read_file(self.events).partition(b"\n")[0] + b"\n"
+        return first, read_file(self.job), read_file(self.environment)
+
+    def adopt(self, records: tuple[bytes, bytes, bytes]) -> None:
+        """Writes the `records` of a run, so that it can continue here, unless the folder has its events or others."""
+        first, job, environment = records
+        with disk_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            try:
+                with open(self.events, "xb", opener=no_link) as file:
+                    file.write(first)
+            except FileExistsError:  # as on storage that the nodes share
+                return
+            replace_file(self.job, job)
+            replace_file(self.environment, environment)
+
     def has_begun(self) -> bool:
         """Returns whether training has begun in it."""
         return any(event.get("event") in STARTS for event in self.read_events())
@@ -218,10 +236,8 @@ class MetricsWriter:
         """
         values = asdict(metrics)
         measures = values.pop("measures")
-        line = _line({**values, **measures}).encode()
         with disk_errors(self._path):
-            while line:  # a disk that is almost full accepts a part of it; the next write then raises
-                line = line[self._file.write(line) :]
+            write_all(self._file, _line({**values, **measures}).encode())
 
     def flush(self) -> None:
         """Syncs all lines to disk, so that a checkpoint never outlives the metrics before it."""
