@@ -10,6 +10,7 @@ from stoker.errors import Problem, UserError
 from stoker.hardware.calibration import Calibration, kept_calibration
 from stoker.hardware.cluster import Cluster, cluster_of
 from stoker.hardware.device_catalogue import DeviceKind, device_kind
+from stoker.hardware.host_facts import control_group_limits
 from stoker.hardware.planner_correction import kept_corrections
 from stoker.hardware.processor import available_cores, processor_name
 
@@ -46,7 +47,7 @@ def this_processor(processes: int = 1) -> Cluster:
 
     A process has ``cores // processes`` threads, and at least one.
     """
-    cores, memory = available_cores(), psutil.virtual_memory().total / 2**30
+    cores, memory = available_cores(), _memory_gib()
     threads = max(1, cores // processes)
     found, notes = _measured(processor_name(), threads)
     kind = _processor_kind(found, 1.0 if found else 1 / processes, memory / processes)
@@ -66,6 +67,13 @@ def this_processor(processes: int = 1) -> Cluster:
         notes=notes,
     )
     return corrected(cluster)
+
+
+def _memory_gib() -> float:
+    """Returns GiB of the host, or those that the control group of the processes allows."""
+    limit, _ = control_group_limits()
+    total = psutil.virtual_memory().total
+    return (total if limit is None else min(total, limit)) / 2**30
 
 
 def _processor_kind(found: Calibration | None, share: float, memory_gib: float) -> DeviceKind:
@@ -96,7 +104,7 @@ def _gpu_machine(gpus: list[tuple[str, float]], processes: int | None) -> Cluste
     if same < len(gpus) and processes is None:
         notes = (*notes, f"only the {same} GPUs that are {name} are counted")
     same = processes or same
-    host = psutil.virtual_memory().total / 2**30
+    host = _memory_gib()
     cluster = cluster_of(replace(kind, memory_gib=memory), gpus=same, per_node=same)
     return corrected(
         replace(

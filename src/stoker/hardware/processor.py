@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from stoker.hardware.host_facts import control_group_limits
+
 
 def available_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores this process may use, as its affinity and its control group allow."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    _, limit = control_group_limits()
+    return cores if limit is None else min(cores, max(1, int(limit)))
 
 
 def processor_name() -> str:

@@ -22,7 +22,11 @@ CONTEXT = 1.5 * 2**30  # bytes of a GPU's context and the communication library'
 # Margins of the upper bound: model states are exact, activations and the allocator's gaps are not. These fractions
 # cover 88 % of the published runs; docs/planner.md has the table.
 STATES = ("weights", "frozen copies", "gradients", "optimizer", "outer step", "process")
-OFFLOADED = {"none": (), "optimizer": ("optimizer",), "params": ("weights", "gradients", "optimizer", "outer step")}
+OFFLOADED = {
+    "none": (),
+    "optimizer": ("optimizer", "host copies"),
+    "params": ("weights", "gradients", "optimizer", "outer step"),
+}
 STATES_BOUND, REST_BOUND = 0.03, 0.20
 Verdict = Literal["FITS", "AT RISK", "DOES NOT FIT"]
 

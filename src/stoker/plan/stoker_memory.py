@@ -31,7 +31,7 @@ SPLIT = 0.42  # of activations and gradients
 SPLIT_AGAIN = 2.5  # of the block computed again, which is allocated between gradients that stay
 
 # Parts that outlast a model's passes.
-HELD = ("weights", "gradients", "optimizer", "outer step", "gathered weights", "frozen copies")
+HELD = ("weights", "gradients", "optimizer", "outer step", "gathered weights", "frozen copies", "host copies")
 
 # The moments at which a process may hold most.
 HEAD = "the last micro-batch's loss"
@@ -79,6 +79,7 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
         "head": head.kept + tied if at_end else head.forward if fullest == HEAD else head.backward,
         "gathered weights": _gathered(setting, stage, types),
         "unpacked weights": _unpacked(setting, stage, types),
+        "host copies": 2 * FLOAT * share(trained) if layout.offload == "optimizer" else 0.0,  # weights and gradients
         "frozen copies": work.resident * share(held) * types.product,
     }
     if setting.cluster.device.is_cpu:
