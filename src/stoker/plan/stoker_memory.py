@@ -114,6 +114,7 @@ def eager_stage(setting: Setting, stage: int, types: Arithmetic) -> tuple[float,
             types=types,
             tensor=layout.tensor,
             sequence=layout.sequence,
+            gathered=layout.context if layout.context_by == "gather" else 1,
             processor=processor,
         )
         kept += own * count
