@@ -9,8 +9,8 @@ from typing import Literal
 from stoker.plan.efficiency import Efficiency
 from stoker.plan.network_cost import CollectiveGroup, Kind, collective_seconds
 from stoker.plan.param_placement import most_held, trained_parameters
-from stoker.plan.saved_activations import HALF
 from stoker.plan.setting import Setting
+from stoker.plan.stoker_memory import weight_bytes
 
 Beside = Literal["forward", "backward", "last", "nothing"]
 
@@ -94,7 +94,9 @@ def _summed(setting: Setting, efficiency: Efficiency, *, compute: float, last: f
     # FSDP gathers and scatters block by block; a distributed optimizer in few large buckets.
     units = 1 + max(sum(own.values()) for own in setting.blocks) if layout.zero == 3 or software.by_block else 1
     sent = trained * software.sent_gradients * _sent_share(setting)
-    gather = collective_seconds("all-gather", parameters * HALF, near, cluster, efficiency, calls=units)
+    gather = collective_seconds(
+        "all-gather", parameters * weight_bytes(setting), near, cluster, efficiency, calls=units
+    )
     scatter = collective_seconds("reduce-scatter", sent, near, cluster, efficiency, calls=units)
     across = collective_seconds("all-reduce", sent / inner, far, cluster, efficiency)
     times = setting.micro_batches

@@ -11,6 +11,7 @@ really saves. Bytes are those of one token of a micro-batch; where attention sav
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 from stoker.job.layout import Recompute
@@ -44,6 +45,7 @@ class Arithmetic:
     reads: bool = True
 
 
+@lru_cache(maxsize=256)
 def arithmetic(precision: str, *, held: Held = "fp32", rank: int = 0, frozen: bool | None = None) -> Arithmetic:
     """Returns the dtypes under Stoker.
 

@@ -19,6 +19,7 @@ from stoker.plan.rollout_time import RolloutTime, rollout_time
 from stoker.plan.saved_activations import FLOAT, HALF
 from stoker.plan.setting import PACKED_BYTES, Setting
 from stoker.plan.shape import Layer
+from stoker.plan.stoker_memory import sent_bytes, types_of, weight_bytes
 
 BACKWARD_ATTENTION = 2.5  # of the forward pass: five products for two (Dao, 2023, section 3.1)
 SCORE_BYTES = 8  # read and written per score in a forward pass by fused scale, mask, softmax and dropout
@@ -161,7 +162,10 @@ class PassTimes:
     def of(self, setting: Setting) -> tuple[dict[Layer, StageTime], StageTime]:
         """(passes through each kind of block, through the head) of a micro-batch."""
         layout = setting.layout
-        key = (layout.tensor, layout.context, layout.context_by, setting.micro_batch, layout.recompute, setting.expert)
+        key = (
+            *(layout.tensor, layout.context, layout.context_by, layout.sequence, layout.recompute),
+            *(setting.micro_batch, setting.expert, types_of(setting)),
+        )
         if key not in self._blocks:
             efficiency = self.efficiency or efficiency_of(setting.cluster.device)
             kinds = {layer for blocks in setting.blocks for layer in blocks}
@@ -172,11 +176,19 @@ class PassTimes:
         return self._blocks[key]
 
     def least(self, setting: Setting) -> float:
-        """Returns a lower bound of a step's seconds: only passes take time, and all stages are equal."""
+        """Returns a lower bound of a step's seconds with any sharding: only passes take time, and all stages are equal.
+
+        Sharding decides in which types the passes compute.
+        """
+        layout = setting.layout
+        either = {types_of(setting): setting}
+        if layout.data * layout.context > 1:
+            sharded = replace(setting, layout=replace(layout, shard="zero3", shard_size=layout.data))
+            either.setdefault(types_of(sharded), sharded)
         correction = setting.cluster.correction(setting.work.precision, setting.work.tuning)
         factor = correction.compute if correction is not None else 1.0
-        total = sum(time.total for time in self.stages(setting))
-        return factor * total * setting.micro_batches / setting.layout.pipeline
+        total = min(sum(time.total for time in self.stages(each)) for each in either.values())
+        return factor * total * setting.micro_batches / layout.pipeline
 
     def stages(self, setting: Setting) -> tuple[StageTime, ...]:
         """Returns the time of one micro-batch in each stage of the pipeline, the head in the last."""
@@ -247,7 +259,7 @@ def _pipeline(setting: Setting, stages: Sequence[StageTime], efficiency: Efficie
 def exposed_send(setting: Setting, efficiency: Efficiency) -> float:
     """Returns the exposed seconds of a send between two stages."""
     layout = setting.layout
-    message = setting.tokens * setting.shape.width * HALF / (layout.tensor if layout.sequence else 1)
+    message = setting.tokens * setting.shape.width * sent_bytes(setting)[0] / (layout.tensor if layout.sequence else 1)
     stride = layout.tensor * layout.context * layout.data
     send = send_seconds(message, stride=stride, cluster=setting.cluster, efficiency=efficiency)
     return send * setting.software.exposed_sends
@@ -260,9 +272,8 @@ def _optimizer(setting: Setting, efficiency: Efficiency) -> float:
     if layout.offload != "none":  # gradients down, weights up, and the host's own memory
         fetched = 0.0
         if layout.offload == "params":  # gathered weights are fetched first, forward and backward
-            weight = FLOAT if setting.work.tuning == "full" else HALF
             held = most_held(setting).share(layout.sharers, expert=setting.expert)
-            fetched = 2 * weight * held * setting.micro_batches
+            fetched = 2 * weight_bytes(setting) * held * setting.micro_batches
         return max((2 * FLOAT * parameters + fetched) / device.host_gbs, ADAM_BYTES * parameters / HOST_GBS) / 1e9
     if measured := measured_passes(setting):
         return measured.optimizer_seconds(setting)
