@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
+from typing import Literal
 
 from stoker.hardware.cluster import Cluster
 from stoker.job.layout import Layout, ScheduleName
@@ -17,6 +18,7 @@ from stoker.plan.software import STOKER, Software
 from stoker.plan.trainable_params import PLAIN, Adapters, Tuning, trained_elements
 
 Blocks = Mapping[Layer, int]
+LayoutKind = Literal["tensor", "shard", "offload", "split backward", "adapters"]
 
 # Bytes of a weight that a library stores in fewer bits, with its part of the scales: nf4 with one of 8 bits for 64
 # weights, and one in float32 for 256 of those; a scale for an output of a thousand inputs and more; in torchao's 4 bits
@@ -47,6 +49,7 @@ class TrainingWork:
         predicted: positions of a row from which the next token is predicted, if the data determines it; None for all.
         sync_every: optimizer steps from one synchronisation of islands to the next; 1 without islands.
         islands: number of islands; None for one a node.
+        refused: kinds of layouts and of tuning that the job's optimizer, adapters or compilation exclude.
         critic: another model that is trained on the same rows in each step, after this one; None without.
     """
 
@@ -66,6 +69,7 @@ class TrainingWork:
     prompt: float | None = None
     sync_every: int = 1
     islands: int | None = None
+    refused: frozenset[LayoutKind] = frozenset()
     critic: TrainingWork | None = None
 
     @property
