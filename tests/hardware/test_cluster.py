@@ -214,6 +214,19 @@ def test_a_known_gpu_is_the_catalogues_with_the_memory_that_is_here(
         detect_machine.this_machine()
 
 
+def test_gpus_of_several_kinds_are_those_that_processes_take(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Process n has GPU n, or the n-th that `parallel.devices` names."""
+    monkeypatch.setenv("STOKER_CACHE", str(tmp_path))
+    large, small = ("NVIDIA A100-SXM4-80GB", 79.2), ("Tesla T4", 14.6)
+    monkeypatch.setattr(detect_machine, "_visible_gpus", lambda: [large, small, (large[0], 79.1)])
+    cluster = detect_machine.this_machine()
+    assert (cluster.gpus, cluster.device.name) == (1, "A100-80GB-SXM")
+    assert any("only the first 1 of 3 GPUs" in note for note in cluster.notes)
+    named = detect_machine.this_machine(devices=[0, 2])
+    assert (named.gpus, named.device.name, named.device.memory_gib) == (2, "A100-80GB-SXM", 79.1)
+    assert detect_machine.this_machine(devices=[1]).device.name.startswith("T4")
+
+
 def _calibration(device: str, *, threads: int) -> Calibration:
     """The present calibration: products of 16 and 64, each 2^k of them slower, and a memory of 2 GB/s."""
     from datetime import date

@@ -187,9 +187,9 @@ def with_memory(gib: float, processes: int = 4) -> Cluster:
 @pytest.mark.parametrize(
     ("overrides", "gib"),
     [
-        (["parallel.pipeline=4", "parallel.schedule=gpipe"], 2.4),
+        (["parallel.pipeline=4", "parallel.schedule=gpipe"], 3.5),
         (["parallel.pipeline=4", "parallel.recompute=selective"], 2.3),
-        (["parallel.tensor=4", "parallel.sequence=false"], 1.4),
+        (["parallel.tensor=4", "parallel.sequence=false"], 1.6),
     ],
     ids=["gpipe", "selective", "no sequence"],
 )

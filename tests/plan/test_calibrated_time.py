@@ -87,6 +87,9 @@ def test_attention_is_that_of_every_head_and_row() -> None:
     )
     rows, heads = 2, setting.shape.heads
     assert with_it - without == pytest.approx(2 * rows * heads * 4e-3, rel=1e-3)
+    pairs = replace(setting, micro_batch=1, work=replace(setting.work, rows=2, computed=1024.0))
+    block = MeasuredPasses(_calibration(1e30, attention=1e-3)).block_pass(pairs, pairs.shape.layer(0))
+    assert block.total == pytest.approx(with_it)
 
 
 def test_attention_beyond_the_measured_rows_grows_with_their_square() -> None:

@@ -38,6 +38,14 @@ def test_speed_is_tokens_over_seconds_and_mfu_by_the_palm_convention() -> None:
     assert adapters.mfu == pytest.approx(adapters.tokens_per_s_per_gpu * less / 312e12)
 
 
+def test_both_rows_of_a_pair_count() -> None:
+    plan = plan_on(load_cluster("8xA100-80GB"))
+    work = replace(plan.setting.work, rows=2, computed=2 * 2048.0, predicted=2 * 2048.0)
+    pairs = plan_of(replace(plan.setting, work=work))
+    assert pairs.speed.tokens_per_s == pytest.approx(2 * 32 * 2048 / pairs.seconds)
+    assert pairs.speed.mfu == pytest.approx(plan.speed.mfu, rel=0.1)
+
+
 def test_a_checkpoint_has_weights_and_two_moments_in_float32() -> None:
     """12 bytes a parameter; of adapters, of rank 16 on all linear layers, theirs alone."""
     cluster = load_cluster("8xA100-80GB")

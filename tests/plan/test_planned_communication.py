@@ -15,6 +15,7 @@ from stoker.plan.pipeline.communication import Message, communication_of
 from stoker.plan.pipeline.stage_times import timeline_of
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.model_names import shape_named
+from stoker.plan.software import Software
 from stoker.plan.step_time import PassTimes, data_parallel, exposed_send, step_time
 
 
@@ -132,3 +133,14 @@ def test_weights_that_the_host_keeps_are_gathered_in_float32() -> None:
         traffic = gradient_traffic(free, efficiency_of(free.cluster.device), compute=0.0, last=0.0)
         seconds.append(sum(each.seconds for each in traffic.collectives if each.kind == "all-gather"))
     assert seconds[1] == pytest.approx(2 * seconds[0])
+
+
+def test_a_pipelines_unsharded_gradients_are_summed_after_all_passes() -> None:
+    """No wrapper sums them beside the backward pass (`Gradients.finish`); other programs hide a part."""
+    setting = setting_of(Layout(data=4, pipeline=2))
+    efficiency = efficiency_of(setting.cluster.device)
+    traffic = gradient_traffic(setting, efficiency, compute=1e9, last=1e9)
+    assert traffic.exposed == sum(each.seconds for each in traffic.collectives) > 0
+    assert {each.beside for each in traffic.collectives} == {"nothing"}
+    other = replace(setting, software=Software("another", memory=lambda _setting, _stage: {}))
+    assert gradient_traffic(other, efficiency, compute=1e9, last=1e9).exposed < traffic.exposed

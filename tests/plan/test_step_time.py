@@ -130,6 +130,18 @@ def test_gradients_are_sent_in_float32_unless_they_are_compressed(compress: Comp
     assert sent.seconds == collective_seconds("all-reduce", size * SHAPE.parameters, every, CLUSTER, PERFECT)
 
 
+def test_experts_are_not_computed_in_8_bits() -> None:
+    """`stoker.parallel.float8` converts linear layers; stacked experts and routers stay in 16 bits."""
+    seconds = {}
+    for model in ("qwen3-30b-a3b", "llama3-8b"):
+        for precision in ("bf16", "fp8"):
+            work = TrainingWork(shape_named(model), 4096, 64, precision=precision)
+            found = Setting(work, cluster_of(device_kind("H100"), gpus=64), Layout(data=64), 1, software=FREE)
+            seconds[model, precision] = step_time(found, PERFECT).parts["compute"]
+    assert seconds["llama3-8b", "fp8"] < 0.6 * seconds["llama3-8b", "bf16"]
+    assert 0.7 * seconds["qwen3-30b-a3b", "bf16"] < seconds["qwen3-30b-a3b", "fp8"] < seconds["qwen3-30b-a3b", "bf16"]
+
+
 def test_islands_pay_for_the_network_between_them_now_and_then() -> None:
     real = Efficiency()
     every_step = step_time(setting(Layout(data=64)), real).total

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 import psutil
 
@@ -19,14 +21,17 @@ UNMEASURED = "this machine was not calibrated: rates are the catalogue's, `stoke
 LOOPBACK_GBS, LOOPBACK_LATENCY = 2.0, 50e-6
 
 
-def this_machine(processes: int | None = None) -> Cluster:
+def this_machine(processes: int | None = None, *, devices: Sequence[int] | None = None) -> Cluster:
     """This machine's GPUs, or its processor, with their calibration where there is one.
 
     Args:
         processes: that each take a GPU (a launcher may let each see its own only), or a part of the processor's cores
             and memory. By default all GPUs that are seen, or one process.
+        devices: numbers of the processes' GPUs; by default the first ones.
     """
     gpus = _visible_gpus()
+    if devices is not None:
+        gpus, processes = [gpus[number] for number in devices if number < len(gpus)] or gpus, len(devices)
     return _gpu_machine(gpus, processes) if gpus else this_processor(processes or 1)
 
 
@@ -90,8 +95,11 @@ def _processor_kind(found: Calibration | None, share: float, memory_gib: float) 
 
 
 def _gpu_machine(gpus: list[tuple[str, float]], processes: int | None) -> Cluster:
-    """Returns a node of the first GPU's kind: its name, and GiB as the driver reports them."""
-    name, memory = gpus[0]
+    """Returns a node of the first GPU's kind: its name, and the least GiB that the driver reports for one.
+
+    Processes take the GPUs in their order: those from the first of another kind on are not counted.
+    """
+    name, _ = gpus[0]
     found, notes = _measured(name, 0)
     try:
         kind = device_kind(name)
@@ -100,10 +108,11 @@ def _gpu_machine(gpus: list[tuple[str, float]], processes: int | None) -> Cluste
             message = f"this machine's GPU, {name}, is not in the catalogue and has not been measured"
             raise UserError(Problem(message, "measure it with `stoker plan --calibrate`")) from error
         kind = _unknown_gpu(name, found)
-    same = sum(other == name for other, _ in gpus)
+    same = len(list(takewhile(lambda gpu: gpu[0] == name, gpus)))
     if same < len(gpus) and processes is None:
-        notes = (*notes, f"only the {same} GPUs that are {name} are counted")
+        notes = (*notes, f"only the first {same} of {len(gpus)} GPUs, which are {name}, are counted")
     same = processes or same
+    memory = min(size for _, size in gpus[:same])
     host = _memory_gib()
     cluster = cluster_of(replace(kind, memory_gib=memory), gpus=same, per_node=same)
     return corrected(

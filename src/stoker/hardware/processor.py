@@ -32,5 +32,5 @@ def has_bf16_matrix_units() -> bool:
 
 
 def has_cuda_driver() -> bool:
-    """Returns whether an NVIDIA driver is loaded; does not call CUDA."""
-    return Path("/proc/driver/nvidia/version").is_file() or Path("/dev/nvidiactl").exists()
+    """Returns whether a driver of NVIDIA's or AMD's GPUs, which torch both calls CUDA, is loaded; does not call it."""
+    return any(Path(name).exists() for name in ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/kfd"))

@@ -45,7 +45,7 @@ def cluster_at_hand(loaded: LoadedJob, rank_info: RankInfo | None = None) -> Clu
     if rank_info is not None:
         return machines(rank_info.world, rank_info.local_world)
     devices = loaded.job.parallel.devices
-    here = this_machine(None if devices == "auto" else len(devices))
+    here = this_machine(devices=None if devices == "auto" else devices)
     return this_processor(layout_of(loaded.job).world) if here.device.is_cpu else here
 
 

@@ -130,6 +130,7 @@ def work_of_shape(job: ResolvedJob, shape: Shape, *, precision: str) -> Training
         adapters=adapters_of(job.tune, shape.layers),
         quantise=job.model.quantise if job.model is not None else "none",
         computed=positions,
+        rows=together,
         predicted=together * train.seq_len if together > 1 else None,
         resident=task_of(job).resident(job),
         reads=task_of(job).reads(job),

@@ -42,6 +42,7 @@ class TrainingWork:
         quantise: storage of a frozen base, by the values of a job's ``model.quantise``.
         computed: positions of a row that blocks compute, if the data determines it: a prefix that rows of a micro-batch
             share is computed once, and nothing after the last trained token; None for all of a full row.
+        rows: of a sample, each as long as `seq_len`: 2 for a pair of answers.
         resident: frozen copies of the model in memory with the trained one.
         reads: forward passes without gradients for each that is trained on, such as a reference's.
         rollouts: rounds of answers that are sampled between steps; None without.
@@ -63,6 +64,7 @@ class TrainingWork:
     quantise: str = "none"
     computed: float | None = None
     predicted: float | None = None
+    rows: int = 1
     resident: int = 0
     reads: int = 0
     rollouts: RolloutSizes | None = None

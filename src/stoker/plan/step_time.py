@@ -11,6 +11,7 @@ from stoker.plan.calibrated_time import measured_passes
 from stoker.plan.efficiency import Efficiency, efficiency_of, matmul_seconds
 from stoker.plan.flop import attended_tokens
 from stoker.plan.gradient_traffic import GradientTraffic, gradient_traffic
+from stoker.plan.matmul import STACKED
 from stoker.plan.network_cost import send_seconds
 from stoker.plan.param_placement import most_held, trained_parameters
 from stoker.plan.pipeline.bubble import step_seconds
@@ -74,6 +75,9 @@ def _computed(
     shape, layout, work, software = setting.shape, setting.layout, setting.work, setting.software
     device, tensor, tokens = setting.cluster.device, layout.tensor, setting.tokens
     peak = device.peak(work.precision) * efficiency.matmul_share(work.precision)
+    stacked = peak
+    if software.memory is None and work.precision in ("fp8", "fp4"):  # Stoker's experts and routers stay in 16 bits
+        stacked = device.peak("fp16") * efficiency.matmul
     heads = shape.kv_heads / ceil(shape.kv_heads / tensor)  # ways in which attention is split: heads stay whole
     products = 0.0
     for matmul in shape.matmuls(layer):
@@ -84,7 +88,7 @@ def _computed(
             rows=max(rows, 1.0),
             inputs=matmul.inputs / (split if matmul.split == "row" else 1),
             outputs=matmul.outputs / (split if matmul.split == "column" else 1),
-            peak=peak,
+            peak=stacked if matmul.name in STACKED else peak,
             of=efficiency,
         )
     bandwidth = device.memory_gbs * 1e9
