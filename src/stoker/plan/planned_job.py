@@ -149,7 +149,7 @@ def refused_by(job: ResolvedJob) -> frozenset[LayoutKind]:
     if job.tune.dora:
         found.add("tensor")
     if train.compile is True:
-        found.add("split backward")
+        found.add("split-backward")
     return frozenset(found)
 
 

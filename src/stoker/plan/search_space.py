@@ -59,7 +59,7 @@ def _kinds(layout: Layout) -> set[LayoutKind]:
         "tensor": layout.tensor > 1,
         "shard": layout.shard != "none",
         "offload": layout.offload != "none",
-        "split backward": layout.pipeline > 1 and layout.schedule in SPLIT_BACKWARD,
+        "split-backward": layout.pipeline > 1 and layout.schedule in SPLIT_BACKWARD,
     }
     return {kind for kind, there in kinds.items() if there}
 

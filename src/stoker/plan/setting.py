@@ -18,7 +18,7 @@ from stoker.plan.software import STOKER, Software
 from stoker.plan.trainable_params import PLAIN, Adapters, Tuning, trained_elements
 
 Blocks = Mapping[Layer, int]
-LayoutKind = Literal["tensor", "shard", "offload", "split backward", "adapters"]
+LayoutKind = Literal["tensor", "shard", "offload", "split-backward", "adapters"]
 
 # Bytes of a weight that a library stores in fewer bits, with its part of the scales: nf4 with one of 8 bits for 64
 # weights, and one in float32 for 256 of those; a scale for an output of a thousand inputs and more; in torchao's 4 bits
