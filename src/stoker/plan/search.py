@@ -197,9 +197,9 @@ def _variants(root: Setting, passes: PassTimes, space: Space) -> Iterator[Settin
         space: may ask for schedules that are not searched by default.
     """
     base = root.layout
-    schedules: Collection[ScheduleName] = ("1f1b",)
-    if base.pipeline > 1:
-        schedules = space.schedule or SCHEDULES
+    schedules: Collection[ScheduleName] = space.schedule or SCHEDULES
+    if base.pipeline == 1:
+        schedules = SCHEDULES[:1]  # without effect
     for schedule in schedules:
         scheduled = replace(base, schedule=schedule)
         fills = root.micro_batches >= (2 * base.pipeline - 1 if schedule == "zbv" else base.pipeline)
