@@ -217,8 +217,10 @@ def _memory_problem(device: torch.device) -> str:
 def product_problem(device: torch.device, multiply: Multiply) -> str:
     """Returns the error of a device's matrix products; empty if they are exact."""
     a, b = _factors(device)
-    v = torch.arange(a.shape[1], device=device, dtype=torch.float64).remainder(2 * WHOLE + 1)[:, None] - WHOLE
-    if not torch.equal(multiply(a, b).double() @ v, a.double() @ (b.double() @ v)):
+    exact = torch.device("cpu") if device.type == "mps" else device  # Apple's GPU has no float64
+    v = torch.arange(a.shape[1], device=exact, dtype=torch.float64).remainder(2 * WHOLE + 1)[:, None] - WHOLE
+    found, left, right = (x.to(exact).double() for x in (multiply(a, b), a, b))
+    if not torch.equal(found @ v, left @ (right @ v)):
         return "computes wrong matrix products"
     return ""
 
