@@ -102,9 +102,11 @@ class _RunRoutes:
         )
 
     def _with_status(self, summary: dict[str, Any]) -> dict[str, Any]:
-        """Returns a run whose job may wait, or may be starting again."""
-        queued = self.page.queue.of_run(Path(summary["folder"]))
-        return summary if queued is None else summary | {"status": _status(summary, queued[1])}
+        """Returns a run whose job may wait, may be starting again, or was asked to stop."""
+        run = Path(summary["folder"])
+        queued = self.page.queue.of_run(run)
+        status = summary["status"] if queued is None else _status(summary, queued[1])
+        return summary | {"status": status, "stopping": self.page.stops.has(run)}
 
     def metrics(self, request: Request) -> Any:
         """Curves of some keys in a window, in buckets."""

@@ -275,6 +275,10 @@ def test_a_run_is_started_stopped_and_goes_on(view: View) -> None:
     page.locator("#start-training").click()
     expect(page.locator(".status").first).to_have_text("running", timeout=TRAINING)
     expect(page.locator('[data-metric="loss"] canvas')).to_be_visible(timeout=TRAINING)
+    last = page.locator('[data-metric="lr"] .head strong')
+    before = last.inner_text()
+    expect(last).not_to_have_text(before, timeout=TRAINING)  # the stream was refused before the run had begun
+    expect(page.locator(".lost")).to_have_count(0)
     advance(page)
     page.reload()
     page.locator("#stop").click()

@@ -125,21 +125,44 @@ export function splitEvents(text) {
   return [events, left];
 }
 
-/** Follows a run; the browser reconnects by itself and sends the last id. Returns a function that ends it. */
+const REOPEN = 3000; // ms before a stream is opened again that the browser has given up
+
+/**
+ * Follows a run, until the function that it returns is called. The browser reconnects by itself and sends the last id,
+ * but gives up where the server answers with an error: a run that has not begun has no stream yet. A new stream begins
+ * with `reset`. `onConnection` is called with the time since which a connection is lost, 0 for none.
+ */
 export function follow(run, onEvent, onConnection) {
   if (embedded || typeof EventSource === "undefined") return () => {};
-  const source = new EventSource(`/api/runs/${encodeURIComponent(run)}/stream`);
+  let source = null;
+  let timer = 0;
   let since = 0;
-  source.onopen = () => {
-    since = 0;
-    onConnection(0);
+  let [wasOpen, isAgain] = [false, false];
+  const open = () => {
+    source = new EventSource(`/api/runs/${encodeURIComponent(run)}/stream`);
+    source.onopen = () => {
+      [since, wasOpen] = [0, true];
+      onConnection(0);
+      if (isAgain) onEvent("reset", {});
+      isAgain = false;
+    };
+    source.onerror = () => {
+      const isRefused = source.readyState === EventSource.CLOSED;
+      if (isRefused) {
+        isAgain = true;
+        timer = setTimeout(open, REOPEN);
+      }
+      if (isRefused && !wasOpen) return; // the other questions about the run say why
+      since ||= Date.now() / 1000;
+      onConnection(since);
+    };
+    for (const kind of ["metrics", "event", "status", "reset"]) {
+      source.addEventListener(kind, (message) => onEvent(kind, JSON.parse(message.data)));
+    }
   };
-  source.onerror = () => {
-    since ||= Date.now() / 1000;
-    onConnection(since);
+  open();
+  return () => {
+    clearTimeout(timer);
+    source.close();
   };
-  for (const kind of ["metrics", "event", "status", "reset"]) {
-    source.addEventListener(kind, (message) => onEvent(kind, JSON.parse(message.data)));
-  }
-  return () => source.close();
 }

@@ -10,6 +10,8 @@ import { Rollouts } from "./rollouts.js";
 import { Command, Empty, Loaded, Problem, Status, Table, Tabs } from "./ui.js";
 
 const MOST = 6; // as many as there are colours
+const EVERY = 5000; // ms between two looks at runs that train
+const isGoing = (run) => ["queued", "starting", "running"].includes(run.status);
 
 /** Keys whose values differ between jobs, given as the values by dotted key, with the value of each. */
 export function differences(each) {
@@ -62,19 +64,20 @@ function Judged({ runs }) {
 function Chosen({ runs, route }) {
   const tab = route.tab || "curves";
   const ids = route.run;
-  const details = runs.map((run) => useGet(`/api/runs/${encodeURIComponent(run.id)}`).data);
+  const details = runs.map((run) => useGet(`/api/runs/${encodeURIComponent(run.id)}`, {}, { every: isGoing(run) ? EVERY : 0 }).data);
+  const tick = runs.reduce((sum, run) => sum + run.step, 0); // the curves are asked for again as it changes
   const ready = details.every(Boolean);
   const rows = ready ? differences(details.map((run) => run.keys ?? {})) : [];
   const metrics = ready ? metricsOf([...new Set(details.flatMap((run) => run.metrics ?? []))]) : [];
   return html`<${Tabs} name=${t("place.compare")} current=${tab} items=${["curves", "keys", "evaluations", "rollouts"].map((name) => [name, t(`compare.tab.${name}`)])} />
-    ${ready && tab === "curves" && html`<${Charts} runs=${runs} metrics=${metrics} route=${route} />`}
+    ${ready && tab === "curves" && html`<${Charts} runs=${runs} metrics=${metrics} route=${route} tick=${tick} />`}
     ${ready && tab === "keys" && html`<${Table} name=${t("compare.tab.keys")} head=${[t("compare.key"), ...runs.map((run) => run.name)]} empty=${t("compare.same")} rows=${rows.map(([key, ...values]) => [html`<code>${key}</code>`, ...values])} />`}
     ${tab === "evaluations" && html`<${Judged} key=${ids} runs=${runs} />`}
     ${tab === "rollouts" && html`<div class="split">${runs.slice(0, 2).map((run) => html`<section key=${run.id}><h2>${run.name}</h2>${POLICIES.includes(run.task) ? html`<${Rollouts} path=${`/api/runs/${encodeURIComponent(run.id)}`} route=${route} />` : html`<p class="hint">${t("rollouts.none")}</p>`}</section>`)}</div>`}`;
 }
 
 export default function Compare({ route }) {
-  const found = useGet("/api/runs");
+  const found = useGet("/api/runs", {}, { every: EVERY });
   const ids = route.run ? route.run.split(",") : [];
   const toggle = (id) => {
     const next = ids.includes(id) ? ids.filter((one) => one !== id) : [...ids, id].slice(-MOST);

@@ -73,7 +73,9 @@ function Buttons({ run, again }) {
   const isRunning = ["running", "starting", "queued"].includes(run.status);
   return html`<div class="actions">
       ${isRunning
-        ? html`<${Action} id="stop" label=${t("run.stop")} line=${stopLine(run)} onPress=${act("stop")} />`
+        ? run.stopping
+          ? html`<${Action} key="now" id="stop-now" label=${t("run.stop_now")} confirm=${t("run.stop_sure")} line=${stopLine(run)} onPress=${act("stop", { now: true })} />`
+          : html`<${Action} key="stop" id="stop" label=${t("run.stop")} line=${stopLine(run)} onPress=${act("stop")} />`
         : run.status !== "done" && html`<${Action} id="resume" label=${t("run.resume")} kind="primary" line=${resumeLine(run)} onPress=${act("resume")} />`}
       ${run.step > 0 && html`<a class=${run.status === "done" ? "button primary" : "button"} id="talk" href=${link({ place: "use", run: run.id, tab: "" })}>${t("run.talk")}</a>`}
       <${Action} id="fork" label=${t("run.fork")} line=${forkLine(run, `${run.folder}-fork`)} onPress=${act("fork", { name: `${run.name}-fork` })} />
@@ -81,6 +83,7 @@ function Buttons({ run, again }) {
       <a class="button" href=${link({ place: "compare", run: run.id, tab: "" })}>${t("run.compare")}</a>
       ${!isRunning && html`<${Action} id="delete" label=${t("run.delete")} confirm=${t("run.delete_sure")} line=${`mv ${run.folder} ${run.folder}.1`} onPress=${act("delete")} />`}
     </div>
+    ${isRunning && run.stopping && html`<p class="note" role="status">${t("run.stopping")}</p>`}
     ${said && html`<div role="status"><p class="hint">${t("run.did")}</p><${Command} line=${said} /></div>`}`;
 }
 
@@ -155,9 +158,17 @@ function useLive(id, pace, ...again) {
       if (kind === "status") status = value.status;
       later("curves", latest.current.pace, () => setTick((n) => n + 1));
     };
-    const shown = () => soon("shown");
+    let end = () => {};
+    const open = () => {
+      end(); // browsers allow six connections to a host over all tabs: a hidden tab keeps none
+      end = document.hidden ? () => {} : follow(id, soon, setLost);
+    };
+    const shown = () => {
+      open();
+      soon("shown");
+    };
+    open();
     document.addEventListener("visibilitychange", shown);
-    const end = follow(id, soon, setLost);
     return () => {
       end();
       Object.values(timers).forEach(clearTimeout);
