@@ -17,6 +17,7 @@ from stoker.page.accounts import Account
 from stoker.page.listed_urls import STORES, is_listed, is_remote
 from stoker.page.page_error import PageError, page_problem
 from stoker.page.page_settings import PageSettings
+from stoker.page.uploads import is_incomplete
 
 CODE = re.compile(r"\.py\b|^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")  # a file of Python, or an import path
 FUNCTION = re.compile(r"\s*(python|judge):(?=\S)")  # a scorer or environment that runs code, or sends requests
@@ -97,7 +98,14 @@ def path_problems(document: JobDocument, settings: PageSettings, account: Accoun
             hint = "upload the file, or start the page with --data FOLDER"
             what = page_problem("`{text}` is not in a folder that this page may use", hint, text=_shown(text))
             found.append(_at(document, path, what))
+        elif is_incomplete(settings.base / text, settings.uploads):
+            found.append(_at(document, path, incomplete(Path(text).name)))
     return found
+
+
+def incomplete(name: str) -> Problem:
+    """Returns the problem of an upload of which a part is missing."""
+    return page_problem("the upload of `{name}` is incomplete", "choose the same file again to continue", name=name[:80])
 
 
 def _at(document: JobDocument, path: KeyPath, problem: Problem) -> Problem:

@@ -45,10 +45,10 @@ function Files() {
           empty=${t("data.no_files")}
           rows=${files.map((file) => [
             file.name,
-            bytes(file.size),
+            file.done ? bytes(file.size) : t("data.incomplete", { came: bytes(file.offset), size: bytes(file.size) }),
             time(file.time),
             file.parent ? (files.find((other) => other.id === file.parent)?.name ?? String(file.parent)) : "",
-            html`<div class="row">${state.yaml && html`<${Action} label=${t("data.use")} onPress=${() => use(file)} />`}<${Action} label=${t("data.remove")} line=${asideLine(file)} onPress=${() => remove(`/api/data/${file.id}`).then(found.again)} /></div>`,
+            html`<div class="row">${state.yaml && file.done && html`<${Action} label=${t("data.use")} onPress=${() => use(file)} />`}<${Action} label=${t("data.remove")} line=${asideLine(file)} onPress=${() => remove(`/api/data/${file.id}`).then(found.again)} /></div>`,
           ])}
         />
         <${Removed} key=${files.map((file) => file.id).join()} onBack=${found.again} />`}

@@ -115,7 +115,7 @@ function Evaluate({ run, runs }) {
   const other = runs.find((one) => one.id === against);
   const options = { ...(compare && !other ? { compare: true } : {}), ...(answers ? { answers } : {}), ...(answers && prompts ? { prompts } : {}), ...(other ? { against } : {}) };
   const words = Object.entries(options).flatMap(([name, value]) => (value === true ? [`--${name}`] : [`--${name}`, name === "against" ? other.folder : value]));
-  const uploaded = (files.data?.data ?? []).map((file) => html`<option key=${file.id} value=${file.path}>${file.name}</option>`);
+  const uploaded = (files.data?.data ?? []).filter((file) => file.done).map((file) => html`<option key=${file.id} value=${file.path}>${file.name}</option>`);
   const press = async () => started((await post("/api/actions", { verb: "eval", run: run.id, options })).id);
   return html`<p>${t("use.eval_about")}</p>
     <div class="row">
