@@ -48,6 +48,24 @@ def test_form_and_yaml_edit_the_same_job(view: View) -> None:
     expect(page.get_by_text("The job is valid.")).to_be_visible()
 
 
+def test_what_is_typed_stays_when_an_answer_comes(view: View) -> None:
+    write_job(view)
+    page = view.open("#/start/job?lang=en")
+    expect(page.locator("#start-training")).to_be_enabled()
+    page.locator("#key-train-batch").fill("8")
+    page.locator("#key-train-batch").press("Tab")
+    rate = page.locator("#key-train-lr")
+    rate.press("Control+A")
+    page.keyboard.type("0.00")
+    expect(page.locator("#yaml")).to_have_value(re.compile("batch: 8"))
+    expect(page.locator("#start-training")).to_be_enabled()
+    expect(rate).to_have_value("0.00")
+    page.keyboard.type("02")
+    page.keyboard.press("Tab")
+    expect(page.locator("#yaml")).to_have_value(re.compile("lr: 0.0002"))
+    expect(rate).to_have_value("0.0002")
+
+
 def test_a_mistake_is_shown_at_its_line_and_its_field(view: View) -> None:
     write_job(view)
     page = view.open("#/start/job?lang=en")
