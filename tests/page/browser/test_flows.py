@@ -60,10 +60,10 @@ def test_what_is_typed_stays_when_an_answer_comes(view: View) -> None:
     expect(page.locator("#yaml")).to_have_value(re.compile("batch: 8"))
     expect(page.locator("#start-training")).to_be_enabled()
     expect(rate).to_have_value("0.00")
-    page.keyboard.type("02")
+    page.keyboard.type("05")
     page.keyboard.press("Tab")
-    expect(page.locator("#yaml")).to_have_value(re.compile("lr: 0.0002"))
-    expect(rate).to_have_value("0.0002")
+    expect(page.locator("#yaml")).to_have_value(re.compile("lr: 0.0005"))
+    expect(rate).to_have_value("0.0005")
 
 
 def test_a_mistake_is_shown_at_its_line_and_its_field(view: View) -> None:
