@@ -241,6 +241,8 @@ def test_a_view_is_restored_from_its_address(view: View, served: ServedPage, ope
     plot.press("+")
     page.wait_for_function("() => location.hash.includes('zoom=')")
     assert "smooth=0.5" in page.url
+    first, last = map(float, page.url.partition("zoom=")[2].split("&")[0].replace("%7E", "~").split("~"))
+    assert last - first < 11  # steps: it is narrower than the whole curve
     other = open_view(served).page
     other.goto(page.url)
     expect(other.locator("#smooth")).to_have_value("0.5")

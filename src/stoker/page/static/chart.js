@@ -136,13 +136,15 @@ function Plot({ curves, metric, axis, log, smooth, events, range, onRange, label
   const latest = useRef({});
   const [failed, fail] = useState(null); // the library did not come
   const data = toData(curves, metric, smooth);
-  latest.current = { onRange, data };
+  latest.current = { onRange, data, range };
   const shape = `${curves.map((curve) => curve.run.id).join(",")}|${metric}|${axis}|${log}|${document.documentElement.dataset.theme}|${data.length}`;
 
   const ask = () => {
     clearTimeout(later.current);
-    const { min, max } = plot.current.scales.x;
-    later.current = setTimeout(() => latest.current.onRange([min, max]), WAIT);
+    later.current = setTimeout(() => {
+      const { min, max } = plot.current.scales.x; // not before: the library sets a scale after this call
+      latest.current.onRange([min, max]);
+    }, WAIT);
   };
   const setRange = (next) => {
     mine.current = true;
@@ -186,6 +188,8 @@ function Plot({ curves, metric, axis, log, smooth, events, range, onRange, label
         latest.current.data,
         box.current,
       );
+      const shown = latest.current.range;
+      if (shown) plot.current.setScale("x", { min: shown[0], max: shown[1] });
       plot.current.over.addEventListener("dblclick", () => latest.current.onRange(null));
       observer = new ResizeObserver(() => box.current && plot.current?.setSize({ width: box.current.clientWidth, height: 220 }));
       observer.observe(box.current);
