@@ -205,8 +205,14 @@ def test_evaluations_have_intervals(page: Browser, tmp_path: Path) -> None:
     for kind, each in (("answers", figure), ("against", less)):
         text = json.dumps({**common, "kind": kind, "figures": [each]})
         (folder / "evaluations" / f"{kind}.json").write_text(text)
+    several = [{**less, "rows": 10}, {**less, "rows": 10, "low": -0.1, "high": 0.3}]
+    many = {**common, "kind": "against", "figures": several}
+    (folder / "evaluations" / "many.json").write_text(json.dumps(many))
     page.page.runs.forget()
-    found = {each["kind"]: each for each in page.get(f"/api/runs/{the_run(page)}/evaluations").json()["evaluations"]}
+    every = page.get(f"/api/runs/{the_run(page)}/evaluations").json()["evaluations"]
+    by_rows = [(each["rows"], each["significant"]) for each in every if each["kind"] == "against"]
+    assert by_rows == [(9, False), (10, True), (10, False)]  # fewer than 10 rows say nothing
+    found = {each["kind"]: each for each in reversed(every)}
     assert (found["answers"]["low"], found["answers"]["high"]) == (pytest.approx(0.304), pytest.approx(0.696))
     assert (found["against"]["against"], found["against"]["higher"], found["against"]["low"]) == ("two", False, -0.3)
 
