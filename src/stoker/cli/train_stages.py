@@ -104,7 +104,8 @@ def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None, runn
             print(f"weights of {stage.needs[FROM]}: {line}", flush=True)
 
         def begun(output: Path = output, lineage: Lineage = lineage) -> None:
-            RunFolder(output).write_lineage(lineage.as_json())
+            folder = RunFolder(output)
+            folder.write_json(folder.lineage, lineage.as_json())
             root = base / staged.root
             root.mkdir(parents=True, exist_ok=True)
             replace_file(root / RECORD, json.dumps(record_of(staged), indent=2) + "\n")

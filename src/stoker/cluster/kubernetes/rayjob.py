@@ -31,7 +31,7 @@ def rayjob(run: ClusterRun) -> Manifest:
         replicas=run.nodes,
         minReplicas=run.least,
         maxReplicas=run.nodes,
-        rayStartParams=_start_parameters(run),
+        rayStartParams={"num-gpus": f"{_gpus(run)}"},  # Ray itself counts neither fractions of GPUs nor claimed ones
         template=pod_template(run),
     )
     cluster = without_empty(
@@ -74,11 +74,6 @@ def driver_plan(run: ClusterRun) -> str:
 
 def _gpus(run: ClusterRun) -> int:
     return run.devices if run.block.gpu != "none" or run.block.device_class is not None else 0
-
-
-def _start_parameters(run: ClusterRun) -> dict[str, str]:
-    """Returns Ray's parameters of a worker: by itself it counts neither fractions of GPUs nor claimed ones."""
-    return {"num-gpus": f"{_gpus(run)}"}
 
 
 def _submitter(run: ClusterRun) -> Manifest:
