@@ -40,6 +40,15 @@ def replace_file(path: Path, data: str | bytes) -> None:
         raise
 
 
+def flush_folder(folder: Path) -> None:
+    """Waits until the names of a folder's files are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def free_name(name: str, is_taken: Callable[[str], bool]) -> str:
     """Returns the first of ``name.1``, ``name.2`` ... that is not taken."""
     return next(one for number in count(1) if not is_taken(one := f"{name}.{number}"))

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
-from stoker.files import free_name, open_regular, replace_file
+from stoker.files import flush_folder, free_name, open_regular, replace_file
 
 if TYPE_CHECKING:
     from stoker.checkpoint.remote import RemoteStorage
@@ -132,11 +132,11 @@ class LocalStorage:
         """Adds ``state.json`` and makes the checkpoint visible."""
         with self.create(attempt, STATE) as file:
             file.write(state)
-        _flush_folder(self._attempt(attempt))
+        flush_folder(self._attempt(attempt))
         match = ATTEMPT.fullmatch(attempt)
         assert match is not None
         self._attempt(attempt).rename(self.path(int(match[1])))
-        _flush_folder(self.folder)
+        flush_folder(self.folder)
 
     def give_up(self, attempt: str) -> None:
         """Deletes an attempt."""
@@ -256,11 +256,3 @@ def base_of(storage: Storage, step: int) -> int | None:
 
 def _sum(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
