@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
 from stoker.cluster.kubernetes.gangs import HEAD, HEAD_AMOUNTS, gang_parts
-from stoker.cluster.kubernetes.manifest_fields import Manifest, metadata, run_labels, without_empty
+from stoker.cluster.kubernetes.manifest_fields import Manifest, manifest, run_labels, without_empty
 from stoker.cluster.kubernetes.node_script import DRIVER, GIVEN, JOB, nodes_of
 from stoker.cluster.kubernetes.placement import pod_tolerations
 from stoker.cluster.kubernetes.pod_template import CONTAINER, pod_template
@@ -42,20 +42,16 @@ def rayjob(run: ClusterRun) -> Manifest:
         },
         workerGroupSpecs=[workers],
     )
-    return {
-        "apiVersion": "ray.io/v1",
-        "kind": "RayJob",
-        "metadata": metadata(run, labels=gang.labels),
-        "spec": without_empty(
-            suspend=gang.suspend,
-            entrypoint=f"{run.block.python} -m stoker.cluster.ray.driver {GIVEN}/{DRIVER}",
-            submitterPodTemplate=_submitter(run),
-            backoffLimit=0,
-            shutdownAfterJobFinishes=True,
-            activeDeadlineSeconds=run.block.time_limit,
-            rayClusterSpec=cluster,
-        ),
-    }
+    spec = without_empty(
+        suspend=gang.suspend,
+        entrypoint=f"{run.block.python} -m stoker.cluster.ray.driver {GIVEN}/{DRIVER}",
+        submitterPodTemplate=_submitter(run),
+        backoffLimit=0,
+        shutdownAfterJobFinishes=True,
+        activeDeadlineSeconds=run.block.time_limit,
+        rayClusterSpec=cluster,
+    )
+    return manifest(run, "ray.io/v1", "RayJob", labels=gang.labels, spec=spec)
 
 
 def driver_plan(run: ClusterRun) -> str:
