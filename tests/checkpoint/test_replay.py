@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from stoker.checkpoint import replay
 from stoker.checkpoint.replay import ReplayRequest, answer_afresh, time_limit
 from stoker.checkpoint.score_export import ScoreRequest, replay_scores
 from stoker.errors import RunFailed
 
 
-def test_a_replay_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+def test_a_replay_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "STARTING", 0.0)  # sooner than a process can start
     with pytest.raises(RunFailed, match=r"gave no answer within 0 s in a fresh process, so it is not checked"):
-        answer_afresh(tmp_path, ReplayRequest((), (), ()), limit=0.0)  # sooner than a process can start
+        answer_afresh(tmp_path, ReplayRequest((), (), ()))
 
 
 @pytest.mark.parametrize(

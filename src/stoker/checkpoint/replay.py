@@ -144,18 +144,14 @@ def vocabulary_of(tokens: Mapping[str, int]) -> str:
     return json.dumps(sorted(tokens, key=lambda token: tokens[token]), ensure_ascii=False)
 
 
-def answer_afresh(
-    artifact: Path, request: ReplayRequest, *, limit: float | None = None
-) -> tuple[list[ReplayAnswer], TextAnswers]:
+def answer_afresh(artifact: Path, request: ReplayRequest) -> tuple[list[ReplayAnswer], TextAnswers]:
     """Replays rows through the export in a folder, or a GGUF file, in a fresh process.
 
-    Args:
-        limit: timeout of the process in seconds; by default `STARTING`, and more for large weights.
-
     Raises:
-        RunFailed: the artifact cannot be loaded by transformers and peft, or the process takes longer than the limit.
+        RunFailed: the artifact cannot be loaded by transformers and peft, or the process takes longer than
+            `time_limit`.
     """
-    limit = time_limit(artifact, request.base) if limit is None else limit
+    limit = time_limit(artifact, request.base)
     with TemporaryDirectory() as temporary:
         out = Path(temporary) / "answers.safetensors"
         named = with_base(artifact, request.base, Path(temporary))
