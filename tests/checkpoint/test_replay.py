@@ -34,12 +34,12 @@ def test_how_a_replay_ended_is_told(
     python.write_text(f"#!/bin/sh\nprintf '{said}' >&2\n" + (f"kill {code} $$" if code < 0 else f"exit {code}"))
     python.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(python))
-    for replay in (
+    for asked in (
         lambda: answer_afresh(tmp_path, ReplayRequest((), (), ())),
         lambda: replay_scores(tmp_path, ScoreRequest(())),
     ):
         with pytest.raises(RunFailed) as caught:
-            replay()
+            asked()
         assert str(caught.value) == f"the export cannot be loaded: {why}"
 
 
