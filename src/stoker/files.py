@@ -48,6 +48,15 @@ def write_all(file: IO[bytes], data: bytes | memoryview) -> None:
         left = left[file.write(left) :]
 
 
+def flush_folder(folder: Path) -> None:
+    """Waits until the names of a folder's files are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def free_name(name: str, is_taken: Callable[[str], bool]) -> str:
     """Returns the first of ``name.1``, ``name.2`` ... that is not taken."""
     return next(one for number in count(1) if not is_taken(one := f"{name}.{number}"))

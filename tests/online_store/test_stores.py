@@ -23,8 +23,9 @@ from stoker.online_store.redis_writer import hset_command
 from stoker.online_store.row_backends import RedisBackend, StoredTable, StoreError
 from stoker.online_store.row_reader import RowReader
 from stoker.online_store.shard_writer import write_shards
-from stoker.online_store.store_version import ABANDONED, StoreWriter, TableDelta
+from stoker.online_store.store_version import ABANDONED, TableDelta
 from stoker.online_store.store_writers import (
+    StoreWriter,
     existing_store,
     keep_newest,
     roll_back,

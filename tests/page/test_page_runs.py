@@ -140,7 +140,9 @@ def test_a_failure_and_too_much_memory_are_said(tmp_path: Path) -> None:
         "precision": "",
     }
     others |= {"tuning": "", "device": "", "threads": 1, "machines": 1, "per_machine": 1, "memory": {}, "time": {}}
-    folder.write_plan({"format": 1, "predicted": {**others, **plan, "seconds": 0.1}, "why_not": "", "measured": None})
+    folder.write_json(
+        folder.plan, {"format": 1, "predicted": {**others, **plan, "seconds": 0.1}, "why_not": "", "measured": None}
+    )
     folder.event("started", sources=[], audit={"rows_in": 100, "rows_used": 50, "rows_dropped": 50})
     folder.event("rolled_back")
     folder.event("failed", error="out of memory")

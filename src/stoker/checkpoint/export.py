@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -291,12 +290,16 @@ def gguf_name(model: str, run: str) -> str:
 
 def _gguf(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
     assert tuned.job.model is not None
-    stops = codec_of_run(tuned).stop_ids
     name = gguf_name(tuned.job.model.name, tuned.folder.path.name)
     target = folder / f"{name}.gguf"
-    with TemporaryDirectory(dir=folder.parent, prefix=".gguf-") as temporary:
-        merged = _merged(tuned, Export("merged", Path(temporary)), base, Path(temporary))
-        write_gguf(merged, target, dtype=GGUF_DTYPES[export.weights], name=name, stops=stops)
+    write_gguf(
+        merged_model(tuned.model),
+        served_tokenizer(tuned),
+        target,
+        dtype=GGUF_DTYPES[export.weights],
+        name=name,
+        stops=codec_of_run(tuned).stop_ids,
+    )
     write_card(tuned, export.format, base, folder)
     return target
 

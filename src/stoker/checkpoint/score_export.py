@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -30,7 +29,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICA
 
 from stoker.checkpoint.adapter_export import PREFIX, WEIGHTS, save_adapter
 from stoker.checkpoint.load_run import TunedRun
-from stoker.checkpoint.replay import reason_of_end, time_limit, with_base
+from stoker.checkpoint.replay import ask_afresh, reason_of_end, time_limit, with_base
 from stoker.data.corpus import open_corpus
 from stoker.errors import RunFailed, UserError
 from stoker.models.adapters import unwrap
@@ -151,12 +150,7 @@ def replay_scores(folder: Path, request: ScoreRequest) -> list[float]:
     limit = time_limit(folder, request.base)
     with TemporaryDirectory() as temporary:
         named = with_base(folder, request.base, Path(temporary))
-        command = [sys.executable, "-P", "-m", "stoker.checkpoint.score_export", str(named)]
-        asked = json.dumps(asdict(request))
-        try:
-            done = subprocess.run(command, input=asked, capture_output=True, text=True, check=False, timeout=limit)
-        except subprocess.TimeoutExpired as error:
-            raise RunFailed(f"the export gave no answer within {limit:.0f} s in a fresh process") from error
+        done = ask_afresh("stoker.checkpoint.score_export", named, asdict(request), limit)
     if done.returncode:
         raise RunFailed(f"the export cannot be loaded: {reason_of_end(done)}")
     found: list[float] = json.loads(done.stdout.strip().splitlines()[-1])

@@ -104,19 +104,16 @@ class Submission:
             handle=handle,
         )
 
-    def node_words(
-        self, *, python: str, rendezvous: Sequence[str], secret: str = SECRET, job: str = JOB, more: Sequence[str] = ()
-    ) -> list[str]:
+    def node_words(self, *, python: str, rendezvous: Sequence[str], secret: str = SECRET, job: str = JOB) -> list[str]:
         """Returns the command that a node runs, as a list of arguments.
 
         Args:
             rendezvous: ``HOST:PORT`` of the nodes, the first one first.
             secret: path of the secret's file on the node.
-            more: further options of `stoker node`.
         """
         meet = ",".join(rendezvous)
         words = [python, "-m", "stoker", "node", job, "--rendezvous", meet, "--secret", secret]
-        return [*words, "--nodes", self.nodes_option, "--devices", str(self.devices), *more]
+        return [*words, "--nodes", self.nodes_option, "--devices", str(self.devices)]
 
 
 def submission_of(

@@ -18,9 +18,9 @@ from typing import Any
 
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.files import replace_file
-from stoker.hardware.cache_folder import ADVICE, cache_folder
+from stoker.hardware.cache_folder import cache_folder
 from stoker.node_cache import cache_peers
-from stoker.node_cache.cache_entry import CacheEntry, entries
+from stoker.node_cache.cache_entry import CacheEntry, cache_errors, entries
 from stoker.node_cache.cache_stats import HERE, CacheStats
 from stoker.node_cache.download import Download, Feed
 from stoker.node_cache.file_locks import HeldLock, lock_file
@@ -259,11 +259,8 @@ class NodeCache:
 
     def _folder(self, name: str) -> Path:
         folder = self.root / name
-        try:
+        with cache_errors(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            message = f"the cache cannot be written: {error.strerror}"
-            raise RunFailed(Problem(message, ADVICE, file=str(folder))) from error
         return folder
 
 

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from stoker.checkpoint.object_collectives import run_on_all_ranks
 from stoker.errors import UserError
 from stoker.files import no_link
 from stoker.hardware.calibration import kept_calibration
@@ -116,15 +117,6 @@ def check_device(device: torch.device, rank: int) -> DeviceReport:
     )
 
 
-def gather_reports(mine: DeviceReport) -> list[DeviceReport]:
-    """Returns the reports of all processes, by rank; a collective where there are several."""
-    if not dist.is_initialized():
-        return [mine]
-    reports: list[DeviceReport | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(reports, mine)
-    return [report for report in reports if report is not None]
-
-
 def find_faults(reports: Sequence[DeviceReport]) -> list[NodeFinding]:
     """Returns the faults in the reports.
 
@@ -156,10 +148,7 @@ def data_differs(mine: Mapping[str, str]) -> tuple[int, str] | None:
     Args:
         mine: fingerprint by source.
     """
-    if not dist.is_initialized():
-        return None
-    everybody: list[Mapping[str, str]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(everybody, dict(mine))
+    everybody = run_on_all_ranks(lambda: dict(mine))
     for rank, theirs in enumerate(everybody):
         for name in sorted({*theirs, *everybody[0]}):
             if theirs.get(name) != everybody[0].get(name):

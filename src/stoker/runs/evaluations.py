@@ -13,7 +13,9 @@ import math
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, TypeAdapter
 
 from stoker.errors import RunFailed
 from stoker.files import read_file, replace_file
@@ -39,7 +41,7 @@ class Figure:
 
     of: str
     name: str
-    value: float
+    value: Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
     standard_error: float | None = None
     rows: int = 0
     low: float | None = None
@@ -73,6 +75,9 @@ class KeptEvaluation:
         """Returns the contents of the file; numbers that are not finite are null."""
         whole: dict[str, Any] = finite({"version": VERSION, **asdict(self)})
         return whole
+
+
+_EVALUATION = TypeAdapter(KeptEvaluation)
 
 
 def keep(folder: Path, evaluation: KeptEvaluation, rows: list[dict[str, Any]]) -> Path:
@@ -128,27 +133,6 @@ def _read(path: Path) -> KeptEvaluation | None:
         if path.is_symlink() or path.stat().st_size > LARGEST:
             return None
         content = json.loads(read_file(path))
-        if content["version"] != VERSION:
-            return None
-        figures = tuple(_figure(each) for each in content["figures"])
-        step = content["step"]
-        return KeptEvaluation(
-            kind=str(content["kind"]),
-            time=float(content["time"]),
-            model=str(content["model"]),
-            step=None if step is None else int(step),
-            data=dict(content["data"]),
-            asked=dict(content["asked"]),
-            figures=figures,
-            details=dict(content["details"]),
-        )
+        return _EVALUATION.validate_python(content) if content["version"] == VERSION else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-
-
-def _figure(content: dict[str, Any]) -> Figure:
-    numbers = {
-        name: None if content[name] is None else float(content[name]) for name in ("standard_error", "low", "high")
-    }
-    value = math.nan if content["value"] is None else float(content["value"])
-    return Figure(str(content["of"]), str(content["name"]), value, rows=int(content["rows"]), **numbers)

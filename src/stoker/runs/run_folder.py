@@ -168,17 +168,9 @@ class RunFolder:
         """Writes ``job.yaml``."""
         self._replace(self.job, text)
 
-    def write_environment(self, environment: dict[str, Any]) -> None:
-        """Writes ``environment.json``."""
-        self._replace(self.environment, json.dumps(environment, indent=2, ensure_ascii=False) + "\n")
-
-    def write_plan(self, values: dict[str, Any]) -> None:
-        """Writes ``plan.json``; see `stoker.runs.plan_record`."""
-        self._replace(self.plan, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
-
-    def write_lineage(self, values: dict[str, Any]) -> None:
-        """Writes ``lineage.json``; see `stoker.train.lineage`."""
-        self._replace(self.lineage, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+    def write_json(self, path: Path, values: dict[str, Any]) -> None:
+        """Writes a JSON file of the folder, such as ``environment.json``."""
+        self._replace(path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
 
     def identity(self) -> str | None:
         """Returns a digest of the first event, which differs for another run in the same folder; None without one."""

@@ -280,7 +280,7 @@ def _record(
     """Writes the job, the environment and the first event of a run that starts or resumes."""
     job = prepared.job
     folder.write_job(dump_job(job))
-    folder.write_environment(environment(prepared.device, facts, prepared.fingerprints))
+    folder.write_json(folder.environment, environment(prepared.device, facts, prepared.fingerprints))
     repeated = folder.forget_after(resumed)
     common: dict[str, Any] = {"task": job.task, "model": _model_name(job), "steps": plan.steps}
     common["began"] = round(began, 3)
