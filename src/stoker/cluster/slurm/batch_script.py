@@ -108,7 +108,8 @@ def _ending(submission: Submission, block: SlurmBlock) -> Iterator[str]:
         yield f'grep -qsx 0 "$STOKER_FILES/{NODE_ENDED}"-* && code=0'
         if block.requeue:
             yield "# Nor does one that was killed where others have saved the run to be started again."
-            yield f'[ -n "$asked" ] && grep -qsx {requeue_code} "$STOKER_FILES/{NODE_ENDED}"-* && code={requeue_code}'
+            yield f'[ -n "$asked" ] && [ $code -ne 0 ] && grep -qsx {requeue_code} "$STOKER_FILES/{NODE_ENDED}"-* &&'
+            yield f"    code={requeue_code}"
     if block.requeue:
         yield ""
         yield f'if [ -n "$asked" ] && [ $code -eq {requeue_code} ] && [ ! -e "$STOKER_FILES/{STOP}" ] &&'
