@@ -12,14 +12,22 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, PreTrainedModel
+from transformers import (
+    Ernie4_5_MoeConfig,
+    Ernie4_5_MoeForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    MiniMaxM2Config,
+    MiniMaxM2ForCausalLM,
+    PreTrainedModel,
+)
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from families import tiny
 from stoker.models import packed_row
 from stoker.models.collate import Row
 from stoker.models.language_model import LanguageModel, lay_out_for
-from stoker.models.router_balance import are_balanced_by_bias, hook_routers, routers_of
+from stoker.models.router_balance import chooses_otherwise, hook_routers, routers_of
 from stoker.parallel.recompute import recompute_blocks
 
 CPU = torch.device("cpu")
@@ -148,23 +156,19 @@ def test_recomputed_activations_of_a_block_are_freed_with_its_backward_pass() ->
     assert alive[-1][-3:] == [True, True, False]  # the passes of both blocks, and the other one computed again
 
 
-def test_experts_are_counted_as_the_router_chose_them() -> None:
-    """A router that may choose among some experts only: the others are not chosen, however high their logits are."""
-    model = tiny("mixtral").double()
-    others, rows = copy.deepcopy(model), documents()[:1]
-    for router in routers_of(others):
-        router.register_forward_hook(lambda _, __, out: (*out[:2], out[2] * 0 + torch.arange(out[2].shape[1])))
-    found = [gradients(lay_out_for(each, hook_routers(each, COEFFICIENT)), rows, None) for each in (model, others)]
-    name = next(name for name in found[0] if "gate" in name)
-    assert not torch.allclose(found[0][name], found[1][name])
+def mixture(kind: Any, config: Any, **changes: Any) -> PreTrainedModel:
+    sizes = {"vocab_size": 64, "hidden_size": 16, "moe_intermediate_size": 8, "intermediate_size": 16, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 2, "num_experts_per_tok": 2}
+    return kind(config(**sizes, **heads, **changes))
 
 
-def test_routers_with_a_bias_are_not_balanced_by_a_loss() -> None:
-    sizes = {"vocab_size": 64, "hidden_size": 16, "moe_intermediate_size": 8, "intermediate_size": 16}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": 8}
-    model = Glm4MoeForCausalLM(Glm4MoeConfig(**sizes, **heads, n_routed_experts=4, num_experts_per_tok=2))
-    assert routers_of(model) and are_balanced_by_bias(model) and hook_routers(model, COEFFICIENT) is None
-    assert not are_balanced_by_bias(tiny("mixtral"))
+def test_routers_that_choose_otherwise_are_known() -> None:
+    glm = mixture(Glm4MoeForCausalLM, Glm4MoeConfig, n_routed_experts=4)
+    minimax = mixture(MiniMaxM2ForCausalLM, MiniMaxM2Config, num_local_experts=4)
+    ernie = mixture(Ernie4_5_MoeForCausalLM, Ernie4_5_MoeConfig, moe_num_experts=4, moe_k=2)
+    assert chooses_otherwise(glm) and chooses_otherwise(minimax)
+    assert routers_of(ernie) and not chooses_otherwise(ernie)
+    assert not chooses_otherwise(tiny("mixtral")) and not chooses_otherwise(tiny("llama"))
 
 
 def test_dense_models_have_no_routers() -> None:

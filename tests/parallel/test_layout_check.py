@@ -19,13 +19,14 @@ SIZES: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 2, "pad_token_id": 0, "max_position_embeddings": 64,
 }  # fmt: skip
+GROWING = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 64}
 LONG = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "rope_theta": 1e4}
 
 
 def models() -> dict[str, Any]:
     longer = {**SIZES, "max_position_embeddings": 512, "original_max_position_embeddings": 64}
     phi = Phi3Config(**longer, rope_parameters=LONG)
-    llama = LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})
+    llama = LlamaConfig(**longer, rope_parameters=GROWING)
     with META:
         return {"longrope": Phi3ForCausalLM(phi), "dynamic": LlamaForCausalLM(llama)}
 

@@ -30,7 +30,7 @@ class Trained:
         self.optimizer = build_optimizer(self.model, block, on_host=on_host)
         self.scaler = torch.amp.GradScaler(device, enabled=fp16, init_scale=64.0)
         self.engine: Any = SingleProcess(None, Device(device, "fp32", ""), list(self.model.parameters()))  # type: ignore[arg-type]
-        self.guard = NonfiniteGuard(self.optimizer, self.scaler, self.engine, list(self.model.buffers()))
+        self.guard = NonfiniteGuard(self.optimizer, self.scaler, self.engine, lambda: list(self.model.buffers()))
 
     def step(self, spoil_loss: float = 1.0, spoil_gradient: float = 1.0, inputs: float = 1.0) -> StepNumbers:
         self.optimizer.zero_grad(set_to_none=True)

@@ -277,7 +277,7 @@ def _fp16(view: View) -> Iterator[Problem]:
         for key, why, other in without_loss_scale(_parts(view)):
             if view.is_recorded(key):  # a run of an earlier version, which is also loaded to be evaluated
                 continue
-            message, hint = f"`precision: fp16` scales the loss, and {why}", f"write `precision: bf16` or fp32{other}"
+            message, hint = f"`precision: fp16` scales the loss, and {why}", f"write {other}`precision: bf16` or fp32"
             yield from view.at_each(["train.precision", key], message, hint)
 
 
@@ -287,10 +287,10 @@ def without_loss_scale(parallel: ParallelBlock) -> Iterator[tuple[str, str, str]
         yield "parallel.pipeline", "the stages of a pipeline would skip overflown steps one by one", ""
     if parallel.offload == "params":
         why = "gradients on the host could be unscaled before the scale arrives"
-        yield "parallel.offload", why, ", or `offload: optimizer`"
+        yield "parallel.offload", why, "`offload: optimizer`, or "
     if parallel.compress == "powersgd":
         why = "PowerSGD's errors of one scale would be added to gradients of another"
-        yield "parallel.compress", why, ", or `compress: bf16`"
+        yield "parallel.compress", why, "`compress: bf16`, or "
 
 
 def _two_compiles(view: View) -> Iterator[Problem]:

@@ -32,7 +32,7 @@ def _rounded_activations(view: View) -> Iterator[Problem]:
             f"`quantise: 8bit` rounds activations outside of training passes, and `task: {view.value('task')}` "
             "compares log-probabilities of both"
         )
-        yield from view.at_each(["model.quantise"], message, "write `quantise: int8`, or `4bit`")
+        yield from view.at_each(["model.quantise"], message, "write `quantise: 4bit`, or `int8`")
 
 
 def _keys_of_other_methods(view: View) -> Iterator[Problem]:

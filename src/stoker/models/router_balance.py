@@ -19,8 +19,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from stoker.models.collate import Inputs
+
+BIASES = ("e_score_correction_bias", "expert_bias", "balancing_biases")  # names of routers' biases in transformers
+OF_SOFTMAX = "moe_statics."  # Ernie's bias is added to the softmax
 
 
 @dataclass(frozen=True)
@@ -48,19 +52,17 @@ def routers_of(model: nn.Module) -> dict[nn.Module, int]:
     return {m: kinds[type(m)] for m in model.modules() if type(m) in kinds}
 
 
-def are_balanced_by_bias(model: nn.Module) -> bool:
-    """Returns whether routers choose by other scores than their softmax plus a bias, which balances them instead of a
-    loss (Wang et al., 2024, arXiv:2408.15664; DeepSeek-V3 and its successors).
+def chooses_otherwise(model: PreTrainedModel) -> bool:
+    """Returns whether routers choose other experts than those with the largest softmax: by other scores and a bias,
+    which balances them instead of a loss (Wang et al., 2024, arXiv:2408.15664), or among groups of experts.
     """
-    tensors = (name for router in routers_of(model) for name in router.state_dict())
-    return any(name.endswith("e_score_correction_bias") for name in tensors)
+    biased = any(name.endswith(BIASES) and OF_SOFTMAX not in name for name in model.state_dict())
+    return bool(routers_of(model)) and (biased or (getattr(model.config.get_text_config(), "n_group", None) or 1) > 1)
 
 
 def hook_routers(model: Any, coefficient: float) -> RouterBalance | None:
-    """Makes the routers of a model report to `collect_router_logits`; None if it has none that choose by their
-    softmax, or the coefficient is 0.
-    """
-    routers = routers_of(model) if coefficient and not are_balanced_by_bias(model) else {}
+    """Makes the routers of a model report to `collect_router_logits`; None if it has none, or the coefficient is 0."""
+    routers = routers_of(model) if coefficient else {}
     chosen = getattr(model.config.get_text_config(), "num_experts_per_tok", None)
     if not routers or not chosen:
         return None
@@ -81,16 +83,11 @@ class _Pass:
     weights_D: Tensor
     terms: list[Tensor] = field(default_factory=list)
 
-    def add(self, logits_TE: Tensor, chosen_TC: Tensor | None) -> None:
-        """Adds the term of a layer.
-
-        Args:
-            chosen_TC: the experts of each token; None for those with the highest logits.
-        """
+    def add(self, logits_TE: Tensor) -> None:
+        """Adds the term of a layer."""
         logits_TE = logits_TE.to(torch.promote_types(logits_TE.dtype, torch.float32))
         p_TE = logits_TE.softmax(-1)
-        chosen_TC = p_TE.topk(self.balance.chosen, dim=-1).indices if chosen_TC is None else chosen_TC
-        chosen_TE = torch.zeros_like(p_TE).scatter_(1, chosen_TC, 1.0)
+        chosen_TE = torch.zeros_like(p_TE).scatter_(1, p_TE.topk(self.balance.chosen, dim=-1).indices, 1.0)
         both = torch.cat((chosen_TE, p_TE, torch.ones_like(p_TE[:, :1])), dim=1)
         if self.counts_T is not None:
             both = both * self.counts_T[:, None].to(both.dtype)
@@ -166,11 +163,8 @@ def _within(at_work: _Pass | None) -> Iterator[None]:
 
 def _report(place: int, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
     if _passes[-1] is not None:
-        outputs = output if isinstance(output, tuple) else (output,)
-        logits_TE = (outputs[place] if isinstance(output, tuple) else output).flatten(0, -2)
-        wanted = (len(logits_TE), _passes[-1].balance.chosen)
-        chosen = (each.flatten(0, -2) for each in outputs if each.dtype == torch.int64 and each.dim() > 1)
-        _passes[-1].add(logits_TE, next((each for each in chosen if each.shape == wanted), None))
+        logits = output[place] if isinstance(output, tuple) else output
+        _passes[-1].add(logits.flatten(0, -2))
 
 
 def _begin(balance: RouterBalance, inputs: Inputs) -> _Pass:

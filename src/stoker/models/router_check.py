@@ -31,11 +31,11 @@ def no_routers(loaded: ReadJob) -> Problem:
     return loaded.problem("train.router_aux_loss", message, "remove it")
 
 
-def balanced_by_bias(loaded: ReadJob) -> Problem:
-    """Returns the problem that the routers of the job's model do not choose by their softmax."""
+def other_routers(loaded: ReadJob) -> Problem:
+    """Returns the problem that the routers of the job's model do not choose by their softmax alone."""
     assert loaded.job.model is not None
     message = (
-        f"`train.router_aux_loss` is of routers that choose by their softmax, and those of {loaded.job.model.name} "
-        "choose by other scores and a bias"
+        f"`train.router_aux_loss` is of routers that choose the largest softmax, and those of {loaded.job.model.name} "
+        "choose by other scores or among groups"
     )
     return loaded.problem("train.router_aux_loss", message, "remove it")

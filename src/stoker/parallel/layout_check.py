@@ -54,8 +54,10 @@ def _frequencies(config: Any, layout: Layout, loaded: LoadedJob) -> Problem | No
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None) or {}
     kind = rope.get("rope_type")
+    if layout.context == 1 or kind not in ("longrope", "dynamic"):
+        return None
     built_for = rope.get("original_max_position_embeddings") or text.max_position_embeddings
-    if layout.context == 1 or kind not in ("longrope", "dynamic") or loaded.job.train.seq_len <= built_for:
+    if min(loaded.job.train.seq_len, text.max_position_embeddings) <= built_for:  # a default above it is lowered
         return None
     message = (
         f"parallel.context: rotary embeddings of the type {kind} depend on a row's length, of which each process has "

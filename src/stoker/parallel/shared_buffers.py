@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -12,39 +13,55 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from stoker.parallel.mesh import sum_over
 
 
-def own_buffers(model: nn.Module) -> list[Tensor]:
-    """Returns the persistent buffers but those of batch norms, whose statistics are of the samples of all processes."""
+def own_buffers(model: nn.Module) -> list[str]:
+    """Returns the names of persistent buffers, but those of batch norms, whose statistics are of all processes."""
     kept = model.state_dict().keys()
     norms = {name for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
-    return [b for name, b in model.named_buffers() if name in kept and name.rpartition(".")[0] not in norms]
+    return [name for name, _ in model.named_buffers() if name in kept and name.rpartition(".")[0] not in norms]
+
+
+@contextmanager
+def unchanged_buffers(model: nn.Module) -> Iterator[None]:
+    """Restores these buffers at the end: for samples that do not count."""
+    before = {name: model.get_buffer(name).clone() for name in own_buffers(model)}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in before.items():
+                model.get_buffer(name).copy_(buffer)
 
 
 class SharedBuffers:
-    """Makes buffers the same on all processes after each step.
+    """Makes the buffers of a module the same on all processes after each step.
 
-    A floating-point buffer changes by the mean of the processes' changes; any other becomes the first process'.
+    A floating-point buffer becomes the mean over the processes that have changed it; any other the first process'.
 
     Args:
         group: the processes that have the same weights.
     """
 
-    def __init__(self, buffers: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
-        self._means = [buffer for buffer in buffers if buffer.is_floating_point()]
-        self._copies = [buffer for buffer in buffers if not buffer.is_floating_point()]
-        self._before: list[Tensor] = []
-        self._group = group
+    def __init__(self, model: nn.Module, group: dist.ProcessGroup | None) -> None:
+        self._model, self._group, self._names = model, group, own_buffers(model)
+        self._before: dict[str, Tensor] = {}
 
     def begin(self) -> None:
         """Keeps the values before the step."""
-        self._before = [buffer.clone() for buffer in self._means]
+        self._before = {name: self._model.get_buffer(name).clone() for name in self._names}
 
     @torch.no_grad()
     def unite(self) -> None:
         """Makes the buffers equal after the step; a collective."""
-        changes = [buffer - before for buffer, before in zip(self._means, self._before, strict=True)]
-        sum_over(self._group, *changes)
-        size = dist.get_world_size(self._group)
-        for buffer, before, change in zip(self._means, self._before, changes, strict=True):
-            buffer.copy_(before + change / size)
-        for buffer in self._copies:
-            dist.broadcast(buffer, group=self._group, group_src=0)
+        buffers = {name: self._model.get_buffer(name) for name in self._names}  # a module may have replaced a tensor
+        changed = torch.tensor([float(not torch.equal(buffer, self._before[name])) for name, buffer in buffers.items()])
+        everywhere = changed.to(next(iter(buffers.values())).device, copy=True)
+        dist.all_reduce(everywhere, group=self._group)
+        counts = dict(zip(buffers, zip(changed.tolist(), everywhere.tolist(), strict=True), strict=True))
+        means = {name: b for name, b in buffers.items() if b.is_floating_point() and counts[name][1]}
+        sums = [buffer.clone() if counts[name][0] else torch.zeros_like(buffer) for name, buffer in means.items()]
+        sum_over(self._group, *sums)
+        for (name, buffer), total in zip(means.items(), sums, strict=True):
+            buffer.copy_(total / counts[name][1])
+        for name, buffer in buffers.items():
+            if not buffer.is_floating_point() and counts[name][1]:
+                dist.broadcast(buffer, group=self._group, group_src=0)

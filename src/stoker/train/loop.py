@@ -97,7 +97,7 @@ class Loop:
         scaler = torch.amp.GradScaler(device.type, enabled=device.precision == "fp16")
         self.state = TrainingState(task.model, optimizer, scaler, pieces, aliases, further, island)
         # A run that stops at a non-finite step need not restore its buffers.
-        buffers = [] if faults.not_finite == "stop" else list(saved_buffers(task.model).values())
+        buffers = [] if faults.not_finite == "stop" else list(saved_buffers(task.model))
         self.batches = Batches(task, engine, device.torch, batch=self.plan.batch, micro_batch=self.plan.micro_batch)
         self.stepper = Stepper(
             task,
@@ -105,7 +105,7 @@ class Loop:
             optimizer=optimizer,
             scaler=scaler,
             engine=engine,
-            buffers=buffers,
+            buffers=lambda: [task.model.get_buffer(name) for name in buffers],
             beat=heart.beat,
             hooks=self.hooks,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from stoker.data.order import permute, stream_key
 from stoker.errors import UserError
 from stoker.models.objective import Loss, Measures
 from stoker.parallel.batch_norm import without_batch_statistics
+from stoker.parallel.shared_buffers import unchanged_buffers
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.task import Part, with_tensors
 
@@ -86,8 +87,13 @@ class ModuleTask:
     def _typed(self, values: Tensor) -> Tensor:
         return values.to(dtype=self.dtype if values.is_floating_point() else None)
 
-    def around(self, part: Part) -> AbstractContextManager[None]:
-        return nullcontext() if part.targets else without_batch_statistics()
+    @contextmanager
+    def around(self, part: Part) -> Iterator[None]:
+        with ExitStack() as idle:
+            if not part.targets:
+                idle.enter_context(without_batch_statistics())
+                idle.enter_context(unchanged_buffers(self.model))
+            yield
 
     def loss(self, part: Part) -> Loss:
         assert isinstance(part.inputs, tuple)

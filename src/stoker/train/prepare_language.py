@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from stoker.checkpoint.object_collectives import by_first
 from stoker.checkpoint.run_weights import NONE
 from stoker.data.build_cache import Report
 from stoker.data.corpus import Corpus, open_corpus
@@ -30,14 +31,15 @@ from stoker.models.language_model import LanguageModel, OwnCritic, lay_out_for
 from stoker.models.meta_model import allocate
 from stoker.models.objective import Objective, next_token
 from stoker.models.quantise import describe_quantisation
-from stoker.models.router_balance import RouterBalance, are_balanced_by_bias, hook_routers, routers_of
-from stoker.models.router_check import balanced_by_bias, no_routers
+from stoker.models.router_balance import RouterBalance, chooses_otherwise, hook_routers, routers_of
+from stoker.models.router_check import no_routers, other_routers
 from stoker.models.text import TextSide, open_text_side
 from stoker.models.virtual_tokens import Drawn
 from stoker.models.weight_source import fill_whole
 from stoker.parallel.layout_check import layout_problem
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.parallelize import ParallelModel, parallelize
+from stoker.runs.run_folder import RunFolder
 from stoker.train.language_task import LanguageTask
 from stoker.train.prepared import Prepared, apply_job_to_blocks, describe_parameters, engine_of
 from stoker.train.rollouts.open_critic import open_critic
@@ -78,7 +80,7 @@ def prepare_language(
     _check_rows(loaded, text, built)
     described = describe_parameters(model)
     described_critic = f"{spec.critic(job)}: {describe_parameters(critic.model)}" if critic is not None else ""
-    balance = _balance(loaded, unwrap(model))
+    balance = _balance(loaded, base, unwrap(model))
     samples = _samples(replace(loaded, job=job), base, text, objective)
     layout = mesh.layout if mesh else layout_of(job)
     problem = layout_problem(unwrap(model), layout, loaded)
@@ -207,10 +209,14 @@ def _samples(loaded: LoadedJob, base: Path, text: TextSide, objective: Objective
     return partial(make, spec=spec, objective=objective, extras=extras, together=together_of(loaded.job))
 
 
-def _balance(loaded: LoadedJob, model: PreTrainedModel) -> RouterBalance | None:
+def _balance(loaded: LoadedJob, base: Path, model: PreTrainedModel) -> RouterBalance | None:
     balance = hook_routers(model, router_coefficient(loaded.job, model))
-    if balance is None and loaded.job.train.router_aux_loss not in ("auto", 0.0):
-        raise UserError(balanced_by_bias(loaded) if are_balanced_by_bias(model) else no_routers(loaded))
+    if loaded.job.train.router_aux_loss in ("auto", 0.0):
+        return balance
+    if balance is None:
+        raise UserError(no_routers(loaded))
+    if chooses_otherwise(model) and not by_first(RunFolder(base / loaded.job.output).has_begun):
+        raise UserError(other_routers(loaded))
     return balance
 
 

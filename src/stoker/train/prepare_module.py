@@ -43,8 +43,8 @@ def prepare_module(
 
 
 def _sharing_buffers(model: nn.Module, mesh: Mesh) -> tuple[Hook, ...]:
-    group, buffers = mesh.groups["batch"], own_buffers(model)
-    if group is None or not buffers:
+    group = mesh.groups["batch"]
+    if group is None or not own_buffers(model):
         return ()
-    shared = SharedBuffers(buffers, group)
+    shared = SharedBuffers(model, group)
     return (Hook(before_passes=lambda _step: shared.begin(), after_optimizer=lambda _lr, _taken: shared.unite()),)

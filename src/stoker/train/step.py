@@ -78,7 +78,7 @@ class Stepper:
         optimizer: Optimizer,
         scaler: torch.amp.GradScaler,
         engine: Engine,
-        buffers: Sequence[Tensor] = (),
+        buffers: Callable[[], Sequence[Tensor]] = tuple,
         beat: Beat = lambda _phase, _step: None,
         hooks: Sequence[Hook] = (),
     ) -> None:
@@ -206,11 +206,12 @@ class NonfiniteGuard:
         optimizer: Optimizer,
         scaler: torch.amp.GradScaler,
         engine: Engine,
-        buffers: Sequence[Tensor] = (),
+        buffers: Callable[[], Sequence[Tensor]] = tuple,
     ) -> None:
         """
         Args:
-            buffers: buffers that forward passes change (batch norm's averages), restored after a skipped step.
+            buffers: returns the buffers that forward passes change or replace (batch norm's averages), which are
+                restored after a skipped step.
         """
         self._optimizer, self._scaler, self._engine, self._buffers = optimizer, scaler, engine, buffers
         self._takes_flag = isinstance(optimizer, AdamW) and bool(optimizer.defaults.get("fused"))
@@ -218,7 +219,7 @@ class NonfiniteGuard:
 
     def begin(self) -> None:
         """Saves the buffers; called before the forward passes."""
-        self._before = [buffer.clone() for buffer in self._buffers]
+        self._before = [buffer.clone() for buffer in self._buffers()]
 
     @torch.no_grad()
     def step(self, loss: Tensor, norm: Tensor, sums: Tensor | None = None, *, asked: bool) -> StepNumbers:
@@ -262,7 +263,7 @@ class NonfiniteGuard:
 
     def _settle(self, bad: Tensor) -> None:
         """Restores the buffers after a skipped step, and updates the loss scale from the result of all processes."""
-        for buffer, before in zip(self._buffers, self._before, strict=True):
+        for buffer, before in zip(self._buffers(), self._before, strict=True):
             buffer.copy_(torch.where(bad.to(buffer.device), before, buffer))
         if self._scaler.is_enabled():
             for found in self._scaler._found_inf_per_device(self._optimizer).values():
