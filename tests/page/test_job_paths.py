@@ -37,6 +37,9 @@ OUTSIDE = [
     "evaluate: {data: '*.jsonl'}",
     "evaluate: {data: ' private/secret.jsonl'}",
     "evaluate: {other: 'private/*.jsonl'}",
+    'evaluate: {data: "private/[s\\n]ecret.jsonl"}',
+    'evaluate: {data: [{path: "private/[s\\n]ecret.jsonl"}]}',
+    "evaluate: {data: 'private/" + "[s]" * 1400 + "*.jsonl'}",
     "export: {sync: {to: 'lmdb:///home/victim/x'}}",
     "export: {sync: {to: 'lmdb://elsewhere/x'}}",
 ]
@@ -46,6 +49,7 @@ INSIDE = [
     "export: {sync: {to: 'lmdb://runs/one/rows'}}",
     "data_2: {template: '{{ content }}</s>'}",
     "prompts: ['Is it yes/no? Say why.', 'judge: who is right?']",
+    'data_2: {template: "{% if a/b %}\\n[{{ content }}]\\n{% endif %}"}',
     "evaluate: {data: {path: chatterbot-corpus, split: 'train[:10]'}}",
 ]
 
