@@ -348,4 +348,9 @@ def test_what_is_wrong_with_a_place_is_said(
         writer_of("lmdb:///dev/null/store")
     with pytest.raises(UserError, match="is not an export of a ranking model"), store_errors(str(tmp_path)):
         RowReader(str(tmp_path))
+    assert shown_place("redis://h:1/0?password=secret&prefix=p") == "redis://h:1/0?prefix=p"
+    assert shown_place("unix:///s?password=secret") == "unix:///s"
+    assert shown_place("redis://u:secret@[x?password=secret") == "redis://[x"
+    with pytest.raises(UserError, match=r"redis://\[x cannot be used"):
+        writer_of("redis://u:secret@[x")
     assert shown_place("out/x") == "out/x" and shown_place("redis://h:1/0") == "redis://h:1/0"

@@ -84,6 +84,11 @@ def test_what_is_inside_is_allowed(private: Browser, line: str) -> None:
     assert not path_problems(document_of(START + line + "\n"), private.settings, RUNNER)
 
 
+def test_a_malformed_address_is_a_problem_at_its_line(private: Browser) -> None:
+    [problem] = path_problems(document_of(START + "evaluate: {data: 'https://[x?token=y'}\n"), private.settings, RUNNER)
+    assert problem.line == 4 and "https://[x`" in problem.message
+
+
 def test_words_of_an_evaluation_name_no_file(make_page: Callable[..., Browser], tmp_path: Path) -> None:
     job = make_run(tmp_path / "runs" / "one") / "job.yaml"
     job.write_text("task: sft\nmodel: llama-3m\ndata: chatterbot-corpus\n")
