@@ -6,6 +6,7 @@ import shlex
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ class _AccountRoutes:
         now = time.monotonic()  # from here on nothing waits, so that requests sent together are counted one by one
         self._wrong = {place: times for place, times in self._wrong.items() if now - times[-1] < WITHIN}
         address = request.client.host if request.client is not None else ""
-        times = self._wrong.get(address, ())
+        times: Sequence[float] = self._wrong.get(address, ())
         if len(times) == TRIES and now - times[0] < WITHIN:
             raise http_error(429, "too many wrong tokens", retry_after=int(WITHIN))
         account = self.page.accounts.of_token(token)
