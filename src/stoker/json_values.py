@@ -1,7 +1,8 @@
-"""Converts values to ones that JSON can represent."""
+"""Converts values to ones that JSON can represent, and reads JSON that may have any form."""
 
 from __future__ import annotations
 
+import json
 from math import isfinite
 from numbers import Integral, Real
 from typing import Any, NoReturn
@@ -32,3 +33,26 @@ def as_text(value: Any) -> str:
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
     return str(value).encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def json_or_none(text: str | bytes) -> Any:
+    """Parses JSON; returns None if it is not valid, or nested too deeply."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def whole_number(value: Any) -> int:
+    """Returns the integer part of a finite number; 0 for other values."""
+    found = finite_number(value)
+    return int(found) if found is not None else 0
+
+
+def finite_number(value: Any) -> float | None:
+    """Returns a finite number; None for any other value that a file may have in its place."""
+    try:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    except OverflowError:  # an integer above the range of a float
+        return None
+    return float(value) if is_number else None

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.cluster.secret_names import has_password, is_secret_name
+from stoker.cluster.secret_names import has_password, is_secret, is_secret_name
 
 SECRET = (
     "HF_TOKEN PGPASSWORD GHTOKEN CLIENTSECRET AWS_SECRET_ACCESS_KEY AWS_ACCESS_KEY_ID aws.secretKey API_KEY "
-    "OPENAI_API_KEY DB_PASS MY_KEY dbPassword AZURE_STORAGE_KEY ENCRYPTION_KEY SIGNING_KEYS KEY"
+    "OPENAI_API_KEY DB_PASS MY_KEY dbPassword AZURE_STORAGE_KEY ENCRYPTION_KEY SIGNING_KEYS KEY MYSQL_PWD REDIS_AUTH"
 )
 OPEN = (
     "SORT_KEY CACHE_KEY PRIMARY_KEY_COLUMN MONKEY KEYBOARD TOKENIZERS_PARALLELISM HF_TOKEN_PATH "
-    "AWS_SHARED_CREDENTIALS_FILE BYPASS COMPASS_DIR PASSIVE NCCL_DEBUG"
+    "AWS_SHARED_CREDENTIALS_FILE BYPASS COMPASS_DIR PASSIVE NCCL_DEBUG SSH_AUTH_SOCK AUTHOR"
 )
 
 
@@ -29,9 +29,28 @@ def test_names(name: str, secret: bool) -> None:
         ("http://u:pw@h", True),
         ("redis://:pw@h/0", True),
         ("http://h:80/a@b", False),
-        ("http://u@h", False),
+        ("https://ghp_0123456789@h/simple", True),
+        ("https://a.blob.example/c/x?sv=1&sig=abc", True),
+        ("ssh://git@h", False),
+        ("https://h/x?q=1", False),
         ("a:b@c", False),
     ],
 )
 def test_urls(text: str, password: bool) -> None:
     assert has_password(text) == password
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secret"),
+    [
+        ("AWS_SECRET_ACCESS_KEY", "/bPxRfiCYEXAMPLEKEYwJalrXUtnFEMI/K7MDENG", True),
+        ("GOOGLE_APPLICATION_CREDENTIALS", "/var/secrets/google/key.json", False),
+        ("AWS_WEB_IDENTITY_TOKEN", "/var/run/secrets/token", False),
+        ("DB_PASSWORD", "/hunter2", True),
+        ("PWD", "/", False),
+        ("PIP_INDEX_URL", "https://ghp_0123456789@h/simple", True),
+        ("DATA", "/bPxRfi", False),
+    ],
+)
+def test_values(name: str, value: str, secret: bool) -> None:
+    assert is_secret(name, value) == secret

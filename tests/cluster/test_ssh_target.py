@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,41 @@ def test_a_record_needs_no_file_of_the_folder_it_was_made_in(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert record.target["config"] == str(tmp_path / "config")
     assert target_of(record).host_count() == 2 and [host["name"] for host in record.handle["hosts"]] == ["b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("host", "told"),
+    [
+        ({"name": "-oProxyCommand=touch /tmp/x"}, "begins with a hyphen"),
+        ({"name": ""}, "begins with a hyphen"),
+        ({"user": "-l"}, "begins with a hyphen"),
+        ({"address": "a b"}, "contains ' '"),
+        ({"port": "22"}, "the port '22'"),
+        ({"port": -1}, "the port -1"),
+        ({"slots": ["x"]}, "'x'"),
+        ({"slots": 7}, "int"),
+        ({"name": 7}, "string"),
+        ({"other": 1}, "other"),
+    ],
+)
+def test_a_host_in_a_record_is_checked_before_ssh_is_given_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: dict[str, Any], told: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a command was started")
+
+    loaded = load_job(write_job(tmp_path, target={"ssh": {"hosts": ["a"]}}))
+    chosen = choose_target(loaded, None)
+    target = open_target(chosen)
+    submission = submission_of(loaded, chosen, tmp_path, hosts=1)
+    made = target._record(submission, target._taken(submission))
+    good = made.handle["hosts"][0]
+    monkeypatch.setattr("subprocess.Popen", refuse)
+    for hosts in ([{**good, **host}], [{key: value for key, value in good.items() if key != "slots"}], {"a": 1}, None):
+        record = Record.from_json(replace(made, handle={**made.handle, "hosts": hosts}).to_json())
+        with pytest.raises(UserError, match=r"the record of \S+ is damaged") as refused:
+            target.status(record)
+        assert hosts != [{**good, **host}] or told in str(refused.value)
 
 
 @pytest.mark.parametrize(

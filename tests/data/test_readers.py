@@ -422,3 +422,14 @@ def test_reading_starts_before_the_file_is_read_whole(tmp_path: Path) -> None:
 def test_the_suffix_says_how_a_file_is_read() -> None:
     names = ["a.jsonl", "a.b.JSONL.GZ", "a.csv.zst", "a.gz", "a", "a.jsonl.bak", "x.txt.gz"]
     assert [data_suffix(name) for name in names] == [".jsonl", ".jsonl", ".csv", "", "", "", ".txt"]
+
+
+def test_a_time_zone_that_does_not_exist_is_a_reason_of_its_rows(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    times = pa.array([1, 2], pa.timestamp("us", tz="Foo/Bar"))
+    pq.write_table(pa.table({"text": ["a", "b"], "time": times}), tmp_path / "zone.parquet")
+    found = list(read_rows(tmp_path / "zone.parquet"))
+    assert [(type(row), row.row) for row in found] == [(Rejected, 1), (Rejected, 2)]
+    assert all("unknown time zone" in row.reason and "Foo/Bar" in row.reason for row in found)

@@ -143,3 +143,22 @@ def test_shards_are_a_source_whose_format_is_found(tmp_path: Path) -> None:
     source = open_source(SourceBlock(path="d-*.tar"), tmp_path)
     assert find_format(source, {}) == "prompt"
     assert [decode(row)["prompt"] for row in source.rows() if isinstance(row, Raw)] == ["0", "1", "2"]  # type: ignore[index]
+
+
+def _header(kind: bytes, size: int) -> bytes:
+    info = tarfile.TarInfo("././@LongLink")
+    info.type, info.size = kind, size
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE])
+def test_headers_cannot_take_all_memory_or_the_stack(kind: bytes, tmp_path: Path) -> None:
+    good = shard(tmp_path / "good.tar", [("0.txt", b"text"), ("1.txt", b"partial")])[:2048]
+    content = b"name".ljust(512, b"\0") if kind in (b"L", b"K") else b"12 path=abc\n".ljust(512, b"\0")
+    many = (_header(kind, 5 if kind in (b"L", b"K") else 12) + content) * 1500
+    (tmp_path / "many.tar.gz").write_bytes(gzip.compress(good + many))
+    [first, damage] = values(tmp_path / "many.tar.gz")
+    assert first == {"text": "text"} and "damaged archive: more than 16 headers" in damage.reason
+    (tmp_path / "long.tar.gz").write_bytes(gzip.compress(good + _header(kind, 1 << 33) + bytes(1 << 16)))
+    [first, damage] = values(tmp_path / "long.tar.gz")
+    assert first == {"text": "text"} and f"damaged archive: a header of {1 << 33} bytes" in damage.reason

@@ -164,3 +164,16 @@ def test_a_directive_cannot_change_what_values_mean() -> None:
 def test_a_device_without_end_is_no_job_file() -> None:
     with pytest.raises(UserError, match="a job file has at most"):
         read_document("/dev/zero")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [f"a{n}: &A{n} {'[' * 60}{f'*A{n - 1}' if n else 1}{']' * 60}" for n in range(6)],
+        [f"a{n}: &A{n} {{{f'<<: *A{n - 1}, ' if n else ''}k{n}: 1}}" for n in range(150)],
+        ["a: " + "[" * 150 + "]" * 150],
+    ],
+)
+def test_values_that_aliases_nest_too_deeply_are_refused(lines: list[str]) -> None:
+    with pytest.raises(UserError, match="nested too deeply"):
+        parse_document("\n".join(lines) + "\n", file="job.yaml")

@@ -129,3 +129,25 @@ def test_the_urls_of_a_job_are_found_wherever_they_are() -> None:
 
     job = Job(task="sft", model={"name": "s3://b/m"}, data=[{"path": "https://h/x.jsonl"}, {"path": "y.jsonl"}])
     assert sorted(urls_of(job)) == ["https://h/x.jsonl", "s3://b/m"]
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://h/0?password=hunter2", "redis://h/0"),
+        ("redis://h?password=hunter2", "redis://h"),
+        ("rediss://:hunter2@h/0?prefix=p&username=hunter2&db=1", "rediss://@h/0?prefix=p&db=1"),
+        ("unix:///run/redis.sock?password=hunter2&db=2", "unix:///run/redis.sock?db=2"),
+        ("https://user:hunter2@[x/a?token=hunter2", "https://[x/a"),
+        ("https://[x#hunter2", "https://[x"),
+        ("s3://bucket/what?.txt", "s3://bucket/what?.txt"),
+    ],
+)
+def test_a_redis_server_and_a_malformed_address_show_no_password(url: str, shown: str) -> None:
+    assert without_secrets(url) == shown
+
+
+@pytest.mark.parametrize("url", ["https://[x", "http://a]b/c"])
+def test_a_malformed_address_is_named(url: str) -> None:
+    problem = url_problem(url)
+    assert problem is not None and problem[0].startswith(f"{url} is not an address: ")

@@ -37,6 +37,9 @@ OUTSIDE = [
     "evaluate: {data: '*.jsonl'}",
     "evaluate: {data: ' private/secret.jsonl'}",
     "evaluate: {other: 'private/*.jsonl'}",
+    'evaluate: {data: "private/[s\\n]ecret.jsonl"}',
+    'evaluate: {data: [{path: "private/[s\\n]ecret.jsonl"}]}',
+    "evaluate: {data: 'private/" + "[s]" * 1400 + "*.jsonl'}",
     "export: {sync: {to: 'lmdb:///home/victim/x'}}",
     "export: {sync: {to: 'lmdb://elsewhere/x'}}",
 ]
@@ -46,6 +49,7 @@ INSIDE = [
     "export: {sync: {to: 'lmdb://runs/one/rows'}}",
     "data_2: {template: '{{ content }}</s>'}",
     "prompts: ['Is it yes/no? Say why.', 'judge: who is right?']",
+    'data_2: {template: "{% if a/b %}\\n[{{ content }}]\\n{% endif %}"}',
     "evaluate: {data: {path: chatterbot-corpus, split: 'train[:10]'}}",
 ]
 
@@ -78,6 +82,11 @@ def test_no_file_outside_of_the_folders_is_named(private: Browser, line: str) ->
 @pytest.mark.parametrize("line", INSIDE)
 def test_what_is_inside_is_allowed(private: Browser, line: str) -> None:
     assert not path_problems(document_of(START + line + "\n"), private.settings, RUNNER)
+
+
+def test_a_malformed_address_is_a_problem_at_its_line(private: Browser) -> None:
+    [problem] = path_problems(document_of(START + "evaluate: {data: 'https://[x?token=y'}\n"), private.settings, RUNNER)
+    assert problem.line == 4 and "https://[x`" in problem.message
 
 
 def test_words_of_an_evaluation_name_no_file(make_page: Callable[..., Browser], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import httpx2
 import pytest
 from browsing import HOST, TOKENS, Browser, make_run
 from starlette.datastructures import URL
@@ -125,6 +126,23 @@ def test_wrong_tokens_are_refused_and_soon_no_longer_read(make_page: Callable[..
     assert codes == [401] * 10 + [429] * 2
     assert page.post("/api/login", {"token": TOKENS["boss"]}).status_code == 429
     assert [line["action"] for line in page.page.audit.lines()] == ["login refused"] * 10
+
+
+def test_wrong_tokens_that_are_sent_together_are_counted_one_by_one(make_page: Callable[..., Browser]) -> None:
+    page = make_page(users=True)
+    headers = {"origin": f"http://{HOST}", "content-type": "application/json"}
+
+    async def body() -> AsyncIterator[bytes]:
+        await asyncio.sleep(0.5)  # until all requests have begun
+        yield b'{"token": "x"}'
+
+    async def codes() -> list[int]:
+        transport = httpx2.ASGITransport(app=page.client.app)
+        async with httpx2.AsyncClient(transport=transport, base_url=f"http://{HOST}", timeout=60) as client:
+            sent = (client.post("/api/login", content=body(), headers=headers) for _ in range(14))
+            return sorted(answer.status_code for answer in await asyncio.gather(*sent))
+
+    assert asyncio.run(codes()) == [401] * 10 + [429] * 4
 
 
 def test_wrong_tokens_lock_out_their_own_address_alone(make_page: Callable[..., Browser]) -> None:

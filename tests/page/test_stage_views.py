@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from browsing import Browser, make_run
 
 from stoker.page.run_index import id_of
@@ -70,3 +71,32 @@ def test_a_killed_run_is_not_all_right(page: Browser, tmp_path: Path) -> None:
     assert faults() == ("ok", "health.faults.ok")
     (run / "events.jsonl").write_text((run / "events.jsonl").read_text().splitlines()[0] + "\n")  # it has no end
     assert faults() == ("warn", "health.faults.interrupted")
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        "[" * 100_000,
+        '[{"name": "a", "run": 5, "task": "sft", "needs": []}]',
+        '[{"name": ["a"], "run": "runs/align/one", "task": "sft", "needs": {}}]',
+        '[{"name": "a", "run": "runs/align/one", "task": "sft", "needs": [[]]}]',
+        '[7, null, {"name": "a"}]',
+        '{"name": "a"}',
+        "7",
+    ],
+)
+def test_a_damaged_record_of_stages_hides_no_run(page: Browser, tmp_path: Path, record: str) -> None:
+    make_run(tmp_path / "runs" / "align" / "one")
+    (tmp_path / "runs" / "align" / "stages.json").write_text(record)
+    bad = make_run(tmp_path / "runs" / "bad")
+    deep = "[" * 100_000 + "\n"
+    (bad / "metrics.jsonl").write_text(deep + '{"step": "x", "seconds": "x", "loss": []}\n')
+    (bad / "events.jsonl").write_text(deep + '{"event": "started", "time": [], "steps": {}}\n')
+    for name in ("plan.json", "lineage.json", "environment.json"):
+        (bad / name).write_text(deep)
+    page.page.runs.forget()
+    runs = {run["name"]: run for run in page.get("/api/runs").json()["runs"]}
+    assert runs.keys() == {"one", "bad"} and runs["one"]["parents"] == []
+    for run in runs.values():
+        found = page.get(f"/api/runs/{run['id']}")
+        assert found.status_code == 200 and found.json()["stages"] == []

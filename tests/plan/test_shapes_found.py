@@ -69,3 +69,10 @@ def test_shapes_need_no_torch() -> None:
     code = "import stoker.plan.shapes, sys; print({'torch', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"hidden_size": ' + "9" * 5_000 + "}"])
+def test_a_configuration_that_python_cannot_read_is_an_error_for_people(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError, match="the configuration cannot be read"):
+        shape_of_model(str(tmp_path))

@@ -78,3 +78,28 @@ def test_a_run_that_has_only_begun_or_is_foreign(tmp_path: Path) -> None:
     begun = {Path(run.path).name: run for run in list_runs(tmp_path)}
     assert begun["begun"].step == 0 and begun["begun"].loss is None
     assert begun["foreign"].state == "interrupted"
+
+
+@pytest.mark.parametrize(
+    ("events", "metrics"),
+    [
+        ("[" * 100_000, "[" * 100_000),
+        ('{"event": "started", "steps": "x", "task": ["a"], "time": "x"}', '{"step": "x", "loss": "x", "time": {}}'),
+        ('{"event": ["started"], "time": []}', f'{{"step": 1{"0" * 400}, "loss": [1]}}'),
+        ('{"event": "evaluated", "loss": "x"}', '{"step": null, "loss": true}'),
+        (
+            '{"event": "resumed", "time": 5, "began": "x"}\n{"event": "evaluated", "time": 6, "seconds": []}',
+            '{"step": [], "time": 7, "seconds": 1}',
+        ),
+        ("7\n[]\nnull", "7\n[]\nnull"),
+    ],
+)
+def test_a_run_with_damaged_lines_is_listed_with_the_others(tmp_path: Path, events: str, metrics: str) -> None:
+    run_at(tmp_path / "good", "done")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "events.jsonl").write_text(events + "\n")
+    (tmp_path / "bad" / "metrics.jsonl").write_text(metrics + "\n")
+    found = {Path(run.path).name: run for run in list_runs(tmp_path)}
+    assert found.keys() == {"good", "bad"} and found["good"].state == "done"
+    bad = found["bad"]
+    assert (bad.state, bad.step, bad.steps, bad.loss, bad.held_out_loss) == ("interrupted", 0, 0, None, None)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import UserError
+from stoker.scoring import json_schema
 from stoker.scoring.answer_rows import AnswerRow, read_answer_rows
 from stoker.scoring.program_tests import program_of
 from stoker.scoring.sandbox import sandbox_problem
@@ -376,3 +377,21 @@ def test_a_function_of_trl_is_called_as_trl_calls_it(tmp_path: Path, monkeypatch
     assert batch is not None and [s.value for s in batch(["a", "b", "d"], rows)] == [1, 1, 0]
     batch = scorer_of("python:as_trl:first", tmp_path).batch
     assert batch is not None and [s.value for s in batch(["a", "b", "x"], rows)] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("levels", [200, 3_000, 100_000])
+def test_a_schema_that_is_nested_too_deeply_is_an_error_of_its_row(levels: int) -> None:
+    with pytest.raises(UserError, match="nested too deeply"):
+        score("json_schema", "1", '{"not":' * levels + "{}" + "}" * levels)
+
+
+def test_references_that_multiply_without_end_are_an_error_of_their_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_schema, "MOST_REFERENCES", 1000)
+    both = {f"a{n}": {"anyOf": [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(40)}
+    schema = {"$defs": {**both, "a40": {"const": 2}}, "$ref": "#/$defs/a0"}
+    with pytest.raises(UserError, match="more than 1,000 references for one answer"):
+        score("json_schema", "1", schema)
+    list_of = {"$defs": {"n": {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}}}, "$ref": "#/$defs/n"}
+    assert (
+        score("json_schema", '{"n": {"n": {}}}', list_of) == 1 and score("json_schema", '{"n": {"n": 1}}', list_of) == 0
+    )

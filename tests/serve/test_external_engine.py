@@ -75,6 +75,7 @@ def test_command_lines_of_other_servers(
     assert main(["serve", f"full={gguf}", "--engine", "llama.cpp", "--print-command"]) == 0
     line = capsys.readouterr().out
     assert line.startswith(f"llama-server --model {gguf} --alias full ") and "--host 127.0.0.1 --port 8000" in line
+    (home / "key").touch(mode=0o600)
     (home / "key").write_text("a-token-of-some-length")
     words = ["adapter", "--base", "tiny", "--engine", "vllm", "--token-file", "key", "--host", "0.0.0.0"]
     assert main(["serve", *words, "--print-command"]) == 0

@@ -26,6 +26,7 @@ TOKEN = "a-token-of-some-length"
 
 @pytest.fixture(scope="module")
 def server(home: Path) -> Iterator[Started]:
+    (home / "token").touch(mode=0o600)
     (home / "token").write_text(TOKEN + "\n")
     with started(home, "one", "second=two", "--token-file", "token") as found:
         yield found

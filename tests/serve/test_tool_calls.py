@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 
 import pytest
 
@@ -133,3 +134,27 @@ def test_text_is_not_held_back_without_need() -> None:
 )
 def test_the_form_is_seen_in_the_template(template: str, form: ToolFormat | None) -> None:
     assert tool_format_of(template) is form
+
+
+@pytest.mark.parametrize(
+    ("form", "body"),
+    [
+        (XML, "<function=f>" + "<parameter=a>" * 30_000 + "</function>"),
+        (XML, "<function=f>" + "<parameter=" * 30_000 + "</parameter></function>"),
+        (XML, "<function=f>" + "<parameter=a>" * 30_000 + "</parameter></function>"),
+        (GLM, "f" + "<arg_key>" * 30_000),
+        (GLM, "f" + "<arg_key>a</arg_key>" * 30_000 + "<arg_value>"),
+        (GLM, "f" + "<arg_key>" * 30_000 + "</arg_value>"),
+    ],
+)
+def test_a_call_that_repeats_an_opening_mark_is_read_in_linear_time(form: ToolFormat, body: str) -> None:
+    begin = time.process_time()
+    form.read(body, {})
+    assert time.process_time() - begin < 3  # seconds; minutes where each mark is searched to the end
+
+
+def test_a_value_of_glm_may_contain_marks() -> None:
+    text = "f<arg_key> a </arg_key>\n<arg_value>1 <arg_key> 2</arg_value><arg_key>b</arg_key>"
+    text += "<arg_key>c</arg_key><arg_value>3</arg_value>"
+    [call] = GLM.read(text, {})
+    assert json.loads(call.arguments) == {"a": "1 <arg_key> 2", "c": 3}

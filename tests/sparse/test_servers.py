@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +26,7 @@ from served_tables import (
 from stoker.errors import DiskFailed, RunFailed, UserError
 from stoker.launch.process_pool import Pool
 from stoker.sparse import DiskTier
-from stoker.sparse.servers import RowServers
+from stoker.sparse.servers import RowServers, server_connection
 from stoker.sparse.servers.row_server import RowServer, dict_of, settings_of
 
 
@@ -109,13 +111,25 @@ def test_without_the_secret_nothing_is_served(tmp_path: Path) -> None:
 def test_strangers_take_no_more_than_their_places(tmp_path: Path) -> None:
     with serving(tmp_path / "a") as (servers, [server]):
         strangers = [socket.create_connection(servers.addresses[0]) for _ in range(70)]
-        for stranger in strangers[-3:]:  # 32 random bytes up to the limit, an end of file beyond it
-            assert stranger.recv(64) == b""
+        for stranger in strangers[:6]:  # 32 random bytes, and the end when others need the place
+            stranger.settimeout(60)
+            while stranger.recv(64):
+                pass
         assert len(server._strangers) == 64
+        trained(servers, range(1), [])  # its connection takes the place of another stranger
         for stranger in strangers:
             stranger.close()
-        trained(servers, range(1), [])
-        assert not server._strangers
+
+
+def test_a_stranger_that_sends_slowly_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_connection, "GREETING", 0.5)
+    with serving(tmp_path / "a") as (servers, _), socket.create_connection(servers.addresses[0]) as stranger:
+        begin = time.monotonic()
+        with suppress(ConnectionError):  # once it is ended
+            while time.monotonic() - begin < 15:
+                stranger.sendall(b"x")
+                time.sleep(0.3)  # 64 bytes take 19 seconds
+        assert time.monotonic() - begin < 15
 
 
 def test_a_server_that_is_not_there_is_named() -> None:

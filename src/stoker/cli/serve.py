@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 from stoker.cli.checkpoint_option import add_at
+from stoker.cli.token_file import check_token, read_token
 from stoker.cli.trust_options import add_trust, trusted
 from stoker.errors import Problem, UserError
 
-LEAST_TOKEN = 16  # characters
 PACKAGES = ("starlette", "uvicorn", "prometheus_client", "httpx2")
 
 
@@ -149,11 +149,7 @@ def _token(arguments: argparse.Namespace) -> str | None:
         raise UserError("give --token or --token-file, not both")
     token: str | None = arguments.token
     if arguments.token_file is not None:
-        try:
-            token = arguments.token_file.read_text().strip()
-        except (OSError, ValueError) as error:
-            raise UserError(f"{arguments.token_file} cannot be read: {error}") from error
-    if token is not None and (len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable()):
-        what = f"the token must be at least {LEAST_TOKEN} printable ASCII characters"
-        raise UserError(Problem(what, "make one with: python -c 'import secrets; print(secrets.token_urlsafe())'"))
+        return read_token(arguments.token_file, "--token-file")
+    if token is not None:
+        check_token(token, "python -c 'import secrets; print(secrets.token_urlsafe())'")
     return token

@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from stoker.cli.token_file import read_token
 from stoker.errors import Problem, UserError
 
-LEAST_TOKEN = 16  # characters
 PACKAGES = ("starlette", "uvicorn")
 PORT = 7860
 
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serves until SIGTERM; started runs continue."""
     _check(arguments)
-    token = _token(arguments.token)
+    token = read_token(arguments.token, "--token") if arguments.token is not None else None
     try:
         from stoker.page.start_page import start_page
     except ModuleNotFoundError as error:
@@ -105,24 +105,3 @@ def _check_places(arguments: argparse.Namespace) -> None:
     for url in arguments.urls:
         if problem := listing_problem(url):
             raise UserError(Problem(f"--urls: {problem}", "write it as s3://bucket/folder or redis://host:6379/0"))
-
-
-def _token(path: Path | None) -> str | None:
-    """Reads the token from a file.
-
-    Raises:
-        UserError: it cannot be read, others can read it, or it is too short.
-    """
-    if path is None:
-        return None
-    try:
-        mode, token = path.stat().st_mode, path.read_text().strip()
-    except (OSError, ValueError) as error:
-        raise UserError(f"--token {path} cannot be read: {error}") from error
-    if mode & 0o077:
-        raise UserError(Problem(f"--token {path} can be read by others than its owner", f"write `chmod 600 {path}`"))
-    if len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable():
-        what = f"the token must be at least {LEAST_TOKEN} printable ASCII characters"
-        make = f"python -c 'import secrets; print(secrets.token_urlsafe())' > {path}"
-        raise UserError(Problem(what, f"make one with: {make}"))
-    return token

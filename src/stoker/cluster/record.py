@@ -60,10 +60,9 @@ class Record:
         Raises:
             ValueError: the text is not a record.
         """
-        values = json.loads(text)
         try:
-            return cls(**values)
-        except TypeError as error:
+            return cls(**json.loads(text))
+        except (TypeError, RecursionError) as error:
             raise ValueError(f"not a submission record: {error}") from None
 
 

@@ -1,19 +1,26 @@
-"""Recognises secrets that should not be shown: by the name of a variable, and by a password within a URL."""
+"""Recognises secrets that should not be shown: by the name of a variable, and by a password or token in a URL."""
 
 from __future__ import annotations
 
+import os
 import re
 from itertools import pairwise
 
+from stoker.node_cache.masked_urls import mask_urls
+
 # Ends of parts of a name: HF_TOKEN, PGPASSWORD and secretKey have one; TOKENIZERS_PARALLELISM does not.
-ENDS = ("token", "secret", "secrets", "password", "passwd", "passphrase", "credential", "credentials", "apikey")
+ENDS = (
+    *("token", "secret", "secrets", "password", "passwd", "pwd", "passphrase", "auth"),
+    *("credential", "credentials", "apikey"),
+)
 # Words before KEY with which it names a part of data; after any other word it is a secret: STORAGE_KEY.
 OF_DATA = frozenset(
     ("sort", "cache", "primary", "foreign", "partition", "shard", "group", "join", "index", "row", "column", "public")
 )
-PATHS = ("file", "path", "dir", "folder")  # names that end so have a place, such as HF_TOKEN_PATH
+PATHS = ("file", "path", "dir", "folder", "sock")  # names that end so have a place, such as HF_TOKEN_PATH
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-_PASSWORD = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@", re.I)
+# Paths that may exist only where the job runs: in lower case, or with a suffix. Keys in base 64 may begin with a slash.
+_PATH = re.compile(r"/(?:[a-z0-9._-]+/)+[a-z0-9._-]+|/(?:[\w.-]+/)+[\w.-]+\.[a-z]+")
 
 
 def is_secret_name(name: str) -> bool:
@@ -26,10 +33,11 @@ def is_secret_name(name: str) -> bool:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Returns whether a variable's value is a secret: by its name, unless the value is a path, or by a password."""
-    return (is_secret_name(name) and not value.startswith("/")) or has_password(value)
+    """Returns whether a variable's value is a secret: by its name, unless the value is a path, or by a URL in it."""
+    is_path = value.startswith("/") and (os.path.exists(value) or _PATH.fullmatch(value) is not None)  # noqa: PTH110
+    return (is_secret_name(name) and not is_path) or has_password(value)
 
 
 def has_password(text: str) -> bool:
-    """Returns whether a text contains a URL with a password: ``https://user:password@host``."""
-    return _PASSWORD.search(text) is not None
+    """Returns whether a text contains a URL with a password, a token in its user's place, or a signature."""
+    return mask_urls(text) != text

@@ -130,7 +130,7 @@ def _batch_rows(batch: Any, source: str, before: int) -> Iterator[Raw | Rejected
     try:
         for offset, value in enumerate(batch.to_pylist(), start=1):
             yield Raw(source, before + offset, value)
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, KeyError):
         # Some row of the batch cannot be turned into Python objects: find which, one at a time.
         for offset in range(batch.num_rows):
             yield _parquet_row(batch.slice(offset, 1), source, before + offset + 1)
@@ -141,6 +141,8 @@ def _parquet_row(batch: Any, source: str, row: int) -> Raw | Rejected:
         return Raw(source, row, batch.to_pylist()[0])
     except UnicodeDecodeError:
         return Rejected(source, row, NOT_UTF8)
+    except KeyError as error:
+        return Rejected(source, row, f"not readable: unknown time zone: {_first_line(error)}")
     except (ValueError, OverflowError) as error:  # such as a date outside Python's years
         return Rejected(source, row, f"not readable: {_first_line(error)}")
 

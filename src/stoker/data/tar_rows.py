@@ -21,6 +21,12 @@ from stoker.node_cache.remote_file import DataFile
 TEXT = ("txt", "text", "md")
 JSON = "json"
 LABEL = "cls"  # a class, as a number or a word
+MOST_HEADERS = 16  # of names and attributes before a file
+LONGEST_HEADER = 2**20
+EXTENSIONS = (
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+)
 Member = tuple[str, str, bytes | None]  # the sample's name, the column's, the content; None if it is too long
 
 
@@ -39,23 +45,45 @@ def tar_rows(stream: ByteStream, path: DataFile) -> Iterator[Raw | Rejected]:
         yield Rejected(source, row + 1, stream.damage or damage[0])
 
 
+class _Archive(tarfile.TarFile):
+    """An archive; `_Header` counts in it how many headers precede a file."""
+
+    headers = 0
+
+
 class _Header(tarfile.TarInfo):
-    """The header of a file in an archive. `tarfile` takes a damaged or missing one for the end; here it is an error."""
+    """The header of a file in an archive. `tarfile` takes a damaged or missing one for the end; here it is an error.
+
+    So is a long list of headers before one file, or one that is too long: `tarfile` reads each as a whole.
+    """
+
+    @classmethod
+    def frombuf(cls, buffer: bytes | bytearray, encoding: str, errors: str) -> Self:
+        found = super().frombuf(buffer, encoding, errors)
+        if found.type in EXTENSIONS and found.size > LONGEST_HEADER:
+            raise tarfile.ReadError(f"a header of {found.size} bytes")
+        return found
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
+        assert isinstance(archive, _Archive)
+        archive.headers += 1
         try:
+            if archive.headers > MOST_HEADERS:
+                raise tarfile.ReadError(f"more than {MOST_HEADERS} headers before one file")
             return super().fromtarfile(archive)
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # the end mark
             raise
         except tarfile.HeaderError as error:
             raise tarfile.ReadError(str(error)) from error
+        finally:
+            archive.headers -= 1
 
 
 def _members(stream: ByteStream, damage: list[str]) -> Iterator[Member]:
     """Yields the files of an archive up to its end or to the damage; a truncated file is left out."""
     try:
-        with tarfile.open(fileobj=stream.buffer, mode="r|", tarinfo=_Header) as archive:
+        with _Archive.open(fileobj=stream.buffer, mode="r|", tarinfo=_Header) as archive:
             for info in archive:
                 folder, _, base = info.name.rpartition("/")
                 if not info.isfile() or base.startswith(("._", "__")) or base == ".DS_Store":

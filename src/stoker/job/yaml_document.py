@@ -18,6 +18,7 @@ from stoker.job.key_paths import KeyPath, dotted
 from stoker.job.text_file import read_text
 
 MOST_VALUES = 50_000  # after aliases are written out, so that a few nested aliases cannot grow without end
+MOST_DEPTH = 100  # blocks and lists within each other, with the aliases written out
 COMMAND_LINE = "command line"
 
 # Characters that YAML's escapes can write, but that neither a path nor a tokenizer accepts.
@@ -128,7 +129,7 @@ def parse_document(text: str, file: str) -> JobDocument:
         message = f"character U+{ord(text[error.position]):04X} is not allowed in YAML"
         raise UserError(Problem(message, "remove it", file=file, line=line, column=column)) from error
     except RecursionError as error:
-        raise UserError(Problem("brackets or blocks are nested too deeply", file=file, line=1, column=1)) from error
+        raise UserError(_too_deep(file)) from error
     builder = _Builder(yaml, file)
     data = builder.build(root, ()) if root is not None else None
     if builder.problems:
@@ -174,6 +175,8 @@ class _Builder:
                 f"more than {MOST_VALUES:,} values", "write fewer aliases", file=self.file, line=1, column=1
             )
             raise UserError(place)
+        if len(self.open) > MOST_DEPTH:
+            raise UserError(_too_deep(self.file))
         if isinstance(node, ScalarNode):
             return self._scalar(node, path)
         if id(node) in self.open:
@@ -255,6 +258,10 @@ class _Builder:
     def _problem(self, node: Node, path: KeyPath, message: str, suggestion: str = "") -> None:
         line, column = _place(node)
         self.problems.append(Problem(message, suggestion, key=dotted(path), file=self.file, line=line, column=column))
+
+
+def _too_deep(file: str) -> Problem:
+    return Problem("brackets or blocks are nested too deeply", file=file, line=1, column=1)
 
 
 def _place(node: Node) -> tuple[int, int]:

@@ -24,6 +24,7 @@ LISTING = ".listing.json"  # in the folder: the objects that it represents
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 ADAPTER = "adapter_model.safetensors"
+DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # of an index
 SETTINGS = (".json", ".txt", ".model", ".jinja", ".py", ".tiktoken", ".vocab", ".bpe")
 WHOLE = (".gguf", ".model")  # a single file with one of these is a model, or a tokenizer
 # A web server has no listing: these are the file names of save_pretrained.
@@ -91,7 +92,7 @@ def _weights(folder: Path, names: Iterable[str]) -> list[str]:
         if single in names:
             return [single, *adapter]
         if index in names:
-            with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # refused when it is read
+            with suppress(OSError, *DAMAGE):  # refused when it is read
                 return sorted({*json.loads((folder / index).read_bytes())["weight_map"].values(), *adapter})
     return adapter
 
@@ -122,7 +123,7 @@ def _usual(url: str) -> dict[str, RemoteObject]:
         if index not in found:
             continue
         path, pin = node_cache().fetch(found[index])
-        with pin, suppress(ValueError, KeyError, TypeError, AttributeError):  # refused when it is read
+        with pin, suppress(*DAMAGE):  # refused when it is read
             for name in sorted(set(json.loads(path.read_bytes())["weight_map"].values())):
                 if PurePosixPath(name).name == name:
                     _add(found, top, name)

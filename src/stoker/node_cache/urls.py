@@ -8,6 +8,8 @@ from difflib import get_close_matches
 from pathlib import PurePosixPath
 from urllib.parse import urlsplit, urlunsplit
 
+from stoker.online_store.store_urls import shown_part, without_secret_parameters
+
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*://")  # with the colons of a chain, which is refused later
 LOCAL = ("file", "local")
 WEB = ("http", "https")
@@ -47,12 +49,16 @@ def scheme_of(url: str) -> str:
 
 def without_secrets(url: str) -> str:
     """Returns the URL for messages and records: without a password, and on the web without the query, which may contain
-    a signature. In other stores ``?`` and ``#`` are part of names, and the text before an ``@`` part of the place.
+    a signature. In other stores ``?`` and ``#`` are part of names, and the text before an ``@`` part of the place; of
+    the parameters of a Redis server only those without secrets are kept.
     """
     if scheme_of(url) in WEB:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            return shown_part(url)
         return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-    scheme, place, path = _split(url)
+    scheme, place, path = _split(without_secret_parameters(url))
     user, at, host = place.rpartition("@")
     return f"{scheme}{user.partition(':')[0]}{at}{host}{path}"
 
@@ -109,6 +115,10 @@ def url_problem(url: str) -> tuple[str, str] | None:
     scheme = scheme_of(url)
     if "::" in url or scheme in WRAPPERS:
         return f"{without_secrets(url)} leads to another URL", "write the one URL where the object is"
+    try:
+        urlsplit(url)
+    except ValueError as error:
+        return f"{without_secrets(url)} is not an address: {error}", "write it as https://host/path"
     try:
         get_filesystem_class(scheme)
     except ValueError:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stoker.online_store.row_backends import StoreError
+from stoker.online_store.row_backends import StoreError, open_inside
 
 KEY = "sha256"  # of a manifest: digests by file name
 
@@ -16,7 +16,7 @@ def digests_of(folder: Path, names: Iterable[str]) -> dict[str, str]:
     """Returns the digests of files, each of which is read once."""
     found = {}
     for name in names:
-        with (folder / name).open("rb") as file:
+        with open_inside(folder, name) as file:
             found[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return found
 
@@ -25,13 +25,12 @@ def check_files(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Checks that all files of an export are as they were written. Older exports have no digests.
 
     Raises:
-        StoreError: a file is missing or has other contents.
+        StoreError: a file is missing, has other contents, or is outside of the folder.
     """
     written = manifest.get(KEY, {})
+    if not isinstance(written, dict):
+        raise StoreError(f"{folder / 'manifest.json'} is damaged: {KEY} is not a list of files and their digests")
     for name, digest in written.items():
-        try:
-            (found,) = digests_of(folder, [name]).values()
-        except OSError as error:
-            raise StoreError(f"{folder / name} cannot be read: {error.strerror or error}") from error
+        (found,) = digests_of(folder, [name]).values()
         if found != digest:
             raise StoreError(f"{folder / name} has other contents than were exported: export the run again")

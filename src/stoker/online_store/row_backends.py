@@ -6,9 +6,12 @@ Imports nothing of Stoker; see `row_reader`.
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -19,6 +22,7 @@ import numpy as np
 FORMAT = 2  # of manifests and keys; those of format 1 have no default rows
 MAP_SIZE = 1 << 40  # maximum size of an LMDB file in bytes; the file is as long as its content
 STORED_TYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "int8": np.int8}
+WIDEST = 1 << 20  # numbers of a row
 _SCALE = 4  # bytes of the float32 behind an int8 row
 _SIGN = np.uint64(1 << 63)
 _Read = dict[int, tuple[np.ndarray, np.ndarray]]  # by table: which ids have rows, and these rows' bytes
@@ -69,9 +73,38 @@ def tables_of(manifest: Mapping[str, Any]) -> dict[str, StoredTable]:
     """Returns the tables of a manifest by name."""
     if manifest.get("format") not in (1, FORMAT):
         raise StoreError(f"the store has format {manifest.get('format')}, and this reader reads 1 and {FORMAT}")
-    entries = enumerate(manifest["tables"])
-    tables = [StoredTable(n, e["name"], e["width"], e["dtype"], tuple(e.get("default", ()))) for n, e in entries]
-    return {table.name: table for table in tables}
+    with _damage_of("the manifest"):
+        entries = enumerate(manifest["tables"])
+        tables = [StoredTable(n, e["name"], e["width"], e["dtype"], tuple(e.get("default", ()))) for n, e in entries]
+        for table in tables:
+            if table.dtype not in STORED_TYPES or not 0 < table.width <= WIDEST:
+                raise ValueError(f"the type or the width of table {table.name}")
+            if np.array(table.default, float).shape not in ((0,), (table.width,)):
+                raise ValueError(f"the default row of table {table.name}")
+        return {table.name: table for table in tables}
+
+
+@contextmanager
+def _damage_of(what: str) -> Iterator[None]:
+    """Raises StoreError for content of another form than an export has."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, OSError) as error:
+        raise StoreError(f"{what} is damaged: {type(error).__name__}: {error}") from error
+
+
+def open_inside(folder: Path, name: str) -> BufferedReader:
+    """Opens a regular file of an export. Raises StoreError for a name that leads out of the folder."""
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise StoreError(f"{folder / 'manifest.json'} names a file outside of its folder: {name}")
+    try:
+        descriptor = os.open(folder / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # does not wait at a FIFO
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return os.fdopen(descriptor, "rb")
+        os.close(descriptor)
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{folder / name} cannot be read: {error}") from error
+    raise StoreError(f"{folder / name} is not a regular file")
 
 
 class FolderBackend:
@@ -80,8 +113,9 @@ class FolderBackend:
     def __init__(self, place: str) -> None:
         self._path = Path(place)
         try:
-            self._manifest = json.loads((self._path / "manifest.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            with open_inside(self._path, "manifest.json") as file:
+                self._manifest = dict(json.load(file))
+        except (StoreError, OSError, ValueError, TypeError, RecursionError) as error:
             raise StoreError(f"{place} is not an export of a ranking model: {error}") from error
         self._shards: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
@@ -92,10 +126,12 @@ class FolderBackend:
         return dict(self._manifest)
 
     def file(self, version: int, name: str) -> bytes:
-        return (self._path / name).read_bytes()
+        with open_inside(self._path, name) as file:
+            return file.read()
 
     def read(self, version: int, wanted: Mapping[StoredTable, np.ndarray]) -> tuple[int, str | None, _Read]:
-        return 0, "0", {table.number: self._rows(table, ids) for table, ids in wanted.items()}
+        with _damage_of(str(self._path)):
+            return 0, "0", {table.number: self._rows(table, ids) for table, ids in wanted.items()}
 
     def _rows(self, table: StoredTable, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         found, parts = np.zeros(len(ids), bool), [np.empty((0, table.row_bytes), np.uint8)]
@@ -103,22 +139,25 @@ class FolderBackend:
             begin, end = np.searchsorted(ids, shard["first"]), np.searchsorted(ids, shard["last"], side="right")
             if begin == end:
                 continue
-            have, rows = self._shard(shard["file"])
+            have, rows = self._shard(shard["file"], table.row_bytes)
             at = np.searchsorted(have, ids[begin:end]).clip(max=len(have) - 1)
             there = have[at] == ids[begin:end]
             found[begin:end] = there
             parts.append(rows[at[there]])
         return found, np.concatenate(parts)
 
-    def _shard(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+    def _shard(self, name: str, row_bytes: int) -> tuple[np.ndarray, np.ndarray]:
         if name not in self._shards:
-            path = self._path / name
-            with path.open("rb") as file:
-                size = int.from_bytes(file.read(8), "little")
+            with open_inside(self._path, name) as file:
+                size, whole = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
+                if size > whole - 8:
+                    raise StoreError(f"{self._path / name} is damaged: its header is longer than the file")
                 header = json.loads(file.read(size))
-            raw = np.memmap(path, np.uint8, "r", offset=8 + size)
+                raw = np.memmap(file, np.uint8, "r", offset=8 + size)
             (a, b), (c, d) = header["ids"]["data_offsets"], header["rows"]["data_offsets"]
-            self._shards[name] = raw[a:b].view(np.int64), raw[c:d].reshape((b - a) // 8, -1)
+            if not (0 <= a < b <= len(raw) and 0 <= c <= d <= len(raw)):
+                raise StoreError(f"{self._path / name} is damaged: its header has places outside of the file")
+            self._shards[name] = raw[a:b].view(np.int64), raw[c:d].reshape((b - a) // 8, row_bytes)
         return self._shards[name]
 
 

@@ -11,6 +11,7 @@ from stoker.errors import Problem, RunFailed, UserError
 from stoker.online_store.lmdb_writer import LmdbWriter
 from stoker.online_store.redis_writer import RedisWriter
 from stoker.online_store.row_backends import StoreError
+from stoker.online_store.store_urls import shown_part, without_secret_parameters
 
 SCHEMES = ("lmdb", "redis", "rediss", "unix")
 PACKAGES = ("lmdb", "redis")
@@ -87,8 +88,14 @@ def keep_newest(writer: StoreWriter, keep: int) -> list[int]:
 
 def shown_place(place: str) -> str:
     """Returns a folder or URL without its password."""
-    parts = urlsplit(place)
-    if "://" not in place or parts.password is None:
+    if "://" not in place:
+        return place
+    place = without_secret_parameters(place)
+    try:
+        parts = urlsplit(place)
+    except ValueError:
+        return shown_part(place)
+    if parts.password is None:
         return place
     return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{parts.netloc.rpartition('@')[2]}"))
 

@@ -6,6 +6,7 @@ import shlex
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -72,16 +73,16 @@ class _AccountRoutes:
 
     async def login(self, request: Request) -> Any:
         """Begins a session for the user of a token."""
-        now = time.monotonic()
+        token = text_of(await read_object(request), "token", most=4096)
+        now = time.monotonic()  # from here on nothing waits, so that requests sent together are counted one by one
         self._wrong = {place: times for place, times in self._wrong.items() if now - times[-1] < WITHIN}
         address = request.client.host if request.client is not None else ""
-        times = self._wrong.get(address, deque(maxlen=TRIES))
+        times: Sequence[float] = self._wrong.get(address, ())
         if len(times) == TRIES and now - times[0] < WITHIN:
             raise http_error(429, "too many wrong tokens", retry_after=int(WITHIN))
-        account = self.page.accounts.of_token(text_of(await read_object(request), "token", most=4096))
+        account = self.page.accounts.of_token(token)
         if account is None:
-            times.append(now)
-            self._wrong[address] = times
+            self._wrong.setdefault(address, deque(maxlen=TRIES)).append(now)
             self.page.audit.write("", "login refused")
             raise http_error(401, "unknown token")
         session, cookie = self.page.accounts.begin(account)

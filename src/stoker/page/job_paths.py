@@ -172,11 +172,13 @@ def _shown(text: str) -> str:
 
 def _names_file(words: list[str], value: str, base: Path) -> bool:
     """Returns whether a text at some keys names a file: it looks like a path, or a file of that name exists."""
+    named = bool(set(words[-1:]) & NAMED)
     if "\n" in value or len(value) > 4096:
-        return False
+        # A text; but not where a pattern is expected, whose character class may contain a line feed.
+        return (named and words[-1] != "template") or os.path.lexists(base / value)
     if URL.match(value):
         return not is_remote(value) or _leads_on(value)
-    parts, named = value.replace("\\", "/").split("/"), set(words[-1:]) & NAMED
+    parts = value.replace("\\", "/").split("/")
     looked_for = (named and words[-1] != "template") or ("/" in value and not re.search(r"\s", value))
     if words[-1:] in WRITTEN or (looked_for and PATTERN.search(value)):
         return True  # a pattern may match files although no file has its name

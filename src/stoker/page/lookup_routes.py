@@ -64,7 +64,7 @@ class _LookupRoutes:
         limit = number_of(query, "limit", default=20, least=1, most=SHOWN)
         try:
             features = Features.from_json(json.loads(read_file(asked.folder.path / FEATURES)))
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise not_found("the run has no features: it is not a ranking model, or did not start") from error
         found = list(islice(self._log(asked.folder), offset, offset + limit))
         columns = [{"name": column.name, "kind": column.kind} for column in features.columns if column.stored]

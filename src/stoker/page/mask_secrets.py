@@ -6,15 +6,9 @@ import os
 import re
 from typing import Any, BinaryIO
 
-from stoker.node_cache.urls import WEB
+from stoker.node_cache.masked_urls import mask_urls
 
 _LINE_END = re.compile(rb"[\r\n]")
-_PLACE = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]*)://(?P<user>[^\s/'\":@]*)(?P<password>:[^\s/'\"]*)?@")
-_QUERY = re.compile(
-    r"(?P<key>[?&](?:sig|signature|token|access_token|password|api[_-]?key|policy|key-pair-id|awsaccesskeyid"
-    r"|googleaccessid|ossaccesskeyid|x-(?:amz|goog|oss)-[\w-]+)=)[^\s&'\"#,}\]]+",
-    re.IGNORECASE,
-)
 
 
 def mask_secrets(value: Any) -> Any:
@@ -23,16 +17,7 @@ def mask_secrets(value: Any) -> Any:
         return {key: mask_secrets(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [mask_secrets(inner) for inner in value]
-    if not isinstance(value, str) or ("://" not in value and "=" not in value):
-        return value
-    return _QUERY.sub(r"\g<key>***", _PLACE.sub(_of_place, value))
-
-
-def _of_place(match: re.Match[str]) -> str:
-    scheme, user, password = match["scheme"], match["user"], match["password"]
-    if scheme.lower() in WEB:
-        return f"{scheme}://***@"
-    return match[0] if password is None else f"{scheme}://{user}:***@"
+    return mask_urls(value) if isinstance(value, str) else value
 
 
 def masked_part(file: BinaryIO, offset: int, most: int) -> tuple[str, int]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from types import NoneType
 from typing import Any
@@ -12,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from pydantic_core import from_json
+
+from stoker.json_values import json_or_none
 
 MOST_COLUMNS = 256
 Numbers = NDArray[np.float64]
@@ -72,16 +73,8 @@ def _objects(lines: Sequence[bytes]) -> list[dict[str, Any]]:
     except ValueError:
         found = []
     if len(found) != len(whole):
-        found = list(_each(whole))
+        found = list(map(json_or_none, whole))
     return [values for values in found if isinstance(values, dict)]
-
-
-def _each(lines: Sequence[bytes]) -> Iterator[Any]:
-    for line in lines:
-        try:
-            yield json.loads(line)
-        except (ValueError, RecursionError):
-            continue
 
 
 def _numbers(values: Sequence[Any]) -> Numbers | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 from stoker.files import no_link
+from stoker.json_values import json_or_none
 
 TAIL = 64 << 10  # bytes of a file that are read
 
@@ -22,12 +22,4 @@ def newest_lines(path: Path, count: int) -> list[dict[str, Any]]:
     except OSError:
         return []
     whole = lines[1 if size > TAIL else 0 : -1]  # the last one may be being written
-    found = []
-    for line in whole[-count:]:
-        try:
-            values = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(values, dict):
-            found.append(values)
-    return found
+    return [values for line in whole[-count:] if isinstance(values := json_or_none(line), dict)]

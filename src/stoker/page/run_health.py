@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from stoker.json_values import finite_number
 from stoker.page.metric_series import MetricSeries
 from stoker.runs.goodput import Goodput
 from stoker.runs.listing import state_of
@@ -127,15 +127,3 @@ def _faults(folder: RunFolder, events: list[dict[str, Any]]) -> Health:
         return Health("faults", "warn", dict(counts), "health.faults.interrupted")
     level: Level = "warn" if counts else "ok"
     return Health("faults", level, dict(counts), f"health.faults.{level}")
-
-
-def whole_number(value: Any) -> int:
-    """Returns the integer part of a finite number; 0 for other values."""
-    found = finite_number(value)
-    return int(found) if found is not None else 0
-
-
-def finite_number(value: Any) -> float | None:
-    """Returns a finite number; None for any other value that a file may have in its place."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if is_number else None

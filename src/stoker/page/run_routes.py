@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import time
@@ -19,6 +18,7 @@ from starlette.routing import Route
 
 from stoker.errors import UserError
 from stoker.files import no_link
+from stoker.json_values import json_or_none
 from stoker.page.detached_process import DetachedProcess
 from stoker.page.guard import cookie_name, number_of
 from stoker.page.job_paths import is_inside
@@ -314,10 +314,5 @@ def _new_lines(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     with open(path, "rb", opener=no_link) as file:
         file.seek(offset)
         whole, newline, _ = file.read(16 << 20).rpartition(b"\n")
-    found = []
-    for line in whole.split(b"\n") if newline else []:
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
+    found = map(json_or_none, whole.split(b"\n") if newline else [])
     return [each for each in found if isinstance(each, dict)], offset + len(whole) + len(newline)

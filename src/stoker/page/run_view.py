@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 from dataclasses import asdict
@@ -16,10 +15,11 @@ from stoker.files import read_file
 from stoker.job.key_paths import flat
 from stoker.job.task_spec import TASKS
 from stoker.job.yaml_document import parse_document
+from stoker.json_values import finite_number, json_or_none, whole_number
 from stoker.page.mask_secrets import mask_secrets
 from stoker.page.metric_series import SeriesCache
 from stoker.page.metric_tail import newest_lines
-from stoker.page.run_health import RECENT, Health, finite_number, health_of, whole_number
+from stoker.page.run_health import RECENT, Health, health_of
 from stoker.page.run_index import id_of, is_run_file
 from stoker.page.stage_views import parents_of, stages_of
 from stoker.runs.goodput import OF_STEPS, Goodput, goodput
@@ -131,6 +131,7 @@ def _glance(folder: RunFolder, events: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns the summary from the run's files; ``speed`` is the median of its newest steps, in seconds."""
     begun = [event for event in events if event.get("event") in ("started", "resumed")]
     started = begun[-1] if begun else {}
+    evaluated: dict[str, Any] = next((event for event in reversed(events) if event.get("event") == "evaluated"), {})
     newest = newest_lines(folder.metrics, RECENT)
     last = newest[-1] if newest else {}
     seconds = [found for line in newest if (found := finite_number(line.get("seconds"))) is not None]
@@ -143,8 +144,8 @@ def _glance(folder: RunFolder, events: list[dict[str, Any]]) -> dict[str, Any]:
         "step": whole_number(last.get("step")),
         "steps": whole_number(started.get("steps")),
         "loss": finite_number(last.get("loss")),
-        "held_out_loss": next((e.get("loss") for e in reversed(events) if e.get("event") == "evaluated"), None),
-        "started": begun[0].get("time") if begun else None,
+        "held_out_loss": finite_number(evaluated.get("loss")),
+        "started": finite_number(begun[0].get("time")) if begun else None,
         "updated": max((p.stat().st_mtime for p in (folder.events, folder.metrics) if p.exists()), default=None),
         "speed": float(np.median(seconds)) if seconds else None,
     }
@@ -179,7 +180,7 @@ def _formats(values: Any) -> list[str]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(read_file(path)) if is_run_file(path) else {}
-        return found if isinstance(found, dict) else {}
-    except (OSError, ValueError):
+        found = json_or_none(read_file(path)) if is_run_file(path) else None
+    except OSError:
         return {}
+    return found if isinstance(found, dict) else {}

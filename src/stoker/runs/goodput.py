@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.json_values import finite_number
 from stoker.runs.run_folder import STARTS, RunFolder, read_lines
 
 Cause = Literal[
@@ -35,11 +36,11 @@ WORDS: dict[Cause, str] = {
 ENDS = ("done", "stopped")  # on purpose: the time after them does not count
 # The durations in events. That of a checkpoint is in the step after it, or in the end of the run.
 TOOK: dict[str, Callable[[dict[str, Any]], dict[Cause, float]]] = {
-    "evaluated": lambda event: {"evaluation": event.get("seconds", 0.0)},
+    "evaluated": lambda event: {"evaluation": finite_number(event.get("seconds")) or 0.0},
     "sampled": lambda _: {"evaluation": math.inf},
-    "not_finite": lambda event: {"recomputation": event.get("seconds", 0.0)},
-    "done": lambda event: {"checkpoint": event.get("stall", 0.0)},
-    "stopped": lambda event: {"checkpoint": event.get("stall", 0.0)},
+    "not_finite": lambda event: {"recomputation": finite_number(event.get("seconds")) or 0.0},
+    "done": lambda event: {"checkpoint": finite_number(event.get("stall")) or 0.0},
+    "stopped": lambda event: {"checkpoint": finite_number(event.get("stall")) or 0.0},
 }
 FAULTS = (
     "failed",
@@ -231,11 +232,12 @@ def _steps(columns: Mapping[str, Numbers], *, repeated: bool) -> tuple[Numbers, 
 
 def _number(value: Any) -> float:
     """Returns a field of a line as a number; NaN for other values."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    found = finite_number(value)
+    return math.nan if found is None else found
 
 
 def _events(folder: RunFolder) -> Iterator[_Record]:
     for event in folder.read_events():
-        name, at = event.get("event", ""), _number(event.get("time"))
-        if (name in TOOK or name in (*STARTS, *FAULTS)) and at > 0:
-            yield _Record(at, name, TOOK.get(name, lambda _: {})(event), event.get("began"))
+        name, at = event.get("event"), _number(event.get("time"))
+        if isinstance(name, str) and (name in TOOK or name in (*STARTS, *FAULTS)) and at > 0:
+            yield _Record(at, name, TOOK.get(name, lambda _: {})(event), finite_number(event.get("began")))

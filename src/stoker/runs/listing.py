@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stoker.json_values import finite_number, whole_number
 from stoker.runs.goodput import Goodput, goodput
 from stoker.runs.run_folder import ENDS, RunFolder
 
@@ -47,7 +48,7 @@ def summarise(folder: RunFolder) -> RunSummary:
     """Returns the state of a run from its events and metrics."""
     events, metrics = folder.read_events(), folder.read_metrics()
     started: dict[str, Any] = next((e for e in reversed(events) if e.get("event") in ("started", "resumed")), {})
-    held_out = [e.get("loss") for e in events if e.get("event") == "evaluated"]
+    held_out = [finite_number(e.get("loss")) for e in events if e.get("event") == "evaluated"]
     last = metrics[-1] if metrics else {}
     newest = max((p.stat().st_mtime for p in (folder.events, folder.metrics) if p.exists()), default=time.time())
     return RunSummary(
@@ -55,9 +56,9 @@ def summarise(folder: RunFolder) -> RunSummary:
         state=state_of(folder, events),
         task=str(started.get("task", "")),
         model=str(started.get("model", "")),
-        step=int(last.get("step", 0)),
-        steps=int(started.get("steps", 0)),
-        loss=last.get("loss"),
+        step=whole_number(last.get("step")),
+        steps=whole_number(started.get("steps")),
+        loss=finite_number(last.get("loss")),
         held_out_loss=held_out[-1] if held_out else None,
         age=time.time() - newest,
         goodput=goodput(folder),

@@ -133,7 +133,7 @@ def read_comparison(folder: RunFolder) -> PredictionRecord | None:
         return PredictionRecord(
             predicted, data["why_not"], MeasuredRun(**data["measured"]) if data["measured"] else None
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

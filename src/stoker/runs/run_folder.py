@@ -31,6 +31,7 @@ from filelock import FileLock, Timeout
 from stoker.errors import DiskFailed, Problem, UserError
 from stoker.files import free_name, no_link, open_regular, read_file, replace_file, write_all
 from stoker.job.run_records import LOCK
+from stoker.json_values import json_or_none
 from stoker.runs.output_folder import output_problem
 
 # Events that define the state of training; others, such as `exported`, can follow them.
@@ -284,11 +285,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
     for line in content.split(b"\n"):
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
+        if isinstance(value := json_or_none(line), dict):
             yield value
 
 

@@ -6,8 +6,10 @@ The schema's patterns are those of the package regex and have the time limit of 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,11 @@ from stoker.scoring.patterns import compiled, is_found
 from stoker.scoring.scorer import Score, Scorer, require_package
 
 FENCE = "```"
+TOO_DEEP = "the JSON schema is nested too deeply"
+MOST_REFERENCES = 100_000  # followed for one answer: references to references can multiply without end
+REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+
+_followed: ContextVar[Iterator[int]] = ContextVar("_followed")  # counts the references of an answer
 
 
 def json_schema_scorer(name: str, argument: str, base: Path) -> Scorer:
@@ -42,6 +49,8 @@ def _fits_own(answer: str, row: AnswerRow) -> Score:
         schema = json.loads(schema) if isinstance(schema, str) else schema
     except ValueError as error:
         raise UserError(row.problem(f"the expected value is not valid JSON: {error}")) from error
+    except RecursionError as error:
+        raise UserError(row.problem(TOO_DEEP)) from error
     place = f"{row.source}:{row.row}"
     return Score(_fits(_validator(schema, place), answer, place))
 
@@ -59,12 +68,14 @@ def _validator(schema: Any, place: str) -> Any:
         kind.check_schema(schema)
     except SchemaError as error:
         raise UserError(Problem(f"not a JSON schema: {reason_of(error)}", file=place)) from error
+    except RecursionError as error:
+        raise UserError(Problem(TOO_DEEP, file=place)) from error
     return _with_time_limit(kind)(schema, registry=Registry())
 
 
 @cache
 def _with_time_limit(kind: Any) -> Any:
-    """Returns a draft's validator whose patterns have a time limit."""
+    """Returns a draft's validator with limits: a time for its patterns, a number of references for each answer."""
     from jsonschema.validators import extend
 
     keywords = {
@@ -72,7 +83,19 @@ def _with_time_limit(kind: Any) -> Any:
         "patternProperties": _pattern_properties,
         "additionalProperties": _additional_properties,
     }
+    keywords |= {name: _counted(kind.VALIDATORS[name]) for name in REFERENCES if name in kind.VALIDATORS}
     return extend(kind, {name: own for name, own in keywords.items() if name in kind.VALIDATORS})
+
+
+def _counted(follow: Callable[..., Iterable[Exception] | None]) -> Callable[..., Iterator[Exception]]:
+    """Returns the check of a reference, which raises UserError beyond `MOST_REFERENCES`."""
+
+    def check(validator: Any, reference: str, value: Any, schema: Any) -> Iterator[Exception]:
+        if next(_followed.get()) >= MOST_REFERENCES:
+            raise UserError(f"the JSON schema needs more than {MOST_REFERENCES:,} references for one answer")
+        yield from follow(validator, reference, value, schema) or ()
+
+    return check
 
 
 def _pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Exception]:
@@ -109,6 +132,7 @@ def _fits(validator: Any, answer: str, place: str) -> float:
 
     try:
         value = json.loads(_without_fence(answer.strip()), parse_constant=refuse_constant)
+        _followed.set(count())
         with placed_errors(lambda problem: Problem(problem.message, problem.suggestion, file=place)):
             return float(validator.is_valid(value))
     except (ValueError, OverflowError, RecursionError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -19,13 +20,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import Problem, RunFailed, UserError
+from stoker.errors import Problem, RunFailed, UserError, reason_of
 from stoker.files import has_input
 from stoker.hardware.parent_process import die_with_parent
 
 ROWS = 16  # concurrent answers of llama.cpp
 START_SECONDS = 900.0
 POLL = 0.2  # seconds between polls of a starting server
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")  # without an owner for the hub's oldest models
 
 
 @dataclass(frozen=True)
@@ -149,18 +151,23 @@ def _vllm_words(arguments: argparse.Namespace) -> list[str]:
 def _config_of(adapter: Path) -> dict[str, Any]:
     try:
         found = json.loads((adapter / "adapter_config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{adapter}/adapter_config.json cannot be read: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{adapter}/adapter_config.json cannot be read: {reason_of(error)}") from error
     return found if isinstance(found, dict) else {}
 
 
 def _base_of(adapter: Path) -> str:
+    """Returns the folder or hub id of an adapter's model. vLLM would read other texts as options or addresses."""
     named = _config_of(adapter).get("base_model_name_or_path")
     if not isinstance(named, str) or not named:
-        raise UserError(
-            Problem(f"{adapter}: its adapter_config.json has no base_model_name_or_path", "name it with --base MODEL")
-        )
-    return named
+        what = f"{adapter}: its adapter_config.json has no base_model_name_or_path"
+    elif "\0" not in named and Path(named).is_dir():
+        return str(Path(named).resolve())
+    elif _HUB_NAME.fullmatch(named):
+        return named
+    else:
+        what = f"{adapter}: the model that its adapter_config.json names is neither a folder nor an id of the hub"
+    raise UserError(Problem(what, "name it with --base MODEL"))
 
 
 def server_to_start(arguments: argparse.Namespace) -> ExternalServer:

@@ -14,6 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from stoker.errors import RunFailed, UserError, reason_of
+from stoker.serve.timed_protocol import TimedProtocol
 
 BACKLOG = 512
 
@@ -81,6 +82,32 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
+def config_of(app: ASGIApp, *, tls: Tls | None, seconds: float) -> uvicorn.Config:
+    """Returns uvicorn's configuration, loaded.
+
+    Raises:
+        UserError: the key and the certificate cannot be used.
+    """
+    config = uvicorn.Config(
+        app,
+        http=TimedProtocol,
+        log_level="error",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        proxy_headers=False,  # a client on this machine could give itself any address
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=max(1, int(seconds)),
+        ssl_keyfile=str(tls.key) if tls else None,
+        ssl_certfile=str(tls.certificate) if tls else None,
+    )
+    try:
+        config.load()
+    except OSError as error:  # SSLError is one
+        raise UserError(f"the key and the certificate cannot be used: {reason_of(error)}") from error
+    return config
+
+
 def serve(app: ASGIApp, bound: socket.socket, *, tls: Tls | None, seconds: float, drain: Callable[[], None]) -> None:
     """Serves until SIGTERM or SIGINT, then finishes the current requests.
 
@@ -88,22 +115,7 @@ def serve(app: ASGIApp, bound: socket.socket, *, tls: Tls | None, seconds: float
         seconds: timeout of these requests.
         drain: called at the signal.
     """
-    try:
-        config = uvicorn.Config(
-            app,
-            log_level="error",
-            access_log=False,
-            lifespan="off",
-            server_header=False,
-            timeout_keep_alive=30,
-            timeout_graceful_shutdown=max(1, int(seconds)),
-            ssl_keyfile=str(tls.key) if tls else None,
-            ssl_certfile=str(tls.certificate) if tls else None,
-        )
-        config.load()
-    except OSError as error:  # SSLError is one
-        raise UserError(f"the key and the certificate cannot be used: {reason_of(error)}") from error
-    server = _Server(config, address_of(bound, tls), drain)
+    server = _Server(config_of(app, tls=tls, seconds=seconds), address_of(bound, tls), drain)
     server.run(sockets=[bound])
     if not server.started:
         raise RunFailed("the server did not start")

@@ -9,7 +9,7 @@ import json
 import re
 import secrets
 import string
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,7 +121,9 @@ def _read_xml(text: str, schemas: Mapping[str, Any]) -> list[ToolCall]:
     found = re.fullmatch(r"\s*<function=([^>\s]+)>(.*)</function>\s*", text, re.DOTALL)
     if found is None:
         raise ValueError("no call")
-    pairs = re.findall(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", found[2], re.DOTALL)
+    # Without text after the last end mark and with names of limited length, the search takes linear time.
+    body = found[2][: found[2].rfind("</parameter>") + len("</parameter>")]
+    pairs = re.findall(r"<parameter=([^>\s]{1,256})>\n?(.*?)\n?</parameter>", body, re.DOTALL)
     return [ToolCall(found[1], _dumped({key: _value(text, key, schemas.get(found[1])) for key, text in pairs}))]
 
 
@@ -130,10 +132,19 @@ def _read_glm(text: str, schemas: Mapping[str, Any]) -> list[ToolCall]:
     name = text.split("<arg_key>", maxsplit=1)[0].strip()
     if not re.fullmatch(r"[\w.:-]+", name):
         raise ValueError("no call")
-    pairs = re.findall(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", text, re.DOTALL)
-    return [
-        ToolCall(name, _dumped({key.strip(): _value(value, key.strip(), schemas.get(name)) for key, value in pairs}))
-    ]
+    schema = schemas.get(name)
+    return [ToolCall(name, _dumped({key: _value(value, key, schema) for key, value in _glm_pairs(text)}))]
+
+
+def _glm_pairs(text: str) -> Iterator[tuple[str, str]]:
+    """Yields the keys and values of a call, in linear time."""
+    at = 0
+    while (begin := text.find("<arg_key>", at)) >= 0 and (end := text.find("</arg_key>", begin)) >= 0:
+        at = end + len("</arg_key>")
+        if mark := re.compile(r"\s*<arg_value>").match(text, at):
+            if (at := text.find("</arg_value>", mark.end())) < 0:
+                return
+            yield text[begin + len("<arg_key>") : end].strip(), text[mark.end() : at]
 
 
 def _value(text: str, key: str, schema: Any) -> Any:

@@ -135,7 +135,7 @@ def read_lineage(folder: RunFolder) -> Lineage | None:
     try:
         values = json.loads(read_file(folder.lineage))
         return Lineage(dict(values["job"]), dict(values["inputs"]), int(values.get("version", 1)))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

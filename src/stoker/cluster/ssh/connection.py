@@ -89,7 +89,7 @@ class Connection:
 
     def words(self, script: str) -> list[str]:
         """Returns the command that runs a script there, whatever the user's login shell."""
-        return [*self.ssh, self.destination, f"sh -c {shlex.quote(script)}"]
+        return [*self.ssh, "--", self.destination, f"sh -c {shlex.quote(script)}"]
 
     def run(self, script: str, *, given: Given = b"", timeout: float | None = None) -> bytes:
         try:
@@ -102,7 +102,7 @@ class Connection:
     def real_name(self) -> str:
         """Returns the host's name or address as ssh's configuration has it (`HostName`)."""
         port = ["-p", str(self.port)] if self.port is not None else []
-        words = ["ssh", *self.settings.words(), *port, "-G", self.destination]
+        words = ["ssh", *self.settings.words(), *port, "-G", "--", self.destination]
         try:
             lines = finished(words, self.name, b"", 30).decode().splitlines()
         except ShellFailed as error:
@@ -111,7 +111,7 @@ class Connection:
 
     def close(self) -> None:
         """Closes the shared connection that stays open for later commands."""
-        words = [*self.ssh, "-O", "exit", self.destination]
+        words = [*self.ssh, "-O", "exit", "--", self.destination]
         subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
 
 

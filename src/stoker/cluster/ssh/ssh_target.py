@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from stoker.cluster.chosen_target import ChosenTarget
 from stoker.cluster.log_files import LogPlace, read_logs, run_logs
@@ -22,7 +21,7 @@ from stoker.cluster.send import link_script, missing_script, quoted, send
 from stoker.cluster.shell import ShellFailed, on_all
 from stoker.cluster.ssh.connection import Connection, SshSettings
 from stoker.cluster.ssh.host_addresses import with_address
-from stoker.cluster.ssh.host_file import Host, chosen_hosts, parse_host, parse_host_file
+from stoker.cluster.ssh.host_file import Host, chosen_hosts, parse_host, parse_host_file, recorded_host
 from stoker.cluster.ssh.options import option_problems
 from stoker.cluster.start_script import (
     ENVIRONMENT,
@@ -38,7 +37,7 @@ from stoker.cluster.start_script import (
 )
 from stoker.cluster.submission import SECRET, SentFile, Submission
 from stoker.cluster.target import Status
-from stoker.errors import CannotRun, Problem, RunFailed, UserError
+from stoker.errors import CannotRun, Problem, RunFailed, UserError, reason_of
 from stoker.job.targets.ssh import SshBlock
 from stoker.job.text_file import read_text
 
@@ -355,13 +354,15 @@ def _listed(chosen: ChosenTarget, block: SshBlock) -> list[Host]:
 
 
 def _hosts_of(record: Record) -> list[Host]:
-    """Returns the hosts of a submitted job."""
+    """Returns the hosts of a submitted job.
 
-    def of(values: dict[str, Any]) -> Host:
-        slots = values["slots"]
-        return Host(**{**values, "slots": None if slots is None else tuple(slots)})
-
-    return [of(values) for values in record.handle["hosts"]]
+    Raises:
+        UserError: the record, which may come from another machine, has none that ssh could be given.
+    """
+    try:
+        return [recorded_host(values) for values in record.handle["hosts"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"the record of {record.name} is damaged: {reason_of(error)}") from error
 
 
 def _commented(text: str) -> list[str]:

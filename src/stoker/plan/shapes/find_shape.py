@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from stoker.errors import Problem, UserError
+from stoker.errors import Problem, UserError, reason_of
 from stoker.plan.shape import Shape
 from stoker.plan.shapes.model_names import known_shape, shape_named
 from stoker.plan.shapes.shape_of_config import shape_of_config
@@ -40,6 +40,8 @@ def _shape_of_file(path: Path, *, name: str = "") -> Shape:
     except json.JSONDecodeError as error:
         text = f"the configuration is not valid JSON: {error.msg}"
         raise UserError(Problem(text, file=str(path), line=error.lineno, column=error.colno)) from error
+    except (ValueError, RecursionError) as error:  # a number with too many digits, or too many brackets
+        raise UserError(Problem(f"the configuration cannot be read: {reason_of(error)}", file=str(path))) from error
     if not isinstance(config, dict):
         raise UserError(Problem("the configuration is not a JSON object", file=str(path)))
     return shape_of_config(config, name=name or path.parent.name, place=str(path))

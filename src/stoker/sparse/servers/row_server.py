@@ -32,7 +32,7 @@ STATE = ("ids", "values", "optimizer", "seen", "last", "removed", "buckets", "sk
 _BACKLOG = 128
 _AGAIN = 0.1  # seconds until connections are accepted again after an error
 _REMEMBERED = 1000  # maximum number of remembered runs whose rows were dropped
-_STRANGERS = 64  # maximum of unauthenticated connections
+_STRANGERS = 64  # maximum of unauthenticated connections; a further one ends the oldest
 _LOCK, _RUN = "table-server.lock", "run.json"  # beside the folders of rows
 _ROWS = ("layout-*", "rows")
 
@@ -68,7 +68,7 @@ class RowServer:
         self._shards: list[ServedShard] = []
         self._dropped: list[str] = []  # names of runs whose rows were dropped
         self._connected: set[socket.socket] = set()
-        self._strangers: set[socket.socket] = set()
+        self._strangers: dict[socket.socket, None] = {}  # the oldest first
         self._taken = _take(folder)
         if (folder / _RUN).exists():
             run = json.loads((folder / _RUN).read_text())
@@ -85,10 +85,11 @@ class RowServer:
                     return
                 time.sleep(_AGAIN)  # too many files are open, or the trainer's network failed
                 continue
-            if len(self._strangers) >= _STRANGERS:
-                connection.close()
-                continue
-            self._strangers.add(connection)
+            for oldest in list(self._strangers)[: max(0, len(self._strangers) - _STRANGERS + 1)]:
+                self._strangers.pop(oldest, None)
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._strangers[connection] = None
             threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
     def close(self) -> None:
@@ -110,7 +111,7 @@ class RowServer:
         self._connected.add(connected)
         try:
             connection = ServerConnection(connected, self._secret, dialled=False)
-            self._strangers.discard(connected)
+            self._strangers.pop(connected, None)
             try:
                 self._converse(connection)
             except (UserError, ValueError) as error:
@@ -124,7 +125,7 @@ class RowServer:
         except (OSError, PeerRefused):
             pass
         finally:
-            self._strangers.discard(connected)
+            self._strangers.pop(connected, None)
             self._connected.discard(connected)
             connected.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import socket
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Self
@@ -16,7 +17,7 @@ from stoker.frames import LARGEST, LENGTH, Greeting, PeerRefused, Seal
 Address = tuple[str, int]
 Message = dict[str, Any]
 DTYPES = ("<i8", "<i4", "<f8", "<f4", "<f2", "|i1")
-GREETING = 10.0  # seconds for the proof of the secret
+GREETING = 10.0  # seconds for the proof of the secret, in all
 LOST = 60  # seconds of silence after which the connection ends; the host of a busy process still answers keepalives
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 9}  # seconds, seconds, times: LOST
 MOST = 2**36  # bytes of the arrays of a message
@@ -41,11 +42,12 @@ class ServerConnection:
     def __init__(self, connection: socket.socket, secret: bytes, *, dialled: bool) -> None:
         self._connection = connection
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.settimeout(GREETING)
+        until = time.monotonic() + GREETING
         greeting = Greeting(secret, dialled=dialled)
+        connection.settimeout(GREETING)
         connection.sendall(greeting.first)
         while greeting.seal is None:
-            connection.sendall(greeting.answer(bytes(self._read(greeting.wants))))
+            connection.sendall(greeting.answer(bytes(self._read(greeting.wants, until))))
         self._seal: Seal = greeting.seal
         connection.settimeout(None)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -114,10 +116,17 @@ class ServerConnection:
         head = bytes(self._read(LENGTH.size))
         return self._seal.payload(head, bytes(self._read(Seal.length(head))))
 
-    def _read(self, size: int) -> bytearray:
+    def _read(self, size: int, until: float | None = None) -> bytearray:
+        """Returns the next bytes.
+
+        Args:
+            until: when they must have come, by the monotonic clock; None for no limit.
+        """
         data, at = bytearray(size), 0
         view = memoryview(data)
         while at < size:
+            if until is not None:
+                self._connection.settimeout(max(0.001, until - time.monotonic()))
             count = self._connection.recv_into(view[at:])
             if not count:
                 raise ConnectionResetError("the other side has gone")
