@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -17,12 +17,12 @@ from stoker.data.sequences import Document
 from stoker.job.task_spec import TaskSpec
 from stoker.models.collate import Inputs, empty_row
 from stoker.models.language_model import LanguageModel
-from stoker.models.objective import Loss, Measures, Objective, next_token
+from stoker.models.objective import Loss, Objective, next_token
 from stoker.models.packed_row import row_of
 from stoker.train.batch_extras import BatchExtras
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.hooks import Hook
-from stoker.train.task import Part
+from stoker.train.task import Part, Task
 
 if TYPE_CHECKING:
     from stoker.runs.run_folder import RunFolder
@@ -32,7 +32,7 @@ HOST = torch.device("cpu")
 EVALUATION_TOKENS = 4096  # per held-out forward pass: no activations are kept, so this is small
 
 
-class LanguageTask:
+class LanguageTask(Task):
     """A task whose samples are the corpus' sequences.
 
     Without a corpus it can only evaluate given documents.
@@ -40,6 +40,7 @@ class LanguageTask:
 
     unit = "token"
     lays_out_ahead = True
+    language: LanguageModel
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class LanguageTask:
         self.model, self.language = model, language
         self.target, self.perplexity, self.together = spec.target, spec.perplexity, together
         self._root = root or partial(language.loss, objective=objective)
-        self.measures: Measures | None = getattr(objective, "measures", None)
+        self.measures = getattr(objective, "measures", None)
         self._extras = extras or BatchExtras()
         self._corpus = corpus
         self.device = device
@@ -130,15 +131,6 @@ class LanguageTask:
     def begin(self, engine: Engine, folder: RunFolder, optimizer: Optimizer) -> None:
         self._extras.begin(self, engine)
 
-    def after_passes(self, engine: Engine) -> Sequence[str]:
-        return ()
-
-    def judge(self, measures: Mapping[str, float]) -> Sequence[str]:
-        return ()
-
-    def reach(self, first: int, last: int, step: int, engine: Engine) -> Sequence[str]:
-        return ()
-
     def evaluate(self, engine: Engine) -> Evaluation | None:
         evaluation = evaluate(self, engine)
         if evaluation is not None:
@@ -149,10 +141,6 @@ class LanguageTask:
     def hooks(self) -> tuple[Hook, ...]:
         """Hooks of the task into the training step."""
         return ()
-
-    @property
-    def figures(self) -> Mapping[str, float]:
-        return {}
 
     def nothing(self) -> Part:
         row = empty_row(self.device)
