@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from stoker.data.corpus import Corpus
 from stoker.data.sequences import Document
+from stoker.grouping import grouped
 from stoker.job.task_spec import TaskSpec
 from stoker.models.collate import Inputs, empty_row
 from stoker.models.language_model import LanguageModel
@@ -118,12 +119,10 @@ class LanguageTask(Task):
         return len(inputs.targets) if self.target == "token" else inputs.rows // self.together
 
     def around(self, part: Part) -> AbstractContextManager[None]:
-        assert isinstance(part.inputs, Inputs)
-        return row_of(part.inputs)
+        return row_of(part.row)
 
     def loss(self, part: Part) -> Loss:
-        assert isinstance(part.inputs, Inputs)
-        return Loss(*self._root(part.inputs))
+        return Loss(*self._root(part.row))
 
     def complete(self, parts: Sequence[Part], engine: Engine, passes: int) -> Sequence[Part]:
         return self._extras.of_passes(parts, engine, passes)
@@ -153,15 +152,10 @@ class LanguageTask(Task):
 
     def evaluation_parts(self, documents: Sequence[Document]) -> Iterator[Part]:
         """Groups held-out documents into forward passes of about ``evaluation_tokens``."""
-        group: list[Document] = []
-        for first in range(0, len(documents), self.together):
-            unit = documents[first : first + self.together]
-            if group and sum(len(d.row.ids) for d in (*group, *unit)) > self.evaluation_tokens:
-                yield from self.lay_out(group, following=unit[0])
-                group = []
-            group += unit
-        if group:
-            yield from self.lay_out(group, following=documents[0])
+        units = [documents[first : first + self.together] for first in range(0, len(documents), self.together)]
+        groups = list(grouped(units, lambda unit: sum(len(d.row.ids) for d in unit), self.evaluation_tokens))
+        for group, following in zip(groups, groups[1:] + groups[:1], strict=True):
+            yield from self.lay_out([document for unit in group for document in unit], following=following[0][0])
 
     def describe_samples(self, first: int, last: int) -> list[str]:
         documents = (d for index in range(first, last) for d in self.corpus.sequences[index])

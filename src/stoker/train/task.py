@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from stoker.models.collate import Inputs
 from stoker.models.objective import Loss, Measures
 
 if TYPE_CHECKING:
@@ -38,6 +39,12 @@ class Part:
     tokens: int
     beside: tuple[object, ...] = ()
     other_model: bool = False
+
+    @property
+    def row(self) -> Inputs:
+        """The inputs of a language model's pass."""
+        assert isinstance(self.inputs, Inputs)
+        return self.inputs
 
     def to(self, device: torch.device) -> Part:
         """Moves the part to a device. A copy from page-locked memory is asynchronous."""

@@ -1,0 +1,26 @@
+"""Groups of items by size, against their definition."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.grouping import grouped, grouped_from
+
+SIZES = st.lists(st.integers(0, 9))
+
+
+@given(SIZES, st.integers(0, 20))
+def test_a_group_takes_what_fits(sizes: list[int], most: int) -> None:
+    groups = list(grouped(sizes, int, most))
+    assert [size for group in groups for size in group] == sizes and all(groups)
+    assert all(sum(group) <= most or len(group) == 1 for group in groups)
+    assert all(sum(group) + following[0] > most for group, following in zip(groups, groups[1:], strict=False))
+
+
+@given(SIZES, st.integers(1, 20))
+def test_a_group_ends_once_it_is_large_enough(sizes: list[int], least: int) -> None:
+    groups = list(grouped_from(sizes, int, least))
+    assert [size for group in groups for size in group] == sizes and all(groups)
+    assert all(sum(group) >= least for group in groups[:-1])
+    assert all(sum(group[:-1]) < least for group in groups)
