@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +17,7 @@ def test_a_group_takes_what_fits(sizes: list[int], most: int) -> None:
     groups = list(grouped(sizes, int, most))
     assert [size for group in groups for size in group] == sizes and all(groups)
     assert all(sum(group) <= most or len(group) == 1 for group in groups)
-    assert all(sum(group) + following[0] > most for group, following in zip(groups, groups[1:], strict=False))
+    assert all(sum(group) + following[0] > most for group, following in pairwise(groups))
 
 
 @given(SIZES, st.integers(1, 20))
