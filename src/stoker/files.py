@@ -9,6 +9,7 @@ import stat
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import IO
 
 from stoker.errors import UserError
 
@@ -38,6 +39,22 @@ def replace_file(path: Path, data: str | bytes) -> None:
     except OSError:
         partial.unlink(missing_ok=True)
         raise
+
+
+def write_all(file: IO[bytes], data: bytes | memoryview) -> None:
+    """Writes all of the data to an unbuffered file: a nearly full disk accepts a part, and the next write raises."""
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
+
+
+def flush_folder(folder: Path) -> None:
+    """Waits until the names of a folder's files are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def free_name(name: str, is_taken: Callable[[str], bool]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,7 @@ from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import is_kept, shared_folder, shared_memory
 
 TWO = Keep(2)
+MIB = 1 << 20
 Disk = Callable[[float], None]
 
 
@@ -147,3 +149,17 @@ def save_last(run: Path, step: int, before: Callable[[], None]) -> None:
         except DiskFailed:
             assert saver.keep_in_memory(state(step))
             raise
+
+
+def test_a_state_of_which_the_disk_takes_a_part_is_no_checkpoint(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    attempt = storage.begin(3, os.getpid())
+    assert attempt is not None
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            storage.commit(attempt, bytes(2 * MIB))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert storage.steps() == []

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import mmap
+import os
 import shutil
 import signal
 import subprocess
@@ -16,6 +19,7 @@ import torch
 import torch.distributed as dist
 from states import assert_saved, state
 
+from stoker.checkpoint import shm_buffers
 from stoker.checkpoint.chunks import Chunk, Held
 from stoker.checkpoint.copy_interval import Cadence
 from stoker.checkpoint.dcp_store import Store
@@ -28,7 +32,7 @@ from stoker.checkpoint.shm_buffers import copies_in, forget_copies
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.state import State
 from stoker.launch.process_pool import Pool
-from stoker.runs.shm_folder import shared_folder, shared_memory
+from stoker.runs.shm_folder import NEIGHBOUR, SENT, shared_folder, shared_memory, stamp_of
 
 SHAPE = (8, 12)
 # How many processes cut the rows, and how many the columns.
@@ -226,6 +230,38 @@ def _one_copy_of_two(run: Path) -> None:
     if rank() == 0:
         saver.snapshots.copy(7, held(7), {"progress": {}})
     saver.close()
+
+
+def test_a_copy_that_memory_has_no_room_for_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with shared_memory(tmp_path) as shared:
+        saver = saver_of(tmp_path)
+        saver.remember(state(5))
+        monkeypatch.setattr(shm_buffers, "allocate", full)
+        saver.remember(state(6))
+        assert [copy.step for copy in copies_in(shared.path)] == [5]
+        saver.remember(state(7))  # in the memory that is there
+        assert [copy.step for copy in copies_in(shared.path)] == [7]
+        saver.close()
+
+
+def test_a_copy_is_safe_if_the_next_node_has_the_newest_one_by_any_clock(tmp_path: Path) -> None:
+    with shared_memory(tmp_path) as shared:
+        saver = saver_of(tmp_path)
+        for step in (5, 6):
+            saver.remember(state(step))
+        headers = {json.loads(path.read_text())["step"]: path for path in shared.path.glob("rank-0/slot-?.json")}
+        os.utime(headers[6], (1, 1))  # the clock was set back between the two
+        (shared.path / NEIGHBOUR).touch()
+        (shared.path / f"{SENT}0").write_text(stamp_of(headers[5]))
+        assert saver.snapshots is not None and not saver.snapshots.is_safe()
+        (shared.path / f"{SENT}0").write_text(stamp_of(headers[6]))
+        assert saver.snapshots.is_safe()
+        saver.close()
 
 
 def test_what_fewer_processes_leave_unused_is_given_back(tmp_path: Path, pool: Pool) -> None:

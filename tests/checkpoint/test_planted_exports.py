@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from gguf_of_folder import gguf_of_folder
 from stoker.checkpoint import export as exporting
 from stoker.checkpoint import export_check
 from stoker.checkpoint.export import Export
@@ -121,10 +122,19 @@ def test_a_planted_fault_is_refused(
     wanted: str, fault: Callable[[Path], None], base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def write_card(tuned: Any, form: str, place: Path, folder: Path) -> None:
-        if (folder / "tokenizer.json").is_file():  # the folder of a GGUF has none
+        if form != "gguf":
             fault(folder)
 
+    def write_gguf(model: Any, tokenizer: Any, target: Path, *, dtype: Any, name: str, stops: Any) -> None:
+        folder = base / "faulty"
+        shutil.rmtree(folder, ignore_errors=True)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        fault(folder)
+        gguf_of_folder(folder, target, dtype=dtype, stops=stops)
+
     monkeypatch.setattr(exporting, "write_card", write_card)
+    monkeypatch.setattr(exporting, "write_gguf", write_gguf)
     with pytest.raises(RunFailed, match=r"differ|another"):
         exported(base, wanted)
     assert not (base / "out" / wanted).exists()
@@ -195,8 +205,8 @@ def test_a_scale_in_the_file_itself_is_found(base: Path, monkeypatch: pytest.Mon
 
     honest = exporting.write_gguf
 
-    def write(folder: Path, target: Path, **options: Any) -> None:
-        honest(folder, target, **options)
+    def write(model: Any, tokenizer: Any, target: Path, **options: Any) -> None:
+        honest(model, tokenizer, target, **options)
         reader = GGUFReader(target, "r+")
         tensor = next(t for t in reader.tensors if t.name == "blk.1.ffn_down.weight")
         scale = tensor.data[:1, :2].view("float16")
@@ -217,8 +227,8 @@ def test_a_wrong_number_in_the_header_is_found(
 
     honest = exporting.write_gguf
 
-    def write(folder: Path, target: Path, **options: Any) -> None:
-        honest(folder, target, **options)
+    def write(model: Any, tokenizer: Any, target: Path, **options: Any) -> None:
+        honest(model, tokenizer, target, **options)
         field = GGUFReader(target, "r+").fields[f"llama.{key}"]
         field.parts[field.data[0]][0] = value
         field.parts[field.data[0]].base.flush() if hasattr(field.parts[field.data[0]].base, "flush") else None

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from stoker.checkpoint import replay
 from stoker.checkpoint.replay import ReplayRequest, answer_afresh, time_limit
 from stoker.checkpoint.score_export import ScoreRequest, replay_scores
 from stoker.errors import RunFailed
 
 
-def test_a_replay_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+def test_a_replay_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "STARTING", 0.0)  # sooner than a process can start
     with pytest.raises(RunFailed, match=r"gave no answer within 0 s in a fresh process, so it is not checked"):
-        answer_afresh(tmp_path, ReplayRequest((), (), ()), limit=0.0)  # sooner than a process can start
+        answer_afresh(tmp_path, ReplayRequest((), (), ()))
 
 
 @pytest.mark.parametrize(
@@ -32,12 +34,12 @@ def test_how_a_replay_ended_is_told(
     python.write_text(f"#!/bin/sh\nprintf '{said}' >&2\n" + (f"kill {code} $$" if code < 0 else f"exit {code}"))
     python.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(python))
-    for replay in (
+    for asked in (
         lambda: answer_afresh(tmp_path, ReplayRequest((), (), ())),
         lambda: replay_scores(tmp_path, ScoreRequest(())),
     ):
         with pytest.raises(RunFailed) as caught:
-            replay()
+            asked()
         assert str(caught.value) == f"the export cannot be loaded: {why}"
 
 

@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -231,6 +232,19 @@ def test_what_other_processes_are_writing_is_not_cleaned_away(tmp_path: Path) ->
     store.clean()
     assert store.storage.pending() == [3] and store.storage.steps() == []
     assert len(visible(tmp_path)) == 1
+
+
+def test_what_a_process_wrote_whose_number_another_or_a_thread_has_now_is_cleaned_away(tmp_path: Path) -> None:
+    store, ended = Store(tmp_path), threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    in_2023 = attempt_name(2, os.getppid()).rpartition(".")[0] + ".1700000000000000000"
+    for name in (attempt_name(3, thread.native_id or 0), in_2023):
+        (tmp_path / f".partial-{name}").mkdir()
+    assert store.storage.pending() == []
+    store.clean()
+    ended.set()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("url", ["", "file://"])

@@ -52,7 +52,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ([], "no fault is given"),
         (["--kill", "7"], "--kill 7: not of the form RANK@STEP; write it as --kill 1@20"),
         (["--kill-node", "7"], "--kill-node 7: not of the form NODE@STEP; write it as --kill-node 1@20"),
-        (["--cut-link", "1@7"], "--cut-link 1@7: not of the form NODE@STEP:SECONDS; write it as 1@20:5"),
+        (["--cut-link", "1@7"], "--cut-link 1@7: not of the form NODE@STEP:SECONDS; write it as --cut-link 1@20:5"),
         (
             ["--kill-node", "1@7"],
             "2 nodes cannot be simulated: the job has 1 process, and each node needs at least one",

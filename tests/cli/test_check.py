@@ -198,6 +198,15 @@ def test_the_command_loads_little(words: list[str], heavy: list[str]) -> None:
     assert ended.stdout and ended.stderr.splitlines()[-1] == "[]"
 
 
+def test_a_run_whose_folder_is_named_like_a_url_is_checked_as_before() -> None:
+    run = Path("s3:/bucket/mine")
+    run.mkdir(parents=True)
+    Path("job.yaml").write_text("task: sft\nmodel: llama-3m\ndata: my.jsonl\nsteps: 2\n")
+    for name in ("job.yaml", "events.jsonl"):
+        (run / name).touch()
+    assert main(["check", "job.yaml", "output=s3://bucket/mine"]) == 0
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [
@@ -208,6 +217,7 @@ def test_the_command_loads_little(words: list[str], heavy: list[str]) -> None:
         ("checkpoint.to=my.jsonl/x", "my.jsonl, which is no folder"),
         ("output=my.jsonl/x/y", "my.jsonl, which is no folder"),
         (f"output={'x' * 300}", "File name too long"),
+        ("output=s3://bucket/mine", "is a URL, and a run has a local folder; write runs/mine here"),
         ("model=~nobody/x", "there is no file or folder ~nobody/x"),
         (f"model={'x' * 300}", "there is no model"),
         ("data=~nobody/x.jsonl", "no such file or folder: ~nobody/x.jsonl"),

@@ -11,9 +11,9 @@ from peft import AutoPeftModelForCausalLM
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, GenerationConfig
 
+from gguf_of_folder import gguf_of_folder
 from stoker.checkpoint.export import Export, write_export
 from stoker.checkpoint.export_check import distance
-from stoker.checkpoint.gguf_writer import write_gguf
 from stoker.checkpoint.load_run import open_run
 from stoker.checkpoint.reference_answers import take_reference
 from stoker.checkpoint.replay import answer
@@ -141,7 +141,7 @@ def test_check_refuses_a_stop_that_training_would_refuse(
 ) -> None:
     """Where the tokenizer is still to be learnt, or in a GGUF file, as a packaged model's is."""
     if model.endswith(".gguf"):
-        write_gguf(folder / "model", folder / model)
+        gguf_of_folder(folder / "model", folder / model)
     accepted, refused = f"model={{name: {model}, stop: <|endoftext|>}}", f"model={{name: {model}, stop: <|endoftex|>}}"
     assert main(["check", "job.yaml", accepted]) == 0
     assert main(["check", "job.yaml", refused]) == 2

@@ -18,7 +18,7 @@ from tiny_llama import save_tiny_llama
 from tiny_tokenizer import tiny_tokenizer
 
 SCRIPT = Path(__file__).with_name("lab.sh")
-NEEDED = ("sshd", "rsync", "slurmctld", "slurmd", "munged", "ip", "setsid")  # what `.ci/run` installs
+NEEDED = ("sshd", "slurmctld", "slurmd", "munged", "ip", "setsid")  # what `.ci/run` installs
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 ROWS = 48
 PAUSE = 0.04  # seconds that a sample takes to come, where the job is not the one to compare with

@@ -149,6 +149,18 @@ def test_a_run_that_saved_in_time_goes_back_into_the_queue(
     assert left.exists() is not requeued and (requeued or int(left.read_text()) == code)
 
 
+def test_a_run_that_was_saved_goes_back_although_a_node_was_killed(fake: Path) -> None:
+    other = "echo 137 > .stoker/job/node-exit-code-h2; exit 137"
+    (fake / "bin/srun").write_text(f'#!/bin/bash\nshift $(($# - 2)); "$@"; {other}\n')
+    (fake / "script").write_text(script_of(fake, nodes=2, requeue=10))
+    with subprocess.Popen(["bash", str(fake / "script")]) as job:
+        while not (fake / "node-pid").exists() or not (fake / "node-pid").read_text():
+            assert job.poll() is None
+        job.terminate()
+        assert job.wait(20) == 0
+    assert (fake / "requeued").exists() and not (fake / ".stoker/job/exit-code").exists()
+
+
 def test_the_supervisors_meet_at_the_nodes_of_the_job(fake: Path) -> None:
     (fake / "quick").write_text("3")
     script = script_of(fake, nodes=2)

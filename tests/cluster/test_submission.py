@@ -17,6 +17,7 @@ from stoker.cluster.submission import port_of
 from stoker.errors import UserError
 from stoker.job.load_job import check_document, load_job
 from stoker.job.yaml_document import parse_document
+from stoker.models.context_length import context_problem
 
 
 @pytest.mark.parametrize(
@@ -128,6 +129,19 @@ def test_what_lies_elsewhere_is_sent_under_another_path(tmp_path: Path) -> None:
 def test_on_a_login_node_data_stays_where_it_is(tmp_path: Path) -> None:
     found = submission_in(tmp_path, target={"slurm": {"nodes": 1}})
     assert {file.path: file.in_place for file in found.files} == {"job.yaml": False, ARCHIVE: False, "rows.jsonl": True}
+
+
+@pytest.mark.parametrize(("train", "expected"), [({}, None), ({"seq_len": 256}, 256)])
+def test_a_sequence_length_that_was_not_written_is_the_nodes_to_lower(
+    tmp_path: Path, train: dict[str, Any], expected: int | None
+) -> None:
+    """Gpt2 has 1,024 positions and the default is 1,024 tokens, so virtual tokens lower it."""
+    keys = {"model": "gpt2", "tune": {"method": "prompt", "tokens": 20}, "train": {"batch": 4, **train}}
+    found = submission_in(tmp_path, hosts=1, target={"ssh": {"hosts": ["a"]}}, **keys)
+    loaded = check_document(parse_document(found.job, "job.yaml"))
+    assert loaded.job.train.seq_len == (expected or 1024)
+    assert context_problem(loaded, 1024) is None
+    assert (context_problem(loaded, 100) is None) == (expected is None)
 
 
 def test_names_fit_hosts_and_labels() -> None:

@@ -11,7 +11,6 @@ import pytest
 from stoker.cli.main import main
 from stoker.cli.submitted_options import meant_record
 from stoker.cluster.record import Record, all_records, name_of, record_named, save_record
-from stoker.cluster.ssh.connection import Connection
 from stoker.errors import UserError
 from stoker.runs.run_folder import RunFolder
 from tiny_llama import save_tiny_llama
@@ -94,7 +93,6 @@ def test_a_run_that_is_running_is_not_submitted_again(
         path.write_text(f"#!/bin/bash\n{text}\n")
         path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{binaries}:/usr/bin:/bin")
-    monkeypatch.setattr(Connection, "copies", lambda _: None)
     target = {"ssh": {"hosts": ["here"], "folder": str(base / "there"), "python": str(python)}}
     (base / "config/stoker").mkdir(parents=True)
     (base / "config/stoker/targets.yaml").write_text(json.dumps({"lab": target}))

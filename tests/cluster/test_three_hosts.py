@@ -115,8 +115,7 @@ def test_jump_hosts_and_names_that_nobody_knows(lab: Lab) -> None:
         Connection("nowhere", settings).run(":")
 
 
-def test_without_rsync_files_come_as_an_archive(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Connection, "copies", lambda self: None)
+def test_files_that_a_host_has_are_not_sent_again(lab: Lab) -> None:
     connection = Connection("h3", SshSettings(config=str(lab.folder / "ssh_config")))
     folder = str(lab.folder / "own/tar")
     files = [code_archive(), SentFile.made("data/rows.jsonl", "{}\n")]

@@ -11,6 +11,7 @@ import pytest
 
 from stoker.cli.eval_report import check_place, keep_and_print
 from stoker.errors import RunFailed, UserError
+from stoker.runs import evaluations
 from stoker.runs.evaluations import Figure, KeptEvaluation
 
 
@@ -37,3 +38,20 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_evaluation(
     monkeypatch.setattr(os, "access", lambda path, _: Path(path) != tmp_path)
     with pytest.raises(UserError, match="--to FOLDER"):
         check_place(arguments)
+
+
+def test_two_evaluations_that_end_in_the_same_second_are_both_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = (KeptEvaluation("answers", 5.0, "run", 1, {}, {}, (Figure("", "exact", v),)) for v in (0.25, 0.75))
+    write = evaluations.replace_file
+
+    def interrupted(path: Path, data: str) -> None:
+        monkeypatch.setattr(evaluations, "replace_file", write)
+        evaluations.keep(tmp_path, other, [{"row": 2}])  # while the first one is being written
+        write(path, data)
+
+    monkeypatch.setattr(evaluations, "replace_file", interrupted)
+    path = evaluations.keep(tmp_path, one, [{"row": 1}])
+    assert json.loads(path.with_suffix(".jsonl").read_text()) == {"row": 1}
+    assert {kept.figures[0].value for kept in evaluations.read_evaluations(tmp_path)} == {0.25, 0.75}

@@ -62,4 +62,4 @@ def write_models(folder: Path) -> None:
         model.save_pretrained(folder / name, max_shard_size="40KB" if name == "sharded" else "1GB")
         fast.save_pretrained(folder / name)
     (folder / "gguf").mkdir()
-    write_gguf(folder / "tiny", folder / "gguf" / "tiny.gguf", dtype="f16")
+    write_gguf(llama, fast, folder / "gguf" / "tiny.gguf", name="tiny", stops=())

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from stoker.errors import UserError
 from stoker.hardware.cache_folder import device_file
-from stoker.hardware.calibrate import calibrate, time_collectives
+from stoker.hardware.calibrate import TENSORS, calibrate, tensors_that_fit, time_collectives
 from stoker.hardware.calibration import (
     HEAD_SIZES,
     Calibration,
@@ -180,3 +180,8 @@ def test_attention_and_calls_are_measured(measured: Calibration, tmp_path: Path)
 def test_attention_that_was_not_measured_is_no_guess(measured: Calibration) -> None:
     with pytest.raises(UserError, match="attention was not measured"):
         replace(measured, curves=()).attention(64, 512)
+
+
+def test_a_small_gpu_is_measured_with_smaller_tensors() -> None:
+    assert tensors_that_fit(TENSORS["cuda"], 80 * 2**30) == TENSORS["cuda"]
+    assert tensors_that_fit(TENSORS["cuda"], 4 * 2**30) == TENSORS["cuda"][:-1]

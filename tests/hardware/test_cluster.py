@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 import pytest
 
 from stoker.errors import UserError
-from stoker.hardware import detect_machine
+from stoker.hardware import detect_machine, processor
 from stoker.hardware.calibration import Calibration, Curve, MatmulTable
 from stoker.hardware.cluster import Cluster, failures_of
 from stoker.hardware.cluster_file import load_cluster
@@ -169,6 +170,22 @@ def test_a_processor_is_divided_among_processes(monkeypatch: pytest.MonkeyPatch,
     assert "not" not in one.name and "--calibrate" in one.notes[0]
 
 
+def test_a_machine_has_what_its_control_group_allows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("STOKER_CACHE", str(tmp_path))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    for module in (processor, detect_machine):
+        monkeypatch.setattr(module, "control_group_limits", lambda: (2**30, 4.5))
+    cluster = detect_machine.this_processor(2)
+    assert (cluster.host_cores, cluster.host_memory_gib, cluster.device.memory_gib) == (4, 1.0, 0.5)
+    monkeypatch.setattr(detect_machine, "_visible_gpus", lambda: [("NVIDIA H100 80GB HBM3", 79.19)] * 4)
+    cluster = detect_machine.this_machine()
+    assert (cluster.host_cores, cluster.host_memory_gib, cluster.device.memory_gib) == (4, 1.0, 79.19)
+    monkeypatch.setattr(processor, "control_group_limits", lambda: (None, 0.5))
+    assert processor.available_cores() == 1
+    monkeypatch.setattr(processor, "control_group_limits", lambda: (None, None))
+    assert processor.available_cores() == 64
+
+
 def test_what_was_measured_is_what_this_machine_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path))
     monkeypatch.setattr(detect_machine, "available_cores", lambda: 2)
@@ -195,6 +212,19 @@ def test_a_known_gpu_is_the_catalogues_with_the_memory_that_is_here(
     monkeypatch.setattr(detect_machine, "_visible_gpus", lambda: [("NVIDIA Z9", 10.0)])
     with pytest.raises(UserError, match="NVIDIA Z9, is not in the catalogue and has not been measured"):
         detect_machine.this_machine()
+
+
+def test_gpus_of_several_kinds_are_those_that_processes_take(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Process n has GPU n, or the n-th that `parallel.devices` names."""
+    monkeypatch.setenv("STOKER_CACHE", str(tmp_path))
+    large, small = ("NVIDIA A100-SXM4-80GB", 79.2), ("Tesla T4", 14.6)
+    monkeypatch.setattr(detect_machine, "_visible_gpus", lambda: [large, small, (large[0], 79.1)])
+    cluster = detect_machine.this_machine()
+    assert (cluster.gpus, cluster.device.name) == (1, "A100-80GB-SXM")
+    assert any("only the first 1 of 3 GPUs" in note for note in cluster.notes)
+    named = detect_machine.this_machine(devices=[0, 2])
+    assert (named.gpus, named.device.name, named.device.memory_gib) == (2, "A100-80GB-SXM", 79.1)
+    assert detect_machine.this_machine(devices=[1]).device.name.startswith("T4")
 
 
 def _calibration(device: str, *, threads: int) -> Calibration:

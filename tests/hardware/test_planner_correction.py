@@ -103,3 +103,11 @@ def test_plans_for_the_device_are_corrected_and_say_so() -> None:
 def test_a_correction_of_other_measurements_is_not_used() -> None:
     keep(replace(H100, compute=1.5, calibration="2026-01-01"))  # this cluster's figures are the catalogue's
     assert load_cluster("8xH100").corrections == ()
+
+
+def test_components_whose_size_is_known_are_not_corrected() -> None:
+    halved = replace(H100, memory=0.5)
+    assert halved.memory_parts({"frozen copies": 14e9, "activations": 4e9}) == {
+        "frozen copies": 14e9,
+        "activations": 2e9,
+    }

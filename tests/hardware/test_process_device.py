@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 from stoker.errors import CannotRun
 from stoker.hardware import process_device as device_module
 from stoker.hardware.process_device import Device, check_devices, choose_device, device_of, processor_name
+from stoker.hardware.processor import has_cuda_driver
 
 
 @pytest.fixture
@@ -99,3 +101,11 @@ def test_processes_without_gpus_share_the_processor() -> None:
     assert device_of(5) == torch.device("cpu")
     with pytest.raises(CannotRun, match="this machine has no GPU"):
         check_devices([0], 1)
+
+
+@pytest.mark.parametrize("file", ["/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/kfd"])
+def test_drivers_of_both_makers_are_found(monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == file)
+    assert has_cuda_driver()
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    assert not has_cuda_driver()

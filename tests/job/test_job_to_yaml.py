@@ -46,6 +46,7 @@ def test_values_look_as_one_would_write_them(value: object, text: str) -> None:
         "task: sft\nmodel: {name: m, revision: '1'}\ndata: x\ntune: qlora\n",
         "task: sft\nmodel: m\ndata: x\ntrain: {optimizer: sgd, schedule: constant}\n",
         "task: pretrain\nmodel: m\ndata: x\ntrain: {optimizer: adafactor}\n",
+        "task: ppo\nmodel: m\ndata: x\nsteps: 9\nppo: {rewards: numeric, value_clip: null}\n",
         "task: module\nmodule:\n  model: a:b\n  loss: a:b\n  data: a:b\n"
         "  arguments: {width: 3, deep: [1, {a: null}]}\n",
     ],

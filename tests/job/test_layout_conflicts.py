@@ -8,6 +8,8 @@ import pytest
 
 from stoker.errors import Problem, UserError
 from stoker.job import load_job
+from stoker.job.job_to_yaml import dump_job
+from stoker.train.resume_check import differences, with_effect
 
 SFT = "task: sft\nmodel: smollm2-135m\ndata: my.jsonl\n"
 MODULE = "task: module\nmodule: {model: 'a:b', loss: 'a:b', data: 'a:b'}\n"
@@ -99,6 +101,15 @@ IMPOSSIBLE = [
     (SFT, "evaluate: {samples: 2, fraction: 0}", ["evaluate.samples", "evaluate.fraction"],
      "nothing is held out", "remove `fraction: 0`"),
     (MODULE, "train: {router_aux_loss: 0.1}", ["train.router_aux_loss"], "no effect in `task: module`", "remove it"),
+    (SFT, "tune: {method: prefix, projection: false, width: 8}", ["tune.width", "tune.projection"], "has no network",
+     "remove one"),
+    (SFT, "faults: {window: 16}", ["faults.window"], "no effect without `spike`", "spike: 10"),
+    (SFT, "evaluate: {data: [{path: x, weight: 2}]}", ["evaluate.data[0].weight"], "no effect in `evaluate.data`", ""),
+    (SFT, "evaluate: {data: [{path: x, stream: true}]}", ["evaluate.data[0].stream"], "no effect in `evaluate", ""),
+    ("task: ranking\ndata: x.csv\n", "ranking: {label: y, table: {dtype: int8}}\ntrain: {precision: fp64}",
+     ["ranking.table.dtype", "train.precision"], "has rows of float64", "remove one"),
+    (MODULE, "evaluate: {fraction: 0.2}", ["evaluate.fraction"], "a dataset of its own", "in `module.evaluate`"),
+    (MODULE, "evaluate: {rows: 10}", ["evaluate.rows"], "evaluates all samples", "remove it"),
     (MODULE, "evaluate: {samples: 2}", ["evaluate.samples"], "no effect in `task: module`", "remove it"),
     (SFT, "parallel: {tensor: 0, shard_size: 3, context_by: ring}", ["tensor", "shard_size", "context_by"], "", ""),
     (SFT, "parallel: {devices: []}", ["devices"], "is empty", "write at least one item"),
@@ -141,6 +152,27 @@ def test_a_runs_own_job_may_have_keys_without_effect_that_an_earlier_version_rec
     assert load_job(path).job.train.optimizer == "sgd"
     with pytest.raises(UserError, match="no effect with `optimizer: sgd`"):
         load_job(path, ["train.eps=1e-6"])
+
+
+@pytest.mark.parametrize(
+    ("head", "text"),
+    [
+        (SFT, "tune: {method: prefix, projection: false, width: 8}"),
+        (SFT, "faults: {window: 16}"),
+        (SFT, "evaluate: {data: [{path: x, weight: 2, stream: true}]}"),
+        ("task: ranking\ndata: x.csv\n", "ranking: {label: y, table: {dtype: int8}}\ntrain: {precision: fp64}"),
+        (MODULE, "evaluate: {fraction: 0.2, rows: 10}"),
+    ],
+)
+def test_a_run_with_keys_without_effect_resumes_without_them(tmp_path: Path, head: str, text: str) -> None:
+    """Its recorded job is read, and does not differ from the job once the keys are removed."""
+    assert problems_of(tmp_path, f"{head}{text}\n")
+    (tmp_path / "events.jsonl").touch()
+    recorded = load_job(tmp_path / "job.yaml").job
+    dumped = tmp_path / "mine" / "job.yaml"
+    dumped.parent.mkdir()
+    dumped.write_text(dump_job(recorded))
+    assert differences(*with_effect(recorded, load_job(dumped).job)) == []
 
 
 @pytest.mark.parametrize(

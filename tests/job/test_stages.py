@@ -85,6 +85,16 @@ def test_a_stage_begins_with_the_weights_of_an_earlier_one() -> None:
     assert after.origins["model.name"].where == "chain.yaml:19:19"
 
 
+def test_a_stage_has_the_defaults_that_it_is_trained_with() -> None:
+    """A catalogue size that an earlier stage has trained is no model from random weights."""
+    text = "task: pretrain\nmodel: llama-3m\ndata: my.jsonl\nsteps: 5\n"
+    text += "stages:\n  - {name: one}\n  - {name: two, model: {from: one}}\n"
+    one, two = staged(text).stages
+    shown, trained = two.load().job, two.load({"one": "0" * 64}).job
+    assert shown.model is not None and shown.model.name == "llama-3m"
+    assert shown.train == trained.train != one.load().job.train
+
+
 def test_overrides_change_shared_keys_or_those_of_a_stage() -> None:
     sft, more, _ = staged(CHAIN, "train.lr=2e-3", "stages.more.steps=9", "stages[0].tune=full").stages
     assert (sft.load().job.train.lr, more.load().job.train.lr) == (2e-3, 1e-4)
@@ -110,11 +120,44 @@ def test_overrides_change_shared_keys_or_those_of_a_stage() -> None:
          "which cannot be added to the weights; write `tune: lora` or `tune: full` in that stage"),
         ("tune: full", "tune: qlora", "chain.yaml:19:19: stage align: `model.from: more`: it trains an adapter of a "
          "quantised base, which cannot be added to the weights; write `tune: lora` or `tune: full` in that stage"),
+        ("model: {from: sft}\n    steps: 5\n    tune: full",
+         "model: {from: sft, quantise: int8}\n    steps: 5\n    tune: {method: lora, rank: 4}",
+         "chain.yaml:19:19: stage align: `model.from: more`: it trains an adapter of a quantised base, which cannot be "
+         "added to the weights; remove `model.quantise` in that stage"),
     ],
 )  # fmt: skip
 def test_errors_have_a_place(was: str, now: str, error: str) -> None:
     assert was in CHAIN
     assert error in errors(CHAIN.replace(was, now, 1))
+
+
+def test_steps_of_a_stage_are_removed_as_the_error_says() -> None:
+    both = CHAIN.replace("steps: 5", "steps: 5\n    epochs: 2")
+    with pytest.raises(UserError, match=r"`steps=` or `stages.NAME.steps=` removes it"):
+        staged(both).stages[1].load()
+    assert staged(both, "stages.more.steps=").stages[1].load().job.epochs == 2
+
+
+CRITIC = """\
+model: llama-3m
+tune: {method: lora, rank: 4}
+data: my.jsonl
+steps: 5
+stages:
+  - {name: one, task: reward}
+  - {name: two, task: ppo, ppo: {reward: one, critic: one}}
+"""
+
+
+def test_a_critic_of_its_own_has_no_quantised_base() -> None:
+    staged(CRITIC).stages[1].load()
+    staged(CRITIC.replace("method: lora, rank: 4", "method: full")).stages[1].load()
+    own = "- {name: one, task: reward, tune: qlora}"
+    error = (
+        "chain.yaml:7:55: stage two: `ppo.critic: one`: it trains an adapter of a quantised base, which cannot be a "
+    )
+    error += "critic of its own; write `tune: lora` or `tune: full` in that stage"
+    assert errors(CRITIC.replace("- {name: one, task: reward}", own)) == [error]
 
 
 @pytest.mark.parametrize("stages", ["", "3", "[]", "{name: sft}"])

@@ -18,8 +18,11 @@ from stoker.job.layout import layout_of
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.launch.auto_parallel import cluster_at_hand, with_plan
 from stoker.launch.cluster_env import RankInfo
+from stoker.plan.memory_formulas import peak_memory
 from stoker.plan.planned_job import setting_of_job, software_of_job, work_of
 from stoker.plan.search import search
+from stoker.plan.search_space import trainable
+from stoker.plan.setting import Setting
 from stoker.plan.step_time import step_time
 
 JOB = "task: pretrain\nmodel: llama-10m\ndata: text.txt\nsteps: 3\ntrain: {seq_len: 512}\nparallel: auto\n"
@@ -174,6 +177,73 @@ def test_nothing_fits(tmp_path: Path) -> None:
     with pytest.raises(CannotRun, match=r"nothing fits 2 x CPU; the nearest is .* available 0\.0 GiB") as raised:
         with_plan(load(tmp_path), cluster=small)
     assert raised.value.exit_code == 3
+
+
+def with_memory(gib: float, processes: int = 4) -> Cluster:
+    cluster = this_processor(processes)
+    return replace(cluster, device=replace(cluster.device, memory_gib=gib))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gib"),
+    [
+        (["parallel.pipeline=4", "parallel.schedule=gpipe"], 3.5),
+        (["parallel.pipeline=4", "parallel.recompute=selective"], 2.3),
+        (["parallel.tensor=4", "parallel.sequence=false"], 1.6),
+    ],
+    ids=["gpipe", "selective", "no sequence"],
+)
+def test_what_is_planned_fits_with_the_values_that_the_job_states(
+    tmp_path: Path, overrides: list[str], gib: float
+) -> None:
+    loaded = load(tmp_path, *overrides, "train.micro_batch=2", text=JOB.replace("10m", "110m"))
+    cluster = with_memory(gib)
+    chosen = with_plan(loaded, cluster=cluster)
+    _, memory = peak_memory(setting_of_job(chosen.job, cluster, work_of(loaded, cluster)))
+    assert memory.upper <= gib * 2**30
+
+
+def test_what_fits_only_with_the_value_that_the_job_states_is_planned(tmp_path: Path) -> None:
+    """Weights on the host too, where the optimizer's states alone would leave too little of the device."""
+    overrides = ("parallel.shard=zero3", "parallel.offload=params", "train.micro_batch=1")
+    loaded = load(tmp_path, *overrides, text=JOB.replace("10m", "110m"))
+    chosen = with_plan(loaded, cluster=with_memory(1.25, 2))
+    assert layout_of(chosen.job).offload == "params"
+    with pytest.raises(CannotRun, match="nothing fits"):
+        with_plan(
+            load(tmp_path, *overrides, "parallel.offload=optimizer", text=JOB.replace("10m", "110m")),
+            cluster=with_memory(1.25, 2),
+        )
+
+
+@pytest.mark.parametrize(
+    ("override", "layout"),
+    [
+        ("train.optimizer=adafactor", "{tensor: 2}"),
+        ("train.optimizer=adafactor", "{data: 2, shard: zero1}"),
+        ("train.optimizer=muon", "{tensor: 2}"),
+        ("train.optimizer=muon", "{offload: optimizer}"),
+        ("train.compile=true", "{pipeline: 2, schedule: zbv}"),
+    ],
+)
+def test_layouts_that_the_optimizer_excludes_are_not_searched(tmp_path: Path, override: str, layout: str) -> None:
+    loaded = load(tmp_path, override)
+    stated = layout_of(load(tmp_path, f"parallel={layout}").job)
+    setting = Setting(
+        work_of(loaded), load_cluster(f"{stated.world}xH100"), stated, 1, chunks=stated.stages_per_process
+    )
+    assert not trainable(setting) and trainable(replace(setting, work=work_of(load(tmp_path))))
+    with pytest.raises(UserError):
+        load(tmp_path, override, f"parallel={layout}")
+
+
+def test_refused_layouts_leave_room_for_those_that_can_be_trained(tmp_path: Path) -> None:
+    cluster = load_cluster("8xA100-80GB")
+    loaded = load(tmp_path, "train.optimizer=adafactor", text=JOB.replace("10m", "110m"))
+    work = work_of(loaded, cluster)
+    plans = search(work, cluster, software=software_of_job(loaded.job, work.shape)).plans
+    assert {(plan.setting.layout.shard, plan.setting.layout.tensor) for plan in plans} == {("none", 1)}
+    assert layout_of(with_plan(loaded, cluster=cluster).job).world == 8
 
 
 def test_no_layout_agrees(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ def load(folder: Path, parallel: str, *overrides: str) -> LoadedJob:
         ("{data: 8}", ["train.micro_batch=3"], 7, "data 6", 4, 1),  # more processes come before the micro-batch
         ("{data: 4, shard: zero3}", [], 3, "data 3 (zero3)", 8, 1),
         ("{data: 2, shard: zero3}", [], 1, "data 1", 24, 1),
+        ("{data: 2, shard: zero3, context: 2}", [], 3, "data 1 (zero3) x context 2 (gather)", 24, 1),
         ("{data: 4, tensor: 2}", [], 7, "data 3 x tensor 2 + sequence", 8, 1),
         ("{data: 4, tensor: 2}", [], 5, "data 2 x tensor 2 + sequence", 12, 1),
     ],
@@ -53,6 +54,12 @@ def test_one_copy_needs_nothing_that_is_between_copies(tmp_path: Path, keys: str
     job = load(tmp_path, f"{{data: 2, {keys}}}")
     fewer = with_fewer(job, job.document, devices=None, left=1)
     assert fewer is not None and layout_of(fewer.job).one_process
+
+
+def test_states_stay_on_the_host_where_one_copy_is_left(tmp_path: Path) -> None:
+    job = load(tmp_path, "{data: 2, shard: zero3, offload: params}")
+    fewer = with_fewer(job, job.document, devices=None, left=1)
+    assert fewer is not None and layout_of(fewer.job).offload == "optimizer"
 
 
 def test_the_devices_that_are_left_are_named(tmp_path: Path) -> None:

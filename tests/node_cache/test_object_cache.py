@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import random
 import signal
@@ -419,3 +420,18 @@ def test_processes_that_open_a_model_at_once_share_its_folder(origin: CountingOr
     processes = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(6)]
     assert [process.communicate(timeout=60)[0].strip() for process in processes] == [str(MIB)] * 6
     assert origin.sent == {name: len(data) for name, data in origin.objects.items()}
+
+
+@pytest.mark.parametrize("fails", ["lock_file", "replace_file"])
+def test_a_full_disk_does_not_fail_a_run_whose_objects_are_here(
+    origin: CountingOrigin, cache: NodeCache, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    origin.objects["x"] = data = random_bytes(1000)
+    assert fetched(cache, f"{origin.url}/x") == data
+    monkeypatch.setattr(object_cache, "FRESH", -1.0)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(object_cache, fails, full)
+    assert cache.version(f"{origin.url}/x").url == f"{origin.url}/x"

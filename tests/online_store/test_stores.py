@@ -23,8 +23,9 @@ from stoker.online_store.redis_writer import hset_command
 from stoker.online_store.row_backends import RedisBackend, StoredTable, StoreError
 from stoker.online_store.row_reader import RowReader
 from stoker.online_store.shard_writer import write_shards
-from stoker.online_store.store_version import ABANDONED, StoreWriter, TableDelta
+from stoker.online_store.store_version import ABANDONED, TableDelta
 from stoker.online_store.store_writers import (
+    StoreWriter,
     existing_store,
     keep_newest,
     roll_back,
@@ -283,6 +284,26 @@ thread.join()
 def test_a_thread_that_opens_a_database_does_not_stop_one_that_writes(tmp_path: Path) -> None:
     command = [sys.executable, "-c", READS_WHILE_ANOTHER_THREAD_WRITES, f"lmdb://{tmp_path}/store"]
     subprocess.run(command, check=True, timeout=60)
+
+
+IS_KILLED_WHILE_IT_READS = """
+import os, signal, sys
+from stoker.online_store.row_backends import LmdbBackend
+with LmdbBackend(sys.argv[1]).environment.begin():
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_store_does_not_grow_after_a_reader_was_killed(tmp_path: Path) -> None:
+    writer = LmdbWriter(f"lmdb://{tmp_path}/store")
+    users = {i: float(i) for i in range(500)}
+    loaded(writer, users, {})
+    subprocess.run([sys.executable, "-c", IS_KILLED_WHILE_IT_READS, writer.place], check=False, timeout=60)
+    sizes = []
+    for _ in range(30):
+        writer.change(1, [delta(TABLES[0], users)])
+        sizes.append((tmp_path / "store" / "data.mdb").stat().st_size)
+    assert sizes[-1] == sizes[9]
 
 
 READS_IN_ANOTHER_PROCESS = """

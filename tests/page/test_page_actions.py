@@ -296,6 +296,33 @@ def test_other_tools_files_become_a_job(page: Browser) -> None:
     assert "epochs: 2" in found["yaml"] and found["command"] == "stoker import axolotl.yaml"
     wrong = page.post("/api/import", {"files": [{"name": "x.yaml", "text": "- 1\n"}]})
     assert wrong.status_code == 400
+    for name in ("axolotl (1).yaml", "my axolotl.yaml"):
+        renamed = page.post("/api/import", {"files": [{"name": name, "text": axolotl}]})
+        assert "epochs: 2" in renamed.json()["yaml"], renamed.text
+    both = [{"name": "a b.yaml", "text": axolotl}, {"name": "a_b.yaml", "text": axolotl}]
+    assert page.post("/api/import", {"files": both}).json()["error"]["message"] == "two files are named `a_b.yaml`"
+    assert page.post("/api/import", {"files": [{"name": "..", "text": axolotl}]}).status_code == 400
+
+
+def test_a_forked_job_keeps_its_secrets_to_its_author(make_page: Callable[..., Browser], tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs" / "one")
+    secret = "task: sft\nmodel: llama-3m\ndata: redis://:secret4711@store:6379/0\nsteps: 5\n"
+    (run / "job.yaml").write_text(secret)
+    runner, boss = (make_page(users=True, urls=("redis://store:6379/0",)).login(name) for name in ("runner", "boss"))
+    path = f"/api/runs/{id_of(run)}/fork"
+    masked = runner.post(path).json()["yaml"]
+    assert "secret4711" not in masked and "redis://:***@store" in masked
+    assert boss.post(path).json()["yaml"] == secret
+    messages = [each["message"] for each in runner.post("/api/check", {"yaml": masked}).json()["problems"]]
+    assert any("`***` in place of a secret" in message for message in messages), messages
+
+
+def test_forks_take_free_names(with_run: tuple[Browser, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(JobQueue, "start_starter", lambda _: None)
+    page, run = with_run
+    for name in ("one-fork", "one-fork-2"):
+        assert page.post(f"/api/runs/{run}/fork", {"from": "newest"}).status_code == 200
+        assert (tmp_path / "runs" / name / "metrics.jsonl").is_file()
 
 
 @pytest.mark.parametrize("key", ["deepspeed", "new_special_tokens_config"])

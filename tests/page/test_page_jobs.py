@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -100,6 +101,33 @@ def test_a_job_that_is_starting_is_stopped(unstarted: Browser, tmp_path: Path) -
     assert unstarted.post(f"/api/runs/{id_of(run)}/stop").status_code == 200
     eventually(lambda: process.state == "ended")
     assert process.code == -signal.SIGTERM
+
+
+def test_a_second_stop_is_refused_unless_it_is_meant(page: Browser, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs" / "one")
+    heard = tmp_path / "heard"
+    program = (
+        "import signal, sys, time\nfrom pathlib import Path\nfrom filelock import FileLock\n"
+        "heard = Path(sys.argv[2])\n"
+        "signal.signal(signal.SIGTERM, lambda *_: heard.write_text(heard.read_text() + 'x'))\n"
+        "with FileLock(sys.argv[1]):\n    heard.write_text('')\n    time.sleep(600)\n"
+    )
+    path = f"/api/runs/{id_of(run)}"
+    with subprocess.Popen([sys.executable, "-c", program, str(run / ".lock"), str(heard)]) as process:
+        try:
+            eventually(heard.is_file)
+            assert page.get(path).json()["stopping"] is False
+            assert page.post(f"{path}/stop").status_code == 200
+            eventually(lambda: heard.read_text() == "x")
+            assert page.get(path).json()["stopping"] is True
+            refused = page.post(f"{path}/stop")
+            assert (refused.status_code, refused.json()["error"]["message"]) == (409, "one is stopping")
+            assert heard.read_text() == "x"
+            assert page.post(f"{path}/stop", {"now": True}).status_code == 200
+            eventually(lambda: heard.read_text() == "xx")
+        finally:
+            process.kill()
+    assert page.get(path).json()["stopping"] is False
 
 
 def test_a_run_is_resumed_once(unstarted: Browser, tmp_path: Path) -> None:

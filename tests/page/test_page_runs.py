@@ -140,7 +140,9 @@ def test_a_failure_and_too_much_memory_are_said(tmp_path: Path) -> None:
         "precision": "",
     }
     others |= {"tuning": "", "device": "", "threads": 1, "machines": 1, "per_machine": 1, "memory": {}, "time": {}}
-    folder.write_plan({"format": 1, "predicted": {**others, **plan, "seconds": 0.1}, "why_not": "", "measured": None})
+    folder.write_json(
+        folder.plan, {"format": 1, "predicted": {**others, **plan, "seconds": 0.1}, "why_not": "", "measured": None}
+    )
     folder.event("started", sources=[], audit={"rows_in": 100, "rows_used": 50, "rows_dropped": 50})
     folder.event("rolled_back")
     folder.event("failed", error="out of memory")
@@ -205,8 +207,14 @@ def test_evaluations_have_intervals(page: Browser, tmp_path: Path) -> None:
     for kind, each in (("answers", figure), ("against", less)):
         text = json.dumps({**common, "kind": kind, "figures": [each]})
         (folder / "evaluations" / f"{kind}.json").write_text(text)
+    several = [{**less, "rows": 10}, {**less, "rows": 10, "low": -0.1, "high": 0.3}]
+    many = {**common, "kind": "against", "figures": several}
+    (folder / "evaluations" / "many.json").write_text(json.dumps(many))
     page.page.runs.forget()
-    found = {each["kind"]: each for each in page.get(f"/api/runs/{the_run(page)}/evaluations").json()["evaluations"]}
+    every = page.get(f"/api/runs/{the_run(page)}/evaluations").json()["evaluations"]
+    by_rows = [(each["rows"], each["significant"]) for each in every if each["kind"] == "against"]
+    assert by_rows == [(9, False), (10, True), (10, False)]  # fewer than 10 rows say nothing
+    found = {each["kind"]: each for each in reversed(every)}
     assert (found["answers"]["low"], found["answers"]["high"]) == (pytest.approx(0.304), pytest.approx(0.696))
     assert (found["against"]["against"], found["against"]["higher"], found["against"]["low"]) == ("two", False, -0.3)
 

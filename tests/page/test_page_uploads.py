@@ -9,12 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from browsing import Browser
+from browsing import Browser, make_run
 
 from stoker.data.byte_streams import MAGIC
 from stoker.data.readers import SUFFIXES
 from stoker.page import uploads
 from stoker.page.app import STATIC
+from stoker.page.run_index import id_of
 from stoker.page.uploads import clean_name
 
 pytestmark = pytest.mark.usefixtures("warm_processes")
@@ -48,6 +49,22 @@ def test_an_upload_goes_on_where_it_was_cut(page: Browser) -> None:
     assert (again["offset"], again["done"]) == (100, False)
     whole = page.send("PATCH", f"/api/uploads/{key}?offset=100", content=CONTENT[100:]).json()
     assert whole["done"] and Path(whole["path"]).read_bytes() == CONTENT
+
+
+def test_an_incomplete_file_is_not_trained_on(page: Browser, tmp_path: Path) -> None:
+    key = page.post("/api/uploads", {"name": "rows.jsonl", "size": len(CONTENT)}).json()["id"]
+    page.send("PATCH", f"/api/uploads/{key}?offset=0", content=CONTENT[:100])
+    make_run(tmp_path / "runs" / "one")
+    path = page.get(f"/api/uploads/{key}").json()["path"]
+    job = f"task: sft\nmodel: llama-3m\ndata: {path}\nsteps: 1\n"
+    (problem,) = page.post("/api/check", {"yaml": job}).json()["problems"]
+    assert (problem["message"], problem["line"]) == ("the upload of `rows.jsonl` is incomplete", 3)
+    assert page.post("/api/jobs", {"yaml": job}).status_code == 403
+    evaluation = {"verb": "eval", "run": id_of(tmp_path / "runs" / "one"), "options": {"answers": path}}
+    refused = page.post("/api/actions", evaluation)
+    assert (refused.status_code, refused.json()["error"]["message"]) == (403, problem["message"])
+    page.send("PATCH", f"/api/uploads/{key}?offset=100", content=CONTENT[100:])
+    assert page.post("/api/check", {"yaml": job}).json()["problems"] == []
 
 
 def test_no_more_comes_than_was_announced(page: Browser) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from browsing import Browser, make_run
 
+from stoker.page.run_index import id_of
+
 
 def test_stages_are_done_running_failed_or_wait(page: Browser, tmp_path: Path) -> None:
     job = tmp_path / "runs" / "align"
@@ -31,3 +33,40 @@ def test_stages_are_done_running_failed_or_wait(page: Browser, tmp_path: Path) -
     page.page.runs.forget()
     alone = next(run["id"] for run in page.get("/api/runs").json()["runs"] if run["name"] == "alone")
     assert page.get(f"/api/runs/{alone}").json()["stages"] == []
+
+
+def test_a_job_with_stages_has_their_progress_to_its_end(page: Browser, tmp_path: Path) -> None:
+    root, queue = tmp_path / "runs" / "align", page.page.queue
+    queue.start_starter = lambda: None  # type: ignore[method-assign]
+    queue.add(["true"], cwd=tmp_path, run=root, job=tmp_path / "x", command="", user="me", name="align")
+    path, ((_, process),) = f"/api/runs/{id_of(root)}", queue.entries()
+    assert page.get(path).json()["status"] == "queued"
+    root.mkdir()
+    record = [{"name": name, "run": f"runs/align/{name}", "task": name, "needs": []} for name in ("sft", "dpo")]
+    (root / "stages.json").write_text(json.dumps(record))
+    make_run(root / "sft")
+    (process.folder / "begun.json").write_text(json.dumps({"time": 1.0}))
+    found = page.get(path).json()
+    assert (found["step"], found["steps"]) == (1, 2)
+    assert [stage["status"] for stage in found["stages"]] == ["done", "waiting"]
+    make_run(root / "dpo")
+    (process.folder / "ended.json").write_text(json.dumps({"code": 0, "time": 2.0}))
+    found = page.get(path).json()
+    assert (found["status"], found["step"], found["steps"]) == ("done", 2, 2)
+    (root / "dpo" / "events.jsonl").write_text(json.dumps({"event": "stopped", "time": 9}) + "\n")
+    (process.folder / "ended.json").write_text(json.dumps({"code": 143, "time": 2.0}))
+    assert page.get(path).json()["status"] == "stopped"
+
+
+def test_a_killed_run_is_not_all_right(page: Browser, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs" / "one")
+    page.page.runs.forget()
+    path = f"/api/runs/{id_of(run)}"
+
+    def faults() -> tuple[str, str]:
+        found = next(each for each in page.get(path).json()["health"] if each["what"] == "faults")
+        return found["level"], found["key"]
+
+    assert faults() == ("ok", "health.faults.ok")
+    (run / "events.jsonl").write_text((run / "events.jsonl").read_text().splitlines()[0] + "\n")  # it has no end
+    assert faults() == ("warn", "health.faults.interrupted")

@@ -17,13 +17,16 @@ from stoker.plan.calibrated_time import MeasuredPasses, measured_passes
 from stoker.plan.planned_job import shape_of_name
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.software import Software
+from stoker.plan.step_time import PassTimes, step_time
 
 RATE = 1e11  # FLOP/s at every size
 KINDS = ("copy", "add", "silu", "multiply", "dropout")
 NEVER = 1e-30  # seconds
 
 
-def _calibration(bandwidth: float, *, attention: float = NEVER, call: float = NEVER) -> Calibration:
+def _calibration(
+    bandwidth: float, *, attention: float = NEVER, call: float = NEVER, precision: str = "fp32"
+) -> Calibration:
     """A machine with one rate for all products, one bandwidth for all tensors."""
     sizes = (16, 4096)
     products = tuple(2 * m * n * k / RATE for m in sizes for n in sizes for k in sizes)
@@ -31,7 +34,7 @@ def _calibration(bandwidth: float, *, attention: float = NEVER, call: float = NE
     for way in ("attention", "attention-backward"):
         curves += [Curve(f"{way}-{size}", (256, 512), (attention, 4 * attention)) for size in HEAD_SIZES]
     curves += [Curve(way, (64,), (call,)) for way in ("forward", "backward")]
-    table = MatmulTable("fp32", sizes, products)
+    table = MatmulTable(precision, sizes, products)
     return Calibration("2026-11-21", "m", "d", 1, "2.13", (table,), tuple(curves), call)
 
 
@@ -84,6 +87,9 @@ def test_attention_is_that_of_every_head_and_row() -> None:
     )
     rows, heads = 2, setting.shape.heads
     assert with_it - without == pytest.approx(2 * rows * heads * 4e-3, rel=1e-3)
+    pairs = replace(setting, micro_batch=1, work=replace(setting.work, rows=2, computed=1024.0))
+    block = MeasuredPasses(_calibration(1e30, attention=1e-3)).block_pass(pairs, pairs.shape.layer(0))
+    assert block.total == pytest.approx(with_it)
 
 
 def test_attention_beyond_the_measured_rows_grows_with_their_square() -> None:
@@ -124,3 +130,17 @@ def test_only_what_was_measured_and_only_stoker_is_timed_so() -> None:
     assert measured_passes(replace(here, work=replace(here.work, precision="bf16"))) is None
     bare = replace(_calibration(1e10), curves=())
     assert measured_passes(replace(here, cluster=replace(here.cluster, calibration=bare))) is None
+
+
+def test_kept_passes_are_those_of_the_setting_s_own_types() -> None:
+    """In bf16 the hidden states are in float32 without sharding, and in 16 bits with it."""
+    cluster = replace(cluster_of(device_kind("A100"), gpus=8), calibration=_calibration(1e9, precision="bf16"))
+    plain = Setting(TrainingWork(shape_of_name("llama-30m", Path.cwd()), 512, 16), cluster, Layout(data=8), 1)
+    zero3 = Layout(data=8, shard="zero3", shard_size=8)
+    passes, seconds = PassTimes(), []
+    for layout in (plain.layout, zero3, replace(zero3, offload="params")):
+        found = replace(plain, layout=layout)
+        assert step_time(found, passes=passes).total == step_time(found).total
+        assert passes.least(plain) <= step_time(found).total
+        seconds.append(step_time(found).parts["compute"])
+    assert seconds[1] < 0.95 * seconds[0] and seconds[2] == seconds[0]

@@ -13,6 +13,7 @@ from stoker.hardware.cluster_file import load_cluster
 from stoker.job.layout import Layout
 from stoker.plan.answer.cost import SAMPLE_STEPS, Length, checkpoint_bytes, cost_of, price_of, saving_of
 from stoker.plan.answer.explain import plan_of
+from stoker.plan.memory_formulas import stage_memory
 from stoker.plan.search import LayoutPlan
 from stoker.plan.setting import Setting, TrainingWork, Tuning
 from stoker.plan.shapes.model_names import shape_named
@@ -37,11 +38,30 @@ def test_speed_is_tokens_over_seconds_and_mfu_by_the_palm_convention() -> None:
     assert adapters.mfu == pytest.approx(adapters.tokens_per_s_per_gpu * less / 312e12)
 
 
+def test_both_rows_of_a_pair_count() -> None:
+    plan = plan_on(load_cluster("8xA100-80GB"))
+    work = replace(plan.setting.work, rows=2, computed=2 * 2048.0, predicted=2 * 2048.0)
+    pairs = plan_of(replace(plan.setting, work=work))
+    assert pairs.speed.tokens_per_s == pytest.approx(2 * 32 * 2048 / pairs.seconds)
+    assert pairs.speed.mfu == pytest.approx(plan.speed.mfu, rel=0.1)
+
+
 def test_a_checkpoint_has_weights_and_two_moments_in_float32() -> None:
     """12 bytes a parameter; of adapters, of rank 16 on all linear layers, theirs alone."""
     cluster = load_cluster("8xA100-80GB")
     assert checkpoint_bytes(plan_on(cluster).setting) == 12 * LLAMA.parameters
     assert checkpoint_bytes(plan_on(cluster, "lora").setting) == 12 * lora_parameters(LLAMA, 16)
+
+
+def test_power_sgd_keeps_an_error_of_each_parameter_in_every_process_and_its_checkpoint() -> None:
+    setting = plan_on(load_cluster("8xA100-80GB")).setting
+    plain = replace(setting, layout=Layout(data=8))
+    compressed = replace(plain, layout=replace(plain.layout, compress="powersgd"))
+    size = 4 * LLAMA.parameters
+    before, after = stage_memory(plain, 0), stage_memory(compressed, 0)
+    assert after.parts == {**before.parts, "compression error": size}
+    assert after.upper - before.upper == pytest.approx(1.03 * size)  # its size is known
+    assert checkpoint_bytes(compressed) - checkpoint_bytes(plain) == 8 * size
 
 
 def test_the_stall_is_the_copy_and_the_write() -> None:

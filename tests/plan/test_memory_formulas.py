@@ -94,6 +94,14 @@ def test_offloaded_parameters_are_gathered_in_float32_and_computed_with_under_au
     assert moved.parts["gathered weights"] == kept.parts["gathered weights"]
 
 
+def test_an_offloaded_optimizer_keeps_weights_and_gradients_on_the_host_too() -> None:
+    """AdamW in float32: two moments, the weights that it steps, and the gradients that it reads (`HostOptimizer`)."""
+    found = setting(shape_named("llama3-8b"), Layout(data=8, shard="zero3", shard_size=8))
+    kept, moved = offloaded(found, "none", "optimizer")
+    assert moved.host == pytest.approx(2 * kept.parts["optimizer"]) == pytest.approx(16 * found.shape.parameters / 8)
+    assert moved.peak == pytest.approx(kept.peak - kept.parts["optimizer"])
+
+
 def test_the_outer_step_of_islands_stays_beside_the_weights() -> None:
     found = setting(shape_named("llama3-8b"), Layout(data=8, shard="zero3", shard_size=8))
     found = replace(found, software=replace(found.software, outer=8))
@@ -101,7 +109,7 @@ def test_the_outer_step_of_islands_stays_beside_the_weights() -> None:
     assert kept.parts["outer step"] == states.parts["outer step"] == kept.parts["optimizer"]
     assert "outer step" not in parameters.parts
     assert parameters.host == pytest.approx(
-        states.host + sum(kept.parts[p] for p in ("weights", "gradients", "outer step"))
+        sum(kept.parts[p] for p in ("weights", "gradients", "optimizer", "outer step"))
     )
 
 

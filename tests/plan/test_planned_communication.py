@@ -8,13 +8,14 @@ import pytest
 
 from stoker.hardware.cluster_file import load_cluster
 from stoker.job.layout import Layout, ScheduleName, Shard
-from stoker.plan.block_collectives import block_collectives
+from stoker.plan.block_collectives import block_collectives, block_exchanges
 from stoker.plan.efficiency import efficiency_of
-from stoker.plan.gradient_traffic import Collective, GradientTraffic
+from stoker.plan.gradient_traffic import Collective, GradientTraffic, gradient_traffic
 from stoker.plan.pipeline.communication import Message, communication_of
 from stoker.plan.pipeline.stage_times import timeline_of
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.model_names import shape_named
+from stoker.plan.software import Software
 from stoker.plan.step_time import PassTimes, data_parallel, exposed_send, step_time
 
 
@@ -99,3 +100,47 @@ def test_no_pass_begins_before_it_was_sent_its_input(schedule: ScheduleName) -> 
 
 def test_one_process_says_nothing() -> None:
     assert said_in(setting_of(Layout())) == ((),)
+
+
+@pytest.mark.parametrize(
+    ("shard", "precision", "sent", "gathered_and_scattered"),
+    [("none", "bf16", 4, 4 + 2), ("zero1", "bf16", 2, 2 + 2), ("none", "fp32", 4, 4 + 4), ("zero1", "fp32", 4, 4 + 4)],
+)
+def test_hidden_states_are_sent_in_the_type_that_blocks_compute_in(
+    shard: Shard, precision: str, sent: int, gathered_and_scattered: int
+) -> None:
+    """Autocast over float32 weights leaves them in float32; only products are in 16 bits."""
+    layout = Layout(data=2, shard=shard, shard_size=2, tensor=2, sequence=True, pipeline=2)
+    setting = setting_of(layout)
+    setting = replace(setting, work=replace(setting.work, precision=precision))
+    free = replace(setting.cluster, link_latency_s=0.0, network_latency_s=0.0)
+    setting = replace(setting, cluster=free)
+    efficiency, shape = efficiency_of(free.device), setting.shape
+    rate = free.device.link_gbs * 1e9 * efficiency.link
+    hidden = 4096 * shape.width
+    assert exposed_send(setting, efficiency) == pytest.approx(setting.software.exposed_sends * sent * hidden / 2 / rate)
+    exchange = block_exchanges(setting, shape.layer(0), efficiency)["tensor"]
+    one = hidden / 2 * gathered_and_scattered / rate  # half of the ring's bytes, for two processes
+    assert (exchange.forward, exchange.backward) == pytest.approx((2 * one, 2 * one))
+
+
+def test_weights_that_the_host_keeps_are_gathered_in_float32() -> None:
+    setting = setting_of(Layout(data=8, shard="zero3", shard_size=8))
+    seconds = []
+    for offload in ("none", "params"):
+        found = replace(setting, layout=replace(setting.layout, offload=offload))
+        free = replace(found, cluster=replace(found.cluster, link_latency_s=0.0))
+        traffic = gradient_traffic(free, efficiency_of(free.cluster.device), compute=0.0, last=0.0)
+        seconds.append(sum(each.seconds for each in traffic.collectives if each.kind == "all-gather"))
+    assert seconds[1] == pytest.approx(2 * seconds[0])
+
+
+def test_a_pipelines_unsharded_gradients_are_summed_after_all_passes() -> None:
+    """No wrapper sums them beside the backward pass (`Gradients.finish`); other programs hide a part."""
+    setting = setting_of(Layout(data=4, pipeline=2))
+    efficiency = efficiency_of(setting.cluster.device)
+    traffic = gradient_traffic(setting, efficiency, compute=1e9, last=1e9)
+    assert traffic.exposed == sum(each.seconds for each in traffic.collectives) > 0
+    assert {each.beside for each in traffic.collectives} == {"nothing"}
+    other = replace(setting, software=Software("another", memory=lambda _setting, _stage: {}))
+    assert gradient_traffic(other, efficiency, compute=1e9, last=1e9).exposed < traffic.exposed

@@ -16,9 +16,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.models import packed_row
 from stoker.models.adapters import add_adapter
+from stoker.models.collate import Segment
 from stoker.models.families import family_of
 from stoker.models.language_model import lay_out_for
 from stoker.models.lora import fuse_lora
+from stoker.models.packed_row import QuerySpan
 from stoker.models.prepare_architecture import training_form
 from stoker.parallel.recompute import recompute_blocks
 from stoker.plan.saved_activations import arithmetic, cast_weights, eager_bytes, row_bytes
@@ -75,7 +77,29 @@ def _model(family: str, blocks: int, *, held: torch.dtype = torch.float32, rank:
     return model.train()
 
 
-def _saved(model: Any, low: torch.dtype | None, recompute: str) -> int:
+class _FirstOfTwo:
+    """The process with the first half of a row; the other half is a copy."""
+
+    is_first = True
+    row = (Segment(0, 2 * TOKENS),)
+
+    def stretches(self, segments: Any) -> list[QuerySpan]:
+        return [QuerySpan(0, 0, TOKENS)]
+
+    def enter(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return q, torch.cat((k, k), dim=2), torch.cat((v, v), dim=2)
+
+    def leave(self, out: Tensor) -> Tensor:
+        return out
+
+    def heads(self, count: int) -> slice:
+        return slice(None)
+
+    def total(self, x: Tensor) -> Tensor:
+        return x
+
+
+def _saved(model: Any, low: torch.dtype | None, recompute: str, across: _FirstOfTwo | None = None) -> int:
     """Bytes of the different storages that autograd keeps after a forward pass, parameters aside."""
     language = lay_out_for(model)
     if recompute != "none":
@@ -93,16 +117,23 @@ def _saved(model: Any, low: torch.dtype | None, recompute: str) -> int:
 
     arithmetic = torch.autocast("cpu", low) if low else nullcontext()
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    with packed_row.segments(inputs.segments), arithmetic, hooks:
+    row = across.row if across is not None else inputs.segments
+    with packed_row.segments(row, across), arithmetic, hooks:
         kept = language.hidden(inputs)
     del kept
     return sum(storage.nbytes() for storage in storages.values())
 
 
-def _measured(family: str, low: torch.dtype | None = None, recompute: str = "none", **options: Any) -> Any:
+def _measured(
+    family: str,
+    low: torch.dtype | None = None,
+    recompute: str = "none",
+    across: _FirstOfTwo | None = None,
+    **options: Any,
+) -> Any:
     """(bytes a token and block, mean of the kinds; the shape), as what two more blocks keep."""
     two, four = (_model(family, blocks, **options) for blocks in (2, 4))
-    more = _saved(four, low, recompute) - _saved(two, low, recompute)
+    more = _saved(four, low, recompute, across) - _saved(two, low, recompute, across)
     return more / 2 / TOKENS, shape_of_config(two.config.to_dict())
 
 
@@ -150,6 +181,18 @@ def test_recompute_leaves_what_is_counted(family: str, recompute: Any) -> None:
     )
     assert kept == pytest.approx(measured, rel=0.03)
     assert again > 0
+
+
+@pytest.mark.parametrize(
+    ("family", "precision"), [("llama", "fp32"), ("llama", "bf16"), ("qwen3", "fp32"), ("gpt_neox", "fp32")]
+)
+def test_gathered_keys_and_values_of_a_whole_row_are_counted(family: str, precision: str) -> None:
+    low = torch.bfloat16 if precision == "bf16" else None
+    measured, shape = _measured(family, low, across=_FirstOfTwo())
+    types = arithmetic(precision)
+    kept, _ = eager_bytes(shape, shape.layer(0), seq_len=2 * TOKENS, types=types, gathered=2, processor=True)
+    kept += cast_weights(shape, shape.layer(0), types=types) / TOKENS
+    assert kept == pytest.approx(measured, rel=0.05)
 
 
 def test_a_window_shorter_than_the_row_costs_a_mask() -> None:

@@ -10,8 +10,9 @@ from counted import forward_flop_per_token
 from stoker.hardware.cluster import Cluster, cluster_of
 from stoker.hardware.device_catalogue import device_kind
 from stoker.hardware.network import parse_network
-from stoker.job.layout import Layout
+from stoker.job.layout import Compress, Layout
 from stoker.plan.efficiency import Efficiency, matmul_seconds
+from stoker.plan.gradient_traffic import gradient_traffic
 from stoker.plan.network_cost import CollectiveGroup, collective_seconds
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.model_names import shape_named
@@ -119,6 +120,26 @@ def test_gathers_travel_beside_the_passes() -> None:
     ]
     assert exposed[0] == pytest.approx((1 - whole.software.hidden_most) * moved[0])
     assert exposed[1] == pytest.approx(moved[1] - slow.software.hidden * step_time(slow).parts["compute"], rel=1e-6)
+
+
+@pytest.mark.parametrize(("compress", "size"), [("none", 4), ("bf16", 2)])
+def test_gradients_are_sent_in_float32_unless_they_are_compressed(compress: Compress, size: int) -> None:
+    found = setting(Layout(data=64, compress=compress))
+    (sent,) = gradient_traffic(found, PERFECT, compute=1.0, last=1.0).collectives
+    every = CollectiveGroup(64, 1)
+    assert sent.seconds == collective_seconds("all-reduce", size * SHAPE.parameters, every, CLUSTER, PERFECT)
+
+
+def test_experts_are_not_computed_in_8_bits() -> None:
+    """`stoker.parallel.float8` converts linear layers; stacked experts and routers stay in 16 bits."""
+    seconds = {}
+    for model in ("qwen3-30b-a3b", "llama3-8b"):
+        for precision in ("bf16", "fp8"):
+            work = TrainingWork(shape_named(model), 4096, 64, precision=precision)
+            found = Setting(work, cluster_of(device_kind("H100"), gpus=64), Layout(data=64), 1, software=FREE)
+            seconds[model, precision] = step_time(found, PERFECT).parts["compute"]
+    assert seconds["llama3-8b", "fp8"] < 0.6 * seconds["llama3-8b", "bf16"]
+    assert 0.7 * seconds["qwen3-30b-a3b", "bf16"] < seconds["qwen3-30b-a3b", "fp8"] < seconds["qwen3-30b-a3b", "bf16"]
 
 
 def test_islands_pay_for_the_network_between_them_now_and_then() -> None:

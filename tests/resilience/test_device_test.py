@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from stoker.checkpoint.object_collectives import run_on_all_ranks
 from stoker.launch.process_pool import Pool
 from stoker.resilience.device_test import (
     DeviceReport,
@@ -20,7 +21,6 @@ from stoker.resilience.device_test import (
     code_differs,
     data_differs,
     find_faults,
-    gather_reports,
     measure_disk,
     product_problem,
 )
@@ -29,7 +29,7 @@ GOOD = DeviceReport(0, "node1", "H100 0", False, "", 50e12, None, 1e9, 1000.0, "
 
 
 def reported() -> list[DeviceReport]:
-    return gather_reports(check_device(torch.device("cpu"), dist.get_rank()))
+    return run_on_all_ranks(lambda: check_device(torch.device("cpu"), dist.get_rank()))
 
 
 def same_data(mine: list[Mapping[str, str]]) -> tuple[int, str] | None:

@@ -83,7 +83,7 @@ def test_a_run_that_was_killed_at_any_moment_is_one(base: Path) -> None:
         (run.path / "logs").mkdir,
         (run.path / ".job.yaml.partial").touch,
         lambda: run.write_job("task: sft\n"),
-        lambda: run.write_environment({}),
+        lambda: run.write_json(run.environment, {}),
         lambda: run.event("started"),
         (run.path / "notes.txt").touch,
     )
@@ -139,7 +139,7 @@ def test_no_file_is_written_through_a_link(name: str, base: Path) -> None:
     run.path.mkdir()
     (run.path / name).symlink_to(base / "mine" / "thesis.tex")
     run.write_job("task: sft\n")
-    run.write_environment({})
+    run.write_json(run.environment, {})
     assert (base / "mine" / "thesis.tex").read_text() == "years of work"
     assert run.job.read_text() == "task: sft\n" and not run.job.is_symlink()
 

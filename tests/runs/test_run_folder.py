@@ -112,7 +112,7 @@ def test_a_full_disk_is_said_in_words(what: str, folder: RunFolder) -> None:
 
 def test_files_are_replaced_whole(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.write_job("task: sft\n")
-    folder.write_environment({"data": {"a": "b"}})
+    folder.write_json(folder.environment, {"data": {"a": "b"}})
 
     def fail(descriptor: int) -> None:
         raise OSError(28, "No space left on device")

@@ -38,7 +38,7 @@ class Asked(InProcess):
     """The proxy's application without a socket."""
 
     def __init__(self, proxy: Proxy) -> None:
-        self.service = proxy.service
+        self.service = proxy
         self.app = proxy.app()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import shutil
 import socket
@@ -33,10 +34,11 @@ from served_tables import (
 
 from stoker.errors import RunFailed, UserError
 from stoker.sparse import Feature, JaggedIds, SparseEmbeddings
-from stoker.sparse.servers import RowServers
+from stoker.sparse.servers import RowServers, row_server
 from stoker.sparse.servers.row_server import RowServer
 from stoker.sparse.servers.server_connection import LOST, ServerConnection
 from stoker.sparse.sparse_state import SparseState
+from stoker.sparse.table_shard import TableShard
 
 pytestmark = pytest.mark.usefixtures("warm_processes")
 
@@ -219,6 +221,82 @@ def test_a_server_that_is_lost_during_a_load_ends_the_run(tmp_path: Path) -> Non
         tables = SparseEmbeddings([USERS, ITEMS], {}, seed=3, servers=replace(servers, patience=3))
         with pytest.raises(RunFailed, match="lost while rows were being loaded"):
             tables.load(parts(running))
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), MemoryError("4 GiB")])
+def test_an_update_that_a_server_cannot_make_ends_the_run(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server would count a step without its update. It makes the step from its log when it starts again."""
+    alone = SparseEmbeddings([WORDS], {"words": Feature("words")}, seed=3)
+    step(alone)
+    update = TableShard.update
+
+    def fails(*args: object, **kwargs: object) -> None:
+        monkeypatch.setattr(TableShard, "update", update)  # once
+        raise error
+
+    with serving(tmp_path / "a") as (servers, running):
+        tables = words(replace(servers, patience=3))
+        monkeypatch.setattr(TableShard, "update", fails)
+        with pytest.raises(RunFailed, match=f"a step could not be made: {type(error).__name__}: .*{error.args[-1]}"):
+            step(tables), step(tables)
+        restart(running, 0, tmp_path / "a")
+        [(_, found)] = running[0]._shards[0].shard.state(rows=100, is_base=False)
+    expected = alone.state().tables["words"]
+    assert torch.equal(found.values[found.ids.argsort()], expected.values[expected.ids.argsort()])
+
+
+def test_a_connection_that_cannot_be_accepted_does_not_end_a_server(tmp_path: Path) -> None:
+    class Listening:
+        """A socket whose first connection fails, as when too many files are open."""
+
+        def __init__(self, listening: socket.socket) -> None:
+            self.listening, self.fails = listening, True
+
+        def accept(self) -> object:
+            if self.fails:
+                self.fails = False
+                raise OSError(errno.EMFILE, "Too many open files")
+            return self.listening.accept()
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.listening, name)
+
+    server = RowServer(("127.0.0.1", 0), SECRET, tmp_path / "a")
+    server._listening = Listening(server._listening)  # type: ignore[assignment]
+    thread = threading.Thread(target=server.serve, daemon=True)
+    thread.start()
+    step(words(RowServers((server.address,), SECRET, patience=3)))
+    server.close()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_request_that_a_server_cannot_answer_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: object) -> None:
+        raise KeyError("rows")
+
+    monkeypatch.setitem(row_server._ANSWERS, "counts", fails)
+    with serving(tmp_path / "a") as (servers, _):
+        tables = words(servers)
+        step(tables)
+        with pytest.raises(RunFailed, match="cannot go on: KeyError: 'rows'"):
+            tables._fused[0].source.counts()
+
+
+def test_a_server_that_is_lost_at_each_repetition_of_a_request_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: object) -> None:
+        raise ConnectionResetError
+
+    monkeypatch.setitem(row_server._ANSWERS, "counts", fails)
+    with serving(tmp_path / "a") as (servers, _):
+        tables = words(servers)
+        step(tables)
+        with pytest.raises(RunFailed, match="was lost 11 times before it answered a request"):
+            tables._fused[0].source.counts()
 
 
 SERVER = """

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from stoker.errors import DiskFailed
+from stoker.sparse.servers import step_log
 from stoker.sparse.servers.step_log import StepLog
 from stoker.sparse.sparse_state import SparseState, TableState
 
@@ -118,3 +120,20 @@ def test_a_write_that_fails_leaves_nothing_in_the_log(tmp_path: Path) -> None:
     log.append({"scale": 2 / 7}, arrays_of(2))
     log.close()
     assert found(tmp_path) == pytest.approx([1, 2])
+
+
+def test_a_snapshot_that_fails_is_explained_and_frees_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        path.write_bytes(bytes(100))
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(step_log, "save_file", full)
+    log = StepLog(tmp_path)
+    log.append({"scale": 1 / 7}, arrays_of(1))
+    rows = torch.arange(2)
+    table = TableState(rows, rows[:, None].float(), torch.empty(2, 0), rows.int(), rows.int())
+    with pytest.raises(DiskFailed, match=r"cannot be written: .*No space left"):
+        log.begin([SparseState(3, None, {"t": table})], first=4, **BASES)  # type: ignore[arg-type]
+    log.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["steps-0"]
+    assert found(tmp_path) == pytest.approx([1])

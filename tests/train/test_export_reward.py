@@ -38,15 +38,27 @@ def reward(base: Path, sft: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("in_process_replay")
 @pytest.mark.parametrize(
-    ("method", "precision", "allowed"), [("lora", "fp32", 2e-4), ("qlora", "fp32", 2e-4), ("lora", "bf16", 5e-2)]
+    ("method", "precision", "allowed", "targets"),
+    [
+        ("lora", "fp32", 2e-4, "all-linear"),
+        ("qlora", "fp32", 2e-4, "all-linear"),
+        ("lora", "bf16", 5e-2, "all-linear"),
+        ("lora", "fp32", 2e-4, ["q_proj", "lm_head"]),
+    ],
 )
 @pytest.mark.slow
 def test_peft_loads_an_adapter_with_the_scores_of_the_run(
-    method: str, precision: str, allowed: float, reward: dict[str, Any], base: Path, capsys: pytest.CaptureFixture[str]
+    method: str,
+    precision: str,
+    allowed: float,
+    targets: Any,
+    reward: dict[str, Any],
+    base: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The base of a run in mixed precision is in 16 bits, and its score head in 32."""
     train = {**reward["train"], "precision": precision}
-    run(base, {**reward, "tune": {"method": method, "rank": 4}, "train": train})
+    run(base, {**reward, "tune": {"method": method, "rank": 4, "targets": targets}, "train": train})
     if method == "qlora":
         assert main(["export", "run", "--format", "merged", "--to", "merged"]) == 2
         assert "write --format adapter" in capsys.readouterr().err

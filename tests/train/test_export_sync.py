@@ -23,8 +23,7 @@ from stoker.models.ranking.dcn import DCN
 from stoker.models.ranking.model_inputs import RankingShape
 from stoker.online_store.row_backends import FORMAT
 from stoker.online_store.row_reader import RowReader
-from stoker.online_store.store_version import StoreWriter
-from stoker.online_store.store_writers import roll_back, writer_of
+from stoker.online_store.store_writers import StoreWriter, roll_back, writer_of
 from stoker.runs.run_folder import StepMetrics
 from stoker.sparse import Admission, Eviction, Feature, JaggedIds, SparseEmbeddings, TableSettings
 from stoker.train.prepare import prepare

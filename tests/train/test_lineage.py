@@ -77,11 +77,11 @@ def test_inputs_that_an_earlier_version_did_not_record_are_not_a_change(chain: P
     (chain / "model" / "chat_template.jinja").write_text("x")
     now = Lineage({}, inputs(chain))
     known = {name: now.inputs[name] for name in ("model", "data rows.jsonl")}
-    folder.write_lineage({"job": {}, "inputs": known})
+    folder.write_json(folder.lineage, {"job": {}, "inputs": known})
     assert standing_of(folder, now).state == "done"
-    folder.write_lineage({"version": now.version, "job": {}, "inputs": known})
+    folder.write_json(folder.lineage, {"version": now.version, "job": {}, "inputs": known})
     assert standing_of(folder, now).state == "changed"
-    folder.write_lineage({"job": {}, "inputs": {**known, "model": "other"}})
+    folder.write_json(folder.lineage, {"job": {}, "inputs": {**known, "model": "other"}})
     assert standing_of(folder, now).why == ("model has changed",)
 
 

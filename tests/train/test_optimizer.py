@@ -78,3 +78,9 @@ def test_the_light_optimizer_is_light() -> None:
         return sum(chunks[0].tensor.numel() for chunks in held_moments(model, optimizer).values())
 
     assert numbers("adafactor") < 300 and numbers("adamw") > 20_000
+
+
+def test_sgd_steps_one_parameter_at_a_time() -> None:
+    """All at once, on a GPU, would hold a second copy of all gradients."""
+    optimizer = build_optimizer(network(), block(optimizer="sgd"))
+    assert all(group["foreach"] is False for group in optimizer.param_groups)

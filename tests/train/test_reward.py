@@ -17,6 +17,7 @@ from stoker.errors import UserError
 from stoker.job.load_job import load_job
 from stoker.models.adapters import unwrap
 from stoker.models.collate import cut_after_last_target
+from stoker.models.score_head import draw_weights
 from stoker.train.language_task import LanguageTask
 from stoker.train.reward_objective import heads_of, offset_of
 
@@ -54,6 +55,13 @@ def test_a_run_learns_which_answers_are_better(tune: Any, reward: dict[str, Any]
     assert offset_of(ran.prepared.task.model) == pytest.approx(last["chosen_score"])
     (offset,) = (value for name, value in ran.last_state().tensors.items() if name.endswith("offset"))
     assert float(offset) == pytest.approx(last["chosen_score"])
+
+
+def test_a_head_with_an_adapter_is_trained_and_centred_too(reward: dict[str, Any], base: Path) -> None:
+    ran = run(base, {**reward, "tune": {**LORA, "targets": ["q_proj", "lm_head"]}})
+    assert offset_of(ran.prepared.task.model) == pytest.approx(evaluations(ran)[-1]["chosen_score"])
+    (head,) = heads_of(ran.prepared.task.model)
+    assert not torch.equal(head.weight.detach(), draw_weights(32, ran.prepared.job.seed, "score"))
 
 
 def test_the_loss_is_that_of_bradley_and_terry(reward: dict[str, Any], base: Path, tiny_model: Path) -> None:
@@ -118,6 +126,19 @@ def test_stoker_eval_measures_and_calibrates(
         assert 0.5 <= one["predicted"] <= 1 and 0 <= one["right"] <= 1
     expected = sum(b["pairs"] * abs(b["predicted"] - b["right"]) for b in source["bins"]) / ROWS
     assert source["error"] == pytest.approx(expected)
+
+
+def test_the_untuned_model_has_the_first_head(
+    reward: dict[str, Any], base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The head is trained beside an adapter, so switching the adapter off is not enough."""
+    monkeypatch.chdir(base)
+    ran = run(base, {**reward, "tune": LORA})
+    assert main(["eval", "runs/reward", "--compare", "--json"]) == 0
+    found, first = json.loads(capsys.readouterr().out)["untuned"], evaluations(ran)[0]
+    assert first["step"] == 0
+    for name in ("loss", "accuracy", "margin"):
+        assert found[name] == pytest.approx(first[name], abs=1e-5)
 
 
 def test_a_reward_run_is_not_talked_to(

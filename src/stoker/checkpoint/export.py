@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
@@ -133,8 +133,9 @@ def write_export(tuned: TunedRun, export: Export, base: Path, verify: Callable[[
         try:
             write = (_SCORE_WRITERS if task_of(tuned.job).head == "score" else _WRITERS)[export.format]
             written = write(tuned, export, base, partial)
-        except OSError as error:
-            raise RunFailed(f"the export could not be written to {export.to}: {error.strerror or error}") from error
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise RunFailed(f"the export could not be written to {export.to}: {reason}") from error
         try:
             verify(written)
         except RunFailed as error:
@@ -289,12 +290,16 @@ def gguf_name(model: str, run: str) -> str:
 
 def _gguf(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
     assert tuned.job.model is not None
-    stops = codec_of_run(tuned).stop_ids
     name = gguf_name(tuned.job.model.name, tuned.folder.path.name)
     target = folder / f"{name}.gguf"
-    with TemporaryDirectory(dir=folder.parent, prefix=".gguf-") as temporary:
-        merged = _merged(tuned, Export("merged", Path(temporary)), base, Path(temporary))
-        write_gguf(merged, target, dtype=GGUF_DTYPES[export.weights], name=name, stops=stops)
+    write_gguf(
+        merged_model(tuned.model),
+        served_tokenizer(tuned),
+        target,
+        dtype=GGUF_DTYPES[export.weights],
+        name=name,
+        stops=codec_of_run(tuned).stop_ids,
+    )
     write_card(tuned, export.format, base, folder)
     return target
 

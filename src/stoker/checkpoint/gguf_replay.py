@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -49,15 +48,10 @@ def ask_llamacpp(gguf: Path, request: ReplayRequest) -> GgufAnswers:
     Raises:
         RunFailed: llama.cpp cannot load or run the file, or takes more than `stoker.checkpoint.replay.time_limit`.
     """
-    from stoker.checkpoint.replay import NEW_TOKENS, time_limit
+    from stoker.checkpoint.replay import NEW_TOKENS, ask_afresh, time_limit
 
-    command = [sys.executable, "-P", "-m", "stoker.checkpoint.gguf_replay", str(gguf)]
-    asked = json.dumps(asdict(request) | {"new_tokens": NEW_TOKENS})
-    limit = time_limit(gguf, None)
-    try:
-        done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=limit, check=False)
-    except subprocess.TimeoutExpired:
-        raise RunFailed(f"{gguf}: the replay through llama.cpp took more than {limit:.0f} s") from None
+    asked = asdict(request) | {"new_tokens": NEW_TOKENS}
+    done = ask_afresh("stoker.checkpoint.gguf_replay", gguf, asked, time_limit(gguf, None))
     if done.returncode != 0:
         last = "\n".join(done.stderr.strip().splitlines()[-5:])
         raise RunFailed(f"{gguf} cannot be replayed through llama.cpp:\n{last}")

@@ -7,9 +7,7 @@ llama.cpp identifies the splitting rules (the pre-tokenizer) by name only. A tok
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stoker.errors import Problem, UserError
@@ -17,6 +15,7 @@ from stoker.models.pre_tokenizers import DIGITS, GPT2, PRE_TOKENIZERS
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
+    from transformers import PreTrainedTokenizerFast
 
 
 class Unsupported(Exception):
@@ -83,28 +82,19 @@ class GgufTokenizer:
             writer.add_chat_template([{"name": n, "template": t} for n, t in self.chat_templates.items()])
 
 
-def read_tokenizer(folder: Path, *, vocab_size: int, stops: Collection[int] | None = None) -> GgufTokenizer:
-    """Reads the tokenizer of a Hugging Face folder, and its stop tokens.
+def gguf_tokenizer(tokenizer: PreTrainedTokenizerFast, *, vocab_size: int, stops: list[int]) -> GgufTokenizer:
+    """Converts a tokenizer and the tokens that end an answer.
 
     Args:
         vocab_size: rows of the model's embedding.
-        stops: the stop tokens; by default the special ones among those of the generation settings.
 
     Raises:
-        UserError: there is no such tokenizer, or GGUF cannot express it.
+        UserError: GGUF cannot express the tokenizer.
     """
-    from transformers import AutoTokenizer
-
-    place = str(folder / "tokenizer.json")
-    if not (folder / "tokenizer.json").is_file():
-        message = "no tokenizer.json: only byte-level BPE tokenizers can be written into a GGUF"
-        raise UserError(Problem(message, "export as merged instead", file=str(folder)))
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     try:
-        stops = _configured_stops(folder, tokenizer) if stops is None else sorted(stops)
         return _express(tokenizer, vocab_size=vocab_size, stops=stops)
     except Unsupported as reason:
-        raise UserError(Problem(str(reason), "export as merged instead", file=place)) from None
+        raise UserError(Problem(str(reason), "export as merged instead")) from None
 
 
 def _express(tokenizer: Any, *, vocab_size: int, stops: list[int]) -> GgufTokenizer:
@@ -216,21 +206,6 @@ def _special_ids(tokenizer: Any, stops: list[int]) -> _SpecialIds:
         raise Unsupported(f"{len(more) + 1} stop tokens are more than the three a GGUF can name")
     bos = eos if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     return _SpecialIds(bos, eos, more, tokenizer.pad_token_id, tokenizer.unk_token_id)
-
-
-def _configured_stops(folder: Path, tokenizer: Any) -> list[int]:
-    """Returns the stop tokens of the generation settings, or of the configuration.
-
-    The default ids of a configuration class (Llama: eos 2) often remain with another tokenizer, where they are ordinary
-    tokens. They are left out.
-    """
-    special = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
-    for name in ("generation_config.json", "config.json"):
-        if (folder / name).is_file():
-            stops = json.loads((folder / name).read_text("utf-8")).get("eos_token_id")
-            if stops is not None:
-                return [stop for stop in (stops if isinstance(stops, list) else [stops]) if stop in special]
-    return []
 
 
 def _added_around(tokenizer: Any) -> tuple[list[int], list[int]]:

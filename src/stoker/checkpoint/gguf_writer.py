@@ -1,16 +1,11 @@
-"""Writes a Hugging Face folder as one GGUF file, for llama.cpp and programs built on it.
-
-A model that GGUF or llama.cpp cannot express is refused before anything is written.
-"""
+"""Writes a model and its tokenizer as one GGUF file, for llama.cpp and programs built on it."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 import os
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -18,85 +13,76 @@ from stoker.checkpoint.gguf_layout import (
     FAMILIES,
     GgufFamily,
     expected_tensors,
-    gguf_problem,
     head_size,
     rotated_heads,
     tensor_name,
 )
-from stoker.errors import Problem, RunFailed, UserError
+from stoker.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from gguf import GGMLQuantizationType, GGUFWriter
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 Dtype = Literal["f32", "f16", "q8_0"]
 
 
 class _Source(NamedTuple):
-    """A tensor's safetensors file, name and shape there, and its type in the GGUF."""
+    """A tensor's name in the model, its weight, and its type in the GGUF."""
 
-    handle: Any
     key: str
-    shape: tuple[int, ...]
+    weight: torch.Tensor
     kind: GGMLQuantizationType
 
 
 def write_gguf(
-    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
     target: Path,
     *,
     dtype: Dtype = "f16",
-    name: str | None = None,
-    stops: Collection[int] | None = None,
+    name: str,
+    stops: Collection[int],
 ) -> None:
-    """Writes the model and tokenizer in `folder` as the GGUF file `target`, atomically.
+    """Writes a model without a `gguf_problem`, and its tokenizer, as the GGUF file `target`, atomically.
 
     Matrices get `dtype`, vectors stay float32; with q8_0, matrices whose width is not a multiple of 32 are float16.
     A sliding window becomes the context length, up to which it makes no difference.
 
     Args:
-        name: name of the model; by default the folder's.
-        stops: tokens that end an answer; by default the special ones among those of the folder's configuration.
+        name: name of the model.
+        stops: tokens that end an answer.
 
     Raises:
-        UserError: the folder is not such a model, or GGUF cannot express it; nothing is written.
+        UserError: GGUF cannot express the tokenizer; nothing is written.
         RunFailed: a weight is not finite or too large for float16, or the disk is full; nothing is left.
     """
-    from stoker.checkpoint.gguf_tokenizer import read_tokenizer
+    from stoker.checkpoint.gguf_tokenizer import gguf_tokenizer
 
     if importlib.util.find_spec("gguf") is None:
         raise UserError("writing GGUF needs the gguf package; pip install 'stoker[gguf]'")
-    config_file = folder / "config.json"
-    try:
-        raw = json.loads(config_file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(Problem(f"no readable config.json ({error})", file=str(config_file))) from None
-    if problem := gguf_problem(raw):
-        raise UserError(Problem(f"cannot be written as GGUF: {problem}", "export as merged", file=str(config_file)))
 
     from gguf import GGUFWriter
-    from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    family = FAMILIES[raw["architectures"][0]]
-    tokenizer = read_tokenizer(folder, vocab_size=config.vocab_size, stops=stops)
+    config, architecture = model.config, type(model).__name__
+    family = FAMILIES[architecture]
+    tokens = gguf_tokenizer(tokenizer, vocab_size=config.vocab_size, stops=sorted(stops))
+    sources = _sources(model, family, dtype)
     partial = target.with_name(f".{target.name}.partial")
-    with ExitStack() as files:
-        sources = _sources(folder, config, family, dtype, files)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        writer = GGUFWriter(partial, family.name)
-        try:
-            _write_config(writer, config, dtype, name=f"{name or folder.name} ({raw['architectures'][0]})")
-            tokenizer.write(writer)
-            _write_tensors(writer, sources, config, family)
-            writer.close()
-            partial.replace(target)
-        except OSError as error:
-            raise RunFailed(f"could not write {target}: {error.strerror or error}") from None
-        finally:
-            writer.close()
-            partial.unlink(missing_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    writer = GGUFWriter(partial, family.name)
+    try:
+        _write_config(writer, config, dtype, name=f"{name} ({architecture})")
+        tokens.write(writer)
+        _write_tensors(writer, sources, config, family)
+        writer.close()
+        partial.replace(target)
+    except OSError as error:
+        raise RunFailed(f"could not write {target}: {error.strerror or error}") from None
+    finally:
+        writer.close()
+        partial.unlink(missing_ok=True)
 
 
 def _write_config(writer: GGUFWriter, config: Any, dtype: Dtype, *, name: str) -> None:
@@ -126,40 +112,16 @@ def _write_config(writer: GGUFWriter, config: Any, dtype: Dtype, *, name: str) -
         writer.add_rope_scaling_factor(rope["factor"])
 
 
-def _sources(folder: Path, config: Any, family: GgufFamily, dtype: Dtype, files: ExitStack) -> dict[str, _Source]:
-    """Returns the tensors of the GGUF by name, in file order.
-
-    Raises:
-        UserError: the folder lacks a tensor, or has one that is not in this architecture.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    whole = folder / "model.safetensors"
-    paths = [whole] if whole.is_file() else sorted(folder.glob("model-*-of-*.safetensors"))
-    if not paths:
-        raise UserError(Problem("no model.safetensors in the folder", file=str(folder)))
+def _sources(model: PreTrainedModel, family: GgufFamily, dtype: Dtype) -> dict[str, _Source]:
+    """Returns the tensors of the GGUF by name, in file order."""
+    config, found = model.config, {}
     name_of = tensor_name(config, family)
-    found: dict[str, _Source] = {}
-    for path in paths:
-        try:
-            handle = files.enter_context(safe_open(path, framework="pt"))
-        except (OSError, SafetensorError) as error:
-            raise UserError(Problem(f"not a readable safetensors file ({error})", file=str(path))) from None
-        for key in handle.keys():  # noqa: SIM118  (the handle is not a mapping)
-            if key.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and key == "lm_head.weight"):
-                continue
-            shape = tuple(handle.get_slice(key).get_shape())
-            found[name_of(key) or key] = _Source(handle, key, shape, _kind(shape, dtype))
+    for key, weight in model.state_dict().items():
+        if not (config.tie_word_embeddings and key == "lm_head.weight"):
+            found[name_of(key) or key] = _Source(key, weight, _kind(tuple(weight.shape), dtype))
     wanted = expected_tensors(config, family)
-    missing, unknown = [n for n in wanted if n not in found], [n for n in found if n not in wanted]
-    if missing or unknown:
-        faults = [f"lacks {len(missing)} tensors, as {missing[0]}"] if missing else []
-        faults += [f"has {len(unknown)} tensors no {family.name} GGUF knows, as {unknown[0]}"] if unknown else []
-        raise UserError(Problem(f"the model {' and '.join(faults)}", file=str(folder)))
-    if found["token_embd.weight"].shape != (config.vocab_size, config.hidden_size):
-        shape = found["token_embd.weight"].shape
-        message = f"the embedding is {shape}, config.json says {(config.vocab_size, config.hidden_size)}"
-        raise UserError(Problem(message, file=str(folder)))
+    assert found.keys() == set(wanted), f"a {family.name} GGUF has other tensors: {found.keys() ^ set(wanted)}"
+    assert found["token_embd.weight"].weight.shape == (config.vocab_size, config.hidden_size)
     return {name: found[name] for name in wanted}
 
 
@@ -175,7 +137,7 @@ def _kind(shape: tuple[int, ...], dtype: Dtype) -> GGMLQuantizationType:
 
 
 def _write_tensors(writer: GGUFWriter, sources: dict[str, _Source], config: Any, family: GgufFamily) -> None:
-    """Writes header, keys and tensors, with one tensor in memory at a time."""
+    """Writes header, keys and tensors, converted one at a time."""
     import numpy as np
     from gguf.quants import quant_shape_to_byte_shape
 
@@ -183,7 +145,7 @@ def _write_tensors(writer: GGUFWriter, sources: dict[str, _Source], config: Any,
     if rope_factors is not None:
         writer.add_tensor_info("rope_freqs.weight", rope_factors.shape, rope_factors.dtype, rope_factors.nbytes)
     for name, source in sources.items():
-        stored = quant_shape_to_byte_shape(source.shape, source.kind)
+        stored = quant_shape_to_byte_shape(tuple(source.weight.shape), source.kind)
         writer.add_tensor_info(name, stored, np.dtype(np.uint8), math.prod(stored), raw_dtype=source.kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -203,7 +165,7 @@ def _encoded(sources: dict[str, _Source], config: Any, family: GgufFamily) -> It
 
     largest = torch.finfo(torch.float16).max
     for name, source in sources.items():
-        weight = source.handle.get_tensor(source.key).to(torch.float32)
+        weight = source.weight.detach().to("cpu", torch.float32)
         if not torch.isfinite(weight).all():
             raise RunFailed(f"{source.key} holds values that are not finite; nothing was written")
         if source.kind.name == "F16" and weight.abs().max() > largest:

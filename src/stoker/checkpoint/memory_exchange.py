@@ -17,6 +17,7 @@ from stoker.checkpoint.memory_restore import MemoryCopies, intersection
 from stoker.checkpoint.object_collectives import rank, run_on_all_ranks
 from stoker.checkpoint.save_plan import Item
 from stoker.checkpoint.shm_buffers import Copy, allocate
+from stoker.node_cache.cache_entry import boot_id
 
 PIECE = 64 * 2**20  # bytes sent at once
 
@@ -92,9 +93,8 @@ def _told(copy: MemoryCopies) -> dict[int, _Known]:
 
 def _machine(folder: Path) -> tuple[str, int, int]:
     """Identifies the memory that a folder is in: equal for processes that share it, and for no others."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
     found = folder.stat()
-    return boot.read_text().strip() if boot.is_file() else "", found.st_dev, found.st_ino
+    return boot_id(), found.st_dev, found.st_ino
 
 
 def _is_needed(items: tuple[Item, ...], held: Held) -> bool:

@@ -96,8 +96,9 @@ def _head(tuned: TunedRun, form: str, base: BaseName) -> Iterator[str]:
 
 def _body(tuned: TunedRun, form: str, base: BaseName) -> Iterator[str]:
     job, events = tuned.job, tuned.folder.read_events()
+    method = "all weights trained" if job.tune.method == "full" else f"tuned by {job.tune.method}"
     yield f"# {tuned.folder.path.name}"
-    yield f"\n{base.name}, {_method(job)}, step {tuned.step}, written by Stoker as {form}."
+    yield f"\n{base.name}, {method}, step {tuned.step}, written by Stoker as {form}."
     if base.warning:
         yield f"\n**{base.warning[0].upper()}{base.warning[1:]}.**"
     if base.remark:
@@ -113,10 +114,6 @@ def _body(tuned: TunedRun, form: str, base: BaseName) -> Iterator[str]:
     yield from (f"| {name} | {_figure(first)} | {_figure(last)} |" for name, first, last in _losses(tuned, events))
     yield "\n## Versions\n\n| package | version |\n| --- | --- |"
     yield from (f"| {name} | {version} |" for name, version in _versions(tuned).items() if version)
-
-
-def _method(job: ResolvedJob) -> str:
-    return "all weights trained" if job.tune.method == "full" else f"tuned by {job.tune.method}"
 
 
 def _name(source: str) -> str:

@@ -59,7 +59,10 @@ def os_errors() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class RemoteStorage:
-    """Storage at a URL: each attempt has its own folder, and is a checkpoint once ``state.json`` is in it."""
+    """Storage at a URL: each attempt has its own folder, and is a checkpoint once ``state.json`` is in it.
+
+    `LocalStorage` describes the methods.
+    """
 
     url: str
 

@@ -144,42 +144,47 @@ def vocabulary_of(tokens: Mapping[str, int]) -> str:
     return json.dumps(sorted(tokens, key=lambda token: tokens[token]), ensure_ascii=False)
 
 
-def answer_afresh(
-    artifact: Path, request: ReplayRequest, *, limit: float | None = None
-) -> tuple[list[ReplayAnswer], TextAnswers]:
+def answer_afresh(artifact: Path, request: ReplayRequest) -> tuple[list[ReplayAnswer], TextAnswers]:
     """Replays rows through the export in a folder, or a GGUF file, in a fresh process.
 
-    Args:
-        limit: timeout of the process in seconds; by default `STARTING`, and more for large weights.
-
     Raises:
-        RunFailed: the artifact cannot be loaded by transformers and peft, or the process takes longer than the limit.
+        RunFailed: the artifact cannot be loaded by transformers and peft, or the process takes longer than
+            `time_limit`.
     """
-    limit = time_limit(artifact, request.base) if limit is None else limit
+    limit = time_limit(artifact, request.base)
     with TemporaryDirectory() as temporary:
         out = Path(temporary) / "answers.safetensors"
         named = with_base(artifact, request.base, Path(temporary))
-        asked = asdict(request) | {"out": str(out)}
-        try:
-            done = subprocess.run(
-                [sys.executable, "-P", "-m", "stoker.checkpoint.replay", str(named)],
-                input=json.dumps(asked),
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=limit,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise RunFailed(
-                f"the export gave no answer within {limit:.0f} s in a fresh process, so it is not checked; export it "
-                "again where the machine has more memory, or less to do"
-            ) from error
+        done = ask_afresh("stoker.checkpoint.replay", named, asdict(request) | {"out": str(out)}, limit)
         if done.returncode:
             raise RunFailed(f"the export cannot be loaded: {reason_of_end(done)}")
         with safe_open(out, "pt") as file:
             tokens = [tuple(file.get_tensor(f"tokens.{i}").tolist()) for i in range(len(request.questions))]
             answers = [ReplayAnswer(file.get_tensor(f"logits.{i}"), ids) for i, ids in enumerate(tokens)]
             return answers, TextAnswers(**json.loads(file.metadata()["texts"]))
+
+
+def ask_afresh(
+    module: str, artifact: Path, request: Mapping[str, Any], limit: float
+) -> subprocess.CompletedProcess[str]:
+    """Runs a module on an export in a fresh process, which reads the request from its standard input.
+
+    Args:
+        limit: timeout in seconds.
+
+    Raises:
+        RunFailed: the process takes longer.
+    """
+    command = [sys.executable, "-P", "-m", module, str(artifact)]
+    try:
+        return subprocess.run(
+            command, input=json.dumps(request), capture_output=True, text=True, check=False, timeout=limit
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RunFailed(
+            f"the export gave no answer within {limit:.0f} s in a fresh process, so it is not checked; export it "
+            "again where the machine has more memory, or less to do"
+        ) from error
 
 
 def reason_of_end(done: subprocess.CompletedProcess[str]) -> str:

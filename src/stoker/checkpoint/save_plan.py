@@ -157,19 +157,19 @@ def _items(written: Sequence[WriteItem], held: Held) -> tuple[Item, ...]:
 
 
 def _room(place: Path | None) -> tuple[int, int]:
-    """Returns the bytes that copies may take, and the bytes that they take already."""
+    """Returns the bytes that copies may take, and the bytes that those of this process take already."""
     if place is None:
         return 0, 0
     system = os.statvfs(place)
     free = int(SPARE * min(system.f_bavail * system.f_frsize, psutil.virtual_memory().available))
-    return free, sum(path.stat().st_size for path in place.glob("rank-*/slot-?"))
+    return free, sum(path.stat().st_size for path in place.glob(f"rank-{rank()}/slot-?"))
 
 
 def _slots(machine: str, told: Sequence[_RankFacts]) -> int:
     """Returns the number of copies that fit into the memory of one machine."""
     here = [other for other in told if other.machine == machine]
     wanted = sum(other.length for other in here)
-    room = min(other.free for other in here) + max(other.kept for other in here)
+    room = min(other.free for other in here) + sum(other.kept for other in here)
     return min(2, room // wanted) if wanted else 2
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from peft import LoraConfig, TaskType
+from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
@@ -29,7 +29,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICA
 
 from stoker.checkpoint.adapter_export import PREFIX, WEIGHTS, save_adapter
 from stoker.checkpoint.load_run import TunedRun
-from stoker.checkpoint.replay import reason_of_end, time_limit, with_base
+from stoker.checkpoint.replay import ask_afresh, reason_of_end, time_limit, with_base
 from stoker.data.corpus import open_corpus
 from stoker.errors import RunFailed, UserError
 from stoker.models.adapters import unwrap
@@ -79,6 +79,10 @@ def save_score_adapter(model: nn.Module, folder: Path, base_name: str, *, pad_id
     head, name = _head_of(unwrap(model))
     config: Any = LoraConfig.from_pretrained(str(folder))
     config.task_type = TaskType.SEQ_CLS
+    if isinstance(head, LoraLayer):  # the file has the sum
+        head = copy.deepcopy(head)
+        head.merge()
+        head, config.target_modules = head.get_base_layer(), set(config.target_modules) - {name}
     config.modules_to_save = [*(m for m in config.modules_to_save or () if m != name), "score"]
     config.save_pretrained(str(folder))
     state = {key: t for key, t in load_file(folder / WEIGHTS).items() if not key.startswith(f"{PREFIX}{name}.")}
@@ -146,12 +150,7 @@ def replay_scores(folder: Path, request: ScoreRequest) -> list[float]:
     limit = time_limit(folder, request.base)
     with TemporaryDirectory() as temporary:
         named = with_base(folder, request.base, Path(temporary))
-        command = [sys.executable, "-P", "-m", "stoker.checkpoint.score_export", str(named)]
-        asked = json.dumps(asdict(request))
-        try:
-            done = subprocess.run(command, input=asked, capture_output=True, text=True, check=False, timeout=limit)
-        except subprocess.TimeoutExpired as error:
-            raise RunFailed(f"the export gave no answer within {limit:.0f} s in a fresh process") from error
+        done = ask_afresh("stoker.checkpoint.score_export", named, asdict(request), limit)
     if done.returncode:
         raise RunFailed(f"the export cannot be loaded: {reason_of_end(done)}")
     found: list[float] = json.loads(done.stdout.strip().splitlines()[-1])

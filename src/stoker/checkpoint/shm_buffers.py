@@ -138,8 +138,11 @@ class Slot:
         """Page-locks the memory if there are GPUs, which copies it several times faster."""
         if data.numel() and torch.cuda.is_available() and torch.cuda.is_initialized():
             done = torch.cuda.cudart().cudaHostRegister(data.data_ptr(), data.numel(), 0)
-            if int(done) == 0:  # without page-locking, copies are slower
+            if int(done) == 0:
                 self._pinned = data
+            else:  # copies are slower; the next operator would report the error, so this one takes it
+                with suppress(RuntimeError):
+                    torch.zeros(1, device="cuda")
 
     def empty(self) -> None:
         """Frees the memory and deletes the copy."""

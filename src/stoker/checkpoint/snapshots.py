@@ -27,7 +27,7 @@ from stoker.checkpoint.state import State
 from stoker.checkpoint.storage import storage_of
 from stoker.checkpoint.writer import GIVE_UP, WriteRequest
 from stoker.files import has_input
-from stoker.runs.shm_folder import NEIGHBOUR, OWN, SENT, SharedFolder, has_folder, shared_folder
+from stoker.runs.shm_folder import NEIGHBOUR, OWN, SENT, SharedFolder, has_folder, shared_folder, stamp_of
 
 VISIBLE = 120.0  # seconds until a file written by another machine must be visible on this one
 DELETES = 300.0  # seconds until old checkpoints are deleted; with `VISIBLE` less than the watchdog allows a save
@@ -75,7 +75,7 @@ class Snapshots:
         try:
             run_on_all_ranks(lambda: self.copy(state.step, held, state.numbers))
         except OSError:  # other processes have taken the memory since
-            self._do_without()
+            self._do_with_less()
             return False
         for folder in self.folder.glob("rank-*"):  # ranks of a larger world
             if int(folder.name.removeprefix("rank-")) >= agreement.world:
@@ -86,10 +86,10 @@ class Snapshots:
         """Returns whether the newest copy of this process is also on the next node, or no other node stores copies."""
         if self._folder is None or not (self._folder / NEIGHBOUR).exists():
             return True
-        made = [slot.header.stat().st_mtime_ns for slot in self._slots if slot.header.exists()]
+        made = {slot.step: stamp for slot in self._slots if (stamp := stamp_of(slot.header))}
         try:
-            return not made or int((self._folder / f"{SENT}{rank()}").read_text()) >= max(made)
-        except (FileNotFoundError, ValueError):
+            return not made or (self._folder / f"{SENT}{rank()}").read_text() == made[max(made)]
+        except FileNotFoundError:
             return False
 
     def agreed(self, held: Held) -> WritePlan:
@@ -165,6 +165,20 @@ class Snapshots:
         """Returns whether the next copy needs no new memory."""
         slot = self.free()
         return slot is not None and self.agreement is not None and slot.group == self.agreement.group
+
+    def _do_with_less(self) -> None:
+        """Keeps the newest copy that all processes have, as the only one; disables copies without any. A collective."""
+        assert self.agreement is not None
+        made = run_on_all_ranks(lambda: {slot.step for slot in self._slots if slot.step >= 0})
+        if not (common := set.intersection(*made)):
+            self._do_without()
+            return
+        self.agreement = replace(self.agreement, slots=1)
+        kept = next(slot for slot in self._slots if slot.step == max(common))
+        for slot in self._slots:
+            if slot is not kept:
+                slot.empty()
+        self._slots = [kept]
 
     def _do_without(self) -> None:
         """Disables copies until the processes agree again."""

@@ -17,92 +17,24 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
-from stoker.files import free_name, open_regular, replace_file
+from stoker.files import flush_folder, free_name, open_regular, replace_file, write_all
+
+if TYPE_CHECKING:
+    from stoker.checkpoint.remote import RemoteStorage
 
 STATE = "state.json"
 OWNER = "run.json"  # which run the checkpoints of a place belong to; see `stoker.checkpoint.owner`
 METADATA = ".metadata"  # index of the tensors and their places in the files, as torch.distributed.checkpoint reads it
 NAME = re.compile(r"step-(\d{8})")
-ATTEMPT = re.compile(r"step-(\d{8})-([a-zA-Z0-9]+)\.(\d+)\.\d+")  # step, machine, process, when
+ATTEMPT = re.compile(r"step-(\d{8})-([a-zA-Z0-9]+)\.(\d+)\.(\d+)")  # step, machine, process, when
 POLL = 0.1  # seconds
+CLOCK = 5.0  # seconds by which the start of a process may be inexact, with small adjustments of the clock
 BASE = "base"  # the key of the step that a checkpoint adds to, in ``state.json``
 SUM = "sha256"  # the key of the checksum of ``state.json``
 WITHOUT_SUM = {"step", "progress", "scaler", "files"}  # keys of a file from before checksums
-
-
-class Storage(Protocol):
-    """Storage of checkpoints. An `attempt` is an incomplete checkpoint. Errors of the place are OSErrors."""
-
-    @property
-    def place(self) -> Path | str:
-        """Returns the folder or URL."""
-
-    def steps(self) -> list[int]:
-        """Returns the steps with a complete checkpoint, ascending."""
-
-    def path(self, step: int) -> Path | str:
-        """Returns the path of a complete checkpoint, for torch.distributed.checkpoint."""
-
-    def begin(self, step: int, maker: int) -> str | None:
-        """Begins an attempt that the process ``maker`` of this machine will finish; None if the step is saved."""
-
-    @contextmanager
-    def create(self, attempt: str, name: str) -> Iterator[IO[bytes]]:
-        """Opens a new file of an attempt, which is synced to disk on exit."""
-
-    def names(self, attempt: str) -> set[str]:
-        """Returns the names of an attempt's files so far, as all machines see them."""
-
-    def read(self, attempt: str, name: str) -> bytes:
-        """Reads a file of an attempt."""
-
-    def remove(self, attempt: str, name: str) -> None:
-        """Deletes a file of an attempt."""
-
-    def commit(self, attempt: str, state: bytes) -> None:
-        """Adds ``state.json`` and makes the checkpoint visible."""
-
-    def give_up(self, attempt: str) -> None:
-        """Deletes an attempt."""
-
-    def sizes(self, step: int) -> dict[str, int]:
-        """Returns the bytes of each file of a checkpoint but ``state.json``."""
-
-    def open(self, step: int, name: str) -> IO[bytes]:
-        """Opens a file of a checkpoint."""
-
-    def room(self) -> int | None:
-        """Returns the free bytes; None if they are unknown."""
-
-    def put_aside(self, step: int) -> str:
-        """Renames a checkpoint, so that it is not listed; returns the path of its files."""
-
-    def put_all_aside(self, name: str) -> str:
-        """Moves all checkpoints and the owner into the first free folder ``name.1``, ``name.2`` ...; returns it."""
-
-    def owner(self) -> bytes | None:
-        """Returns the contents of the file that names the run of these checkpoints; None without one."""
-
-    def claim(self, owner: bytes, *, replaces: bool) -> None:
-        """Writes that file.
-
-        Raises:
-            FileExistsError: it exists, and ``replaces`` is False.
-        """
-
-    def delete(self, step: int) -> None:
-        """Deletes a checkpoint; a half-deleted one is never visible."""
-
-    def clean(self) -> None:
-        """Deletes the leftovers of ended processes."""
-
-    def pending(self) -> list[int]:
-        """Returns the steps that another process of this machine is still writing."""
-
-    def attempts_after(self, step: int) -> list[str]:
-        """Returns the attempts at later steps, by any process."""
+Storage: TypeAlias = "LocalStorage | RemoteStorage"
 
 
 def storage_of(place: Path | str) -> Storage:
@@ -133,38 +65,50 @@ def _machine() -> str:
 
 
 def is_alive(attempt: str) -> bool:
-    """Returns whether another process of this machine, named in the attempt, is still writing it."""
+    """Returns whether another process of this machine, named in the attempt, is still writing it.
+
+    A thread, or a process that started later, has only got the same number.
+    """
     import psutil  # imported here, as the writers do not need it and must start fast
 
     match = ATTEMPT.fullmatch(attempt)
     if match is None or match[2] != _machine() or int(match[3]) == os.getpid():
         return False
     try:
-        return psutil.Process(int(match[3])).status() != psutil.STATUS_ZOMBIE
+        maker = psutil.Process(int(match[3]))
+        is_older = maker.create_time() < int(match[4]) / 1e9 + CLOCK
+        return is_older and psutil.pid_exists(maker.pid) and maker.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
 @dataclass(frozen=True)
 class LocalStorage:
-    """Storage in a folder: attempts are hidden folders, which are renamed."""
+    """Storage in a folder. An attempt is an incomplete checkpoint: a hidden folder, which is renamed.
+
+    `RemoteStorage` has the same methods. Errors of the place are OSErrors.
+    """
 
     folder: Path
 
     @property
     def place(self) -> Path:
+        """Returns the folder or URL."""
         return self.folder
 
     def steps(self) -> list[int]:
+        """Returns the steps with a complete checkpoint, ascending."""
         if not self.folder.is_dir():
             return []
         matches = (NAME.fullmatch(path.name) for path in self.folder.iterdir())
         return sorted(int(match[1]) for match in matches if match)
 
     def path(self, step: int) -> Path:
+        """Returns the path of a complete checkpoint, for torch.distributed.checkpoint."""
         return self.folder / name_of(step)
 
     def begin(self, step: int, maker: int) -> str | None:
+        """Begins an attempt that the process ``maker`` of this machine will finish; None if the step is saved."""
         if self.path(step).exists():
             return None
         attempt = attempt_name(step, maker)
@@ -173,49 +117,60 @@ class LocalStorage:
 
     @contextmanager
     def create(self, attempt: str, name: str) -> Iterator[IO[bytes]]:
+        """Opens a new file of an attempt, which is synced to disk on exit."""
         with (self._attempt(attempt) / name).open("wb", buffering=0) as file:
             yield file
             os.fsync(file.fileno())
 
     def names(self, attempt: str) -> set[str]:
+        """Returns the names of an attempt's files so far, as all machines see them."""
         return {path.name for path in self._attempt(attempt).iterdir()}
 
     def read(self, attempt: str, name: str) -> bytes:
+        """Reads a file of an attempt."""
         return (self._attempt(attempt) / name).read_bytes()
 
     def remove(self, attempt: str, name: str) -> None:
+        """Deletes a file of an attempt."""
         (self._attempt(attempt) / name).unlink()
 
     def commit(self, attempt: str, state: bytes) -> None:
+        """Adds ``state.json`` and makes the checkpoint visible."""
         with self.create(attempt, STATE) as file:
-            file.write(state)
-        _flush_folder(self._attempt(attempt))
+            write_all(file, state)
+        flush_folder(self._attempt(attempt))
         match = ATTEMPT.fullmatch(attempt)
         assert match is not None
         self._attempt(attempt).rename(self.path(int(match[1])))
-        _flush_folder(self.folder)
+        flush_folder(self.folder)
 
     def give_up(self, attempt: str) -> None:
+        """Deletes an attempt."""
         shutil.rmtree(self._attempt(attempt), ignore_errors=True)
 
     def sizes(self, step: int) -> dict[str, int]:
+        """Returns the bytes of each file of a checkpoint but ``state.json``."""
         files = sorted(self.path(step).iterdir())
         return {path.name: path.stat().st_size for path in files if path.name != STATE}
 
     def open(self, step: int, name: str) -> IO[bytes]:
+        """Opens a file of a checkpoint."""
         return open(self.path(step) / name, "rb", opener=open_regular)
 
     def room(self) -> int | None:
+        """Returns the free bytes; None if they are unknown."""
         there = next(path for path in (self.folder, *self.folder.absolute().parents) if path.is_dir())
         system = os.statvfs(there)
         return system.f_bavail * system.f_frsize if system.f_blocks else None
 
     def put_aside(self, step: int) -> str:
+        """Renames a checkpoint, so that it is not listed; returns the path of its files."""
         aside = self.folder / f"damaged-{self.path(step).name}"
         shutil.rmtree(aside, ignore_errors=True)
         return str(self.path(step).rename(aside))
 
     def put_all_aside(self, name: str) -> str:
+        """Moves all checkpoints and the owner into the first free folder ``name.1``, ``name.2`` ...; returns it."""
         self.clean()
         name = free_name(name, lambda one: (self.folder / one).exists())
         (self.folder / name).mkdir()
@@ -226,6 +181,7 @@ class LocalStorage:
         return name
 
     def owner(self) -> bytes | None:
+        """Returns the contents of the file that names the run of these checkpoints; None without one."""
         try:
             with open(self.folder / OWNER, "rb", opener=open_regular) as file:
                 return file.read()
@@ -233,6 +189,11 @@ class LocalStorage:
             return None
 
     def claim(self, owner: bytes, *, replaces: bool) -> None:
+        """Writes that file.
+
+        Raises:
+            FileExistsError: it exists, and ``replaces`` is False.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         if replaces:
             replace_file(self.folder / OWNER, owner)
@@ -241,11 +202,13 @@ class LocalStorage:
                 file.write(owner)
 
     def delete(self, step: int) -> None:
+        """Deletes a checkpoint; a half-deleted one is never visible."""
         doomed = self.folder / f".doomed-{self.path(step).name}-{os.getpid()}"
         self.path(step).rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)
 
     def clean(self) -> None:
+        """Deletes the leftovers of ended processes."""
         for path in self.folder.glob(".partial-step-*"):
             if not is_alive(path.name.removeprefix(".partial-")):
                 shutil.rmtree(path, ignore_errors=True)
@@ -253,10 +216,12 @@ class LocalStorage:
             shutil.rmtree(path, ignore_errors=True)
 
     def pending(self) -> list[int]:
+        """Returns the steps that another process of this machine is still writing."""
         names = [path.name.removeprefix(".partial-") for path in self.folder.glob(".partial-step-*")]
         return [int(name.split("-")[1]) for name in names if is_alive(name)]
 
     def attempts_after(self, step: int) -> list[str]:
+        """Returns the attempts at later steps, by any process."""
         names = [path.name.removeprefix(".partial-") for path in self.folder.glob(".partial-step-*")]
         return [name for name in names if int(name.split("-")[1]) > step]
 
@@ -297,11 +262,3 @@ def base_of(storage: Storage, step: int) -> int | None:
 
 def _sum(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

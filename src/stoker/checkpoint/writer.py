@@ -26,7 +26,7 @@ from stoker.checkpoint.dcp_file_layout import DcpFilePart as Span
 from stoker.checkpoint.retention import Keep, retain
 from stoker.checkpoint.storage import METADATA, POLL, Storage, storage_of, write_state
 from stoker.errors import RunFailed
-from stoker.files import has_input
+from stoker.files import has_input, write_all
 
 ORPHANED = 30.0  # seconds that other processes' parts get to arrive after this one's process has ended
 GIVE_UP = b"give up"  # a line that cancels the pending checkpoint
@@ -101,7 +101,7 @@ def commit(
             "checkpoint.to must be a folder that all machines share"
         )
     with storage.create(attempt, METADATA) as file:
-        file.write(metadata)
+        write_all(file, metadata)
     files = [*parts, Written(METADATA, len(metadata), hashlib.sha256(metadata).hexdigest())]
     state["files"] = {file.name: {"bytes": file.bytes, "sha256": file.sha256} for file in files}
     try:
@@ -141,7 +141,7 @@ class Writer:
                 storage, attempt, DcpFileLayout.read(Path(request.file_layout)), _Staged(Path(request.data))
             )
             with storage.create(attempt, f"done-{request.rank}.json") as file:
-                file.write(json.dumps(asdict(written)).encode())
+                write_all(file, json.dumps(asdict(written)).encode())
         except Exception:
             if request.rank == 0:
                 storage.give_up(attempt)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.amounts import ago, size_text
+from stoker.cli.tables import print_table
 from stoker.errors import Problem, UserError
 
 if TYPE_CHECKING:
@@ -107,16 +108,10 @@ def _bytes_of(path: Path) -> int:
 
 
 def _print_table(objects: list[CachedObject]) -> None:
-    from rich.table import Table
-
-    from stoker.console import Console
-
-    table = Table(box=None, header_style="bold")
-    for column, side in (("object", "left"), ("size", "right"), ("state", "left"), ("last used", "right")):
-        table.add_column(column, justify=side)  # type: ignore[arg-type]  # one of the two words
-    for each in objects:
-        table.add_row(each.url, size_text(each.size or each.bytes), _state(each), ago(time.time() - each.used))
-    Console(soft_wrap=True, highlight=False).print(table)
+    rows = (
+        (each.url, size_text(each.size or each.bytes), _state(each), ago(time.time() - each.used)) for each in objects
+    )
+    print_table(("object", ">size", "state", ">last used"), rows)
 
 
 def _state(each: CachedObject) -> str:

@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,67 +17,57 @@ from stoker.errors import Problem, UserError
 if TYPE_CHECKING:
     from stoker.job import LoadedJob
     from stoker.rehearse.rehearsal import Rehearsal, Trial
-    from stoker.resilience.fault_injection import Fault
+    from stoker.resilience.fault_injection import Fault, Kind
     from stoker.runs.run_folder import RunFolder
 
-PLACE = re.compile(r"(\d+)@(\d+)")
-PLACE_AND_FACTOR = re.compile(r"(\d+)@(\d+):(\d+(?:\.\d+)?)")
+NUMBER = r"\d+(?:\.\d+)?"
+PARTS = {  # of an option's value: the pattern, and an example
+    "RANK": (r"\d+", "1"),
+    "NODE": (r"\d+", "1"),
+    "STEP": (r"\d+", "20"),
+    "FACTOR": (NUMBER, "3"),
+    "SECONDS": (NUMBER, "5"),
+}
+ABOVE = {"FACTOR": 1, "SECONDS": 0}
+FAULTS: dict[str, tuple[Kind, str, str]] = {  # by option: the kind, the form of a value, the help
+    "--kill": ("kill", "RANK@STEP", "kill -9 this process at this step"),
+    "--hang": ("hang", "RANK@STEP", "suspend this process at this step, so that it hangs"),
+    "--slow": ("slow", "RANK@STEP:FACTOR", "slow this process down by FACTOR for some steps"),
+    "--nan": ("nan", "STEP", "make the loss and the gradient of this step non-finite, once"),
+    "--corrupt-at": ("corrupt", "RANK@STEP", "as --corrupt-checkpoint, at this step, killing this process"),
+    "--fill-at": (
+        "fill-disk",
+        "RANK@STEP",
+        "as --fill-disk, for this process, at the first checkpoint after this step",
+    ),
+    "--kill-node": (
+        "kill-node",
+        "NODE@STEP",
+        "kill -9 the supervisor and all processes of this node (counted from 0); it returns a second later",
+    ),
+    "--cut-link": (
+        "cut-link",
+        "NODE@STEP:SECONDS",
+        "cut all connections between this node and the others for SECONDS",
+    ),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``stoker chaos``."""
     parser.add_argument("job", metavar="JOB", help="the job file")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the job to override")
-    for option, metavar, what in (
-        ("--kill", "RANK@STEP", "kill -9 this process at this step"),
-        ("--hang", "RANK@STEP", "suspend this process at this step, so that it hangs"),
-        ("--slow", "RANK@STEP:FACTOR", "slow this process down by FACTOR for some steps"),
-        ("--nan", "STEP", "make the loss and the gradient of this step non-finite, once"),
+    for option, (_, form, what) in FAULTS.items():
+        parser.add_argument(option, action="append", default=[], metavar=form, help=what)
+    for option, what in (
+        (
+            "--corrupt-checkpoint",
+            "after the second checkpoint: corrupt the newest checkpoint on disk, drop the copies in memory, and kill "
+            "rank 0",
+        ),
+        ("--fill-disk", "fail with a full disk when rank 0 writes the first checkpoint"),
     ):
-        parser.add_argument(option, action="append", default=[], metavar=metavar, help=what)
-    parser.add_argument(
-        "--corrupt-checkpoint",
-        action="append_const",
-        const=None,
-        default=[],
-        help="after the second checkpoint: corrupt the newest checkpoint on disk, drop the copies in memory, and kill "
-        "rank 0",
-    )
-    parser.add_argument(
-        "--corrupt-at",
-        action="append",
-        default=[],
-        metavar="RANK@STEP",
-        help="the same at this step, killing this process",
-    )
-    parser.add_argument(
-        "--fill-disk",
-        action="append_const",
-        const=None,
-        default=[],
-        help="fail with a full disk when rank 0 writes the first checkpoint",
-    )
-    parser.add_argument(
-        "--fill-at",
-        action="append",
-        default=[],
-        metavar="RANK@STEP",
-        help="the same for this process, at the first checkpoint after this step",
-    )
-    parser.add_argument(
-        "--kill-node",
-        action="append",
-        default=[],
-        metavar="NODE@STEP",
-        help="kill -9 the supervisor and all processes of this node (counted from 0); it returns a second later",
-    )
-    parser.add_argument(
-        "--cut-link",
-        action="append",
-        default=[],
-        metavar="NODE@STEP:SECONDS",
-        help="cut all connections between this node and the others for SECONDS",
-    )
+        parser.add_argument(option, action="append_const", const=None, default=[], help=what)
     parser.add_argument(
         "--nodes",
         type=int,
@@ -118,30 +108,13 @@ def _stated(arguments: argparse.Namespace) -> list[Fault]:
     """Returns the faults of the command line; step 0 if none is given."""
     from stoker.resilience.fault_injection import Fault
 
-    faults = [Fault("kill", step, rank) for rank, step in (_place("--kill", text) for text in arguments.kill)]
-    faults += [Fault("hang", step, rank) for rank, step in (_place("--hang", text) for text in arguments.hang)]
-    for text in arguments.slow:
-        match = PLACE_AND_FACTOR.fullmatch(text)
-        if match is None or float(match[3]) <= 1:
-            raise UserError(Problem(f"--slow {text}: not of the form RANK@STEP:FACTOR", "write it as 1@20:3"))
-        faults.append(Fault("slow", _step("--slow", text, match[2]), int(match[1]), float(match[3])))
-    for text in arguments.nan:
-        if not text.isdecimal():
-            raise UserError(Problem(f"--nan {text}: not a step", "write it as --nan 20"))
-        faults.append(Fault("nan", _step("--nan", text, text)))
+    faults = [
+        _fault(option, text)
+        for option in FAULTS
+        for text in getattr(arguments, option.removeprefix("--").replace("-", "_"))
+    ]
     faults += [Fault("corrupt", 0) for _ in arguments.corrupt_checkpoint]
-    faults += [Fault("corrupt", step, rank) for rank, step in (_place("--corrupt-at", t) for t in arguments.corrupt_at)]
     faults += [Fault("fill-disk", 0) for _ in arguments.fill_disk]
-    faults += [Fault("fill-disk", step, rank) for rank, step in (_place("--fill-at", t) for t in arguments.fill_at)]
-    for text in arguments.kill_node:
-        number, step = _place("--kill-node", text, "NODE")
-        faults.append(Fault("kill-node", step, node=str(number)))
-    for text in arguments.cut_link:
-        match = PLACE_AND_FACTOR.fullmatch(text)
-        if match is None or float(match[3]) <= 0:
-            raise UserError(Problem(f"--cut-link {text}: not of the form NODE@STEP:SECONDS", "write it as 1@20:5"))
-        step = _step("--cut-link", text, match[2])
-        faults.append(Fault("cut-link", step, node=match[1], seconds=float(match[3])))
     if not faults and arguments.random < 1:
         raise UserError(Problem("no fault is given", "write for example --kill 0@20, or --random 5"))
     return faults
@@ -163,17 +136,27 @@ def _nodes(arguments: argparse.Namespace, loaded: LoadedJob, faults: list[Fault]
     return count
 
 
-def _place(option: str, text: str, what: str = "RANK") -> tuple[int, int]:
-    match = PLACE.fullmatch(text)
-    if match is None:
-        raise UserError(Problem(f"{option} {text}: not of the form {what}@STEP", f"write it as {option} 1@20"))
-    return int(match[1]), _step(option, text, match[2])
+def _fault(option: str, text: str) -> Fault:
+    """Returns the fault that an option describes."""
+    from stoker.resilience.fault_injection import Fault
 
-
-def _step(option: str, text: str, step: str) -> int:
-    if int(step) < 1:
+    kind, form, _ = FAULTS[option]
+    match = re.fullmatch(re.sub("[A-Z]+", lambda part: f"(?P<{part[0]}>{PARTS[part[0]][0]})", form), text)
+    found = match.groupdict() if match is not None else {}
+    if not found or any(float(found[part]) <= least for part, least in ABOVE.items() if part in found):
+        wrong = "a step" if form == "STEP" else f"of the form {form}"
+        example = re.sub("[A-Z]+", lambda part: PARTS[part[0]][1], form)
+        raise UserError(Problem(f"{option} {text}: not {wrong}", f"write it as {option} {example}"))
+    if int(found["STEP"]) < 1:
         raise UserError(Problem(f"{option} {text}: there is no step 0", "steps count from 1"))
-    return int(step)
+    return Fault(
+        kind,
+        int(found["STEP"]),
+        rank=int(found.get("RANK", 0)),
+        factor=float(found.get("FACTOR", 1)),
+        node=str(int(found["NODE"])) if "NODE" in found else "",
+        seconds=float(found.get("SECONDS", 0)),
+    )
 
 
 def _save_every(calm: RunFolder) -> int:
@@ -183,8 +166,6 @@ def _save_every(calm: RunFolder) -> int:
 
 def _placed(faults: list[Fault], save_every: int) -> list[Fault]:
     """Chooses steps for the faults without one."""
-    from dataclasses import replace
-
     usual = {"corrupt": 2 * save_every + 1, "fill-disk": save_every}
     return [fault if fault.step else replace(fault, step=usual[fault.kind]) for fault in faults]
 

@@ -93,10 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         from stoker.cli.data_view import print_audit
 
         print_audit(audit, shown.dropped, shown.packed or ())
-    sys.stdout.flush()
-    for problem in audit.problems:
-        print(f"error: {problem}", file=sys.stderr)
-    return UserError.exit_code if audit.problems else 0
+    return _end(audit.problems)
 
 
 def _run_log(arguments: argparse.Namespace, audit: LogAudit) -> int:
@@ -110,10 +107,15 @@ def _run_log(arguments: argparse.Namespace, audit: LogAudit) -> int:
         print(json.dumps(audit.as_json(), ensure_ascii=False))
     else:
         print_log_audit(audit)
+    return _end(audit.problems)
+
+
+def _end(problems: Sequence[Problem]) -> int:
+    """Prints the problems, and returns the exit code."""
     sys.stdout.flush()
-    for problem in audit.problems:
+    for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
-    return UserError.exit_code if audit.problems else 0
+    return UserError.exit_code if problems else 0
 
 
 def _shown(arguments: argparse.Namespace, loaded: LoadedJob) -> _Shown:

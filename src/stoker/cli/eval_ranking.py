@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from stoker.cli.tables import print_table
 from stoker.terminal import escape_control_characters
 from stoker.train.ranking.evaluation_metrics import RankingFigure, RankingFigures
 
@@ -12,41 +13,28 @@ SHOWN = 20  # values shown per slice: the first ones, as the most frequent are n
 
 def print_ranking(found: RankingFigures) -> None:
     """Prints a table of the metrics by label, and one for each slice."""
-    from rich.table import Table
-
-    from stoker.console import Console
-
-    table = Table(box=None, header_style="bold")
-    for name in (*(["label"] if len(found.labels) > 1 else []), "metric"):
-        table.add_column(name)
-    for name in ("value", "95 % interval"):
-        table.add_column(name, justify="right")
-    for label, figures in found.labels.items():
-        for name, figure in figures.items():
-            table.add_row(*([label] if len(found.labels) > 1 else []), name, f"{figure.value:.4f}", _interval(figure))
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(table)
+    several = len(found.labels) > 1
+    rows = [
+        [*([label] if several else []), name, f"{figure.value:.4f}", _interval(figure)]
+        for label, figures in found.labels.items()
+        for name, figure in figures.items()
+    ]
+    print_table([*(["label"] if several else []), "metric", ">value", ">95 % interval"], rows)
     for label, columns in found.slices.items():
         for column, values in columns.items():
-            console.print(_slices(f"{column}: {label}" if len(found.labels) > 1 else column, values))
+            _print_slices(f"{column}: {label}" if several else column, values)
     for name in found.further.get("columns_missing", ()):
         print(f"no row has a value in column {name!r}, so there are no metrics by it")
     print(f"{found.rows:,} rows; {found.rows_dropped:,} dropped; step {found.further.get('step')}")
 
 
-def _slices(column: str, values: Mapping[str, Mapping[str, RankingFigure]]) -> object:
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold")
-    table.add_column(escape_control_characters(column))
+def _print_slices(column: str, values: Mapping[str, Mapping[str, RankingFigure]]) -> None:
     names = ("auc", "log_loss", "calibration", "positive_rate")
-    for name in names:
-        table.add_column(name, justify="right")
-    for value, figures in list(values.items())[:SHOWN]:
-        table.add_row(
-            escape_control_characters(value), *(f"{figures[n].value:.4f}" if n in figures else "-" for n in names)
-        )
-    return table
+    rows = [
+        [escape_control_characters(value), *(f"{figures[n].value:.4f}" if n in figures else "-" for n in names)]
+        for value, figures in list(values.items())[:SHOWN]
+    ]
+    print_table([escape_control_characters(column), *(f">{name}" for name in names)], rows)
 
 
 def _interval(figure: RankingFigure) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from stoker.cli.tables import print_table
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.generate.open_model import OpenModel
 from stoker.models.model_source import find_model
@@ -104,26 +105,13 @@ def keep_and_print(
 
 def print_figures(figures: Sequence[Figure]) -> None:
     """Prints one line per figure."""
-    from rich.table import Table
-
-    from stoker.console import Console
-
-    table = Table(box=None, header_style="bold")
     several = any(figure.of for figure in figures)
     intervals = any(figure.low is not None for figure in figures)
-    for column in (*(["of"] if several else []), "measure"):
-        table.add_column(column)
-    for column in ("value", "standard error", *(["interval"] if intervals else []), "rows"):
-        table.add_column(column, justify="right")
+    rows = []
     for figure in figures:
         error = "-" if figure.standard_error is None else f"{figure.standard_error:.4f}"
         between = "-" if figure.low is None else f"{figure.low:+.4f} to {figure.high:+.4f}"
-        table.add_row(
-            *([figure.of] if several else []),
-            figure.name,
-            f"{figure.value:.4f}",
-            error,
-            *([between] if intervals else []),
-            str(figure.rows),
-        )
-    Console(soft_wrap=True, highlight=False).print(table)
+        head = [*([figure.of] if several else []), figure.name, f"{figure.value:.4f}", error]
+        rows.append([*head, *([between] if intervals else []), str(figure.rows)])
+    columns = [*(["of"] if several else []), "measure", ">value", ">standard error"]
+    print_table([*columns, *([">interval"] if intervals else []), ">rows"], rows)

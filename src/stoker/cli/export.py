@@ -119,6 +119,8 @@ def _ranking(arguments: argparse.Namespace) -> int:
     folder = find_run(arguments.run, base)
     task = task_of(load_job(folder.job).job)
     if task.export is None:
+        if not task.exports:
+            raise UserError(f"task {task.name} has no export: its weights are in the checkpoints")
         raise UserError(f"task {task.name} is not exported as ranking: write {' or '.join(task.exports)}")
     folder, done = task.export(arguments.run, arguments.to, arguments.at, trusted(arguments), base, keep)
     line = "; ".join(done.lines)

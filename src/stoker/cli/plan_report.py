@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from rich.text import Text
 
@@ -22,7 +22,7 @@ from stoker.plan.answer.full_answer import (
     stage_memory_bars,
     verdict,
 )
-from stoker.plan.answer.picture import StageMemory, plan_svg
+from stoker.plan.answer.picture import plan_svg
 from stoker.plan.answer.setting_to_yaml import job_yaml, time_words
 from stoker.plan.answer.terminal_picture import memory_text, timeline_text
 from stoker.plan.pipeline.stage_times import drawn_micro_batches, timeline_of
@@ -134,7 +134,7 @@ def _memory(found: PlanAnswer, *, pictures: bool) -> None:
         have = f"{cluster.host_memory_gib_per_gpu:.0f}"
         _say("", f"host memory {plan.memory.host / GIB:.1f} GiB per device of {have}, for offloaded state")
     drawn = stage_memory_bars(plan, stages)
-    shown = drawn if pictures else _some(drawn, plan.stage)
+    shown = drawn if pictures else [drawn[stage] for stage in sorted({0, plan.stage, len(drawn) - 1})]
     _show(memory_text(shown, capacity=plan.capacity, width=_width() - LEFT))
     if pictures:
         print()
@@ -147,11 +147,6 @@ def _step(plan: LayoutPlan) -> str:
     """Returns the heading of the picture of a step."""
     drawn, count = drawn_micro_batches(plan.setting), plan.setting.micro_batches
     return "One step" if drawn == count else f"One step of {drawn} micro-batches instead of {count}"
-
-
-def _some(drawn: Sequence[StageMemory], fullest: int) -> list[StageMemory]:
-    """Returns the first, the fullest and the last stage."""
-    return [drawn[stage] for stage in sorted({0, fullest, len(drawn) - 1})]
 
 
 def _cost(cost: Cost, question: PlanQuestion) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from stoker.cli.plan import planned_on, question_on
 from stoker.cli.preflight import open_stages
+from stoker.cli.tables import print_table
 from stoker.errors import CannotRun, Problem, UserError
 from stoker.job.load_job import LoadedJob
 from stoker.job.stage import Stage
@@ -114,31 +115,22 @@ def _as_json(plans: list[StagePlan]) -> dict[str, Any]:
 
 
 def _print(plans: list[StagePlan]) -> None:
-    from rich.table import Table
-
-    from stoker.console import Console
-
-    table = Table(box=None, header_style="bold")
-    for column in ("stage", "task", "resident", "layout"):
-        table.add_column(column)
-    for column in ("memory", "step", "steps", "time"):
-        table.add_column(column, justify="right")
+    rows: list[tuple[str, ...]] = []
     for plan in plans:
         head = plan.stage.name, plan.loaded.job.task, ", ".join(plan.resident)
         found = plan.found
         if isinstance(found, NothingFits):
-            table.add_row(*head, "nothing fits", *"----")
+            rows.append((*head, "nothing fits", *"----"))
             continue
         layout = found.plan.setting.layout.describe()
         steps = f"{found.cost.steps:,}" if found.cost.known else "by the data"
-        table.add_row(*head, layout, _gib(plan.memory), time_words(found.plan.seconds), steps, _time(plan.seconds))
+        rows.append((*head, layout, _gib(plan.memory), time_words(found.plan.seconds), steps, _time(plan.seconds)))
     memory, seconds = _total(plans)
-    table.add_row("total", "", "", "", _gib(memory), "", "", _time(seconds))
-    width = max(shutil.get_terminal_size().columns, WIDEST)
-    console = Console(width=width, soft_wrap=True, highlight=False)
-    console.print(table)
+    rows.append(("total", "", "", "", _gib(memory), "", "", _time(seconds)))
+    columns = ("stage", "task", "resident", "layout", ">memory", ">step", ">steps", ">time")
+    print_table(columns, rows, width=max(shutil.get_terminal_size().columns, WIDEST))
     if any(task_of(plan.loaded.job).prompts for plan in plans):
-        console.print(f"\n{SAMPLED}")
+        print(f"\n{SAMPLED}")
 
 
 def _gib(memory: float | None) -> str:

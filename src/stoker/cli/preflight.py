@@ -122,10 +122,17 @@ def _sources(loaded: ReadJob) -> dict[str, SourceBlock]:
 
 
 def _output_problems(loaded: ReadJob) -> list[Problem]:
-    from stoker.runs.output_folder import output_problem
+    from stoker.runs.output_folder import is_run, output_problem
 
     output = loaded.job.output
-    found = output_problem(Path.cwd() / output) if output is not None else None
+    if output is None:
+        return []
+    folder = Path.cwd() / output
+    if "://" in output and not is_run(folder):  # an earlier version made a folder `s3:`
+        message = f"output: {output} is a URL, and a run has a local folder"
+        hint = f"write runs/{folder.name} here, and `checkpoint.to: {output}` for the checkpoints"
+        return [loaded.problem("output", message, hint)]
+    found = output_problem(folder)
     return [loaded.problem("output", *found)] if found else []
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.amounts import ago
+from stoker.cli.tables import print_table
 from stoker.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from stoker.runs.listing import RunSummary
 
 ALL = "runs"
+FIGURES = (">step", ">loss", ">held out", ">effective", ">last update")  # columns of `_figures`
 WIDEST = 120  # width of the table of stages, whose lines wrap as a whole
 
 
@@ -55,18 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
     if not runs:
         print(f"no runs in {arguments.run}; `stoker train JOB` creates one")
         return 0
-    from rich.table import Table
-
-    from stoker.console import Console
-
-    table = Table(box=None, header_style="bold")
-    for column in ("run", "state", "task", "model"):
-        table.add_column(column)
-    for column in ("step", "loss", "held out", "effective", "last update"):
-        table.add_column(column, justify="right")
-    for r in runs:
-        table.add_row(r.path, r.state, r.task, r.model, *_figures(r))
-    Console(soft_wrap=True, highlight=False).print(table)
+    print_table(
+        ("run", "state", "task", "model", *FIGURES), [(r.path, r.state, r.task, r.model, *_figures(r)) for r in runs]
+    )
     if len(runs) == 1 and runs[0].goodput is not None:
         _print_split(runs[0].goodput)
     if len(runs) == 1:
@@ -101,22 +94,13 @@ def _print_stages(stages: list[tuple[dict[str, Any], RunSummary | None]], *, as_
         answers = [stage | ({"state": "waiting"} if run is None else _answer(run)) for stage, run in stages]
         print(json.dumps(answers, indent=2))
         return 0
-    from rich.table import Table
-
-    from stoker.console import Console
-
-    table = Table(box=None, header_style="bold")
-    for column in ("stage", "task", "needs", "state"):
-        table.add_column(column)
-    for column in ("step", "loss", "held out", "effective", "last update"):
-        table.add_column(column, justify="right")
-    table.add_column("run")
+    rows = []
     for stage, run in stages:
         row = [stage["name"], stage["task"], ", ".join(stage["needs"]) or "-"]
         row += ["waiting", *"-----"] if run is None else [run.state, *_figures(run)]
-        table.add_row(*row, stage["run"])
+        rows.append([*row, stage["run"]])
     width = max(shutil.get_terminal_size().columns, WIDEST)
-    Console(width=width, soft_wrap=True, highlight=False).print(table)
+    print_table(("stage", "task", "needs", "state", *FIGURES, "run"), rows, width=width)
     return 0
 
 
@@ -160,27 +144,20 @@ def _print_split(split: Goodput) -> None:
 
 
 def _print_evaluations(folder: Path) -> None:
-    from rich.table import Table
-
-    from stoker.console import Console
     from stoker.runs.evaluations import read_evaluations
 
     kept = read_evaluations(folder)
     if not kept:
         return
-    table = Table(box=None, header_style="bold")
-    for column in ("evaluation", "data", "step", "measure"):
-        table.add_column(column)
-    for column in ("value", "standard error", "rows"):
-        table.add_column(column, justify="right")
+    rows = []
     for each in kept:
         for figure in each.figures:
             error = "-" if figure.standard_error is None else f"{figure.standard_error:.4f}"
             of = f"{figure.of}: " if figure.of else ""
             what = each.kind, str(each.data.get("path", "")), str(each.step or "-"), of + figure.name
-            table.add_row(*what, _number(figure.value), error, str(figure.rows))
+            rows.append((*what, _number(figure.value), error, str(figure.rows)))
     print()
-    Console(soft_wrap=True, highlight=False).print(table)
+    print_table(("evaluation", "data", "step", "measure", ">value", ">standard error", ">rows"), rows)
 
 
 def _figures(run: RunSummary) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from stoker.cli.tables import print_table
 from stoker.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,19 +35,13 @@ def print_submitted_runs(on: str | None, *, as_json: bool) -> int:
     if not records:
         print("no run was submitted; `stoker submit JOB --on TARGET` submits one")
         return 0
-    from rich.table import Table
-
-    from stoker.console import Console
-
-    table = Table(box=None, header_style="bold")
-    for column in ("run", "target", "nodes", "state", "why", "submitted"):
-        table.add_column(column)
+    rows = []
     for record, status in zip(records, states, strict=True):
         place = f"{record.kind} ({record.on})" if record.on else record.kind
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.time))
         name = f"{record.name} ({', '.join(record.stages)})" if record.stages else record.name
-        table.add_row(name, place, f"{record.nodes} x {record.devices}", status.state, status.why, when)
-    Console(soft_wrap=True, highlight=False).print(table)
+        rows.append((name, place, f"{record.nodes} x {record.devices}", status.state, status.why, when))
+    print_table(("run", "target", "nodes", "state", "why", "submitted"), rows)
     return 0
 
 

@@ -8,7 +8,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stoker.cli.openmp_threads import patient_threads
 from stoker.cli.preflight import open_stages
@@ -23,23 +23,25 @@ from stoker.runs.run_folder import RunFolder
 from stoker.runs.stage_runs import RECORD, record_of
 
 if TYPE_CHECKING:
+    from stoker.cli.node import StagesOfNodes
     from stoker.launch.cluster_env import RankInfo
     from stoker.launch.run_spec import RunResult, RunSpec
     from stoker.train.lineage import Lineage, Standing
 
 WEIGHTS, LOOK = 3600, 0.5  # seconds: the longest wait for the weights of an earlier stage, and between two looks
+StageRunner: TypeAlias = "LocalStageRunner | StagesOfNodes"
 
 
-class StageRunner(Protocol):
-    """Interface to train one stage.
+class LocalStageRunner:
+    """Trains stages in processes of this machine.
 
     Attributes:
         first: whether this process changes shared files: sets earlier runs aside, and merges weights of earlier stages.
         command: words that continue the stages; empty for `stoker train` with the same arguments.
     """
 
-    first: bool
-    command: Sequence[str]
+    first = True
+    command: Sequence[str] = ()
 
     def train(
         self, stage: Stage, loaded: LoadedJob, begun: Callable[[], None], *, quiet: bool
@@ -52,17 +54,6 @@ class StageRunner(Protocol):
         Returns:
             The run's spec and its result, or an exit code; see `stoker.cli.train.trained`.
         """
-
-
-class LocalStageRunner:
-    """Trains stages in processes of this machine."""
-
-    first = True
-    command: Sequence[str] = ()
-
-    def train(
-        self, stage: Stage, loaded: LoadedJob, begun: Callable[[], None], *, quiet: bool
-    ) -> tuple[RunSpec, RunResult | int]:
         from stoker.cli.train import spec_of, trained
 
         spec = spec_of(loaded, None, quiet=quiet)
@@ -113,7 +104,8 @@ def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None, runn
             print(f"weights of {stage.needs[FROM]}: {line}", flush=True)
 
         def begun(output: Path = output, lineage: Lineage = lineage) -> None:
-            RunFolder(output).write_lineage(lineage.as_json())
+            folder = RunFolder(output)
+            folder.write_json(folder.lineage, lineage.as_json())
             root = base / staged.root
             root.mkdir(parents=True, exist_ok=True)
             replace_file(root / RECORD, json.dumps(record_of(staged), indent=2) + "\n")

@@ -78,7 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
                 print(f"          {fact}")
             print(f"bound     {verifier.bound:.0e}, the maximum difference from one process and from a plain loop\n")
         verdicts = []
-        for verdict in verifier.verdicts(cells):
+        for cell in cells:
+            verdict = verifier.verdict(cell)
             verdicts.append(verdict)
             if not arguments.json:
                 print(_lines(verdict), flush=True)

@@ -15,7 +15,7 @@ from stoker.cluster.chosen_target import (
     targets_file,
 )
 from stoker.cluster.target import open_target
-from stoker.errors import Problem, UserError, did_you_mean
+from stoker.errors import Problem, UserError, did_you_mean, placed_errors
 from stoker.hardware.cluster import Cluster
 from stoker.hardware.cluster_file import load_cluster
 from stoker.job.key_paths import TARGET
@@ -79,12 +79,8 @@ def target_cluster(chosen: ChosenTarget, keys: TargetKeys, description: str, hos
     Raises:
         UserError: the cluster cannot be read, or differs from the target's `nodes` or `devices`.
     """
-    try:
+    with placed_errors(lambda p: p if p.line else chosen.problem("cluster", p.message, p.suggestion)):
         cluster = load_cluster(description)
-    except UserError as error:
-        raise UserError(
-            *(p if p.line else chosen.problem("cluster", p.message, p.suggestion) for p in error.problems)
-        ) from error
     if keys.nodes != "auto" and cluster.nodes not in (1, keys.nodes):
         nodes = f"`cluster: {description}` has {cluster.nodes} nodes, and `nodes` is {keys.nodes}"
         raise UserError(chosen.problem("nodes", nodes, "remove `nodes`, or write a cluster of one node"))

@@ -10,16 +10,13 @@ from __future__ import annotations
 import io
 import os
 import shlex
-import subprocess
 import tarfile
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import IO
 
 from stoker.cluster.sent_files import ARCHIVE, CODE, SentFile
-from stoker.cluster.shell import Shell, ShellFailed
+from stoker.cluster.shell import Shell
 
 STORE = ".store"
 SENT = ".sent"  # in the run's folder: the lines of its files
@@ -79,37 +76,10 @@ def send(shell: Shell, files: Sequence[SentFile], folder: str, name: str) -> int
 def _bring(shell: Shell, files: Sequence[SentFile], folder: str) -> str:
     """Sends contents to a temporary folder; returns the commands that move them to the store if they are complete."""
     store = f"{quoted(folder)}/{STORE}"
-    came = shell.run(f"cd {store} && mktemp -d in-XXXXXX && command -v rsync || :").decode().split("\n")
-    inbox, has_rsync = came[0], len(came) > 1 and bool(came[1])
-    copies = shell.copies()
-    if has_rsync and copies is not None and _rsync_here():
-        base = folder if folder.startswith("/") else folder.removeprefix("~/")
-        _by_rsync(shell, copies, files, f"{base}/{STORE}/{inbox}/")
-    else:
-        shell.run(f"cd {store}/{inbox} && tar -xf -", given=lambda stdin: _write_archive(files, stdin))
+    inbox = shell.run(f"cd {store} && mktemp -d in-XXXXXX").decode().strip()
+    shell.run(f"cd {store}/{inbox} && tar -xf -", given=lambda stdin: _write_archive(files, stdin))
     count = f'[ "$(ls | wc -l)" -eq {len(files)} ] || {{ echo "not all files have arrived" >&2; exit 1; }}'
     return f"( cd {store}/{inbox} && {count} && for f in *; do mv -f $f ../$f; done && cd .. && rmdir {inbox} ) && "
-
-
-def _by_rsync(shell: Shell, copies: Sequence[str], files: Sequence[SentFile], to: str) -> None:
-    with tempfile.TemporaryDirectory(prefix="stoker-send-") as staged:
-        for file in files:
-            place = Path(staged) / file.digest
-            if file.source is not None:
-                place.symlink_to(file.source.resolve())
-            else:
-                place.write_bytes(file.read())
-        words = [*copies, f"{staged}/", shell.place(to)]
-        ended = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    if ended.returncode:
-        lines = ended.stderr.decode(errors="replace").strip().splitlines()
-        raise ShellFailed(shell.name, ended.returncode, f"files could not be sent: {lines[0] if lines else 'rsync'}")
-
-
-def _rsync_here() -> bool:
-    from shutil import which
-
-    return which("rsync") is not None
 
 
 def _write_archive(files: Sequence[SentFile], to: IO[bytes]) -> None:

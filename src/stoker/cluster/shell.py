@@ -48,12 +48,6 @@ class Shell(Protocol):
             ShellFailed: it ended with an error, or could not be run.
         """
 
-    def copies(self) -> Sequence[str] | None:
-        """Returns the command that copies a folder there, without source and destination; None without rsync."""
-
-    def place(self, path: str) -> str:
-        """Returns a path there, as that command's destination."""
-
 
 class LocalShell:
     """Scripts on this machine."""
@@ -62,12 +56,6 @@ class LocalShell:
 
     def run(self, script: str, *, given: Given = b"", timeout: float | None = None) -> bytes:
         return finished(["sh", "-c", script], self.name, given, timeout)
-
-    def copies(self) -> Sequence[str] | None:
-        return None
-
-    def place(self, path: str) -> str:
-        return path
 
 
 def finished(words: Sequence[str], host: str, given: Given, timeout: float | None) -> bytes:

@@ -71,27 +71,10 @@ def python_problem(shell: Shell, keys: TargetKeys, patience: float) -> str:
     return found.get(ended[-1] if ended else "", "the setup commands fail")
 
 
-def preparing_lines(submission: Submission, keys: TargetKeys) -> list[str]:
-    """Returns the lines of a script that prepare `stoker node`: variables, code, the user's own commands."""
-    lines = [f". ./{ENVIRONMENT}"]
-    if sends_code(submission):
-        lines.append(f'export PYTHONPATH="$PWD/{CODE}${{PYTHONPATH:+:$PYTHONPATH}}"')
-    return [*lines, *keys.setup]
-
-
-def node_line(submission: Submission, keys: TargetKeys, *, rendezvous: Sequence[str], more: str = "") -> str:
-    """Returns the line that starts `stoker node`.
-
-    Args:
-        more: further arguments, in shell syntax.
-    """
-    words = submission.node_words(python="", rendezvous=rendezvous, secret=SECRET)[1:]
-    return f"{python_word(keys.python)} {shlex.join(words)}{more and ' '}{more}"
-
-
 def start_script(submission: Submission, keys: TargetKeys, rendezvous: Sequence[str]) -> str:
     """Returns the script that runs a supervisor on a host in a separate process group, and records its exit code."""
-    node = node_line(submission, keys, rendezvous=rendezvous, more='--name "$1" --listen "$2"')
+    words = submission.node_words(python="", rendezvous=rendezvous, secret=SECRET)[1:]
+    code = [f'export PYTHONPATH="$PWD/{CODE}${{PYTHONPATH:+:$PYTHONPATH}}"'] if sends_code(submission) else []
     return "\n".join(
         [
             "#!/bin/sh",
@@ -100,9 +83,11 @@ def start_script(submission: Submission, keys: TargetKeys, rendezvous: Sequence[
             'cd "$(dirname "$0")" || exit 1',
             "begun=$(cut -d' ' -f22 /proc/$$/stat 2>/dev/null)",
             'echo "$$ $$ $begun" > "$1.pids"',
-            *preparing_lines(submission, keys),
+            f". ./{ENVIRONMENT}",
+            *code,
+            *keys.setup,
             '[ -z "$3" ] || export CUDA_VISIBLE_DEVICES="$3"',
-            f"{node} &",
+            f'{python_word(keys.python)} {shlex.join(words)} --name "$1" --listen "$2" &',
             "node=$!",
             'echo "$$ $node $begun" > "$1.pids"',
             "trap 'kill -TERM $node' TERM",

@@ -104,19 +104,16 @@ class Submission:
             handle=handle,
         )
 
-    def node_words(
-        self, *, python: str, rendezvous: Sequence[str], secret: str = SECRET, job: str = JOB, more: Sequence[str] = ()
-    ) -> list[str]:
+    def node_words(self, *, python: str, rendezvous: Sequence[str], secret: str = SECRET, job: str = JOB) -> list[str]:
         """Returns the command that a node runs, as a list of arguments.
 
         Args:
             rendezvous: ``HOST:PORT`` of the nodes, the first one first.
             secret: path of the secret's file on the node.
-            more: further options of `stoker node`.
         """
         meet = ",".join(rendezvous)
         words = [python, "-m", "stoker", "node", job, "--rendezvous", meet, "--secret", secret]
-        return [*words, "--nodes", self.nodes_option, "--devices", str(self.devices), *more]
+        return [*words, "--nodes", self.nodes_option, "--devices", str(self.devices)]
 
 
 def submission_of(
@@ -144,7 +141,7 @@ def submission_of(
     sent = needed_files(named, base, chosen)
     if not keys.in_place:
         loaded = with_paths(loaded, moved_on(named, private))
-    text = dump_job(loaded.job.model_copy(update={"target": LOCAL}))  # the nodes do not need the target
+    text = _text_of(loaded)
     files = (SentFile.made(JOB, text), *sent)
     chosen_name = name or name_of(loaded.job.output)
     return Submission(
@@ -160,6 +157,17 @@ def submission_of(
         base=base,
         private=private,
     )
+
+
+def _text_of(loaded: LoadedJob) -> str:
+    """Returns the job for the nodes, without the target.
+
+    A sequence length that was not written stays `auto`, as the nodes lower it to the model's context.
+    """
+    changes: dict[str, Any] = {"target": LOCAL}
+    if loaded.origins["train.seq_len"].source == "default":
+        changes["train"] = loaded.job.train.model_copy(update={"seq_len": "auto"})
+    return dump_job(loaded.job.model_copy(update=changes))
 
 
 def moved_on(named: NamedFiles, private: Sequence[PrivateFile]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.errors import UserError
+from stoker.errors import UserError, placed_errors
 from stoker.generate.answer_text import FinishedAnswer, answer_all
 from stoker.generate.generation_engine import prompt_too_long
 from stoker.generate.open_model import OpenModel
@@ -45,10 +45,8 @@ def _ids(model: OpenModel, row: AnswerRow, turns: Sequence[dict[str, Any]]) -> l
     if not turns:
         raise UserError(row.problem("the row has no prompt", "name its column prompt, messages or question"))
     if model.chats:
-        try:
+        with placed_errors(row.placed):
             ids = model.prompt_ids(turns)
-        except UserError as error:
-            raise UserError(*(row.problem(p.message, p.suggestion) for p in error.problems)) from error
     elif len(turns) > 1:
         message = f"the row has {len(turns)} turns, and {model.name} continues plain text"
         raise UserError(row.problem(message, "give it one prompt a row"))

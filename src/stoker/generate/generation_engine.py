@@ -7,7 +7,7 @@ keys and values are copied into the cache of the others. Requests with different
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 import psutil
@@ -222,8 +222,9 @@ class GenerationEngine:
         """Adds a token to each answer of a batch."""
         self._make_room(batch)
         last = [[generation.tokens[-1].id] for generation in batch.generations]
+        threads = nullcontext() if self._threads is None else self._threads.step(len(last))
         try:
-            with self.decoder.using(batch.adapter), self._with_threads(len(last)):
+            with self.decoder.using(batch.adapter), threads:
                 drawn = self.decoder.run(
                     torch.tensor(last, device=self.decoder.device.torch),
                     batch.cache,
@@ -239,9 +240,6 @@ class GenerationEngine:
                 batch.generations[row].notify()
             else:
                 self._finish(batch, row, ending)
-
-    def _with_threads(self, rows: int) -> AbstractContextManager[None]:
-        return nullcontext() if self._threads is None else self._threads.step(rows)
 
     def _finish(self, batch: _Batch, row: int, ending: Ending) -> None:
         generation = self._remove(batch, row)

@@ -27,6 +27,7 @@ TENSORS = {"cpu": (2**14, 2**18, 2**21, 2**24, 2**27), "cuda": (2**18, 2**22, 2*
 MESSAGES = (2**10, 2**14, 2**18, 2**22, 2**26)  # bytes of the whole tensor
 ROWS = {"cpu": (64, 256, 512, 1024, 2048), "cuda": (256, 1024, 4096, 8192)}  # tokens that attend to each other
 HEADS = {"cpu": 8, "cuda": 32}
+AT_ONCE = 10  # tensors in memory while operators are measured, and room for others
 FOR_MATRICES, FOR_ATTENTION = 0.6, 0.15  # of the time; memory has the rest
 RING, MOST_OPERANDS = 2**28, 64  # bytes that operands rotate over, as in a step, so that caches do not hold them
 LEAST, MOST = 3, 1000  # minimum and maximum repetitions of one measurement
@@ -58,6 +59,8 @@ def calibrate(
         share = seconds * FOR_MATRICES / (len(precisions) * len(chosen) ** 3)
         matmuls = tuple(_matmuls(precision, chosen, share, device) for precision in precisions)
         used = tensors or TENSORS[kind]
+        if device.type == "cuda":
+            used = tensors_that_fit(used, torch.cuda.mem_get_info(device.torch)[0])
         curves = _memory(used, seconds * (1 - FOR_MATRICES - FOR_ATTENTION), device)
         curves += _attention(ROWS[kind], seconds * FOR_ATTENTION, device) + _calls(device)
         return Calibration(
@@ -70,6 +73,11 @@ def calibrate(
             curves=curves,
             launch_s=_launch(device),
         )
+
+
+def tensors_that_fit(sizes: Sequence[int], free: int) -> tuple[int, ...]:
+    """Returns the sizes, in bytes, that a device with this number of free bytes can be measured with."""
+    return tuple(size for size in sizes if size * AT_ONCE <= free)
 
 
 def seconds_of(work: Callable[[], object], budget: float, device: Device) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 import psutil
 
@@ -10,6 +12,7 @@ from stoker.errors import Problem, UserError
 from stoker.hardware.calibration import Calibration, kept_calibration
 from stoker.hardware.cluster import Cluster, cluster_of
 from stoker.hardware.device_catalogue import DeviceKind, device_kind
+from stoker.hardware.host_facts import control_group_limits
 from stoker.hardware.planner_correction import kept_corrections
 from stoker.hardware.processor import available_cores, processor_name
 
@@ -18,14 +21,17 @@ UNMEASURED = "this machine was not calibrated: rates are the catalogue's, `stoke
 LOOPBACK_GBS, LOOPBACK_LATENCY = 2.0, 50e-6
 
 
-def this_machine(processes: int | None = None) -> Cluster:
+def this_machine(processes: int | None = None, *, devices: Sequence[int] | None = None) -> Cluster:
     """This machine's GPUs, or its processor, with their calibration where there is one.
 
     Args:
         processes: that each take a GPU (a launcher may let each see its own only), or a part of the processor's cores
             and memory. By default all GPUs that are seen, or one process.
+        devices: numbers of the processes' GPUs; by default the first ones.
     """
     gpus = _visible_gpus()
+    if devices is not None:
+        gpus, processes = [gpus[number] for number in devices if number < len(gpus)] or gpus, len(devices)
     return _gpu_machine(gpus, processes) if gpus else this_processor(processes or 1)
 
 
@@ -46,7 +52,7 @@ def this_processor(processes: int = 1) -> Cluster:
 
     A process has ``cores // processes`` threads, and at least one.
     """
-    cores, memory = available_cores(), psutil.virtual_memory().total / 2**30
+    cores, memory = available_cores(), _memory_gib()
     threads = max(1, cores // processes)
     found, notes = _measured(processor_name(), threads)
     kind = _processor_kind(found, 1.0 if found else 1 / processes, memory / processes)
@@ -68,6 +74,13 @@ def this_processor(processes: int = 1) -> Cluster:
     return corrected(cluster)
 
 
+def _memory_gib() -> float:
+    """Returns GiB of the host, or those that the control group of the processes allows."""
+    limit, _ = control_group_limits()
+    total = psutil.virtual_memory().total
+    return (total if limit is None else min(total, limit)) / 2**30
+
+
 def _processor_kind(found: Calibration | None, share: float, memory_gib: float) -> DeviceKind:
     """Returns the processor's part of one process: as measured with its threads, or its fraction of the catalogue's."""
     kind = device_kind("cpu")
@@ -82,8 +95,11 @@ def _processor_kind(found: Calibration | None, share: float, memory_gib: float) 
 
 
 def _gpu_machine(gpus: list[tuple[str, float]], processes: int | None) -> Cluster:
-    """Returns a node of the first GPU's kind: its name, and GiB as the driver reports them."""
-    name, memory = gpus[0]
+    """Returns a node of the first GPU's kind: its name, and the least GiB that the driver reports for one.
+
+    Processes take the GPUs in their order: those from the first of another kind on are not counted.
+    """
+    name, _ = gpus[0]
     found, notes = _measured(name, 0)
     try:
         kind = device_kind(name)
@@ -92,11 +108,12 @@ def _gpu_machine(gpus: list[tuple[str, float]], processes: int | None) -> Cluste
             message = f"this machine's GPU, {name}, is not in the catalogue and has not been measured"
             raise UserError(Problem(message, "measure it with `stoker plan --calibrate`")) from error
         kind = _unknown_gpu(name, found)
-    same = sum(other == name for other, _ in gpus)
+    same = len(list(takewhile(lambda gpu: gpu[0] == name, gpus)))
     if same < len(gpus) and processes is None:
-        notes = (*notes, f"only the {same} GPUs that are {name} are counted")
+        notes = (*notes, f"only the first {same} of {len(gpus)} GPUs, which are {name}, are counted")
     same = processes or same
-    host = psutil.virtual_memory().total / 2**30
+    memory = min(size for _, size in gpus[:same])
+    host = _memory_gib()
     cluster = cluster_of(replace(kind, memory_gib=memory), gpus=same, per_node=same)
     return corrected(
         replace(

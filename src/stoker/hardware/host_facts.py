@@ -41,16 +41,27 @@ def host_facts(environment: Mapping[str, str] = os.environ, root: Path = Path("/
         root: the folder of /proc, /sys and /dev.
     """
     visible = environment.get("CUDA_VISIBLE_DEVICES")
-    group = root / "sys/fs/cgroup"
+    memory_limit, core_limit = control_group_limits(root)
     return HostFacts(
         gpus=_gpus(root, visible),
         mig=bool(visible and "MIG-" in visible),
         infiniband=any(_entries(root / "sys/class/infiniband")),
         shm=_shm(root / "dev/shm"),
-        memory_limit=_limit(group / "memory.max") or _limit(group / "memory/memory.limit_in_bytes"),
-        core_limit=_core_limit(group),
+        memory_limit=memory_limit,
+        core_limit=core_limit,
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
     )
+
+
+def control_group_limits(root: Path = Path("/")) -> tuple[int | None, float | None]:
+    """Returns the bytes of memory, and the cores' worth of time, that the control group allows; None without a limit.
+
+    Args:
+        root: the folder of /sys.
+    """
+    group = root / "sys/fs/cgroup"
+    memory = _limit(group / "memory.max") or _limit(group / "memory/memory.limit_in_bytes")
+    return memory, _core_limit(group)
 
 
 def _gpus(root: Path, visible: str | None) -> tuple[str, ...]:

@@ -9,6 +9,8 @@ import resource
 from contextlib import suppress
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from stoker.errors import Problem, RunFailed
 
 MEMORY = "there is not enough memory"
@@ -36,7 +38,9 @@ SAID = (
     ("bad_alloc", MEMORY),
     ("too many open files", FILES),
     ("no space left on device", SPACE),
+    ("disk quota exceeded", SPACE),
 )
+UNSPECIFIC = (OSError, RuntimeError, ImportError, SystemError, SafetensorError)
 # Messages of a collective whose peer is gone, and of the rendezvous store. The reason is in the process that is gone.
 PEER_IS_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "TCPStore", "gloo")
 
@@ -72,7 +76,7 @@ def _lacking(error: BaseException) -> str | None:
         return MEMORY
     if isinstance(error, OSError) and error.errno in OF_ERRNO:
         return OF_ERRNO[error.errno]
-    if isinstance(error, OSError | RuntimeError | ImportError | SystemError) or type(error) is Exception:
+    if isinstance(error, UNSPECIFIC) or type(error) is Exception:
         text = str(error).lower()
         return next((what for said, what in SAID if said in text), None) or _starved()
     return None

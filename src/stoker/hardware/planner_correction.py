@@ -22,8 +22,9 @@ from stoker.hardware.cache_folder import device_file
 
 FORMAT = 1
 COPIES = "checkpoint copies"
-# Components of memory; the others are estimated.
-COUNTED = ("weights", "gradients", "optimizer", "outer step", "process", COPIES)
+# Components of memory whose size is known; the others are estimated.
+STATES = ("weights", "frozen copies", "gradients", "optimizer", "outer step", "compression error", "process")
+COUNTED = (*STATES, COPIES)
 TRAVEL = ("pipeline sends", "data parallel")  # parts of a step that devices do not compute in
 LEAST, MOST = 0.5, 2.0  # limits of one run's factor of activations; a larger error counts as constant
 SHORTEST = 0.05  # share of the predicted computation that a measured step leaves for it at least

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from stoker.hardware.host_facts import control_group_limits
+
 
 def available_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores this process may use, as its affinity and its control group allow."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    _, limit = control_group_limits()
+    return cores if limit is None else min(cores, max(1, int(limit)))
 
 
 def processor_name() -> str:
@@ -28,5 +32,5 @@ def has_bf16_matrix_units() -> bool:
 
 
 def has_cuda_driver() -> bool:
-    """Returns whether an NVIDIA driver is loaded; does not call CUDA."""
-    return Path("/proc/driver/nvidia/version").is_file() or Path("/dev/nvidiactl").exists()
+    """Returns whether a driver of NVIDIA's or AMD's GPUs, which torch both calls CUDA, is loaded; does not call it."""
+    return any(Path(name).exists() for name in ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/kfd"))

@@ -22,6 +22,7 @@ LANGUAGE = ("train.seq_len", "train.pack", "train.router_aux_loss", "train.float
 WITHOUT_TEXT = ("model", *LANGUAGE, "evaluate.samples", "tune", "mix")
 STORES = ("lmdb", "redis", "rediss", "unix")
 WITHOUT_SOURCES = ("data", "evaluate.data")
+OF_SOURCES = ("evaluate.fraction", "evaluate.rows")  # have a value in every job, also where they have no effect
 SETTINGS = frozenset({"beta1", "beta2", "eps"})
 SETTINGS_OF = {"adamw": SETTINGS, "muon": SETTINGS, "sgd": frozenset({"beta1"}), "adafactor": frozenset()}
 """Keys of ``train`` that each optimizer uses, of those that not all do."""
@@ -41,7 +42,8 @@ def conflicts(view: View) -> list[Problem]:
 def _steps_and_epochs(view: View) -> Iterator[Problem]:
     if view.given("steps") and view.given("epochs"):
         message = "`steps` and `epochs` both set the length of the training"
-        yield from view.at_each(["steps", "epochs"], message, "keep one; on the command line, `steps=` removes it")
+        hint = "keep one; on the command line, `steps=` or `stages.NAME.steps=` removes it"
+        yield from view.at_each(["steps", "epochs"], message, hint)
 
 
 def _needs_model(view: View) -> Iterator[Problem]:
@@ -61,6 +63,17 @@ def _nodes(view: View) -> Iterator[Problem]:
     if nodes is not None and nodes.min > nodes.max:
         message = f"`min` is {nodes.min}, and `max` is {nodes.max}"
         yield from view.at_each(["faults.nodes.min", "faults.nodes.max"], message, "write the smaller one as `min`")
+
+
+def _window(view: View) -> Iterator[Problem]:
+    view.value("faults")  # raises where it is invalid
+    if not _goes_back(view.job) and view.differs("faults.window") and not view.is_recorded("faults.window"):
+        message = "`faults.window` has no effect without `spike` or `not_finite: roll-back`"
+        yield from view.at_each(["faults.window"], message, "also write `spike: 10`, or remove it")
+
+
+def _goes_back(job: Job) -> bool:
+    return job.faults.spike > 0 or job.faults.not_finite == "roll-back"
 
 
 def _task_blocks(view: View) -> Iterator[Problem]:
@@ -209,9 +222,20 @@ def _sync(view: View) -> Iterator[Problem]:
 
 CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
     _steps_and_epochs, _needs_model, _needs_data, _task_blocks, _without_text, _of_tasks, _score_head,
-    _weights, _two_evaluations, _samples, _warmup, _optimizer_keys, _batch, _nodes, _one_target, _increments, _sync,
+    _weights, _two_evaluations, _samples, _warmup, _optimizer_keys, _batch, _nodes, _window, _one_target,
+    _increments, _sync,
     *TEXT_CHECKS, *TUNE_CHECKS, *LAYOUT_CHECKS, *SYNC_CHECKS,
 )  # fmt: skip
+
+
+IDLE: dict[KeyPath, Callable[[Job], bool]] = {
+    ("evaluate", "data", "weight"): lambda _: True,
+    ("evaluate", "data", "stream"): lambda _: True,
+    ("faults", "window"): lambda job: not _goes_back(job),
+    ("tune", "width"): lambda job: job.tune.method == "prefix" and not job.tune.projection,
+    ("ranking", "table", "dtype"): lambda job: job.train.precision == "fp64",
+}
+"""Keys that have no effect beside some values of others."""
 
 
 def has_effect(job: Job, path: KeyPath) -> bool:
@@ -222,7 +246,7 @@ def has_effect(job: Job, path: KeyPath) -> bool:
     if path[0] == "export":
         return task.has_tables
     if not task.text:
-        without = WITHOUT_TEXT if task.sources else (*WITHOUT_TEXT, *WITHOUT_SOURCES)
+        without = WITHOUT_TEXT if task.sources else (*WITHOUT_TEXT, *WITHOUT_SOURCES, *OF_SOURCES)
         if path[0] in ("data", "evaluate") and any(part in OF_TEXT for part in path):
             return False
         return dotted(path) not in without and path[0] not in ("tune", "mix")
@@ -233,8 +257,11 @@ def has_effect(job: Job, path: KeyPath) -> bool:
 
 
 def _is_idle(job: Job, path: KeyPath) -> bool:
-    """Returns whether a key of the layout or the optimizer has no effect beside the others."""
+    """Returns whether a key has no effect beside the others of this job."""
     name, parts = str(path[-1]), job.parallel
+    without_index = tuple(part for part in path if isinstance(part, str))
+    if without_index in IDLE:
+        return IDLE[without_index](job)
     if path[0] == "train":
         return name in SETTINGS - SETTINGS_OF[job.train.optimizer]
     if path[0] != "parallel":

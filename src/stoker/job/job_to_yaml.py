@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from stoker.errors import UserError
 from stoker.job.conflicts import has_effect
-from stoker.job.key_paths import KeyPath, block_at, leaves
+from stoker.job.key_paths import KeyPath, block_at, field_at, leaves
 from stoker.job.schema import Job
 from stoker.job.yaml_document import parse_value
 
@@ -67,17 +67,23 @@ def _escaped(character: str) -> str:
 def job_lines(job: Job) -> Iterator[tuple[str, KeyPath | None]]:
     """Yields the job as YAML lines, each with the path of its leaf; None for the line that opens a block.
 
-    Unset (null) values and keys without effect in this job are left out: reading the lines gives the same job.
+    Null values of keys whose default is null, and keys without effect in this job, are left out: reading the lines
+    gives the same job.
     """
     shown = (
-        (path, value)
+        (path, scalar(value))
         for path, value in leaves(job)
-        if value is not None
+        if (value is not None or _default(path) is not None)
         and has_effect(job, path)
         and not (value == [] and block_at(path) is None and path[-1] == "data")
     )
-    for start, path, value in nested(shown):
-        yield (f"{start}:", None) if value is None else (f"{start}: {scalar(value)}", path)
+    for start, path, text in nested(shown):
+        yield (f"{start}:", None) if text is None else (f"{start}: {text}", path)
+
+
+def _default(path: KeyPath) -> Any:
+    field, _ = field_at(path)
+    return None if field is None else field.get_default(call_default_factory=True)
 
 
 def nested(items: Iterable[tuple[KeyPath, T]]) -> Iterator[tuple[str, KeyPath, T | None]]:

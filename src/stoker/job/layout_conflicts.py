@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, cast
 
 from stoker.errors import Problem
-from stoker.job.batch_solver import BatchError, divisors
+from stoker.job.batch_solver import BatchError, BatchTriangle, divisors
 from stoker.job.batch_triangle import DEFAULT_SCHEDULE, TRIANGLE, triangle_of
 from stoker.job.blocks.parallel_block import ParallelBlock
 from stoker.job.conflict_view import CannotTellError, View
@@ -37,27 +37,36 @@ def _parts(view: View) -> ParallelBlock:
     return cast(ParallelBlock, _Asked(view))
 
 
-def _data(view: View) -> int:
-    """Returns the data-parallel size; raises if the planner is to choose it, since it is not known yet."""
-    parts = _parts(view)
-    if parts.data != "auto":
-        return parts.data
+def solved_batch(view: View) -> BatchTriangle:
+    """Solves the batch triangle; raises CannotTellError if the planner is to choose a corner, or one is wrong."""
     if view.document.planned:
         raise CannotTellError("parallel.data")
     for key in TRIANGLE:
         view.value(key)
     try:
-        return triangle_of(view.job).data_parallel
+        return triangle_of(view.job)
     except BatchError:
         raise CannotTellError("parallel.data") from None
+
+
+def data_of(view: View) -> int:
+    """Returns the data-parallel size; raises CannotTellError if it is not known yet."""
+    data = _parts(view).data
+    return solved_batch(view).data_parallel if data == "auto" else data
+
+
+def batch_of(view: View) -> int:
+    """Returns the samples of a step; raises CannotTellError if they are not known yet."""
+    batch: int | str = view.value("train.batch")
+    return batch if isinstance(batch, int) else solved_batch(view).batch
 
 
 def copies_of(view: View) -> int:
     """Copies of the model as they will be."""
     parts = _parts(view)
     if parts.shard == "none":
-        return _data(view)
-    return 1 if parts.shard_size == "auto" else _data(view) // parts.shard_size
+        return data_of(view)
+    return 1 if parts.shard_size == "auto" else data_of(view) // parts.shard_size
 
 
 def _pipeline(view: View) -> Layout:
@@ -85,20 +94,20 @@ def _nothing_to_shard(view: View) -> Iterator[Problem]:
             message = f"`shard_size: {parts.shard_size}` has no effect without `shard`"
             hint = "also write `shard: zero3` (or zero1, zero2), or remove it"
             yield from view.at_each(["parallel.shard_size", "parallel.shard"], message, hint)
-    elif _data(view) == 1 and parts.context == 1:
+    elif data_of(view) == 1 and parts.context == 1:
         message = f"`shard: {parts.shard}` spreads over the data-parallel processes, and there is one"
         hint = "also write `data: 2` or more, or remove `shard`"
         yield from view.at_each(["parallel.shard", "parallel.data"], message, hint)
     elif parts.shard_size == 1 and parts.context == 1:
         message = f"`shard_size: 1` leaves nothing to shard, and `shard` is {parts.shard}"
-        sizes = " or ".join(map(str, divisors(_data(view))[1:]))
+        sizes = " or ".join(map(str, divisors(data_of(view))[1:]))
         yield from view.at_each(
             ["parallel.shard_size", "parallel.shard"], message, f"write {sizes}, or `shard: none` without `shard_size`"
         )
 
 
 def _shard_size(view: View) -> Iterator[Problem]:
-    parts, data = _parts(view), _data(view)
+    parts, data = _parts(view), data_of(view)
     size = parts.shard_size
     if parts.shard == "none" or size == "auto" or data % size == 0 or (data == 1 and parts.context == 1):
         return
@@ -307,7 +316,7 @@ def _compressed(view: View) -> Iterator[Problem]:
     if view.task.prompts:
         message = f"`compress: {kind}` is for tasks on rows, and `task: {view.task.name}` learns from answers"
         yield from view.at_each(keys, message, "remove it")
-    if _data(view) == 1 and parts.context == 1:
+    if data_of(view) == 1 and parts.context == 1:
         message = f"`compress: {kind}` has no effect on one copy of the model"
         yield from view.at_each(keys, message, "also write `data: 2` or more, or remove it")
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -24,6 +24,7 @@ from stoker.job.yaml_document import COMMAND_LINE, JobDocument, read_document
 
 STAGES = "stages"  # a file with this key is read by `stoker.job.stages`
 ISLANDS = "parallel.sync.islands"
+AnyJob = TypeVar("AnyJob", bound=Job)
 ANY_TASK = "sft"  # replaces a task that is missing or wrong, so that the rest can still be checked
 
 
@@ -98,13 +99,20 @@ def check_document(document: JobDocument, overrides: Sequence[str] = ()) -> Load
         found = findings(error, document)
         job, wrong = _without(document, found)
     problems += [document.problem(f.path, *_words(f, document), at_key=f.unknown) for f in found]
-    problems += conflicts(View(job, document, wrong))
+    judged = _named_otherwise(job, f"./{job.model.name}") if document.continues and job.model is not None else job
+    problems += conflicts(View(judged, document, wrong))
     if isinstance(document.data.get("version"), bool):  # true equals 1, but is not a version
         problems.append(document.problem(("version",), "`version` must be 1, not true", "write 1"))
     if problems:
         raise JobError(*sorted(problems, key=problem_order), sound=ReadJob(job, document))
-    resolved, origins = resolve(job, document)
-    return LoadedJob(resolved, document, origins)
+    resolved, origins = resolve(judged, document)
+    return LoadedJob(_named_otherwise(resolved, job.model.name) if job.model else resolved, document, origins)
+
+
+def _named_otherwise(job: AnyJob, name: str) -> AnyJob:
+    """Returns the job with another name of its model; defaults for random weights depend on the catalogue's names."""
+    assert job.model is not None
+    return job.model_copy(update={"model": job.model.model_copy(update={"name": name})})
 
 
 def with_nodes(loaded: LoadedJob, nodes: int) -> LoadedJob:

@@ -14,6 +14,7 @@ from stoker.job.suggest_key import nearest
 from stoker.job.task_spec import TASKS
 from stoker.job.tune_keys import VIRTUAL, can_merge
 
+CRITIC = "ppo.critic"
 TRUST = ("trust_remote_code", "allow_pickle")
 
 
@@ -57,10 +58,10 @@ def _unfit(key: str, stage: Stage, task: str) -> tuple[str, str] | None:
         return f"that stage is of task {found}", f"name a stage of task {task}"
     if not task and (not TASKS[found].text or TASKS[found].head == "score"):
         return f"task {found} trains no language model", "name a stage that trains one"
-    return _unmergeable(stage) if key == FROM else None
+    return _unmergeable(stage, key) if key in (FROM, CRITIC) else None
 
 
-def _unmergeable(stage: Stage) -> tuple[str, str] | None:
+def _unmergeable(stage: Stage, key: str) -> tuple[str, str] | None:
     try:
         job = stage.load().job
     except UserError:
@@ -68,7 +69,12 @@ def _unmergeable(stage: Stage) -> tuple[str, str] | None:
     if can_merge(job):
         return None
     what = "virtual tokens" if job.tune.method in VIRTUAL else "an adapter of a quantised base"
-    return f"it trains {what}, which cannot be added to the weights", "write `tune: lora` or `tune: full` in that stage"
+    why = f"it trains {what}, which cannot be added to the weights"
+    if key == CRITIC:
+        why = f"it trains {what}, which cannot be a critic of its own"
+    if job.tune.method == "lora":
+        return why, "remove `model.quantise` in that stage"
+    return why, "write `tune: lora` or `tune: full` in that stage"
 
 
 def _linked_to(stage: Stage, key: str, earlier: Stage) -> Stage:
@@ -91,7 +97,8 @@ def _linked_to(stage: Stage, key: str, earlier: Stage) -> Stage:
     data = {**document.data, "model": {**kept, **own}}
     model = {"name": earlier.output, **trust, **own}
     trained = {**stage.trained, ("model",): model}
-    return replace(stage, document=replace(document, data=data, marks=marks), trained=trained, needs=needs)
+    document = replace(document, data=data, marks=marks, continues=True)
+    return replace(stage, document=document, trained=trained, needs=needs)
 
 
 def suggest_stage(name: str, names: Sequence[str]) -> str:

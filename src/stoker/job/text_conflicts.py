@@ -78,7 +78,19 @@ def _of_logs(view: View) -> Iterator[Problem]:
                 yield from view.at_each([f"{key}.{name}"], message, "remove it")
 
 
+def _of_training(view: View) -> Iterator[Problem]:
+    """Yields keys of held-out sources that only sources for training use."""
+    for index, source in enumerate(view.value("evaluate.data") if view.task.text else ()):
+        for name, written in (("weight", source.weight is not None), ("stream", source.stream is True)):
+            key = f"evaluate.data[{index}].{name}"
+            if written and not view.is_recorded(key):
+                message = f"`{name}` has no effect in `evaluate.data`, whose rows are all read beforehand"
+                yield from view.at_each([key], message, "remove it")
+
+
 OF_TEXT = ("columns", "weight", "template", "template_arguments", "train_on", "special_tokens", "too_long", "stream")
 WHOLE = {"pairs": "pairs", "judged": "answers with a label"}
 WITHOUT_ARGUMENTS = ("chatml", "plain", "none")
-TEXT_CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (_end_tokens, _templates, _rows_whole, _of_logs)
+TEXT_CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
+    _end_tokens, _templates, _rows_whole, _of_logs, _of_training,
+)  # fmt: skip

@@ -49,6 +49,10 @@ def _keys_of_other_methods(view: View) -> Iterator[Problem]:
             if view.given(f"tune.{name}"):
                 message = f"`tune.{name}` has no effect: `deep` virtual tokens have no encoder"
                 yield from view.at_each([f"tune.{name}", "tune.deep"], message, "remove one of them")
+    idle = method == "prefix" and not view.value("tune.projection")
+    if idle and view.given("tune.width") and not view.is_recorded("tune.width"):
+        message = "`tune.width` has no effect: without `projection` a prefix has no network"
+        yield from view.at_each(["tune.width", "tune.projection"], message, "remove one of them")
 
 
 def _layers(view: View) -> Iterator[Problem]:

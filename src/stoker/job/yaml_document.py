@@ -49,6 +49,7 @@ class JobDocument:
         planned: whether `parallel: auto` was written: the layout is the planner's to choose, but for what else is
             written of it.
         nodes: that the job runs on, where that is known, each with equally many processes; 1 if they differ.
+        continues: whether the job begins with trained weights of the model that it names, those of an earlier stage.
     """
 
     file: str
@@ -56,6 +57,7 @@ class JobDocument:
     marks: dict[KeyPath, Mark]
     planned: bool = False
     nodes: int | None = None
+    continues: bool = False
 
     def at(self, path: KeyPath) -> Any:
         """Returns the value at a path. Raises KeyError where none was written."""

@@ -31,12 +31,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 AXES = ("tensor", "pipeline", "context")
-# Values that the search does not know, with a substitute of the same cost; the job's own value is put back afterwards.
-INSTEAD: dict[tuple[str, Any], Any] = {
-    ("recompute", "selective"): "none",
-    ("schedule", "gpipe"): "1f1b",
-    ("offload", "params"): "optimizer",
-}
+SEARCHED = (*AXES, "recompute", "shard", "shard_size", "schedule", "offload")  # keys that a search space expresses
 
 
 def cluster_at_hand(loaded: LoadedJob, rank_info: RankInfo | None = None) -> Cluster:
@@ -50,7 +45,7 @@ def cluster_at_hand(loaded: LoadedJob, rank_info: RankInfo | None = None) -> Clu
     if rank_info is not None:
         return machines(rank_info.world, rank_info.local_world)
     devices = loaded.job.parallel.devices
-    here = this_machine(None if devices == "auto" else len(devices))
+    here = this_machine(devices=None if devices == "auto" else devices)
     return this_processor(layout_of(loaded.job).world) if here.device.is_cpu else here
 
 
@@ -84,6 +79,7 @@ def with_plan(loaded: LoadedJob, rank_info: RankInfo | None = None, *, cluster: 
         kept=KEPT if stated.in_space else 10**6,
     )
     refused: list[Problem] = []
+    too_large: LayoutPlan | None = None
     for plan in filter(stated.agrees, found.plans):
         try:
             chosen = _checked(loaded, stated, plan.setting)
@@ -91,10 +87,15 @@ def with_plan(loaded: LoadedJob, rank_info: RankInfo | None = None, *, cluster: 
             refused += error.problems
             continue
         problem = _model_problem(model, chosen)
-        if problem is None:
-            return replace(chosen, plan=_words(_judged(chosen, cluster, work) or plan, found))
-        refused.append(problem)
-    raise CannotRun(_nothing(found, work, cluster, refused))
+        if problem is not None:
+            refused.append(problem)
+            continue
+        judged = _judged(chosen, cluster, work)
+        if judged.fits:
+            return replace(chosen, plan=_words(judged, found))
+        if too_large is None or judged.memory.upper < too_large.memory.upper:
+            too_large = judged
+    raise CannotRun(_nothing(replace(found, nearest=found.nearest or too_large), work, cluster, refused))
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class _Stated:
     @property
     def in_space(self) -> bool:
         """Returns whether the search space can express every explicit key."""
-        return "data" not in self.layout and "accumulation" not in self.corners
+        return self.layout.keys() <= {*SEARCHED, "devices", "compile"} and "accumulation" not in self.corners
 
     def batch(self, loaded: LoadedJob, processes: int) -> int:
         """Rows of a step: as written, else the task's default, or one pass of every process where that is more."""
@@ -133,9 +134,7 @@ class _Stated:
 
     def space(self) -> Space:
         """Returns the search space restricted to the explicit keys."""
-        names = (*AXES, "recompute", "shard", "shard_size", "schedule", "offload")
-        values = {name: self.layout[name] for name in names if name in self.layout}
-        narrowed: dict[str, Any] = {name: (INSTEAD.get((name, value), value),) for name, value in values.items()}
+        narrowed: dict[str, Any] = {name: (self.layout[name],) for name in SEARCHED if name in self.layout}
         if "micro_batch" in self.corners:
             narrowed["micro_batch"] = (self.corners["micro_batch"],)
         return Space(**narrowed)
@@ -210,8 +209,8 @@ def _model_problem(model: PreTrainedModel | None, loaded: LoadedJob) -> Problem 
     return layout_problem(model, layout_of(loaded.job), loaded)
 
 
-def _judged(loaded: LoadedJob, cluster: Cluster, work: TrainingWork) -> LayoutPlan | None:
-    """Returns the plan with the job's values in place of substitutes; None if the search used them unchanged."""
+def _judged(loaded: LoadedJob, cluster: Cluster, work: TrainingWork) -> LayoutPlan:
+    """Returns the plan with all values of the job, those that the search did not consider among them."""
     from stoker.plan.memory_formulas import allocatable_bytes, peak_memory
     from stoker.plan.step_time import step_time
 

@@ -70,7 +70,7 @@ def _processes(count: int) -> str:
 
 
 def _rates(seconds: float, threads: int) -> Calibration:
-    return calibrate(seconds, threads=threads)
+    return calibrate(seconds, device=choose_device(on=torch.device("cpu")), threads=threads)
 
 
 def _gpu_collectives() -> tuple[Curve, ...]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from stoker.checkpoint.object_collectives import run_on_all_ranks
 from stoker.checkpoint.run_weights import trainable
 from stoker.errors import CannotRun, Problem
 from stoker.job.layout import Layout
@@ -21,7 +22,6 @@ from stoker.resilience.device_test import (
     code_differs,
     data_differs,
     find_faults,
-    gather_reports,
     measure_disk,
 )
 from stoker.resilience.link_check import check_links, exchange_with
@@ -47,7 +47,7 @@ class Checks:
         self.links = check_links(node, exchange_with(device))  # first: every other check would hang on a broken link
         self.found = self.links.findings(on_cpu=device.type == "cpu") if self.links else []
         self._leave_out()
-        self.reports = gather_reports(check_device(device, self._rank))
+        self.reports = run_on_all_ranks(lambda: check_device(device, self._rank))
         self.found += find_faults(self.reports)
         self._leave_out()
         other = code_differs(self.reports)

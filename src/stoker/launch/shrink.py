@@ -62,9 +62,9 @@ def with_fewer(
             values["parallel.devices"] = devices[: data * unit]
         if sharded is not None and data % sharded == 0 and data > sharded:
             dropped.remove("parallel.shard_size")
-        if data == 1:
-            dropped.append("parallel.shard")
-            dropped += ["parallel.compress", "parallel.compress_rank"] if layout.context == 1 else []
+        if data == layout.context == 1:
+            dropped += ["parallel.shard", "parallel.compress", "parallel.compress_rank"]
+            values |= {"parallel.offload": "optimizer"} if layout.offload == "params" else {}  # the former needs zero3
         # Islands go where the copies that are left cannot form them.
         for also in ((), ("train.micro_batch",), ("parallel.sync",), ("train.micro_batch", "parallel.sync")):
             document = _written(current.document, values, dropped=(*dropped, *also))

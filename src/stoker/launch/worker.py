@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import psutil
+import torch
 import torch.distributed as dist
 
 from stoker.console import Console
 from stoker.data.build_cache import Report
 from stoker.hardware.process_device import device_of, open_device
+from stoker.hardware.processor import available_cores
 from stoker.job import LoadedJob
 from stoker.job.layout import Layout, layout_of
 from stoker.launch.cluster_env import RankInfo
@@ -106,6 +108,8 @@ def _mesh(spec: RunSpec, rank_info: RankInfo | None) -> Iterator[tuple[LoadedJob
     device = device_of(rank_info.local_rank if rank_info else 0, spec.devices, alone=one)
     open_device(device)
     if one or rank_info is None:
+        # torch may have counted the machine's cores, of which the control group allows fewer.
+        torch.set_num_threads(min(torch.get_num_threads(), available_cores()))
         yield spec.loaded, None
         return
     share_cores(rank_info.local_world)

@@ -77,7 +77,7 @@ def build_meta(
         blank, new_rows = add_embedding_rows(blank, extension)
         why = why_rows_untrained(blank.model, new_rows, job.tune)
         if why is not None:
-            raise UserError(Problem(why, "name them in tune.modules_to_save, or write `tune: full`"))
+            raise UserError(Problem(why, "write `tune: full`, or `tune: lora` and name them in tune.modules_to_save"))
     if not task_of(job).dropout:
         without_dropout(blank.model)
     model: nn.Module = blank.model

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -38,8 +39,10 @@ def add_critic(model: nn.Module, seed: int) -> Drawn:
     """
     base = unwrap(model)
     if isinstance(model, PeftModel):
+        config: Any = deepcopy(model.peft_config["default"])
+        config.modules_to_save, config.ensure_weight_tying = None, False  # the policy's; peft would wrap them
         with torch.device(META):  # peft moves an adapter to its base's device only if it is the first
-            model.add_adapter(CRITIC, deepcopy(model.peft_config["default"]))
+            model.add_adapter(CRITIC, config)
         for name, parameter in model.named_parameters():
             if is_of_critic(name):
                 parameter.requires_grad_(True)

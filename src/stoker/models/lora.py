@@ -65,6 +65,7 @@ def _forward(layer: Any, names: frozenset[str], x: Tensor, *arguments: Any, **op
     cast = autocast_dtype(x)
     plain = (
         "forward" not in vars(base)  # else a layout has replaced it
+        and not base.weight.requires_grad  # a score head's
         and not layer.disable_adapters
         and not layer.merged
         and not arguments

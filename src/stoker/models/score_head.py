@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
@@ -67,6 +68,8 @@ def scores(hidden_ND: Tensor, head: Head | LogitsHead) -> Tensor:
 
 
 def score_head_of(model: Any) -> nn.Linear | None:
-    """Returns the head of a model or of a stage; None if another stage has it."""
+    """Returns the head of a model or of a stage, without its adapter; None if another stage has it."""
     head = model.get_output_embeddings()
+    if isinstance(head, BaseTunerLayer):
+        head = head.get_base_layer()
     return head if isinstance(head, nn.Linear) else None

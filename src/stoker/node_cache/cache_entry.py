@@ -9,23 +9,34 @@ use         locked, shared, by readers; its modification time is that of the las
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import Problem, RunFailed
+from stoker.errors import Problem, RunFailed, reason_of
 from stoker.files import replace_file
-from stoker.hardware.cache_folder import ADVICE
 from stoker.node_cache.file_locks import HeldLock, lock_file
 from stoker.node_cache.object_version import ObjectVersion
 from stoker.node_cache.urls import without_secrets
 
 ABOUT = "about.json"
+
+
+@contextmanager
+def cache_errors(folder: Path) -> Iterator[None]:
+    """Turns errors of the disk, while the block writes into the cache, into `RunFailed`."""
+    try:
+        yield
+    except OSError as error:
+        what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or reason_of(error)
+        hint = "free some space, `stoker cache clean`, or set STOKER_CACHE to another folder"
+        raise RunFailed(Problem(f"the cache cannot be written: {what}", hint, file=str(folder))) from error
 
 
 @dataclass(frozen=True)
@@ -54,18 +65,13 @@ class CacheEntry:
             RunFailed: the cache cannot be written.
         """
         while True:
-            try:
+            with cache_errors(self.folder.parent), suppress(FileNotFoundError):  # where it was being removed
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 pinned = lock_file(self.folder / "use", shared=True)
-            except FileNotFoundError:  # it was being removed
-                continue
-            except OSError as error:
-                message = f"the cache cannot be written: {error.strerror}"
-                raise RunFailed(Problem(message, ADVICE, file=str(self.folder.parent))) from error
-            assert pinned is not None
-            with suppress(OSError):
-                os.utime(self.folder / "use")
-            return pinned
+                assert pinned is not None
+                with suppress(OSError):
+                    os.utime(self.folder / "use")
+                return pinned
 
     def lock(self) -> HeldLock | None:
         """Returns the lock for downloading the entry, which is pinned; None if another process or thread holds it."""

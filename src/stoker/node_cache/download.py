@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Protocol
 
-from stoker.errors import Problem, RunFailed, UserError, reason_of
-from stoker.files import no_link
-from stoker.node_cache.cache_entry import CacheEntry, boot_id
+from stoker.errors import Problem, RunFailed, reason_of
+from stoker.files import flush_folder, no_link
+from stoker.node_cache.cache_entry import CacheEntry, boot_id, cache_errors
 from stoker.node_cache.cache_stats import HERE, CacheStats
 from stoker.node_cache.file_locks import HeldLock
 from stoker.node_cache.object_version import ObjectVersion
@@ -64,7 +63,7 @@ class Download:
         self._got = {"origin_bytes": 0, "peer_bytes": 0}
         self._file: Any = None
         self._hasher: Any = None
-        with self._guarded():
+        with cache_errors(self._entry.folder.parent):
             self._begin(fresh=version.size is None)
 
     def advance(self) -> bool:
@@ -163,7 +162,7 @@ class Download:
         return self._origin.pieces(self._url, self._version, self._at)
 
     def _write(self, piece: bytes) -> None:
-        with self._guarded():
+        with cache_errors(self._entry.folder.parent):
             view = memoryview(piece)
             while view:
                 view = view[self._file.write(view) :]
@@ -209,11 +208,11 @@ class Download:
         if not checksum.fits(self._hasher_of(checksum)):
             self._start_over("its bytes do not fit the checksum that its origin gives")
             return False
-        with self._guarded():
+        with cache_errors(self._entry.folder.parent):
             os.fsync(self._file.fileno())
             self._note()
             self._entry.partial.replace(self._entry.data)
-            _flush(self._entry.folder)
+            flush_folder(self._entry.folder)
         self._file.close()
         self._file = None
         return True
@@ -249,37 +248,8 @@ class Download:
             self._entry.partial.unlink(missing_ok=True)
             message = f"{without_secrets(self._url)} cannot be downloaded: {why}"
             raise ObjectChanged(Problem(message, "put it there again"))
-        with self._guarded():
+        with cache_errors(self._entry.folder.parent):
             self._begin(fresh=True)
 
     def _note(self) -> None:
         self._entry.note(self._url, self._version, **self._got)
-
-    def _guarded(self) -> _Guard:
-        return _Guard(self._entry)
-
-
-class _Guard:
-    """Turns errors of the cache's disk into one message."""
-
-    def __init__(self, entry: CacheEntry) -> None:
-        self._entry = entry
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError) and not isinstance(error, UserError):
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            hint = "free some space, `stoker cache clean`, or set STOKER_CACHE to another folder"
-            what = "the disk is full" if full else error.strerror or reason_of(error)
-            folder = str(self._entry.folder.parent)
-            raise RunFailed(Problem(f"the cache cannot be written: {what}", hint, file=folder)) from error
-
-
-def _flush(folder: Any) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -18,9 +18,9 @@ from typing import Any
 
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.files import replace_file
-from stoker.hardware.cache_folder import ADVICE, cache_folder
+from stoker.hardware.cache_folder import cache_folder
 from stoker.node_cache import cache_peers
-from stoker.node_cache.cache_entry import CacheEntry, entries
+from stoker.node_cache.cache_entry import CacheEntry, cache_errors, entries
 from stoker.node_cache.cache_stats import HERE, CacheStats
 from stoker.node_cache.download import Download, Feed
 from stoker.node_cache.file_locks import HeldLock, lock_file
@@ -97,7 +97,10 @@ class NodeCache:
             return ask()
         asked = time.time()
         memo = self._folder("answers") / ObjectVersion(None, question).key("")
-        lock = lock_file(memo.with_suffix(".lock"))
+        try:
+            lock = lock_file(memo.with_suffix(".lock"))
+        except OSError:  # the disk is full or read-only
+            return self._renewed(ask())
         assert lock is not None
         with lock:
             known = _known(memo, url)
@@ -113,8 +116,9 @@ class NodeCache:
                 return known
             kept = [{"url": without_secrets(each.url), **each.version.plain()} for each in answer]
             if _restored(kept, url) == answer:  # a page may link to addresses with separate signatures
-                replace_file(memo, json.dumps(kept))
-                os.utime(memo, (began, began))
+                with suppress(OSError):  # the next process asks the origin
+                    replace_file(memo, json.dumps(kept))
+                    os.utime(memo, (began, began))
             return self._renewed(answer)
 
     def _renewed(self, answer: list[RemoteObject]) -> list[RemoteObject]:
@@ -255,11 +259,8 @@ class NodeCache:
 
     def _folder(self, name: str) -> Path:
         folder = self.root / name
-        try:
+        with cache_errors(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            message = f"the cache cannot be written: {error.strerror}"
-            raise RunFailed(Problem(message, ADVICE, file=str(folder))) from error
         return folder
 
 

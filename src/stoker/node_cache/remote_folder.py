@@ -10,8 +10,9 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
-from stoker.errors import Problem, UserError, reason_of
+from stoker.errors import Problem, UserError
 from stoker.files import replace_file
+from stoker.node_cache.cache_entry import cache_errors
 from stoker.node_cache.file_locks import lock_file
 from stoker.node_cache.object_cache import RemoteObject, node_cache, pinned
 from stoker.node_cache.object_version import ObjectVersion
@@ -145,16 +146,14 @@ def _folder(root: Path, files: dict[str, RemoteObject]) -> Path:
             raise UserError(Problem(f"{without_secrets(each.url)} has a name that no file can have"))
     listing = json.dumps(content)
     folder = root / "folders" / ObjectVersion(None, listing).key("")
-    try:
+    with cache_errors(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = lock_file(folder.parent / ".lock")
         assert lock is not None
         with lock:
             if not (folder / LISTING).exists():
                 replace_file(folder / LISTING, listing)
-        _OBJECTS[folder] = files
-    except OSError as error:
-        raise UserError(Problem(f"the cache cannot be written: {reason_of(error)}", file=str(folder))) from error
+    _OBJECTS[folder] = files
     return folder
 
 

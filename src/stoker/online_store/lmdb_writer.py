@@ -17,7 +17,10 @@ CHUNK = 200_000  # rows of a transaction
 
 
 class LmdbWriter:
-    """Versions in LMDB, one database each. Readers see transactions whole, in other processes too."""
+    """Versions in LMDB, one database each. Readers see transactions whole, in other processes too.
+
+    A change of one version never affects another one. `RedisWriter` has the same methods.
+    """
 
     def __init__(self, place: str) -> None:
         self.place, self._at = place, LmdbBackend(place, write=True)
@@ -42,6 +45,8 @@ class LmdbWriter:
         return self._opened[version]
 
     def begin(self) -> int:
+        """Returns the number of a new version, which no reader sees."""
+        self._forget_dead_readers()
         for version in self._abandoned():
             self.drop(version)
         with self._at.environment.begin(self._meta, write=True) as transaction:
@@ -51,12 +56,21 @@ class LmdbWriter:
         self._rows(version)
         return version
 
+    def _forget_dead_readers(self) -> None:
+        """Ends the transactions of readers that were killed, which would keep all later pages from reuse."""
+        self._at.environment.reader_check()
+
     def _abandoned(self) -> list[int]:
         with self._at.environment.begin(self._meta) as transaction, transaction.cursor() as cursor:
             found = [(key, value) for key, value in cursor if key.startswith(b"loading:")]
         return [int(key[8:]) for key, last in found if float(last) < time.time() - ABANDONED]
 
     def put(self, version: int, delta: TableDelta) -> None:
+        """Writes rows of a version that no reader sees yet, and deletes others.
+
+        Raises:
+            StoreError: the version was not begun in this store, or is gone.
+        """
         with self._at.environment.begin(self._meta) as transaction:
             self._require_loading(transaction, version)
         rows = self._rows(version)
@@ -81,6 +95,7 @@ class LmdbWriter:
             transaction.delete(key, db=rows)
 
     def seal(self, version: int, manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
+        """Makes a version readable by its number; `versions` has it once `switch` has made it current."""
         with self._at.environment.begin(self._meta, write=True) as transaction:
             self._describe(transaction, version, manifest, files)
 
@@ -101,11 +116,21 @@ class LmdbWriter:
     def update(
         self, version: int, deltas: Sequence[TableDelta], manifest: Mapping[str, Any], files: Mapping[str, bytes]
     ) -> None:
+        """Changes a version that is read, all at one moment; in Redis the rows first.
+
+        Raises:
+            StoreError: the version is gone.
+        """
         with self._changing(version, deltas) as transaction:
             self._describe(transaction, version, manifest, files)
             self._list(transaction, version, manifest)
 
     def change(self, version: int, deltas: Sequence[TableDelta]) -> None:
+        """Writes rows of a version that is read; what else belongs to the change follows by `update`.
+
+        Raises:
+            StoreError: the version is gone.
+        """
         with self._changing(version, deltas):
             pass
 
@@ -115,12 +140,18 @@ class LmdbWriter:
         if version not in [one.number for one in self.versions()]:
             raise StoreError(f"version {version} is gone")
         rows = self._rows(version)
+        self._forget_dead_readers()
         with self._at.environment.begin(write=True) as transaction:
             for delta in deltas:
                 self._put(transaction, rows, delta)
             yield transaction
 
     def switch(self, version: int) -> None:
+        """Makes a version the current one.
+
+        Raises:
+            StoreError: the version is gone.
+        """
         with self._at.environment.begin(self._meta, write=True) as transaction:
             manifest = transaction.get(f"{version}:manifest".encode())
             if manifest is None:
@@ -129,6 +160,7 @@ class LmdbWriter:
             transaction.put(b"current", str(version).encode())
 
     def drop(self, version: int) -> None:
+        """Removes a version, or an incomplete one."""
         rows = self._rows(version)
         with self._at.environment.begin(write=True) as transaction:
             with transaction.cursor(self._meta) as cursor:
@@ -139,14 +171,17 @@ class LmdbWriter:
         del self._opened[version]
 
     def current(self) -> int:
+        """Returns the current version; 0 if there is none."""
         return self._at.current()
 
     def versions(self) -> list[StoredVersion]:
+        """Returns the versions that are or were current, ascending."""
         with self._at.environment.begin(self._meta) as transaction, transaction.cursor() as cursor:
             found = [(int(key[5:]), json.loads(value)) for key, value in cursor if key.startswith(b"info:")]
         return sorted((StoredVersion(*one) for one in found), key=lambda version: version.number)
 
     def rows_of(self, version: int, table: StoredTable) -> int:
+        """Returns the number of rows of a table."""
         rows, count = self._rows(version), 0
         with self._at.environment.begin(rows) as transaction, transaction.cursor() as cursor:
             if cursor.set_range(table.number.to_bytes(2, "big")):

@@ -19,7 +19,10 @@ _PARTS = "head|manifest|file:[^:]+|rows:[0-9]+"  # of a version's keys
 
 
 class RedisWriter:
-    """Versions in Redis. Rows of a table are one hash, so that a version is dropped by a few commands."""
+    """Versions in Redis. Rows of a table are one hash, so that a version is dropped by a few commands.
+
+    `LmdbWriter` describes the methods.
+    """
 
     def __init__(self, place: str) -> None:
         self.place, self._at = place, RedisBackend(place)

@@ -1,11 +1,11 @@
-"""The common parts of stores with versions: changes of a table, a version, and the protocol to write one."""
+"""The common parts of stores with versions: changes of a table, and a version."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -39,60 +39,6 @@ class StoredVersion:
 
     number: int
     info: Mapping[str, Any]
-
-
-class StoreWriter(Protocol):
-    """A store with versions. A change of one version never affects another one."""
-
-    place: str
-
-    def begin(self) -> int:
-        """Returns the number of a new version, which no reader sees."""
-
-    def put(self, version: int, delta: TableDelta) -> None:
-        """Writes rows of a version that no reader sees yet, and deletes others.
-
-        Raises:
-            StoreError: the version was not begun in this store, or is gone.
-        """
-
-    def change(self, version: int, deltas: Sequence[TableDelta]) -> None:
-        """Writes rows of a version that is read; what else belongs to the change follows by `update`.
-
-        Raises:
-            StoreError: the version is gone.
-        """
-
-    def seal(self, version: int, manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
-        """Makes a version readable by its number; `versions` has it once `switch` has made it current."""
-
-    def update(
-        self, version: int, deltas: Sequence[TableDelta], manifest: Mapping[str, Any], files: Mapping[str, bytes]
-    ) -> None:
-        """Changes of a version that is read: rows first, in LMDB all at one moment.
-
-        Raises:
-            StoreError: the version is gone.
-        """
-
-    def switch(self, version: int) -> None:
-        """Makes a version the current one.
-
-        Raises:
-            StoreError: the version is gone.
-        """
-
-    def drop(self, version: int) -> None:
-        """Removes a version, or an incomplete one."""
-
-    def current(self) -> int:
-        """Returns the current version; 0 if there is none."""
-
-    def versions(self) -> list[StoredVersion]:
-        """Returns the versions that are or were current, ascending."""
-
-    def rows_of(self, version: int, table: StoredTable) -> int:
-        """Returns the number of rows of a table."""
 
 
 def head_of(manifest: Mapping[str, Any], version: int) -> str:

@@ -11,10 +11,10 @@ from stoker.errors import Problem, RunFailed, UserError
 from stoker.online_store.lmdb_writer import LmdbWriter
 from stoker.online_store.redis_writer import RedisWriter
 from stoker.online_store.row_backends import StoreError
-from stoker.online_store.store_version import StoreWriter
 
 SCHEMES = ("lmdb", "redis", "rediss", "unix")
 PACKAGES = ("lmdb", "redis")
+StoreWriter = LmdbWriter | RedisWriter
 
 
 def writer_of(place: str) -> StoreWriter:

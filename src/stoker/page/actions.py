@@ -21,11 +21,12 @@ from stoker.files import read_file, replace_file
 from stoker.node_cache.urls import URL
 from stoker.page.accounts import Account
 from stoker.page.detached_process import DetachedProcess
-from stoker.page.job_paths import SCHEMA, allowed_folders, is_allowed
+from stoker.page.job_paths import SCHEMA, allowed_folders, incomplete, is_allowed, refuse
 from stoker.page.listed_urls import is_listed
 from stoker.page.page_error import PageError, bad_request, http_error, not_found
 from stoker.page.routing import Page
 from stoker.page.run_verb import command_of
+from stoker.page.uploads import is_incomplete
 
 ID = re.compile(r"[0-9a-f]{16}")
 AT_ONCE = 4
@@ -146,6 +147,8 @@ def _allowed(asked: Asked, name: str, value: Any) -> str:
     settings = asked.page.settings
     if URL.match(value) or not is_allowed(value, settings.base, allowed_folders(settings)):
         raise http_error(403, "`{text}` is not in a folder that this page may use", "upload the file", text=value[:80])
+    if is_incomplete(settings.base / value, settings.uploads):
+        refuse([incomplete(Path(value).name)])
     return value
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from stoker.evaluate.intervals import FEWEST
 from stoker.page.metric_series import Numbers
 from stoker.runs.evaluations import Figure, KeptEvaluation
 
@@ -22,6 +23,7 @@ def evaluation_figures(kept: list[KeptEvaluation]) -> Iterator[dict[str, Any]]:
     for each in kept:
         for figure in each.figures:
             low, high = _interval(figure)
+            is_apart = low is not None and high is not None and (low > 0 or high < 0)
             of = figure.of
             against = of.removeprefix(LESS) if each.kind == "against" and of.startswith(LESS) else None
             yield {
@@ -34,6 +36,7 @@ def evaluation_figures(kept: list[KeptEvaluation]) -> Iterator[dict[str, Any]]:
                 "standard_error": figure.standard_error,
                 "rows": figure.rows,
                 "against": against,
+                "significant": is_apart and figure.rows >= FEWEST,
                 "higher": not figure.name.startswith(LOWER),
                 "run": each.model,
                 "step": each.step,

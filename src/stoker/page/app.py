@@ -37,6 +37,7 @@ from stoker.page.run_tools_routes import run_tools_routes
 from stoker.page.run_verb import Verbs
 from stoker.page.run_view import RunViews
 from stoker.page.server_routes import server_routes
+from stoker.page.stop_requests import StopRequests
 
 STATIC = Path(__file__).parent / "static"
 LEAST_COMPRESSED = 1000  # bytes
@@ -52,6 +53,7 @@ def page_of(settings: PageSettings) -> Page:
         runs=RunIndex(settings.runs),
         views=RunViews(SeriesCache(settings.state / "metrics")),
         queue=JobQueue(settings.state),
+        stops=StopRequests(),
         verbs=Verbs(settings.base),
     )
 

@@ -19,7 +19,8 @@ from stoker.page.routing import Page, route
 
 SECONDS = 60.0
 MOST_FILES = 10
-NAME = re.compile(r"[\w][\w.-]{0,100}")
+LONGEST_NAME = 100  # characters
+OTHER = re.compile(r"[^\w.-]+")  # characters that are replaced in names of files
 
 
 def import_routes(page: Page) -> list[Route]:
@@ -73,8 +74,11 @@ class _ImportRoutes:
         if not isinstance(each, dict):
             raise bad_request("`files` must be a list of {name, text}")
         name, text = text_of(each, "name", default="config.yaml", most=200), text_of(each, "text")
-        name = re.split(r"[/\\]", name)[-1]
-        if not NAME.fullmatch(name) or (folder / name).exists():
-            raise bad_request("`{name}` is not a name of a file, or is there twice", name=name[:60])
+        last = re.split(r"[/\\]", name)[-1]
+        name = OTHER.sub("_", last)[-LONGEST_NAME:].lstrip(".-")
+        if not name:
+            raise bad_request("`{name}` is not a name of a file", name=last[:60])
+        if (folder / name).exists():
+            raise bad_request("two files are named `{name}`", "rename one of them", name=name[:60])
         (folder / name).write_text(text, encoding="utf-8")
         return name

@@ -17,6 +17,7 @@ from stoker.page.accounts import Account
 from stoker.page.listed_urls import STORES, is_listed, is_remote
 from stoker.page.page_error import PageError, page_problem
 from stoker.page.page_settings import PageSettings
+from stoker.page.uploads import is_incomplete
 
 CODE = re.compile(r"\.py\b|^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")  # a file of Python, or an import path
 FUNCTION = re.compile(r"\s*(python|judge):(?=\S)")  # a scorer or environment that runs code, or sends requests
@@ -24,6 +25,7 @@ SCHEMA = "json_schema:"  # a scorer whose argument is a path
 TRUST = ("trust_remote_code", "allow_pickle")
 CODE_TASKS = ("module",)
 WRITTEN = (["output"], ["to"])
+MASKED = re.compile(r"[:/]\*{3}@|=\*{3}(&|$)")  # as `mask_secrets` writes it
 PATTERN = re.compile(r"[*?\[{]")
 # Keys whose texts are names of files, models or data even without a slash; others are looked at where they have one.
 NAMED = {"path", "name", "data", "model", "tokenizer", "template", "output", "to", "reference", "base", "file"}
@@ -88,6 +90,9 @@ def path_problems(document: JobDocument, settings: PageSettings, account: Accoun
             hint = "start the page with --urls and how such addresses begin, as s3://bucket/folder"
             what = page_problem("`{text}` is at an address that this page was not given", hint, text=_shown(text))
             found.append(_at(document, path, what))
+        if URL.match(text) and MASKED.search(text):
+            what = page_problem("`{text}` has `***` in place of a secret", "write the secret", text=_shown(text))
+            found.append(_at(document, path, what))
         folders = writable if words[-1:] in WRITTEN or _is_store(text) else readable
         if text.startswith(SCHEMA):
             outside = not is_allowed(text.removeprefix(SCHEMA), settings.base, readable)
@@ -97,7 +102,16 @@ def path_problems(document: JobDocument, settings: PageSettings, account: Accoun
             hint = "upload the file, or start the page with --data FOLDER"
             what = page_problem("`{text}` is not in a folder that this page may use", hint, text=_shown(text))
             found.append(_at(document, path, what))
+        elif is_incomplete(settings.base / text, settings.uploads):
+            found.append(_at(document, path, incomplete(Path(text).name)))
     return found
+
+
+def incomplete(name: str) -> Problem:
+    """Returns the problem of an upload of which a part is missing."""
+    return page_problem(
+        "the upload of `{name}` is incomplete", "choose the same file again to continue", name=name[:80]
+    )
 
 
 def _at(document: JobDocument, path: KeyPath, problem: Problem) -> Problem:

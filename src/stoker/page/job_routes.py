@@ -46,7 +46,7 @@ def job_routes(page: Page) -> list[Route]:
         route("/api/jobs", own.start, method="POST", role="run"),
         route("/api/queue", in_thread(own.queue)),
         route("/api/queue/{number}", in_thread(own.cancel), method="DELETE", role="run"),
-        route("/api/runs/{id}/stop", in_thread(own.stop), method="POST", role="run"),
+        route("/api/runs/{id}/stop", own.stop, method="POST", role="run"),
         route("/api/runs/{id}/resume", own.resume, method="POST", role="run"),
     ]
 
@@ -184,20 +184,33 @@ class _JobRoutes:
         self.page.audit.write(account.name, "cancel", number=number)
         return {"command": ""}
 
-    def stop(self, request: Request) -> Any:
-        """Asks a run to end after its step, with a checkpoint; removes a waiting job from the queue."""
-        key, page = request.path_params["id"], self.page
-        alive = [
-            entry for entry, process in page.queue.entries() if id_of(Path(entry.run)) == key and process.state in ALIVE
-        ]
-        path = Path(alive[-1].run) if alive else page.runs.find(key).path
+    async def stop(self, request: Request) -> Any:
+        """Asks a run to end after its step, with a checkpoint; removes a waiting job from the queue.
+
+        A second request is refused unless it has ``now``: the run then ends without a checkpoint.
+        """
+        body = await read_object(request)
+        account = account_of(request, "run")
+        key, now = request.path_params["id"], body.get("now") is True
+        return await run_in_threadpool(self._stop, key, account.name, now=now)
+
+    def _stop(self, key: str, user: str, *, now: bool) -> Any:
+        page = self.page
+        alive = [each for each in page.queue.entries() if id_of(Path(each[0].run)) == key and each[1].state in ALIVE]
+        path = Path(alive[-1][0].run) if alive else page.runs.find(key).path
         command = f"stoker stop {shlex.quote(shown_path(path, page.settings.base))}"
+        if page.stops.has(path) and not now:
+            hint = "wait for its step and checkpoint, or stop it at once with `now`"
+            raise http_error(409, "{run} is stopping", hint, run=path.name)
         process = holder_of(RunFolder(path))
         if process is not None:
             process.terminate()
-        elif not alive or not page.queue.stop(alive[-1].number):
+        elif not alive or not page.queue.stop(alive[-1][0].number):
             raise http_error(409, "{run} is not training here", run=path.name)
-        page.audit.write(account_of(request, "run").name, "stop", command=command, run=str(path))
+        asked = process or (alive[-1][1].process if alive else None)
+        if asked is not None:
+            page.stops.add(path, asked)
+        page.audit.write(user, "stop", command=command, run=str(path))
         page.runs.forget()
         return {"command": command, "gone": not path.exists()}
 

@@ -25,6 +25,7 @@ from stoker.page.page_settings import PageSettings
 from stoker.page.run_index import RunIndex
 from stoker.page.run_verb import Verbs
 from stoker.page.run_view import RunViews
+from stoker.page.stop_requests import StopRequests
 from stoker.runs.run_folder import RunFolder
 
 Answer = Callable[[Request], Awaitable[Any]]
@@ -41,6 +42,7 @@ class Page:
     runs: RunIndex
     views: RunViews
     queue: JobQueue
+    stops: StopRequests
     verbs: Verbs
 
     def run_of(self, request: Request) -> RunFolder:

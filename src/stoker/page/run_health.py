@@ -12,6 +12,7 @@ import numpy as np
 
 from stoker.page.metric_series import MetricSeries
 from stoker.runs.goodput import Goodput
+from stoker.runs.listing import state_of
 from stoker.runs.plan_record import read_comparison
 from stoker.runs.run_folder import RunFolder
 
@@ -45,7 +46,7 @@ def health_of(
     folder: RunFolder, events: list[dict[str, Any]], split: Goodput | None, lines: MetricSeries
 ) -> list[Health]:
     """Returns the aspects of a run's health."""
-    found = [_data(events), _memory(folder, lines), _speed(folder, lines), _goodput(split), _faults(events)]
+    found = [_data(events), _memory(folder, lines), _speed(folder, lines), _goodput(split), _faults(folder, events)]
     return [each for each in found if each is not None]
 
 
@@ -115,15 +116,17 @@ def _goodput(split: Goodput | None) -> Health | None:
     )
 
 
-def _faults(events: list[dict[str, Any]]) -> Health:
+def _faults(folder: RunFolder, events: list[dict[str, Any]]) -> Health:
     counts = Counter(str(event.get("event")) for event in events if event.get("event") in FAULTS)
     last = next(
         (str(e.get("event")) for e in reversed(events) if e.get("event") in ("failed", "started", "resumed")), ""
     )
-    level: Level = "bad" if last == "failed" else "warn" if counts else "ok"
-    return Health(
-        "faults", level, dict(counts), "health.faults.failed" if last == "failed" else f"health.faults.{level}"
-    )
+    if last == "failed":
+        return Health("faults", "bad", dict(counts), "health.faults.failed")
+    if state_of(folder, events) == "interrupted":
+        return Health("faults", "warn", dict(counts), "health.faults.interrupted")
+    level: Level = "warn" if counts else "ok"
+    return Health("faults", level, dict(counts), f"health.faults.{level}")
 
 
 def whole_number(value: Any) -> int:

@@ -30,6 +30,7 @@ from stoker.page.removed_runs import removed_runs
 from stoker.page.routing import PING, Page, event, in_thread, route, stream
 from stoker.page.run_index import id_of, is_run_file
 from stoker.page.run_view import short_event
+from stoker.page.stage_views import WAITING, stages_below
 from stoker.runs.run_folder import RunFolder
 
 POINTS = 800
@@ -63,7 +64,7 @@ class _RunRoutes:
     page: Page
 
     def list(self, _: Request) -> Any:
-        """Returns all runs, and jobs without a run yet, the newest first."""
+        """Returns all runs, and jobs without a run yet: those that train by their start, then the newest first."""
         runs = {key: self.page.views.summary(folder) for key, folder in self.page.runs.all().items()}
         for entry, process in self.page.queue.entries():
             key = id_of(Path(entry.run))
@@ -71,7 +72,7 @@ class _RunRoutes:
                 runs[key]["status"] = _status(runs[key], process)
             elif not _has_stages(entry, runs) and self._is_shown(entry, process):
                 runs[key] = _without_run(entry, process)
-        return {"runs": sorted(runs.values(), key=lambda run: -(run["updated"] or 0))}
+        return {"runs": sorted(runs.values(), key=_place)}
 
     def detail(self, request: Request) -> Any:
         """Returns a run, or a job that has none yet."""
@@ -79,13 +80,21 @@ class _RunRoutes:
             return self._with_status(self.page.views.detail(self.page.run_of(request)))
         except PageError as error:
             for entry, process in reversed(self.page.queue.entries()):
-                if id_of(Path(entry.run)) == request.path_params["id"] and self._is_shown(entry, process):
+                run = Path(entry.run)
+                if id_of(run) != request.path_params["id"]:
+                    continue
+                stages = stages_below(run, self.page.views.events) if is_inside(run, self.page.settings.runs) else []
+                has_begun = any(stage["status"] != WAITING for stage in stages)
+                if has_begun or self._is_shown(entry, process):
                     text = Path(entry.job).read_text(encoding="utf-8") if is_run_file(Path(entry.job)) else ""
-                    empty: dict[str, Any] = {"health": [], "stages": [], "lineage": None, "metrics": []}
+                    empty: dict[str, Any] = {"health": [], "lineage": None, "metrics": []}
                     return {
                         **_without_run(entry, process),
+                        **(_progress(stages, process) if has_begun else {}),
                         "job": mask_secrets(text),
                         "command": entry.command,
+                        "stages": stages,
+                        "stopping": self.page.stops.has(run),
                         **empty,
                     }
             raise error
@@ -102,9 +111,11 @@ class _RunRoutes:
         )
 
     def _with_status(self, summary: dict[str, Any]) -> dict[str, Any]:
-        """Returns a run whose job may wait, or may be starting again."""
-        queued = self.page.queue.of_run(Path(summary["folder"]))
-        return summary if queued is None else summary | {"status": _status(summary, queued[1])}
+        """Returns a run whose job may wait, may be starting again, or was asked to stop."""
+        run = Path(summary["folder"])
+        queued = self.page.queue.of_run(run)
+        status = summary["status"] if queued is None else _status(summary, queued[1])
+        return summary | {"status": status, "stopping": self.page.stops.has(run)}
 
     def metrics(self, request: Request) -> Any:
         """Curves of some keys in a window, in buckets."""
@@ -199,6 +210,12 @@ class _RunRoutes:
             await asyncio.sleep(POLL)
 
 
+def _place(run: dict[str, Any]) -> tuple[bool, float]:
+    """Returns the place of a run in the list; runs that train do not change theirs with each step."""
+    is_running = run["status"] == "running"
+    return not is_running, -((run["started"] if is_running else run["updated"]) or 0.0)
+
+
 def _status(summary: dict[str, Any], process: DetachedProcess) -> str:
     """Returns the status of a run whose process is queued, or has begun and not written anything yet."""
     status, state = str(summary["status"]), process.state
@@ -238,6 +255,18 @@ def _without_run(entry: QueuedJob, process: DetachedProcess) -> dict[str, Any]:
         "number": entry.number,
         "error": mask_secrets(process.output("err", offset=-1, most=4000)[0]) if process.code else "",
     }
+
+
+def _progress(stages: list[dict[str, Any]], process: DetachedProcess) -> dict[str, Any]:
+    """Returns the status of a job with stages of which some have begun, and how many are done."""
+    found = [stage["status"] for stage in stages]
+    if process.state in ALIVE:
+        status = "running"
+    elif process.code == 0:
+        status = "done"
+    else:
+        status = "stopped" if "stopped" in found and "failed" not in found else "failed"
+    return {"status": status, "step": found.count("done"), "steps": len(found)}
 
 
 def _part(path: Path, offset: int) -> tuple[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -19,12 +20,14 @@ from starlette.routing import Route
 
 from stoker.files import no_link, replace_file
 from stoker.job.shorthand import expand_shorthands
+from stoker.page.accounts import Account
 from stoker.page.answer_views import chosen_steps, evaluation_figures, rollouts
 from stoker.page.edit_job import apply_edits
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_check import devices_of_job
 from stoker.page.job_paths import document_of, is_inside, path_problems, refuse
 from stoker.page.job_routes import shown_path, slug
+from stoker.page.mask_secrets import mask_secrets
 from stoker.page.page_error import bad_request, http_error, not_found, passed_on
 from stoker.page.removed_runs import place_aside, put_aside, put_back, removed_runs
 from stoker.page.routing import Page, in_thread, route
@@ -121,11 +124,14 @@ class _RunTools:
         start = text_of(body, "from", default="job", most=20)
         if start not in ("job", "newest"):
             raise bad_request("`from` must be `job` or `newest`")
-        name = slug(text_of(body, "name", default=f"{folder.path.name}-fork", most=200))
+        given = text_of(body, "name", default="", most=200)
+        name = slug(given) if given else self._free_name(folder)
         text = text_of(body, "yaml", default=job_text(folder))
         text = _OUTPUT.sub("", text)
         if start == "job":
             text = await run_in_threadpool(_without_store, text)
+            if not await run_in_threadpool(self._may_read_secrets, folder, account_of(request)):
+                text = mask_secrets(text)
             return {"yaml": text, "name": name, "command": f"cp {shlex.quote(str(folder.job))} {name}.yaml"}
         account = account_of(request, "run")
         trusted = account if "yaml" in body else None  # a run's own job does not decide that code may run
@@ -138,6 +144,17 @@ class _RunTools:
             raise http_error(409, "there is a run {run} already", "give another name", run=name)
         devices = await devices_of_job(self.page, text, trusted)
         return await run_in_threadpool(self._copy, folder, to, text, account, devices)
+
+    def _free_name(self, folder: RunFolder) -> str:
+        """Returns the first name ``RUN-fork``, ``RUN-fork-2`` ... that no run has."""
+        first = slug(f"{folder.path.name}-fork")
+        names = itertools.chain([first], (f"{first}-{number}" for number in itertools.count(2)))
+        return next(name for name in names if not (self.page.settings.runs[0] / name).exists())
+
+    def _may_read_secrets(self, folder: RunFolder, account: Account) -> bool:
+        """Returns whether a user may read passwords in a run's job: its author, and an admin."""
+        queued = self.page.queue.of_run(folder.path)
+        return account.may("admin") or (queued is not None and queued[0].user == account.name)
 
     def _copy(self, folder: RunFolder, to: Path, text: str, account: Any, devices: int) -> Any:
         page, base, name = self.page, self.page.settings.base, to.name

@@ -11,13 +11,18 @@ from stoker.runs.listing import state_of
 from stoker.runs.run_folder import RunFolder
 from stoker.runs.stage_runs import read_record
 
+EventsOf = Callable[[RunFolder], list[dict[str, Any]]]
 WAITING = "waiting"  # the state of a stage that has no run yet
 
 
+def _record_of(root: Path) -> list[dict[str, Any]]:
+    """Returns the stages of a job whose runs are below a folder, each with its ``folder``."""
+    return [{**stage, "folder": root / Path(stage["run"]).name} for stage in read_record(root)]
+
+
 def _record(folder: RunFolder) -> list[dict[str, Any]]:
-    """Returns the stages of the job, each with its ``folder``; empty if the run is not a stage."""
-    parent = folder.path.parent
-    record = [{**stage, "folder": parent / Path(stage["run"]).name} for stage in read_record(parent)]
+    """Returns the stages of a run's job; empty if the run is not a stage."""
+    record = _record_of(folder.path.parent)
     return record if any(stage["folder"] == folder.path for stage in record) else []
 
 
@@ -28,14 +33,23 @@ def parents_of(folder: RunFolder) -> list[str]:
     return [id_of(stage["folder"]) for stage in record if own and stage["name"] in own["needs"]]
 
 
-def stages_of(folder: RunFolder, events_of: Callable[[RunFolder], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def stages_of(folder: RunFolder, events_of: EventsOf) -> list[dict[str, Any]]:
     """Returns the stages of a run's job in order, each with the state of its run."""
+    return _views(_record(folder), events_of)
+
+
+def stages_below(root: Path, events_of: EventsOf) -> list[dict[str, Any]]:
+    """Returns the stages of the job whose runs are below ``root``; see `stages_of`. Empty for other folders."""
+    return _views(_record_of(root), events_of)
+
+
+def _views(record: list[dict[str, Any]], events_of: EventsOf) -> list[dict[str, Any]]:
     return [
         {"name": stage["name"], "task": stage["task"], "needs": stage["needs"], "id": id_of(stage["folder"])}
         | {"status": _state(RunFolder(stage["folder"]), events_of)}
-        for stage in _record(folder)
+        for stage in record
     ]
 
 
-def _state(run: RunFolder, events_of: Callable[[RunFolder], list[dict[str, Any]]]) -> str:
+def _state(run: RunFolder, events_of: EventsOf) -> str:
     return state_of(run, events_of(run)) if is_run_file(run.events) else WAITING

@@ -278,6 +278,17 @@ class Uploads:
         return places
 
 
+def is_incomplete(path: Path, folder: Path) -> bool:
+    """Returns whether a path is that of an upload below ``folder`` of which a part is missing."""
+    try:
+        parts = path.resolve().relative_to(folder).parts
+        uploads = Uploads(folder)
+        upload = uploads.find(parts[0]) if len(parts) == 2 else None
+    except (OSError, RuntimeError, ValueError, PageError):
+        return False
+    return upload is not None and upload.name == parts[1] and uploads.offset(upload) != upload.size
+
+
 def _columns(value: Any) -> Any:
     """Returns a row as it is written in JSON lines."""
     return {"text": value} if isinstance(value, str) else value

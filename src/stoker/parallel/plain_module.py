@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from stoker.errors import Problem, UserError
+from stoker.job.layout import Layout
 from stoker.parallel.apply_to_blocks import apply_to_blocks
 from stoker.parallel.batch_norm import synchronise_batch_norms
 from stoker.parallel.blocks import blocks_of
@@ -15,14 +17,34 @@ from stoker.parallel.replicate import replicate
 from stoker.parallel.shard import shard
 
 
+def check_scalars(model: nn.Module, layout: Layout) -> None:
+    """Raises UserError at the key that needs rows of every parameter, where one is a scalar."""
+    scalars = [(name, p.requires_grad) for name, p in model.named_parameters() if p.dim() == 0]
+    trained = [name for name, requires_grad in scalars if requires_grad]
+    value: str
+    if layout.shard != "none" and scalars:
+        key, value, (name, _) = "shard", layout.shard, scalars[0]
+    elif layout.compress == "powersgd" and trained:
+        key, value, name = "compress", layout.compress, trained[0]
+    else:
+        return
+    message = f"`{key}: {value}` divides parameters into rows, and {name} is a scalar"
+    hint = f"make it a tensor of one entry, shape (1,), or write `{key}: none`"
+    raise UserError(Problem(message, hint, key=f"parallel.{key}"))
+
+
 def spread_module(model: nn.Module, mesh: Mesh, *, compiled: bool, compute: torch.dtype | None) -> ParallelModel:
     """Parallelizes a module that every process has whole, with the same weights; a collective.
 
     Args:
         compiled: whether its blocks are compiled.
         compute: type of matrix products under autocast, if any.
+
+    Raises:
+        UserError: the layout cannot have a parameter without dimensions.
     """
     layout = mesh.layout
+    check_scalars(model, layout)
     synchronise_batch_norms(model, mesh.groups["batch"])
     apply_to_blocks(model, mesh.device, compiled=compiled, recompute=layout.recompute)
     root = model

@@ -6,9 +6,9 @@ from typing import Literal, NamedTuple
 
 from stoker.plan.efficiency import Efficiency
 from stoker.plan.network_cost import CollectiveGroup, Kind, collective_seconds
-from stoker.plan.saved_activations import HALF
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Layer
+from stoker.plan.stoker_memory import sent_bytes
 
 Axis = Literal["tensor", "experts", "context"]
 
@@ -30,12 +30,20 @@ def block_exchanges(setting: Setting, layer: Layer, efficiency: Efficiency) -> d
     """Returns the collectives within a block and micro-batch, without recomputation; only those that take time."""
     shape, layout, software, cluster = setting.shape, setting.layout, setting.software, setting.cluster
     tensor, tokens = layout.tensor, setting.tokens
-    kinds: tuple[Kind, ...] = ("all-gather", "reduce-scatter") if layout.sequence else ("all-reduce",)
+    stream, product = sent_bytes(setting)
     group = CollectiveGroup(tensor, 1)
-    one = sum(collective_seconds(kind, tokens * shape.width * HALF, group, cluster, efficiency) for kind in kinds)
-    found: dict[Axis, Exchange] = {"tensor": Exchange(2 * one, 2 * one, software.hidden_tensor)}
+
+    def seconds(kind: Kind, size: int) -> float:
+        return collective_seconds(kind, tokens * shape.width * size, group, cluster, efficiency)
+
+    if layout.sequence:  # the input of a region and its gradient are hidden states, its result a product's
+        forward = seconds("all-gather", stream) + seconds("reduce-scatter", product)
+        backward = seconds("reduce-scatter", stream) + seconds("all-gather", product)
+    else:
+        forward, backward = seconds("all-reduce", product), seconds("all-reduce", stream)
+    found: dict[Axis, Exchange] = {"tensor": Exchange(2 * forward, 2 * backward, software.hidden_tensor)}
     if setting.expert > 1 and layer.feed_forward == "experts" and shape.mixture is not None:
-        moved = tokens * shape.mixture.per_token * shape.width * HALF / (tensor if layout.sequence else 1)
+        moved = tokens * shape.mixture.per_token * shape.width * product / (tensor if layout.sequence else 1)
         spread = CollectiveGroup(setting.expert, tensor if tensor < setting.expert else 1)
         there = collective_seconds("all-to-all", moved, spread, cluster, efficiency)
         found["experts"] = Exchange(2 * there, 2 * there, software.hidden_experts)
@@ -59,12 +67,13 @@ def _context(setting: Setting, efficiency: Efficiency) -> tuple[float, float]:
     """
     layout, shape = setting.layout, setting.shape
     group = CollectiveGroup(layout.context, layout.tensor)
-    own = setting.tokens * HALF / layout.tensor
-    if layout.context_by == "ulysses":
-        moved = 2 * own * (shape.query_width + shape.key_value_width)
+    stream, product = sent_bytes(setting)
+    own = setting.tokens / layout.tensor
+    if layout.context_by == "ulysses":  # rotary positions leave queries and keys in the hidden states' type
+        moved = own * (shape.query_width + shape.key_value_width) * (stream + product)
         one = collective_seconds("all-to-all", moved, group, setting.cluster, efficiency)
         return one, one
-    keys = 2 * own * layout.context * shape.key_value_width
+    keys = 2 * own * stream * layout.context * shape.key_value_width  # keys and values, in one tensor
     gathered, scattered = (
         collective_seconds(kind, keys, group, setting.cluster, efficiency) for kind in ("all-gather", "reduce-scatter")
     )

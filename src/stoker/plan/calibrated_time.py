@@ -152,7 +152,7 @@ class MeasuredPasses:
         shape, work = setting.shape, setting.work
         if not layer.attentions:
             return 0.0, 0.0
-        rows = setting.tokens * setting.layout.context / work.positions
+        rows = setting.micro_batch * work.rows
         heads = layer.attentions * rows * shape.heads / setting.layout.tensor / setting.layout.context
         code = code_of(shape)
         if code.softcap or (code.drops_scores and shape.dropout and setting.cluster.device.is_cpu):

@@ -9,8 +9,8 @@ from typing import Literal
 from stoker.plan.efficiency import Efficiency
 from stoker.plan.network_cost import CollectiveGroup, Kind, collective_seconds
 from stoker.plan.param_placement import most_held, trained_parameters
-from stoker.plan.saved_activations import HALF
 from stoker.plan.setting import Setting
+from stoker.plan.stoker_memory import weight_bytes
 
 Beside = Literal["forward", "backward", "last", "nothing"]
 
@@ -94,21 +94,23 @@ def _summed(setting: Setting, efficiency: Efficiency, *, compute: float, last: f
     # FSDP gathers and scatters block by block; a distributed optimizer in few large buckets.
     units = 1 + max(sum(own.values()) for own in setting.blocks) if layout.zero == 3 or software.by_block else 1
     sent = trained * software.sent_gradients * _sent_share(setting)
-    gather = collective_seconds("all-gather", parameters * HALF, near, cluster, efficiency, calls=units)
+    gather = collective_seconds(
+        "all-gather", parameters * weight_bytes(setting), near, cluster, efficiency, calls=units
+    )
     scatter = collective_seconds("reduce-scatter", sent, near, cluster, efficiency, calls=units)
     across = collective_seconds("all-reduce", sent / inner, far, cluster, efficiency)
-    times = setting.micro_batches
+    passes = setting.micro_batches
     if layout.shard == "zero3":
         moved = [
-            Collective("all-gather", times * gather, "forward"),
-            Collective("all-gather", times * gather, "backward"),
-            Collective("reduce-scatter", times * scatter, "backward"),
+            Collective("all-gather", passes * gather, "forward"),
+            Collective("all-gather", passes * gather, "backward"),
+            Collective("reduce-scatter", passes * scatter, "backward"),
             Collective("all-reduce", across, "last"),
         ]
         return _exposed(setting, moved, beside=compute)
     if layout.shard == "zero2":
         moved = [
-            Collective("reduce-scatter", times * scatter, "backward"),
+            Collective("reduce-scatter", passes * scatter, "backward"),
             Collective("all-gather", gather, "backward"),
         ]
         found = _exposed(setting, moved, beside=compute)
@@ -125,8 +127,11 @@ def _summed(setting: Setting, efficiency: Efficiency, *, compute: float, last: f
             Collective("all-reduce", across, "last"),
             Collective("all-gather", gather, "last"),
         ]
-    if repeated > 1:
-        alone = _taking_time(*(Collective(each.kind, each.seconds * repeated, "nothing") for each in moved))
+    # Stoker's stages have no wrapper that sums beside the backward pass.
+    after = layout.pipeline > 1 and layout.shard == "none" and software.memory is None
+    if repeated > 1 or after:
+        times = max(1.0, repeated)
+        alone = _taking_time(*(Collective(each.kind, each.seconds * times, "nothing") for each in moved))
         return GradientTraffic(alone, sum(each.seconds for each in alone))
     return _exposed(setting, moved, beside=last)
 

@@ -14,6 +14,7 @@ from math import inf
 from typing import Literal
 
 from stoker.hardware.cluster import Cluster
+from stoker.hardware.planner_correction import STATES
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Shape
 from stoker.plan.stoker_memory import eager_parts
@@ -21,8 +22,11 @@ from stoker.plan.stoker_memory import eager_parts
 CONTEXT = 1.5 * 2**30  # bytes of a GPU's context and the communication library's buffers, for every process
 # Margins of the upper bound: model states are exact, activations and the allocator's gaps are not. These fractions
 # cover 88 % of the published runs; docs/planner.md has the table.
-STATES = ("weights", "frozen copies", "gradients", "optimizer", "outer step", "process")
-OFFLOADED = {"none": (), "optimizer": ("optimizer",), "params": ("weights", "gradients", "optimizer", "outer step")}
+OFFLOADED = {
+    "none": (),
+    "optimizer": ("optimizer", "host copies"),
+    "params": ("weights", "gradients", "optimizer", "outer step"),
+}
 STATES_BOUND, REST_BOUND = 0.03, 0.20
 Verdict = Literal["FITS", "AT RISK", "DOES NOT FIT"]
 

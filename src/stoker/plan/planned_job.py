@@ -20,7 +20,7 @@ from stoker.job.tokenizer_extension import rows_with_special_tokens
 from stoker.job.tune_keys import ADAPTERS, block_numbers, virtual_tokens
 from stoker.node_cache.remote_folder import local_path
 from stoker.node_cache.urls import is_url
-from stoker.plan.setting import Setting, TrainingWork
+from stoker.plan.setting import LayoutKind, Setting, TrainingWork
 from stoker.plan.shape import Shape
 from stoker.plan.shapes.find_shape import shape_of_model
 from stoker.plan.shapes.gguf_shape import shape_of_gguf
@@ -32,6 +32,10 @@ from stoker.runs.find_run import find_run
 # Bytes of a parameter's states in float32: AdamW's two moments; the momentum of SGD and of Muon; Adafactor's sums of
 # rows and columns.
 STATES = {"adamw": 8, "muon": 4, "sgd": 4, "adafactor": 0}
+OF_OPTIMIZER: dict[str, tuple[LayoutKind, ...]] = {
+    "adafactor": ("tensor", "shard"),
+    "muon": ("tensor", "offload", "adapters"),
+}
 MOMENT_BYTES = {"fp32": 4, "bf16": 2, "8bit": 1 + 4 / 64}  # of a moment's entry; in 8 bits, with the scale of its block
 
 
@@ -126,12 +130,27 @@ def work_of_shape(job: ResolvedJob, shape: Shape, *, precision: str) -> Training
         adapters=adapters_of(job.tune, shape.layers),
         quantise=job.model.quantise if job.model is not None else "none",
         computed=positions,
+        rows=together,
         predicted=together * train.seq_len if together > 1 else None,
         resident=task_of(job).resident(job),
         reads=task_of(job).reads(job),
         rollouts=task_of(job).rollouts(job),
         sync_every=job.parallel.sync.every,
+        refused=refused_by(job),
     )
+
+
+def refused_by(job: ResolvedJob) -> frozenset[LayoutKind]:
+    """Returns what a job's optimizer, adapters and compilation exclude, as `stoker.job.layout_conflicts` judges."""
+    train = job.train
+    found: set[LayoutKind] = set(OF_OPTIMIZER.get(train.optimizer, ()))
+    if train.optimizer_states == "8bit":
+        found.add("adapters")
+    if job.tune.dora:
+        found.add("tensor")
+    if train.compile is True:
+        found.add("split-backward")
+    return frozenset(found)
 
 
 def adapters_of(tune: TuneBlock, layers: int) -> Adapters:

@@ -11,6 +11,7 @@ really saves. Bytes are those of one token of a micro-batch; where attention sav
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 from stoker.job.layout import Recompute
@@ -44,6 +45,7 @@ class Arithmetic:
     reads: bool = True
 
 
+@lru_cache(maxsize=256)
 def arithmetic(precision: str, *, held: Held = "fp32", rank: int = 0, frozen: bool | None = None) -> Arithmetic:
     """Returns the dtypes under Stoker.
 
@@ -95,6 +97,7 @@ def eager_kept(
     types: Arithmetic,
     tensor: int = 1,
     sequence: bool = False,
+    gathered: int = 1,
     processor: bool = False,
 ) -> SavedActivations:
     """Returns the activations of a block without recomputation, by operator.
@@ -103,6 +106,7 @@ def eager_kept(
         seq_len: tokens of a document; of a row where documents are not packed.
         tensor, sequence: tensor parallelism, and whether it splits hidden states as well. The input of a split product
             is gathered and saved whole.
+        gathered: processes of a row whose keys and values each gathers and saves; 1 if heads are exchanged instead.
         processor: whether a CPU computes: its dropout masks are numbers, its attention with dropout saves scores.
     """
     code = code_of(shape)
@@ -115,7 +119,7 @@ def eager_kept(
         _norms(shape, layer, code, types, processor) / (tensor if sequence else 1),
         of_attention * types.product * shape.width,
         of_mlp * types.product * shape.width,
-        _attention(shape, layer, code, types, seq_len, processor) / tensor,
+        _attention(shape, layer, code, types, seq_len, gathered, processor) / tensor,
         _feed_forward(shape, layer, code, types) / tensor,
     )
 
@@ -129,6 +133,7 @@ def eager_bytes(
     recompute: Recompute = "none",
     tensor: int = 1,
     sequence: bool = False,
+    gathered: int = 1,
     processor: bool = False,
 ) -> tuple[float, float]:
     """Returns (bytes a token that each block saves, bytes a token that the recomputed block saves in addition).
@@ -136,7 +141,16 @@ def eager_bytes(
     ``none`` saves all that `eager_kept` counts; ``full`` the block's input; ``selective`` recomputes the MLP, and
     saves its input in addition to the attention.
     """
-    kept = eager_kept(shape, layer, seq_len=seq_len, types=types, tensor=tensor, sequence=sequence, processor=processor)
+    kept = eager_kept(
+        shape,
+        layer,
+        seq_len=seq_len,
+        types=types,
+        tensor=tensor,
+        sequence=sequence,
+        gathered=gathered,
+        processor=processor,
+    )
     if recompute == "none":
         return kept.total, 0.0
     entry = types.stream * shape.width / (tensor if sequence else 1)
@@ -189,7 +203,7 @@ def _norms(shape: Shape, layer: Layer, code: EagerTraits, types: Arithmetic, pro
 
 
 def _attention(
-    shape: Shape, layer: Layer, code: EagerTraits, types: Arithmetic, seq_len: int, processor: bool
+    shape: Shape, layer: Layer, code: EagerTraits, types: Arithmetic, seq_len: int, gathered: int, processor: bool
 ) -> float:
     product, rows = types.product, shape.heads * seq_len
     if layer.state_space and shape.state_space is not None:
@@ -199,7 +213,8 @@ def _attention(
     if not layer.attentions:
         return 0.0
     query, key, value = shape.query_width, shape.key_value_width, shape.value_width
-    whole = query + 2 * key  # if values are a part of one product's output, all of it is saved
+    # If values are a part of one product's output, all of it is saved; not if others are gathered, in another tensor.
+    whole = query + 2 * key if gathered == 1 or not code.rotary else key
     fused = shape.fused_qkv
     kept = float(product * value) * types.reads  # the output product's input
     if shape.latent is not None:
@@ -221,6 +236,8 @@ def _attention(
         kept += product * value + FLOAT * shape.heads  # the kernel's result, and its log-sum-exp
         if layer.window and layer.window < seq_len:
             kept += product * seq_len  # the mask as numbers
+    others = query if code.softcap else key  # of a gathered row, keys and values of the other processes' tokens
+    kept += (gathered - 1) * 2 * product * others
     if shape.query_key_norm != "none":  # before their norm in float32, and normalised
         normalised = (FLOAT if code.exact_norm else product) * types.norms_trained
         kept += (FLOAT + normalised) * (query + key) + FLOAT * (shape.heads + shape.kv_heads)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
@@ -98,7 +98,7 @@ def search(
     if cluster.device.is_cpu and space.offload is None:
         space = replace(space, offload={"none"})
     capacity = allocatable_bytes(cluster)
-    roots = [(passes.least(root), root) for root in _roots(work, cluster, software) if space.reaches(root)]
+    roots = [(passes.least(root), root) for root in _roots(work, cluster, software, space) if space.reaches(root)]
     plans: list[LayoutPlan] = []
     nearest: LayoutPlan | None = None
     looked_at = 0
@@ -108,7 +108,7 @@ def search(
     for least, root in sorted(roots, key=lambda pair: pair[0]):
         if least >= limit:
             break
-        for setting in filter(space.has, _variants(root, passes)):
+        for setting in filter(space.has, _variants(root, passes, space)):
             looked_at += 1
             if setting.layout.offload == "none":
                 settled = False
@@ -155,12 +155,16 @@ def feasible_settings(work: TrainingWork, cluster: Cluster, *, software: Softwar
     numbers of blocks that balance the head's time.
     """
     passes = PassTimes()
-    for root in _roots(work, cluster, software):
-        yield from filter(EVERYTHING.has, _variants(root, passes))
+    for root in _roots(work, cluster, software, EVERYTHING):
+        yield from filter(EVERYTHING.has, _variants(root, passes, EVERYTHING))
 
 
-def _roots(work: TrainingWork, cluster: Cluster, software: Software) -> Iterator[Setting]:
-    """Yields products of axes, with micro-batch and recomputation, which determine the time of the passes."""
+def _roots(work: TrainingWork, cluster: Cluster, software: Software, space: Space) -> Iterator[Setting]:
+    """Yields products of axes, with micro-batch and recomputation, which determine the time of the passes.
+
+    Args:
+        space: may ask for kinds of recomputation that are not searched by default.
+    """
     gpus, shape = cluster.gpus, work.shape
     for tensor in divisors(cluster.per_node):
         if tensor > shape.kv_heads:
@@ -175,7 +179,7 @@ def _roots(work: TrainingWork, cluster: Cluster, software: Software) -> Iterator
                 if work.global_batch % data:
                     continue
                 layout = Layout(data=data, tensor=tensor, sequence=tensor > 1, pipeline=pipeline, context=context)
-                for by, recompute in product(_attention(context, tensor, shape), RECOMPUTE):
+                for by, recompute in product(_attention(context, tensor, shape), space.recompute or RECOMPUTE):
                     spread = replace(layout, context_by=by, recompute=recompute)
                     for micro_batch in divisors(work.global_batch // data):
                         yield Setting(work, cluster, spread, micro_batch, software=software)
@@ -186,10 +190,16 @@ def _attention(context: int, tensor: int, shape: Shape) -> tuple[ContextBy, ...]
     return ("gather", "ulysses") if context > 1 and shape.kv_heads % (tensor * context) == 0 else ("gather",)
 
 
-def _variants(root: Setting, passes: PassTimes) -> Iterator[Setting]:
-    """Kinds of sharding, schedules, stages and offload of a product of axes."""
+def _variants(root: Setting, passes: PassTimes, space: Space) -> Iterator[Setting]:
+    """Kinds of sharding, schedules, stages and offload of a product of axes.
+
+    Args:
+        space: may ask for schedules that are not searched by default.
+    """
     base = root.layout
-    schedules: tuple[ScheduleName, ...] = SCHEDULES if base.pipeline > 1 else ("1f1b",)
+    schedules: Collection[ScheduleName] = space.schedule or SCHEDULES
+    if base.pipeline == 1:
+        schedules = SCHEDULES[:1]  # without effect
     for schedule in schedules:
         scheduled = replace(base, schedule=schedule)
         fills = root.micro_batches >= (2 * base.pipeline - 1 if schedule == "zbv" else base.pipeline)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from stoker.job.layout import SPLIT_BACKWARD, Offload, Recompute, ScheduleName, Shard
-from stoker.plan.setting import Setting
+from stoker.job.layout import SPLIT_BACKWARD, Layout, Offload, Recompute, ScheduleName, Shard
+from stoker.plan.setting import LayoutKind, Setting
 
 # The families that Stoker can split, and the axes that it cannot split them over: as in `stoker.models.families` (a
 # test compares the two; planning must not wait for PyTorch).
@@ -28,12 +28,16 @@ def trainable(setting: Setting) -> bool:
     Schedules with split backward passes do not recompute; fp16 scales the loss, which neither stages nor gradients on
     the host allow; virtual tokens are made for whole rows and models; a quantised base is stored in blocks that cannot
     be split; islands are replicas; a policy samples with a cache of keys and values that is not split over stages or
-    context.
+    context. `TrainingWork.refused` names what other keys of the job exclude.
     """
     layout, work = setting.layout, setting.work
     axes = (("tensor", layout.tensor), ("pipeline", layout.pipeline), ("context", layout.context))
     alone = work.sync_every > 1 and layout.islands == 1
-    if alone or not all(size == 1 or supports_axis(work.shape.family, axis) for axis, size in axes):
+    if (
+        alone
+        or work.refused & _kinds(layout)
+        or not all(size == 1 or supports_axis(work.shape.family, axis) for axis, size in axes)
+    ):
         return False
     split_backward = layout.schedule in SPLIT_BACKWARD and layout.recompute != "none"
     scaled = work.precision == "fp16"
@@ -47,6 +51,17 @@ def trainable(setting: Setting) -> bool:
     if work.adapters.prefix and layout.recompute != "none":
         return False
     return work.base == "none" or (layout.tensor == layout.pipeline == 1 and layout.offload != "params")
+
+
+def _kinds(layout: Layout) -> set[LayoutKind]:
+    """Returns the kinds of parallelism and offload in a layout that keys outside of `parallel` may exclude."""
+    kinds: dict[LayoutKind, bool] = {
+        "tensor": layout.tensor > 1,
+        "shard": layout.shard != "none",
+        "offload": layout.offload != "none",
+        "split-backward": layout.pipeline > 1 and layout.schedule in SPLIT_BACKWARD,
+    }
+    return {kind for kind, there in kinds.items() if there}
 
 
 @dataclass(frozen=True)

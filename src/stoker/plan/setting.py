@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
+from typing import Literal
 
 from stoker.hardware.cluster import Cluster
 from stoker.job.layout import Layout, ScheduleName, blocks_of_stages, stages_of
@@ -16,6 +17,7 @@ from stoker.plan.software import STOKER, Software
 from stoker.plan.trainable_params import PLAIN, Adapters, Tuning, trained_elements
 
 Blocks = Mapping[Layer, int]
+LayoutKind = Literal["tensor", "shard", "offload", "split-backward", "adapters"]
 
 # Bytes of a weight that a library stores in fewer bits, with its part of the scales: nf4 with one of 8 bits for 64
 # weights, and one in float32 for 256 of those; a scale for an output of a thousand inputs and more; in torchao's 4 bits
@@ -39,6 +41,7 @@ class TrainingWork:
         quantise: storage of a frozen base, by the values of a job's ``model.quantise``.
         computed: positions of a row that blocks compute, if the data determines it: a prefix that rows of a micro-batch
             share is computed once, and nothing after the last trained token; None for all of a full row.
+        rows: of a sample, each as long as `seq_len`: 2 for a pair of answers.
         resident: frozen copies of the model in memory with the trained one.
         reads: forward passes without gradients for each that is trained on, such as a reference's.
         rollouts: rounds of answers that are sampled between steps; None without.
@@ -46,6 +49,7 @@ class TrainingWork:
         predicted: positions of a row from which the next token is predicted, if the data determines it; None for all.
         sync_every: optimizer steps from one synchronisation of islands to the next; 1 without islands.
         islands: number of islands; None for one a node.
+        refused: kinds of layouts and of tuning that the job's optimizer, adapters or compilation exclude.
         critic: another model that is trained on the same rows in each step, after this one; None without.
     """
 
@@ -59,12 +63,14 @@ class TrainingWork:
     quantise: str = "none"
     computed: float | None = None
     predicted: float | None = None
+    rows: int = 1
     resident: int = 0
     reads: int = 0
     rollouts: RolloutSizes | None = None
     prompt: float | None = None
     sync_every: int = 1
     islands: int | None = None
+    refused: frozenset[LayoutKind] = frozenset()
     critic: TrainingWork | None = None
 
     @property

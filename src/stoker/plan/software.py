@@ -61,7 +61,7 @@ class Software:
     launch_across: tuple[float, float] = (0.0, 0.0)
 
 
-# Stoker trains float32 weights under 16-bit products (autocast, or FSDP2's mixed precision). Its traffic and its
-# launches are counted from the operators of eager code (`stoker.plan.calibrated_time`): 70 of 5 microseconds forward.
-# They were not measured on a GPU.
-STOKER = Software("stoker", weights=4, states=8, by_block=True, traffic=2.6, launch=3.5e-4)
+# Stoker trains float32 weights under 16-bit products (autocast, or FSDP2's mixed precision), and sums gradients in
+# float32. Its traffic and its launches are counted from the operators of eager code (`stoker.plan.calibrated_time`): 70
+# of 5 microseconds forward. They were not measured on a GPU.
+STOKER = Software("stoker", weights=4, states=8, sent_gradients=4, by_block=True, traffic=2.6, launch=3.5e-4)

@@ -33,7 +33,8 @@ def mfu_formula(work: TrainingWork) -> str:
 
 def tokens_per_step(setting: Setting) -> int:
     """Tokens of an optimizer step on all processes, with full rows."""
-    return setting.layout.data * setting.micro_batch * setting.micro_batches * setting.work.seq_len
+    samples = setting.layout.data * setting.micro_batch * setting.micro_batches
+    return samples * setting.work.rows * setting.work.seq_len
 
 
 def speed_of(setting: Setting, seconds: float) -> Speed:

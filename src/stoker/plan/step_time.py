@@ -11,6 +11,7 @@ from stoker.plan.calibrated_time import measured_passes
 from stoker.plan.efficiency import Efficiency, efficiency_of, matmul_seconds
 from stoker.plan.flop import attended_tokens
 from stoker.plan.gradient_traffic import GradientTraffic, gradient_traffic
+from stoker.plan.matmul import STACKED
 from stoker.plan.network_cost import send_seconds
 from stoker.plan.param_placement import most_held, trained_parameters
 from stoker.plan.pipeline.bubble import step_seconds
@@ -19,6 +20,7 @@ from stoker.plan.rollout_time import RolloutTime, rollout_time
 from stoker.plan.saved_activations import FLOAT, HALF
 from stoker.plan.setting import PACKED_BYTES, Setting
 from stoker.plan.shape import Layer
+from stoker.plan.stoker_memory import sent_bytes, types_of, weight_bytes
 
 BACKWARD_ATTENTION = 2.5  # of the forward pass: five products for two (Dao, 2023, section 3.1)
 SCORE_BYTES = 8  # read and written per score in a forward pass by fused scale, mask, softmax and dropout
@@ -73,6 +75,9 @@ def _computed(
     shape, layout, work, software = setting.shape, setting.layout, setting.work, setting.software
     device, tensor, tokens = setting.cluster.device, layout.tensor, setting.tokens
     peak = device.peak(work.precision) * efficiency.matmul_share(work.precision)
+    stacked = peak
+    if software.memory is None and work.precision in ("fp8", "fp4"):  # Stoker's experts and routers stay in 16 bits
+        stacked = device.peak("fp16") * efficiency.matmul
     heads = shape.kv_heads / ceil(shape.kv_heads / tensor)  # ways in which attention is split: heads stay whole
     products = 0.0
     for matmul in shape.matmuls(layer):
@@ -83,7 +88,7 @@ def _computed(
             rows=max(rows, 1.0),
             inputs=matmul.inputs / (split if matmul.split == "row" else 1),
             outputs=matmul.outputs / (split if matmul.split == "column" else 1),
-            peak=peak,
+            peak=stacked if matmul.name in STACKED else peak,
             of=efficiency,
         )
     bandwidth = device.memory_gbs * 1e9
@@ -161,7 +166,10 @@ class PassTimes:
     def of(self, setting: Setting) -> tuple[dict[Layer, StageTime], StageTime]:
         """(passes through each kind of block, through the head) of a micro-batch."""
         layout = setting.layout
-        key = (layout.tensor, layout.context, layout.context_by, setting.micro_batch, layout.recompute, setting.expert)
+        key = (
+            *(layout.tensor, layout.context, layout.context_by, layout.sequence, layout.recompute),
+            *(setting.micro_batch, setting.expert, types_of(setting)),
+        )
         if key not in self._blocks:
             efficiency = self.efficiency or efficiency_of(setting.cluster.device)
             kinds = {layer for blocks in setting.blocks for layer in blocks}
@@ -172,11 +180,19 @@ class PassTimes:
         return self._blocks[key]
 
     def least(self, setting: Setting) -> float:
-        """Returns a lower bound of a step's seconds: only passes take time, and all stages are equal."""
+        """Returns a lower bound of a step's seconds with any sharding: only passes take time, and all stages are equal.
+
+        Sharding decides in which types the passes compute.
+        """
+        layout = setting.layout
+        either = {types_of(setting): setting}
+        if layout.data * layout.context > 1:
+            sharded = replace(setting, layout=replace(layout, shard="zero3", shard_size=layout.data))
+            either.setdefault(types_of(sharded), sharded)
         correction = setting.cluster.correction(setting.work.precision, setting.work.tuning)
         factor = correction.compute if correction is not None else 1.0
-        total = sum(time.total for time in self.stages(setting))
-        return factor * total * setting.micro_batches / setting.layout.pipeline
+        total = min(sum(time.total for time in self.stages(each)) for each in either.values())
+        return factor * total * setting.micro_batches / layout.pipeline
 
     def stages(self, setting: Setting) -> tuple[StageTime, ...]:
         """Returns the time of one micro-batch in each stage of the pipeline, the head in the last."""
@@ -247,7 +263,7 @@ def _pipeline(setting: Setting, stages: Sequence[StageTime], efficiency: Efficie
 def exposed_send(setting: Setting, efficiency: Efficiency) -> float:
     """Returns the exposed seconds of a send between two stages."""
     layout = setting.layout
-    message = setting.tokens * setting.shape.width * HALF / (layout.tensor if layout.sequence else 1)
+    message = setting.tokens * setting.shape.width * sent_bytes(setting)[0] / (layout.tensor if layout.sequence else 1)
     stride = layout.tensor * layout.context * layout.data
     send = send_seconds(message, stride=stride, cluster=setting.cluster, efficiency=efficiency)
     return send * setting.software.exposed_sends
@@ -260,9 +276,8 @@ def _optimizer(setting: Setting, efficiency: Efficiency) -> float:
     if layout.offload != "none":  # gradients down, weights up, and the host's own memory
         fetched = 0.0
         if layout.offload == "params":  # gathered weights are fetched first, forward and backward
-            weight = FLOAT if setting.work.tuning == "full" else HALF
             held = most_held(setting).share(layout.sharers, expert=setting.expert)
-            fetched = 2 * weight * held * setting.micro_batches
+            fetched = 2 * weight_bytes(setting) * held * setting.micro_batches
         return max((2 * FLOAT * parameters + fetched) / device.host_gbs, ADAM_BYTES * parameters / HOST_GBS) / 1e9
     if measured := measured_passes(setting):
         return measured.optimizer_seconds(setting)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from stoker.hardware.planner_correction import STATES
 from stoker.plan.head_memory import CHUNK, CHUNK_GPU, HeadBytes, head_bytes
 from stoker.plan.in_flight import in_flight
 from stoker.plan.param_placement import (
@@ -18,7 +19,7 @@ from stoker.plan.param_placement import (
     packed_parameters,
     trained_parameters,
 )
-from stoker.plan.saved_activations import FLOAT, Arithmetic, arithmetic, cast_weights, eager_bytes, row_bytes
+from stoker.plan.saved_activations import FLOAT, HALF, Arithmetic, arithmetic, cast_weights, eager_bytes, row_bytes
 from stoker.plan.setting import CUT, PACKED_BYTES, Setting
 
 # Python, PyTorch for CPUs, transformers, peft, the tokenizer and the data's index: 0.47 to 0.56 GiB with PyTorch 2.13
@@ -31,7 +32,7 @@ SPLIT = 0.42  # of activations and gradients
 SPLIT_AGAIN = 2.5  # of the block computed again, which is allocated between gradients that stay
 
 # Parts that outlast a model's passes.
-HELD = ("weights", "gradients", "optimizer", "outer step", "gathered weights", "frozen copies")
+HELD = (*(name for name in STATES if name != "process"), "gathered weights", "host copies")
 
 # The moments at which a process may hold most.
 HEAD = "the last micro-batch's loss"
@@ -77,8 +78,10 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
         "outer step": share(trained) * setting.software.outer,
         "activations": again if at_end else kept + again * (fullest == BACKWARD),
         "head": head.kept + tied if at_end else head.forward if fullest == HEAD else head.backward,
-        "gathered weights": _gathered(setting, stage, types),
+        "gathered weights": _gathered(setting, stage),
         "unpacked weights": _unpacked(setting, stage, types),
+        "host copies": 2 * FLOAT * share(trained) if layout.offload == "optimizer" else 0.0,  # weights and gradients
+        "compression error": share(trained) * FLOAT if layout.compress == "powersgd" else 0.0,
         "frozen copies": work.resident * share(held) * types.product,
     }
     if setting.cluster.device.is_cpu:
@@ -113,6 +116,7 @@ def eager_stage(setting: Setting, stage: int, types: Arithmetic) -> tuple[float,
             types=types,
             tensor=layout.tensor,
             sequence=layout.sequence,
+            gathered=layout.context if layout.context_by == "gather" else 1,
             processor=processor,
         )
         kept += own * count
@@ -147,6 +151,22 @@ def types_of(setting: Setting) -> Arithmetic:
     )
 
 
+def sent_bytes(setting: Setting) -> tuple[int, int]:
+    """Returns bytes of a number of the hidden states, and of a product's result, as processes send them."""
+    if setting.software.memory is not None:
+        return HALF, HALF
+    types = types_of(setting)
+    return types.stream, types.product
+
+
+def weight_bytes(setting: Setting) -> int:
+    """Returns bytes of a weight that is gathered from its shards: 4 if the host keeps them, and does not cast."""
+    if setting.software.memory is not None:
+        return HALF
+    whole = setting.layout.offload == "params" and setting.work.tuning == "full"
+    return FLOAT if whole else types_of(setting).product
+
+
 def _unpacked(setting: Setting, stage: int, types: Arithmetic) -> float:
     """Returns the largest matrix of a quantised base while it is multiplied with: unpacked, one at a time."""
     if setting.work.base == "none":
@@ -156,7 +176,7 @@ def _unpacked(setting: Setting, stage: int, types: Arithmetic) -> float:
     )
 
 
-def _gathered(setting: Setting, stage: int, types: Arithmetic) -> float:
+def _gathered(setting: Setting, stage: int) -> float:
     """Returns the bytes of gathered weights: all under ZeRO-1 and 2, two blocks and the outermost under ZeRO-3.
 
     All are gathered in a pipeline too: torch's stages free none before the last micro-batch's backward pass.
@@ -165,7 +185,7 @@ def _gathered(setting: Setting, stage: int, types: Arithmetic) -> float:
     if not layout.zero:
         return 0.0
     held = held_parameters(setting, stage)
-    size = FLOAT if layout.offload == "params" and setting.work.tuning == "full" else types.product
+    size = weight_bytes(setting)
     if layout.zero < 3 or layout.pipeline > 1:
         return (held.total - packed_parameters(setting, stage)) * size
     # Blocks of a quantised base gather packed weights, or none.

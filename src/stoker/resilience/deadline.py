@@ -6,10 +6,12 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 
 from stoker.job.blocks.faults_block import FaultsBlock
 
 SPARE = 1.0  # seconds reserved before the deadline for ending the processes
+REPORT = 0.5  # seconds that the message may take; part of SPARE
 SIGNAL_EXIT = 128  # shell convention: 128 + the signal that ended the command
 
 
@@ -33,5 +35,9 @@ def end_in_time(faults: FaultsBlock) -> threading.Timer:
 
 
 def _end(code: int) -> None:
-    print("the deadline has come: what was saved before counts", file=sys.stderr, flush=True)
+    last = threading.Timer(REPORT, os._exit, (code,))  # nobody may read the message
+    last.daemon = True
+    last.start()
+    with suppress(OSError, ValueError):
+        print("the deadline has come: what was saved before counts", file=sys.stderr, flush=True)
     os._exit(code)

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from stoker.checkpoint.object_collectives import run_on_all_ranks
 from stoker.errors import UserError
 from stoker.files import no_link
 from stoker.hardware.calibration import kept_calibration
@@ -116,15 +117,6 @@ def check_device(device: torch.device, rank: int) -> DeviceReport:
     )
 
 
-def gather_reports(mine: DeviceReport) -> list[DeviceReport]:
-    """Returns the reports of all processes, by rank; a collective where there are several."""
-    if not dist.is_initialized():
-        return [mine]
-    reports: list[DeviceReport | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(reports, mine)
-    return [report for report in reports if report is not None]
-
-
 def find_faults(reports: Sequence[DeviceReport]) -> list[NodeFinding]:
     """Returns the faults in the reports.
 
@@ -156,10 +148,7 @@ def data_differs(mine: Mapping[str, str]) -> tuple[int, str] | None:
     Args:
         mine: fingerprint by source.
     """
-    if not dist.is_initialized():
-        return None
-    everybody: list[Mapping[str, str]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(everybody, dict(mine))
+    everybody = run_on_all_ranks(lambda: dict(mine))
     for rank, theirs in enumerate(everybody):
         for name in sorted({*theirs, *everybody[0]}):
             if theirs.get(name) != everybody[0].get(name):
@@ -217,8 +206,10 @@ def _memory_problem(device: torch.device) -> str:
 def product_problem(device: torch.device, multiply: Multiply) -> str:
     """Returns the error of a device's matrix products; empty if they are exact."""
     a, b = _factors(device)
-    v = torch.arange(a.shape[1], device=device, dtype=torch.float64).remainder(2 * WHOLE + 1)[:, None] - WHOLE
-    if not torch.equal(multiply(a, b).double() @ v, a.double() @ (b.double() @ v)):
+    exact = torch.device("cpu") if device.type == "mps" else device  # Apple's GPU has no float64
+    v = torch.arange(a.shape[1], device=exact, dtype=torch.float64).remainder(2 * WHOLE + 1)[:, None] - WHOLE
+    found, left, right = (x.to(exact).double() for x in (multiply(a, b), a, b))
+    if not torch.equal(found @ v, left @ (right @ v)):
         return "computes wrong matrix products"
     return ""
 

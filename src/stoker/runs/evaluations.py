@@ -13,7 +13,9 @@ import math
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, TypeAdapter
 
 from stoker.errors import RunFailed
 from stoker.files import read_file, replace_file
@@ -39,7 +41,7 @@ class Figure:
 
     of: str
     name: str
-    value: float
+    value: Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
     standard_error: float | None = None
     rows: int = 0
     low: float | None = None
@@ -75,6 +77,9 @@ class KeptEvaluation:
         return whole
 
 
+_EVALUATION = TypeAdapter(KeptEvaluation)
+
+
 def keep(folder: Path, evaluation: KeptEvaluation, rows: list[dict[str, Any]]) -> Path:
     """Writes an evaluation and its rows; returns the path of the summary.
 
@@ -92,15 +97,25 @@ def keep(folder: Path, evaluation: KeptEvaluation, rows: list[dict[str, Any]]) -
         place.mkdir(parents=True, exist_ok=True)
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(evaluation.time))
     number, name = 1, f"{stamp}-{evaluation.kind}"
-    while any((place / f"{name}.{suffix}").exists() for suffix in ("json", "jsonl")):
-        number += 1
-        name = f"{stamp}-{evaluation.kind}-{number}"
+    with disk_errors(place):
+        while (place / f"{name}.json").exists() or not _reserve(place / f"{name}.jsonl"):
+            number += 1
+            name = f"{stamp}-{evaluation.kind}-{number}"
     path = place / f"{name}.json"
     with disk_errors(path):
         lines = (json.dumps(finite(row), ensure_ascii=False) + "\n" for row in rows)
         replace_file(path.with_suffix(".jsonl"), "".join(lines))
         replace_file(path, json.dumps(evaluation.as_json(), indent=2, ensure_ascii=False) + "\n")
     return path
+
+
+def _reserve(path: Path) -> bool:
+    """Creates a file; returns False if it exists, as of an evaluation that ends in the same second."""
+    try:
+        path.open("xb").close()
+    except FileExistsError:
+        return False
+    return True
 
 
 def read_evaluations(folder: Path) -> list[KeptEvaluation]:
@@ -118,27 +133,6 @@ def _read(path: Path) -> KeptEvaluation | None:
         if path.is_symlink() or path.stat().st_size > LARGEST:
             return None
         content = json.loads(read_file(path))
-        if content["version"] != VERSION:
-            return None
-        figures = tuple(_figure(each) for each in content["figures"])
-        step = content["step"]
-        return KeptEvaluation(
-            kind=str(content["kind"]),
-            time=float(content["time"]),
-            model=str(content["model"]),
-            step=None if step is None else int(step),
-            data=dict(content["data"]),
-            asked=dict(content["asked"]),
-            figures=figures,
-            details=dict(content["details"]),
-        )
+        return _EVALUATION.validate_python(content) if content["version"] == VERSION else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-
-
-def _figure(content: dict[str, Any]) -> Figure:
-    numbers = {
-        name: None if content[name] is None else float(content[name]) for name in ("standard_error", "low", "high")
-    }
-    value = math.nan if content["value"] is None else float(content["value"])
-    return Figure(str(content["of"]), str(content["name"]), value, rows=int(content["rows"]), **numbers)

@@ -116,7 +116,7 @@ class PredictionRecord:
 
     def write(self, folder: RunFolder) -> None:
         """Writes it into the run's folder."""
-        folder.write_plan({"format": FORMAT, **asdict(self), "line": self.line()})
+        folder.write_json(folder.plan, {"format": FORMAT, **asdict(self), "line": self.line()})
 
 
 def _compared(measured: float, predicted: float | None) -> str:

@@ -29,7 +29,7 @@ from typing import IO, Any
 from filelock import FileLock, Timeout
 
 from stoker.errors import DiskFailed, Problem, UserError
-from stoker.files import free_name, no_link, open_regular, read_file, replace_file
+from stoker.files import free_name, no_link, open_regular, read_file, replace_file, write_all
 from stoker.job.run_records import LOCK
 from stoker.runs.output_folder import output_problem
 
@@ -168,17 +168,9 @@ class RunFolder:
         """Writes ``job.yaml``."""
         self._replace(self.job, text)
 
-    def write_environment(self, environment: dict[str, Any]) -> None:
-        """Writes ``environment.json``."""
-        self._replace(self.environment, json.dumps(environment, indent=2, ensure_ascii=False) + "\n")
-
-    def write_plan(self, values: dict[str, Any]) -> None:
-        """Writes ``plan.json``; see `stoker.runs.plan_record`."""
-        self._replace(self.plan, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
-
-    def write_lineage(self, values: dict[str, Any]) -> None:
-        """Writes ``lineage.json``; see `stoker.train.lineage`."""
-        self._replace(self.lineage, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+    def write_json(self, path: Path, values: dict[str, Any]) -> None:
+        """Writes a JSON file of the folder, such as ``environment.json``."""
+        self._replace(path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
 
     def identity(self) -> str | None:
         """Returns a digest of the first event, which differs for another run in the same folder; None without one."""
@@ -187,6 +179,24 @@ class RunFolder:
                 return hashlib.sha256(file.readline()).hexdigest()
         except FileNotFoundError:
             return None
+
+    def records(self) -> tuple[bytes, bytes, bytes]:
+        """Returns what another node needs to continue the run: its first event, its job and its environment."""
+        first = read_file(self.events).partition(b"\n")[0] + b"\n"
+        return first, read_file(self.job), read_file(self.environment)
+
+    def adopt(self, records: tuple[bytes, bytes, bytes]) -> None:
+        """Writes the `records` of a run, so that it can continue here, unless the folder has its events or others."""
+        first, job, environment = records
+        with disk_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            try:
+                with open(self.events, "xb", opener=no_link) as file:
+                    file.write(first)
+            except FileExistsError:  # as on storage that the nodes share
+                return
+            replace_file(self.job, job)
+            replace_file(self.environment, environment)
 
     def has_begun(self) -> bool:
         """Returns whether training has begun in it."""
@@ -218,10 +228,8 @@ class MetricsWriter:
         """
         values = asdict(metrics)
         measures = values.pop("measures")
-        line = _line({**values, **measures}).encode()
         with disk_errors(self._path):
-            while line:  # a disk that is almost full accepts a part of it; the next write then raises
-                line = line[self._file.write(line) :]
+            write_all(self._file, _line({**values, **measures}).encode())
 
     def flush(self) -> None:
         """Syncs all lines to disk, so that a checkpoint never outlives the metrics before it."""

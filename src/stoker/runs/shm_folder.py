@@ -4,7 +4,7 @@ heart-<rank>        the heartbeat of a process
 rank-<rank>/        its copies of the training state
 kept                if the copies are kept after the run's end: the run that they belong to
 neighbour           exists while the next of several nodes stores copies, too
-sent-<rank>         the time of a rank's newest copy that the next node has
+sent-<rank>         the stamp of a rank's newest copy that the next node has; see `stamp_of`
 supervisor          process id of the node's supervisor
 cut-link            asks the supervisor to cut its node off, for a number of seconds; see `stoker chaos`
 again               if a launcher restarts the processes, and no process holds the folder meanwhile
@@ -203,6 +203,17 @@ def _ending(run: Path, folder: SharedFolder, *, removes: bool = True, again: boo
             folder.remove()
         else:
             folder.release()
+
+
+def stamp_of(header: Path) -> str:
+    """Identifies a copy by the file of its header, which each copy creates; empty if there is none.
+
+    Stamps are compared for equality only, as the clock may be set back.
+    """
+    with suppress(FileNotFoundError):
+        found = header.stat()
+        return f"{found.st_ino} {found.st_mtime_ns}"
+    return ""
 
 
 def is_kept(run: Path) -> bool:

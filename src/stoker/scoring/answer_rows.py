@@ -70,6 +70,10 @@ class AnswerRow:
         """Returns a problem at the row's place."""
         return Problem(message, suggestion, file=self.source, line=self.row)
 
+    def placed(self, problem: Problem) -> Problem:
+        """Returns a problem of the row's content, at the row's place; for `stoker.errors.placed_errors`."""
+        return self.problem(problem.message, problem.suggestion)
+
 
 @dataclass(frozen=True)
 class AnswerRows:

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import Problem, UserError, reason_of, user_file_errors
+from stoker.errors import Problem, UserError, placed_errors, reason_of, user_file_errors
 from stoker.json_values import refuse_constant
 from stoker.scoring.answer_rows import AnswerRow
 from stoker.scoring.patterns import compiled, is_found
@@ -109,13 +109,12 @@ def _fits(validator: Any, answer: str, place: str) -> float:
 
     try:
         value = json.loads(_without_fence(answer.strip()), parse_constant=refuse_constant)
-        return float(validator.is_valid(value))
+        with placed_errors(lambda problem: Problem(problem.message, problem.suggestion, file=place)):
+            return float(validator.is_valid(value))
     except (ValueError, OverflowError, RecursionError):
         return 0.0
     except _WrappedReferencingError as error:
         raise UserError(Problem(f"the JSON schema has an unresolved $ref: {error.ref}", file=place)) from error
-    except UserError as error:
-        raise UserError(*(Problem(p.message, p.suggestion, file=place) for p in error.problems)) from error
 
 
 def _without_fence(answer: str) -> str:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from stoker.errors import Problem, UserError, did_you_mean
+from stoker.errors import Problem, UserError, did_you_mean, placed_errors
 from stoker.scoring.answer_rows import AnswerRow
 from stoker.scoring.json_schema import json_schema_scorer
 from stoker.scoring.judge import Judge, open_judge
@@ -125,12 +125,14 @@ def _normalised(name: str, argument: str, base: Path) -> Scorer:
 
 
 def _regex(name: str, argument: str, base: Path) -> Scorer:
-    if argument:
-        pattern = compiled(argument)
-        return Scorer(name, lambda answer, row: Score(float(is_found(pattern, answer, row))), needs_expected=False)
-    return Scorer(
-        name, lambda answer, row: Score(max(float(is_found(compiled(p, row), answer, row)) for p in row.accepted))
-    )
+    stated = compiled(argument) if argument else None
+
+    def score(answer: str, row: AnswerRow) -> Score:
+        with placed_errors(row.placed):
+            patterns = [stated] if stated else [compiled(pattern) for pattern in row.accepted]
+            return Score(float(any(is_found(pattern, answer) for pattern in patterns)))
+
+    return Scorer(name, score, needs_expected=stated is None)
 
 
 def _numeric(name: str, argument: str, base: Path) -> Scorer:
@@ -225,8 +227,6 @@ def scorers_of(rows: Sequence[AnswerRow], chosen: Sequence[str], base: Path) -> 
                 raise UserError(row.problem(f"the row asks for the scorer {name!r}", hint))
             if name.startswith("json_schema:"):
                 raise UserError(row.problem("a row cannot name a file", "write the schema as the expected value"))
-            try:
+            with placed_errors(row.placed):
                 scorers[name] = scorer_of(name, base)
-            except UserError as error:
-                raise UserError(*(row.problem(p.message, p.suggestion) for p in error.problems)) from error
     return scorers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from stoker.errors import UserError
@@ -56,6 +56,12 @@ class ApiError(Exception):
 def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
     """Returns the error for an invalid request."""
     return ApiError(400, message, param=param, code=code)
+
+
+def model_not_found(name: str, names: Iterable[str]) -> ApiError:
+    """Returns the error for a name that no model has."""
+    message = f"there is no model {name[:100]!r}; there are: {', '.join(names)}"
+    return ApiError(404, message, param="model", code="model_not_found")
 
 
 def of_user_error(error: UserError, *, param: str | None = None) -> ApiError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -19,13 +19,13 @@ from stoker.serve.chat_body import ChatBody
 from stoker.serve.chat_completions import ChatAnswer, check_calls
 from stoker.serve.completions import CompletionAnswer
 from stoker.serve.endpoint_state import Service
-from stoker.serve.guard import RequestGuard, error_response, read_json, unless_left
+from stoker.serve.guard import RequestGuard, error_response, unless_left
 from stoker.serve.load_adapter import load_adapter, unload_adapter
-from stoker.serve.metrics import CONTENT_TYPE, Metrics
+from stoker.serve.metrics import CONTENT_TYPE
 from stoker.serve.request_body import parse
 from stoker.serve.scoring import answer_scores
 from stoker.serve.served import Served
-from stoker.serve.server_options import ServerOptions
+from stoker.serve.server_state import ServerState
 from stoker.serve.sse import EventStream
 from stoker.serve.text_embeddings import embeddings
 
@@ -35,35 +35,66 @@ Answer = Callable[[Service, Served, Any], Coroutine[Any, Any, Any]]
 
 def app_of(service: Service) -> ASGIApp:
     """Returns the ASGI application of a server."""
+    endpoints = _Endpoints(service)
     routes = [
         Route("/health", health(service), methods=["GET"]),
         Route("/metrics", metrics(service), methods=["GET"]),
-        Route("/v1/models", _models(service), methods=["GET"]),
-        Route("/v1/models/{name:path}", _model(service), methods=["GET"]),
-        Route("/v1/chat/completions", _chat(service), methods=["POST"]),
-        Route("/v1/completions", _completions(service), methods=["POST"]),
-        Route("/v1/embeddings", _at_once(service, EmbeddingBody, embeddings), methods=["POST"]),
-        Route("/v1/score", _at_once(service, ScoreBody, answer_scores), methods=["POST"]),
-        Route("/v1/load_lora_adapter", _load(service), methods=["POST"]),
-        Route("/v1/unload_lora_adapter", _unload(service), methods=["POST"]),
+        Route("/v1/models", endpoints.models, methods=["GET"]),
+        Route("/v1/models/{name:path}", endpoints.model, methods=["GET"]),
+        Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
+        Route("/v1/completions", endpoints.completions, methods=["POST"]),
+        Route("/v1/embeddings", endpoints.embeddings, methods=["POST"]),
+        Route("/v1/score", endpoints.score, methods=["POST"]),
+        Route("/v1/load_lora_adapter", endpoints.load_adapter, methods=["POST"]),
+        Route("/v1/unload_lora_adapter", endpoints.unload_adapter, methods=["POST"]),
     ]
     return guarded(service, routes)
 
 
-class ServerState(Protocol):
-    """Server state that every server has.
+class _Endpoints:
+    """Functions of the routes."""
 
-    Attributes:
-        draining: whether it shuts down after the current requests.
-    """
+    def __init__(self, service: Service) -> None:
+        self._service = service
 
-    options: ServerOptions
-    metrics: Metrics
-    draining: bool
+    async def models(self, _: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [served.as_json() for served in self._service.models]})
 
-    @property
-    def alive(self) -> bool:
-        """Whether the computing thread or process still runs."""
+    async def model(self, request: Request) -> Response:
+        return JSONResponse(self._service.models.find(request.path_params["name"]).as_json())
+
+    async def chat(self, request: Request) -> Any:
+        body, ignored = parse(ChatBody, await self._service.read(request))
+        check_calls(body)
+        return _Answering(self._service, request, body, ignored, ChatAnswer, body.n)
+
+    async def completions(self, request: Request) -> Any:
+        body, ignored = parse(CompletionBody, await self._service.read(request))
+        return _Answering(self._service, request, body, ignored, CompletionAnswer, body.n * len(body.prompt))
+
+    async def embeddings(self, request: Request) -> Response:
+        return await self._computed(request, EmbeddingBody, embeddings)
+
+    async def score(self, request: Request) -> Response:
+        return await self._computed(request, ScoreBody, answer_scores)
+
+    async def _computed(self, request: Request, kind: Any, answer: Answer) -> Response:
+        """Returns the result of a single computation."""
+        service = self._service
+        body, ignored = parse(kind, await service.read(request))
+        with service.using(body.model) as served, service.queue.holding(1):
+            found = await unless_left(request.receive, answer(service, served, body), service.options.seconds)
+        return JSONResponse(found, headers=service.ignored_headers(ignored))
+
+    async def load_adapter(self, request: Request) -> Response:
+        body, _ = parse(LoadAdapterBody, await self._service.read(request))
+        served = await load_adapter(self._service, body.lora_name, body.lora_path, body.base_model_name)
+        return JSONResponse(served.as_json())
+
+    async def unload_adapter(self, request: Request) -> Response:
+        body, _ = parse(UnloadAdapterBody, await self._service.read(request))
+        await unload_adapter(self._service, body.lora_name)
+        return JSONResponse({"id": body.lora_name, "object": "model", "deleted": True})
 
 
 def guarded(service: ServerState, routes: list[Route]) -> ASGIApp:
@@ -111,43 +142,6 @@ def metrics(service: ServerState) -> Endpoint:
     return page
 
 
-def _models(service: Service) -> Endpoint:
-    async def models(_: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [served.as_json() for served in service.models]})
-
-    return models
-
-
-def _model(service: Service) -> Endpoint:
-    async def model(request: Request) -> Response:
-        return JSONResponse(service.models.find(request.path_params["name"]).as_json())
-
-    return model
-
-
-async def _read(service: Service, request: Request) -> Any:
-    if service.draining:
-        raise ApiError(503, "the server is ending", code="draining", retry_after=10)
-    return await read_json(request, service.options)
-
-
-def _chat(service: Service) -> Endpoint:
-    async def chat(request: Request) -> Any:
-        body, ignored = parse(ChatBody, await _read(service, request))
-        check_calls(body)
-        return _Answering(service, request, body, ignored, ChatAnswer, body.n)
-
-    return chat
-
-
-def _completions(service: Service) -> Endpoint:
-    async def completions(request: Request) -> Any:
-        body, ignored = parse(CompletionBody, await _read(service, request))
-        return _Answering(service, request, body, ignored, CompletionAnswer, body.n * len(body.prompt))
-
-    return completions
-
-
 class _Answering:
     """Response to a generation request; holds its model and its queue places until it has been sent."""
 
@@ -168,33 +162,3 @@ class _Answering:
                 return
             found = await unless_left(receive, answer.whole(), seconds)
         await JSONResponse(found, headers=self.headers)(scope, receive, send)
-
-
-def _at_once(service: Service, kind: Any, answer: Answer) -> Endpoint:
-    """Returns an endpoint whose response is a single computation."""
-
-    async def endpoint(request: Request) -> Any:
-        body, ignored = parse(kind, await _read(service, request))
-        with service.using(body.model) as served, service.queue.holding(1):
-            found = await unless_left(request.receive, answer(service, served, body), service.options.seconds)
-        return JSONResponse(found, headers=service.ignored_headers(ignored))
-
-    return endpoint
-
-
-def _load(service: Service) -> Endpoint:
-    async def load(request: Request) -> Response:
-        body, _ = parse(LoadAdapterBody, await _read(service, request))
-        served = await load_adapter(service, body.lora_name, body.lora_path, body.base_model_name)
-        return JSONResponse(served.as_json())
-
-    return load
-
-
-def _unload(service: Service) -> Endpoint:
-    async def unload(request: Request) -> Response:
-        body, _ = parse(UnloadAdapterBody, await _read(service, request))
-        await unload_adapter(service, body.lora_name)
-        return JSONResponse({"id": body.lora_name, "object": "model", "deleted": True})
-
-    return unload

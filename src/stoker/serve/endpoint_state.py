@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from stoker.generate.request import Request, Sampling
@@ -18,36 +16,26 @@ from stoker.serve.answer_stream import AnswerStream
 from stoker.serve.api_error import bad_request
 from stoker.serve.engine_thread import EngineThread
 from stoker.serve.grammar import SchemaConstraint
-from stoker.serve.guard import Queue
 from stoker.serve.metrics import CALLER, Metrics
 from stoker.serve.sampling_fields import SHORTEST, SamplingFields
 from stoker.serve.served import Models, Served
 from stoker.serve.server_options import ServerOptions
+from stoker.serve.server_state import ServerState
 
 T = TypeVar("T")
 ANSWER_STEP = 0x9E3779B97F4A7C15  # difference between the seeds of a request's answers
 
 
-@dataclass
-class Service:
-    """State of a server.
+class Service(ServerState):
+    """State of a server of language models."""
 
-    Attributes:
-        draining: whether it shuts down after the current requests.
-    """
-
-    models: Models
-    worker: EngineThread
-    options: ServerOptions
-    metrics: Metrics
-    queue: Queue
-    draining: bool = False
-    _texts: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "texts"))
-    _named: set[str] = field(default_factory=set)
+    def __init__(self, models: Models, worker: EngineThread, options: ServerOptions, metrics: Metrics) -> None:
+        super().__init__(options, metrics)
+        self.models, self.worker = models, worker
+        self._texts = ThreadPoolExecutor(1, "texts")
 
     @property
     def alive(self) -> bool:
-        """Whether the engines' thread runs."""
         return self.worker.alive
 
     async def in_texts_thread(self, function: Callable[[], T]) -> T:
@@ -73,14 +61,6 @@ class Service:
         finally:
             served.users -= 1
             self.metrics.answers.labels(name, CALLER.get()).observe(time.monotonic() - begun)
-
-    def ignored_headers(self, ignored: Sequence[str]) -> dict[str, str]:
-        """Returns the header that names ignored fields; each is also logged once."""
-        new = [name for name in ignored if name not in self._named]
-        if new:
-            self._named.update(new)
-            print(f"ignored fields of requests: {', '.join(new)}", file=sys.stderr, flush=True)
-        return {"x-stoker-ignored": ", ".join(sorted(ignored))} if ignored else {}
 
 
 class Usage:

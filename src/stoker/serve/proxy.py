@@ -15,21 +15,19 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from stoker.serve.api_error import ApiError, bad_request
-from stoker.serve.app import guarded
+from stoker.serve.api_error import ApiError, bad_request, model_not_found
+from stoker.serve.app import guarded, health, metrics
 from stoker.serve.bodies import CompletionBody
 from stoker.serve.chat_body import ChatBody
 from stoker.serve.chat_completions import DEFAULT_TOKENS, check_calls
-from stoker.serve.endpoint_state import Service
-from stoker.serve.engine_thread import EngineThread
 from stoker.serve.external_engine import RunningServer
-from stoker.serve.guard import Queue, read_json, unless_left
-from stoker.serve.metrics import CALLER, CONTENT_TYPE, Metrics
+from stoker.serve.guard import unless_left
+from stoker.serve.metrics import CALLER, Metrics
 from stoker.serve.request_body import parse
 from stoker.serve.sampling_fields import SamplingFields
-from stoker.serve.served import Models
 from stoker.serve.server import serve
 from stoker.serve.server_options import ServerOptions
+from stoker.serve.server_state import ServerState
 from stoker.serve.sse import EventStream
 from stoker.serve.torch_server import options_of, tls_of
 
@@ -37,34 +35,28 @@ LACKS = {"llama.cpp": ("echo", "min_tokens", "stop_token_ids"), "vLLM": ()}
 """Request fields that each program silently ignores."""
 
 
-class Proxy:
-    """Forwards requests."""
+class Proxy(ServerState):
+    """Forwards requests. Token counts are in the other program's own metrics."""
 
     def __init__(self, running: RunningServer, options: ServerOptions) -> None:
+        super().__init__(options, Metrics())
         self.running = running
-        self.service = Service(Models(), EngineThread(), options, Metrics(), Queue(options.queue))
         self._client: httpx2.AsyncClient | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.running.alive
 
     def app(self) -> ASGIApp:
         """Returns the ASGI application."""
         routes = [
-            Route("/health", self.health, methods=["GET"]),
-            Route("/metrics", self.metrics, methods=["GET"]),
+            Route("/health", health(self), methods=["GET"]),
+            Route("/metrics", metrics(self), methods=["GET"]),
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
         ]
-        return guarded(self.service, routes)
-
-    async def health(self, _: Request) -> Response:
-        """Handles ``/health``."""
-        if self.service.draining or not self.running.alive:
-            return JSONResponse({"status": "draining" if self.service.draining else "failed"}, 503)
-        return JSONResponse({"status": "ok"})
-
-    async def metrics(self, _: Request) -> Response:
-        """Handles ``/metrics``; token counts are in the other program's own metrics."""
-        return Response(self.service.metrics.text(), media_type=CONTENT_TYPE)
+        return guarded(self, routes)
 
     async def models(self, _: Request) -> Response:
         """Handles ``/v1/models``."""
@@ -76,15 +68,15 @@ class Proxy:
 
     async def chat(self, request: Request) -> Any:
         """Handles ``/v1/chat/completions``."""
-        given = await self._read(request)
+        given = await self.read(request)
         body, ignored = parse(ChatBody, given)
         check_calls(body)
         fields = self._fields(given, body, body.max_completion_tokens or body.max_tokens or DEFAULT_TOKENS)
-        return _Forwarded(self, "/v1/chat/completions", fields, body, body.n, self.service.ignored_headers(ignored))
+        return _Forwarded(self, "/v1/chat/completions", fields, body, body.n, self.ignored_headers(ignored))
 
     async def completions(self, request: Request) -> Any:
         """Handles ``/v1/completions``."""
-        given = await self._read(request)
+        given = await self.read(request)
         body, ignored = parse(CompletionBody, given)
         if body.logprobs is not None and self.running.server.program == "llama.cpp":  # its format is that of chats
             raise bad_request(
@@ -92,20 +84,13 @@ class Proxy:
             )
         fields = self._fields(given, body, body.max_tokens)
         answers = body.n * len(body.prompt)
-        return _Forwarded(self, "/v1/completions", fields, body, answers, self.service.ignored_headers(ignored))
-
-    async def _read(self, request: Request) -> Any:
-        if self.service.draining:
-            raise ApiError(503, "the server is ending", code="draining", retry_after=10)
-        return await read_json(request, self.service.options)
+        return _Forwarded(self, "/v1/completions", fields, body, answers, self.ignored_headers(ignored))
 
     def _fields(self, given: dict[str, Any], body: SamplingFields, max_tokens: int) -> dict[str, Any]:
         """Converts the fields for the other program, whose sampling defaults differ from OpenAI's."""
         program, names = self.running.server.program, self.running.server.names
         if body.model not in names:
-            listed = ", ".join(names)
-            message = f"there is no model {body.model[:100]!r}; there are: {listed}"
-            raise ApiError(404, message, param="model", code="model_not_found")
+            raise model_not_found(body.model, names)
         for name in LACKS[program]:
             if given.get(name):
                 raise bad_request(f"`{name}` is not there with {program}; Stoker's own engine has it", param=name)
@@ -187,7 +172,7 @@ class _Forwarded:
         self._answers, self._headers = answers, headers
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        service = self._proxy.service
+        service = self._proxy
         timed = service.metrics.answers.labels(self._body.model, CALLER.get()).time()
         with service.queue.holding(self._answers), timed:
             if self._body.stream:
@@ -209,9 +194,9 @@ class _Forwarded:
     async def _whole(self) -> bytes:
         content = await self._proxy.content_of(await self._proxy.send(self._path, self._fields))
         usage = json.loads(content).get("usage") or {}
-        metrics, name = self._proxy.service.metrics, self._body.model
-        metrics.prompt_tokens.labels(name, CALLER.get()).inc(usage.get("prompt_tokens") or 0)
-        metrics.answer_tokens.labels(name, CALLER.get()).inc(usage.get("completion_tokens") or 0)
+        counts, name = self._proxy.metrics, self._body.model
+        counts.prompt_tokens.labels(name, CALLER.get()).inc(usage.get("prompt_tokens") or 0)
+        counts.answer_tokens.labels(name, CALLER.get()).inc(usage.get("completion_tokens") or 0)
         return content
 
 
@@ -220,7 +205,7 @@ def serve_behind(running: RunningServer, bound: socket.socket, arguments: argpar
     proxy = Proxy(running, options_of(arguments, token))
 
     def drain() -> None:
-        proxy.service.draining = True
+        proxy.draining = True
 
     print(f"models: {', '.join(running.server.names)} ({running.server.program})", flush=True)
     serve(proxy.app(), bound, tls=tls_of(arguments), seconds=arguments.timeout, drain=drain)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,11 +19,12 @@ from stoker.data.ranking.encode_rows import BadRowError
 from stoker.errors import did_you_mean
 from stoker.serve.api_error import ApiError, bad_request, failed
 from stoker.serve.app import guarded, health, metrics
-from stoker.serve.guard import Queue, read_json, unless_left
+from stoker.serve.guard import unless_left
 from stoker.serve.metrics import CALLER, Metrics
 from stoker.serve.request_body import Body, parse
 from stoker.serve.score_batcher import ScoreBatcher
 from stoker.serve.server_options import ServerOptions
+from stoker.serve.server_state import ServerState
 from stoker.train.ranking.ranking_scorer import RowScores, probabilities_of
 
 MOST_ROWS = 10_000  # rows per request
@@ -40,25 +40,19 @@ class RowsBody(Body):
     lookups: bool = False
 
 
-@dataclass
-class RankingService:
-    """State of a server.
+class RankingService(ServerState):
+    """State of a server of ranking models.
 
     Attributes:
         models: batchers by model name.
-        draining: whether it shuts down after the current requests.
     """
 
-    models: dict[str, ScoreBatcher]
-    options: ServerOptions
-    metrics: Metrics
-    queue: Queue
-    draining: bool = False
-    _named: set[str] = field(default_factory=set)
+    def __init__(self, models: dict[str, ScoreBatcher], options: ServerOptions, metrics: Metrics) -> None:
+        super().__init__(options, metrics)
+        self.models = models
 
     @property
     def alive(self) -> bool:
-        """Whether the threads of all models run."""
         return all(batcher.alive for batcher in self.models.values())
 
     def find(self, name: str) -> ScoreBatcher:
@@ -72,7 +66,7 @@ class RankingService:
         hint = did_you_mean(name, self.models) or f"there are {', '.join(self.models)}"
         raise ApiError(404, f"there is no model {name[:100]!r}; {hint}", param="model", code="model_not_found")
 
-    def ignored_headers(self, unknown: list[str]) -> dict[str, str]:
+    def ignored_headers(self, unknown: Sequence[str]) -> dict[str, str]:
         """Returns the header that names fields that are not columns; each is also logged once."""
         shown = [name.encode("ascii", "backslashreplace").decode()[:100] for name in sorted(unknown)[:20]]
         new = [name for name in shown if name.isprintable() and name not in self._named]
@@ -120,9 +114,7 @@ def _model(service: RankingService) -> Endpoint:
 
 def _score(service: RankingService) -> Endpoint:
     async def score(request: Request) -> Response:
-        if service.draining:
-            raise ApiError(503, "the server is ending", code="draining", retry_after=10)
-        body, _ = parse(RowsBody, await read_json(request, service.options))
+        body, _ = parse(RowsBody, await service.read(request))
         batcher = service.find(body.model)
         with service.queue.holding(1), service.metrics.answers.labels(body.model, CALLER.get()).time():
             found = await unless_left(request.receive, _answered(batcher, body), service.options.seconds)

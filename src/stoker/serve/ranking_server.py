@@ -18,7 +18,6 @@ from stoker.models.quantise import device_for
 from stoker.online_store.export_digests import check_files
 from stoker.online_store.row_reader import RowReader
 from stoker.online_store.store_writers import SCHEMES, store_errors
-from stoker.serve.guard import Queue
 from stoker.serve.metrics import Metrics
 from stoker.serve.open_served import name_and_place
 from stoker.serve.ranking_app import RankingService, ranking_app
@@ -99,7 +98,7 @@ def ranking_service(
     models = {name: ScoreBatcher(scorer, most=rows or MOST_ROWS) for name, scorer in scorers.items()}
     for batcher in models.values():
         batcher.start()
-    return RankingService(models, options, Metrics(), Queue(options.queue))
+    return RankingService(models, options, Metrics())
 
 
 def serve_ranking(

@@ -6,28 +6,14 @@ import queue
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
-from stoker.data.ranking.features import Features
-from stoker.train.ranking.ranking_scorer import Answer
+from stoker.train.ranking.ranking_scorer import Answer, RankingScorer, StoredScorer
 
 MOST_ROWS = 4096  # rows per pass, unless a single request has more
 Rows = Sequence[Mapping[str, Any]]
+RowScorer = RankingScorer | StoredScorer
 _Waiting = tuple[Rows, "Future[Answer]"]
-
-
-class RowScorer(Protocol):
-    """Interface of a row scorer; see `stoker.train.ranking.ranking_scorer`."""
-
-    @property
-    def features(self) -> Features: ...
-
-    @property
-    def step(self) -> int: ...
-
-    def score(self, requests: Sequence[Rows]) -> list[Answer]: ...
-
-    def lookups(self, rows: Rows) -> list[dict[str, tuple[int, int]]]: ...
 
 
 class ScoreBatcher:

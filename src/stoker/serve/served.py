@@ -13,7 +13,7 @@ from stoker.errors import UserError
 from stoker.generate.generation_engine import GenerationEngine
 from stoker.generate.open_model import OpenModel
 from stoker.job.load_job import LoadedJob
-from stoker.serve.api_error import ApiError, bad_request
+from stoker.serve.api_error import bad_request, model_not_found
 from stoker.serve.grammar import Grammars
 from stoker.serve.token_text import TokenTexts
 from stoker.serve.tool_calls import ToolFormat, tool_format_of
@@ -153,8 +153,5 @@ class Models:
             ApiError: there is no such model.
         """
         if name not in self._by_name:
-            names = ", ".join(self._by_name)
-            raise ApiError(
-                404, f"there is no model {name[:100]!r}; there are: {names}", param="model", code="model_not_found"
-            )
+            raise model_not_found(name, self._by_name)
         return self._by_name[name]

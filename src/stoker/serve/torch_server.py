@@ -10,7 +10,6 @@ from stoker.hardware.openmp import in_temporary_thread
 from stoker.serve.app import app_of
 from stoker.serve.endpoint_state import Service
 from stoker.serve.engine_thread import EngineThread
-from stoker.serve.guard import Queue
 from stoker.serve.metrics import Metrics
 from stoker.serve.named_keys import KeyFile
 from stoker.serve.open_served import open_served
@@ -24,7 +23,7 @@ def service_of(models: Models, options: ServerOptions) -> Service:
     """Returns the state of a server; its worker has yet to be started."""
     worker = EngineThread()
     worker.engines += [host.engine for host in models.hosts]
-    return Service(models, worker, options, Metrics(models), Queue(options.queue))
+    return Service(models, worker, options, Metrics(models))
 
 
 def options_of(arguments: argparse.Namespace, token: str | None) -> ServerOptions:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from stoker.sparse.eviction_pass import Candidates, EvictionPlan
 from stoker.sparse.exchange import Route, send_keys
-from stoker.sparse.sparse_state import LazyPart, TableState
 from stoker.sparse.table_keys import Keys
 from stoker.sparse.table_settings import TableSettings
 from stoker.sparse.table_shard import TableShard
@@ -51,13 +50,20 @@ class _Summed:
 
 
 class ExchangedRows:
-    """A `RowSource` in which each process has a `TableShard`."""
+    """Rows of tables with one layout; each process stores a `TableShard`. Every method is a collective.
+
+    Attributes:
+        salts: uint64 [tables], hash salt of each table.
+        plans_evictions: whether this process plans eviction passes, alone or with all others.
+    """
 
     plans_evictions = True
 
     def __init__(self, tables: Sequence[TableSettings], *, seed: int, group: dist.ProcessGroup | None) -> None:
         rank, world = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
-        self.shard = TableShard(tables, seed=seed, rank=rank, world=world)
+        self.shard = shard = TableShard(tables, seed=seed, rank=rank, world=world)
+        self.state, self.lazy_parts, self.load = shard.state, shard.lazy_parts, shard.load  # of this process' rows
+        self.rebase, self.counts = shard.rebase, shard.counts
         self.salts, self._group = self.shard.salts, group
         self._lookups: list[_Lookup] = []
         self._summed: _Summed | None = None
@@ -70,7 +76,10 @@ class ExchangedRows:
         return self.shard.step
 
     def rows(self, keys: Keys, *, training: bool) -> tuple[Tensor, np.ndarray]:
-        """Returns the unique rows, and the index of each key's row among them."""
+        """Returns the unique rows [unique, width] of keys, and the index of each key's row among them, int64 [n].
+
+        In training, with gradients enabled, the rows are leaves whose gradients are applied by the step.
+        """
         shard = self.shard
         if self._group is None:
             found = shard.look_up(keys) if training else shard.peek(keys)
@@ -136,30 +145,8 @@ class ExchangedRows:
         self._lookups.clear()
         self._summed = None
 
-    def state(
-        self, since: int | None, *, rows: int | None = None, is_base: bool = True
-    ) -> Iterator[tuple[str, TableState]]:
-        """Returns the state of the rows that this process owns."""
-        return self.shard.state(since, rows=rows, is_base=is_base)
-
-    def lazy_parts(self, since: int | None, *, rows: int, is_base: bool) -> Iterator[LazyPart]:
-        """Yields the rows that this process owns, each part copied when it is read."""
-        return self.shard.lazy_parts(since, rows=rows, is_base=is_base)
-
-    def rebase(self, step: int | None, *, by: str) -> None:
-        """Sets the step from which a consumer's incremental states start."""
-        self.shard.rebase(step, by=by)
-
-    def load(self, name: str, state: TableState, *, step: int) -> None:
-        """Loads the rows that this process owns."""
-        self.shard.load(name, state, step=step)
-
     def end_load(self) -> None:
         """Does nothing: each process has its own rows."""
-
-    def counts(self) -> dict[str, int]:
-        """Returns this process' number of rows of each table."""
-        return self.shard.counts()
 
     def evicted(self) -> np.ndarray:
         """Returns the totals of evicted rows of each table."""

@@ -11,14 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stoker.sparse.exchanged_rows import ExchangedRows
 from stoker.sparse.jagged_ids import JaggedIds
 from stoker.sparse.pooling import pool
-from stoker.sparse.row_source import TableRows
+from stoker.sparse.servers.served_rows import ServedRows
 from stoker.sparse.table_keys import Keys
 from stoker.sparse.table_settings import TableSettings
 from stoker.sparse.value_format import RowFormat
 
 Pooling = Literal["sum", "mean", "none"]
+TableRows = ExchangedRows | ServedRows
 
 
 @dataclass(frozen=True)

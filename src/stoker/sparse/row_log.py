@@ -100,9 +100,9 @@ class RowLog:
     def _map(self, capacity: int) -> None:
         try:  # blocks are reserved, as writing to a mapping on a full disk would kill the process
             os.posix_fallocate(self._file.fileno(), 0, capacity * self._record)
+            mapped = mmap.mmap(self._file.fileno(), capacity * self._record)
         except OSError as error:
             raise DiskFailed(f"{self._folder} has no room for the rows of a table: {reason_of(error)}") from error
-        mapped = mmap.mmap(self._file.fileno(), capacity * self._record)
         mapped.madvise(mmap.MADV_RANDOM)
         self._data = np.frombuffer(mapped, np.uint8).reshape(capacity, self._record)
 
@@ -114,7 +114,10 @@ class RowLog:
             self._map(max(capacity * 3 // 2, self._end + more))
             return
         old, file = self._data, self._file
-        self._open(max(_FIRST, 2 * (self._live + more)))
+        try:
+            self._open(max(_FIRST, 2 * (self._live + more)))
+        except OSError as error:
+            raise DiskFailed(f"{self._folder} has no room for the rows of a table: {reason_of(error)}") from error
         live = live[np.argsort(self._places[live])]
         self._end = 0
         for part in np.split(live, range(_AT_ONCE, len(live), _AT_ONCE)):

@@ -12,11 +12,11 @@ from torch import Tensor
 from stoker.sparse.embeddings import Admissions, Embeddings
 from stoker.sparse.eviction_pass import EvictionPlan, eviction_plans, is_due
 from stoker.sparse.exchanged_rows import ExchangedRows
-from stoker.sparse.fused_tables import Feature, FusedTables
+from stoker.sparse.fused_tables import Feature, FusedTables, TableRows
 from stoker.sparse.jagged_ids import JaggedIds
 from stoker.sparse.row_optimizers import OPTIMIZERS
-from stoker.sparse.row_source import TableRows
 from stoker.sparse.servers.served_rows import RowServers, served_rows
+from stoker.sparse.shard_memory import state_bytes
 from stoker.sparse.sparse_state import LazyPart, SparseState, TableState
 from stoker.sparse.table_settings import TableSettings
 from stoker.sparse.value_format import RowFormat
@@ -244,7 +244,7 @@ class SparseEmbeddings(Embeddings):
             part_bytes: approximate size of the rows in a part.
         """
         for fused in self._fused:
-            rows = max(1, part_bytes // row_bytes(fused.tables[0]))
+            rows = max(1, part_bytes // state_bytes(fused.tables, 1))
             yield from fused.source.lazy_parts(since, rows=rows, is_base=is_base)
 
     def rebase(self, version: int | None, *, by: str = "") -> None:
@@ -275,13 +275,6 @@ class SparseEmbeddings(Embeddings):
         """Waits until loaded rows can be looked up. A collective."""
         for fused in self._fused:
             fused.source.end_load()
-
-
-def row_bytes(table: TableSettings) -> int:
-    """Bytes of a row in a state: its id, count and age, its values, its optimizer's state."""
-    form = RowFormat(table.dtype, table.width)
-    state = OPTIMIZERS[table.optimizer].columns(table.width)
-    return 16 + form.columns * form.stored.itemsize + state * form.compute.itemsize
 
 
 def no_rows(table: TableSettings) -> TableState:

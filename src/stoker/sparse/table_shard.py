@@ -159,7 +159,7 @@ class TableShard:
         noise = None
         if self.format.rounds:
             salt = salt_of("rounding", self._seed, self.step)
-            hashes = self._hashes(rows, self._value_salts)
+            hashes = hashes_of(self.index.ids[rows], self._value_salts[self.index.tables[rows]])
             noise = uniform(mix64(hashes + salt), self._settings.width)
         self.store.write(rows, self.format.encode(values, noise), state)
 
@@ -199,9 +199,6 @@ class TableShard:
         is_last = last == places
         numbers = np.cumsum(is_last) - 1
         return rows[is_last], np.take(numbers, last)
-
-    def _hashes(self, rows: np.ndarray, salts: np.ndarray) -> np.ndarray:
-        return hashes_of(self.index.ids[rows], salts[self.index.tables[rows]])
 
     @property
     def waits(self) -> bool:

@@ -17,7 +17,8 @@ from stoker.sparse.embeddings import Admissions, Embeddings
 from stoker.sparse.fused_tables import Feature, FeatureBags
 from stoker.sparse.hashing import salt_of
 from stoker.sparse.jagged_ids import JaggedIds
-from stoker.sparse.sparse_embeddings import no_rows, row_bytes
+from stoker.sparse.shard_memory import state_bytes
+from stoker.sparse.sparse_embeddings import no_rows
 from stoker.sparse.sparse_state import LazyColumn, LazyPart, SparseState
 from stoker.sparse.table_settings import TableSettings
 from stoker.sparse.torchrec_tables import OPTIMIZERS, LocalTable, TorchRecTables
@@ -168,7 +169,7 @@ class TorchRecEmbeddings(Embeddings):
     def lazy_parts(self, since: int | None = None, *, part_bytes: int, is_base: bool = True) -> Iterator[LazyPart]:
         settings = {table.name: table for table in self._settings}
         for local in self._inner.local():
-            yield from self._parts_of(local, since, max(1, part_bytes // row_bytes(settings[local.name])))
+            yield from self._parts_of(local, since, max(1, part_bytes // state_bytes([settings[local.name]], 1)))
 
     def rebase(self, version: int | None, *, by: str = "") -> None:
         """Does nothing: TorchRec does not record which rows have changed."""

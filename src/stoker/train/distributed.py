@@ -55,9 +55,10 @@ class Distributed:
         self.first, self.replicas = mesh.is_first, mesh.layout.data
 
     def share(self, first: int, last: int, batch: int) -> tuple[int, int]:
-        size = batch // self._mesh.layout.data
-        start = min(last, first + self._mesh.data_index * size)
-        return start, min(last, start + size)
+        # The shares differ where an earlier version's run has prompts that its processes cannot share equally.
+        place, count = self._mesh.data_index, self._mesh.layout.data
+        start, end = first + place * batch // count, first + (place + 1) * batch // count
+        return min(last, start), min(last, end)
 
     def seat(self) -> int:
         mesh, layout = self._mesh, self._mesh.layout

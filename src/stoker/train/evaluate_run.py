@@ -100,8 +100,9 @@ def measure(
     documents, used, dropped = _documents(tuned, data, form, base, report)
     results = {"tuned": _measured(tuned, tuned.model, documents, used, dropped, data)}
     if compare:
+        whole = tuned.job.tune.method == "full" or task_of(tuned.job).head == "score"  # a score head is no adapter
         with without_adapter(tuned.model):
-            model = tuned.model if tuned.job.tune.method != "full" else untuned_model(tuned, base)
+            model = untuned_model(tuned, base) if whole else tuned.model
             results["untuned"] = _measured(tuned, model, documents, used, dropped, data)
         if tuned.job.model and extension_of(tuned.job, base) and (data or tuned.job.evaluate.data):
             results["original"] = _original(tuned, data, form, base, report)
@@ -194,6 +195,8 @@ def _measured(
 
 def _task_of(tuned: TunedRun, model: nn.Module, documents: list[Document]) -> LanguageTask:
     spec, language = task_of(tuned.job), lay_out_for(unwrap(model))
+    if spec.prompts:  # `objective_of` gives the cross entropy of each token
+        spec = replace(spec, target="token", perplexity=True)
     extras = spec.extras(tuned.loaded, tuned.base) if spec.extras else BatchExtras()
     extras.before_evaluation(documents)
     return LanguageTask(

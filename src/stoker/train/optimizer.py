@@ -90,7 +90,8 @@ def _optimizer(train: ResolvedTrain, groups: Groups) -> Optimizer:
         return _adamw(train, groups)
     if train.optimizer == "adafactor":
         return Adafactor(groups, lr=train.lr)
-    return SGD(groups, lr=train.lr, momentum=train.beta1)
+    # On a GPU torch would step all parameters at once, with another copy of all gradients for their weight decay.
+    return SGD(groups, lr=train.lr, momentum=train.beta1, foreach=False)
 
 
 def _adamw(train: ResolvedTrain, groups: Groups) -> Optimizer:

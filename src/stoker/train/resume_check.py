@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,15 @@ from stoker.job.load_job import load_job
 from stoker.job.resolved import ResolvedJob
 from stoker.runs.run_folder import RunFolder
 
-# Length, frequencies and layout: none of these changes the result of a step.
+# Length, frequencies, layout and limits: none of these changes the result of a step. Keys are without list indices.
 MAY_CHANGE = (
     "steps",
     "epochs",
     "output",
     "target",
+    "export",
+    "data.max_dropped",
+    "evaluate.data.max_dropped",
     "evaluate.every",
     "evaluate.rows",
     "evaluate.samples",
@@ -82,7 +86,7 @@ def with_effect(*jobs: ResolvedJob) -> list[dict[str, Any]]:
 
 def _has_effect(job: ResolvedJob, key: str) -> bool:
     try:
-        return has_effect(job, parse_key(key))
+        return has_effect(job, parse_key(re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", key)))
     except UserError:  # a name of the user's own, such as the reward `regex:[0-9]+`
         return True
 
@@ -92,8 +96,13 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return [
         f"{key} was {old.get(key)!r} and is {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and not any(key == k or key.startswith(f"{k}.") for k in MAY_CHANGE)
+        if old.get(key) != new.get(key) and not _may_change(key)
     ]
+
+
+def _may_change(key: str) -> bool:
+    plain = re.sub(r"\.\d+(?=\.)", "", key)
+    return any(plain == other or plain.startswith(f"{other}.") for other in MAY_CHANGE)
 
 
 def check_none_lost(folder: RunFolder, place: Path | str) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch.optim import Optimizer
 
 from stoker.checkpoint.dcp_store import Store, place_of
-from stoker.checkpoint.object_collectives import rank
+from stoker.checkpoint.object_collectives import by_first, rank
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.data.mixture_report import in_words
@@ -89,6 +89,8 @@ def train_run(
         if prepared.job.checkpoint.to is not None:
             loop.store.claim(folder)
         comparison.write(folder)
+    if "://" in (prepared.job.checkpoint.to or ""):  # the nodes need not share the run's folder
+        folder.adopt(by_first(folder.records))
     if prepared.job.train.tensorboard and prepared.engine.first:
         from stoker.train.tensorboard import tensorboard_writer
 
@@ -278,7 +280,7 @@ def _record(
     """Writes the job, the environment and the first event of a run that starts or resumes."""
     job = prepared.job
     folder.write_job(dump_job(job))
-    folder.write_environment(environment(prepared.device, facts, prepared.fingerprints))
+    folder.write_json(folder.environment, environment(prepared.device, facts, prepared.fingerprints))
     repeated = folder.forget_after(resumed)
     common: dict[str, Any] = {"task": job.task, "model": _model_name(job), "steps": plan.steps}
     common["began"] = round(began, 3)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
-from threading import Timer
+from contextlib import contextmanager, suppress
+from threading import Thread, Timer
 from typing import Any
 
+from stoker.errors import UserError
 from stoker.job.blocks.faults_block import FaultsBlock
 from stoker.resilience.deadline import end_in_time
 from stoker.resilience.heartbeat import Heart
 from stoker.resilience.stop_signals import PAUSE, STOPPING, handled_by
 from stoker.train.progress import Display
+
+PRINTED = 1.0  # timeout in seconds for the note to be printed
 
 
 class StopRequest:
@@ -28,6 +31,7 @@ class StopRequest:
     def __init__(self, *, faults: FaultsBlock, heart: Heart, display: Display) -> None:
         self._faults, self._heart, self._display = faults, heart, display
         self._timers: list[Timer] = []
+        self._note: Thread | None = None
         self.signal: int | None = None
         self.pause = False
 
@@ -48,6 +52,13 @@ class StopRequest:
                 signal.signal(PAUSE, signal.SIG_IGN)
             for timer in self._timers:
                 timer.cancel()
+            if self._note is not None:
+                self._note.join(PRINTED)
+
+    def _say_so(self) -> None:
+        """Prints the note in another thread: a signal may come within a print of this one, which cannot be nested."""
+        with suppress(OSError, UserError):  # nobody reads it
+            self._display.note(STOPPING)
 
     def _pause(self, *_: Any) -> None:
         self.pause = True
@@ -57,6 +68,7 @@ class StopRequest:
             raise KeyboardInterrupt
         self.signal = number
         if not self._heart.watched:  # else the supervisor prints this and enforces the deadline
-            self._display.note(STOPPING)
+            self._note = Thread(target=self._say_so, daemon=True)
+            self._note.start()
             if number == signal.SIGTERM:
                 self._timers.append(end_in_time(self._faults))

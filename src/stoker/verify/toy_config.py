@@ -87,7 +87,7 @@ class HeadCounts:
 def heads_of(whole: PreTrainedConfig, shape: ToyShape) -> HeadCounts:
     """Returns the fewest heads that leave the same remainders over the processes as the model's own."""
     query = int(whole.num_attention_heads)
-    keys = _key_value_heads(whole) or query
+    keys = getattr(whole, "num_key_value_heads", None) or getattr(whole, "num_kv_heads", None) or query
     parts = shape.tensor * shape.exchanged
     group = max(1, query // keys)
     if group > LARGEST_GROUP:
@@ -101,10 +101,6 @@ def heads_of(whole: PreTrainedConfig, shape: ToyShape) -> HeadCounts:
 def _alike(number: int, parts: int, least: int) -> int:
     """Returns the smallest number from ``least`` on with the same remainder modulo ``parts`` as ``number``."""
     return least + (number - least) % parts
-
-
-def _key_value_heads(whole: PreTrainedConfig) -> int | None:
-    return getattr(whole, "num_key_value_heads", None) or getattr(whole, "num_kv_heads", None)
 
 
 def config_of(block: ModelBlock, base: Path) -> PreTrainedConfig:

@@ -6,7 +6,7 @@ import math
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,10 +58,6 @@ class Verifier:
         self.bound = bound if bound is not None else family.bound if family else BOUND
         self.references: dict[str, ReferenceRun] = {}
         self._wait = WAIT
-
-    def verdicts(self, cells: Iterable[Cell]) -> Iterator[Verdict]:
-        """Yields the verdicts one by one."""
-        return (self.verdict(cell) for cell in cells)
 
     def verdict(self, cell: Cell) -> Verdict:
         """Runs a layout and compares it.

@@ -13,9 +13,9 @@ import pytest
 from stoker.launch.nodes import neighbour_copies, stream
 from stoker.launch.nodes.channel import PeerNetwork, Said
 from stoker.launch.nodes.group import Node
-from stoker.launch.nodes.neighbour_copies import PIECE, Keeper, Sender, stamp_of
+from stoker.launch.nodes.neighbour_copies import PIECE, Keeper, Sender
 from stoker.runs.run_folder import RunFolder
-from stoker.runs.shm_folder import NEIGHBOUR, SENT
+from stoker.runs.shm_folder import NEIGHBOUR, SENT, stamp_of
 
 SECRET = bytes(32)
 HOST = "127.0.0.1"
@@ -36,7 +36,7 @@ class Pair:
 
     def begin(self, generation: int = 1) -> None:
         node = Node("b", self.network.address, (0, 1))
-        rest = {"source": HOST, "secret": SECRET, "output": self.run.path, "name": "a"}
+        rest = {"source": HOST, "secret": SECRET, "output": self.run.path, "name": "a", "kept": (0, 1)}
         self.sender = Sender(self.here, (2, 3), node, generation=generation, **rest)  # type: ignore[arg-type]
 
     def until(self, what: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -62,9 +62,7 @@ class Pair:
 
     def is_sent(self, rank: int, slot: int) -> bool:
         path = self.here / f"{SENT}{rank}"
-        return path.exists() and int(path.read_text() or 0) == stamp_of(
-            self.here / f"rank-{rank}" / f"slot-{slot}.json"
-        )
+        return path.exists() and path.read_text() == stamp_of(self.here / f"rank-{rank}" / f"slot-{slot}.json")
 
     def end(self) -> None:
         if self.sender is not None:
@@ -92,6 +90,27 @@ def test_copies_arrive_and_are_confirmed(pair: Pair) -> None:
     assert pair.is_kept(2, 0, data[2])  # the one before stays
     (event,) = [e for e in pair.run.read_events() if e["event"] == "neighbour_copies"]
     assert (event["node"], event["to"], event["bytes"]) == ("a", "b", 2 * (2 * PIECE + 17)) and event["mb_s"] > 0
+
+
+def test_copies_are_sent_after_the_clock_was_set_back(pair: Pair) -> None:
+    pair.begin()
+    for step in range(4):
+        pair.copy(2, step % 2, b"%d" % step, step)
+        hour = time.time() - 3600 * (step >= 2) + step
+        os.utime(pair.here / "rank-2" / f"slot-{step % 2}.json", (hour, hour))
+        pair.until(lambda: pair.is_kept(2, step % 2, b"%d" % step) and pair.is_sent(2, step % 2))  # noqa: B023
+
+
+def test_copies_of_former_ranks_are_removed_once_all_nodes_have_copies_of_this_start(pair: Pair) -> None:
+    for rank in (0, 1, 2, 3, 4, 5):
+        pair.copy(rank, 0, b"before", 4)
+    pair.begin()
+    for step in (5, 6):  # the second step is copied once the first is on all nodes
+        assert (pair.here / "rank-4").exists()
+        for rank in (2, 3):
+            pair.copy(rank, step % 2, b"data", step)
+        pair.until(lambda: all(pair.is_sent(rank, step % 2) for rank in (2, 3)))  # noqa: B023
+    pair.until(lambda: sorted(path.name[-1] for path in pair.here.glob("rank-*")) == ["0", "1", "2", "3"])
 
 
 def test_a_sender_of_another_generation_is_not_heard(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,24 @@ def test_form_and_yaml_edit_the_same_job(view: View) -> None:
     expect(page.get_by_text("The job is valid.")).to_be_visible()
 
 
+def test_what_is_typed_stays_when_an_answer_comes(view: View) -> None:
+    write_job(view)
+    page = view.open("#/start/job?lang=en")
+    expect(page.locator("#start-training")).to_be_enabled()
+    page.locator("#key-train-batch").fill("8")
+    page.locator("#key-train-batch").press("Tab")
+    rate = page.locator("#key-train-lr")
+    rate.press("Control+A")
+    page.keyboard.type("0.00")
+    expect(page.locator("#yaml")).to_have_value(re.compile("batch: 8"))
+    expect(page.locator("#start-training")).to_be_enabled()
+    expect(rate).to_have_value("0.00")
+    page.keyboard.type("05")
+    page.keyboard.press("Tab")
+    expect(page.locator("#yaml")).to_have_value(re.compile("lr: 0.0005"))
+    expect(rate).to_have_value("0.0005")
+
+
 def test_a_mistake_is_shown_at_its_line_and_its_field(view: View) -> None:
     write_job(view)
     page = view.open("#/start/job?lang=en")
@@ -223,6 +241,8 @@ def test_a_view_is_restored_from_its_address(view: View, served: ServedPage, ope
     plot.press("+")
     page.wait_for_function("() => location.hash.includes('zoom=')")
     assert "smooth=0.5" in page.url
+    first, last = map(float, page.url.partition("zoom=")[2].split("&")[0].replace("%7E", "~").split("~"))
+    assert last - first < 11  # steps: it is narrower than the whole curve
     other = open_view(served).page
     other.goto(page.url)
     expect(other.locator("#smooth")).to_have_value("0.5")
@@ -275,6 +295,10 @@ def test_a_run_is_started_stopped_and_goes_on(view: View) -> None:
     page.locator("#start-training").click()
     expect(page.locator(".status").first).to_have_text("running", timeout=TRAINING)
     expect(page.locator('[data-metric="loss"] canvas')).to_be_visible(timeout=TRAINING)
+    last = page.locator('[data-metric="lr"] .head strong')
+    before = last.inner_text()
+    expect(last).not_to_have_text(before, timeout=TRAINING)  # the stream was refused before the run had begun
+    expect(page.locator(".lost")).to_have_count(0)
     advance(page)
     page.reload()
     page.locator("#stop").click()

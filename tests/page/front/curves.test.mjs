@@ -1,8 +1,8 @@
 // What is computed of curves before they are drawn.
 import assert from "node:assert/strict";
 import test from "node:test";
-import { curvesOf, merged, smoothed, zoomed } from "../../../src/stoker/page/static/chart.js";
-import { heldOut, marksOf, newest, paceOf } from "../../../src/stoker/page/static/run.js";
+import { UNKNOWN, curvesOf, merged, smoothed, zoomed } from "../../../src/stoker/page/static/chart.js";
+import { healthLevel, heldOut, marksOf, newest, paceOf } from "../../../src/stoker/page/static/run.js";
 
 test("smoothing keeps constants, gaps and what weight 0 says", () => {
   assert.deepEqual(smoothed([1, 2], 0), [1, 2]);
@@ -24,6 +24,9 @@ test("a zoom keeps its centre and its bounds", () => {
   assert.deepEqual(zoomed([0, 100], [0, 100], 0, 0.5), [0, 50]);
   assert.deepEqual(zoomed([25, 75], [0, 100], 75, 4), [0, 100]);
   assert.deepEqual(zoomed([80, 120], [0, 100], 100, 1), [60, 100]);
+  assert.deepEqual(zoomed([2000, 4000], UNKNOWN, 3000, 2), [1000, 5000]); // a zoom that an address has brought
+  assert.deepEqual(zoomed([2000, 4000], UNKNOWN, 3000, 0.5), [2500, 3500]);
+  assert.deepEqual(zoomed([100, 300], UNKNOWN, 200, 4), [0, 800]);
 });
 
 test("marks are what belongs on a curve", () => {
@@ -34,6 +37,13 @@ test("marks are what belongs on a curve", () => {
 test("the held-out loss is a curve", () => {
   const found = heldOut([{ event: "evaluated", step: 0, loss: 2 }, { event: "saved", step: 1 }, { event: "evaluated", step: 4, loss: null }, { event: "evaluated", step: 9, loss: 1 }], { id: "a" });
   assert.deepEqual([found.x, found.series.loss.mean], [[0, 9], [2, 1]]);
+});
+
+test("a run that failed, was interrupted or has not begun is not all right", () => {
+  const ok = [{ level: "ok" }];
+  assert.deepEqual(["running", "done", "stopped", "failed", "interrupted", "starting"].map((status) => healthLevel(ok, status)), ["ok", "ok", "ok", "bad", "warn", "none"]);
+  assert.deepEqual(["failed", "queued", "running", "done"].map((status) => healthLevel([], status)), ["bad", "none", "none", "ok"]);
+  assert.equal(healthLevel([...ok, { level: "warn" }, { level: "bad" }], "running"), "bad");
 });
 
 test("curves of long runs are asked for less often", () => assert.deepEqual([0, 20_000, 40_000, 1_000_000].map(paceOf), [2000, 2000, 4000, 20_000]));

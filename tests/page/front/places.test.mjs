@@ -5,20 +5,25 @@ import test from "node:test";
 import { splitEvents } from "../../../src/stoker/page/static/api.js";
 import { columns } from "../../../src/stoker/page/static/chain.js";
 import { lossesLine, quoted, startLine, stopLine } from "../../../src/stoker/page/static/commands.js";
-import { differences, verdict } from "../../../src/stoker/page/static/compare.js";
+import { differences, newestOf, verdict } from "../../../src/stoker/page/static/compare.js";
 import { isOf, written } from "../../../src/stoker/page/static/data.js";
 import { setGlossary } from "../../../src/stoker/page/static/glossary.js";
 import { t, useTable } from "../../../src/stoker/page/static/i18n.js";
+import { setKey } from "../../../src/stoker/page/static/job.js";
+import { appended, isAtEnd } from "../../../src/stoker/page/static/run_tabs.js";
+import { rememberJob, replaceJob, session } from "../../../src/stoker/page/static/session.js";
 import { grouped, meant, shown, valueAt } from "../../../src/stoker/page/static/job_form.js";
 import { cell, rowOf } from "../../../src/stoker/page/static/lookup.js";
 import { Answered, clusterOf, fits, planEdits, SIZES } from "../../../src/stoker/page/static/plan.js";
-import { standing } from "../../../src/stoker/page/static/rail.js";
+import { standing, target } from "../../../src/stoker/page/static/rail.js";
 import { imported, nameFrom } from "../../../src/stoker/page/static/start.js";
 import { answerTo, filling, joined, meanLoss, measuredWords, paired, shownWords, tokensOf } from "../../../src/stoker/page/static/rows.js";
 import { bars, place, totals } from "../../../src/stoker/page/static/communication.js";
 import { heat, measured, spanOf, visible } from "../../../src/stoker/page/static/tokens.js";
+import { newestAction } from "../../../src/stoker/page/static/doing.js";
+import { Table } from "../../../src/stoker/page/static/ui.js";
 import { matching } from "../../../src/stoker/page/static/train.js";
-import { hasAdapter, sidesOf } from "../../../src/stoker/page/static/use.js";
+import { evaluationOptions, hasAdapter, messagesOf, sidesOf, talkOf } from "../../../src/stoker/page/static/use.js";
 
 test("a field's text means what YAML would read", () => {
   for (const [text, value] of [["5e-4", 5e-4], ["8", 8], ["-1.5", -1.5], ["true", true], ["", null], ["lora", "lora"], ["[1, 2]", [1, 2]], ["{x", "{x"], ["1 000", "1 000"]]) assert.deepEqual(meant(text), value, text);
@@ -173,10 +178,70 @@ test("differences of jobs", () => {
 });
 
 test("a verdict is clear, or says that it cannot tell", () => {
-  assert.deepEqual(verdict({ low: 2.1, high: 4.8 }), { key: "compare.better", least: 2.1, most: 4.8 });
-  assert.deepEqual(verdict({ low: -0.4, high: -0.1 }, false), { key: "compare.better", least: 0.1, most: 0.4 });
-  assert.deepEqual(verdict({ low: 0.1, high: 0.4 }, false), { key: "compare.worse", least: 0.1, most: 0.4 });
-  assert.deepEqual(verdict({ low: -1, high: 1, rows: 200 }), { key: "compare.cannot_tell", rows: 200 });
+  assert.deepEqual(verdict({ low: 2.1, high: 4.8, significant: true }), { key: "compare.better", least: 2.1, most: 4.8 });
+  assert.deepEqual(verdict({ low: -0.4, high: -0.1, significant: true }, false), { key: "compare.better", least: 0.1, most: 0.4 });
+  assert.deepEqual(verdict({ low: 0.1, high: 0.4, significant: true }, false), { key: "compare.worse", least: 0.1, most: 0.4 });
+  assert.deepEqual(verdict({ low: -1, high: 1, rows: 200, significant: false }), { key: "compare.cannot_tell", rows: 200 });
+  assert.deepEqual(verdict({ low: 0.2, high: 0.6, rows: 5, significant: false }), { key: "compare.cannot_tell", rows: 5 });
+});
+
+test("of two comparisons of a pair on the same data the newer one counts", () => {
+  const one = { run: "b", against: "a", metric: "exact", data: "x.jsonl", step: 5 };
+  assert.deepEqual(newestOf([one, { ...one, data: "y.jsonl" }, { ...one, step: 9 }]).map(({ step, data }) => [step, data]), [[9, "x.jsonl"], [5, "y.jsonl"]]);
+});
+
+test("an evaluation has no options that exclude each other", () => {
+  const all = { task: "sft", compare: true, answers: "a", prompts: "p", against: "b" };
+  assert.deepEqual(evaluationOptions({ ...all, against: "" }), { answers: "a", prompts: "p" });
+  assert.deepEqual(evaluationOptions(all), { answers: "a", against: "b" });
+  const none = { answers: "", prompts: "p", against: "" };
+  assert.deepEqual(["sft", "ranking", "module"].map((task) => evaluationOptions({ ...all, ...none, task })), [{ compare: true }, {}, {}]);
+  assert.deepEqual(["sft", "ranking", "reward", "module", undefined].map(talkOf), [["chat"], ["lookup"], [], [], ["chat"]]);
+});
+
+test("rows of a table are those of their subjects, and the newest action of a run is found", () => {
+  const rows = (node) => (Array.isArray(node) ? node.flatMap(rows) : node?.props ? [...(node.type === "tr" ? [node.key] : []), ...rows(node.props.children)] : []);
+  assert.deepEqual(rows(Table({ name: "n", head: ["h"], rows: [["x"], ["y"]], keys: ["a", "b"] })).slice(1), ["a", "b"]);
+  const actions = [{ id: "3", verb: "eval", run: "b" }, { id: "2", verb: "eval", run: "a" }, { id: "1", verb: "eval", run: "a" }];
+  assert.deepEqual([newestAction(actions, "eval", "a"), newestAction(actions, "export", "a")], ["2", ""]);
+});
+
+test("each side is sent only what it has answered, so that users and models alternate", () => {
+  const turns = [{ text: "1", answers: ["a"] }, { text: "2", answers: [""] }, { text: "3", answers: ["c", "d"] }];
+  const contents = (at) => messagesOf(turns, at, "4").map(({ role, content }) => [role[0], content].join(""));
+  assert.deepEqual(contents(0), ["u1", "aa", "u3", "ac", "u4"]);
+  assert.deepEqual(contents(1), ["u3", "ad", "u4"]);
+});
+
+test("a log keeps its end, and follows it only from there", () => {
+  assert.equal(appended("a", "b"), "ab");
+  const long = appended("x".repeat(1 << 20), "end");
+  assert.ok(long.length === 1 << 20 && long.endsWith("end"));
+  assert.deepEqual([0, 95, 100].map((scrollTop) => isAtEnd({ scrollTop, clientHeight: 100, scrollHeight: 200 })), [false, true, true]);
+});
+
+test("the rail leads from a run to the list of all", () => {
+  const state = { run: "r" };
+  assert.deepEqual(["start", "train", "compare", "use"].map((place) => target(place, state, { place: "use", run: "r" }).run), ["", "r", "", "r"]);
+  assert.equal(target("train", state, { place: "train", run: "r" }).run, "");
+  assert.equal(target("train", state, { place: "train", run: "" }).run, "r");
+});
+
+test("a key is set in the text that is there when the server answers, and in no other job", async () => {
+  let meanwhile = () => {};
+  globalThis.fetch = async (_, { body }) => {
+    const { yaml } = JSON.parse(body);
+    meanwhile();
+    meanwhile = () => {};
+    return { ok: true, headers: new Map([["content-type", "application/json"]]), text: async () => JSON.stringify({ yaml: `${yaml}+key` }) };
+  };
+  rememberJob({ yaml: "old" });
+  meanwhile = () => rememberJob({ yaml: "typed" });
+  await setKey("steps", 3);
+  assert.equal(session().yaml, "typed+key");
+  meanwhile = () => replaceJob({ yaml: "recipe", name: "other" });
+  await setKey("steps", 3);
+  assert.equal(session().yaml, "recipe");
 });
 
 test("a stage stands right of all that it needs", () => {

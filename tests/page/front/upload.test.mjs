@@ -48,7 +48,7 @@ test("after a broken connection", async () => {
 
 test("after a reload of the page", async () => {
   let state = server(99);
-  await assert.rejects(upload(file(PIECE), () => {}, pause), /network/);
+  await assert.rejects(upload(file(PIECE), () => {}, pause), /unreachable/);
   const there = state.bytes;
   state = server(0);
   state.bytes = there;

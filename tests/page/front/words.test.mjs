@@ -2,7 +2,8 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { ApiError } from "../../../src/stoker/page/static/api.js";
-import { bytes, duration, has, number, percent, preferred, said, spoken, t, useTable, useTexts } from "../../../src/stoker/page/static/i18n.js";
+import { inUnit, setGlossary } from "../../../src/stoker/page/static/glossary.js";
+import { bytes, duration, has, number, percent, preferred, said, spoken, t, ticks, useTable, useTexts } from "../../../src/stoker/page/static/i18n.js";
 
 const EN = { hello: "Hello {name}, {n} times", "rows.one": "{n} row", "rows.other": "{n} rows" };
 const ZH = { hello: "{name}，{n} 次", "rows.one": "{n} 行", "rows.other": "{n} 行" };
@@ -50,6 +51,22 @@ test("numbers", () => {
   assert.equal(duration(21), "0:21");
   assert.equal(duration(3661), "1:01:01");
   assert.equal(duration(undefined), "–");
+});
+
+test("labels of an axis can be told apart", () => {
+  useTable("en", EN);
+  assert.deepEqual(ticks([2.34, 2.342, 2.344], 0.002), ["2.340", "2.342", "2.344"]);
+  assert.deepEqual(ticks([12345.5, 12346, 12346.5], 0.5), ["12,345.5", "12,346.0", "12,346.5"]);
+  assert.deepEqual(ticks([1.2e9, 1.204e9, 1.208e9], 4e6), ["1.200e+9", "1.204e+9", "1.208e+9"]);
+  assert.deepEqual(ticks([0, 2.5, 5], 2.5), ["0.0", "2.5", "5.0"]);
+  assert.deepEqual(ticks([0, 2e-5, 4e-5], 2e-5), ["0", "2e-5", "4e-5"]);
+  assert.deepEqual(ticks([0, 1000, null], 1000), ["0", "1,000", ""]);
+  assert.deepEqual(ticks([0.9, 0.925, 0.95], 0.025, true), ["90.0%", "92.5%", "95.0%"]);
+});
+
+test("a metric that is a share is shown in percent", () => {
+  setGlossary([{ id: "effective", unit: "%" }, { id: "loss", unit: "nat" }]);
+  assert.deepEqual([inUnit("effective", 0.9312), inUnit("loss", 0.9312), inUnit("other", 0.25)], ["93.1%", "0.9312", "0.25"]);
 });
 
 test("the browser's language", () => {

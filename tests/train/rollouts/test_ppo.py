@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ import pytest
 from running import run, write_job
 from test_policy_layouts import check_alike, trained
 
+from stoker.checkpoint.load_run import open_run
 from stoker.cli.main import main
 from stoker.errors import UserError
 from stoker.launch.process_pool import Pool
+from stoker.train.evaluate_run import measure
 from stoker.train.rollouts.advantages import gae, whitened
 from stoker.train.rollouts.rollout_files import ROLLOUTS, RolloutFiles
 
@@ -91,7 +95,12 @@ def test_the_policy_alone_is_evaluated_and_exported(
     run(base, {**ppo, "tune": LORA, "steps": 2})
     monkeypatch.chdir(base)
     assert main(["eval", "run", "rows.jsonl", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["loss"] > 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["perplexity"] == pytest.approx(math.exp(found["loss"])) and 0 <= found["token_accuracy"] <= 1
+    tuned = open_run("run", base)
+    loaded = replace(tuned.loaded, job=tuned.job.model_copy(update={"task": "sft", "ppo": None}))
+    plain = measure(replace(tuned, loaded=loaded), "rows.jsonl", "auto", base)["tuned"].evaluation
+    assert (found["loss"], found["tokens"]) == (pytest.approx(plain.loss), plain.targets)
     assert main(["export", "run", "--format", "merged", "--to", "merged"]) == 0
     assert main(["export", "run", "--format", "adapter", "--to", "adapter"]) == 0
     assert not (base / "adapter" / "critic").exists()
@@ -100,6 +109,15 @@ def test_the_policy_alone_is_evaluated_and_exported(
     for path in (base / "merged" / "model.safetensors", base / "adapter" / "adapter_model.safetensors"):
         with safe_open(path, "np") as tensors:
             assert not [name for name in tensors.keys() if "critic" in name or "value_head" in name]  # noqa: SIM118
+
+
+def test_modules_trained_whole_are_the_policys_alone(ppo: dict[str, Any], base: Path) -> None:
+    ran = run(
+        base, {**ppo, "tune": {**LORA, "modules_to_save": ["lm_head"]}, "steps": 1, "ppo": {**ppo["ppo"], "kl": 0}}
+    )
+    saved = [name for name in ran.last_state().tensors if "lora_" not in name]
+    assert any("embed_tokens" in name for name in saved)  # the head is tied to it
+    assert not [name for name in saved if "original_module" in name or "modules_to_save" in name]
 
 
 def test_the_factor_of_the_kl_moves_towards_its_target(ppo: dict[str, Any], base: Path) -> None:

@@ -47,6 +47,13 @@ def test_every_sequence_comes_once(alike: dict[str, Any], base: Path) -> None:
     assert sum(rows) == 6 and mix.parts(ran.prepared.task, 16, 32)
 
 
+def test_a_large_source_is_tokenised_beforehand(
+    alike: dict[str, Any], base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.data.corpus.STREAM_ABOVE", 0)
+    assert run(base, alike).folder.read_metrics()[0]["ptx_loss"] > 0
+
+
 def test_a_source_that_is_not_there_is_named_at_its_key(alike: dict[str, Any], base: Path) -> None:
     with pytest.raises(UserError, match=r"`grpo\.ptx\.data=nowhere\.jsonl`: no such file"):
         run(base, alike, "grpo.ptx.data=nowhere.jsonl")

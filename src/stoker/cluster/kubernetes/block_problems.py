@@ -13,7 +13,6 @@ from stoker.cluster.secret_names import has_password, is_secret, is_secret_name
 from stoker.job.block import default_of
 from stoker.job.key_paths import dotted
 from stoker.job.targets.kubernetes import KubernetesBlock, gang_of
-from stoker.job.targets.kubernetes_parts import VolumeBlock
 
 Found = tuple[str, str, str]  # (key below the block, problem, suggestion)
 QUEUED = ("volcano", "kueue", "koordinator", "yunikorn")  # gangs that have queues
@@ -191,7 +190,7 @@ def _volumes(block: KubernetesBlock) -> Iterator[Found]:
         places[SSH_FOLDER] = "`ssh_secret`"
     for index, volume in enumerate(block.volumes):
         here = dotted(("volumes", index))
-        named = sources_of(volume)
+        named = [key for key in SOURCES if getattr(volume, key) is not None]
         if len(named) != 1:
             what = "none of" if not named else f"{' and '.join(named)}, and one of"
             yield (
@@ -213,11 +212,6 @@ def _volumes(block: KubernetesBlock) -> Iterator[Found]:
         if toleration.seconds is not None and toleration.effect != "NoExecute":
             hint = "write effect: NoExecute, or remove it"
             yield f"tolerations[{index}].seconds", "seconds are those of the effect NoExecute", hint
-
-
-def sources_of(volume: VolumeBlock) -> list[str]:
-    """Returns the keys that define the volume's source."""
-    return [key for key in SOURCES if getattr(volume, key) is not None]
 
 
 def _placed(places: dict[str, str], key: str, at: str) -> Iterator[Found]:

@@ -217,9 +217,9 @@ def _client(kubeconfig: str | None, context: str | None) -> tuple[ApiClient, str
     from kubernetes.config.incluster_config import SERVICE_TOKEN_FILENAME
 
     if kubeconfig is not None:
-        kubeconfig = kubeconfig_path(kubeconfig) or ""
+        written, kubeconfig = kubeconfig, kubeconfig_path(kubeconfig) or ""
         if not any(Path(path).is_file() for path in kubeconfig.split(os.pathsep)):
-            raise UserError(Problem(f"there is no kubeconfig {kubeconfig}", "name the file", "kubeconfig"))
+            raise UserError(Problem(f"there is no kubeconfig {written}", "name the file", "kubeconfig"))
     try:
         if kubeconfig is None and context is None and not _has_kubeconfig() and Path(SERVICE_TOKEN_FILENAME).is_file():
             settings = Configuration()

@@ -6,7 +6,7 @@ import base64
 from collections.abc import Sequence
 
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
-from stoker.cluster.kubernetes.manifest_fields import Manifest, metadata, without_empty
+from stoker.cluster.kubernetes.manifest_fields import Manifest, manifest, without_empty
 from stoker.cluster.kubernetes.node_script import DRIVER, HOSTFILE, JOB, RECORD
 from stoker.cluster.kubernetes.rayjob import driver_plan
 from stoker.cluster.kubernetes.sent_archive import ARCHIVE, part_map, parts_of
@@ -21,13 +21,14 @@ def config_maps(run: ClusterRun) -> list[Manifest]:
     if len(parts) < 2:
         return [_own(run, parts)]
     more = [
-        {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": metadata(run, part_map(run.name, index)),
-            "immutable": True,
-            "binaryData": {f"{ARCHIVE}.{index}": base64.b64encode(part).decode()},
-        }
+        manifest(
+            run,
+            "v1",
+            "ConfigMap",
+            name=part_map(run.name, index),
+            immutable=True,
+            binaryData={f"{ARCHIVE}.{index}": base64.b64encode(part).decode()},
+        )
         for index, part in enumerate(parts)
     ]
     return [_own(run, []), *more]
@@ -40,9 +41,5 @@ def _own(run: ClusterRun, parts: Sequence[bytes]) -> Manifest:
     if run.kind == "rayjob":
         data[DRIVER] = driver_plan(run)
     archive = base64.b64encode(parts[0]).decode() if parts else None
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": metadata(run),
-        **without_empty(immutable=True, data=data, binaryData=without_empty(**{ARCHIVE: archive})),
-    }
+    fields = without_empty(immutable=True, data=data, binaryData=without_empty(**{ARCHIVE: archive}))
+    return manifest(run, "v1", "ConfigMap", **fields)

@@ -7,7 +7,7 @@ all drivers (KEP 4381, "standard device attributes").
 from __future__ import annotations
 
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
-from stoker.cluster.kubernetes.manifest_fields import Manifest, metadata, without_empty
+from stoker.cluster.kubernetes.manifest_fields import Manifest, manifest, without_empty
 
 PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
 CLAIM = "devices"
@@ -35,12 +35,8 @@ def claim_template(run: ClusterRun) -> Manifest:
     else:
         requests = [_request(name, cls, count) for name, (cls, count) in classes.items()]
         constraints = []
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaimTemplate",
-        "metadata": metadata(run, claim_name(run)),
-        "spec": {"spec": {"devices": without_empty(requests=requests, constraints=constraints)}},
-    }
+    spec = {"spec": {"devices": without_empty(requests=requests, constraints=constraints)}}
+    return manifest(run, "resource.k8s.io/v1", "ResourceClaimTemplate", name=claim_name(run), spec=spec)
 
 
 def pod_claims(run: ClusterRun) -> list[Manifest]:

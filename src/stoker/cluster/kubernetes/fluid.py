@@ -6,7 +6,7 @@ Fluid makes a persistent volume claim of the dataset's name, which the pods moun
 from __future__ import annotations
 
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
-from stoker.cluster.kubernetes.manifest_fields import Manifest, metadata, without_empty
+from stoker.cluster.kubernetes.manifest_fields import Manifest, manifest, without_empty
 from stoker.cluster.kubernetes.pod_volumes import dataset_name
 from stoker.job.targets.kubernetes_parts import FluidBlock, FluidMountBlock
 
@@ -22,17 +22,12 @@ def fluid_objects(run: ClusterRun) -> list[Manifest]:
         return []
     name = dataset_name(run)
     objects = [
-        {"apiVersion": API, "kind": "Dataset", "metadata": metadata(run, name), "spec": _dataset(fluid)},
-        {
-            "apiVersion": API,
-            "kind": RUNTIMES[fluid.runtime],
-            "metadata": metadata(run, name),
-            "spec": _cache(run, fluid),
-        },
+        manifest(run, API, "Dataset", name=name, spec=_dataset(fluid)),
+        manifest(run, API, RUNTIMES[fluid.runtime], name=name, spec=_cache(run, fluid)),
     ]
     if fluid.preload:
         spec = {"dataset": {"name": name, "namespace": run.block.namespace}, "loadMetadata": True}
-        objects.append({"apiVersion": API, "kind": "DataLoad", "metadata": metadata(run, name), "spec": spec})
+        objects.append(manifest(run, API, "DataLoad", name=name, spec=spec))
     return objects
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
-from stoker.cluster.kubernetes.manifest_fields import INSTANCE, Manifest, metadata, multiply_quantity, without_empty
+from stoker.cluster.kubernetes.manifest_fields import INSTANCE, Manifest, manifest, multiply_quantity, without_empty
 from stoker.cluster.kubernetes.placement import pod_affinity, pod_tolerations
 from stoker.cluster.kubernetes.pod_resources import resource_amounts
 
@@ -53,10 +53,11 @@ def pod_group(run: ClusterRun) -> Manifest | None:
 
     Volcano creates it from its own Job, the Kubeflow trainer from its TrainJobs.
     """
-    if run.kind == "volcano" or (run.kind == "trainjob" and run.gang in ("volcano", "coscheduling")):
+    made = run.kind == "volcano" or (run.kind == "trainjob" and run.gang in ("volcano", "coscheduling"))
+    if made or run.gang not in PODGROUPS:
         return None
-    make = PODGROUPS.get(run.gang)
-    return make(run) if make is not None else None
+    version, spec = PODGROUPS[run.gang]
+    return manifest(run, version, "PodGroup", spec=spec(run))
 
 
 def gang_size(run: ClusterRun) -> int:
@@ -70,10 +71,6 @@ def least_resources(run: ClusterRun) -> dict[str, int | str]:
         name: multiply_quantity(amount, run.least) for name, amount in resource_amounts(run).items()
     }
     return found if run.kind != "rayjob" else {}  # the sum with the head's is left to the scheduler
-
-
-def _none(run: ClusterRun, group: str) -> GangParts:
-    return GangParts()
 
 
 def _volcano(run: ClusterRun, group: str) -> GangParts:
@@ -135,19 +132,13 @@ def _task_group(run: ClusterRun, name: str, count: int) -> Manifest:
     )
 
 
-def _native(run: ClusterRun, group: str) -> GangParts:
-    return GangParts(scheduling_group={"podGroupName": run.name})
+def _least(run: ClusterRun) -> Manifest:
+    return without_empty(minMember=gang_size(run), minResources=least_resources(run))
 
 
-def _volcano_group(run: ClusterRun) -> Manifest:
-    spec = without_empty(
-        minMember=gang_size(run),
-        minResources=least_resources(run),
-        queue=run.block.queue,
-        priorityClassName=run.block.priority,
-        networkTopology=hypernodes(run),
-    )
-    return _group("scheduling.volcano.sh/v1beta1", run, spec)
+def _volcano_spec(run: ClusterRun) -> Manifest:
+    more = without_empty(queue=run.block.queue, priorityClassName=run.block.priority, networkTopology=hypernodes(run))
+    return {**_least(run), **more}
 
 
 def hypernodes(run: ClusterRun) -> Manifest | None:
@@ -158,42 +149,27 @@ def hypernodes(run: ClusterRun) -> Manifest | None:
     return {"mode": mode, "highestTierAllowed": run.block.topology_tier}
 
 
-def _coscheduling_group(run: ClusterRun) -> Manifest:
-    spec = without_empty(minMember=gang_size(run), minResources=least_resources(run))
-    return _group("scheduling.x-k8s.io/v1alpha1", run, spec)
-
-
-def _koordinator_group(run: ClusterRun) -> Manifest:
-    spec = without_empty(minMember=gang_size(run), minResources=least_resources(run))
-    return _group("scheduling.sigs.k8s.io/v1alpha1", run, spec)
-
-
-def _native_group(run: ClusterRun) -> Manifest:
+def _native_spec(run: ClusterRun) -> Manifest:
     topology = run.block.topology
-    spec = without_empty(
+    return without_empty(
         schedulingPolicy={"gang": {"minCount": gang_size(run)}},
         schedulingConstraints={"topology": [{"key": topology}]} if topology is not None else None,
         priorityClassName=run.block.priority,
     )
-    return _group("scheduling.k8s.io/v1beta1", run, spec)
-
-
-def _group(version: str, run: ClusterRun, spec: Manifest) -> Manifest:
-    return {"apiVersion": version, "kind": "PodGroup", "metadata": metadata(run), "spec": spec}
 
 
 PARTS: dict[str, Callable[[ClusterRun, str], GangParts]] = {
-    "none": _none,
+    "none": lambda run, group: GangParts(),
     "volcano": _volcano,
     "kueue": _kueue,
     "coscheduling": _coscheduling,
     "koordinator": _koordinator,
     "yunikorn": _yunikorn,
-    "native": _native,
+    "native": lambda run, group: GangParts(scheduling_group={"podGroupName": run.name}),
 }
-PODGROUPS: dict[str, Callable[[ClusterRun], Manifest]] = {
-    "volcano": _volcano_group,
-    "coscheduling": _coscheduling_group,
-    "koordinator": _koordinator_group,
-    "native": _native_group,
+PODGROUPS: dict[str, tuple[str, Callable[[ClusterRun], Manifest]]] = {  # by gang scheduler: API version, and spec
+    "volcano": ("scheduling.volcano.sh/v1beta1", _volcano_spec),
+    "coscheduling": ("scheduling.x-k8s.io/v1alpha1", _least),
+    "koordinator": ("scheduling.sigs.k8s.io/v1alpha1", _least),
+    "native": ("scheduling.k8s.io/v1beta1", _native_spec),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
 from stoker.cluster.kubernetes.gangs import gang_parts
-from stoker.cluster.kubernetes.manifest_fields import Manifest, metadata, without_empty
+from stoker.cluster.kubernetes.manifest_fields import Manifest, manifest, without_empty
 from stoker.cluster.kubernetes.pod_template import CONTAINER, pod_template
 
 WRONG_INPUT, CANNOT_RUN = 2, 3  # exit codes of Stoker that another start cannot change
@@ -13,12 +13,8 @@ WRONG_INPUT, CANNOT_RUN = 2, 3  # exit codes of Stoker that another start cannot
 def job(run: ClusterRun) -> Manifest:
     """Returns the Job."""
     gang = gang_parts(run, CONTAINER)
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": metadata(run, labels=gang.labels),
-        "spec": {**without_empty(suspend=gang.suspend), **job_spec(run, ttl=run.block.ttl)},
-    }
+    spec = {**without_empty(suspend=gang.suspend), **job_spec(run, ttl=run.block.ttl)}
+    return manifest(run, "batch/v1", "Job", labels=gang.labels, spec=spec)
 
 
 def job_spec(run: ClusterRun, *, ttl: int | None = None) -> Manifest:

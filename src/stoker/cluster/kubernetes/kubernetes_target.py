@@ -40,7 +40,7 @@ from stoker.cluster.secret_names import is_secret
 from stoker.cluster.start_script import variables
 from stoker.cluster.submission import Submission
 from stoker.cluster.target import Status
-from stoker.errors import Problem, RunFailed, UserError
+from stoker.errors import Problem, RunFailed, UserError, placed_errors
 from stoker.job.targets.kubernetes import KubernetesBlock
 from stoker.job.task_spec import TASKS
 
@@ -61,11 +61,8 @@ class KubernetesTarget:
     @cached_property
     def api(self) -> ClusterApi:
         """The cluster's API."""
-        try:
+        with placed_errors(lambda p: self.chosen.problem(p.key, p.message, p.suggestion) if p.key else p):
             return ClusterApi(self.block.kubeconfig, self.block.context, self.block.namespace)
-        except UserError as error:
-            keyed = (self.chosen.problem(p.key, p.message, p.suggestion) if p.key else p for p in error.problems)
-            raise UserError(*keyed) from error
 
     def host_count(self) -> int | None:
         """None: pods are made, not counted."""

@@ -29,6 +29,21 @@ class Present(dict[str, Any]):
     """A mapping that is written although it is empty, such as ``emptyDir: {}``."""
 
 
+def manifest(
+    run: ClusterRun,
+    version: str,
+    kind: str,
+    *,
+    name: str = "",
+    labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
+    **fields: Any,
+) -> Manifest:
+    """Returns an object of the run, with fields such as ``spec``; see `metadata`."""
+    marks = metadata(run, name, labels=labels, annotations=annotations)
+    return {"apiVersion": version, "kind": kind, "metadata": marks, **fields}
+
+
 def metadata(
     run: ClusterRun,
     name: str = "",

@@ -22,7 +22,8 @@ def pod_environment(run: ClusterRun) -> list[Manifest]:
     for name, field in FROM_POD.items():
         found[name] = {"valueFrom": {"fieldRef": {"fieldPath": field}}}
     code = {"PYTHONPATH": f"{WORK}/{CODE}"} if run.code and run.kind == "rayjob" else {}  # else the script sets it
-    plain = {**code, **network_environment(run.block), **_mpi(run), **run.environment}
+    mpi = dict.fromkeys(HOSTFILE_OF_MPI, f"{GIVEN}/{HOSTFILE}") if run.block.mpi else {}
+    plain = {**code, **network_environment(run.block), **mpi, **run.environment}
     found |= {name: {"value": literal(value)} for name, value in plain.items()}
     for name, reference in run.block.secrets.items():
         secret, _, key = reference.partition("/")
@@ -49,7 +50,3 @@ def network_environment(block: KubernetesBlock) -> dict[str, str]:
         "NCCL_IB_SL": rdma.service_level,
     }
     return found | {name: f"{value}" for name, value in settings.items() if value is not None}
-
-
-def _mpi(run: ClusterRun) -> dict[str, str]:
-    return dict.fromkeys(HOSTFILE_OF_MPI, f"{GIVEN}/{HOSTFILE}") if run.block.mpi else {}

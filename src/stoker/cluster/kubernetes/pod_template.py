@@ -28,6 +28,7 @@ def pod_template(run: ClusterRun, *, group: str = CONTAINER, head: Manifest | No
     block = run.block
     gang = gang_parts(run, group)
     pairs = pod_volumes(run)
+    resources = without_empty(**pod_resources(run), claims=[{"name": CLAIM}] if claims(run) else None)
     own_command = run.kind != "rayjob"  # KubeRay writes the command of its pods
     container = without_empty(
         name=group,
@@ -38,7 +39,7 @@ def pod_template(run: ClusterRun, *, group: str = CONTAINER, head: Manifest | No
         workingDir=None if own_command else WORK,
         env=pod_environment(run),
         ports=[{"name": "rendezvous", "containerPort": run.port}] if own_command else None,
-        resources=_with_claims(run) if head is None else head,
+        resources=resources if head is None else head,
         securityContext=container_security(run),
         lifecycle=None if own_command else {"preStop": {"exec": {"command": [block.python, "-m", RAY_POD_END]}}},
         volumeMounts=[mount for _, mount in pairs],
@@ -79,10 +80,6 @@ def pod_template(run: ClusterRun, *, group: str = CONTAINER, head: Manifest | No
         "metadata": {"labels": {**run_labels(run), **gang.pod_labels}, "annotations": annotations},
         "spec": spec,
     }
-
-
-def _with_claims(run: ClusterRun) -> Manifest:
-    return without_empty(**pod_resources(run), claims=[{"name": CLAIM}] if claims(run) else None)
 
 
 def _unpacking(run: ClusterRun) -> Manifest:

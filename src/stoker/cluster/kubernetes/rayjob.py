@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
 from stoker.cluster.kubernetes.gangs import HEAD, HEAD_AMOUNTS, gang_parts
-from stoker.cluster.kubernetes.manifest_fields import Manifest, metadata, run_labels, without_empty
+from stoker.cluster.kubernetes.manifest_fields import Manifest, manifest, run_labels, without_empty
 from stoker.cluster.kubernetes.node_script import DRIVER, GIVEN, JOB, nodes_of
 from stoker.cluster.kubernetes.placement import pod_tolerations
 from stoker.cluster.kubernetes.pod_template import CONTAINER, pod_template
@@ -31,7 +31,7 @@ def rayjob(run: ClusterRun) -> Manifest:
         replicas=run.nodes,
         minReplicas=run.least,
         maxReplicas=run.nodes,
-        rayStartParams=_start_parameters(run),
+        rayStartParams={"num-gpus": f"{_gpus(run)}"},  # Ray itself counts neither fractions of GPUs nor claimed ones
         template=pod_template(run),
     )
     cluster = without_empty(
@@ -42,20 +42,16 @@ def rayjob(run: ClusterRun) -> Manifest:
         },
         workerGroupSpecs=[workers],
     )
-    return {
-        "apiVersion": "ray.io/v1",
-        "kind": "RayJob",
-        "metadata": metadata(run, labels=gang.labels),
-        "spec": without_empty(
-            suspend=gang.suspend,
-            entrypoint=f"{run.block.python} -m stoker.cluster.ray.driver {GIVEN}/{DRIVER}",
-            submitterPodTemplate=_submitter(run),
-            backoffLimit=0,
-            shutdownAfterJobFinishes=True,
-            activeDeadlineSeconds=run.block.time_limit,
-            rayClusterSpec=cluster,
-        ),
-    }
+    spec = without_empty(
+        suspend=gang.suspend,
+        entrypoint=f"{run.block.python} -m stoker.cluster.ray.driver {GIVEN}/{DRIVER}",
+        submitterPodTemplate=_submitter(run),
+        backoffLimit=0,
+        shutdownAfterJobFinishes=True,
+        activeDeadlineSeconds=run.block.time_limit,
+        rayClusterSpec=cluster,
+    )
+    return manifest(run, "ray.io/v1", "RayJob", labels=gang.labels, spec=spec)
 
 
 def driver_plan(run: ClusterRun) -> str:
@@ -74,11 +70,6 @@ def driver_plan(run: ClusterRun) -> str:
 
 def _gpus(run: ClusterRun) -> int:
     return run.devices if run.block.gpu != "none" or run.block.device_class is not None else 0
-
-
-def _start_parameters(run: ClusterRun) -> dict[str, str]:
-    """Returns Ray's parameters of a worker: by itself it counts neither fractions of GPUs nor claimed ones."""
-    return {"num-gpus": f"{_gpus(run)}"}
 
 
 def _submitter(run: ClusterRun) -> Manifest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
-from stoker.cluster.kubernetes.manifest_fields import Manifest, metadata
+from stoker.cluster.kubernetes.manifest_fields import Manifest, manifest
 from stoker.cluster.kubernetes.node_script import SECRET_KEY
 from stoker.cluster.kubernetes.pod_volumes import secret_name
 
@@ -20,13 +20,8 @@ def channel_secret(run: ClusterRun, *, value: str | None) -> Manifest:
         value: None for a preview, which describes the value's origin instead.
     """
     origin = {"stoker/origin": f"{SECRET_KEY}: {ORIGIN}"}
-    made = {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": metadata(run, secret_name(run), annotations=origin),
-        "type": "Opaque",
-    }
-    return made if value is None else {**made, "stringData": {SECRET_KEY: value}}
+    content = {} if value is None else {"stringData": {SECRET_KEY: value}}
+    return manifest(run, "v1", "Secret", name=secret_name(run), annotations=origin, type="Opaque", **content)
 
 
 def new_value() -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
 from stoker.cluster.kubernetes.gangs import gang_parts, hypernodes
 from stoker.cluster.kubernetes.jobset import jobset_spec
-from stoker.cluster.kubernetes.manifest_fields import Manifest, metadata, without_empty
+from stoker.cluster.kubernetes.manifest_fields import Manifest, manifest, without_empty
 from stoker.cluster.kubernetes.pod_template import CONTAINER
 
 API = "trainer.kubeflow.org/v1alpha1"
@@ -27,28 +27,20 @@ def training_runtime(run: ClusterRun) -> Manifest:
         metadata=without_empty(annotations=without_empty(**{VOLCANO_QUEUE: queue})),
         spec={**without_empty(ttlSecondsAfterFinished=run.block.ttl), **jobset_spec(run, TRAINER)},
     )
-    return {
-        "apiVersion": API,
-        "kind": "TrainingRuntime",
-        "metadata": metadata(run),
-        "spec": without_empty(mlPolicy={"numNodes": run.nodes}, podGroupPolicy=_gang(run), template=template),
-    }
+    spec = without_empty(mlPolicy={"numNodes": run.nodes}, podGroupPolicy=_gang(run), template=template)
+    return manifest(run, API, "TrainingRuntime", spec=spec)
 
 
 def trainjob(run: ClusterRun) -> Manifest:
     """Returns the TrainJob."""
     gang = gang_parts(run, CONTAINER)
-    return {
-        "apiVersion": API,
-        "kind": "TrainJob",
-        "metadata": metadata(run, labels=gang.labels),
-        "spec": without_empty(
-            suspend=gang.suspend,
-            runtimeRef={"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": run.name},
-            trainer={"numNodes": run.nodes},
-            activeDeadlineSeconds=run.block.time_limit,
-        ),
-    }
+    spec = without_empty(
+        suspend=gang.suspend,
+        runtimeRef={"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": run.name},
+        trainer={"numNodes": run.nodes},
+        activeDeadlineSeconds=run.block.time_limit,
+    )
+    return manifest(run, API, "TrainJob", labels=gang.labels, spec=spec)
 
 
 def _gang(run: ClusterRun) -> Manifest | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
 from stoker.cluster.kubernetes.gangs import hypernodes
 from stoker.cluster.kubernetes.job import CANNOT_RUN, WRONG_INPUT
-from stoker.cluster.kubernetes.manifest_fields import Manifest, metadata, without_empty
+from stoker.cluster.kubernetes.manifest_fields import Manifest, manifest, without_empty
 from stoker.cluster.kubernetes.pod_template import CONTAINER, pod_template
 
 UNLIMITED = 2**31 - 1  # largest value of the field
@@ -34,19 +34,15 @@ def volcano_job(run: ClusterRun) -> Manifest:
         policies=policies,
         template=pod_template(run),
     )
-    return {
-        "apiVersion": "batch.volcano.sh/v1alpha1",
-        "kind": "Job",
-        "metadata": metadata(run),
-        "spec": without_empty(
-            schedulerName="volcano",
-            minAvailable=run.least,
-            queue=run.block.queue,
-            priorityClassName=run.block.priority,
-            networkTopology=hypernodes(run),
-            maxRetry=retries + 1 if retries else UNLIMITED,
-            ttlSecondsAfterFinished=run.block.ttl,
-            plugins=plugins,
-            tasks=[task],
-        ),
-    }
+    spec = without_empty(
+        schedulerName="volcano",
+        minAvailable=run.least,
+        queue=run.block.queue,
+        priorityClassName=run.block.priority,
+        networkTopology=hypernodes(run),
+        maxRetry=retries + 1 if retries else UNLIMITED,
+        ttlSecondsAfterFinished=run.block.ttl,
+        plugins=plugins,
+        tasks=[task],
+    )
+    return manifest(run, "batch.volcano.sh/v1alpha1", "Job", spec=spec)

@@ -60,8 +60,6 @@ def _header(submission: Submission, block: SlurmBlock, files: str) -> Iterator[s
 
 
 def _body(submission: Submission, block: SlurmBlock, files: str) -> Iterator[str]:
-    faults = submission.loaded.job.faults
-    requeue_code = SIGTERM_EXIT if faults.requeue is None else faults.requeue
     yield f"# Stoker: {submission.label}. It resumes from its newest checkpoint when it is submitted again."
     yield f"export STOKER_FILES={shlex.quote(files)}"
     yield 'cd "$SLURM_SUBMIT_DIR" || exit 1'
@@ -94,6 +92,12 @@ def _body(submission: Submission, block: SlurmBlock, files: str) -> Iterator[str
     yield "NODE"
     yield "run=$!"
     yield ""
+    yield from _ending(submission, block)
+
+
+def _ending(submission: Submission, block: SlurmBlock) -> Iterator[str]:
+    faults = submission.loaded.job.faults
+    requeue_code = SIGTERM_EXIT if faults.requeue is None else faults.requeue
     yield f"# SIGTERM comes {block.warn} s before the end of the time, and from `stoker stop`."
     yield "asked="
     yield "trap 'asked=yes; scancel --signal=TERM \"$SLURM_JOB_ID\"' TERM"
@@ -102,6 +106,10 @@ def _body(submission: Submission, block: SlurmBlock, files: str) -> Iterator[str
     if submission.nodes > 1:
         yield "# srun returns the highest code. A lost node does not count where others have finished the run."
         yield f'grep -qsx 0 "$STOKER_FILES/{NODE_ENDED}"-* && code=0'
+        if block.requeue:
+            yield "# Nor does one that was killed where others have saved the run to be started again."
+            yield f'[ -n "$asked" ] && [ $code -ne 0 ] && grep -qsx {requeue_code} "$STOKER_FILES/{NODE_ENDED}"-* &&'
+            yield f"    code={requeue_code}"
     if block.requeue:
         yield ""
         yield f'if [ -n "$asked" ] && [ $code -eq {requeue_code} ] && [ ! -e "$STOKER_FILES/{STOP}" ] &&'

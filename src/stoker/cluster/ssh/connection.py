@@ -9,7 +9,7 @@ import shlex
 import stat
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -98,13 +98,6 @@ class Connection:
             if error.code == UNREACHED:
                 raise ShellFailed(self.name, UNREACHED, f"cannot be reached: {_last_line(error.said)}") from None
             raise
-
-    def copies(self) -> Sequence[str] | None:
-        return ["rsync", "-rLt", "--chmod=F444", "--partial", "-e", shlex.join(self.ssh)]
-
-    def place(self, path: str) -> str:
-        name = f"[{self.name}]" if ":" in self.name else self.name
-        return f"{self.user}@{name}:{path}" if self.user else f"{name}:{path}"
 
     def real_name(self) -> str:
         """Returns the host's name or address as ssh's configuration has it (`HostName`)."""

@@ -271,7 +271,7 @@ class SshTarget:
             if (value := getattr(self._block, key)) is not None
         }
         chosen = {
-            "hosts": [_bracketed(host.name) for host in hosts],
+            "hosts": [f"[{host.name}]" if ":" in host.name else host.name for host in hosts],  # as lines of a host file
             "hostfile": None,
             "include": None,
             "exclude": None,
@@ -312,11 +312,6 @@ def status_of(states: dict[str, str], requeue: int | None = None) -> Status:
         return Status("done", "; ".join(bad + gone), ())
     stopped = all(code >= 128 or code == requeue for code in codes.values())
     return Status("stopped" if stopped else "failed", "; ".join(bad + gone), ())
-
-
-def _bracketed(name: str) -> str:
-    """Returns a host's name as a line of a host file has it, with brackets around an IPv6 address."""
-    return f"[{name}]" if ":" in name else name
 
 
 def _hosts(chosen: ChosenTarget, block: SshBlock) -> list[Host]:

@@ -9,14 +9,14 @@ from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Self
 
-from stoker.errors import UserError
+from stoker.errors import RunFailed, UserError
 from stoker.files import no_link
 from stoker.job.task_spec import TASKS
 from stoker.launch.nodes.group import Group
 from stoker.launch.run_spec import RunSpec
 
 SEEN = 10.0  # timeout in seconds for another node's file in the run's folder to appear on this node
-HELD = 60.0  # timeout in seconds for a lost leader to release the run's folder
+HELD = 600.0  # timeout in seconds for a lost leader's lock to end: NFSv4 keeps it for 90 s, CephFS for up to 300 s
 
 
 class FolderHold:
@@ -53,18 +53,19 @@ class FolderHold:
 
         Raises:
             UserError: it cannot be locked.
+            RunFailed: another node led, and its lock has not ended in time; a scheduler may start the job again.
         """
         if self._mark:
             return self._mark
         try:
             self._stack.enter_context(self._take())
-        except UserError:
+        except UserError as error:
             if not lately_led:
                 raise
             now = time.monotonic()
             self._until = self._until or now + HELD
             if now > self._until:
-                raise
+                raise RunFailed(*error.problems) from error
             return None
         self._until = None
         for old in self._spec.output.glob(".group-*"):

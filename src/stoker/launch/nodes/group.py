@@ -103,10 +103,17 @@ class Group:
 
     def after(self, name: str) -> Member | None:
         """Returns the member that keeps copies of a node's state: the next one, in a ring; None if it is alone."""
+        return self._neighbour(name, 1)
+
+    def before(self, name: str) -> Member | None:
+        """Returns the member whose copies a node keeps: the previous one, in a ring; None if it is alone."""
+        return self._neighbour(name, -1)
+
+    def _neighbour(self, name: str, distance: int) -> Member | None:
         names = [member.node.name for member in self.members]
         if len(names) < 2 or name not in names:
             return None
-        return self.members[(names.index(name) + 1) % len(names)]
+        return self.members[(names.index(name) + distance) % len(names)]
 
     def node_of(self, rank: int) -> Member:
         """Returns the member that has a rank."""

@@ -27,7 +27,7 @@ from stoker.runs.run_folder import RunFolder
 
 JOIN = 30.0  # seconds to wait for further nodes at the beginning, once the minimum is reached
 RETURN = 5.0  # seconds that the nodes of a group get to join a new leader
-REMIND = 60.0  # seconds between two lines about nodes that are waited for
+REMIND = 60.0  # seconds between two lines about what a start waits for
 
 
 @dataclass(frozen=True)
@@ -222,6 +222,9 @@ class Leader:
         try:
             mark = self._hands.hold()
             if mark is None:
+                self._remind(
+                    "the node that led before still has the lock of the run's folder; waiting for its end", now
+                )
                 return False
             spec.logs.mkdir(parents=True, exist_ok=True)
             spec.forget_failures()

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -27,7 +27,7 @@ from stoker.launch.monitor import write_event
 from stoker.launch.nodes.group import Node
 from stoker.launch.nodes.stream import Stream
 from stoker.runs.run_folder import RunFolder
-from stoker.runs.shm_folder import NEIGHBOUR, SENT
+from stoker.runs.shm_folder import NEIGHBOUR, SENT, stamp_of
 
 POLL = 0.05  # seconds between two looks for new copies
 AGAIN = 0.5  # seconds until a connection is retried
@@ -35,6 +35,13 @@ TRIES = 20  # connections in a row without a copy that arrives, before the copie
 PIECE = 4 * 2**20  # bytes of a frame
 SPARE = 1.1  # times a copy's size that must be free for it
 SLOTS = (0, 1)
+
+
+class _Known(NamedTuple):
+    """A copy that needs not be sent any more."""
+
+    stamp: str
+    step: int
 
 
 class Sender:
@@ -45,6 +52,7 @@ class Sender:
         source: address that the connection is made from.
         output: the run's folder.
         name: of this node.
+        kept: ranks whose copies this node keeps for the previous one.
     """
 
     def __init__(
@@ -58,13 +66,17 @@ class Sender:
         secret: bytes,
         output: Path,
         name: str,
+        kept: Iterable[int],
     ) -> None:
         self._folder, self._ranks, self._neighbour = folder, list(ranks), neighbour
         self._hello = {"generation": generation, "from": name}
         self._source, self._secret, self._run, self._name = source, secret, RunFolder(output), name
         self._over = threading.Event()
         self._stream: Stream | None = None
-        self._known: dict[Path, int] = {}
+        self._known: dict[Path, _Known] = {}
+        self._before = {stamp_of(header) for header in folder.glob("rank-*/slot-?.json")}  # of an earlier start
+        self._counts = dict.fromkeys(self._ranks, 0)  # copies of this start that have arrived
+        self._held = {*self._ranks, *kept}  # ranks with copies here; empty once those of others are removed
         self._bytes, self._seconds, self._sent = 0, 0.0, set[int]()
         for rank in self._ranks:
             (folder / f"{SENT}{rank}").unlink(missing_ok=True)
@@ -104,23 +116,39 @@ class Sender:
         arrived = False
         for rank in self._ranks:
             headers = list((self._folder / f"rank-{rank}").glob("slot-?.json"))
-            stamps = {path: stamp for path in headers if (stamp := stamp_of(path)) and self._known.get(path) != stamp}
-            if not stamps:
+            stamps = {path: stamp for path in headers if (stamp := stamp_of(path))}
+            known = {path: copy for path, copy in self._known.items() if stamps.get(path) == copy.stamp}
+            new = {path: _Known(stamp, _step_of(path)) for path, stamp in stamps.items() if path not in known}
+            if not new:
                 continue
-            newest = max(stamps, key=lambda path: stamps[path])
-            if stamps[newest] < max(self._known.get(path, 0) for path in headers):
-                continue
-            begin = time.monotonic()
-            size = self._send(stream, rank, newest, stamps[newest])
-            if size is None:
-                continue
-            self._known |= stamps
-            (self._folder / f"{SENT}{rank}").write_text(str(stamps[newest]))
-            self._note(rank, size, time.monotonic() - begin)
-            arrived = True
+            found = known | new
+            newest = max(found, key=lambda path: (found[path].step, path in new))
+            if newest in new:
+                begin = time.monotonic()
+                size = self._send(stream, rank, newest, stamps[newest])
+                if size is None:
+                    continue
+                (self._folder / f"{SENT}{rank}").write_text(stamps[newest])
+                self._note(rank, size, time.monotonic() - begin)
+                self._remove_others(rank, stamps[newest])
+                arrived = True
+            self._known |= new
         return arrived
 
-    def _send(self, stream: Stream, rank: int, header: Path, stamp: int) -> int | None:
+    def _remove_others(self, rank: int, stamp: str) -> None:
+        """Removes copies of ranks that were here, or were kept here, before a node was lost.
+
+        They may be needed until all nodes have a copy of this start. Processes make their second copy only then.
+        """
+        self._counts[rank] += stamp not in self._before
+        if min(self._counts.values()) < 2 or not self._held:
+            return
+        for folder in self._folder.glob("rank-*"):
+            if int(folder.name.removeprefix("rank-")) not in self._held:
+                shutil.rmtree(folder, ignore_errors=True)
+        self._held.clear()
+
+    def _send(self, stream: Stream, rank: int, header: Path, stamp: str) -> int | None:
         """Sends a copy; its bytes, None if it was replaced meanwhile."""
         try:
             text = header.read_text(encoding="utf-8")
@@ -219,8 +247,8 @@ class Keeper:
         stream.say({"kept": True})
 
 
-def stamp_of(header: Path) -> int:
-    """Returns the time at which a copy was made; 0 if there is none."""
-    with suppress(FileNotFoundError):
-        return header.stat().st_mtime_ns
-    return 0
+def _step_of(header: Path) -> int:
+    """Returns the step of a copy; -1 if there is none."""
+    with suppress(FileNotFoundError, ValueError):
+        return int(json.loads(header.read_text(encoding="utf-8"))["step"])
+    return -1

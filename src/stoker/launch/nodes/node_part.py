@@ -185,7 +185,7 @@ class NodePart:
 
     def _begin_copies(self, group: Group) -> None:
         """Has the copies of this node's ranks sent to the next node."""
-        neighbour, member = group.after(self._name), group.member(self._name)
+        neighbour, member, previous = group.after(self._name), group.member(self._name), group.before(self._name)
         if neighbour is None or member is None or self._shared is None:
             return
         self._sender = Sender(
@@ -197,4 +197,5 @@ class NodePart:
             secret=self._place.secret,
             output=self._spec.output,
             name=self._name,
+            kept=previous.ranks if previous is not None else (),
         )

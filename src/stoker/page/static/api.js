@@ -1,7 +1,9 @@
 // What the server answers. Every change carries the session's CSRF token; errors keep their hint and place.
 import { useEffect, useRef, useState } from "./html.js";
+import { t } from "./i18n.js";
 
 let csrf = "";
+let signedOut = () => {};
 let embedded = null; // answers by address, in a report without a server
 
 /** An answer with a status of 400 and more; `line`, `column` and `hint` are the server's. */
@@ -15,6 +17,8 @@ export class ApiError extends Error {
 export const useAnswers = (answers) => (embedded = answers);
 export const isReport = () => embedded !== null;
 export const useToken = (token) => (csrf = token);
+/** What is done where the session has ended, and a token is asked for. */
+export const onSignedOut = (act) => (signedOut = act);
 
 const withQuery = (path, query) => {
   const each = Object.entries(query ?? {}).flatMap(([key, value]) => [value].flat().map((one) => [key, one])); // a list is a key for each
@@ -22,19 +26,39 @@ const withQuery = (path, query) => {
   return values.length ? `${path}?${new URLSearchParams(values)}` : path;
 };
 
+async function reach(path, options) {
+  try {
+    return await fetch(path, { credentials: "same-origin", ...options });
+  } catch (error) {
+    throw error instanceof TypeError ? new Error(t("app.unreachable"), { cause: error }) : error;
+  }
+}
+
+/** Asks for the session's CSRF token, which begins a session where none is asked for; whether it is another one. */
+async function isRenewed() {
+  const [before, answer] = [csrf, await reach("/api/me")];
+  if (answer.status === 401) signedOut();
+  if (answer.ok) csrf = (await answer.json()).csrf;
+  return csrf !== before;
+}
+
+/** The server's answer; once more where the session had ended meanwhile, or another tab had begun one. */
+async function send(method, path, { headers = {}, ...more }) {
+  const ask = () => reach(path, { method, headers: method === "GET" ? headers : { ...headers, "X-Stoker-CSRF": csrf }, ...more });
+  const answer = await ask();
+  const isOver = answer.status === 401 || (answer.status === 403 && method !== "GET");
+  return isOver && !["/api/me", "/api/login"].includes(path) && (await isRenewed()) ? ask() : answer;
+}
+
 async function request(method, path, { query, body, raw, signal } = {}) {
   if (embedded) {
     if (method === "GET" && path in embedded) return embedded[path];
     throw new ApiError(404, { message: path });
   }
-  const headers = method === "GET" ? {} : { "X-Stoker-CSRF": csrf };
-  if (body !== undefined) headers["Content-Type"] = "application/json";
-  const answer = await fetch(withQuery(path, query), {
-    method,
-    headers,
+  const answer = await send(method, withQuery(path, query), {
+    headers: body === undefined ? {} : { "Content-Type": "application/json" },
     body: raw ?? (body === undefined ? undefined : JSON.stringify(body)),
     signal,
-    credentials: "same-origin",
   });
   const text = await answer.text();
   const isJson = (answer.headers.get("content-type") || "").includes("json");
@@ -95,8 +119,7 @@ export function useGet(path, query, { every = 0 } = {}) {
  * Returns when the stream ends.
  */
 export async function postStream(path, body, onEvent, signal) {
-  const headers = { "Content-Type": "application/json", "X-Stoker-CSRF": csrf };
-  const answer = await fetch(path, { method: "POST", headers, body: JSON.stringify(body), signal });
+  const answer = await send("POST", path, { headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal });
   if (!answer.ok) {
     const error = (await answer.json().catch(() => ({}))).error;
     throw new ApiError(answer.status, error || { message: answer.statusText });
@@ -125,21 +148,44 @@ export function splitEvents(text) {
   return [events, left];
 }
 
-/** Follows a run; the browser reconnects by itself and sends the last id. Returns a function that ends it. */
+const REOPEN = 3000; // ms before a stream is opened again that the browser has given up
+
+/**
+ * Follows a run, until the function that it returns is called. The browser reconnects by itself and sends the last id,
+ * but gives up where the server answers with an error: a run that has not begun has no stream yet. A new stream begins
+ * with `reset`. `onConnection` is called with the time since which a connection is lost, 0 for none.
+ */
 export function follow(run, onEvent, onConnection) {
   if (embedded || typeof EventSource === "undefined") return () => {};
-  const source = new EventSource(`/api/runs/${encodeURIComponent(run)}/stream`);
+  let source = null;
+  let timer = 0;
   let since = 0;
-  source.onopen = () => {
-    since = 0;
-    onConnection(0);
+  let [wasOpen, isAgain] = [false, false];
+  const open = () => {
+    source = new EventSource(`/api/runs/${encodeURIComponent(run)}/stream`);
+    source.onopen = () => {
+      [since, wasOpen] = [0, true];
+      onConnection(0);
+      if (isAgain) onEvent("reset", {});
+      isAgain = false;
+    };
+    source.onerror = () => {
+      const isRefused = source.readyState === EventSource.CLOSED;
+      if (isRefused) {
+        isAgain = true;
+        timer = setTimeout(open, REOPEN);
+      }
+      if (isRefused && !wasOpen) return; // the other questions about the run say why
+      since ||= Date.now() / 1000;
+      onConnection(since);
+    };
+    for (const kind of ["metrics", "event", "status", "reset"]) {
+      source.addEventListener(kind, (message) => onEvent(kind, JSON.parse(message.data)));
+    }
   };
-  source.onerror = () => {
-    since ||= Date.now() / 1000;
-    onConnection(since);
+  open();
+  return () => {
+    clearTimeout(timer);
+    source.close();
   };
-  for (const kind of ["metrics", "event", "status", "reset"]) {
-    source.addEventListener(kind, (message) => onEvent(kind, JSON.parse(message.data)));
-  }
-  return () => source.close();
 }

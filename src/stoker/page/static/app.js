@@ -1,5 +1,5 @@
 // The page: signs in where a token is asked for, then the rail and the place that the address names.
-import { get, post, useToken } from "./api.js";
+import { get, onSignedOut, post, useToken } from "./api.js";
 import { loadGlossary } from "./glossary.js";
 import { html, render, useEffect, useState } from "./html.js";
 import { onTexts, preferred, setLanguage, t } from "./i18n.js";
@@ -76,6 +76,7 @@ function App() {
     setMe(found);
   };
   useEffect(() => void first.then((found) => (found instanceof Error ? setError(found) : met(found))), []);
+  useEffect(() => void onSignedOut(() => setError({ status: 401 })), []);
   useEffect(() => void onTexts(() => setWords((n) => n + 1)), []);
   useEffect(() => void setLanguage(language || preferred()).then(() => setWords((n) => n + 1)), [language]);
   useEffect(() => {

@@ -1,14 +1,15 @@
 // Curves: one metric of one or more runs. The server gives means, minima and maxima of buckets; a zoom first stretches
 // what is there, at once, and then asks the server for finer buckets.
 import { get, isReport } from "./api.js";
-import { Term, nameOf, unitOf } from "./glossary.js";
+import { Term, inUnit, nameOf, unitOf } from "./glossary.js";
 import { html, useEffect, useRef, useState } from "./html.js";
-import { number, t } from "./i18n.js";
+import { number, t, ticks } from "./i18n.js";
 import { Problem } from "./ui.js";
 
 export const POINTS = 800; // buckets asked for
 const WAIT = 180; // ms after the last zoom before the server is asked
 const COLOURS = 6;
+export const UNKNOWN = [0, Infinity]; // bounds of x before a view without a zoom was drawn
 
 /** The library that draws; asked for early it is there when the first numbers are. */
 export const drawing = () => import("./vendor/uplot.mjs");
@@ -129,19 +130,21 @@ function marks(events, axis) {
 function Plot({ curves, metric, axis, log, smooth, events, range, onRange, label }) {
   const box = useRef(null);
   const plot = useRef(null);
-  const bounds = useRef([0, 1]);
+  const bounds = useRef(UNKNOWN);
   const later = useRef(0);
   const mine = useRef(false); // whether a scale is being set by the code here
   const latest = useRef({});
   const [failed, fail] = useState(null); // the library did not come
   const data = toData(curves, metric, smooth);
-  latest.current = { onRange, data };
+  latest.current = { onRange, data, range };
   const shape = `${curves.map((curve) => curve.run.id).join(",")}|${metric}|${axis}|${log}|${document.documentElement.dataset.theme}|${data.length}`;
 
   const ask = () => {
     clearTimeout(later.current);
-    const { min, max } = plot.current.scales.x;
-    later.current = setTimeout(() => latest.current.onRange([min, max]), WAIT);
+    later.current = setTimeout(() => {
+      const { min, max } = plot.current.scales.x; // not before: the library sets a scale after this call
+      latest.current.onRange([min, max]);
+    }, WAIT);
   };
   const setRange = (next) => {
     mine.current = true;
@@ -174,8 +177,8 @@ function Plot({ curves, metric, axis, log, smooth, events, range, onRange, label
           cursor: { drag: { x: true, y: false, setScale: true }, points: { size: 6 } },
           scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
           axes: [
-            { ...ink, font, values: (_, all) => all.map((value) => number(value, 4)) },
-            { ...ink, font, size: 64, values: (_, all) => all.map((value) => (value === null ? "" : number(value, 3))) },
+            { ...ink, font, values: (_, all, axis_, space, step) => ticks(all, step) },
+            { ...ink, font, size: 64, values: (_, all, axis_, space, step) => (log ? all.map((value) => (value === null ? "" : inUnit(metric, value, 3))) : ticks(all, step, unitOf(metric) === "%")) },
           ],
           series,
           bands,
@@ -185,6 +188,8 @@ function Plot({ curves, metric, axis, log, smooth, events, range, onRange, label
         latest.current.data,
         box.current,
       );
+      const shown = latest.current.range;
+      if (shown) plot.current.setScale("x", { min: shown[0], max: shown[1] });
       plot.current.over.addEventListener("dblclick", () => latest.current.onRange(null));
       observer = new ResizeObserver(() => box.current && plot.current?.setSize({ width: box.current.clientWidth, height: 220 }));
       observer.observe(box.current);
@@ -252,17 +257,17 @@ export function Chart({ runs, metric, axis = "step", log = false, smooth = 0, ev
   const found = [...curves, ...(axis === "step" && curves.length ? extra : [])].filter((curve) => curve.series[metric]?.mean?.some((value) => value !== null));
   if (!found.length && !error) return null;
   const last = (curve) => curve.series[metric].mean.findLast((value) => value !== null);
-  const words = found.map((curve) => t("chart.summary", { name: curve.run.name, metric: nameOf(metric), from: curve.series[metric].mean.find((value) => value !== null), to: last(curve), n: curve.total }));
+  const words = found.map((curve) => t("chart.summary", { name: curve.run.name, metric: nameOf(metric), from: inUnit(metric, curve.series[metric].mean.find((value) => value !== null)), to: inUnit(metric, last(curve)), n: curve.total }));
   return html`<div class="chart" data-metric=${metric}>
     <div class="head">
-      <h2 class="small"><${Term} id=${metric} /> <span class="hint">${unitOf(metric) !== "1" ? unitOf(metric) : ""}</span></h2>
+      <h2 class="small"><${Term} id=${metric} /> <span class="hint">${["1", "%"].includes(unitOf(metric)) ? "" : unitOf(metric)}</span></h2>
       <span class="grow"></span>
-      ${found.length === 1 && html`<strong>${number(last(found[0]))}</strong>`}
+      ${found.length === 1 && html`<strong>${inUnit(metric, last(found[0]))}</strong>`}
       <button type="button" class="quiet" aria-expanded=${table} onClick=${() => show(!table)}>${t("chart.numbers")}</button>
     </div>
     <${Problem} error=${error} />
     ${found.length > 0 && html`<${Plot} curves=${found} metric=${metric} axis=${axis} log=${log} smooth=${smooth} events=${events} range=${range} onRange=${onRange ?? (() => {})} label=${`${words.join(" ")} ${t("chart.keys")}`} />`}
-    ${found.length > 1 && html`<div class="legend">${found.map((curve, i) => html`<span key=${curve.run.id}><i class=${`s${i % COLOURS}`}></i>${curve.run.name} ${number(last(curve))}</span>`)}</div>`}
+    ${found.length > 1 && html`<div class="legend">${found.map((curve, i) => html`<span key=${curve.run.id}><i class=${`s${i % COLOURS}`}></i>${curve.run.name} ${inUnit(metric, last(curve))}</span>`)}</div>`}
     ${table && html`<${Numbers} curves=${found} metric=${metric} axis=${axis} />`}
   </div>`;
 }
@@ -275,7 +280,7 @@ function Numbers({ curves, metric, axis }) {
     const values = curve.series[metric];
     return html`<div class="scroll" tabindex="0" role="group" aria-label=${`${curve.run.name} ${nameOf(metric)}`}><table>
       <thead><tr><th scope="col">${t(`axis.${axis}`)}</th><th scope="col">${t("chart.mean")}</th><th scope="col">${t("chart.min")}</th><th scope="col">${t("chart.max")}</th></tr></thead>
-      <tbody>${rows.map(([x, i]) => html`<tr key=${i}><td>${number(x)}</td><td>${number(values.mean[i])}</td><td>${number(values.min[i])}</td><td>${number(values.max[i])}</td></tr>`)}</tbody>
+      <tbody>${rows.map(([x, i]) => html`<tr key=${i}><td>${number(x)}</td><td>${inUnit(metric, values.mean[i])}</td><td>${inUnit(metric, values.min[i])}</td><td>${inUnit(metric, values.max[i])}</td></tr>`)}</tbody>
     </table></div>`;
   });
 }

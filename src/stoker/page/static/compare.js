@@ -3,13 +3,15 @@ import { get, useGet } from "./api.js";
 import { evalLine } from "./commands.js";
 import { Term } from "./glossary.js";
 import { html, useEffect, useState } from "./html.js";
-import { number, t } from "./i18n.js";
+import { number, t, time } from "./i18n.js";
 import { address, go, link } from "./router.js";
 import { Charts, POLICIES, metricsOf } from "./run.js";
 import { Rollouts } from "./rollouts.js";
 import { Command, Empty, Loaded, Problem, Status, Table, Tabs } from "./ui.js";
 
 const MOST = 6; // as many as there are colours
+const EVERY = 5000; // ms between two looks at runs that train
+const isGoing = (run) => ["queued", "starting", "running"].includes(run.status);
 
 /** Keys whose values differ between jobs, given as the values by dotted key, with the value of each. */
 export function differences(each) {
@@ -18,18 +20,17 @@ export function differences(each) {
 }
 
 /**
- * The sentence that a judge needs of the difference B - A with its interval: better, worse, or that it cannot be told.
- * `higher` says whether more is better.
+ * The sentence that a judge needs of the difference B - A with its interval: better, worse, or that it cannot be told,
+ * as with few rows. `higher` says whether more is better.
  */
-export function verdict(difference, higher = true) {
-  const { low, high, rows } = difference;
-  if (low > 0 || high < 0) {
-    const isBetter = low > 0 === higher;
-    const [least, most] = [Math.min(Math.abs(low), Math.abs(high)), Math.max(Math.abs(low), Math.abs(high))];
-    return { key: isBetter ? "compare.better" : "compare.worse", least, most };
-  }
-  return { key: "compare.cannot_tell", rows };
+export function verdict({ low, high, rows, significant }, higher = true) {
+  if (!significant) return { key: "compare.cannot_tell", rows };
+  const [least, most] = [Math.abs(low), Math.abs(high)].sort((a, b) => a - b);
+  return { key: low > 0 === higher ? "compare.better" : "compare.worse", least, most };
 }
+
+/** Of comparisons, the oldest first, the newest of each pair, metric and data. */
+export const newestOf = (all) => [...new Map(all.map((one) => [JSON.stringify([one.run, one.against, one.metric, one.data]), one])).values()];
 
 function Judged({ runs }) {
   const [found, set] = useState(null);
@@ -49,11 +50,11 @@ function Judged({ runs }) {
     const one = list.findLast((each) => `${each.name ?? ""}\t${each.metric ?? ""}` === name);
     return one ? `${number(one.value)}${one.low === undefined || one.low === null ? "" : ` (${number(one.low)} … ${number(one.high)})`}` : "–";
   };
-  const differs = found.flat().filter((one) => one.against && runs.some((run) => run.name === one.against || run.id === one.against));
+  const differs = newestOf(found.flat().filter((one) => one.against && runs.some((run) => run.name === one.against || run.id === one.against)));
   return html`<h2><${Term} id="interval" label=${t("compare.evaluations")} /></h2>
     ${differs.map((one) => {
       const said = verdict(one, one.higher ?? true);
-      return html`<p class="note" key=${one.metric}><strong>${t(said.key, { a: one.against, b: one.run ?? runs[1]?.name, low: said.least, high: said.most, n: said.rows, metric: one.metric })}</strong></p>`;
+      return html`<p class="note" key=${`${one.run} ${one.against} ${one.metric} ${one.data}`}><strong>${t(said.key, { a: one.against, b: one.run ?? runs[1]?.name, low: said.least, high: said.most, n: said.rows, metric: one.metric })}</strong> <span class="hint">${t("compare.measured", { step: one.step ?? "–", data: one.data?.split("/").pop() ?? t("use.eval_held_out"), time: time(one.time) })}</span></p>`;
     })}
     <${Table} name=${t("compare.evaluations")} head=${[t("compare.metric"), ...runs.map((run) => run.name)]} empty=${t("compare.no_evaluations")} rows=${names.map((name) => [name.replace("\t", " "), ...found.map((list) => cell(list, name))])} />
     ${runs.length > 1 && html`<p class="hint">${t("compare.how")}</p><${Command} line=${evalLine(runs[1], ["--against", runs[0].folder])} />`}`;
@@ -62,19 +63,20 @@ function Judged({ runs }) {
 function Chosen({ runs, route }) {
   const tab = route.tab || "curves";
   const ids = route.run;
-  const details = runs.map((run) => useGet(`/api/runs/${encodeURIComponent(run.id)}`).data);
+  const details = runs.map((run) => useGet(`/api/runs/${encodeURIComponent(run.id)}`, {}, { every: isGoing(run) ? EVERY : 0 }).data);
+  const tick = runs.reduce((sum, run) => sum + run.step, 0); // the curves are asked for again as it changes
   const ready = details.every(Boolean);
   const rows = ready ? differences(details.map((run) => run.keys ?? {})) : [];
   const metrics = ready ? metricsOf([...new Set(details.flatMap((run) => run.metrics ?? []))]) : [];
   return html`<${Tabs} name=${t("place.compare")} current=${tab} items=${["curves", "keys", "evaluations", "rollouts"].map((name) => [name, t(`compare.tab.${name}`)])} />
-    ${ready && tab === "curves" && html`<${Charts} runs=${runs} metrics=${metrics} route=${route} />`}
+    ${ready && tab === "curves" && html`<${Charts} runs=${runs} metrics=${metrics} route=${route} tick=${tick} />`}
     ${ready && tab === "keys" && html`<${Table} name=${t("compare.tab.keys")} head=${[t("compare.key"), ...runs.map((run) => run.name)]} empty=${t("compare.same")} rows=${rows.map(([key, ...values]) => [html`<code>${key}</code>`, ...values])} />`}
     ${tab === "evaluations" && html`<${Judged} key=${ids} runs=${runs} />`}
     ${tab === "rollouts" && html`<div class="split">${runs.slice(0, 2).map((run) => html`<section key=${run.id}><h2>${run.name}</h2>${POLICIES.includes(run.task) ? html`<${Rollouts} path=${`/api/runs/${encodeURIComponent(run.id)}`} route=${route} />` : html`<p class="hint">${t("rollouts.none")}</p>`}</section>`)}</div>`}`;
 }
 
 export default function Compare({ route }) {
-  const found = useGet("/api/runs");
+  const found = useGet("/api/runs", {}, { every: EVERY });
   const ids = route.run ? route.run.split(",") : [];
   const toggle = (id) => {
     const next = ids.includes(id) ? ids.filter((one) => one !== id) : [...ids, id].slice(-MOST);

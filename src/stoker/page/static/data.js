@@ -6,7 +6,7 @@ import { html, useEffect, useRef, useState } from "./html.js";
 import { bytes, number, percent, t, time } from "./i18n.js";
 import { LogAudit } from "./log_audit.js";
 import { link } from "./router.js";
-import { Order, Packed, RowList } from "./rows.js";
+import { Order, Packed, RowList, hasTokens } from "./rows.js";
 import { remember, rememberJob, useSession } from "./session.js";
 import { Action, Command, Empty, Loaded, Problem, Said, Table, Tabs, Waiting } from "./ui.js";
 import { DATA_FILES, Drop } from "./upload.js";
@@ -43,12 +43,13 @@ function Files() {
           name=${t("data.files")}
           head=${[t("data.name"), t("data.size"), t("data.created"), t("data.parent"), ""]}
           empty=${t("data.no_files")}
+          keys=${files.map((file) => file.id)}
           rows=${files.map((file) => [
             file.name,
-            bytes(file.size),
+            file.done ? bytes(file.size) : t("data.incomplete", { came: bytes(file.offset), size: bytes(file.size) }),
             time(file.time),
             file.parent ? (files.find((other) => other.id === file.parent)?.name ?? String(file.parent)) : "",
-            html`<div class="row">${state.yaml && html`<${Action} label=${t("data.use")} onPress=${() => use(file)} />`}<${Action} label=${t("data.remove")} line=${asideLine(file)} onPress=${() => remove(`/api/data/${file.id}`).then(found.again)} /></div>`,
+            html`<div class="row">${state.yaml && file.done && html`<${Action} label=${t("data.use")} onPress=${() => use(file)} />`}<${Action} label=${t("data.remove")} line=${asideLine(file)} onPress=${() => remove(`/api/data/${file.id}`).then(found.again)} /></div>`,
           ])}
         />
         <${Removed} key=${files.map((file) => file.id).join()} onBack=${found.again} />`}
@@ -66,6 +67,7 @@ function Removed({ onBack }) {
     <${Table}
       name=${title}
       head=${[t("data.name"), t("data.size"), t("data.created"), ""]}
+      keys=${files.map((file) => file.id)}
       rows=${files.map((file) => [
         file.name,
         bytes(file.size),
@@ -231,7 +233,8 @@ function Rows({ yaml, file, packed }) {
 export default function Data({ route }) {
   const state = useSession();
   const tab = route.tab || (state.yaml ? "audit" : "files");
-  const tabs = ["files", "audit", "rows"].map((name) => [name, t(`data.tab.${name}`)]);
+  const task = /^task:\s*["']?(\w+)/m.exec(state.yaml)?.[1];
+  const tabs = ["files", "audit", ...(hasTokens(task) ? ["rows"] : [])].map((name) => [name, t(`data.tab.${name}`)]);
   return html`<h1>${t("place.data")}</h1>
     <${Tabs} items=${tabs} current=${tab} name=${t("place.data")} />
     ${tab === "files"

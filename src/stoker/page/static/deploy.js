@@ -4,7 +4,7 @@ import { askLine, addKeyLine, deployLine, killLine, loadLine, removeKeyLine, unl
 import { Term } from "./glossary.js";
 import { html, useState } from "./html.js";
 import { number, t, time } from "./i18n.js";
-import { Action, Command, Field, Loaded, Problem, Status, Table, Waiting } from "./ui.js";
+import { Action, Command, Field, Loaded, Problem, Status, Table, Text, Waiting } from "./ui.js";
 
 const EVERY = 2000; // ms between two looks
 const IS_ON = ["starting", "running"];
@@ -36,7 +36,7 @@ function Deploy({ run, servers, onDone }) {
         <option value="">${t("deploy.new")}</option>
         ${servers.filter((one) => one.status === "running").map((one) => html`<option key=${one.id} value=${one.id}>${t("deploy.beside", { address: one.address, names: Object.keys(one.models).join(", ") })}</option>`)}
       </select><//>
-      ${!server && html`<${Field} id="served-port" label=${t("deploy.port")}><input id="served-port" type="number" min="0" max="65535" value=${port} onChange=${(event) => setPort(event.target.value)} /><//>`}
+      ${!server && html`<${Field} id="served-port" label=${t("deploy.port")}><${Text} id="served-port" type="number" min="0" max="65535" value=${port} onChange=${(event) => setPort(event.target.value)} /><//>`}
     </div>
     <${Action} id="deploy" label=${t("deploy.press")} kind="primary" line=${server ? loadLine(server, name, run.folder) : deployLine(run, name, port)} onPress=${press} />`;
 }
@@ -54,7 +54,7 @@ function Models({ server, onDone }) {
     one.path,
     one.parent && html`<${Action} label=${t("deploy.retire", { name: one.name })} kind="quiet" line=${unloadLine(server, one.name)} onPress=${retire(one)} />`,
   ]);
-  return html`<${Loaded} of=${found}>${({ models }) => html`<${Table} name=${t("deploy.models")} head=${[t("use.model"), t("deploy.kind"), t("use.folder"), ""]} rows=${rows(models)} />`}<//>`;
+  return html`<${Loaded} of=${found}>${({ models }) => html`<${Table} keys=${models.map((one) => one.name)} name=${t("deploy.models")} head=${[t("use.model"), t("deploy.kind"), t("use.folder"), ""]} rows=${rows(models)} />`}<//>`;
 }
 
 function Keys({ server }) {
@@ -78,7 +78,7 @@ function Keys({ server }) {
       <${Action} label=${t("deploy.add_key")} disabled=${!name} line=${addKeyLine(server, name)} onPress=${add} />
     </div>
     ${made && html`<div class="note" role="status"><p>${t("deploy.key_once", { name: made.name })} <code data-key=${made.name}>${made.key}</code></p>${server.address && html`<p>${t("deploy.ask")}</p><${Command} line=${askLine(server, model, made.key)} />`}</div>`}
-    <${Loaded} of=${found}>${({ keys }) => html`<${Table} name=${t("deploy.keys")} head=${[t("deploy.key_name"), t("users.role"), ""]} empty=${t("deploy.no_keys")} rows=${keys.map((key) => [key.name, t(`role.${key.role}`), html`<${Action} label=${t("deploy.revoke", { name: key.name })} kind="quiet" line=${removeKeyLine(server, key.name)} onPress=${revoke(key)} />`])} />`}<//>`;
+    <${Loaded} of=${found}>${({ keys }) => html`<${Table} keys=${keys.map((key) => key.name)} name=${t("deploy.keys")} head=${[t("deploy.key_name"), t("users.role"), ""]} empty=${t("deploy.no_keys")} rows=${keys.map((key) => [key.name, t(`role.${key.role}`), html`<${Action} label=${t("deploy.revoke", { name: key.name })} kind="quiet" line=${removeKeyLine(server, key.name)} onPress=${revoke(key)} />`])} />`}<//>`;
 }
 
 function Traffic({ server }) {

@@ -1,13 +1,17 @@
 // A verb that was started through the page and outlives it.
 import { useGet } from "./api.js";
-import { html } from "./html.js";
+import { html, useEffect, useState } from "./html.js";
 import { Problem, Status } from "./ui.js";
 
 const EVERY = 1000; // ms between two looks
+export const isOn = (status) => ["starting", "running"].includes(status);
 
 /** What a verb says, until it has ended. */
 export function Doing({ id }) {
-  const found = useGet(id ? `/api/actions/${encodeURIComponent(id)}` : "", {}, { every: EVERY });
+  const [isOver, end] = useState(false);
+  const found = useGet(id ? `/api/actions/${encodeURIComponent(id)}` : "", {}, { every: isOver ? 0 : EVERY });
+  const status = found.data?.status;
+  useEffect(() => end(status !== undefined && !isOn(status)), [status]);
   if (!id) return null;
   const one = found.data;
   return html`<${Problem} error=${found.error} />
@@ -16,4 +20,14 @@ export function Doing({ id }) {
       <div class="row"><${Status} status=${one.status} /><code>${one.command}</code></div>
       ${(one.json || one.output) && html`<pre class="log" tabindex="0" aria-label=${one.command}>${one.json ? JSON.stringify(one.json, null, 2) : one.output}</pre>`}
     </div>`}`;
+}
+
+/** The id of the newest of some actions, which begin with the newest, that is a verb about a run; empty for none. */
+export const newestAction = (actions, verb, run) => actions.find((one) => one.verb === verb && one.run === run)?.id ?? "";
+
+/** The action that a place shows: the one that it has started, or else the newest; and a function that sets it. */
+export function useAction(verb, run) {
+  const [id, started] = useState("");
+  const earlier = useGet("/api/actions").data?.actions ?? [];
+  return [id || newestAction(earlier, verb, run), started];
 }

@@ -1,6 +1,6 @@
 // Every number has a word: what it is, its unit, its formula, a healthy range, the key that moves it.
 import { html, useRef, useState } from "./html.js";
-import { has, t } from "./i18n.js";
+import { has, number, percent, t } from "./i18n.js";
 
 let entries = {};
 
@@ -10,6 +10,8 @@ export async function loadGlossary() {
 export const setGlossary = (list) => (entries = Object.fromEntries(list.map((entry) => [entry.id, entry])));
 export const glossary = () => Object.values(entries);
 export const unitOf = (id) => entries[id]?.unit ?? "";
+/** A metric's value as text: shares as percentages, others without their unit. */
+export const inUnit = (id, value, digits) => (unitOf(id) === "%" ? percent(value) : number(value, digits));
 export const nameOf = (id) => (has(`g.${id}.name`) ? t(`g.${id}.name`) : id);
 
 /** A term whose entry opens on hover, focus or press and closes with Escape. */

@@ -92,6 +92,26 @@ export function number(value, digits = 4) {
   return new Intl.NumberFormat(locale(), { maximumSignificantDigits: digits }).format(value);
 }
 
+/** Labels of an axis at these values, `step` apart: as many decimals as tell them apart. Shares are percentages. */
+export function ticks(values, step, isShare = false) {
+  const scale = isShare ? 100 : 1;
+  const apart = step * scale;
+  const order = Math.floor(Math.log10(apart) + 1e-9);
+  const isWhole = Math.abs(apart / 10 ** order - Math.round(apart / 10 ** order)) < 1e-6; // 2.5 has a digit more
+  const last = isWhole ? order : order - 1; // the last digit's power of ten
+  const decimals = Math.min(20, Math.max(0, -last));
+  const form = new Intl.NumberFormat(locale(), { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
+  const most = Math.max(...values.map((value) => Math.abs(value ?? 0))) * scale;
+  const isExponent = most !== 0 && (most < 1e-3 || most >= 1e9);
+  return values.map((value) => {
+    if (value === null || value === undefined) return "";
+    const shown = value * scale;
+    if (isExponent && shown === 0) return "0";
+    if (!isExponent) return `${form.format(shown)}${isShare ? "%" : ""}`;
+    return shown.toExponential(Math.max(0, Math.floor(Math.log10(Math.abs(shown))) - last));
+  });
+}
+
 /** A share of one as a percentage. */
 export function percent(value, digits = 1) {
   if (value === null || value === undefined || !Number.isFinite(Number(value))) return "–";

@@ -6,8 +6,8 @@ import { startLine, submitLine } from "./commands.js";
 import { Doing } from "./doing.js";
 import { JobForm } from "./job_form.js";
 import { go, link } from "./router.js";
-import { rememberJob, useSession } from "./session.js";
-import { Action, Empty, Field, Problem, Spoken, useLater } from "./ui.js";
+import { rememberJob, replaceJob, session, useSession } from "./session.js";
+import { Action, Empty, Field, Problem, Spoken, Text, useLater } from "./ui.js";
 
 const WAIT = 250; // ms after the last key
 
@@ -71,6 +71,20 @@ export function useCheck(yaml) {
   return state;
 }
 
+/**
+ * Sets a key of the job at hand. Where its text changes while the server answers, the key is set in the new text; where
+ * another job takes its place, nothing.
+ */
+export async function setKey(key, value) {
+  const former = session().previous?.yaml;
+  for (;;) {
+    const text = session().yaml;
+    const { yaml } = await post("/api/edit", { yaml: text, edits: [{ key, value }] });
+    if (session().previous?.yaml !== former) return;
+    if (session().yaml === text) return void rememberJob({ yaml });
+  }
+}
+
 /** Starts the job elsewhere: over ssh, by Slurm, on Ray or on Kubernetes; first what would be sent. */
 function Elsewhere({ state, me, isBlocked }) {
   const [on, set] = useState("");
@@ -109,8 +123,7 @@ export function Job({ me }) {
   const change = (key, value) => {
     queue.current = queue.current.then(async () => {
       try {
-        const text = document.getElementById("yaml").value;
-        edit((await post("/api/edit", { yaml: text, edits: [{ key, value }] })).yaml);
+        await setKey(key, value);
         setError(null);
       } catch (caught) {
         setError(caught);
@@ -129,13 +142,14 @@ export function Job({ me }) {
       <a class="button" href=${link({ place: "data", run: "" })}>${t("job.see_data")}</a>
       <a class="button" href=${link({ place: "plan", run: "" })}>${t("job.see_plan")}</a>
     </div>
+    ${state.previous && html`<p><button type="button" class="quiet" onClick=${() => replaceJob(state.previous)}>${t("job.bring_back", { name: state.previous.name })}</button></p>`}
     <${Problem} error=${error ?? check.error} />
     <${Elsewhere} state=${state} me=${me} isBlocked=${isBlocked} />
     <div class="split">
       <section aria-labelledby="form-title">
         <h2 id="form-title">${t("job.form")}</h2>
         <${Field} id="job-name" label=${t("job.name")} hint=${t("job.name_hint")}>
-          <input id="job-name" value=${state.name} aria-describedby="job-name-hint" onChange=${(event) => rememberJob({ name: event.target.value.trim() })} />
+          <${Text} id="job-name" value=${state.name} aria-describedby="job-name-hint" onChange=${(event) => rememberJob({ name: event.target.value.trim() })} />
         <//>
         <${JobForm} schema=${schema} check=${check} yaml=${state.yaml} onChange=${change} />
       </section>

@@ -1,7 +1,7 @@
 // The form of a job, made from the schema: each key with its meaning, its default and the reason of it.
 import { html, useState } from "./html.js";
 import { has, said, t } from "./i18n.js";
-import { Field, Loaded, Said, Spoken } from "./ui.js";
+import { Field, Loaded, Said, Spoken, Text } from "./ui.js";
 
 export const BASIC = ["task", "model.name", "data.path", "tune.method", "steps", "train.lr", "train.batch", "train.seq_len", "evaluate.every"];
 const OWN = ["reward", "dpo", "ppo", "grpo", "ranking", "module"]; // a task's own block
@@ -64,7 +64,7 @@ function Key({ item, resolved, problems, onChange }) {
         ${value === "" && html`<option value=""></option>`}
         ${choices.map((choice) => html`<option key=${choice} value=${choice}>${choice}</option>`)}
       </select>`
-    : html`<input id=${id} value=${value} onChange=${set} aria-invalid=${Boolean(wrong)} aria-describedby=${`${id}-about`} spellcheck=${false} />`;
+    : html`<${Text} id=${id} value=${value} onChange=${set} aria-invalid=${Boolean(wrong)} aria-describedby=${`${id}-about`} spellcheck=${false} />`;
   return html`<div class=${wrong ? "field wrong" : "field"}>
     <label for=${id}>${label} ${label !== item.path && html`<code>${item.path}</code>`}</label>
     ${control}

@@ -24,7 +24,8 @@ export function standing(place, state) {
   return state.run ? { done: false } : { blocked: "rail.no_run" };
 }
 
-const target = (place, state) => ({ place, run: state.run && (place === "train" || place === "use") ? state.run : "" });
+/** Where a place of the rail leads: to the last run; from a run to the list of all. */
+export const target = (place, state, route) => ({ place, run: state.run && (place === "use" || (place === "train" && !(route.place === "train" && route.run))) ? state.run : "" });
 
 export function Rail({ route }) {
   const state = useSession();
@@ -35,7 +36,7 @@ export function Rail({ route }) {
         const { done, blocked } = standing(place, state);
         const words = done ? t("rail.done") : blocked ? t(blocked) : "";
         return html`<li key=${place}>
-          <a href=${link(target(place, state))} aria-current=${route.place === place ? "page" : undefined} class=${done ? "done" : ""} title=${words}>
+          <a href=${link(target(place, state, route))} aria-current=${route.place === place ? "page" : undefined} class=${done ? "done" : ""} title=${words}>
             <svg viewBox="0 0 24 24" width="20" height="20" aria-hidden="true"><path d=${SIGNS[place]} /></svg>
             <span>${t(`place.${place}`)}</span>
             ${words && html`<span class="hidden">, ${words}</span>`}

@@ -72,6 +72,9 @@ export const Order = ({ packed, id }) =>
       <option value="1">${t("tokens.as_trained")}</option>
     </select>`;
 
+/** Whether the rows of a task are sequences of tokens. */
+export const hasTokens = (task) => !["ranking", "module"].includes(task);
+
 /** What was measured, where it answers the question that is shown; null where that has changed meanwhile. */
 export const answerTo = (question, measured) => (measured && JSON.stringify(measured.question) === JSON.stringify(question) ? measured.answer : null);
 

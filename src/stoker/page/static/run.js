@@ -8,11 +8,12 @@ import { html, useEffect, useMemo, useRef, useState } from "./html.js";
 import { duration, gib, number, percent, t, time } from "./i18n.js";
 import { go, link } from "./router.js";
 import { TABS } from "./run_tabs.js";
-import { rememberJob } from "./session.js";
+import { remember, replaceJob } from "./session.js";
 import { Action, Command, Loaded, Status, Tabs } from "./ui.js";
 
 const CURVES = ["loss", "lr", "grad_norm", "tokens_per_s", "seconds", "memory_gib", "effective"];
 export const POLICIES = ["ppo", "grpo"];
+const NO_CHAT = ["reward", "module"]; // their models write no answers
 const OF_POLICY = ["score", "kl", "entropy", "response_tokens", "ended"];
 const LEVELS = { failed: "bad", fault: "bad", hung: "bad", node_lost: "bad", rolled_back: "warn", spike: "warn", skipped: "warn", not_finite: "warn", alarm: "warn", interrupted: "warn", stopped: "warn", slow: "warn" };
 const ON_CURVE = ["saved", "evaluated", "resumed", ...Object.keys(LEVELS)];
@@ -50,10 +51,18 @@ export function healthWords({ key, value = {} }) {
   return t(key, args);
 }
 
-const Health = ({ health }) =>
+/** How a run is all in all: ok, warn, bad, or none where nothing is known yet. */
+export function healthLevel(health, status) {
+  const levels = health.map((one) => one.level);
+  if (status === "failed" || levels.includes("bad")) return "bad";
+  if (status === "interrupted" || levels.includes("warn")) return "warn";
+  return ["queued", "starting"].includes(status) || (!health.length && status !== "done") ? "none" : "ok";
+}
+
+const Health = ({ health, status }) =>
   html`<aside class="panel" aria-labelledby="health-title">
     <h2 id="health-title">${t("health.title")}</h2>
-    <p role="status"><strong>${t(health.some((one) => one.level === "bad") ? "health.all.bad" : health.some((one) => one.level === "warn") ? "health.all.warn" : "health.all.ok")}</strong></p>
+    <p role="status"><strong>${t(`health.all.${healthLevel(health, status)}`)}</strong></p>
     <ul class="health">${health.map((one) => html`<li key=${one.what} class=${one.level}><strong>${t(`health.${one.what}`)}</strong> ${healthWords(one)}</li>`)}</ul>
   </aside>`;
 
@@ -62,25 +71,33 @@ function Buttons({ run, again }) {
   const act = (what, body) => async () => {
     const answer = await post(`/api/runs/${encodeURIComponent(run.id)}/${what}`, body);
     say(answer.command ?? "");
-    if (what === "delete" || answer.gone) return go({ place: "train", run: "" });
+    if (what === "delete" || answer.gone) {
+      remember({ run: "" });
+      return go({ place: "train", run: "" });
+    }
     if (answer.yaml) {
-      rememberJob({ yaml: answer.yaml, name: answer.name });
+      replaceJob(answer);
       return go({ place: "start", run: "job", tab: "" });
     }
     if (answer.id && answer.id !== run.id) go({ place: "train", run: answer.id, tab: "" });
     return again();
   };
   const isRunning = ["running", "starting", "queued"].includes(run.status);
+  const hasRun = run.number === undefined; // of a job that has not begun, or has stages, there is a number in the queue alone
   return html`<div class="actions">
       ${isRunning
-        ? html`<${Action} id="stop" label=${t("run.stop")} line=${stopLine(run)} onPress=${act("stop")} />`
-        : run.status !== "done" && html`<${Action} id="resume" label=${t("run.resume")} kind="primary" line=${resumeLine(run)} onPress=${act("resume")} />`}
-      ${run.step > 0 && html`<a class=${run.status === "done" ? "button primary" : "button"} id="talk" href=${link({ place: "use", run: run.id, tab: "" })}>${t("run.talk")}</a>`}
-      <${Action} id="fork" label=${t("run.fork")} line=${forkLine(run, `${run.folder}-fork`)} onPress=${act("fork", { name: `${run.name}-fork` })} />
-      ${!isRunning && run.step > 0 && html`<${Action} id="fork-newest" label=${t("run.fork_newest")} line=${`cp -r ${run.folder} ${run.folder}-fork`} onPress=${act("fork", { name: `${run.name}-fork`, from: "newest" })} />`}
+        ? run.stopping
+          ? html`<${Action} key="now" id="stop-now" label=${t("run.stop_now")} confirm=${t("run.stop_sure")} line=${stopLine(run)} onPress=${act("stop", { now: true })} />`
+          : html`<${Action} key="stop" id="stop" label=${t("run.stop")} line=${stopLine(run)} onPress=${act("stop")} />`
+        : hasRun && run.status !== "done" && html`<${Action} id="resume" label=${t("run.resume")} kind="primary" line=${resumeLine(run)} onPress=${act("resume")} />`}
+      ${hasRun && html`
+      ${run.step > 0 && !NO_CHAT.includes(run.task) && html`<a class=${run.status === "done" ? "button primary" : "button"} id="talk" href=${link({ place: "use", run: run.id, tab: "" })}>${t("run.talk")}</a>`}
+      <${Action} id="fork" label=${t("run.fork")} line=${forkLine(run, `${run.folder}-fork`)} onPress=${act("fork")} />
+      ${!isRunning && run.step > 0 && html`<${Action} id="fork-newest" label=${t("run.fork_newest")} line=${`cp -r ${run.folder} ${run.folder}-fork`} onPress=${act("fork", { from: "newest" })} />`}
       <a class="button" href=${link({ place: "compare", run: run.id, tab: "" })}>${t("run.compare")}</a>
-      ${!isRunning && html`<${Action} id="delete" label=${t("run.delete")} confirm=${t("run.delete_sure")} line=${`mv ${run.folder} ${run.folder}.1`} onPress=${act("delete")} />`}
+      ${!isRunning && html`<${Action} id="delete" label=${t("run.delete")} confirm=${t("run.delete_sure")} line=${`mv ${run.folder} ${run.folder}.1`} onPress=${act("delete")} />`}`}
     </div>
+    ${isRunning && run.stopping && html`<p class="note" role="status">${t("run.stopping")}</p>`}
     ${said && html`<div role="status"><p class="hint">${t("run.did")}</p><${Command} line=${said} /></div>`}`;
 }
 
@@ -155,9 +172,17 @@ function useLive(id, pace, ...again) {
       if (kind === "status") status = value.status;
       later("curves", latest.current.pace, () => setTick((n) => n + 1));
     };
-    const shown = () => soon("shown");
+    let end = () => {};
+    const open = () => {
+      end(); // browsers allow six connections to a host over all tabs: a hidden tab keeps none
+      end = document.hidden ? () => {} : follow(id, soon, setLost);
+    };
+    const shown = () => {
+      open();
+      soon("shown");
+    };
+    open();
     document.addEventListener("visibilitychange", shown);
-    const end = follow(id, soon, setLost);
     return () => {
       end();
       Object.values(timers).forEach(clearTimeout);
@@ -172,6 +197,7 @@ export function Run({ route }) {
   const found = useGet(path, {}, { every: 5000 });
   const happened = useGet(`${path}/events`);
   const { lost, said, tick } = useLive(route.run, paceOf(found.data?.step ?? 0), found.again, happened.again);
+  useEffect(() => void (found.error?.status === 404 && remember({ run: "" })), [found.error]);
   useEffect(() => void drawing().catch(() => {}), []); // where it does not come, the chart says so
   const events = happened.data?.events ?? [];
   const run = newest(found.data, said);
@@ -188,6 +214,7 @@ export function Run({ route }) {
       ${lost > 0 && html`<p class="lost" role="alert">${t("run.lost", { since: time(lost) })}</p>`}
       <${Command} line=${run.command} />
       ${!isReport() && html`<${Buttons} run=${run} again=${found.again} />`}
+      ${run.error && html`<pre class="log problem" role="alert" lang="en" tabindex="0">${run.error}</pre>`}
       ${run.stages?.length > 0 && html`<${Chain} stages=${run.stages} current=${run.id} />`}
       <div class="figures">
         <${Figure} id="step" value=${`${number(run.step)} / ${number(run.steps)}`} />
@@ -203,7 +230,7 @@ export function Run({ route }) {
               <${Charts} runs=${[run]} metrics=${metricsOf(run.metrics ?? CURVES)} route=${route} events=${marks} extra=${extra} tick=${tick} />
               ${run.goodput && html`<h2><${Term} id="effective" label=${t("run.time_went")} /></h2><ul>${Object.entries(run.goodput.parts).map(([part, seconds]) => html`<li key=${part}>${t(`goodput.${part.replaceAll(" ", "_")}`)}: ${duration(seconds)}</li>`)}</ul>`}
             </section>
-            <${Health} health=${run.health ?? []} />
+            <${Health} health=${run.health ?? []} status=${run.status} />
           </div>`
         : html`<${Tab} run=${run} path=${path} route=${route} events=${events} />`}
     `}

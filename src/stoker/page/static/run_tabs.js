@@ -1,16 +1,19 @@
 // The tabs of a run beside its curves: what happened, samples, rollouts, data, plan, logs, job, evaluations, files.
-import { isReport, useGet } from "./api.js";
+import { isReport, post, useGet } from "./api.js";
 import { logsLine, reportLine, rolloutsLine } from "./commands.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { bytes, number, t, time } from "./i18n.js";
 import { Measured } from "./plan.js";
 import { go } from "./router.js";
-import { rememberJob } from "./session.js";
+import { replaceJob } from "./session.js";
 import { Rollouts } from "./rollouts.js";
-import { RunRows } from "./rows.js";
+import { RunRows, hasTokens } from "./rows.js";
 import { Action, Command, Loaded, Problem, Table } from "./ui.js";
 
 const SHOWN_EVENTS = 500;
+const LOG_PART = 256 * 1024; // bytes of a log that the server gives at once
+const MOST_LOG = 1 << 20; // characters of a log that are shown
+const NEAR = 8; // px from the end of a log within which it follows what is new
 const EVERY = 2000; // ms between two looks at a log that grows
 
 const plain = (event) => Object.entries(event).filter(([key, value]) => !["event", "time", "step"].includes(key) && (typeof value !== "object" || value === null));
@@ -39,24 +42,37 @@ function Samples({ path }) {
   <//>`;
 }
 
+/** A log with a new part, its last characters. */
+export const appended = (old, part) => (old.length + part.length > MOST_LOG ? (old + part).slice(-MOST_LOG) : old + part);
+
+/** Whether an element is scrolled to its end. */
+export const isAtEnd = ({ scrollTop, clientHeight, scrollHeight }) => scrollTop + clientHeight >= scrollHeight - NEAR;
+
 function Logs({ path, run, route }) {
   const rank = route.query.rank ?? "";
+  const [isStart, begin] = useState(false); // the beginning of the log is shown, not its end
   const [text, set] = useState("");
   const [offset, move] = useState(-1);
-  const query = { offset, ...(rank === "" ? {} : { rank }) };
-  const found = useGet(`${path}/log`, query, { every: EVERY });
-  const end = useRef(null);
+  const [isCut, cut] = useState(false);
+  const query = { offset: isStart ? 0 : offset, ...(rank === "" ? {} : { rank }) };
+  const found = useGet(`${path}/log`, query, { every: isStart ? 0 : EVERY });
+  const box = useRef(null);
+  const follows = useRef(true);
   useEffect(() => {
     set("");
     move(-1);
-  }, [rank]);
+    cut(false);
+    follows.current = !isStart;
+  }, [rank, isStart]);
   useEffect(() => {
     if (!found.data) return;
-    if (found.data.text) set((old) => (offset < 0 ? found.data.text : old + found.data.text));
+    if (isStart) return set(found.data.text);
+    if (offset < 0) cut(found.data.offset > LOG_PART);
+    if (found.data.text) set((old) => (offset < 0 ? found.data.text : appended(old, found.data.text)));
     move(found.data.offset);
   }, [found.data]);
   useEffect(() => {
-    if (end.current) end.current.scrollTop = end.current.scrollHeight;
+    if (box.current && follows.current) box.current.scrollTop = box.current.scrollHeight;
   }, [text]);
   const ranks = found.data?.ranks ?? [];
   return html`<div class="row">
@@ -68,7 +84,8 @@ function Logs({ path, run, route }) {
     </div>
     <${Command} line=${logsLine(run, rank === "" ? 0 : rank)} />
     <${Problem} error=${found.error} />
-    <pre class="log" ref=${end} tabindex="0" role="log" aria-label=${t("run.tab.logs")}>${text || t("run.no_log")}</pre>
+    ${(isCut || isStart) && html`<p class="hint">${t(isStart ? "run.log_start" : "run.log_end", { size: bytes(LOG_PART) })} <button type="button" class="quiet" onClick=${() => begin(!isStart)}>${t(isStart ? "run.log_to_end" : "run.log_to_start")}</button></p>`}
+    <pre class="log" ref=${box} tabindex="0" role="log" aria-label=${t("run.tab.logs")} onScroll=${() => (follows.current = !isStart && isAtEnd(box.current))}>${text || t("run.no_log")}</pre>
     <${Stacks} path=${path} />`;
 }
 
@@ -80,9 +97,11 @@ function Stacks({ path }) {
   return html`<h2>${t("run.stacks")}</h2>${stacks.map((stack) => html`<details key=${stack.name ?? stack.rank}><summary>${stack.name ?? t("run.rank_n", { n: stack.rank })}</summary><pre class="log" tabindex="0">${stack.text}</pre></details>`)}`;
 }
 
-function JobText({ run }) {
-  const edit = () => {
-    rememberJob({ yaml: run.job, name: `${run.name}-2` });
+function JobText({ run, path }) {
+  const edit = async () => {
+    const name = `${run.name}-2`;
+    const hasRun = run.number === undefined; // else it has not begun, and its job is in the queue
+    replaceJob(hasRun ? await post(`${path}/fork`, { from: "job", name }) : { yaml: run.job, name });
     go({ place: "start", run: "job", tab: "" });
   };
   return html`${!isReport() && html`<${Action} label=${t("run.edit_copy")} onPress=${edit} />`}<pre class="log" tabindex="0" aria-label=${t("job.yaml")}>${run.job}</pre>`;
@@ -109,7 +128,7 @@ function Audited({ path }) {
   <//>`;
 }
 
-const Seen = ({ path, run, route }) => html`<${Audited} path=${path} /><${RunRows} path=${path} run=${run} route=${route} />`;
+const Seen = ({ path, run, route }) => html`<${Audited} path=${path} />${hasTokens(run.task) && html`<${RunRows} path=${path} run=${run} route=${route} />`}`;
 
 function Files({ path, run }) {
   const found = useGet(`${path}/files`);

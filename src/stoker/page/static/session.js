@@ -5,7 +5,7 @@ const KEY = "stoker.page";
 const listeners = new Set();
 const store = typeof localStorage === "undefined" ? { getItem: () => null, setItem: () => {} } : localStorage;
 
-const EMPTY = { yaml: "", name: "", file: "", audited: false, planned: false, run: "", theme: "auto", actions: 0 };
+const EMPTY = { previous: null, yaml: "", name: "", file: "", audited: false, planned: false, run: "", theme: "auto", actions: 0 };
 let state = { ...EMPTY, ...read() };
 
 function read() {
@@ -19,16 +19,28 @@ function read() {
 /** The state as it is now. */
 export const session = () => state;
 
-/** Changes parts of it, keeps it and tells every component that uses it. */
+const take = (next) => {
+  state = next;
+  for (const listener of listeners) listener(state);
+};
+
+/** Changes parts of it, keeps them beside what other tabs have kept, and tells every component that uses it. */
 export function remember(change) {
-  state = { ...state, ...change };
   try {
-    store.setItem(KEY, JSON.stringify(state));
+    store.setItem(KEY, JSON.stringify({ ...read(), ...change }));
   } catch {
     // a full or forbidden store loses the draft at the next reload, nothing else
   }
-  for (const listener of listeners) listener(state);
+  take({ ...state, ...change });
 }
+
+/** Takes over what another tab has kept: there is one job at hand for all tabs. */
+export function onOtherTab({ key }) {
+  if (key !== KEY) return;
+  take({ ...EMPTY, ...read() });
+  applyTheme(state.theme);
+}
+globalThis.addEventListener?.("storage", onOtherTab);
 
 /** The state as state of a component. */
 export function useSession() {
@@ -42,9 +54,14 @@ export function useSession() {
 
 /** Light, dark or as the system says. */
 export function applyTheme(theme) {
+  if (typeof document === "undefined") return;
   if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
   else delete document.documentElement.dataset.theme;
 }
 
 /** A job was changed: what was found out about it no longer holds. */
 export const rememberJob = (change) => remember({ ...change, audited: false, planned: false });
+
+/** Another job becomes the one at hand; the former one can be brought back. */
+export const replaceJob = ({ yaml, name }) =>
+  rememberJob({ yaml, name, ...(state.yaml && state.yaml !== yaml ? { previous: { yaml: state.yaml, name: state.name } } : {}) });

@@ -4,7 +4,7 @@ import { html, useState } from "./html.js";
 import { has, percent, t } from "./i18n.js";
 import { Job } from "./job.js";
 import { go, link } from "./router.js";
-import { rememberJob, useSession } from "./session.js";
+import { remember, replaceJob, useSession } from "./session.js";
 import { Action, Loaded, Problem, Progress, Said, Status, Table } from "./ui.js";
 import { DATA_FILES, Drop } from "./upload.js";
 import { Users } from "./users.js";
@@ -24,7 +24,7 @@ async function begin(recipe, file) {
   let { yaml } = await get(`/api/recipes/${encodeURIComponent(recipe.name)}`);
   const isChain = /^stages:/m.test(yaml);
   if (file && !isChain) yaml = (await post("/api/edit", { yaml, edits: [{ key: "data", value: file.path }] })).yaml;
-  rememberJob({ yaml, name: nameFrom(file ? file.name : recipe.name) });
+  replaceJob({ yaml, name: nameFrom(file ? file.name : recipe.name) });
   go({ place: "start", run: "job" });
 }
 
@@ -72,7 +72,7 @@ function Import() {
   const [found, set] = useState(null);
   const take = async (files) => files.length > 0 && set(await imported(files));
   const use = () => {
-    rememberJob({ yaml: found.yaml, name: nameFrom(found.name) });
+    replaceJob({ yaml: found.yaml, name: nameFrom(found.name) });
     go({ place: "start", run: "job" });
   };
   return html`<section aria-labelledby="import">
@@ -89,14 +89,12 @@ function Import() {
 
 function Begin() {
   const state = useSession();
-  const done = async (id, uploaded) => {
-    rememberJob({ file: await get(`/api/uploads/${id}`), name: nameFrom(uploaded.name) });
-  };
+  const done = async (id) => remember({ file: await get(`/api/uploads/${id}`) });
   return html`<h1>${t("start.title")}</h1>
     <div class="split">
       <section>
         <${Drop} id="file" label=${t("start.drop")} hint=${t("start.drop_hint")} accept=${DATA_FILES} onDone=${done} />
-        ${state.file && html`<p class="note" role="status">${t("start.have_file", { name: state.file.name })}${" "}<button type="button" class="quiet" onClick=${() => rememberJob({ file: "" })}>${t("start.without_file")}</button></p>`}
+        ${state.file && html`<p class="note" role="status">${t("start.have_file", { name: state.file.name })}${" "}<button type="button" class="quiet" onClick=${() => remember({ file: "" })}>${t("start.without_file")}</button></p>`}
       </section>
       <section class="grid" aria-label=${t("start.ways")}>
         <a class="card" href=${link({ place: "train" })}><strong>${t("start.see_runs")}</strong><span class="kind">${t("start.see_runs_why")}</span></a>

@@ -23,6 +23,7 @@ function Queue() {
     <${Table}
       name=${t("train.queue")}
       head=${["#", t("run.name"), t("run.status"), ""]}
+      keys=${queued.map((job) => job.number)}
       rows=${queued.map((job) => [
         job.number,
         job.name,
@@ -43,7 +44,7 @@ function PutAside({ onBack }) {
     onBack();
   };
   return html`<details><summary>${t("train.aside", { n: runs.length })}</summary>
-    <${Table} name=${t("train.aside", { n: runs.length })} head=${[t("run.name"), ""]} rows=${runs.map((run) => [run.name, html`<${Action} label=${t("train.restore")} onPress=${() => back(run)} />`])} />
+    <${Table} name=${t("train.aside", { n: runs.length })} head=${[t("run.name"), ""]} keys=${runs.map((run) => run.undo)} rows=${runs.map((run) => [run.name, html`<${Action} label=${t("train.restore")} onPress=${() => back(run)} />`])} />
   </details>`;
 }
 
@@ -53,14 +54,16 @@ function Runs() {
   return html`<h1>${t("train.title")}</h1>
     ${!isReport() && html`<${Queue} />`}
     <${Loaded} of=${found}>
-      ${({ runs }) =>
-        runs.length === 0
+      ${({ runs }) => {
+        const match = matching(runs, words);
+        return runs.length === 0
           ? html`<${Empty} title=${t("train.none")} text=${t("train.none_text")}><a class="button primary" href=${link({ place: "start" })}>${t("job.pick_recipe")}</a><//><${PutAside} onBack=${found.again} />`
           : html`<div class="row"><label for="find-run">${t("train.find")}</label><input id="find-run" type="search" value=${words} onInput=${(event) => find(event.target.value)} /></div>
               <${Table}
                 name=${t("train.title")}
                 head=${[t("run.name"), t("run.status"), t("run.task"), html`<${Term} id="step" />`, html`<${Term} id="loss" />`, html`<${Term} id="held_out_loss" />`, html`<${Term} id="seconds_left" />`, t("run.started")]}
-                rows=${matching(runs, words).slice(0, SHOWN).map((run) => [
+                keys=${match.slice(0, SHOWN).map((run) => run.id)}
+                rows=${match.slice(0, SHOWN).map((run) => [
                   html`<a href=${link({ place: "train", run: run.id, tab: "" })}>${run.name}</a>`,
                   html`<${Status} status=${run.status} />`,
                   run.task ? t(`task.${run.task}`) : "",
@@ -73,7 +76,8 @@ function Runs() {
                 empty=${t("train.no_match")}
               />
               ${!isReport() && html`<${PutAside} key=${runs.length} onBack=${found.again} />`}
-              ${runs.length > SHOWN && html`<p class="hint">${t("train.more", { n: runs.length - SHOWN })}</p>`}`}
+              ${match.length > SHOWN && html`<p class="hint">${t("train.more", { n: match.length - SHOWN })}</p>`}`;
+      }}
     <//>`;
 }
 

@@ -122,6 +122,12 @@ export const Tabs = ({ items, current, name }) =>
 export const Field = ({ id, label, hint, children }) =>
   html`<div class="field"><label for=${id}>${label}</label>${children}${hint && html`<p class="hint" id=${`${id}-hint`}>${hint}</p>`}</div>`;
 
+/** A text field: what is typed stays while it has the focus, whatever is drawn meanwhile. `onChange` as of an input. */
+export function Text({ value, ...rest }) {
+  const [typed, type] = useState(null);
+  return html`<input ...${rest} value=${typed ?? value} onInput=${(event) => type(event.target.value)} onBlur=${() => type(null)} />`;
+}
+
 /** A status as a word with a sign; never by colour alone. */
 export const Status = ({ status }) => {
   const level = { running: "go", done: "ok", failed: "bad", stopped: "warn", interrupted: "warn" }[status] ?? "";
@@ -132,13 +138,13 @@ export const Status = ({ status }) => {
 export const Progress = ({ value, label }) =>
   html`<span class="progress"><progress max="1" value=${value || 0} aria-label=${label}></progress></span>`;
 
-/** A table that scrolls sideways by itself, reachable by keyboard. */
-export const Table = ({ name, head, rows, empty }) =>
+/** A table that scrolls sideways by itself, reachable by keyboard. `keys` are the ids of rows whose cells have a state. */
+export const Table = ({ name, head, rows, empty, keys }) =>
   html`<div class="table" role="group" aria-label=${name} tabindex="0">
     <table>
       <caption class="hidden">${name}</caption>
       <thead><tr>${head.map((cell, i) => (cell === "" ? html`<td key=${i}></td>` : html`<th key=${i} scope="col">${cell}</th>`))}</tr></thead>
-      <tbody>${rows.map((cells, i) => html`<tr key=${i}>${cells.map((cell, j) => html`<td key=${j}>${cell}</td>`)}</tr>`)}</tbody>
+      <tbody>${rows.map((cells, i) => html`<tr key=${keys ? keys[i] : i}>${cells.map((cell, j) => html`<td key=${j}>${cell}</td>`)}</tr>`)}</tbody>
     </table>
     ${!rows.length && empty && html`<p class="hint">${empty}</p>`}
   </div>`;

@@ -80,6 +80,11 @@ export function Drop({ id, label, hint, accept, onDone, onFiles }) {
     }
     return undefined;
   };
+  const chosen = (event) => {
+    const files = [...event.target.files];
+    event.target.value = ""; // else the same file, corrected, is no change
+    take(files);
+  };
   const drop = (event) => {
     event.preventDefault();
     setOver(false);
@@ -94,7 +99,7 @@ export function Drop({ id, label, hint, accept, onDone, onFiles }) {
   >
     <p id=${`${id}-label`}>${label}</p>
     <p>
-      <input id=${id} class="hidden" type="file" accept=${accept} multiple aria-describedby=${`${id}-label`} onChange=${(event) => take([...event.target.files])} />
+      <input id=${id} class="hidden" type="file" accept=${accept} multiple aria-describedby=${`${id}-label`} onChange=${chosen} />
       <label class="button" for=${id}>${t("upload.choose")}</label>
     </p>
     <p class="hint">${hint}</p>

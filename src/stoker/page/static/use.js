@@ -1,17 +1,25 @@
 // Use: talk to one or two models side by side, export with its replay, evaluate; every action is a command line.
-import { ApiError, get, post, postStream, useGet } from "./api.js";
+import { ApiError, get, post, postStream, remove, useGet } from "./api.js";
 import { chatLine, evalLine, exportLine } from "./commands.js";
 import { Servers } from "./deploy.js";
-import { Doing } from "./doing.js";
+import { Doing, isOn, useAction } from "./doing.js";
 import { Term } from "./glossary.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { number, t, time } from "./i18n.js";
 import { Lookup } from "./lookup.js";
 import { address, go, link } from "./router.js";
-import { Action, Command, Empty, Field, Loaded, Problem, Status, Table, Tabs } from "./ui.js";
+import { hasTokens } from "./rows.js";
+import { remember } from "./session.js";
+import { Action, Command, Empty, Field, Loaded, Problem, Status, Table, Tabs, Text } from "./ui.js";
 
 /** The sides of an address: runs by comma; one run alone stands beside itself without its tuning. */
 export const sidesOf = (ids, alone) => (ids.length > 1 ? ids.slice(0, 2).map((id) => ({ id, adapter: true })) : alone ? [{ id: ids[0], adapter: true }] : [{ id: ids[0], adapter: true }, { id: ids[0], adapter: false }]);
+
+/** What one side is sent: the questions that it has answered, each with its answer, and the new one. */
+export const messagesOf = (turns, at, text) => [
+  ...turns.filter((turn) => turn.answers[at]).flatMap((turn) => [{ role: "user", content: turn.text }, { role: "assistant", content: turn.answers[at] }]),
+  { role: "user", content: text },
+];
 
 /** Whether a run of some keys has something to switch off, so that its model answers without its tuning. */
 export const hasAdapter = (keys) => (keys?.["tune.method"] ?? keys?.tune ?? "full") !== "full";
@@ -27,10 +35,11 @@ function Chat({ runs, ids, route }) {
   const [busy, setBusy] = useState(false);
   const [system, setSystem] = useState("");
   const stop = useRef(null);
+  const came = useRef(false); // whether a part of an answer to the last question has come
   const { temperature = "0", max = "128" } = route.query;
   const nameOf = (side) => t(side.adapter ? "use.tuned" : "use.untuned", { name: runs.find((run) => run.id === side.id)?.name ?? side.id });
   const answer = async (side, at, history) => {
-    const messages = [...history.map((turn) => ({ role: "user", content: turn.text, said: turn.answers[at] })), { role: "user", content: text }].flatMap(({ said, ...turn }) => (said ? [turn, { role: "assistant", content: said }] : [turn]));
+    const messages = messagesOf(history, at, text);
     const body = { run: side.id, adapter: side.adapter, messages, temperature: Number(temperature), max_tokens: Number(max), ...(system ? { system } : {}) };
     await postStream(
       "/api/chat",
@@ -38,6 +47,7 @@ function Chat({ runs, ids, route }) {
       (event) => {
         if (event.error) throw new ApiError(502, event.error);
         const piece = event.text ?? "";
+        if (piece) came.current = true;
         set((old) => old.map((turn, i) => (i === history.length ? { ...turn, answers: turn.answers.map((said, j) => (j === at ? said + piece : said)) } : turn)));
       },
       stop.current.signal,
@@ -48,6 +58,7 @@ function Chat({ runs, ids, route }) {
     if (!text.trim() || busy) return;
     const history = turns;
     stop.current = new AbortController();
+    came.current = false;
     setError(null);
     setBusy(true);
     set([...history, { text, answers: sides.map(() => "") }]);
@@ -55,13 +66,17 @@ function Chat({ runs, ids, route }) {
     const done = await Promise.allSettled(sides.map((side, i) => answer(side, i, history)));
     const failed = done.find((one) => one.status === "rejected" && one.reason.name !== "AbortError");
     if (failed) setError(failed.reason);
+    if (!came.current) {
+      set(history);
+      write((now) => now || text);
+    }
     setBusy(false);
   };
   useEffect(() => () => stop.current?.abort(), []);
   const query = (change) => go({ query: change }, { replace: true });
   return html`<div class="row">
-      <${Field} id="temperature" label=${html`<${Term} id="temperature" />`}><input id="temperature" type="number" min="0" max="2" step="0.1" aria-label=${t("g.temperature.name")} value=${temperature} onChange=${(event) => query({ temperature: event.target.value })} /><//>
-      <${Field} id="max" label=${html`<${Term} id="max_tokens" />`}><input id="max" type="number" min="1" max="4096" aria-label=${t("g.max_tokens.name")} value=${max} onChange=${(event) => query({ max: event.target.value })} /><//>
+      <${Field} id="temperature" label=${html`<${Term} id="temperature" />`}><${Text} id="temperature" type="number" min="0" max="2" step="0.1" aria-label=${t("g.temperature.name")} value=${temperature} onChange=${(event) => query({ temperature: event.target.value })} /><//>
+      <${Field} id="max" label=${html`<${Term} id="max_tokens" />`}><${Text} id="max" type="number" min="1" max="4096" aria-label=${t("g.max_tokens.name")} value=${max} onChange=${(event) => query({ max: event.target.value })} /><//>
       <${Field} id="system" label=${t("use.system")}><input id="system" value=${system} onInput=${(event) => setSystem(event.target.value)} /><//>
       ${ids.length < 2 && canCompare && html`<label><input type="checkbox" checked=${!alone} onChange=${(event) => query({ alone: event.target.checked ? null : "1" })} /> ${t("use.beside_untuned")}</label>`}
     </div>
@@ -94,38 +109,57 @@ function Export({ run }) {
   const [named, setTo] = useState(null);
   const to = named ?? `${run.name}-${format}`;
   const folder = `${run.folder.slice(0, run.folder.lastIndexOf("/"))}/exports/${to}`;
-  const [id, started] = useState("");
+  const [id, started] = useAction("export", run.id);
   const press = async () => started((await post("/api/actions", { verb: "export", run: run.id, options: { format, to } })).id);
   return html`<p>${t("use.export_about")}</p>
     <div class="row">
       <${Field} id="format" label=${t("use.format")}><select id="format" value=${format} onChange=${(event) => setFormat(event.target.value)}>${formats.map((name) => html`<option key=${name} value=${name}>${t(`format.${name}`)}</option>`)}</select><//>
-      <${Field} id="to" label=${t("use.folder")}><input id="to" value=${to} onChange=${(event) => setTo(event.target.value)} /><//>
+      <${Field} id="to" label=${t("use.folder")}><${Text} id="to" value=${to} onChange=${(event) => setTo(event.target.value)} /><//>
     </div>
     <${Action} id="export" label=${t("use.export")} kind="primary" line=${exportLine(run, format, folder)} onPress=${press} />
     <${Doing} id=${id} />`;
+}
+
+/** The first tab of a run: what its model is asked; none where it writes no answers. */
+export const talkOf = (task) => (({ ranking: ["lookup"], reward: [], module: [] })[task] ?? ["chat"]);
+
+/** Options of an evaluation, without those that have no effect together. */
+export function evaluationOptions({ task, compare, answers, prompts, against }) {
+  if (against) return { ...(answers ? { answers } : {}), against };
+  if (answers) return { answers, ...(prompts ? { prompts } : {}) };
+  return compare && hasTokens(task) ? { compare: true } : {};
 }
 
 function Evaluate({ run, runs }) {
   const [compare, set] = useState(true);
   const [prompts, setPrompts] = useState("");
   const [against, setAgainst] = useState("");
-  const [id, started] = useState("");
+  const [id, started] = useAction("eval", run.id);
   const files = useGet("/api/data");
   const [answers, setAnswers] = useState("");
   const other = runs.find((one) => one.id === against);
-  const options = { ...(compare && !other ? { compare: true } : {}), ...(answers ? { answers } : {}), ...(answers && prompts ? { prompts } : {}), ...(other ? { against } : {}) };
+  const options = evaluationOptions({ task: run.task, compare, answers, prompts, against: other ? against : "" });
+  const canCompare = hasTokens(run.task) && !answers && !other;
   const words = Object.entries(options).flatMap(([name, value]) => (value === true ? [`--${name}`] : [`--${name}`, name === "against" ? other.folder : value]));
-  const uploaded = (files.data?.data ?? []).map((file) => html`<option key=${file.id} value=${file.path}>${file.name}</option>`);
+  const uploaded = (files.data?.data ?? []).filter((file) => file.done).map((file) => html`<option key=${file.id} value=${file.path}>${file.name}</option>`);
   const press = async () => started((await post("/api/actions", { verb: "eval", run: run.id, options })).id);
   return html`<p>${t("use.eval_about")}</p>
     <div class="row">
-      <label><input type="checkbox" checked=${compare} onChange=${(event) => set(event.target.checked)} /> ${t("use.eval_compare")}</label>
+      <label><input type="checkbox" checked=${compare && canCompare} disabled=${!canCompare} onChange=${(event) => set(event.target.checked)} /> ${t("use.eval_compare")}</label>
       <${Field} id="answers" label=${t("use.eval_answers")}><select id="answers" value=${answers} onChange=${(event) => setAnswers(event.target.value)}><option value="">${t("use.eval_held_out")}</option>${uploaded}</select><//>
-      <${Field} id="prompts" label=${t("use.eval_prompts")}><select id="prompts" disabled=${!answers} value=${prompts} onChange=${(event) => setPrompts(event.target.value)}><option value="">${t("use.no_second")}</option>${uploaded}</select><//>
+      <${Field} id="prompts" label=${t("use.eval_prompts")}><select id="prompts" disabled=${!answers || Boolean(other)} value=${prompts} onChange=${(event) => setPrompts(event.target.value)}><option value="">${t("use.no_second")}</option>${uploaded}</select><//>
       <${Field} id="against" label=${t("use.eval_against")}><select id="against" value=${against} onChange=${(event) => setAgainst(event.target.value)}><option value="">${t("use.no_second")}</option>${runs.filter((one) => one.id !== run.id && one.step > 0).map((one) => html`<option key=${one.id} value=${one.id}>${one.name}</option>`)}</select><//>
     </div>
     <${Action} id="evaluate" label=${t("use.evaluate")} kind="primary" line=${evalLine(run, words)} onPress=${press} />
     <${Doing} id=${id} />`;
+}
+
+/** What an action has said, on request, and its end. */
+function Output({ one, onStop }) {
+  const [open, set] = useState(false);
+  return html`<div class="row"><button type="button" class="quiet" aria-expanded=${open} onClick=${() => set(!open)}>${t("use.output")}</button>
+      ${isOn(one.status) && html`<${Action} label=${t("run.stop")} onPress=${() => remove(`/api/actions/${encodeURIComponent(one.id)}`).then(onStop)} />`}</div>
+    ${open && html`<${Doing} id=${one.id} />`}`;
 }
 
 function Done() {
@@ -133,7 +167,13 @@ function Done() {
   const [script, set] = useState("");
   return html`<${Action} label=${t("use.script")} onPress=${async () => set(await get("/api/script"))} />
     ${script && html`<pre class="log" tabindex="0" aria-label=${t("use.script")}>${script}</pre>`}
-    <${Loaded} of=${found}>${({ actions }) => html`<${Table} name=${t("use.tab.actions")} head=${[t("run.when"), t("run.status"), t("ui.command")]} empty=${t("use.no_actions")} rows=${actions.map((one) => [time(one.begun ?? one.time), html`<${Status} status=${one.status} />`, html`<${Command} line=${one.command} />`])} />`}<//>`;
+    <${Loaded} of=${found}>${({ actions }) => html`<${Table} name=${t("use.tab.actions")} head=${[t("run.when"), t("run.status"), t("ui.command"), ""]} empty=${t("use.no_actions")} keys=${actions.map((one) => one.id)} rows=${actions.map((one) => [time(one.begun ?? one.time), html`<${Status} status=${one.status} />`, html`<${Command} line=${one.command} />`, html`<${Output} one=${one} onStop=${found.again} />`])} />`}<//>`;
+}
+
+/** A run that there is no more is forgotten. */
+function Unknown({ name }) {
+  useEffect(() => remember({ run: "" }), [name]);
+  return html`<p class="problem" role="alert">${t("use.unknown", { name })}</p>`;
 }
 
 export default function Use({ route }) {
@@ -143,24 +183,23 @@ export default function Use({ route }) {
     <${Loaded} of=${found}>
       ${({ runs }) => {
         const usable = runs.filter((run) => run.step > 0);
-        const ranks = runs.find((one) => one.id === (ids[0] ?? usable[0]?.id))?.task === "ranking";
-        const first = ranks ? "lookup" : "chat";
-        const tab = route.tab || first;
-        const tabs = html`<${Tabs} name=${t("place.use")} current=${tab} items=${[first, "deploy", "export", "evaluate", "actions"].map((name) => [name, t(`use.tab.${name}`)])} />`;
+        const names = [...talkOf(runs.find((one) => one.id === (ids[0] ?? usable[0]?.id))?.task), "deploy", "export", "evaluate", "actions"];
+        const tab = route.tab || names[0];
+        const tabs = html`<${Tabs} name=${t("place.use")} current=${tab} items=${names.map((name) => [name, t(`use.tab.${name}`)])} />`;
         if (!usable.length && tab === "deploy") return html`${tabs}<${Servers} />`; // they outlive their runs
         if (!usable.length) return html`<${Empty} title=${t("use.none")} text=${t("use.none_text")}><a class="button primary" href=${link({ place: "start" })}>${t("job.pick_recipe")}</a><//>`;
         const chosen = ids.length ? ids : [usable[0].id];
         const run = runs.find((one) => one.id === chosen[0]);
-        if (!run) return html`<p class="problem" role="alert">${t("use.unknown", { name: chosen[0] })}</p>`;
         const pick = (at) => (event) => {
           const next = [...chosen];
           next[at] = event.target.value;
           location.hash = address({ ...route, run: next.filter(Boolean).join(",") });
         };
         const list = (at, empty) => html`<select id=${`model-${at}`} value=${chosen[at] ?? ""} onChange=${pick(at)}>${empty && html`<option value="">${empty}</option>`}${usable.map((one) => html`<option key=${one.id} value=${one.id}>${one.name}</option>`)}</select>`;
+        if (!run) return html`<${Unknown} name=${chosen[0]} /><div class="row"><label for="model-0">${t("use.model")}</label>${list(0, t("use.no_second"))}</div>`;
         return html`<div class="row"><label for="model-0">${t("use.model")}</label>${list(0)}<label for="model-1">${t("use.second")}</label>${list(1, t("use.no_second"))}<span class="hint">${t("use.trained", { step: number(run.step) })}</span></div>
           ${tabs}
-          ${tab === "deploy" ? html`<${Servers} run=${run} />` : tab === "export" ? html`<${Export} key=${run.id} run=${run} />` : tab === "evaluate" ? html`<${Evaluate} key=${run.id} run=${run} runs=${runs} />` : tab === "actions" ? html`<${Done} />` : ranks ? html`<${Lookup} key=${run.id} run=${run} />` : html`<${Chat} key=${chosen.join(",")} runs=${runs} ids=${chosen} route=${route} />`}`;
+          ${tab === "deploy" ? html`<${Servers} run=${run} />` : tab === "export" ? html`<${Export} key=${run.id} run=${run} />` : tab === "evaluate" ? html`<${Evaluate} key=${run.id} run=${run} runs=${runs} />` : tab === "actions" ? html`<${Done} />` : names[0] === "lookup" ? html`<${Lookup} key=${run.id} run=${run} />` : html`<${Chat} key=${chosen.join(",")} runs=${runs} ids=${chosen} route=${route} />`}`;
       }}
     <//>`;
 }

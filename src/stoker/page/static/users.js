@@ -53,7 +53,7 @@ export function Users() {
     <p>${t("users.about")}</p>
     <${Loaded} of=${found}>
       ${(all) => html`${all.editable ? html`<${Add} file=${all.file} onDone=${found.again} />` : html`<p class="note">${t("users.no_file")}</p><${Command} line="stoker ui --users FILE" />`}
-        <${Table} name=${t("users.title")} head=${[t("users.name"), t("users.role"), ""]} rows=${rows(all)} />`}
+        <${Table} keys=${all.users.map((user) => user.name)} name=${t("users.title")} head=${[t("users.name"), t("users.role"), ""]} rows=${rows(all)} />`}
     <//>
     <${Log} />`;
 }

@@ -160,7 +160,7 @@ def _shorter(asked: _Asked) -> Iterator[Candidate]:
 
 def _tuning(asked: _Asked) -> Iterator[Candidate]:
     """Adapters instead of all weights, on a base in 4 bits if need be."""
-    for tuning in LIGHTER.get(asked.work.tuning, ()):
+    for tuning in () if "adapters" in asked.work.refused else LIGHTER.get(asked.work.tuning, ()):
         changed = replace(asked.work, tuning=tuning, quantise="none")
         if asked.fits(work=changed):
             yield "adapters instead of all weights", f"tune={tuning}", inf, changed, asked.cluster

@@ -8,6 +8,7 @@ from math import inf
 from stoker.hardware.cluster import Cluster
 from stoker.job.resolved import ResolvedJob
 from stoker.plan.reliability import HOUR, Forecast, InterruptionCost, forecast, mean_between
+from stoker.plan.saved_activations import FLOAT
 from stoker.plan.search import LayoutPlan
 from stoker.plan.setting import Setting
 from stoker.plan.speed import tokens_per_step
@@ -86,10 +87,11 @@ class Cost:
 
 
 def checkpoint_bytes(setting: Setting) -> float:
-    """Bytes of a checkpoint: the trained weights and their optimizer states."""
-    work, software = setting.work, setting.software
-    full = work.tuning == "full"
-    return float(work.trained * ((software.weights if full else 4) + software.states + software.outer))
+    """Bytes of a checkpoint: the trained weights, their optimizer states, and each process' error of PowerSGD."""
+    work, software, layout = setting.work, setting.software, setting.layout
+    weights = software.weights if work.tuning == "full" else FLOAT
+    errors = FLOAT * layout.data * layout.context if layout.compress == "powersgd" else 0
+    return float(work.trained * (weights + software.states + software.outer + errors))
 
 
 def saving_of(setting: Setting, step: float) -> InterruptionCost:

@@ -6,6 +6,8 @@ import json
 import shutil
 import socket
 import threading
+import time
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -17,7 +19,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from stoker import sockets
-from stoker.errors import Problem, RunFailed, UserError, reason_of
+from stoker.errors import Problem, RunFailed, UserError, reason_of, typed_reason
 from stoker.files import replace_file
 from stoker.frames import PeerRefused
 from stoker.sparse.eviction_pass import EvictionPlan
@@ -28,6 +30,7 @@ from stoker.sparse.table_settings import Admission, DiskTier, Eviction, TableSet
 
 STATE = ("ids", "values", "optimizer", "seen", "last", "removed", "buckets", "sketch", "evicted")
 _BACKLOG = 128
+_AGAIN = 0.1  # seconds until connections are accepted again after an error
 _REMEMBERED = 1000  # maximum number of remembered runs whose rows were dropped
 _STRANGERS = 64  # maximum of unauthenticated connections
 _LOCK, _RUN = "table-server.lock", "run.json"  # beside the folders of rows
@@ -60,6 +63,7 @@ class RowServer:
         self._listening = sockets.listen(listen, backlog=_BACKLOG)
         self.address: Address = self._listening.getsockname()[:2]
         self._lock = threading.Lock()
+        self._is_closed = False
         self._run: Message = {}
         self._shards: list[ServedShard] = []
         self._dropped: list[str] = []  # names of runs whose rows were dropped
@@ -77,7 +81,10 @@ class RowServer:
             try:
                 connection, _ = self._listening.accept()
             except OSError:
-                return
+                if self._is_closed:
+                    return
+                time.sleep(_AGAIN)  # too many files are open, or the trainer's network failed
+                continue
             if len(self._strangers) >= _STRANGERS:
                 connection.close()
                 continue
@@ -86,6 +93,7 @@ class RowServer:
 
     def close(self) -> None:
         """Stops serving; files on disk are kept."""
+        self._is_closed = True
         with suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
@@ -107,6 +115,12 @@ class RowServer:
                 self._converse(connection)
             except (UserError, ValueError) as error:
                 connection.send({"error": str(error)})
+            except (ConnectionError, TimeoutError, PeerRefused):
+                raise  # the trainer has gone
+            except Exception as error:
+                connection.send({"error": typed_reason(error)})
+                if not isinstance(error, OSError):
+                    traceback.print_exc()
         except (OSError, PeerRefused):
             pass
         finally:

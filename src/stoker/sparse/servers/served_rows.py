@@ -50,7 +50,7 @@ class _Lookup:
 
 
 class ServedRows:
-    """A `RowSource` whose rows are stored by servers.
+    """Rows that servers store, with the methods of `stoker.sparse.exchanged_rows.ExchangedRows`.
 
     Args:
         links: connections to all servers.

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stoker.errors import Problem, UserError
+from stoker.errors import Problem, RunFailed, UserError, typed_reason
 from stoker.sparse.eviction_pass import Candidates, EvictionPlan
 from stoker.sparse.servers.step_log import StepLog
 from stoker.sparse.sparse_state import SparseState, TableState
@@ -232,15 +232,20 @@ class ServedShard:
         return len(found.pushes) == len(found.commits) == self._trainers
 
     def _advance(self) -> None:
-        """Makes the steps that are complete. One that cannot be written does not count, and no other is made."""
+        """Makes the steps that are complete; after one that fails, no other is made.
+
+        A step that cannot be written does not count. One that was written and then failed leaves the rows partly
+        changed: the next start of the server makes it from the log.
+        """
         self._check()
         self._changed.notify_all()
         try:
             self._make_steps()
-        except UserError as error:
-            self._ended = error
+        except Exception as error:
+            is_explained = isinstance(error, UserError)
+            self._ended = error if is_explained else RunFailed(f"a step could not be made: {typed_reason(error)}")
             self._changed.notify_all()
-            raise
+            raise self._ended from None if is_explained else error
 
     def _make_steps(self) -> None:
         while self._is_complete(self.step):

@@ -13,6 +13,7 @@ from stoker.frames import PeerRefused
 from stoker.sparse.servers.server_connection import Address, Message, ServerConnection
 
 _AGAIN = 0.1  # seconds between two attempts to reach a server
+_MOST_LOSSES = 10  # times that a server may be lost before it answers a request
 
 
 class ServerLink:
@@ -38,6 +39,7 @@ class ServerLink:
         self._steps: dict[int, int] = {}  # by layout, steps that it is known to have made
         self.connection: ServerConnection
         self.losses = -1
+        self._unanswered = 0  # losses since the last answer
         self._connect()
 
     def tell(self, message: Message, arrays: Sequence[np.ndarray] = ()) -> None:
@@ -70,8 +72,9 @@ class ServerLink:
             try:
                 answer = self.connection.receive()
             except (OSError, PeerRefused):
-                self._connect()
+                self._return()
                 continue
+            self._unanswered = 0
             self._check(answer[0])
             if "step" in answer[0]:
                 self._made(self._asked[0]["layout"], answer[0]["step"])
@@ -92,7 +95,7 @@ class ServerLink:
                 try:
                     answer = self.connection.receive()
                 except (OSError, PeerRefused):
-                    self._connect()
+                    self._return()
                     at = 0
                     continue
                 self._check(answer[0])
@@ -100,14 +103,14 @@ class ServerLink:
                     break
                 at += 1
                 if at > given:
-                    given = at
+                    given, self._unanswered = at, 0
                     yield answer
         except GeneratorExit:  # the consumer has stopped early
             self._asked, self._streams = None, False
             self.connection.close()
             self._connect()
             raise
-        self._asked, self._streams = None, False
+        self._asked, self._streams, self._unanswered = None, False, 0
 
     def _check_free(self) -> None:
         if self._streams:
@@ -116,6 +119,16 @@ class ServerLink:
     def close(self) -> None:
         """Ends the connection."""
         self.connection.close()
+
+    def _return(self) -> None:
+        """Connects to a server that was lost before it answered a request, which may be what ends it."""
+        self._unanswered += 1
+        if self._unanswered > _MOST_LOSSES:
+            message = f"the server of rows at {self._name} was lost {self._unanswered} times before it answered"
+            raise RunFailed(f"{message} a request; its output may have the reason")
+        if self._unanswered > 1:
+            time.sleep(_AGAIN)
+        self._connect()
 
     def _connect(self) -> None:
         """Connects, and repeats the messages of unmade steps and the pending request."""

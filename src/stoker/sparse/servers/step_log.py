@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 
@@ -96,8 +96,8 @@ class StepLog:
             first: the number of those steps.
             bases, evicted: from `EvictedIds.saved`.
         """
+        partial = self._folder / "partial"
         try:
-            partial = self._folder / "partial"
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
             for number, part in enumerate(parts):
@@ -115,7 +115,8 @@ class StepLog:
                 os.fsync(counted.fileno())
             target = self._folder / f"snapshot-{self._newest() + 1}"
             partial.rename(target)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(partial, ignore_errors=True)
             raise DiskFailed(f"{self._folder} cannot be written: {reason_of(error)}") from error
         self._file.close()
         self.first = first

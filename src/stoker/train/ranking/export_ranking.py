@@ -27,8 +27,8 @@ from stoker.models.quantise import device_for
 from stoker.online_store.row_backends import tables_of
 from stoker.online_store.row_reader import RowReader
 from stoker.online_store.shard_writer import SHARD_ROWS, write_shards
-from stoker.online_store.store_version import StoreWriter, TableDelta
-from stoker.online_store.store_writers import keep_newest, scheme_of, shown_place, store_errors, writer_of
+from stoker.online_store.store_version import TableDelta
+from stoker.online_store.store_writers import StoreWriter, keep_newest, scheme_of, shown_place, store_errors, writer_of
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.runs.run_folder import RunFolder
 from stoker.sparse.embeddings import Embeddings

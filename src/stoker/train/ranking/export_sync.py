@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from stoker.checkpoint.object_collectives import by_first, rank, run_on_all_ranks
 from stoker.errors import RunFailed, UserError
 from stoker.online_store.row_backends import StoreError
-from stoker.online_store.store_version import StoreWriter, TableDelta
-from stoker.online_store.store_writers import keep_newest, store_errors
+from stoker.online_store.store_version import TableDelta
+from stoker.online_store.store_writers import StoreWriter, keep_newest, store_errors
 from stoker.runs.run_folder import RunFolder, StepMetrics
 from stoker.sparse.embeddings import Embeddings
 from stoker.sparse.stored_embeddings import stored_tables

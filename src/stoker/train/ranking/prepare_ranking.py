@@ -72,7 +72,8 @@ def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: 
     if mesh is None:
         apply_job_to_blocks(job, tower, device)
     else:
-        parts = spread_module(tower, mesh, compiled=job.train.compile, compute=device.autocast_dtype)
+        with loaded.errors_at_their_keys():
+            parts = spread_module(tower, mesh, compiled=job.train.compile, compute=device.autocast_dtype)
         assert parts.root is not None
         task.root = parts.root
     return Prepared(

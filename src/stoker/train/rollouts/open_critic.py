@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from stoker.checkpoint.load_run import state_at
-from stoker.errors import UserError
+from stoker.errors import UserError, placed_errors
 from stoker.hardware.process_device import Device
 from stoker.job.layout import layout_of
 from stoker.job.load_job import LoadedJob, load_job
@@ -39,16 +39,14 @@ def open_critic(named: str, loaded: LoadedJob, base: Path, device: Device, text:
         UserError: the model or run does not exist, its model gives no scores, it cannot be laid out as the policy is,
             or its tokenizer differs; the error names the key.
     """
-    try:
+    hint = "name a run of task reward on the policy's model, or the policy's model itself"
+    with placed_errors(lambda p: loaded.problem(KEY, p.message, p.suggestion or hint)):
         job, first = _of_model(named, loaded) if find_model(named, base, or_run=True) else _of_run(named, loaded, base)
         theirs = replace(loaded, job=job)
         tokens = open_text_side(theirs, base).tokenizer.get_vocab()
         if tokens != text.tokenizer.get_vocab():
             raise UserError(f"the critic {named} has another tokenizer than the policy")
         built = build_meta(job, base, device, first=first)
-    except UserError as error:
-        hint = "name a run of task reward on the policy's model, or the policy's model itself"
-        raise UserError(*(loaded.problem(KEY, p.message, p.suggestion or hint) for p in error.problems)) from error
     problem = layout_problem(unwrap(built.model), layout_of(loaded.job), loaded)
     if problem is not None:
         raise UserError(loaded.problem(KEY, f"the critic {named}: {problem.message}", problem.suggestion))

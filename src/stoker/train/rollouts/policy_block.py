@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -222,7 +223,9 @@ def checks(view: View, name: str, usual_kl: float, usual_place: str) -> Iterator
         if view.value(f"parallel.{axis}") > 1:
             message = f"`task: {name}` samples answers with a cache of keys and values, which {axis} splits"
             yield from view.at_each([f"parallel.{axis}"], message, "spread it by data, shard or tensor")
-    if view.value("tune.method") == "prefix" and view.value("parallel.shard") != "none":
+    method = view.value("tune.method")
+    prefix = method == "prefix" or (method == "p-tuning" and view.value("tune.deep"))
+    if prefix and view.value("parallel.shard") != "none":
         message = f"`task: {name}` samples answers, and a prefix' encoder is not gathered for that"
         yield from view.at_each(["parallel.shard", "tune.method"], message, "write shard: none, or another method")
     if view.value("tune.dropout"):
@@ -274,15 +277,39 @@ def _kl(view: View, name: str, usual_kl: float, usual_place: str) -> Iterator[Pr
 
 
 def _numbers(view: View, name: str) -> Iterator[Problem]:
+    yield from if_known(_whole_steps(view, name))
+    yield from if_known(_equal_shares(view, name))
+
+
+def if_known(problems: Iterator[Problem]) -> Iterator[Problem]:
+    """Yields problems until they depend on a number that is not known yet."""
+    from stoker.job.conflict_view import CannotTellError
+
+    with suppress(CannotTellError):
+        yield from problems
+
+
+def _whole_steps(view: View, name: str) -> Iterator[Problem]:
+    """Yields the problem of a batch that spans rounds; the job.yaml of an earlier version's run may record one."""
+    from stoker.job.layout_conflicts import batch_of
+
     prompts, answers = view.value(f"{name}.prompts"), view.value(f"{name}.answers") or 1
-    batch, data = view.value("train.batch"), view.value("parallel.data")
-    if isinstance(batch, int) and prompts * answers % batch:
+    batch = batch_of(view)
+    if prompts * answers % batch and not view.is_recorded("train.batch"):
         message = f"train.batch is {batch}, which does not divide the {prompts * answers} answers of an iteration"
-        keys = ["train.batch", f"{name}.prompts", f"{name}.answers"]
+        keys = ["train.batch", "train.micro_batch", f"{name}.prompts", f"{name}.answers"]
         yield from view.at_each(keys, message, f"write a divisor of {prompts} x {answers}")
-    if isinstance(data, int) and prompts % data:
+
+
+def _equal_shares(view: View, name: str) -> Iterator[Problem]:
+    """Yields the problem of processes with unequally many prompts; see `_whole_steps`."""
+    from stoker.job.layout_conflicts import data_of
+
+    prompts, data = view.value(f"{name}.prompts"), data_of(view)
+    if prompts % data and not view.is_recorded("parallel.data"):
         message = f"{prompts} prompts cannot be shared by {data} data-parallel processes"
-        yield from view.at_each([f"{name}.prompts", "parallel.data"], message, f"write a multiple of {data}")
+        keys = [f"{name}.prompts", "parallel.data", "parallel.devices"]
+        yield from view.at_each(keys, message, f"write a multiple of {data}")
 
 
 def _reference(view: View, name: str) -> Iterator[Problem]:

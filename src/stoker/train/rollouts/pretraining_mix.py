@@ -71,7 +71,7 @@ def open_mix(block: PtxBlock, loaded: LoadedJob, base: Path, text: TextSide) -> 
     """
     job = loaded.job
     key = f"{job.task}.ptx.data"
-    source = ResolvedSource(path=block.data, too_long="split")
+    source = ResolvedSource(path=block.data, too_long="split", stream=False)
     alone = job.model_copy(
         update={
             "task": "sft",

@@ -53,8 +53,22 @@ def _import_paths(view: View) -> Iterator[Problem]:
 def _held_out(view: View) -> Iterator[Problem]:
     from stoker.job.conflicts import two_evaluations
 
+    if view.value("task") != "module":
+        return
     if view.value("module.evaluate"):
         yield from two_evaluations(view, "module.evaluate")
+    elif _is_number(view, "evaluate.fraction"):
+        message = "`evaluate.fraction` holds out rows of `data`, and `task: module` has a dataset of its own"
+        yield from view.at_each(["evaluate.fraction"], message, "name the held-out dataset in `module.evaluate`")
+    if _is_number(view, "evaluate.rows"):
+        message = "`evaluate.rows` has no effect in `task: module`, which evaluates all samples of `module.evaluate`"
+        yield from view.at_each(["evaluate.rows"], message, "remove it")
+
+
+def _is_number(view: View, key: str) -> bool:
+    """Returns whether a number above 0 was written; a run of an earlier version may have recorded one."""
+    value = view.value(key)
+    return view.given(key) and value != "all" and value > 0 and not view.is_recorded(key)
 
 
 def _prepare(loaded: LoadedJob, device: Device, mesh: Mesh | None, _: Path) -> Prepared:
@@ -74,7 +88,8 @@ def _prepare(loaded: LoadedJob, device: Device, mesh: Mesh | None, _: Path) -> P
     loss = import_path(block.loss, "module.loss", loaded)
     data = import_path(block.data, "module.data", loaded)()
     held_out = import_path(block.evaluate, "module.evaluate", loaded)() if block.evaluate else None
-    return prepare_module(loaded.job, model, loss=loss, data=data, held_out=held_out, device=device, mesh=mesh)
+    with loaded.errors_at_their_keys():
+        return prepare_module(loaded.job, model, loss=loss, data=data, held_out=held_out, device=device, mesh=mesh)
 
 
 def _toy(loaded: LoadedJob) -> tuple[dict[str, Any], int, tuple[str, ...]]:

@@ -19,6 +19,7 @@ from stoker.train.rollouts.policy_block import (
     clipped_objective,
     common_settings,
     copies_of,
+    if_known,
     names_of,
     roles_of,
     toy_keys,
@@ -121,15 +122,18 @@ def _checks(view: View) -> Iterator[Problem]:
     if view.value("ppo.kl_target") is None and view.differs("ppo.kl_horizon"):
         message = "`kl_horizon` has no effect with a fixed coefficient"
         yield from view.at_each(["ppo.kl_horizon"], message, "remove it, or write kl_target: 6.0")
-    yield from _policy_is_trained(view)
+    yield from if_known(_policy_is_trained(view))
 
 
 def _policy_is_trained(view: View) -> Iterator[Problem]:
-    """Yields the problem of a warm-up of the critic that takes the whole run."""
-    warmup, steps, batch = view.value("ppo.critic_warmup"), view.value("steps"), view.value("train.batch")
-    answers = view.value("ppo.prompts") * view.value("ppo.answers")
-    of_round = answers * view.value("ppo.epochs") // batch if isinstance(batch, int) else view.value("ppo.epochs")
-    if warmup and steps is not None and of_round and warmup * of_round > steps:
+    """Yields the problem of a warm-up of the critic that takes the whole run; an earlier version's run may have one."""
+    from stoker.job.layout_conflicts import batch_of
+
+    warmup, steps = view.value("ppo.critic_warmup"), view.value("steps")
+    if not warmup or steps is None or view.is_recorded("ppo.critic_warmup"):
+        return
+    of_round = view.value("ppo.prompts") * view.value("ppo.answers") * view.value("ppo.epochs") // batch_of(view)
+    if warmup * of_round > steps:
         message = f"the critic is trained alone for {warmup * of_round} steps, and the run has {steps}"
         hint = f"write at most {steps // of_round} rounds"
         yield from view.at_each(["ppo.critic_warmup", "steps"], message, hint)

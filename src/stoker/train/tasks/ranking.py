@@ -173,6 +173,10 @@ def _precision(view: View) -> Iterator[Problem]:
     if view.task.name == "ranking" and view.value("train.precision") == "fp16":
         message = "`precision: fp16` scales the loss, and rows of tables are not scaled back"
         yield from view.at_each(["train.precision", "task"], message, "write bf16 or fp32")
+    key = "ranking.table.dtype"
+    if view.value("train.precision") == "fp64" and view.differs(key) and not view.is_recorded(key):
+        message = f"`dtype: {view.value(key)}` has no effect with `precision: fp64`, which has rows of float64"
+        yield from view.at_each([key, "train.precision"], message, "remove one of them")
 
 
 def _engine(view: View) -> Iterator[Problem]:

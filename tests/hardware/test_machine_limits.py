@@ -1,0 +1,28 @@
+"""Errors of the machine are recognised, whichever library raises them."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from safetensors import SafetensorError
+
+from stoker.hardware.machine_limits import SPACE, machine_problem
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        SafetensorError("Error while serializing: I/O error: Disk quota exceeded (os error 122)"),
+    ],
+)
+def test_a_full_disk_is_recognised_in_the_error_of_any_library(error: Exception) -> None:
+    problem = machine_problem(error)
+    assert problem is not None
+    assert problem.message == SPACE
+
+
+def test_a_damaged_file_is_no_problem_of_the_machine() -> None:
+    assert machine_problem(SafetensorError("Error while deserializing header: header too large")) is None

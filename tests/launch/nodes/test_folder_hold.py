@@ -1,0 +1,46 @@
+"""The lock of the run's folder, where a node that led before may still hold it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from stoker.errors import RunFailed, UserError
+from stoker.job import load_job
+from stoker.launch.nodes import folder_hold
+from stoker.launch.nodes.folder_hold import FolderHold
+from stoker.launch.run_spec import RunSpec
+from stoker.runs import run_folder
+from stoker.runs.run_folder import RunFolder
+
+JOB = """
+task: module
+module: {model: "torch.nn:Linear", loss: "torch.nn:MSELoss", data: "torch:ones"}
+steps: 2
+train: {batch: 4}
+"""
+
+
+def test_a_lost_leaders_lock_is_waited_for_as_long_as_file_systems_keep_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    spec = RunSpec(load_job(tmp_path / "job.yaml"), tmp_path, tmp_path / "run")
+    now = time.monotonic()
+    monkeypatch.setattr(folder_hold, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(run_folder, "PATIENCE", 0)
+    with FolderHold(spec, RunFolder(spec.output).take) as hold:
+        with RunFolder(spec.output).take():
+            with pytest.raises(UserError, match="another process is training") as refused:
+                hold.hold(lately_led=False)
+            assert refused.value.exit_code == 2
+            assert hold.hold(lately_led=True) is None
+            now += 400  # CephFS evicts a lost client after 300 s
+            assert hold.hold(lately_led=True) is None
+            now += 300
+            with pytest.raises(RunFailed, match="another process is training"):  # exit code 1: it may be started again
+                hold.hold(lately_led=True)
+        assert hold.hold(lately_led=True) is not None

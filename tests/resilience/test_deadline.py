@@ -1,0 +1,37 @@
+"""The end at the deadline after SIGTERM, with the exit code on which the job is requeued."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+ENDS = """
+import time
+from stoker.job.blocks.faults_block import FaultsBlock
+from stoker.resilience.deadline import end_in_time
+end_in_time(FaultsBlock(deadline=1, requeue=99))
+time.sleep(30)
+"""
+
+
+@pytest.mark.parametrize("errors", ["closed", "full", "unread"])
+def test_the_deadline_is_kept_where_standard_error_cannot_be_written(errors: str) -> None:
+    reads, writes = os.pipe()
+    if errors == "closed":
+        os.close(reads)
+    elif errors == "unread":
+        os.set_blocking(writes, False)
+        while True:
+            try:
+                os.write(writes, bytes(1 << 12))
+            except BlockingIOError:
+                break
+        os.set_blocking(writes, True)
+    else:
+        os.close(writes)
+        writes = os.open("/dev/full", os.O_WRONLY)
+    ended = subprocess.run([sys.executable, "-c", ENDS], stderr=writes, check=False, timeout=25)
+    assert ended.returncode == 99

@@ -1,0 +1,44 @@
+"""A signal that comes while the progress is printed."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import threading
+import time
+
+from rich.console import Console
+
+from stoker.job.blocks.faults_block import FaultsBlock
+from stoker.resilience.heartbeat import Heart
+from stoker.resilience.stop_signals import STOPPING
+from stoker.train.progress import Display
+from stoker.train.stop_request import StopRequest
+
+
+def test_a_signal_within_a_print_stops_the_run_with_its_step() -> None:
+    """The pipe is full until the reader continues, so the signal interrupts the write."""
+    reads, writes = os.pipe()
+    stream = io.TextIOWrapper(io.BufferedWriter(io.FileIO(writes, "w"), 64), write_through=True)
+    display = Display(10, console=Console(file=stream, width=200, highlight=False))
+    stop = StopRequest(faults=FaultsBlock(), heart=Heart(), display=display)
+    main, found = threading.get_ident(), list[bytes]()
+
+    def interrupt() -> None:
+        time.sleep(0.2)
+        signal.pthread_kill(main, signal.SIGINT)
+        time.sleep(0.2)
+        while part := os.read(reads, 1 << 16):
+            found.append(part)
+
+    thread = threading.Thread(target=interrupt)
+    with stop.heard():
+        thread.start()
+        display.note("x" * (1 << 17))  # more than a pipe holds
+        assert stop.signal == signal.SIGINT
+    stream.close()
+    thread.join()
+    os.close(reads)
+    text = b"".join(found).decode()
+    assert text.count("x") == 1 << 17 and STOPPING in text
