@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 
-from hypothesis import given
-from hypothesis import strategies as st
+import pytest
 
 from stoker.grouping import grouped, grouped_from
 
-SIZES = st.lists(st.integers(0, 9))
+DRAW = random.Random(0)
+SIZES = [DRAW.choices(range(10), k=count) for count in (0, 1, 2, 50)]
 
 
-@given(SIZES, st.integers(0, 20))
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("most", [0, 5, 9, 20])
 def test_a_group_takes_what_fits(sizes: list[int], most: int) -> None:
     groups = list(grouped(sizes, int, most))
     assert [size for group in groups for size in group] == sizes and all(groups)
@@ -20,7 +22,8 @@ def test_a_group_takes_what_fits(sizes: list[int], most: int) -> None:
     assert all(sum(group) + following[0] > most for group, following in pairwise(groups))
 
 
-@given(SIZES, st.integers(1, 20))
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("least", [1, 5, 9, 20])
 def test_a_group_ends_once_it_is_large_enough(sizes: list[int], least: int) -> None:
     groups = list(grouped_from(sizes, int, least))
     assert [size for group in groups for size in group] == sizes and all(groups)
