@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from stoker.data.ranking.click_log import open_log
-from stoker.data.ranking.column_settings import LogSettings
+from stoker.data.ranking.ranking_block import RankingBlock
 from stoker.job.blocks.source_block import SourceBlock
 
 FILES = 100
@@ -44,7 +44,7 @@ def seconds_to_open(folder: Path) -> tuple[float, int]:
     """Seconds, and rows."""
     begin = time.perf_counter()
     log = open_log(
-        [SourceBlock(path="log/*.jsonl")], LogSettings(), folder, held_out=[], fraction=0.0, progressive=True
+        [SourceBlock(path="log/*.jsonl")], RankingBlock(), folder, held_out=[], fraction=0.0, progressive=True
     )
     return round(time.perf_counter() - begin, 2), len(log.training)
 

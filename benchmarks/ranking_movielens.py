@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from stoker.data.ranking.log_batch import RowBatch
+from stoker.data.ranking.ranking_block import RankingBlock
 from stoker.job import LoadedJob, load_job
 from stoker.job.recipes import write_recipe
 from stoker.job.task_spec import block_of_task
@@ -26,7 +27,6 @@ from stoker.runs.run_folder import RunFolder
 from stoker.scoring.ranking_metrics import auc, log_losses
 from stoker.train.optimizer import build_optimizer
 from stoker.train.prepare import prepare
-from stoker.train.ranking.ranking_block import RankingBlock
 from stoker.train.ranking.ranking_task import RankingTask
 from stoker.train.run import train_run
 from stoker.train.run_schedule import plan_of, schedule_of

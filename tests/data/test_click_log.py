@@ -16,13 +16,13 @@ import pytest
 
 from stoker.data.ranking import log_audit
 from stoker.data.ranking.click_log import ClickLog, open_log, open_rows
-from stoker.data.ranking.column_settings import LogSettings, StatedFeature
 from stoker.data.ranking.encode_rows import BadRowError, encode_rows
 from stoker.data.ranking.features import Features
 from stoker.data.ranking.find_features import find_features
 from stoker.data.ranking.ids import id_of, pair_ids
-from stoker.data.ranking.log_audit import AdmissionRule, audit_log
+from stoker.data.ranking.log_audit import audit_log
 from stoker.data.ranking.log_gate import log_problems
+from stoker.data.ranking.ranking_block import AdmissionBlock, FeatureBlock, RankingBlock
 from stoker.errors import UserError
 from stoker.job.blocks.source_block import SourceBlock
 
@@ -37,7 +37,7 @@ def log_of(
 ) -> ClickLog:
     (folder / name).write_text(text, encoding="utf-8")
     block = SourceBlock(path=name, format=form)  # type: ignore[arg-type]
-    return open_log([block], LogSettings(**settings), folder, held_out=[], fraction=fraction)
+    return open_log([block], RankingBlock(**settings), folder, held_out=[], fraction=fraction)
 
 
 def json_lines(rows: Sequence[Any]) -> str:
@@ -85,7 +85,7 @@ def test_csv_and_parquet_give_the_ids_of_json_lines(tmp_path: Path) -> None:
     first = log_of(tmp_path, "log.jsonl", json_lines(ROWS))
     everything = np.arange(30)
     for name in ("log.csv", "log.parquet"):
-        other = open_log([SourceBlock(path=name)], LogSettings(), tmp_path, held_out=[], fraction=0.25)
+        other = open_log([SourceBlock(path=name)], RankingBlock(), tmp_path, held_out=[], fraction=0.25)
         assert kinds(other.features) == kinds(first.features)
         for feature, ids in first.training.batch(everything).ids.items():
             found = other.training.batch(everything).ids[feature]
@@ -203,7 +203,7 @@ def test_a_named_format_needs_no_suffix_and_days_are_in_the_order_of_their_numbe
     days.mkdir()
     for day in (1, 2, 10):
         (days / f"day_{day}").write_text("\n".join(CRITEO[:4]) + "\n")
-    log = open_log([SourceBlock(path="days", format="criteo")], LogSettings(), tmp_path, held_out=[], fraction=0.25)
+    log = open_log([SourceBlock(path="days", format="criteo")], RankingBlock(), tmp_path, held_out=[], fraction=0.25)
     assert [place.rpartition("/")[2] for place in log.training.places(np.array([0, 4, 8]))] == [
         "day_1:1",
         "day_2:1",
@@ -211,7 +211,7 @@ def test_a_named_format_needs_no_suffix_and_days_are_in_the_order_of_their_numbe
     ]
     assert log.training.periods().tolist() == [0] * 4 + [1] * 4 + [2]
     with pytest.raises(UserError, match="no data file among 3 files"):
-        open_log([SourceBlock(path="days")], LogSettings(), tmp_path, held_out=[], fraction=0.0)
+        open_log([SourceBlock(path="days")], RankingBlock(), tmp_path, held_out=[], fraction=0.0)
 
 
 def test_features_are_found_by_stated_rules() -> None:
@@ -219,7 +219,7 @@ def test_features_are_found_by_stated_rules() -> None:
         "label": 1, "weight": 0.5, "zip": "01234", "itemId": 3, "age": 30, "big": 2**40, "flag": True, "empty": None,
         "counts": {"a": 0.5}, "item_history": [1, 2], "item_id": 4, "liked_by": [["u", 0.5]], "text": "a|b",
     }  # fmt: skip
-    features = find_features([row, {**row, "age": 31}], LogSettings(weight="weight"))
+    features = find_features([row, {**row, "age": 31}], RankingBlock(weight="weight"))
     assert kinds(features) == {
         "zip": "id", "itemId": "id", "age": "dense", "big": "id", "flag": "dense", "empty": "id", "counts": "ids",
         "item_history": "sequence", "item_id": "id", "liked_by": "ids", "text": "ids",
@@ -231,18 +231,18 @@ def test_features_are_found_by_stated_rules() -> None:
 
 def test_a_column_that_is_not_there_is_named_with_the_nearest() -> None:
     with pytest.raises(UserError, match="the rows have no column 'labl'; did you mean label") as found:
-        find_features([{"label": 1, "a": 2}], LogSettings(labels=("labl",), crosses=(("a",),)))
+        find_features([{"label": 1, "a": 2}], RankingBlock(label="labl", crosses=[["a"]]))
     assert [problem.key for problem in found.value.problems] == ["ranking.label", "ranking.crosses[0]"]
 
 
 def test_stated_features_crosses_buckets_and_sequences(tmp_path: Path) -> None:
     rows = [{"label": n % 2, "a": n % 3, "b": f"b{n % 2}", "x": n, "seen": f"{n},{n + 1},{n + 2}"} for n in range(20)]
-    stated = (
-        StatedFeature("a", "id"),
-        StatedFeature("x", "buckets", boundaries=(5.0, 10.0)),
-        StatedFeature("seen", "sequence", separator=",", longest=2, table="a"),
-    )
-    log = log_of(tmp_path, "log.jsonl", json_lines(rows), features=stated, crosses=(("a", "seen"),), fraction=0.0)
+    stated = [
+        FeatureBlock(name="a", kind="id"),
+        FeatureBlock(name="x", kind="buckets", boundaries=[5.0, 10.0]),
+        FeatureBlock(name="seen", kind="sequence", separator=",", longest=2, table="a"),
+    ]
+    log = log_of(tmp_path, "log.jsonl", json_lines(rows), features=stated, crosses=[["a", "seen"]], fraction=0.0)
     batch = log.training.batch(np.array([4, 5, 10, 19]))
     assert batch.ids["x"].ids.tolist() == [0, 1, 2, 2]
     assert batch.ids["seen"].ids.tolist() == [5, 6, 6, 7, 11, 12, 20, 21]  # the newest two
@@ -254,26 +254,26 @@ def test_stated_features_crosses_buckets_and_sequences(tmp_path: Path) -> None:
 
 def test_stated_keys_of_a_feature_imply_its_kind() -> None:
     rows = [{"label": n % 2, "user_id": n, "x": n, "tags": f"a,{n}", "item_history": [n]} for n in range(9)]
-    stated = (
-        StatedFeature("user_id", buckets=4),
-        StatedFeature("x", boundaries=(2.0, 5.0)),
-        StatedFeature("tags", separator=","),
-    )
-    features = find_features(rows, LogSettings(features=stated))
+    stated = [
+        FeatureBlock(name="user_id", buckets=4),
+        FeatureBlock(name="x", boundaries=[2.0, 5.0]),
+        FeatureBlock(name="tags", separator=","),
+    ]
+    features = find_features(rows, RankingBlock(features=stated))
     assert kinds(features) == {"user_id": "buckets", "x": "buckets", "tags": "ids", "item_history": "sequence"}
     assert [features[name].buckets for name in ("user_id", "x")] == [4, 3]
 
 
 def test_a_sequence_may_have_a_table_of_its_own() -> None:
     rows = [{"label": n % 2, "item_id": n, "item_history": [n]} for n in range(9)]
-    assert find_features(rows, LogSettings())["item_history"].table == "item_id"
-    settings = LogSettings(features=(StatedFeature("item_history", table="item_history"),))
+    assert find_features(rows, RankingBlock())["item_history"].table == "item_id"
+    settings = RankingBlock(features=[FeatureBlock(name="item_history", table="item_history")])
     assert find_features(rows, settings)["item_history"].table == "item_history"
 
 
 def test_labels_may_be_ratings_and_several(tmp_path: Path) -> None:
     rows = [{"stars": n % 5 + 1, "bought": n % 3, "user": f"u{n}"} for n in range(20)]
-    log = log_of(tmp_path, "log.jsonl", json_lines(rows), labels=("stars", "bought"), positive=2.0)
+    log = log_of(tmp_path, "log.jsonl", json_lines(rows), label=["stars", "bought"], positive=2.0)
     assert log.training.labels[:6].tolist() == [[0, 0], [1, 0], [1, 1], [1, 0], [1, 0], [0, 1]]
     with pytest.raises(UserError, match=r"all 1 rows are dropped: unknown label \(1\).*ranking.positive: 4"):
         log_of(tmp_path, "other.jsonl", '{"label": 5, "a": "b"}\n')
@@ -305,7 +305,7 @@ def test_rows_without_a_column_of_the_model_are_refused_by_its_name(tmp_path: Pa
         open_rows([SourceBlock(path="log.jsonl")], replace(features, labels=("rating",)), tmp_path)
     with pytest.raises(UserError, match="no column 'city'"):
         data = [SourceBlock(path="log.jsonl")]
-        open_log(data, LogSettings(), tmp_path, held_out=[other], fraction=0)
+        open_log(data, RankingBlock(), tmp_path, held_out=[other], fraction=0)
     (tmp_path / "other.jsonl").write_text(json_lines([{**row, "city": None} for row in ROWS]))
     assert len(open_rows([other], features, tmp_path)) == 40
 
@@ -345,7 +345,7 @@ def test_the_audit_counts_ids(tmp_path: Path) -> None:
 
 def test_every_label_may_leak_and_rates_of_many_rows_are_exact(tmp_path: Path) -> None:
     rows = [{"clicked": n % 3 == 0, "bought": n % 2, "score": n % 2 + n / 1000, "user_id": n % 7} for n in range(40)]
-    audit = audit_log(log_of(tmp_path, "log.jsonl", json_lines(rows), labels=("clicked", "bought")))
+    audit = audit_log(log_of(tmp_path, "log.jsonl", json_lines(rows), label=["clicked", "bought"]))
     assert [leak for leak in audit.leaks if "alone" in leak] == [
         "score alone predicts bought (AUC 1.000): known in advance?"
     ]
@@ -366,7 +366,7 @@ def test_ids_with_weights_in_some_rows_alone(tmp_path: Path) -> None:
     log = log_of(tmp_path, "log.jsonl", json_lines(rows), fraction=0)
     found = log.training.batch(np.array([19, 20])).ids["tags"].weights
     assert found is not None and found.tolist() == [0.5, 1.0, 1.0]
-    features = find_features([{"label": 0, "tags": ["a", "b"]}], LogSettings())
+    features = find_features([{"label": 0, "tags": ["a", "b"]}], RankingBlock())
     with pytest.raises(BadRowError, match="weights of ids: tags had none when the features were detected"):
         encode_rows([{"tags": {"a": 0.5}}], features)
 
@@ -377,9 +377,9 @@ def test_the_audit_says_what_the_jobs_own_admission_gives(tmp_path: Path) -> Non
     rows = [{"label": n % 2, "user_id": name, "time": 10**9} for n, name in enumerate(ids)]
     log = log_of(tmp_path, "log.jsonl", json_lines(rows), fraction=0.0)
     assert len(log.training) == 20 and audit_log(log).ids["user_id"].admitted is None
-    by_count = audit_log(log, admission=AdmissionRule(5, 1.0)).ids["user_id"]
+    by_count = audit_log(log, admission=AdmissionBlock(count=5)).ids["user_id"]
     assert by_count.admitted == by_count.covered[5] == (0.5, 17 / 20)
-    rule = AdmissionRule(count=2, probability=0.3)
+    rule = AdmissionBlock(count=2, probability=0.3)
     drawn = np.random.default_rng(0).random((20_000, 12)) < 0.3  # of each sighting from the second on
     chance = {name: drawn[:, : count - 1].any(1).mean() for name, count in seen.items()}
     admitted = audit_log(log, admission=rule).ids["user_id"].admitted
@@ -412,7 +412,7 @@ def test_parquet_with_dates_timestamps_and_bytes_is_read_as_json_is(tmp_path: Pa
         for n, day in enumerate(days)
     ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "log.parquet")
-    log = open_log([SourceBlock(path="log.parquet")], LogSettings(time="day"), tmp_path, held_out=[], fraction=0.0)
+    log = open_log([SourceBlock(path="log.parquet")], RankingBlock(time="day"), tmp_path, held_out=[], fraction=0.0)
     assert log.training.store.summary.rows == 12
     midnight = datetime(2020, 1, 1, tzinfo=UTC).timestamp()
     assert log.training.column("time").tolist() == [midnight + 86_400 * (n // 4) for n in range(12)]
@@ -426,7 +426,7 @@ def test_parquet_with_dates_timestamps_and_bytes_is_read_as_json_is(tmp_path: Pa
 def test_integers_of_400_digits_are_bad_cells(tmp_path: Path) -> None:
     rows = [{"label": n % 2, "x": n / 2, "user": f"u{n}", "ts": n} for n in range(40)]
     bad = [{**rows[0], "ts": 10**400}, {**rows[0], "x": 10**400}]
-    stated = (StatedFeature("x", "dense"),)
+    stated = [FeatureBlock(name="x", kind="dense")]
     log = log_of(tmp_path, "log.jsonl", json_lines([*rows, *bad]), features=stated, fraction=0.0)
     assert [(row, reason.partition(":")[0]) for _, row, reason in reasons_of(log)] == [
         (41, "not a time"),
@@ -445,7 +445,7 @@ def test_integers_of_400_digits_are_bad_cells(tmp_path: Path) -> None:
 def test_a_cross_of_what_has_no_ids_is_refused(name: str, message: str, hint: str) -> None:
     rows = [{"label": n % 2, "user_id": n, "age": n / 2, "ts": n} for n in range(9)]
     with pytest.raises(UserError) as found:
-        find_features(rows, LogSettings(crosses=(("user_id", name),)))
+        find_features(rows, RankingBlock(crosses=[["user_id", name]]))
     (problem,) = found.value.problems
     assert (problem.message, problem.key) == (message, "ranking.crosses[0]")
     assert hint in problem.suggestion

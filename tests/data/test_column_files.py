@@ -13,8 +13,8 @@ import pytest
 
 from stoker.data.ranking import column_files, column_store
 from stoker.data.ranking.click_log import ClickLog, open_log
-from stoker.data.ranking.column_settings import LogSettings
 from stoker.data.ranking.column_store import ColumnStore
+from stoker.data.ranking.ranking_block import RankingBlock
 from stoker.data.rows import Raw, Rejected
 from stoker.hardware.cache_folder import cache_folder
 from stoker.job.blocks.source_block import SourceBlock
@@ -50,7 +50,7 @@ def write_day(folder: Path, day: int, *, rows: int = 30, salt: int = 0) -> None:
 
 
 def opened(folder: Path, path: str = "log/*.jsonl") -> ClickLog:
-    return open_log([SourceBlock(path=path)], LogSettings(slices=("city",)), folder, held_out=[], fraction=0.0)
+    return open_log([SourceBlock(path=path)], RankingBlock(slices=["city"]), folder, held_out=[], fraction=0.0)
 
 
 def arrays(store: ColumnStore) -> dict[str, np.ndarray]:

@@ -48,7 +48,7 @@ SHOWN = (  # modules whose texts come to the page: problems of a job, of its dat
         "evaluate/row_losses.py",
         "checkpoint/load_run.py",
     ),
-    *("train/ranking/ranking_block.py", "train/ranking/engine_conflicts.py", "train/ranking/prepare_ranking.py"),
+    *("data/ranking/ranking_block.py", "train/ranking/engine_conflicts.py", "train/ranking/prepare_ranking.py"),
     *("train/ranking/ranking_tables.py", "train/rollouts/open_policy.py", "train/rollouts/open_critic.py"),
     *("train/rollouts/rewards.py", "scoring/scorers.py", "scoring/python_scorer.py"),
     *("scoring/json_schema.py", "scoring/patterns.py"),

@@ -25,7 +25,6 @@ from stoker.models.adapters import unwrap
 from stoker.models.families import family_of
 from stoker.parallel.float64_mode import in_float64
 from stoker.parallel.mesh import Mesh
-from stoker.parallel.pipeline_split import stages_of_process
 from stoker.runs.run_folder import RunFolder, StepMetrics
 from stoker.train.distributed import Distributed
 from stoker.train.loop import Loop
@@ -125,7 +124,7 @@ def shape_of(prepared: Prepared, mesh: Mesh) -> ModelShape:
     blocks = [list(block.parameters()) for part in parts for block in unwrap(part).get_submodule(family.blocks)]  # type: ignore[union-attr]
     inside = {id(p) for block in blocks for p in block}
     outside = [held(p for p in part.parameters() if id(p) not in inside) for part in parts]
-    stages = stages_of_process(layout, mesh.at("pipe"))
+    stages = layout.stages_of(mesh.at("pipe"))
     size = config.hidden_size // config.num_attention_heads
     return ModelShape(
         blocks=tuple(held(block) for block in blocks),

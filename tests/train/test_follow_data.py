@@ -18,7 +18,7 @@ from stoker.cli import follow_data, train
 from stoker.cli.main import main
 from stoker.data.ranking import click_log
 from stoker.data.ranking.click_log import ClickLog, open_log
-from stoker.data.ranking.column_settings import LogSettings
+from stoker.data.ranking.ranking_block import RankingBlock
 from stoker.data.sources import open_source
 from stoker.errors import UserError
 from stoker.job.blocks.source_block import SourceBlock
@@ -89,7 +89,7 @@ def test_what_is_known_of_the_first_file_stays_when_others_come(times: str, tmp_
     def opened() -> ClickLog:
         fraction = 0.25 if "held out" in times else 0.0
         block = SourceBlock(path="log/*.jsonl")
-        return open_log([block], LogSettings(), tmp_path, held_out=[], fraction=fraction, progressive=True)
+        return open_log([block], RankingBlock(), tmp_path, held_out=[], fraction=fraction, progressive=True)
 
     (tmp_path / "log").mkdir()
     rows = [{"label": n % 2, "price": float(n % 9) + n / 7, "empty": ""} for n in range(40)]
@@ -135,7 +135,7 @@ def test_only_a_folder_or_a_pattern_grows(
     opened = [SourceBlock(path=named)], [(source, "auto")]
     assert click_log._names_a_file(*opened, tmp_path) != grows
     if "://" not in named:
-        log = open_log(opened[0], LogSettings(), tmp_path, held_out=[], fraction=0.0, progressive=True)
+        log = open_log(opened[0], RankingBlock(), tmp_path, held_out=[], fraction=0.0, progressive=True)
         assert log.training.first_rows().tolist() == ([0] if grows else [*range(0, 40, 4)])
 
 
@@ -146,7 +146,7 @@ def test_a_slice_has_the_features_of_all_its_files(tmp_path: Path) -> None:
         (tmp_path / "log" / f"day_{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for split, found in (("[:30]", "user"), ("", None)):
         data = [SourceBlock(path="log/*.jsonl", split=split)]
-        settings = LogSettings(group="user") if found else LogSettings()
+        settings = RankingBlock(group="user") if found else RankingBlock()
         log = open_log(data, settings, tmp_path, held_out=[], fraction=0.0, progressive=True)
         assert log.features.group == found
 

@@ -18,8 +18,8 @@ from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.rows_by_id import rows_by_id
 from stoker.cli.main import main
 from stoker.data.ranking.click_log import open_log
-from stoker.data.ranking.column_settings import LogSettings
 from stoker.data.ranking.ids import id_of
+from stoker.data.ranking.ranking_block import RankingBlock
 from stoker.job.blocks.source_block import SourceBlock
 from stoker.launch.process_pool import Pool
 from stoker.parallel.float64_mode import in_float64
@@ -181,7 +181,7 @@ def test_rows_without_a_group_are_in_no_metric_of_groups(tmp_path: Path) -> None
     ]
     rows += [{"label": n % 2, "user_id": None} for n in range(7)]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    log = open_log([SourceBlock(path="log.jsonl")], LogSettings(), tmp_path, held_out=[], fraction=0.1)
+    log = open_log([SourceBlock(path="log.jsonl")], RankingBlock(), tmp_path, held_out=[], fraction=0.1)
     logits = random.normal(size=(60, 1))
     kept = np.array([user is not None for user in users])
     scored = scored_rows(log.training.part(0, 60), logits)

@@ -9,6 +9,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from stoker.grouping import grouped_from
+
 HELD_OUT = 20  # every twentieth part is held out
 PART = 1 << 12  # characters of a text that are held out, or learnt from, together
 
@@ -77,17 +79,8 @@ def split_at_lines(texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
         if len(text) <= PART:
             yield text
-            continue
-        waiting: list[str] = []
-        size = 0
-        for line in text.splitlines(keepends=True):
-            waiting.append(line)
-            size += len(line)
-            if size >= PART:
-                yield "".join(waiting)
-                waiting, size = [], 0
-        if waiting:
-            yield "".join(waiting)
+        else:
+            yield from map("".join, grouped_from(text.splitlines(keepends=True), len, PART))
 
 
 def split_held_out(texts: Sequence[str]) -> tuple[list[str], list[str]]:

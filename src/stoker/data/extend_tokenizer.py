@@ -24,6 +24,7 @@ from stoker.data.token_bytes import Kind, byte_of, ids_of, kind_of
 from stoker.data.wordpiece import inside_of, missing_inside, unknown_of, unknown_words
 from stoker.data.writing_systems import are_letters, codes_of, script_of, to_learn
 from stoker.errors import Problem, UserError
+from stoker.grouping import grouped_from
 
 LOOKED_AT = 1 << 21  # characters from which the scripts are found
 AT_ONCE = 1 << 20  # characters encoded at a time
@@ -114,7 +115,7 @@ def scripts_to_learn(
     """
     letters: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
-    for batch in _batches(texts, LOOKED_AT):
+    for batch in grouped_from(texts, len, LOOKED_AT):
         for text, encoding in zip(batch, tokenizer.encode_batch(batch, add_special_tokens=False), strict=True):
             letters.update(map(script_of, text))
             # A token belongs to the last character that it has a part of: the first may be a space.
@@ -125,19 +126,6 @@ def scripts_to_learn(
         break
     del letters[""]
     return to_learn(letters, tokens)
-
-
-def _batches(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
-    batch: list[str] = []
-    size = 0
-    for text in texts:
-        batch.append(text)
-        size += len(text)
-        if size >= characters:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def _places(encoding: Encoding, bytes_by_id: Mapping[int, int]) -> np.ndarray:
@@ -174,7 +162,7 @@ def _counted_runs(
     A run is within a word, and all of its tokens consist of letters of the scripts; it may begin with a space.
     """
     counted: Counter[bytes] = Counter()
-    for batch in _batches(texts, AT_ONCE):
+    for batch in grouped_from(texts, len, AT_ONCE):
         for text, encoding in zip(batch, tokenizer.encode_batch(batch, add_special_tokens=False), strict=True):
             counted.update(_runs(text, encoding, _places(encoding, bytes_by_id), scripts, added))
     return counted

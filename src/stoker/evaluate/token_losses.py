@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from torch import Tensor
@@ -11,6 +11,7 @@ from stoker.checkpoint.load_run import TunedRun
 from stoker.data.sequences import Document
 from stoker.data.token_cache import Row
 from stoker.errors import Problem, UserError
+from stoker.grouping import grouped
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of
 from stoker.models.adapters import unwrap
@@ -53,29 +54,16 @@ def token_losses(tuned: TunedRun, rows: Sequence[Row]) -> list[np.ndarray]:
         task = LanguageTask(tuned.model, language, None, tuned.device.torch, spec=spec, objective=objective)
         engine = SingleProcess(task, tuned.device, ())
         # Each pass numbers its padded rows from 0, so with padding every pass has one row.
-        for group in _groups(rows, EVALUATION_TOKENS if language.packs else 0):
+        for group in grouped(rows, lambda row: len(row.ids), EVALUATION_TOKENS if language.packs else 0):
             (part,) = task.lay_out([Document(row, 0, i) for i, row in enumerate(group)])
             (losses_N,) = engine.read([part], _cross_entropy, 1)
-            assert isinstance(part.inputs, Inputs)
-            losses, rows_N = losses_N.cpu().double().numpy(), part.inputs.documents.cpu().numpy()
+            losses, rows_N = losses_N.cpu().double().numpy(), part.row.documents.cpu().numpy()
             found += [_at_its_tokens(row, losses[rows_N == i]) for i, row in enumerate(group)]
     return found
 
 
 def _cross_entropy(hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Tensor:
     return -head.scores(hidden_ND, inputs.targets).log_probability
-
-
-def _groups(rows: Sequence[Row], most: int) -> Iterator[list[Row]]:
-    """Groups consecutive rows of at most ``most`` tokens; a longer row is alone."""
-    group: list[Row] = []
-    for row in rows:
-        if group and sum(len(each.ids) for each in (*group, row)) > most:
-            yield group
-            group = []
-        group.append(row)
-    if group:
-        yield group
 
 
 def _at_its_tokens(row: Row, losses: np.ndarray) -> np.ndarray:

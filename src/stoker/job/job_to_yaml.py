@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import takewhile
@@ -30,6 +31,18 @@ def scalar(value: Any) -> str:
         text = f"{value:.12g}" if float(f"{value:.12g}") == value else repr(value)
         return re.sub(r"e\+?(-?)0*(\d)", r"e\1\2", text)
     return str(value) if isinstance(value, int) else _text(str(value))
+
+
+def comment_lines(text: str, width: int, lead: str = "# ", further: str = "") -> list[str]:
+    """Wraps a text into lines of a comment; ``further`` replaces the lead of the lines after the first."""
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=lead,
+        subsequent_indent=further or lead,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
 
 
 @lru_cache(4096)  # a job's texts are mostly the same few names

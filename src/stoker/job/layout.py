@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
 from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
@@ -92,6 +94,12 @@ class Layout:
         """Pipeline stages in all."""
         return self.pipeline * self.stages_per_process
 
+    def stages_of(self, process: int) -> tuple[int, ...]:
+        """Returns the stages of a process of the pipeline."""
+        return stages_of(
+            self.schedule, process=process, processes=self.pipeline, stages_per_process=self.stages_per_process
+        )
+
     def takes(self, micro_batches: int) -> bool:
         """Returns whether the pipeline's schedule can run a step of this number of micro-batches.
 
@@ -127,6 +135,21 @@ class Layout:
         more += [f"gradients in {self.compress}"] if self.compress != "none" else []
         more += [f"{self.islands} islands, synchronised every {self.sync_every} steps"] if self.islands > 1 else []
         return ", ".join([" x ".join(parts), *more])
+
+
+def stages_of(schedule: ScheduleName, *, process: int, processes: int, stages_per_process: int) -> tuple[int, ...]:
+    """Returns a process' stages, first to last: every ``processes``-th one; in a V one from each end."""
+    if schedule == "zbv" and stages_per_process > 1:
+        return process, 2 * processes - 1 - process
+    return tuple(process + i * processes for i in range(stages_per_process))
+
+
+@cache
+def blocks_of_stages(blocks: int, stages: int, sizes: tuple[int, ...] | None = None) -> tuple[range, ...]:
+    """Returns the blocks of each stage: of these sizes, else evenly, with the remainder on the first stages."""
+    sizes = sizes or tuple(blocks // stages + (i < blocks % stages) for i in range(stages))
+    ends = tuple(accumulate(sizes))
+    return tuple(range(end - size, end) for size, end in zip(sizes, ends, strict=True))
 
 
 def layout_of(job: ResolvedJob) -> Layout:

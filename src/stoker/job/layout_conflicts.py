@@ -274,23 +274,24 @@ def _muon(view: View) -> Iterator[Problem]:
 
 def _fp16(view: View) -> Iterator[Problem]:
     if view.value("train.precision") == "fp16":
-        for key, why, other in without_loss_scale(_parts(view)):
-            if view.is_recorded(key):  # a run of an earlier version, which is also loaded to be evaluated
+        for name, why in without_loss_scale(_parts(view)):
+            if view.is_recorded(
+                f"parallel.{name}"
+            ):  # a run of an earlier version, which is also loaded to be evaluated
                 continue
-            message, hint = f"`precision: fp16` scales the loss, and {why}", f"write {other}`precision: bf16` or fp32"
-            yield from view.at_each(["train.precision", key], message, hint)
+            message = f"`precision: fp16` scales the loss, and {why}"
+            hint = f"write `precision: bf16` or fp32, or another `{name}`"
+            yield from view.at_each(["train.precision", f"parallel.{name}"], message, hint)
 
 
-def without_loss_scale(parallel: ParallelBlock) -> Iterator[tuple[str, str, str]]:
-    """Yields the keys of a layout that fp16 cannot have, as (key, why, what else helps)."""
+def without_loss_scale(parallel: ParallelBlock) -> Iterator[tuple[str, str]]:
+    """Yields the keys of a layout that fp16 cannot have, and why."""
     if parallel.pipeline > 1:
-        yield "parallel.pipeline", "the stages of a pipeline would skip overflown steps one by one", ""
+        yield "pipeline", "the stages of a pipeline would skip overflown steps one by one"
     if parallel.offload == "params":
-        why = "gradients on the host could be unscaled before the scale arrives"
-        yield "parallel.offload", why, "`offload: optimizer`, or "
+        yield "offload", "gradients on the host could be unscaled before the scale arrives"
     if parallel.compress == "powersgd":
-        why = "PowerSGD's errors of one scale would be added to gradients of another"
-        yield "parallel.compress", why, "`compress: bf16`, or "
+        yield "compress", "PowerSGD's errors of one scale would be added to gradients of another"
 
 
 def _two_compiles(view: View) -> Iterator[Problem]:

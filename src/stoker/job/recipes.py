@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
@@ -13,7 +12,7 @@ from pydantic.fields import FieldInfo
 from stoker.errors import Problem, UserError
 from stoker.job.block import Block
 from stoker.job.editor_schema import STAGES_MEAN
-from stoker.job.job_to_yaml import INDENT, scalar
+from stoker.job.job_to_yaml import INDENT, comment_lines, scalar
 from stoker.job.key_paths import APART, TARGET, KeyPath, block_of, describe, example_of
 from stoker.job.load_job import STAGES
 from stoker.job.schema import SCHEMA_VERSION, Job
@@ -55,12 +54,12 @@ def write_recipe(name: str = DEFAULT_RECIPE) -> str:
     """
     text, dash, stages = _recipe_text(name).partition(f"\n{STAGES}:\n")
     document = expand_shorthands(parse_document(text, file=name))
-    lines = [*_wrapped(f"Recipe {name}. {recipe_description(name)}"), "#", *_wrapped(EXPLAINED)]
+    lines = [*comment_lines(f"Recipe {name}. {recipe_description(name)}", WIDTH), "#", *comment_lines(EXPLAINED, WIDTH)]
     if dash:
-        lines += ["#", *_wrapped(SHARED)]
+        lines += ["#", *comment_lines(SHARED, WIDTH)]
     lines += _block_lines(Job, {"version": SCHEMA_VERSION, **document.data}, (), live=True)
     if dash:
-        lines += ["", *_wrapped(STAGES_MEAN), f"{STAGES}:", *stages.rstrip().splitlines()]
+        lines += ["", *comment_lines(STAGES_MEAN, WIDTH), f"{STAGES}:", *stages.rstrip().splitlines()]
     return "\n".join(lines) + "\n"
 
 
@@ -95,18 +94,6 @@ def _block_lines(block: type[Block], values: dict[str, Any], path: KeyPath, *, l
             yield from _with_dash(lines) if is_list else lines
 
 
-def _wrapped(text: str, indent: str = "") -> list[str]:
-    lead = f"{indent}# "
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=lead,
-        subsequent_indent=lead,
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
-
-
 def _comment(field: FieldInfo, path: KeyPath) -> Iterator[str]:
     inner, _ = block_of(field.annotation)
     text = str(field.description)
@@ -122,7 +109,7 @@ def _comment(field: FieldInfo, path: KeyPath) -> Iterator[str]:
         text = f"{text} [{describe(field)}; {ends}]"
     elif path == ("evaluate", "data"):
         text = f"{text} [a list as under data: above; empty by default]"
-    yield from _wrapped(text, _indent(path))
+    yield from comment_lines(text, WIDTH, f"{_indent(path)}# ")
 
 
 def _value(field: FieldInfo, path: KeyPath, value: Any) -> str:

@@ -66,10 +66,7 @@ class StagedJob:
 
 def has_stages(path: str | Path) -> bool:
     """Returns whether a file has stages; False if it cannot be read."""
-    try:
-        return STAGES in read_document(path).data
-    except UserError:
-        return False
+    return _document_with_stages(path) is not None
 
 
 def read_stages(path: str | Path, overrides: Sequence[str] = ()) -> StagedJob:
@@ -90,28 +87,25 @@ def stages_if_any(path: str | Path, overrides: Sequence[str] = ()) -> StagedJob 
     Raises:
         UserError: as `read_stages`, for a file with stages.
     """
+    document = _document_with_stages(path)
+    return None if document is None else _stages_of(document, overrides)
+
+
+def _document_with_stages(path: str | Path) -> JobDocument | None:
     try:
         document = read_document(path)
     except UserError:
         return None
-    return _stages_of(document, overrides) if STAGES in document.data else None
+    return document if STAGES in document.data else None
 
 
 def _stages_of(document: JobDocument, overrides: Sequence[str]) -> StagedJob:
-    items = _items(document)
-    names = [item["name"] for item in items]
-    shared, of_stage, problems = _divided(overrides, names)
-    top = {key: value for key, value in document.data.items() if key != STAGES}
-    marks = {where: mark for where, mark in document.marks.items() if where[0] != STAGES}
-    common, wrong = apply_overrides(replace(document, data=top, marks=marks), shared)
-    problems += wrong
+    common, documents, shared, problems = _overridden(document, overrides)
     root = common.data.get("output") or _root(document)
     stages: list[Stage] = []
-    for index, item in enumerate(items):
-        own, wrong = _own(document, index, item, of_stage.get(item["name"], []))
-        problems += wrong
-        stage = _stage(common, own, item["name"], index, document.marks[(STAGES, index)], root)
-        stage, wrong = resolve_stage_links(stage, stages, names)
+    for index, (name, own) in enumerate(documents.items()):
+        stage = _stage(common, own, name, index, document.marks[(STAGES, index)], root)
+        stage, wrong = resolve_stage_links(stage, stages, list(documents))
         problems += wrong
         stages.append(stage)
     problems += _without_effect(common, stages, shared)
@@ -126,19 +120,28 @@ def with_overrides(document: JobDocument, overrides: Sequence[str]) -> dict[str,
     Raises:
         UserError: an override or the list of stages is invalid.
     """
+    common, documents, _, problems = _overridden(document, overrides)
+    if problems:
+        raise UserError(*problems)
+    stages = [{"name": name, **own.data} for name, own in documents.items()]
+    return {**common.data, "output": common.data.get("output") or _root(document), STAGES: stages}
+
+
+def _overridden(
+    document: JobDocument, overrides: Sequence[str]
+) -> tuple[JobDocument, dict[str, JobDocument], list[str], list[Problem]]:
+    """Returns (shared keys, each stage's own keys by its name, overrides of shared keys, problems of overrides)."""
     items = _items(document)
     shared, of_stage, problems = _divided(overrides, [item["name"] for item in items])
     top = {key: value for key, value in document.data.items() if key != STAGES}
     marks = {where: mark for where, mark in document.marks.items() if where[0] != STAGES}
     common, wrong = apply_overrides(replace(document, data=top, marks=marks), shared)
-    stages = []
+    problems += wrong
+    documents = {}
     for index, item in enumerate(items):
-        own, found = _own(document, index, item, of_stage.get(item["name"], []))
-        stages.append({"name": item["name"], **own.data})
-        wrong += found
-    if problems or wrong:
-        raise UserError(*problems, *wrong)
-    return {**common.data, "output": common.data.get("output") or _root(document), STAGES: stages}
+        documents[item["name"]], wrong = _own(document, index, item, of_stage.get(item["name"], []))
+        problems += wrong
+    return common, documents, shared, problems
 
 
 def _root(document: JobDocument) -> str:

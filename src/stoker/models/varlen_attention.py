@@ -8,7 +8,6 @@ Shapes: T tokens of the row, Q queries, S keys, H query heads, G key-value heads
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -21,8 +20,6 @@ from stoker.models.autocast import autocast_dtype
 from stoker.models.varlen_index import VarlenIndex
 
 LARGEST_HEAD, HEAD_STEP = 256, 8  # sizes of heads that flash attention has kernels for
-# Before 2.11, torch's kernel accepts fewer key-value heads without this flag.
-GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 kernel: Callable[..., Any] = varlen_attn
 
 
@@ -58,5 +55,5 @@ def varlen_attention(
         index.longest_keys,
         scale=scores.scaling,
         window_size=(left, 0),
-        **(GROUPED if q_BHQK.shape[1] != k_BGTK.shape[1] else {}),
+        enable_gqa=q_BHQK.shape[1] != k_BGTK.shape[1],
     )[None]

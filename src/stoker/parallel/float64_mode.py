@@ -17,11 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from stoker.hardware.process_device import Device
 
-_GROUPED: tuple[Any, ...] = tuple(
-    function
-    for function in (getattr(torch, "_grouped_mm", None), getattr(torch.nn.functional, "grouped_mm", None))
-    if function is not None
-)
+_GROUPED = (torch._grouped_mm, torch.nn.functional.grouped_mm)
 _BITS = (Tensor.view, torch.frombuffer, torch.from_file)  # here the type is that of stored bytes
 
 

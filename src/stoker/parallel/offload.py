@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from stoker.grouping import grouped_from
 from stoker.parallel.copy_stream import Copies, copies_of
 from stoker.parallel.local_shard import local_shard
 
@@ -53,7 +54,8 @@ class HostOptimizer(Optimizer):
             inner["lr"], inner["weight_decay"] = outer["lr"], outer["weight_decay"]
         self._down.follow_device()
         self._up.follow_device()  # whose passes read the weights
-        buckets = list(_buckets(p for p in self._copies if p.grad is not None))
+        trained = (p for p in self._copies if p.grad is not None)
+        buckets = list(grouped_from(trained, lambda p: local_shard(p).nbytes, BUCKET_BYTES))
         arrived = [self._down.begin(self._to_host(bucket)) for bucket in buckets]
         for bucket, wait in zip(buckets, arrived, strict=True):
             wait()
@@ -103,17 +105,3 @@ class _States(MutableMapping[Tensor, dict[str, Any]]):
 def _on_host(parameter: Tensor) -> Tensor:
     """Memory for a copy, which a GPU reads and writes by itself."""
     return torch.empty_like(parameter, device="cpu", pin_memory=parameter.is_cuda, requires_grad=False)
-
-
-def _buckets(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Parameters in their order, some at a time."""
-    bucket: list[Tensor] = []
-    size = 0
-    for parameter in parameters:
-        bucket.append(parameter)
-        size += local_shard(parameter).nbytes
-        if size >= BUCKET_BYTES:
-            yield bucket
-            bucket, size = [], 0
-    if bucket:
-        yield bucket

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from stoker.job.layout import Layout
+from stoker.job.layout import Layout, blocks_of_stages
 from stoker.models import grouped_experts, packed_attention
 from stoker.models.adapters import unwrap
 from stoker.models.build_model import Built
@@ -38,7 +38,7 @@ from stoker.parallel.mesh import Mesh
 from stoker.parallel.model_stage import ModelStage, UnsplitModel
 from stoker.parallel.parallel_model import ParallelModel
 from stoker.parallel.pipeline import Pipeline
-from stoker.parallel.pipeline_split import blocks_of_stages, keep_stage_modules, stages_of_process
+from stoker.parallel.pipeline_split import keep_stage_modules
 from stoker.parallel.replicate import replicate
 from stoker.parallel.shard import shard
 from stoker.parallel.shard_spec import Piece
@@ -177,7 +177,9 @@ def _parallelize_pipeline(
     embedding, output = f"{family.embedding}.weight", whole.get_output_embeddings()
     tied = output is not None and output.weight is whole.get_submodule(family.embedding).weight
     head_name = next(name for name, module in whole.named_modules() if module is output)
-    ranges = blocks_of_stages(layout, len(list(whole.get_submodule(family.blocks).children())))
+    blocks = len(list(whole.get_submodule(family.blocks).children()))
+    ranges = blocks_of_stages(blocks, layout.stage_count, layout.stages)
+    assert len(ranges) == layout.stage_count and sum(map(len, ranges)) == blocks
     prefix = _prefix(built.model)
     dtype = compute if layout.shard != "none" and compute is not None else _held_in(whole)
     pieces: dict[str, Piece] = {}
@@ -186,7 +188,7 @@ def _parallelize_pipeline(
     copies: set[str] = set()
     stages: list[ModelStage] = []
     holder = nn.ModuleList()
-    for position, number in enumerate(stages_of_process(layout, mesh.at("pipe"))):
+    for position, number in enumerate(layout.stages_of(mesh.at("pipe"))):
         first, last = number == 0, number == layout.stage_count - 1
         part = copy.deepcopy(built.model)
         inner: Any = unwrap(part)

@@ -27,7 +27,6 @@ from stoker.models.collate import Inputs
 from stoker.models.objective import Loss, Reading
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.model_stage import ModelStage
-from stoker.parallel.pipeline_split import stages_of_process
 
 SCHEDULES: dict[ScheduleName, Callable[..., Any]] = {
     "gpipe": ScheduleGPipe,
@@ -95,7 +94,7 @@ class Pipeline:
     def through(self, index: int, tokens: int) -> Tensor | None:
         """Runs one row through all stages; returns the last stage's output, where that is."""
         out: Tensor | None = None
-        mine = dict(zip(stages_of_process(self.mesh.layout, self.mesh.at("pipe")), self.stages, strict=True))
+        mine = dict(zip(self.mesh.layout.stages_of(self.mesh.at("pipe")), self.stages, strict=True))
         for number in range(self.mesh.layout.stage_count):
             owner, before = self._owner(number), self._owner(number - 1) if number else None
             if before is not None and before != owner and self.mesh.at("pipe") in (owner, before):
@@ -112,7 +111,7 @@ class Pipeline:
 
     def _owner(self, stage: int) -> int:
         layout = self.mesh.layout
-        return next(pipe for pipe in range(layout.pipeline) if stage in stages_of_process(layout, pipe))
+        return next(pipe for pipe in range(layout.pipeline) if stage in layout.stages_of(pipe))
 
     def _give(self, rows: Sequence[Inputs], scale: float | Tensor) -> None:
         for stage in self.stages:
@@ -132,7 +131,7 @@ class Pipeline:
             layout, device = self.mesh.layout, self.mesh.device
             hidden = torch.empty(1, tokens, self.width, dtype=self.dtype, device="meta", requires_grad=True)
             summed = torch.promote_types(self.dtype, torch.float32)  # the loss of the last stage
-            numbers = stages_of_process(layout, self.mesh.at("pipe"))
+            numbers = layout.stages_of(self.mesh.at("pipe"))
             stages = [
                 PipelineStage(
                     stage,

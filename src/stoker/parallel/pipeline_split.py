@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stoker.job.layout import Layout
 from stoker.models.families.facts import Family
 
 
@@ -37,24 +36,6 @@ class _Same(nn.Module):
 
     def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         return x
-
-
-def blocks_of_stages(layout: Layout, blocks: int) -> list[range]:
-    """Returns the blocks of each stage: from the layout, else evenly, with the remainder on the first stages."""
-    count = layout.stage_count
-    sizes = layout.stages or tuple(blocks // count + (i < blocks % count) for i in range(count))
-    assert sum(sizes) == blocks and len(sizes) == count
-    ends = [sum(sizes[: i + 1]) for i in range(count)]
-    return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
-
-
-def stages_of_process(layout: Layout, pipe: int) -> list[int]:
-    """Returns a process' pipeline stages: one; every n-th in looped schedules; one from each end in a V."""
-    if layout.stages_per_process == 1:
-        return [pipe]
-    if layout.schedule == "zbv":
-        return [pipe, layout.stage_count - 1 - pipe]
-    return [pipe, pipe + layout.pipeline]
 
 
 def keep_stage_modules(model: Any, family: Family, blocks: range, *, first: bool, last: bool) -> None:

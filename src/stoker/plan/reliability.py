@@ -13,27 +13,12 @@ from math import exp, expm1, inf, sqrt
 HOUR, DAY = 3600.0, 86400.0  # seconds
 
 
-@dataclass(frozen=True)
-class FailureRate:
-    """Interruptions that one device causes.
+def mean_between(failures_per_device_hour: float, devices: int) -> float:
+    """Returns the mean seconds between interruptions of a run on this number of devices: M; infinite without failures.
 
-    Attributes:
-        per_device_hour: how many an hour. 1.97e-5 was measured for 16,384 H100 (Llama 3: 419 in 54 days).
+    1.97e-5 failures per device and hour were measured for 16,384 H100 (Llama 3: 419 in 54 days).
     """
-
-    per_device_hour: float
-
-    def mean_between(self, devices: int) -> float:
-        """Mean seconds between interruptions of a run on this number of devices: M."""
-        return HOUR / (devices * self.per_device_hour) if self.per_device_hour else inf
-
-    def expected(self, *, devices: int, seconds: float) -> float:
-        """Interruptions in a time."""
-        return seconds / self.mean_between(devices)
-
-    def chance(self, *, devices: int, seconds: float) -> float:
-        """Probability of at least one interruption in a time: 1 - exp(-N rate t)."""
-        return -expm1(-self.expected(devices=devices, seconds=seconds))
+    return HOUR / (devices * failures_per_device_hour) if failures_per_device_hour else inf
 
 
 def young_interval(stall: float, mean_between: float) -> float:
@@ -55,23 +40,17 @@ class InterruptionCost:
 
     Attributes:
         stall: pause of training at each checkpoint.
-        write: from the end of the stall until the checkpoint is complete, during training; 0 for none. The
-            next checkpoint starts no earlier.
         recovery: from an interruption to the first step after it: detection, start, loading.
         step: of one optimizer step; checkpoints are taken between steps.
     """
 
     stall: float
     recovery: float
-    write: float = 0.0
     step: float = 1.0
 
     def best_interval(self, mean_between: float) -> float:
-        """Returns the seconds of work between checkpoints: Daly's, no shorter than the write or than a step.
-
-        The write does not change the best interval further, as it adds the same loss to every interruption.
-        """
-        return max(daly_interval(self.stall, mean_between), self.write, self.step)
+        """Returns the seconds of work between checkpoints: Daly's, no shorter than a step."""
+        return max(daly_interval(self.stall, mean_between), self.step)
 
 
 @dataclass(frozen=True)
@@ -101,23 +80,21 @@ class Forecast:
     seconds: float
 
 
-def forecast(
-    rate: FailureRate, *, devices: int, work: float, saving: InterruptionCost, interval: float | None = None
-) -> Forecast:
+def forecast(mean: float, *, work: float, saving: InterruptionCost, interval: float | None = None) -> Forecast:
     """Returns the forecast of a run that takes ``work`` seconds without interruptions and checkpoints.
 
     effective = 1 - (interruptions x (recovery + recomputation) + stalls) / seconds
 
     where a checkpoint's work and stall together take s = interval + stall. An interruption loses s / 2 of them to first
     order, and exactly the mean of an exponential time that is conditioned to be shorter than s, M - s / (exp(s / M)
-    - 1); and also the checkpoint that was being written, ``write`` seconds. Interruptions may fall into a recovery, so
-    that each takes M (1 - exp(-recovery / M)) of it, and exp(-recovery / M) of them lose work. Without a write this is
-    the complete model of Daly, 2006: seconds = M exp(recovery / M) (exp(s / M) - 1) work / interval.
+    - 1). Interruptions may fall into a recovery, so that each takes M (1 - exp(-recovery / M)) of it, and
+    exp(-recovery / M) of them lose work. This is the complete model of Daly, 2006: seconds = M exp(recovery / M)
+    (exp(s / M) - 1) work / interval.
 
     Args:
+        mean: seconds between interruptions, as of `mean_between`.
         interval: seconds of work between checkpoints; by default the best.
     """
-    mean = rate.mean_between(devices)
     interval = min(work, saving.best_interval(mean) if interval is None else interval)
     if mean == inf:
         stalls = saving.stall * work / interval
@@ -137,13 +114,13 @@ def forecast(
     recovery = mean * (1 - working)
     ratio = segment / mean
     reached = segment * exp(-ratio) / -expm1(-ratio)  # s / (exp(s / M) - 1), without overflow
-    lost = working * (mean - reached + min(saving.write, segment))
+    lost = working * (mean - reached)
     effective = max(0.0, 1 - (recovery + lost) / mean) * interval / segment
     seconds = work / effective if effective else inf
     return Forecast(
         mean_between=mean,
         interruptions=seconds / mean,
-        chance=rate.chance(devices=devices, seconds=seconds),
+        chance=-expm1(-seconds / mean),
         interval=interval,
         recovery=recovery,
         recomputation=lost,

@@ -9,10 +9,9 @@ from functools import cache, cached_property, lru_cache
 from typing import Literal
 
 from stoker.hardware.cluster import Cluster
-from stoker.job.layout import Layout, ScheduleName
+from stoker.job.layout import Layout, ScheduleName, blocks_of_stages, stages_of
 from stoker.job.rollout_sizes import RolloutSizes
 from stoker.job.tune_keys import ADAPTERS
-from stoker.plan.pipeline.schedule_order import stages_of
 from stoker.plan.shape import Layer, Shape
 from stoker.plan.software import STOKER, Software
 from stoker.plan.trainable_params import PLAIN, Adapters, Tuning, trained_elements
@@ -152,9 +151,8 @@ class Setting:
     def stages(self) -> tuple[range, ...]:
         """The blocks of each stage of the pipeline, in the order of a micro-batch's passes."""
         count = self.layout.pipeline * self.chunks
-        if self.layout.stages and len(self.layout.stages) == count:
-            return _ranges(self.layout.stages)
-        return _ranges(_even(self.shape.layers, count))
+        sizes = self.layout.stages
+        return blocks_of_stages(self.shape.layers, count, sizes if sizes and len(sizes) == count else None)
 
     @property
     def homes(self) -> tuple[tuple[int, ...], ...]:
@@ -179,26 +177,15 @@ class Setting:
 
 @cache
 def _homes(schedule: ScheduleName, processes: int, chunks: int) -> tuple[tuple[int, ...], ...]:
-    if chunks == 1:
-        return tuple((at,) for at in range(processes))
-    return tuple(stages_of(schedule, process=at, processes=processes, chunks=chunks) for at in range(processes))
+    return tuple(
+        stages_of(schedule, process=at, processes=processes, stages_per_process=chunks) for at in range(processes)
+    )
 
 
 @lru_cache(maxsize=4096)
 def _merged(shape: Shape, stages: tuple[range, ...], homes: tuple[tuple[int, ...], ...]) -> tuple[Blocks, ...]:
     blocks = _blocks(shape, stages)
     return tuple(dict(sum((Counter(blocks[stage]) for stage in own), Counter[Layer]())) for own in homes)
-
-
-@cache
-def _ranges(sizes: tuple[int, ...]) -> tuple[range, ...]:
-    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    return tuple(range(end - size, end) for size, end in zip(sizes, ends, strict=True))
-
-
-@cache
-def _even(layers: int, count: int) -> tuple[int, ...]:
-    return tuple(layers // count + (i < layers % count) for i in range(count))
 
 
 @lru_cache(maxsize=4096)

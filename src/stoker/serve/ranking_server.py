@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from stoker.data.ranking.ranking_block import RankingBlock
 from stoker.errors import Problem, UserError
 from stoker.hardware.openmp import in_temporary_thread
 from stoker.job.load_job import load_job
@@ -23,9 +24,7 @@ from stoker.serve.ranking_app import RankingService, ranking_app
 from stoker.serve.score_batcher import MOST_ROWS, RowScorer, ScoreBatcher
 from stoker.serve.server import Tls, listening_socket, serve
 from stoker.serve.server_options import ServerOptions
-from stoker.train.ranking.job_log import settings_of
 from stoker.train.ranking.open_run import features_of_run, open_job, restored_model
-from stoker.train.ranking.ranking_block import RankingBlock
 from stoker.train.ranking.ranking_scorer import StoredScorer, module_scorer
 
 
@@ -82,7 +81,7 @@ def _scorer_of_run(place: str, folder: Path, at: str, trusted: Sequence[str]) ->
     precision = "fp64" if device.precision == "fp64" else "fp32"
     host = replace(device, type="cpu", index=None, precision=precision)  # tables are on the host, and towers are small
     tower, tables, shape, step = restored_model(run, loaded, features, host, at, folder)
-    ignored = settings_of(_block(loaded.job)).ignore
+    ignored = _block(loaded.job).ignore
     return module_scorer(tower, tables, shape, features, step=step, ignored=ignored)
 
 

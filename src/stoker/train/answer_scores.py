@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from stoker.checkpoint.load_run import TunedRun
+from stoker.grouping import grouped
 from stoker.models.adapters import unwrap
 from stoker.models.collate import Row
 from stoker.models.language_model import LanguageModel, lay_out_for
@@ -36,7 +37,7 @@ class AnswerScores:
         device = self._tuned.device
         scores = np.zeros(len(rows))
         with arithmetic_of(device), device.autocast():
-            for numbers in _in_passes([len(ids) for ids in rows]):
+            for numbers in grouped(range(len(rows)), lambda number: len(rows[number]), TOKENS):
                 for inputs in self._language.lay_out(
                     [_read_at_the_end(rows[i]) for i in numbers], device.torch, given={"number": np.array(numbers)}
                 ):
@@ -50,16 +51,3 @@ def _read_at_the_end(ids: Sequence[int]) -> Row:
     """Returns the tokens with one target after the last token, where the score is read."""
     read = np.array([*ids, ids[-1]], np.uint32)
     return read, np.arange(len(read)) == len(read) - 1
-
-
-def _in_passes(lengths: Sequence[int]) -> list[list[int]]:
-    """Groups row numbers into passes of at most `TOKENS` tokens; a longer row makes a group alone."""
-    groups: list[list[int]] = []
-    held = 0
-    for number, length in enumerate(lengths):
-        if not groups or held + length > TOKENS:
-            groups.append([])
-            held = 0
-        groups[-1].append(number)
-        held += length
-    return groups

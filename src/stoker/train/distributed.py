@@ -196,8 +196,7 @@ class Distributed:
         chosen = torch.full((len(rows),), -1)
         asked = [Part(inputs, targets=0, tokens=0) for inputs in language.ask(rows, self._device.torch)]
         for part in self._laid_out(asked):
-            inputs = part.inputs
-            assert isinstance(inputs, Inputs)
+            inputs = part.row
             with self._device.autocast():
                 tokens = self._read(inputs, likeliest)
             if tokens is not None:

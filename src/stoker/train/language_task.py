@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -14,15 +14,16 @@ from torch.optim import Optimizer
 
 from stoker.data.corpus import Corpus
 from stoker.data.sequences import Document
+from stoker.grouping import grouped
 from stoker.job.task_spec import TaskSpec
 from stoker.models.collate import Inputs, empty_row
 from stoker.models.language_model import LanguageModel
-from stoker.models.objective import Loss, Measures, Objective, next_token
+from stoker.models.objective import Loss, Objective, next_token
 from stoker.models.packed_row import row_of
 from stoker.train.batch_extras import BatchExtras
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.hooks import Hook
-from stoker.train.task import Part
+from stoker.train.task import Part, Task
 
 if TYPE_CHECKING:
     from stoker.runs.run_folder import RunFolder
@@ -32,7 +33,7 @@ HOST = torch.device("cpu")
 EVALUATION_TOKENS = 4096  # per held-out forward pass: no activations are kept, so this is small
 
 
-class LanguageTask:
+class LanguageTask(Task):
     """A task whose samples are the corpus' sequences.
 
     Without a corpus it can only evaluate given documents.
@@ -40,6 +41,7 @@ class LanguageTask:
 
     unit = "token"
     lays_out_ahead = True
+    language: LanguageModel
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class LanguageTask:
         self.model, self.language = model, language
         self.target, self.perplexity, self.together = spec.target, spec.perplexity, together
         self._root = root or partial(language.loss, objective=objective)
-        self.measures: Measures | None = getattr(objective, "measures", None)
+        self.measures = getattr(objective, "measures", None)
         self._extras = extras or BatchExtras()
         self._corpus = corpus
         self.device = device
@@ -117,27 +119,16 @@ class LanguageTask:
         return len(inputs.targets) if self.target == "token" else inputs.rows // self.together
 
     def around(self, part: Part) -> AbstractContextManager[None]:
-        assert isinstance(part.inputs, Inputs)
-        return row_of(part.inputs)
+        return row_of(part.row)
 
     def loss(self, part: Part) -> Loss:
-        assert isinstance(part.inputs, Inputs)
-        return Loss(*self._root(part.inputs))
+        return Loss(*self._root(part.row))
 
     def complete(self, parts: Sequence[Part], engine: Engine, passes: int) -> Sequence[Part]:
         return self._extras.of_passes(parts, engine, passes)
 
     def begin(self, engine: Engine, folder: RunFolder, optimizer: Optimizer) -> None:
         self._extras.begin(self, engine)
-
-    def after_passes(self, engine: Engine) -> Sequence[str]:
-        return ()
-
-    def judge(self, measures: Mapping[str, float]) -> Sequence[str]:
-        return ()
-
-    def reach(self, first: int, last: int, step: int, engine: Engine) -> Sequence[str]:
-        return ()
 
     def evaluate(self, engine: Engine) -> Evaluation | None:
         evaluation = evaluate(self, engine)
@@ -150,10 +141,6 @@ class LanguageTask:
         """Hooks of the task into the training step."""
         return ()
 
-    @property
-    def figures(self) -> Mapping[str, float]:
-        return {}
-
     def nothing(self) -> Part:
         row = empty_row(self.device)
         if not self.language.packs:
@@ -165,15 +152,10 @@ class LanguageTask:
 
     def evaluation_parts(self, documents: Sequence[Document]) -> Iterator[Part]:
         """Groups held-out documents into forward passes of about ``evaluation_tokens``."""
-        group: list[Document] = []
-        for first in range(0, len(documents), self.together):
-            unit = documents[first : first + self.together]
-            if group and sum(len(d.row.ids) for d in (*group, *unit)) > self.evaluation_tokens:
-                yield from self.lay_out(group, following=unit[0])
-                group = []
-            group += unit
-        if group:
-            yield from self.lay_out(group, following=documents[0])
+        units = [documents[first : first + self.together] for first in range(0, len(documents), self.together)]
+        groups = list(grouped(units, lambda unit: sum(len(d.row.ids) for d in unit), self.evaluation_tokens))
+        for group, following in zip(groups, groups[1:] + groups[:1], strict=True):
+            yield from self.lay_out([document for unit in group for document in unit], following=following[0][0])
 
     def describe_samples(self, first: int, last: int) -> list[str]:
         documents = (d for index in range(first, last) for d in self.corpus.sequences[index])

@@ -25,10 +25,11 @@ from stoker.parallel.mesh import Mesh, sum_over
 from stoker.parallel.shard_spec import Piece
 from stoker.runs.run_folder import StepMetrics
 from stoker.train.hooks import Hook
+from stoker.train.training_state import FurtherState
 
 
-class OuterStep:
-    """Synchronisation of the islands; a `stoker.train.training_state.FurtherState` for its weights and momentum."""
+class OuterStep(FurtherState):
+    """Synchronisation of the islands; their weights and momentum are saved."""
 
     def __init__(
         self, model: nn.Module, sync: SyncBlock, mesh: Mesh, pieces: Mapping[str, Piece], aliases: Mapping[str, str]
@@ -85,12 +86,6 @@ class OuterStep:
         means = [tensor.detach().clone() for tensor in tensors]
         sum_over(self._group, *means)
         return [mean.div_(self._islands) for mean in means]
-
-    base: int | None = None
-
-    @property
-    def streams(self) -> bool:
-        return False
 
     def now(self, step: int, is_whole: Callable[[int], bool] | None) -> Held:
         return self._held()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from stoker.data.order import permute, stream_key
 from stoker.errors import UserError
-from stoker.models.objective import Loss, Measures
+from stoker.models.objective import Loss
 from stoker.parallel.batch_norm import without_batch_statistics
 from stoker.parallel.shared_buffers import unchanged_buffers
 from stoker.train.evaluate import Evaluation, evaluate
-from stoker.train.task import Part, with_tensors
+from stoker.train.task import Part, Task, with_tensors
 
 if TYPE_CHECKING:
-    from stoker.runs.run_folder import RunFolder
     from stoker.train.engine import Engine
 
 EVALUATION_SAMPLES = 256  # per held-out forward pass
@@ -32,7 +30,7 @@ LossFunction = Callable[[Any, Any], Tensor]
 """loss(outputs, targets) -> the mean over the samples."""
 
 
-class ModuleTask:
+class ModuleTask(Task):
     """Task whose samples are the dataset's (inputs, targets) pairs, in a new order each epoch; a target is a sample.
 
     Args:
@@ -47,8 +45,6 @@ class ModuleTask:
 
     unit = target = "sample"
     perplexity = True
-    language = None
-    measures: Measures | None = None
 
     def __init__(
         self,
@@ -106,27 +102,8 @@ class ModuleTask:
         correct = _correct(outputs, targets)
         return Loss(mean * part.targets, correct if part.targets or correct is None else correct * 0)
 
-    def complete(self, parts: Sequence[Part], engine: Engine, passes: int) -> Sequence[Part]:
-        return parts
-
-    def begin(self, engine: Engine, folder: RunFolder, optimizer: Optimizer) -> None:
-        """Needs no preparation."""
-
     def evaluate(self, engine: Engine) -> Evaluation | None:
         return evaluate(self, engine)
-
-    @property
-    def figures(self) -> Mapping[str, float]:
-        return {}
-
-    def after_passes(self, engine: Engine) -> Sequence[str]:
-        return ()
-
-    def judge(self, measures: Mapping[str, float]) -> Sequence[str]:
-        return ()
-
-    def reach(self, first: int, last: int, step: int, engine: Engine) -> Sequence[str]:
-        return ()
 
     def nothing(self) -> Part:
         return replace(self._part(self.data, np.zeros(1, dtype=np.int64)), targets=0, tokens=0).to(self.device)

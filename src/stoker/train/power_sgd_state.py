@@ -14,18 +14,17 @@ from stoker.checkpoint.run_weights import trainable
 from stoker.checkpoint.state import Saved
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.power_sgd import Memory, PowerSgd
+from stoker.train.training_state import FurtherState
 
 STEPS, ERROR, RIGHT = "steps", "/error", "/right"
 
 
-class PowerSgdState:
-    """`stoker.train.training_state.FurtherState` of PowerSGD.
+class PowerSgdState(FurtherState):
+    """PowerSGD's errors, right factors and steps.
 
     Errors differ between processes, so a checkpoint grows by the size of the trained parameters times the number of
     processes that sum their gradients.
     """
-
-    base: int | None = None
 
     def __init__(self, model: nn.Module, memories: PowerSgd, mesh: Mesh) -> None:
         self._parameters, self._memories = trainable(model), memories
@@ -34,10 +33,6 @@ class PowerSgdState:
         where = (mesh.at("island"), mesh.at("tensor"))
         self._prefix = f"{POWER_SGD}{'-'.join(map(str, sizes))}/{'-'.join(map(str, where))}/"
         self._places: dict[str, Tensor] = {}
-
-    @property
-    def streams(self) -> bool:
-        return False
 
     def now(self, step: int, is_whole: Callable[[int], bool] | None) -> Held:
         found, memories = {STEPS: torch.tensor([self._memories.iter])}, self._memories.memories()

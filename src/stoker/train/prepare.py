@@ -72,6 +72,6 @@ def _check_warmup(loaded: LoadedJob, prepared: Prepared, base: Path) -> None:
 
 def _check_fp16(loaded: LoadedJob, device: Device) -> None:
     """Checks that the layout allows a loss scale, if ``precision: auto`` is fp16 on this device."""
-    for _, why, other in without_loss_scale(loaded.job.parallel) if device.precision == "fp16" else ():
+    for name, why in without_loss_scale(loaded.job.parallel) if device.precision == "fp16" else ():
         message = f"this device computes in fp16, which scales the loss, and {why}"
-        raise UserError(loaded.problem("train.precision", message, f"write {other}`precision: fp32`"))
+        raise UserError(loaded.problem("train.precision", message, f"write another `{name}`, or `precision: fp32`"))

@@ -22,7 +22,6 @@ from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
 from stoker.models.adapters import unwrap
 from stoker.models.build_model import build_meta, build_model
-from stoker.models.collate import Inputs
 from stoker.models.language_model import lay_out_for
 from stoker.models.model_source import find_model
 from stoker.models.packed_row import row_of
@@ -66,11 +65,9 @@ class ReferenceModel:
         language = lay_out_for(unwrap(model))
         held = self._device(device)
         for part in forward_passes(language, documents[rank() :: size], held.torch):
-            inputs = part.inputs
-            assert isinstance(inputs, Inputs)
-            with row_of(inputs), held.autocast():
-                read = language.read(inputs, sums)
-            values[inputs.given[PLACE].cpu() * size + rank()] = read.double().cpu()
+            with row_of(part.row), held.autocast():
+                read = language.read(part.row, sums)
+            values[part.row.given[PLACE].cpu() * size + rank()] = read.double().cpu()
         if size > 1:
             dist.all_reduce(values)
         return values.numpy()

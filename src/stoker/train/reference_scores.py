@@ -6,7 +6,7 @@ log-probabilities are computed once, before the first step, and cached on disk (
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from stoker.checkpoint.object_collectives import by_first
 from stoker.data.sequences import Document
+from stoker.grouping import grouped
 from stoker.job.load_job import LoadedJob
 from stoker.job.tune_keys import VIRTUAL
 from stoker.models.collate import Inputs
@@ -82,7 +83,7 @@ class ReferenceScores(BatchExtras):
         own = torch.stack(found).sum(0).double().cpu() if found else torch.zeros(2, dtype=torch.float64)
         total, rows = engine.add_up(own, own[:0]).tolist()
         kl = max(0.0, total / max(1.0, rows))
-        return [_given(part, KL, torch.full((_inputs(part).rows,), kl, dtype=torch.float64)) for part in parts]
+        return [_given(part, KL, torch.full((part.row.rows,), kl, dtype=torch.float64)) for part in parts]
 
     def begin(self, task: LanguageTask, engine: Engine) -> None:
         if not self._precomputed:
@@ -125,7 +126,7 @@ class ReferenceScores(BatchExtras):
         self._table = ReferenceTable(by_first(lambda: ReferenceTable.read(digest).entries))
         missing = sorted(self._table.missing(documents), key=lambda d: (len(d.row.ids), row_key(d.row)))
         with torch.no_grad(), arithmetic_of(device_for(self._loaded.job)):
-            for group in _groups(missing, CHUNK):
+            for group in grouped(missing, lambda document: len(document.row.ids), CHUNK):
                 self._table.add([row_key(document.row) for document in group], compute(group))
                 by_first(lambda: self._table.write(digest))
 
@@ -140,7 +141,7 @@ def _by_engine(
     values = torch.zeros(len(documents), dtype=torch.float64)
     found = engine.read(parts, sums, engine.count(parts).passes)
     for part, read in zip(parts if found else [], found, strict=True):
-        values[first + _inputs(part).given[PLACE].cpu()] = read.double().cpu()
+        values[first + part.row.given[PLACE].cpu()] = read.double().cpu()
     return engine.add_up(values, values[:0]).numpy()
 
 
@@ -148,7 +149,7 @@ def forward_passes(language: LanguageModel, documents: Sequence[Document], devic
     """Lays documents out as forward passes without gradients; each pass is given its documents' places."""
     parts: list[Part] = []
     start = 0
-    for group in _groups(documents, PASS_TOKENS):
+    for group in grouped(documents, lambda document: len(document.row.ids), PASS_TOKENS):
         rows = [(d.row.ids, d.row.trained) for d in group]
         places = np.arange(start, start + len(group))
         laid_out = language.lay_out(rows, device, share=True, given={PLACE: places})
@@ -160,20 +161,6 @@ def forward_passes(language: LanguageModel, documents: Sequence[Document], devic
 def sums(hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Tensor:
     """Returns the summed log-probability of each document, shape (R,), on one of the processes that share the row."""
     return inputs.counted_once(answer_scores(hidden_ND, inputs, head)[0])
-
-
-def _groups(documents: Sequence[Document], tokens: int) -> Iterator[list[Document]]:
-    """Groups consecutive documents of up to ``tokens`` tokens; a longer one is alone."""
-    group: list[Document] = []
-    held = 0
-    for document in documents:
-        if group and held + len(document.row.ids) > tokens:
-            yield group
-            group, held = [], 0
-        group.append(document)
-        held += len(document.row.ids)
-    if group:
-        yield group
 
 
 def _with_reference(parts: Sequence[Part], engine: Engine, passes: int) -> list[Part]:
@@ -195,11 +182,6 @@ def _log_ratios(hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead, *, n
     return inputs.counted_once(torch.stack([ratio_R.sum(), ratio_R.new_tensor(inputs.rows)]))
 
 
-def _inputs(part: Part) -> Inputs:
-    assert isinstance(part.inputs, Inputs)
-    return part.inputs
-
-
 def _given(part: Part, name: str, values: Tensor) -> Part:
-    inputs = _inputs(part)
-    return replace(part, inputs=replace(inputs, given={**inputs.given, name: values.to(inputs.ids.device)}))
+    given = {**part.row.given, name: values.to(part.row.ids.device)}
+    return replace(part, inputs=replace(part.row, given=given))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from stoker.models.collate import Inputs
 from stoker.models.objective import Loss, Measures
 
 if TYPE_CHECKING:
@@ -38,6 +39,12 @@ class Part:
     tokens: int
     beside: tuple[object, ...] = ()
     other_model: bool = False
+
+    @property
+    def row(self) -> Inputs:
+        """The inputs of a language model's pass."""
+        assert isinstance(self.inputs, Inputs)
+        return self.inputs
 
     def to(self, device: torch.device) -> Part:
         """Moves the part to a device. A copy from page-locked memory is asynchronous."""
@@ -68,23 +75,25 @@ def with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 class Task(Protocol):
-    """A source of samples with a loss. Samples are numbered over the whole run; a number is always the same sample."""
+    """A source of samples with a loss. Samples are numbered over the whole run; a number is always the same sample.
+
+    A task derives from this class, whose hooks do nothing.
+    """
 
     model: nn.Module
     unit: str  # unit of input: "token", "row" or "sample"
     target: str  # unit that the loss is averaged over: see `stoker.job.task_spec.TaskSpec`
-    measures: Measures | None  # measures of its objective
+    measures: Measures | None = None  # measures of its objective
     perplexity: bool  # whether exp(loss) is a perplexity
     lays_out_ahead: bool
     """Whether `parts` may run during a step: it draws no random numbers and does not depend on the weights."""
 
-    @property
-    def language(self) -> LanguageModel | None:
-        """The language model, which lays rows out; None for other models."""
+    language: LanguageModel | None = None  # lays rows out; None for other models
 
     @property
     def figures(self) -> Mapping[str, float]:
         """Further numbers of a step for the metrics, equal on every process."""
+        return {}
 
     def evaluate(self, engine: Engine) -> Evaluation | None:
         """Evaluates the model on held-out data; None without any."""
@@ -103,6 +112,7 @@ class Task(Protocol):
         Args:
             passes: forward passes of the process with the most parts.
         """
+        return parts
 
     def begin(self, engine: Engine, folder: RunFolder, optimizer: Optimizer) -> None:
         """Computes what depends on the initial weights, before a checkpoint is restored; a collective.
@@ -110,6 +120,7 @@ class Task(Protocol):
         Args:
             optimizer: optimizer, whose states a task may offload while it makes samples.
         """
+        return
 
     def reach(self, first: int, last: int, step: int, engine: Engine) -> Sequence[str]:
         """Makes the samples first .. last-1 of a step where they depend on the weights; a collective.
@@ -117,6 +128,7 @@ class Task(Protocol):
         Returns:
             Alarms about them, for people.
         """
+        return ()
 
     def after_passes(self, engine: Engine) -> Sequence[str]:
         """Completes what the passes of a step have computed for its samples; a collective, before `figures` are read.
@@ -124,9 +136,11 @@ class Task(Protocol):
         Returns:
             Alarms about the samples, for people.
         """
+        return ()
 
     def judge(self, measures: Mapping[str, float]) -> Sequence[str]:
         """Returns alarms about a step's measures, for people."""
+        return ()
 
     def nothing(self) -> Part:
         """Returns a part with zero loss and gradients, for a process that has fewer parts than others."""

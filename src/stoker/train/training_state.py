@@ -28,10 +28,12 @@ class FurtherState(Protocol):
     """
 
     @property
-    def base(self) -> int | None: ...
+    def base(self) -> int | None:
+        return None
 
     @property
-    def streams(self) -> bool: ...
+    def streams(self) -> bool:
+        return False
 
     def now(self, step: int, is_whole: Callable[[int], bool] | None) -> Held:
         """Returns this process' tensors, under names that no weight has.

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from stoker.data.ranking.column_settings import LogSettings
 from stoker.data.ranking.column_store import ColumnStore, open_store
 from stoker.data.ranking.encode_columns import OTHER_LABEL
 from stoker.data.ranking.features import Features
@@ -21,6 +20,7 @@ from stoker.data.ranking.find_features import SAMPLE, absent_columns, find_featu
 from stoker.data.ranking.fit_features import fit_features
 from stoker.data.ranking.log_batch import RowBatch, read_batch
 from stoker.data.ranking.log_rows import in_order, line_form, log_rows
+from stoker.data.ranking.ranking_block import RankingBlock
 from stoker.data.ranking.times import days_of
 from stoker.data.rows import Raw
 from stoker.data.sources import Source, open_source
@@ -145,7 +145,7 @@ class ClickLog:
 
 def open_log(
     data: Sequence[SourceBlock],
-    settings: LogSettings,
+    settings: RankingBlock,
     base: Path,
     *,
     held_out: Sequence[SourceBlock],
@@ -207,7 +207,7 @@ def open_rows(data: Sequence[SourceBlock], features: Features, base: Path, ignor
 
 
 def features_of(
-    sources: Sequence[tuple[Source, str]], settings: LogSettings, *, of_first_file: bool = False
+    sources: Sequence[tuple[Source, str]], settings: RankingBlock, *, of_first_file: bool = False
 ) -> Features:
     """Returns the features of sources, found from their first rows.
 
@@ -279,7 +279,7 @@ def _prints_of_files(store: ColumnStore, sources: Sequence[tuple[Source, str]], 
     return found
 
 
-def _check_some(store: ColumnStore, settings: LogSettings | None = None) -> None:
+def _check_some(store: ColumnStore, settings: RankingBlock | None = None) -> None:
     """Raises UserError if a store has no rows.
 
     Args:

@@ -7,14 +7,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from stoker.data.ranking.column_settings import KINDS_OF_KEYS, LogSettings, StatedFeature
 from stoker.data.ranking.features import Column, Features, Kind
 from stoker.data.ranking.ids import is_missing
 from stoker.data.ranking.line_formats import CRITEO, CRITEO_TEXTS
+from stoker.data.ranking.ranking_block import KINDS_OF_KEYS, FeatureBlock, RankingBlock
 from stoker.errors import Problem, UserError, did_you_mean
+from stoker.job.block import default_of
 
 SAMPLE = 10_000  # rows that the features are found from
 BUCKETS = 16
+LONGEST = 50  # ids of a sequence
 MOSTLY = 0.95  # share of numbers among the values of a number's column; the others are bad cells
 TIME_NAMES = ("timestamp", "time", "ts", "datetime", "event_time", "unix_timestamp", "created_at", "click_time", "date")
 GROUP_NAMES = ("user_id", "userid", "user", "uid", "qid", "query_id", "session_id")
@@ -27,7 +29,7 @@ _SEQUENCE_NAME = re.compile(r"(^|_)(hist|history|seq|sequence|recent|past)(_|$)"
 Row = Mapping[str, Any]
 
 
-def find_features(rows: Sequence[Row], settings: LogSettings) -> Features:
+def find_features(rows: Sequence[Row], settings: RankingBlock) -> Features:
     """Returns the features of a log.
 
     Args:
@@ -56,7 +58,7 @@ def find_features(rows: Sequence[Row], settings: LogSettings) -> Features:
         raise UserError(*problems)
     for pair in settings.crosses:
         name = " x ".join(pair)
-        columns.append(Column(name, "cross", "ranking.crosses", crossed=pair, table=name))
+        columns.append(Column(name, "cross", "ranking.crosses", crossed=tuple(pair), table=name))
     return Features(
         labels=settings.labels,
         columns=tuple(columns),
@@ -64,7 +66,7 @@ def find_features(rows: Sequence[Row], settings: LogSettings) -> Features:
         time=time,
         group=group,
         weight=settings.weight,
-        slices=settings.slices,
+        slices=tuple(settings.slices),
     )
 
 
@@ -73,7 +75,7 @@ def _first_of(wanted: Iterable[str], names: Sequence[str], without: Iterable[str
     return next((low[name] for name in wanted if name in low), None)
 
 
-def _unknown(names: Sequence[str], settings: LogSettings) -> list[Problem]:
+def _unknown(names: Sequence[str], settings: RankingBlock) -> list[Problem]:
     problems = []
     for key, name in settings.named:
         if name not in names:
@@ -111,7 +113,7 @@ def absent_columns(features: Features, names: Sequence[str], place: str) -> list
     return problems
 
 
-def _not_features(settings: LogSettings, time: str | None) -> Iterator[Problem]:
+def _not_features(settings: RankingBlock, time: str | None) -> Iterator[Problem]:
     """Yields settings of features whose columns are no features."""
     keys = dict.fromkeys(settings.ignore, "ignore") | dict.fromkeys(settings.labels, "label")
     keys |= {name: key for key, name in (("weight", settings.weight), ("time", time)) if name is not None}
@@ -127,7 +129,7 @@ def _not_features(settings: LogSettings, time: str | None) -> Iterator[Problem]:
 
 
 def _without_effect(
-    columns: Sequence[Column], values: Mapping[str, Sequence[Any]], settings: LogSettings
+    columns: Sequence[Column], values: Mapping[str, Sequence[Any]], settings: RankingBlock
 ) -> Iterator[Problem]:
     """Yields settings of features that have no effect on the kind that was found.
 
@@ -136,7 +138,7 @@ def _without_effect(
     """
     kinds = {column.name: column.kind for column in columns}
     for index, feature in enumerate(settings.features):
-        if feature.kind is not None or feature.name not in kinds:
+        if feature.kind != "auto" or feature.name not in kinds:
             continue
         name, kind, key = feature.name, kinds[feature.name], f"ranking.features[{index}]"
         texts = [value for value in values[name] if not isinstance(value, (list, dict))]
@@ -148,14 +150,14 @@ def _without_effect(
             yield Problem(message, hint, key=f"{key}.separator")
         for setting in ("longest", "table", "log"):
             kinds_of_key = KINDS_OF_KEYS[setting]
-            is_stated = getattr(feature, setting) != getattr(StatedFeature, setting)
+            is_stated = getattr(feature, setting) != default_of(FeatureBlock, setting)
             if is_stated and kind not in kinds_of_key:
                 message = f"`{setting}` has no effect: {name} is found to be of `kind: {kind}`"
                 hint = f"also write `kind: {kinds_of_key[0]}`, or remove it"
                 yield Problem(message, hint, key=f"{key}.{setting}")
 
 
-def _unshared_tables(columns: Sequence[Column], settings: LogSettings) -> Iterator[Problem]:
+def _unshared_tables(columns: Sequence[Column], settings: RankingBlock) -> Iterator[Problem]:
     """Yields tables of features that no other feature has; a feature's own name is a table of its own."""
     tables = {column.name: column.table for column in columns if column.has_ids}
     for index, feature in enumerate(settings.features):
@@ -170,7 +172,7 @@ def _unshared_tables(columns: Sequence[Column], settings: LogSettings) -> Iterat
         yield Problem(f"no other feature has the table {wanted}", hint, key=f"ranking.features[{index}].table")
 
 
-def _bad_crosses(names: Sequence[str], settings: LogSettings) -> list[Problem]:
+def _bad_crosses(names: Sequence[str], settings: RankingBlock) -> list[Problem]:
     problems: list[Problem] = []
     for index, pair in enumerate(settings.crosses):
         key = f"ranking.crosses[{index}]"
@@ -184,7 +186,7 @@ def _bad_crosses(names: Sequence[str], settings: LogSettings) -> list[Problem]:
     return problems
 
 
-def _crosses_of_no_ids(columns: Sequence[Column], settings: LogSettings) -> Iterator[Problem]:
+def _crosses_of_no_ids(columns: Sequence[Column], settings: RankingBlock) -> Iterator[Problem]:
     found = {column.name: column for column in columns}
     for index, pair in enumerate(settings.crosses):
         for name in pair:
@@ -201,14 +203,14 @@ def _crosses_of_no_ids(columns: Sequence[Column], settings: LogSettings) -> Iter
                 yield Problem(f"{name} is a number, and a cross is of ids", hint, key=key)
 
 
-def _column(name: str, rows: Sequence[Row], settings: LogSettings) -> Column:
+def _column(name: str, rows: Sequence[Row], settings: RankingBlock) -> Column:
     values = [row[name] for row in rows if name in row and not is_missing(row[name])]
     found = _found(name, values, is_criteo=CRITEO[-1] in rows[0] and len(rows[0]) == len(CRITEO))
     stated = settings.stated(name)
-    kind, why = (stated.kind, "stated") if stated.kind is not None else (found.kind, found.why)
-    if stated.kind is None and stated.separator and found.kind not in ("ids", "sequence"):
+    kind, why = (stated.kind, "stated") if stated.kind != "auto" else (found.kind, found.why)
+    if stated.kind == "auto" and stated.separator and found.kind not in ("ids", "sequence"):
         kind, why = "ids", "a separator is stated"
-    if stated.kind is None and (stated.buckets or stated.boundaries):
+    if stated.kind == "auto" and (stated.buckets or stated.boundaries):
         kind, why = "buckets", "its buckets are stated"
     lists = kind in ("ids", "sequence")
     return Column(
@@ -218,11 +220,11 @@ def _column(name: str, rows: Sequence[Row], settings: LogSettings) -> Column:
         separator=(stated.separator or found.separator or SEPARATOR) if lists else "",
         weighted=found.weighted and lists,
         table=stated.table or (name if kind != "dense" else ""),
-        longest=(stated.longest or settings.longest) if kind == "sequence" else 0,
+        longest=(stated.longest or LONGEST) if kind == "sequence" else 0,
         buckets=(stated.buckets or len(stated.boundaries) + 1 if stated.boundaries else stated.buckets or BUCKETS)
         if kind == "buckets"
         else 0,
-        boundaries=stated.boundaries if kind == "buckets" else (),
+        boundaries=tuple(stated.boundaries) if kind == "buckets" else (),
         log=stated.log if stated.log is not None else kind == "dense" and _is_skewed(values),
     )
 

@@ -12,6 +12,7 @@ import numpy as np
 from stoker.data.order import mix64
 from stoker.data.ranking.click_log import ClickLog, RowSet
 from stoker.data.ranking.features import NUMBERS, Column
+from stoker.data.ranking.ranking_block import AdmissionBlock
 from stoker.data.ranking.times import seconds_per_unit
 from stoker.data.rows import Rejected
 from stoker.errors import Problem
@@ -23,17 +24,12 @@ SAMPLE = 200_000  # rows that the leak test reads
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio
 
 
-@dataclass(frozen=True)
-class AdmissionRule:
-    """The job's rule: from the ``count``-th occurrence of an id on, each admits it with ``probability``."""
+def chance_of_row(occurrences: np.ndarray, count: int, probability: float) -> np.ndarray:
+    """Returns the probability that ids with these numbers of occurrences get a row.
 
-    count: int
-    probability: float
-
-    def admitted(self, counts: np.ndarray) -> np.ndarray:
-        """Returns the probability that ids with these numbers of occurrences get a row."""
-        drawn = np.maximum(counts - self.count + 1, 0)
-        return 1 - (1 - self.probability) ** drawn
+    From the ``count``-th occurrence of an id on, each admits it with ``probability``.
+    """
+    return 1 - (1 - probability) ** np.maximum(occurrences - count + 1, 0)
 
 
 @dataclass(frozen=True)
@@ -112,7 +108,7 @@ class LogAudit:
         return {"ok": not self.problems, **found}
 
 
-def audit_log(log: ClickLog, problems: Sequence[Problem] = (), *, admission: AdmissionRule | None = None) -> LogAudit:
+def audit_log(log: ClickLog, problems: Sequence[Problem] = (), *, admission: AdmissionBlock | None = None) -> LogAudit:
     """Returns the audit of an opened log; reads every column once.
 
     Args:
@@ -180,7 +176,7 @@ def _places(rows: RowSet, number: int) -> tuple[np.ndarray, np.ndarray]:
     return at, np.repeat(np.arange(len(rows)), lengths)
 
 
-def _ids(log: ClickLog, number: int, admission: AdmissionRule | None) -> IdAudit:
+def _ids(log: ClickLog, number: int, admission: AdmissionBlock | None) -> IdAudit:
     ids, row = _lookups(log.training, number)
     found, first, counts = np.unique(ids, return_index=True, return_counts=True)
     total = max(1, len(ids))
@@ -190,7 +186,7 @@ def _ids(log: ClickLog, number: int, admission: AdmissionRule | None) -> IdAudit
     }
     admitted: tuple[float, float] | None = None
     if admission is not None:
-        chance = admission.admitted(counts)
+        chance = chance_of_row(counts, admission.count, admission.probability)
         admitted = float(chance.mean()) if len(counts) else 0.0, float((chance * counts).sum()) / total
     new: float | None = None
     periods = log.training.periods()

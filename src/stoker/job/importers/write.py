@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -10,11 +9,12 @@ from stoker.job.block import Block
 from stoker.job.importers.config_reader import NOT_SET
 from stoker.job.importers.foreign_layout import Aside
 from stoker.job.importers.key_outcomes import DEFAULT, ENGINE_DEFAULT, OVERRIDE, Carried, Dropped, Unknown
-from stoker.job.job_to_yaml import nested, scalar
+from stoker.job.job_to_yaml import comment_lines, nested, scalar
 from stoker.job.key_paths import KeyPath, block_of, parse_key
 from stoker.job.schema import SCHEMA_VERSION, Job
 
 WIDTH = 118
+INDENTED = "#   ", "#     "  # before the first line of a comment, and before the others
 T = TypeVar("T")
 
 
@@ -89,21 +89,21 @@ def _listed(value: Any) -> Any:
 def _report(
     title: str, dropped: Sequence[Dropped], unknown: Sequence[Unknown], missing: Sequence[str]
 ) -> Iterator[str]:
-    yield from _comment(title)
+    yield from comment_lines(title, WIDTH)
     if missing:
         yield "#"
         keys = ", ".join(f"`{key}`" for key in missing)
-        yield from _comment(f"EXAMPLE VALUES; no file sets them: {keys}. Write your own.")
+        yield from comment_lines(f"EXAMPLE VALUES; no file sets them: {keys}. Write your own.", WIDTH)
     grave = [item for item in dropped if item.matters]
     if grave:
         yield from ("#", "# Not carried over, and it makes a difference:")
         for item in grave:
-            yield from _comment(f"{item.key}: {_short(item.value)} -- {item.why}", "  ")
+            yield from comment_lines(f"{item.key}: {_short(item.value)} -- {item.why}", WIDTH, *INDENTED)
     if unknown:
         yield from ("#", "# Unknown keys, not carried over:")
         for one in unknown:
             near = f" (near: {one.near})" if one.near else ""
-            yield from _comment(f"{one.key}: {_short(one.value)}{near}", "  ")
+            yield from comment_lines(f"{one.key}: {_short(one.value)}{near}", WIDTH, *INDENTED)
     idle = [item for item in dropped if not item.matters and item.why != NOT_SET]
     if idle:
         yield from ("#", "# No equivalent needed:")
@@ -111,18 +111,7 @@ def _report(
         for item in idle:
             by_reason.setdefault(item.why, []).append(item.key)
         for why, keys_of in by_reason.items():
-            yield from _comment(f"{', '.join(keys_of)} -- {why}", "  ")
-
-
-def _comment(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=f"# {indent}",
-        subsequent_indent=f"# {indent}{indent}",
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
+            yield from comment_lines(f"{', '.join(keys_of)} -- {why}", WIDTH, *INDENTED)
 
 
 def _short(value: Any) -> str:
@@ -143,5 +132,4 @@ def _leaf(start: str, entry: Carried | Aside, *, example: bool) -> list[str]:
         return [line]
     if len(line) + len(note) + 4 <= WIDTH:
         return [f"{line}  # {note}"]
-    lead = f"{indent}# "
-    return [*textwrap.wrap(note, WIDTH, initial_indent=lead, subsequent_indent=lead, break_on_hyphens=False), line]
+    return [*comment_lines(note, WIDTH, f"{indent}# "), line]

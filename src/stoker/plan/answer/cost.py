@@ -7,7 +7,7 @@ from math import inf
 
 from stoker.hardware.cluster import Cluster
 from stoker.job.resolved import ResolvedJob
-from stoker.plan.reliability import HOUR, FailureRate, Forecast, InterruptionCost, forecast
+from stoker.plan.reliability import HOUR, Forecast, InterruptionCost, forecast, mean_between
 from stoker.plan.saved_activations import FLOAT
 from stoker.plan.search import LayoutPlan
 from stoker.plan.setting import Setting
@@ -112,12 +112,12 @@ def cost_of(plan: LayoutPlan, length: Length) -> Cost:
     steps = length.steps or SAMPLE_STEPS
     training = steps * plan.seconds
     saving = saving_of(setting, plan.seconds)
-    rate = FailureRate(cluster.failures_per_gpu_hour)
-    best = forecast(rate, devices=cluster.gpus, work=training, saving=saving)
+    mean = mean_between(cluster.failures_per_gpu_hour, cluster.gpus)
+    best = forecast(mean, work=training, saving=saving)
     written = None
     if length.save_every is not None:
         interval = length.save_every * plan.seconds
-        written = forecast(rate, devices=cluster.gpus, work=training, saving=saving, interval=interval)
+        written = forecast(mean, work=training, saving=saving, interval=interval)
     return Cost(
         steps=steps,
         known=length.steps is not None,

@@ -12,8 +12,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from stoker.job.layout import ScheduleName
-from stoker.plan.pipeline.schedule_order import order, stages_of
+from stoker.job.layout import ScheduleName, stages_of
+from stoker.plan.pipeline.schedule_order import order
 from stoker.plan.pipeline.timeline import StageTime, simulate
 
 
@@ -118,7 +118,7 @@ def _looped_seconds(schedule: ScheduleName, times: Sequence[StageTime], processe
     where it comes to its last.
     """
     chunks, total = len(times) // processes, [time.total for time in times]
-    homes = [stages_of(schedule, process=at, processes=processes, chunks=chunks) for at in range(processes)]
+    homes = [stages_of(schedule, process=at, processes=processes, stages_per_process=chunks) for at in range(processes)]
     work = [sum(total[stage] for stage in stages) for stages in homes]
     if schedule == "zbv":
         waits = [(_wait(schedule, times[a]) + _wait(schedule, times[b])) / 2 for a, b in homes]

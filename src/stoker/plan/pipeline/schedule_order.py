@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from stoker.job.layout import LOOPED, ScheduleName
+from stoker.job.layout import LOOPED, ScheduleName, stages_of
 
 Kind = Literal["forward", "backward", "input", "weight"]
 Part = tuple[Kind, int]  # the kind of pass, and the index of the process' chunk
@@ -47,13 +47,6 @@ def chunks_of(schedule: ScheduleName) -> int:
     return 2 if schedule in LOOPED else 1
 
 
-def stages_of(schedule: ScheduleName, *, process: int, processes: int, chunks: int) -> tuple[int, ...]:
-    """Returns a process' stages, first to last: every ``processes``-th one; in the V form one from each end."""
-    if schedule == "zbv":
-        return process, 2 * processes - 1 - process
-    return tuple(process + chunk * processes for chunk in range(chunks))
-
-
 def round_size(processes: int, micro_batches: int) -> int:
     """Micro-batches that looped schedules take through a chunk before they go to the next: at least as many as there
     are processes, if the step has that many."""
@@ -83,7 +76,9 @@ def order(schedule: ScheduleName, *, processes: int, micro_batches: int, chunks:
         "zbv": lambda at: _v(at, processes, micro_batches),
     }[schedule]
     return tuple(
-        _numbered(make(at), stages_of(schedule, process=at, processes=processes, chunks=chunks), micro_batches)
+        _numbered(
+            make(at), stages_of(schedule, process=at, processes=processes, stages_per_process=chunks), micro_batches
+        )
         for at in range(processes)
     )
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from stoker.data.ranking.features import Features
+from stoker.data.ranking.ranking_block import NAMES, RankingBlock
 from stoker.job.load_job import LoadedJob
 from stoker.job.task_spec import block_of_task
 from stoker.models.ranking.model_inputs import RankingShape
@@ -18,8 +19,6 @@ from stoker.online_store.row_backends import FORMAT
 from stoker.sparse.embeddings import Embeddings
 from stoker.sparse.fused_tables import Feature
 from stoker.train.ranking.exported_tower import graph_of
-from stoker.train.ranking.job_log import settings_of
-from stoker.train.ranking.ranking_block import NAMES, RankingBlock
 from stoker.train.ranking.ranking_tables import tables_and_features
 
 
@@ -47,7 +46,7 @@ def manifest_of(
         "precision": "fp64" if wide else "fp32",
         "shape": asdict(shape),
         "features": features.as_json(),
-        "ignored": list(settings_of(block).ignore),
+        "ignored": list(block.ignore),
         "looked_up": {name: [f.table, f.pooling, f.longest] for name, f in looked_up.items()},
         "tables": [{"name": t.name, "width": t.width, "dtype": t.dtype} for t in tables],
         "files": [],

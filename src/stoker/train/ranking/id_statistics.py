@@ -10,7 +10,7 @@ import torch
 
 from stoker.data.order import permute, stream_key
 from stoker.data.ranking.click_log import ClickLog
-from stoker.data.ranking.log_audit import AdmissionRule
+from stoker.data.ranking.log_audit import chance_of_row
 from stoker.models.ranking.model_inputs import RankingShape
 from stoker.sparse.fused_tables import Feature, FeatureBags
 from stoker.sparse.hashing import salt_of
@@ -46,7 +46,7 @@ class IdUse:
         Ids have rows as the admission rule gives them in expectation.
         """
         admission, counts = self.tables[number].admission, self.counts[number]
-        ids = AdmissionRule(admission.count, admission.probability).admitted(counts).sum() if admission else len(counts)
+        ids = chance_of_row(counts, admission.count, admission.probability).sum() if admission else len(counts)
         kept = self.kept[number] if self.kept else 1.0
         return round(float(ids) * self.longer[number] * kept)
 

@@ -5,65 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 
 from stoker.data.ranking.click_log import ClickLog, open_log
-from stoker.data.ranking.column_settings import LogSettings, StatedFeature
 from stoker.data.ranking.features import Features
-from stoker.data.ranking.log_audit import AdmissionRule, LogAudit, audit_log
+from stoker.data.ranking.log_audit import LogAudit, audit_log
 from stoker.data.ranking.log_gate import log_problems
+from stoker.data.ranking.ranking_block import RankingBlock
 from stoker.errors import Problem, UserError
 from stoker.job.block import default_of
 from stoker.job.load_job import LoadedJob
 from stoker.job.task_spec import block_of_task
-from stoker.train.ranking.ranking_block import RankingBlock
 
 
-def settings_of(block: RankingBlock) -> LogSettings:
-    """Converts the job's settings of columns to log settings."""
-    stated = tuple(
-        StatedFeature(
-            name=feature.name,
-            kind=None if feature.kind == "auto" else feature.kind,
-            separator=feature.separator or "",
-            buckets=feature.buckets or 0,
-            boundaries=tuple(feature.boundaries),
-            longest=feature.longest or 0,
-            table=feature.table or "",
-            log=feature.log,
-        )
-        for feature in block.features
-    )
-    return LogSettings(
-        labels=(block.label,) if isinstance(block.label, str) else tuple(block.label),
-        positive=block.positive,
-        time=block.time,
-        group=block.group,
-        weight=block.weight,
-        slices=tuple(block.slices),
-        ignore=tuple(block.ignore),
-        crosses=tuple(tuple(pair) for pair in block.crosses),
-        features=stated,
-    )
+def open_log_of(loaded: LoadedJob, base: Path, *, training: bool = False) -> ClickLog:
+    """Opens the log of a job.
 
-
-def open_log_of(loaded: LoadedJob, base: Path) -> ClickLog:
-    """Opens the log of a job, which may have trained already.
+    Args:
+        training: whether the job is to train, rather than has trained already.
 
     Raises:
         UserError: it cannot be read or must not be trained on; a problem with a key names its place in the job.
     """
     log = _opened(loaded, base)
-    if problems := _problems(loaded, log):
-        raise UserError(*problems)
-    return log
-
-
-def open_training_log(loaded: LoadedJob, base: Path) -> ClickLog:
-    """Opens the log of a job that is to train.
-
-    Raises:
-        UserError: as of `open_log_of`, and the job asks for what no new run can train.
-    """
-    log = open_log_of(loaded, base)
-    if problems := _problems_of_training(loaded, log):
+    problems = _problems(loaded, log)
+    if training and not problems:
+        problems = _problems_of_training(loaded, log)
+    if problems:
         raise UserError(*problems)
     return log
 
@@ -105,11 +70,10 @@ def _cross_of_towers(block: RankingBlock, features: Features) -> tuple[str, str,
 
 def _opened(loaded: LoadedJob, base: Path) -> ClickLog:
     job, block = loaded.job, block_of_task(loaded.job, RankingBlock)
-    settings = settings_of(block)
     with loaded.errors_at_their_keys():
         return open_log(
             job.data,
-            settings,
+            block,
             base,
             held_out=job.evaluate.data,
             fraction=job.evaluate.fraction,
@@ -120,6 +84,5 @@ def _opened(loaded: LoadedJob, base: Path) -> ClickLog:
 def audit_of(loaded: LoadedJob, base: Path) -> LogAudit:
     """Audits a job's log."""
     log = _opened(loaded, base)
-    rule = block_of_task(loaded.job, RankingBlock).table.admission
-    admission = AdmissionRule(rule.count, rule.probability) if rule is not None else None
+    admission = block_of_task(loaded.job, RankingBlock).table.admission
     return audit_log(log, [*_problems(loaded, log), *_problems_of_training(loaded, log)], admission=admission)

@@ -13,6 +13,7 @@ from stoker.checkpoint.load_run import checkpoint_step, state_at
 from stoker.checkpoint.run_weights import AVERAGE, restore_weights
 from stoker.data.ranking.click_log import ClickLog, RowSet, open_rows
 from stoker.data.ranking.features import Features
+from stoker.data.ranking.ranking_block import RankingBlock
 from stoker.errors import Problem, UserError
 from stoker.files import read_file
 from stoker.hardware.process_device import Device
@@ -28,10 +29,9 @@ from stoker.runs.find_run import find_run
 from stoker.runs.run_folder import RunFolder
 from stoker.sparse.embeddings import Embeddings
 from stoker.train.ranking.evaluation_metrics import RankingFigure, RankingFigures, figures_of
-from stoker.train.ranking.job_log import open_log_of, settings_of
+from stoker.train.ranking.job_log import open_log_of
 from stoker.train.ranking.prepare_ranking import build, dtype_of
 from stoker.train.ranking.progressive import over_periods, read_periods
-from stoker.train.ranking.ranking_block import RankingBlock
 from stoker.train.ranking.ranking_task import FEATURES_FILE, RankingTask
 from stoker.train.ranking.retrieval import retrieval_figures
 from stoker.train.ranking.saved_tables import ArrivingRows
@@ -79,7 +79,7 @@ def _over_periods(folder: RunFolder, loaded: LoadedJob, at: str, base: Path) -> 
         message = "the periods of a progressive run were evaluated with its weights, not with their averages"
         raise UserError(Problem(message, "name data to evaluate on, or leave --at out"))
     last = None if at == "last" else checkpoint_step(folder, loaded.job, at, base)[1]
-    labels = settings_of(block_of_task(loaded.job, RankingBlock)).labels
+    labels = block_of_task(loaded.job, RankingBlock).labels
     found = over_periods(folder.path, labels, last)
     if found is None:
         raise UserError(Problem(f"no period of the run had begun by step {last}", "name a later one with --at"))
@@ -97,7 +97,7 @@ def _retrieval(task: RankingTask, loaded: LoadedJob, rows: RowSet, base: Path) -
 def rows_of(loaded: LoadedJob, features: Features, data: str | None, form: str, base: Path) -> RowSet:
     """Opens rows with the run's features: those of ``data``, or those that it held out."""
     job = loaded.job
-    ignored = settings_of(block_of_task(job, RankingBlock)).ignore
+    ignored = block_of_task(job, RankingBlock).ignore
     if data is not None:
         source = ResolvedSource(path=data, format=form, too_long="cut")  # type: ignore[arg-type]
         return open_rows([source], features, base, ignored)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from stoker.data.ranking.ranking_block import RankingBlock
 from stoker.errors import UserError
 from stoker.hardware.cluster import Cluster
 from stoker.hardware.process_device import Device
@@ -22,7 +23,6 @@ from stoker.train.optimizer import MOMENTS
 from stoker.train.ranking.id_statistics import IdUse, LogReader, within_limits
 from stoker.train.ranking.job_log import open_log_of
 from stoker.train.ranking.prepare_ranking import build
-from stoker.train.ranking.ranking_block import RankingBlock
 from stoker.train.ranking.ranking_tables import tables_and_features
 from stoker.train.ranking.saved_tables import PART_BYTES
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from stoker.checkpoint.object_collectives import run_on_all_ranks
 from stoker.data.ranking.click_log import ClickLog
 from stoker.data.ranking.features import Features
+from stoker.data.ranking.ranking_block import RankingBlock
 from stoker.errors import UserError
 from stoker.hardware.process_device import Device
 from stoker.job.load_job import LoadedJob
@@ -31,8 +32,7 @@ from stoker.train.import_object import import_path
 from stoker.train.prepared import Prepared, apply_job_to_blocks, describe_parameters, engine_of
 from stoker.train.ranking.export_manifest import graph_from, manifest_of, table_entries
 from stoker.train.ranking.exported_tower import GRAPH, WEIGHTS, graph_bytes
-from stoker.train.ranking.job_log import open_training_log
-from stoker.train.ranking.ranking_block import RankingBlock
+from stoker.train.ranking.job_log import open_log_of
 from stoker.train.ranking.ranking_tables import TORCHREC_ROWS, embeddings_of, misfit_of_widths, servers_of, shape_of
 from stoker.train.ranking.ranking_task import RankingTask
 from stoker.train.ranking.saved_tables import SavedTables
@@ -50,7 +50,7 @@ def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: 
         message = "this device computes in fp16, which scales the loss, and rows of tables are not scaled back"
         raise UserError(loaded.problem("train.precision", message, "write `precision: fp32`"))
     job = job.model_copy(update={"train": job.train.model_copy(update={"precision": device.precision})})
-    log = open_training_log(loaded, base)
+    log = open_log_of(loaded, base, training=True)
     with loaded.errors_at_their_keys():
         servers = servers_of(block, base)
     tower, tables, shape = build(loaded, log.features, device, mesh, servers)

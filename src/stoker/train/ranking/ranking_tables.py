@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from stoker.data.ranking.features import Column, Features
+from stoker.data.ranking.ranking_block import RankingBlock, TableBlock
 from stoker.errors import Problem, UserError
 from stoker.hardware.cache_folder import cache_folder
 from stoker.models.ranking.model_inputs import FIRST_ORDER, RankingShape
@@ -17,7 +18,6 @@ from stoker.sparse.servers import RowServers
 from stoker.sparse.sparse_embeddings import Feature, SparseEmbeddings
 from stoker.sparse.table_settings import Admission, DiskTier, Eviction, TableSettings
 from stoker.sparse.torchrec_embeddings import TorchRecEmbeddings
-from stoker.train.ranking.ranking_block import RankingBlock, TableBlock
 
 LAST_PORT = 65535
 TORCHREC_ROWS = 100_000  # rows of a table whose job sets none

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from stoker.data.order import permute, stream_key
 from stoker.data.ranking.click_log import ClickLog, RowSet
 from stoker.files import replace_file
-from stoker.models.objective import Loss, Measures
+from stoker.models.objective import Loss
 from stoker.models.ranking.model_inputs import RankingInputs, RankingShape
 from stoker.parallel.batch_norm import without_batch_statistics
 from stoker.sparse.embeddings import Embeddings
@@ -28,7 +28,7 @@ from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.ranking.evaluation_metrics import Scored, figures_of
 from stoker.train.ranking.progressive import PREFIX, periods_of, write_period
 from stoker.train.ranking.ranking_batch import RankingBatch, ids_looked_up, ranking_batch_of, ranking_inputs
-from stoker.train.task import Part
+from stoker.train.task import Part, Task
 
 if TYPE_CHECKING:
     from stoker.runs.run_folder import RunFolder
@@ -38,7 +38,7 @@ EVALUATION_SAMPLES = 4096  # per held-out forward pass
 FEATURES_FILE = "features.json"  # in the run's folder: the features that `stoker eval` parses rows by
 
 
-class RankingTask:
+class RankingTask(Task):
     """Task whose samples are rows, in a new order each epoch or in time order; a target is a row.
 
     Args:
@@ -51,8 +51,6 @@ class RankingTask:
 
     unit, target = "row", "sample"
     perplexity = False
-    language = None
-    measures: Measures | None = None
     lays_out_ahead = True
 
     def __init__(
@@ -153,9 +151,6 @@ class RankingTask:
         losses = binary_cross_entropy_with_logits(logits, batch.labels, reduction="none")
         return Loss((losses.mean(1) * batch.weights).sum(), None)
 
-    def complete(self, parts: Sequence[Part], engine: Engine, passes: int) -> Sequence[Part]:
-        return parts
-
     def begin(self, engine: Engine, folder: RunFolder, optimizer: Optimizer) -> None:
         """Writes the features that rows are parsed by, for evaluations of the run on other rows."""
         self._folder = folder.path if engine.first else None
@@ -172,12 +167,6 @@ class RankingTask:
             self._next = {PREFIX + name: value for name, value in found.means.items()} | self._table_rows()
             if self._folder is not None:
                 write_period(self._folder, step, period, found)
-        return ()
-
-    def after_passes(self, engine: Engine) -> Sequence[str]:
-        return ()
-
-    def judge(self, measures: Mapping[str, float]) -> Sequence[str]:
         return ()
 
     def evaluate(self, engine: Engine) -> Evaluation | None:

@@ -177,8 +177,7 @@ class AnswerCollector:
                 estimates = engine.read(alone, ValueReading(self._task.language), passes)
         columns: dict[int, dict[str, np.ndarray]] = {id(rollout): {} for rollout in mine}
         for (chunk, part), own, reference, estimate in zip(parts, scores, references, estimates, strict=True):
-            inputs = part.inputs
-            assert isinstance(inputs, Inputs)
+            inputs = part.row
             for number, (old, entropy) in by_rollout(own, inputs).items() if policy else ():
                 columns[id(chunk[number])] |= {"old": old, "entropy": entropy}
             for number, (log_p, _) in by_rollout(reference, inputs).items() if self._settings.kl else ():

@@ -65,10 +65,9 @@ def critic_pass(inputs: Inputs, rollouts: Sequence[Rollout], settings: PolicySet
 
 def empty_pass(empty: Part, kind: str, *, own_critic: bool) -> Part:
     """Returns a pass of a kind without tokens, made of the task's empty one."""
-    assert isinstance(empty.inputs, Inputs)
     columns = {PTX: (PTX,), RETURN: CRITIC_COLUMNS}.get(kind, ())
-    given = {name: torch.zeros(0, device=empty.inputs.targets.device) for name in columns}
-    return replace(empty, inputs=replace(empty.inputs, given=given), other_model=kind == RETURN and own_critic)
+    given = {name: torch.zeros(0, device=empty.row.targets.device) for name in columns}
+    return replace(empty, inputs=replace(empty.row, given=given), other_model=kind == RETURN and own_critic)
 
 
 def kind_of(part: Part) -> str:

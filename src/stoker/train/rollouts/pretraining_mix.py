@@ -13,7 +13,6 @@ from stoker.data.corpus import Corpus, open_corpus
 from stoker.errors import UserError
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedSource
-from stoker.models.collate import Inputs
 from stoker.models.text import TextSide
 from stoker.train.rollouts.policy_block import PtxBlock
 from stoker.train.rollouts.policy_objective import PTX
@@ -58,10 +57,10 @@ class PretrainingMix:
         Args:
             targets: the policy's targets in the whole step.
         """
-        counted = [replace(part, targets=len(_inputs(part).targets)) for part in parts]
+        counted = [replace(part, targets=len(part.row.targets)) for part in parts]
         scale = targets / max(1, engine.count(counted).targets)
-        given = [{PTX: _inputs(part).given[PTX] * scale} for part in parts]
-        return [replace(p, inputs=replace(_inputs(p), given=g)) for p, g in zip(parts, given, strict=True)]
+        given = [{PTX: part.row.given[PTX] * scale} for part in parts]
+        return [replace(p, inputs=replace(p.row, given=g)) for p, g in zip(parts, given, strict=True)]
 
 
 def open_mix(block: PtxBlock, loaded: LoadedJob, base: Path, text: TextSide) -> PretrainingMix:
@@ -86,8 +85,3 @@ def open_mix(block: PtxBlock, loaded: LoadedJob, base: Path, text: TextSide) -> 
     if not corpus.sequences.total(1):
         raise UserError(loaded.problem(key, f"nothing in {block.data} can be trained on", "see `stoker data` on it"))
     return PretrainingMix(corpus, block.sequences or job.train.batch, job.train.batch)
-
-
-def _inputs(part: Part) -> Inputs:
-    assert isinstance(part.inputs, Inputs)
-    return part.inputs

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.data.ranking.column_settings import KINDS_OF_KEYS
+from stoker.data.ranking.ranking_block import EXAMPLES, KINDS_OF_KEYS, NAMES, REASONS, FeatureBlock, RankingBlock
 from stoker.job.block import Block
 from stoker.job.task_spec import Decided, Named, TaskSpec, block_of_task
 from stoker.train.ranking.engine_conflicts import engine_conflicts
-from stoker.train.ranking.ranking_block import EXAMPLES, NAMES, REASONS, FeatureBlock, RankingBlock
 
 if TYPE_CHECKING:
     from stoker.data.ranking.log_audit import LogAudit
@@ -198,9 +197,9 @@ def _plan(loaded: LoadedJob, base: Path, cluster: Cluster) -> RankingPlan:
 
 
 def _gate(loaded: LoadedJob, base: Path) -> None:
-    from stoker.train.ranking.job_log import open_training_log
+    from stoker.train.ranking.job_log import open_log_of
 
-    open_training_log(loaded, base)
+    open_log_of(loaded, base, training=True)
 
 
 def _audit(loaded: LoadedJob, base: Path) -> LogAudit:

@@ -6,9 +6,20 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from stoker.data.ranking.features import Kind
 from stoker.job.block import Block, NaturalInt, PositiveInt, Text
 
 NAMES = ("dlrm", "dcn", "deepfm", "wide-deep", "din", "mmoe", "two-tower")
+# Kinds of features that use a key of `features`; the first is the one to suggest.
+KINDS_OF_KEYS: dict[str, tuple[Kind, ...]] = {
+    "separator": ("ids", "sequence"),
+    "buckets": ("buckets",),
+    "boundaries": ("buckets",),
+    "longest": ("sequence",),
+    "table": ("id", "ids", "sequence", "buckets"),
+    "width": ("id", "ids", "sequence", "buckets"),
+    "log": ("dense",),
+}
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 
@@ -158,6 +169,24 @@ class RankingBlock(Block):
     servers: ServersBlock | None = Field(
         default=None, description="parameter servers, which hold the rows on other hosts"
     )
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The label columns."""
+        return (self.label,) if isinstance(self.label, str) else tuple(self.label)
+
+    def stated(self, name: str) -> FeatureBlock:
+        """Returns the settings of a feature, the defaults if it has none."""
+        return next((feature for feature in self.features if feature.name == name), FeatureBlock(name=name))
+
+    @property
+    def named(self) -> list[tuple[str, str]]:
+        """(key of the block, column) of every column that the job names."""
+        found = [("label", name) for name in self.labels]
+        found += [(key, name) for key in ("time", "group", "weight") if (name := getattr(self, key)) is not None]
+        found += [("slices", name) for name in self.slices] + [("ignore", name) for name in self.ignore]
+        found += [(f"features[{index}].name", feature.name) for index, feature in enumerate(self.features)]
+        return found
 
 
 REASONS = {
