@@ -277,7 +277,7 @@ def _fp16(view: View) -> Iterator[Problem]:
         for name, why in without_loss_scale(_parts(view)):
             if view.is_recorded(
                 f"parallel.{name}"
-            ):  # a run of an earlier version, which is also loaded to be evaluated
+            ):  # by an earlier version: also loaded to be evaluated
                 continue
             message = f"`precision: fp16` scales the loss, and {why}"
             hint = f"write `precision: bf16` or fp32, or another `{name}`"
