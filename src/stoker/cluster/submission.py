@@ -38,7 +38,7 @@ class Submission:
         nodes, devices: number of nodes, and number of processes on each.
         files: all files to send, `job` among them as ``job.yaml``.
         fingerprint: of all files.
-        output: the run's folder: a URL, absolute, or relative to the nodes' working folder.
+        output: the run's folder: absolute, or relative to the nodes' working folder.
         port: port of the nodes' rendezvous.
         base: the folder in which the command was given.
         stages: names of the stages; empty for a job without stages. With stages `output` is the folder of their runs,
