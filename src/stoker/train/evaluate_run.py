@@ -30,7 +30,7 @@ from stoker.parallel.float64_mode import arithmetic_of
 from stoker.train.batch_extras import BatchExtras
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.language_task import LanguageTask
-from stoker.train.prepare_language import objective_of
+from stoker.train.prepare_language import measured_spec, objective_of
 from stoker.train.single_process import SingleProcess
 
 
@@ -194,9 +194,7 @@ def _measured(
 
 
 def _task_of(tuned: TunedRun, model: nn.Module, documents: list[Document]) -> LanguageTask:
-    spec, language = task_of(tuned.job), lay_out_for(unwrap(model))
-    if spec.prompts:  # `objective_of` gives the cross entropy of each token
-        spec = replace(spec, target="token", perplexity=True)
+    spec, language = measured_spec(tuned.job), lay_out_for(unwrap(model))
     extras = spec.extras(tuned.loaded, tuned.base) if spec.extras else BatchExtras()
     extras.before_evaluation(documents)
     return LanguageTask(
