@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -248,6 +249,16 @@ def test_sequences_beyond_the_models_context_are_refused(capsys: pytest.CaptureF
     assert main(["check", "job.yaml", *model, "tune.tokens=1000000000"]) == 2
     assert "virtual tokens leave no room in the" in (said := capsys.readouterr().err) and "write -" not in said
     assert main(["check", "job.yaml", *model, "train.seq_len=auto"]) == 0
+
+
+def test_a_printed_job_leaves_the_default_sequence_length_to_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["model=llama-3m", "tune.method=prompt", "tune.tokens=20"]
+    assert main(["check", "job.yaml", *words]) == 0
+    Path("printed.yaml").write_text(printed := capsys.readouterr().out)
+    assert re.search(r"seq_len: auto +# \d+: ", printed)
+    assert main(["check", "printed.yaml"]) == 0
+    assert main(["check", "job.yaml", *words, "train.seq_len=256"]) == 0
+    assert "seq_len: 256" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("tune", ["full", "lora"])

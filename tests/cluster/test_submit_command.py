@@ -48,6 +48,7 @@ def test_a_dry_run_prints_the_script_and_sends_nothing(base: Path, capsys: pytes
         (["job.yaml", "--name", "My Run"], "not a valid name; use lower-case letters, digits and hyphens"),
         (["job.yaml", "target=local"], "the job has no target"),
         (["job.yaml", "target.slurm.send=[no_such.py]"], "there is no file no_such.py"),
+        (["job.yaml", "output=s3://bucket/mine"], "is a URL, and a run has a local folder; write runs/mine here"),
         (["job.yaml", "target.slurm.nodes=4"], "4 nodes, and the layout (data 1) has 1 process; write at most 1"),
     ],
 )

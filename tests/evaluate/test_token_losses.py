@@ -14,6 +14,11 @@ from tokenizers import Tokenizer
 from stoker.checkpoint.load_run import open_run
 from stoker.cli.main import main
 from stoker.data.token_cache import Row
+from stoker.errors import UserError
+from stoker.evaluate.token_losses import check_token_losses
+from stoker.job.load_job import load_job
+from stoker.runs.run_folder import RunFolder
+from stoker.train.prepare_language import measured_spec
 from tiny_llama import save_tiny_llama
 
 COMMON = "model: tiny\nsteps: 8\nevaluate: {fraction: 0}\ncheckpoint: {every: 4, keep: 5}\n"
@@ -160,3 +165,16 @@ def test_a_loss_of_pairs_is_none_of_tokens(
     monkeypatch.setattr("stoker.checkpoint.load_run.open_run", None)  # its model is not opened for that
     assert main(["eval", "dpo", "--by-token", "2"]) == 2
     assert "is not one of single tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("task", "extra"), [("grpo", "grpo: {rewards: 'regex:[0-9]+'}"), ("reward", "")])
+def test_policies_are_measured_by_the_loss_of_tokens(task: str, extra: str, base: Path) -> None:
+    path = base / f"{task}.yaml"
+    path.write_text(f"task: {task}\nmodel: tiny\ndata: rows.jsonl\nsteps: 1\n{extra}\n")
+    job = load_job(path).job
+    assert (measured_spec(job).target == "token") == (task == "grpo")
+    if task == "grpo":
+        check_token_losses(job, RunFolder(base / "run"))
+    else:
+        with pytest.raises(UserError, match="not one of single tokens"):
+            check_token_losses(job, RunFolder(base / "run"))

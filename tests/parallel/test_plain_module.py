@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +12,9 @@ from torch import nn
 
 from stoker.errors import UserError
 from stoker.job.layout import Layout
-from stoker.parallel.plain_module import check_scalars
+from stoker.job.load_job import load_job
+from stoker.job.task_spec import TASKS
+from stoker.parallel.plain_module import check_scalars, spread_module
 
 
 class Scaled(nn.Module):
@@ -31,3 +35,19 @@ def test_a_scalar_is_named(layout: dict[str, Any]) -> None:
 def test_scalars_are_replicated() -> None:
     check_scalars(Scaled(), Layout(data=2, compress="bf16"))
     check_scalars(Scaled(trained=False), Layout(data=2, compress="powersgd"))
+
+
+def test_a_scalar_is_refused_at_the_key_of_the_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepare(*_: Any, **__: Any) -> None:
+        mesh: Any = SimpleNamespace(layout=Layout(data=2, shard="zero1"))
+        spread_module(Scaled(), mesh, compiled=False, compute=None)
+
+    monkeypatch.setattr("stoker.train.prepare_module.prepare_module", prepare)
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "task: module\nsteps: 1\nmodule: {model: 'torch.nn:Flatten', loss: 'torch.nn:Flatten', data: 'builtins:list'}\n"
+        "train: {batch: 8}\nparallel: {data: 2, shard: zero1}\n"
+    )
+    none: Any = None
+    with pytest.raises(UserError, match=r"job\.yaml:5:.*scale is a scalar"):
+        TASKS["module"].prepare(load_job(path), none, none, tmp_path)

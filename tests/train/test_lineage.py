@@ -75,14 +75,31 @@ def test_inputs_that_an_earlier_version_did_not_record_are_not_a_change(chain: P
     folder.write_job("")
     folder.event("done")
     (chain / "model" / "chat_template.jinja").write_text("x")
-    now = Lineage({}, inputs(chain))
+    now, job = Lineage({}, inputs(chain)), read_stages("chain.yaml", []).stages[0].load().job
     known = {name: now.inputs[name] for name in ("model", "data rows.jsonl")}
     folder.write_json(folder.lineage, {"job": {}, "inputs": known})
-    assert standing_of(folder, now).state == "done"
+    assert standing_of(folder, now, job).state == "done"
     folder.write_json(folder.lineage, {"version": now.version, "job": {}, "inputs": known})
-    assert standing_of(folder, now).state == "changed"
+    assert standing_of(folder, now, job).state == "changed"
     folder.write_json(folder.lineage, {"job": {}, "inputs": {**known, "model": "other"}})
-    assert standing_of(folder, now).why == ("model has changed",)
+    assert standing_of(folder, now, job).why == ("model has changed",)
+
+
+def test_a_stage_is_done_once_a_key_without_effect_is_removed(chain: Path) -> None:
+    folder = RunFolder(chain / "runs" / "chain")
+    folder.path.mkdir(parents=True)
+    folder.write_job("")
+    folder.event("done")
+    text = yaml.safe_load(Path("chain.yaml").read_text())
+    text["stages"][0]["evaluate"] = {"data": [{"path": "beside"}]}
+    Path("chain.yaml").write_text(yaml.safe_dump(text))
+    (stage,) = read_stages("chain.yaml", []).stages
+    loaded = stage.load()
+    now = lineage_of(stage, loaded, {}, chain)
+    for key, state in (("evaluate.data.0.weight", "done"), ("train.lr", "changed")):
+        before = {**now.as_json(), "job": {**now.job, key: 2.0}}
+        folder.write_json(folder.lineage, before)
+        assert standing_of(folder, now, loaded.job).state == state
 
 
 def test_other_files_do_not_count(chain: Path) -> None:

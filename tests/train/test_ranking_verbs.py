@@ -23,6 +23,7 @@ from stoker.train.prepared import Prepared
 from stoker.train.ranking.job_log import audit_of, open_log_of
 from stoker.train.ranking.prepare_ranking import build
 from stoker.train.ranking.ranking_tables import shape_of
+from stoker.verify.layout_cases import Cell
 from stoker.verify.toy_job import make_twin
 
 
@@ -222,6 +223,14 @@ def test_verify_says_what_its_copy_leaves_out(clicks: Path) -> None:
     servers = {"addresses": ["10.0.0.7:29500"], "secret": "run.secret"}
     assert "without `ranking.servers`" in facts(servers=servers) and "progressive" not in facts(servers=servers)
     assert "without `ranking.progressive`" in facts(progressive=True)
+
+
+def test_the_twin_of_a_job_with_rounded_rows_is_a_job(clicks: Path) -> None:
+    job = ranking_job(ranking={"table": {"dtype": "int8"}}) | {"train": {"batch": 8}}
+    loaded = load_job(write_job(clicks, job))
+    twin = make_twin(loaded, clicks, clicks)
+    assert load_job(twin.job_file(Cell("", {}))).job.train.precision == "fp64"
+    assert twin.facts == ("rows of tables in float64, as rows of int8 cannot be compared exactly",)
 
 
 def test_the_audit_prints_what_the_jobs_admission_covers(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -134,6 +134,7 @@ def test_the_untuned_model_has_the_first_head(
     """The head is trained beside an adapter, so switching the adapter off is not enough."""
     monkeypatch.chdir(base)
     ran = run(base, {**reward, "tune": LORA})
+    monkeypatch.setattr("stoker.train.evaluate_run.untuned_model", None)  # a second model would need its memory
     assert main(["eval", "runs/reward", "--compare", "--json"]) == 0
     found, first = json.loads(capsys.readouterr().out)["untuned"], evaluations(ran)[0]
     assert first["step"] == 0

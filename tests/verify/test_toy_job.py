@@ -219,6 +219,15 @@ def test_the_jobs_own_layout_is_taken(tmp_path: Path) -> None:
     assert cell.batch == {"batch": 64, "micro_batch": 2, "accumulation": 16}
 
 
+@pytest.mark.parametrize(
+    "tune", ["{method: prefix, projection: false}", "prefix", "qlora", "{method: p-tuning, deep: true}"]
+)
+def test_the_twin_has_the_keys_of_its_tuning(tune: str, tmp_path: Path) -> None:
+    twin = twin_of(tmp_path, f"task: sft\ntune: {tune}")
+    assert load_job(twin.job_file(Cell("", {}))).job.tune.method == twin.base["tune"]["method"]
+    assert ("width" in twin.base["tune"]) == (tune == "prefix")
+
+
 def test_every_layout_of_the_matrix_is_well_formed(tmp_path: Path) -> None:
     twin = twin_of(tmp_path)
     for cell in MATRIX:

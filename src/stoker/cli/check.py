@@ -100,7 +100,7 @@ def _answer(loaded: LoadedJob | None, problems: tuple[Problem, ...]) -> dict[str
 
 def print_job(loaded: LoadedJob) -> None:
     """Prints the job as YAML lines, each with its value's origin: in colour on a terminal, plain when piped."""
-    lines = list(job_lines(loaded.job))
+    lines = list(job_lines(loaded.to_write()))
     column = max([REASON_COLUMN, *(len(line) + 2 for line, _ in lines if len(line) < 60)])
     terminal = sys.stdout.isatty()
     for line, path in lines:
@@ -128,7 +128,8 @@ def _origin_words(loaded: LoadedJob, path: KeyPath) -> tuple[str, bool]:
     """Returns a leaf's origin for people, and whether the user wrote it."""
     origin = loaded.origins[dotted(path)]
     if origin.source == "default":
-        return origin.why, False
+        resolved = f"{loaded.job.train.seq_len}: " if path == ("train", "seq_len") else ""
+        return resolved + origin.why, False
     return (f"command line: {origin.where}" if origin.source == "override" else origin.where), True
 
 

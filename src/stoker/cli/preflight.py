@@ -23,28 +23,30 @@ if TYPE_CHECKING:
     from stoker.launch.cluster_env import RankInfo
 
 
-def open_job(path: str, overrides: Sequence[str], *, trains: bool = False) -> LoadedJob:
+def open_job(path: str, overrides: Sequence[str], *, trains: bool = False, sent: bool = False) -> LoadedJob:
     """Loads a job, and checks that its model and sources exist.
 
     Args:
         trains: whether it will be trained here, into its `output`.
+        sent: whether it will be trained on other machines.
 
     Raises:
         UserError: the problems of the file and of everything that it names, all at once.
     """
-    loaded, problems = _looked_for(lambda: load_job(path, overrides), of_run=is_of_run(Path(path)), trains=trains)
+    of_run = is_of_run(Path(path))
+    loaded, problems = _looked_for(lambda: load_job(path, overrides), of_run=of_run, trains=trains, sent=sent)
     if problems or loaded is None:
         raise UserError(*sorted(problems, key=problem_order))
     return loaded
 
 
-def open_stages(stages: Sequence[Stage], *, trains: bool = False) -> list[LoadedJob]:
+def open_stages(stages: Sequence[Stage], *, trains: bool = False, sent: bool = False) -> list[LoadedJob]:
     """Loads the jobs of stages as `open_job` does; a problem of shared keys is reported once."""
     jobs: list[LoadedJob] = []
     problems: dict[tuple[str, int, int, str], Problem] = {}
     for stage in stages:
         of_run, coming = is_of_run(Path(stage.document.file)), [earlier.output for earlier in stages]
-        loaded, found = _looked_for(stage.load, of_run=of_run, trains=trains, coming=coming)
+        loaded, found = _looked_for(stage.load, of_run=of_run, trains=trains, sent=sent, coming=coming)
         for problem in stage.placed([problem for problem in found if problem.key not in stage.needs]):  # runs to come
             words = problem.message.removeprefix(f"stage {stage.name}: ")
             problems.setdefault((problem.file, problem.line, problem.column, words), problem)
@@ -62,7 +64,7 @@ def open_stages(stages: Sequence[Stage], *, trains: bool = False) -> list[Loaded
 
 
 def _looked_for(
-    load: Callable[[], LoadedJob], *, of_run: bool, trains: bool, coming: Collection[str] = ()
+    load: Callable[[], LoadedJob], *, of_run: bool, trains: bool, sent: bool, coming: Collection[str] = ()
 ) -> tuple[LoadedJob | None, list[Problem]]:
     """Returns a job whose model and sources have been checked, and all problems."""
     loaded: LoadedJob | None = None
@@ -78,6 +80,8 @@ def _looked_for(
     if trains:
         problems += _name_problems(read, OF_TRAINING, coming) + _output_problems(read)
         problems += _away_problems(read, {problem.key for problem in problems})
+    elif sent:
+        problems += _url_problems(read)
     return loaded, problems
 
 
@@ -128,12 +132,19 @@ def _output_problems(loaded: ReadJob) -> list[Problem]:
     if output is None:
         return []
     folder = Path.cwd() / output
-    if "://" in output and not is_run(folder):  # an earlier version made a folder `s3:`
-        message = f"output: {output} is a URL, and a run has a local folder"
-        hint = f"write runs/{folder.name} here, and `checkpoint.to: {output}` for the checkpoints"
-        return [loaded.problem("output", message, hint)]
+    if (problems := _url_problems(loaded)) and not is_run(folder):  # an earlier version made a folder `s3:`
+        return problems
     found = output_problem(folder)
     return [loaded.problem("output", *found)] if found else []
+
+
+def _url_problems(loaded: ReadJob) -> list[Problem]:
+    output = loaded.job.output
+    if output is None or "://" not in output:
+        return []
+    message = f"output: {output} is a URL, and a run has a local folder"
+    hint = f"write runs/{Path(output).name} here, and `checkpoint.to: {output}` for the checkpoints"
+    return [loaded.problem("output", message, hint)]
 
 
 def preflight(loaded: ReadJob) -> list[Problem]:

@@ -131,7 +131,7 @@ def _standing(staged: StagedJob, stage: Stage, base: Path) -> tuple[Lineage, Sta
     weights = {other.name: weights_digest(other.output, base) for other in named}
     loaded = stage.load(trained=weights)
     lineage = lineage_of(stage, loaded, weights, base)
-    return lineage, standing_of(RunFolder(base / stage.output), lineage), loaded
+    return lineage, standing_of(RunFolder(base / stage.output), lineage, loaded.job), loaded
 
 
 def _merge(staged: StagedJob, stage: Stage, lineage: Lineage, base: Path) -> str:

@@ -38,7 +38,7 @@ class Submission:
         nodes, devices: number of nodes, and number of processes on each.
         files: all files to send, `job` among them as ``job.yaml``.
         fingerprint: of all files.
-        output: the run's folder: a URL, absolute, or relative to the nodes' working folder.
+        output: the run's folder: absolute, or relative to the nodes' working folder.
         port: port of the nodes' rendezvous.
         base: the folder in which the command was given.
         stages: names of the stages; empty for a job without stages. With stages `output` is the folder of their runs,
@@ -141,7 +141,7 @@ def submission_of(
     sent = needed_files(named, base, chosen)
     if not keys.in_place:
         loaded = with_paths(loaded, moved_on(named, private))
-    text = _text_of(loaded)
+    text = dump_job(loaded.to_write(target=LOCAL))
     files = (SentFile.made(JOB, text), *sent)
     chosen_name = name or name_of(loaded.job.output)
     return Submission(
@@ -157,17 +157,6 @@ def submission_of(
         base=base,
         private=private,
     )
-
-
-def _text_of(loaded: LoadedJob) -> str:
-    """Returns the job for the nodes, without the target.
-
-    A sequence length that was not written stays `auto`, as the nodes lower it to the model's context.
-    """
-    changes: dict[str, Any] = {"target": LOCAL}
-    if loaded.origins["train.seq_len"].source == "default":
-        changes["train"] = loaded.job.train.model_copy(update={"seq_len": "auto"})
-    return dump_job(loaded.job.model_copy(update=changes))
 
 
 def moved_on(named: NamedFiles, private: Sequence[PrivateFile]) -> dict[str, Any]:

@@ -12,14 +12,13 @@ from stoker.data.corpus import TokenisedSource, open_corpus, tokenise_source
 from stoker.data.sequences import Document
 from stoker.data.token_bytes import byte_lengths
 from stoker.errors import Problem, UserError
-from stoker.job.task_spec import task_of
 from stoker.models.adapters import unwrap
 from stoker.models.language_model import lay_out_for
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.train.evaluate import evaluate
 from stoker.train.evaluate_run import source_like
 from stoker.train.language_task import LanguageTask
-from stoker.train.prepare_language import objective_of
+from stoker.train.prepare_language import measured_spec, objective_of
 from stoker.train.single_process import SingleProcess
 
 
@@ -89,7 +88,7 @@ def row_losses(tuned: TunedRun, rows: list[PlacedRow]) -> list[RowLoss]:
     Raises:
         UserError: the run's task has no loss per row.
     """
-    spec = task_of(tuned.job)
+    spec = measured_spec(tuned.job)
     if spec.target != "token":
         message = f"the loss of {tuned.folder.path} is not one of single rows"
         raise UserError(Problem(message, "compare what they answer: --answers FILE"))

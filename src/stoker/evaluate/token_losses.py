@@ -13,7 +13,6 @@ from stoker.data.token_cache import Row
 from stoker.errors import Problem, UserError
 from stoker.grouping import grouped
 from stoker.job.resolved import ResolvedJob
-from stoker.job.task_spec import task_of
 from stoker.models.adapters import unwrap
 from stoker.models.collate import Inputs
 from stoker.models.head import Head, LogitsHead
@@ -22,7 +21,7 @@ from stoker.models.objective import next_token
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.runs.run_folder import RunFolder
 from stoker.train.language_task import EVALUATION_TOKENS, LanguageTask
-from stoker.train.prepare_language import objective_of
+from stoker.train.prepare_language import measured_spec, objective_of
 from stoker.train.single_process import SingleProcess
 
 
@@ -32,7 +31,7 @@ def check_token_losses(job: ResolvedJob, folder: RunFolder) -> None:
     Raises:
         UserError: the run's task has such a loss.
     """
-    if task_of(job).target != "token" or objective_of(job) is not next_token:
+    if measured_spec(job).target != "token" or objective_of(job) is not next_token:
         message = f"the loss of {folder.path} (task {job.task}) is not one of single tokens"
         raise UserError(Problem(message, "measure a run of pretrain or sft"))
 
@@ -47,7 +46,7 @@ def token_losses(tuned: TunedRun, rows: Sequence[Row]) -> list[np.ndarray]:
         UserError: the run's loss is not a mean over tokens.
     """
     check_token_losses(tuned.job, tuned.folder)
-    spec, objective = task_of(tuned.job), objective_of(tuned.job)
+    spec, objective = measured_spec(tuned.job), objective_of(tuned.job)
     found: list[np.ndarray] = []
     with arithmetic_of(tuned.device):
         language = lay_out_for(unwrap(tuned.model))

@@ -69,6 +69,15 @@ class LoadedJob(ReadJob):
     origins: dict[str, Origin]
     plan: str = ""
 
+    def to_write(self, **changes: Any) -> ResolvedJob:
+        """Returns the job, with other values of these keys, as it is written for another run.
+
+        A sequence length that was not written stays `auto`, as a run lowers it to the model's context.
+        """
+        if self.origins["train.seq_len"].source == "default":
+            changes["train"] = self.job.train.model_copy(update={"seq_len": "auto"})
+        return self.job.model_copy(update=changes)
+
 
 class JobError(UserError):
     """A job with problems. ``sound`` is the job without the invalid keys, for checks of other rooms."""

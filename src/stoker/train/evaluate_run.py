@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from stoker.checkpoint.export import check_quantisable, quantised_run
 from stoker.checkpoint.load_run import TunedRun
@@ -24,13 +26,14 @@ from stoker.models.adapters import unwrap, without_adapter
 from stoker.models.build_model import build_model
 from stoker.models.language_model import lay_out_for
 from stoker.models.prepare_architecture import training_form
+from stoker.models.score_head import OFFSET, first_scores, score_head_of
 from stoker.models.text import open_text_side
 from stoker.models.tokenizer import extension_of
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.train.batch_extras import BatchExtras
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.language_task import LanguageTask
-from stoker.train.prepare_language import objective_of
+from stoker.train.prepare_language import measured_spec, objective_of
 from stoker.train.single_process import SingleProcess
 
 
@@ -100,9 +103,8 @@ def measure(
     documents, used, dropped = _documents(tuned, data, form, base, report)
     results = {"tuned": _measured(tuned, tuned.model, documents, used, dropped, data)}
     if compare:
-        whole = tuned.job.tune.method == "full" or task_of(tuned.job).head == "score"  # a score head is no adapter
-        with without_adapter(tuned.model):
-            model = untuned_model(tuned, base) if whole else tuned.model
+        with without_adapter(tuned.model), _first_head(tuned):
+            model = untuned_model(tuned, base) if tuned.job.tune.method == "full" else tuned.model
             results["untuned"] = _measured(tuned, model, documents, used, dropped, data)
         if tuned.job.model and extension_of(tuned.job, base) and (data or tuned.job.evaluate.data):
             results["original"] = _original(tuned, data, form, base, report)
@@ -123,6 +125,23 @@ def _original(tuned: TunedRun, data: str | None, form: str, base: Path, report: 
     blocks = [source_like(plain, data, form)] if data is not None else job.evaluate.data
     documents, used, dropped = _documents_of(plain, blocks, base, report)
     return _measured(plain, untuned_model(plain, base), documents, used, dropped)
+
+
+@contextmanager
+def _first_head(tuned: TunedRun) -> Iterator[None]:
+    """Gives a score head, which is trained beside an adapter, its first weights within the block."""
+    model = unwrap(tuned.model)
+    if task_of(tuned.job).head != "score" or (head := score_head_of(model)) is None:
+        yield
+        return
+    (draw,) = first_scores(model, head, tuned.job.seed).values()
+    offset: Tensor = getattr(head, OFFSET)
+    trained = head.weight.data, offset.data
+    head.weight.data, offset.data = draw().to(head.weight), torch.zeros_like(offset)
+    try:
+        yield
+    finally:
+        head.weight.data, offset.data = trained
 
 
 def untuned_model(tuned: TunedRun, base: Path) -> nn.Module:
@@ -194,9 +213,7 @@ def _measured(
 
 
 def _task_of(tuned: TunedRun, model: nn.Module, documents: list[Document]) -> LanguageTask:
-    spec, language = task_of(tuned.job), lay_out_for(unwrap(model))
-    if spec.prompts:  # `objective_of` gives the cross entropy of each token
-        spec = replace(spec, target="token", perplexity=True)
+    spec, language = measured_spec(tuned.job), lay_out_for(unwrap(model))
     extras = spec.extras(tuned.loaded, tuned.base) if spec.extras else BatchExtras()
     extras.before_evaluation(documents)
     return LanguageTask(

@@ -25,13 +25,14 @@ from stoker.job.imported_modules import below_folder, modules_of
 from stoker.job.key_paths import flat, leaves
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.paths import absolute
+from stoker.job.resolved import ResolvedJob
 from stoker.job.stage import STAGE_KEYS, Stage
 from stoker.job.task_spec import task_of
 from stoker.models.model_folder import SETTINGS, TOKENIZER_FILES, weight_files
 from stoker.models.model_source import find_model, require_model
 from stoker.runs.find_run import find_run
 from stoker.runs.run_folder import RunFolder
-from stoker.train.resume_check import differences
+from stoker.train.resume_check import changes_run, differences
 
 LENGTHS = ("steps", "epochs")
 MORE_TEXT = ("merges.txt", "added_tokens.json", "chat_template.jinja")
@@ -105,8 +106,12 @@ def _is_link(key: str, stage: Stage) -> bool:
     return any(key == ("model.name" if link == "model.from" else link) for link in stage.needs)
 
 
-def standing_of(folder: RunFolder, now: Lineage) -> Standing:
-    """Returns the state of a stage from its folder."""
+def standing_of(folder: RunFolder, now: Lineage, job: ResolvedJob) -> Standing:
+    """Returns the state of a stage from its folder.
+
+    Args:
+        job: the stage's job as it is now. Keys without effect in it are not compared.
+    """
     if not folder.events.is_file() and not folder.job.is_file():
         return Standing("none")
     before = read_lineage(folder)
@@ -117,7 +122,8 @@ def standing_of(folder: RunFolder, now: Lineage) -> Standing:
     if before.version == now.version:  # else the run may have had it all along
         changed += [f"{what} is new" for what in now.inputs.keys() - old.keys()]
     changed += [f"{what} is no longer an input" for what in old.keys() - now.inputs.keys()]
-    changed += differences(before.job, now.job)
+    both = ({key: value for key, value in leaves.items() if changes_run(job, key)} for leaves in (before.job, now.job))
+    changed += differences(*both)
     longer = False
     for key in LENGTHS:
         was, is_ = before.job.get(key), now.job.get(key)

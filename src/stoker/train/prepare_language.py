@@ -22,7 +22,7 @@ from stoker.job.blocks.source_block import SourceBlock
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
-from stoker.job.task_spec import NO_CRITIC, task_of, together_of
+from stoker.job.task_spec import NO_CRITIC, TaskSpec, task_of, together_of
 from stoker.models.adapters import unwrap
 from stoker.models.build_model import Built, build_meta
 from stoker.models.critic import attach_critic
@@ -53,6 +53,12 @@ def objective_of(job: ResolvedJob) -> Objective:
     """
     task = task_of(job)
     return task.objective(job) if task.objective and not task.prompts else next_token
+
+
+def measured_spec(job: ResolvedJob) -> TaskSpec:
+    """Returns the job's task with the target of `objective_of`, which measures the tokens of data rows."""
+    task = task_of(job)
+    return replace(task, target="token", perplexity=True) if task.prompts else task
 
 
 def prepare_language(

@@ -80,11 +80,12 @@ def _check_same_job(job: ResolvedJob, fingerprints: dict[str, str], folder: RunF
 def with_effect(*jobs: ResolvedJob) -> list[dict[str, Any]]:
     """Returns the leaves of jobs by dotted key, without those that have no effect in one of them."""
     leaves = [flat(job.model_dump()) for job in jobs]
-    idle = {key for job, own in zip(jobs, leaves, strict=True) for key in own if not _has_effect(job, key)}
+    idle = {key for job, own in zip(jobs, leaves, strict=True) for key in own if not changes_run(job, key)}
     return [{key: value for key, value in own.items() if key not in idle} for own in leaves]
 
 
-def _has_effect(job: ResolvedJob, key: str) -> bool:
+def changes_run(job: ResolvedJob, key: str) -> bool:
+    """Returns whether a dotted key, as in `flat`, has an effect in a job."""
     try:
         return has_effect(job, parse_key(re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", key)))
     except UserError:  # a name of the user's own, such as the reward `regex:[0-9]+`

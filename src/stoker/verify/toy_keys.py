@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from stoker.job.conflicts import has_effect
 from stoker.job.resolved import ResolvedJob
 from stoker.job.tune_keys import ADAPTERS, keys_of
 from stoker.verify.toy_config import WIDTH
@@ -53,9 +54,8 @@ def tune_keys(job: ResolvedJob) -> tuple[dict[str, Any], tuple[str, ...]]:
     if tune.layers != "all":
         facts.append(f"adapters in the blocks {LAYERS} of a small model")
         small["layers"] = LAYERS
-    keys = keys_of(method, deep=tune.deep)
-    values = {key: value for key, value in {**tune.model_dump(), **small}.items() if key in keys}
-    return {"method": method, **values}, tuple(facts)
+    values = {key: value for key, value in {**tune.model_dump(), **small}.items() if has_effect(job, ("tune", key))}
+    return values | {"method": method}, tuple(facts)
 
 
 def dropout_rates(job: ResolvedJob, config: PreTrainedConfig) -> frozenset[float]:

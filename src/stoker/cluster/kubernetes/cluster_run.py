@@ -24,7 +24,7 @@ class ClusterRun:
         nodes, least: number of pods, and the minimum with which the run continues.
         devices: processes in each pod.
         port: where the supervisors listen.
-        output: the run's folder in the pods, absolute, or a URL.
+        output: the run's folder in the pods, absolute.
         overrides: ``key=value`` for paths that differ in the pods.
         deadline: seconds within which the run saves and ends after SIGTERM.
         requeue: exit code of a run that has saved and ended after a signal, to be restarted.

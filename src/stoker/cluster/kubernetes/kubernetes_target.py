@@ -109,7 +109,7 @@ class KubernetesTarget:
         found = []
         output = in_folder(self.block, submission.output)
         answers = any(TASKS[job.task].prompts for job in submission.jobs)  # a run that resumes reads them in its folder
-        away = all("://" in (job.checkpoint.to or output) for job in submission.jobs)
+        away = all("://" in (job.checkpoint.to or "") for job in submission.jobs)
         if (answers or not away) and not on_a_volume(self.block, output):
             hint = f"write volumes: [{{claim: NAME, at: {self.block.folder}}}]"
             hint += "" if answers else ", or checkpoint: {to: URL} in the job"

@@ -245,6 +245,8 @@ def _toy(loaded: LoadedJob) -> tuple[dict[str, Any], int, tuple[str, ...]]:
     block = block_of_task(job, RankingBlock).model_copy(update={"progressive": False, "servers": None})
     values = {key: value for key, value in block.model_dump(exclude_none=True).items() if value != []}
     facts = []
+    if (dtype := values["table"].pop("dtype")) != "float32":
+        facts.append(f"rows of tables in float64, as rows of {dtype} cannot be compared exactly")
     if block_of_task(job, RankingBlock).servers is not None:
         facts.append("without `ranking.servers`: the processes hold the rows, and no server is asked")
     if block_of_task(job, RankingBlock).progressive:
