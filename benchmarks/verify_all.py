@@ -57,7 +57,7 @@ def verify_column(column: str, pool: Pool) -> list[Verdict]:
         twin = make_twin(load_job(folder / "job.yaml"), folder, folder, config=config)
         print(f"\n{twin.describe(MATRIX[0])}", file=sys.stderr)
         verdicts = []
-        for verdict in Verifier(twin, pool, whole=False).verdicts(MATRIX):
+        for verdict in map(Verifier(twin, pool, whole=False).verdict, MATRIX):
             print(f"  {verdict.cell.name:<22} {_cell(verdict)}  {verdict.reason}", file=sys.stderr, flush=True)
             verdicts.append(verdict)
     return verdicts

@@ -13,6 +13,7 @@ from stoker.cli.main import main
 from stoker.hardware.calibration import Calibration, Curve, MatmulTable, kept_calibration
 from stoker.hardware.detect_machine import this_processor
 from stoker.hardware.planner_correction import Correction, keep, kept_corrections
+from stoker.hardware.process_device import Device
 from stoker.hardware.processor import processor_name
 from stoker.launch import calibrate_machine
 
@@ -57,7 +58,7 @@ class InThisProcess:
         return [function(*arguments)] * world
 
 
-def measured(seconds: float, *, threads: int) -> Calibration:
+def measured(seconds: float, *, device: Device, threads: int) -> Calibration:
     assert seconds > 0
     table = MatmulTable("fp32", (16, 256), tuple(2 * m * n * k / (threads * 5e10) for m in (16, 256)
                                                  for n in (16, 256) for k in (16, 256)))  # fmt: skip

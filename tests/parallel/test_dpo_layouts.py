@@ -22,7 +22,7 @@ def check(tune: str, dpo: str, cells: Sequence[Cell], pool: Pool, folder: Path, 
     (folder / "job.yaml").write_text(JOB.format(tune=tune, dpo=dpo))
     loaded = load_job(folder / "job.yaml")
     twin = make_twin(loaded, folder, folder, steps=3, config=AutoConfig.for_model(family))
-    verdicts = list(Verifier(twin, pool, whole=False).verdicts(cells))
+    verdicts = list(map(Verifier(twin, pool, whole=False).verdict, cells))
     assert [(v.cell.name, v.passed, v.reason) for v in verdicts] == [(cell.name, True, "") for cell in cells]
 
 

@@ -47,5 +47,5 @@ def test_adapters_compute_what_one_process_does(
     config = AutoConfig.for_model(family, **GROUPED if family == "llama" else {})
     twin = make_twin(load_job(tmp_path / "job.yaml"), tmp_path, tmp_path, steps=3, config=config)
     twin.base["tune"] |= tune
-    verdicts = list(Verifier(twin, pool, whole=False).verdicts(cells))
+    verdicts = list(map(Verifier(twin, pool, whole=False).verdict, cells))
     assert [(v.cell.name, v.passed, v.reason) for v in verdicts] == [(cell.name, True, "") for cell in cells]

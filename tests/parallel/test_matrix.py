@@ -48,7 +48,7 @@ def check(family: str, layouts: Iterable[int], pool: Pool, folder: Path) -> list
     twin = make_twin(load_job(folder / "job.yaml"), folder, folder, config=config)
     verifier = Verifier(twin, pool, whole=False)
     assert verifier.bound <= 1e-6
-    verdicts = list(verifier.verdicts([MATRIX[i] for i in layouts]))
+    verdicts = [verifier.verdict(MATRIX[i]) for i in layouts]
     wrong = [f"{v.cell.name}: {v.reason}" for v in verdicts if v.passed is False]
     assert not wrong, "\n".join(wrong)
     return [f"{v.cell.name}: {v.reason}" for v in verdicts if v.passed is None]

@@ -36,7 +36,7 @@ JOB = "task: sft\nmodel: some/model\ndata: none.jsonl\nsteps: 5\ntune: {tune}\n"
 def test_layouts_compute_what_one_process_does(family: str, tune: str, pool: Pool, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB.format(tune=tune))
     twin = make_twin(load_job(tmp_path / "job.yaml"), tmp_path, tmp_path, steps=5, config=AutoConfig.for_model(family))
-    verdicts = list(Verifier(twin, pool, whole=False).verdicts(LAYOUTS))
+    verdicts = list(map(Verifier(twin, pool, whole=False).verdict, LAYOUTS))
     assert [(v.cell.name, v.passed) for v in verdicts] == [(cell.name, True) for cell in LAYOUTS], verdicts
 
 

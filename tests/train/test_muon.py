@@ -119,6 +119,6 @@ def test_layouts_that_can_gather_matrices_compute_what_one_process_does(pool: Po
     (tmp_path / "job.yaml").write_text(f"task: sft\nmodel: some/model\ndata: none.jsonl\nsteps: 5\ntrain: {train}\n")
     twin = make_twin(load_job(tmp_path / "job.yaml"), tmp_path, tmp_path, config=AutoConfig.for_model("llama"))
     cells = [cell for cell in MATRIX if cell.name in LAYOUTS]
-    verdicts = list(Verifier(twin, pool, whole=False).verdicts(cells))
+    verdicts = list(map(Verifier(twin, pool, whole=False).verdict, cells))
     assert {v.cell.name: v.reason for v in verdicts if not v.passed} == {}
     assert len(verdicts) == len(LAYOUTS)

@@ -275,9 +275,7 @@ def _muon(view: View) -> Iterator[Problem]:
 def _fp16(view: View) -> Iterator[Problem]:
     if view.value("train.precision") == "fp16":
         for name, why in without_loss_scale(_parts(view)):
-            if view.is_recorded(
-                f"parallel.{name}"
-            ):  # by an earlier version: also loaded to be evaluated
+            if view.is_recorded(f"parallel.{name}"):  # by an earlier version: also loaded to be evaluated
                 continue
             message = f"`precision: fp16` scales the loss, and {why}"
             hint = f"write `precision: bf16` or fp32, or another `{name}`"

@@ -189,10 +189,14 @@ class PassTimes:
         if layout.data * layout.context > 1:
             sharded = replace(setting, layout=replace(layout, shard="zero3", shard_size=layout.data))
             either.setdefault(types_of(sharded), sharded)
+        return min(map(self.with_equal_stages, either.values()))
+
+    def with_equal_stages(self, setting: Setting) -> float:
+        """Returns the seconds of a step's passes if all stages took the same time."""
         correction = setting.cluster.correction(setting.work.precision, setting.work.tuning)
         factor = correction.compute if correction is not None else 1.0
-        total = min(sum(time.total for time in self.stages(each)) for each in either.values())
-        return factor * total * setting.micro_batches / layout.pipeline
+        total = sum(time.total for time in self.stages(setting))
+        return factor * total * setting.micro_batches / setting.layout.pipeline
 
     def stages(self, setting: Setting) -> tuple[StageTime, ...]:
         """Returns the time of one micro-batch in each stage of the pipeline, the head in the last."""

@@ -46,15 +46,15 @@ def causes_of(setting: Setting) -> dict[str, Cause]:
     compute = parts.pop("compute")
     found = {PARTS.get(name, name): seconds for name, seconds in parts.items()}
     efficiency = efficiency_of(setting.cluster.device)
-    left = PassTimes(efficiency).least(setting)
+    left = PassTimes(efficiency).with_equal_stages(setting)
     found[UNEVEN] = compute - left
     now = setting
     for name, without in _taken_away(setting):
         now = without(now)
-        least = PassTimes(efficiency).least(now)
+        least = PassTimes(efficiency).with_equal_stages(now)
         found[name] = left - least
         left = least
-    found[ARITHMETIC] = PassTimes(replace(efficiency, half_rows=0.0, half_width=0.0)).least(now)
+    found[ARITHMETIC] = PassTimes(replace(efficiency, half_rows=0.0, half_width=0.0)).with_equal_stages(now)
     found[SMALL] = left - found[ARITHMETIC]
     links = _links(setting)
     return {name: Cause(name, seconds, links.get(name, "")) for name, seconds in found.items()}
