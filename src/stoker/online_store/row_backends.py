@@ -103,7 +103,7 @@ def open_inside(folder: Path, name: str) -> BufferedReader:
             return os.fdopen(descriptor, "rb")
         os.close(descriptor)
     except (OSError, ValueError) as error:
-        raise StoreError(f"{folder / name} cannot be read: {error.strerror or error}") from error
+        raise StoreError(f"{folder / name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     raise StoreError(f"{folder / name} is not a regular file")
 
 
