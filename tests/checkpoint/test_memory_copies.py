@@ -13,6 +13,7 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -246,6 +247,43 @@ def test_a_copy_that_memory_has_no_room_for_leaves_the_one_before(
         assert [copy.step for copy in copies_in(shared.path)] == [5]
         saver.remember(state(7))  # in the memory that is there
         assert [copy.step for copy in copies_in(shared.path)] == [7]
+        saver.close()
+
+
+def test_once_there_is_room_again_a_copy_is_made_while_the_other_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with shared_memory(tmp_path) as shared:
+        saver = saver_of(tmp_path)
+        saver.remember(state(5))
+        with monkeypatch.context() as patch:
+            patch.setattr(shm_buffers, "allocate", full)
+            saver.remember(state(6))
+        snapshots = saver.snapshots
+        assert snapshots is not None and snapshots.agreement is not None and snapshots.agreement.slots == 1
+        snapshots.pending = SimpleNamespace(slot=snapshots.free())  # type: ignore[assignment]
+        monkeypatch.setattr(snapshots, "answer", lambda kind, timeout: None)  # it is being written
+        more = state(7)
+        assert snapshots.take(State(7, {**more.tensors, "model/c": torch.ones(3)}, more.numbers))
+        assert sorted(copy.step for copy in copies_in(shared.path)) == [5, 7]
+        snapshots.pending = None
+        saver.close()
+
+
+def test_of_two_copies_of_the_newest_step_the_next_node_needs_one(tmp_path: Path) -> None:
+    with shared_memory(tmp_path) as shared:
+        saver = saver_of(tmp_path)
+        for _ in range(2):
+            saver.remember(state(5))
+        (shared.path / NEIGHBOUR).touch()
+        headers = list(shared.path.glob("rank-0/slot-?.json"))
+        assert len(headers) == 2
+        for header in headers:
+            (shared.path / f"{SENT}0").write_text(stamp_of(header))
+            assert saver.snapshots is not None and saver.snapshots.is_safe()
         saver.close()
 
 

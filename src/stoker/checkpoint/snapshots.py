@@ -86,9 +86,11 @@ class Snapshots:
         """Returns whether the newest copy of this process is also on the next node, or no other node stores copies."""
         if self._folder is None or not (self._folder / NEIGHBOUR).exists():
             return True
-        made = {slot.step: stamp for slot in self._slots if (stamp := stamp_of(slot.header))}
+        made = {slot: stamp for slot in self._slots if (stamp := stamp_of(slot.header))}
+        newest = max((slot.step for slot in made), default=0)
         try:
-            return not made or (self._folder / f"{SENT}{rank()}").read_text() == made[max(made)]
+            sent = (self._folder / f"{SENT}{rank()}").read_text() if made else ""
+            return not made or sent in {stamp for slot, stamp in made.items() if slot.step == newest}
         except FileNotFoundError:
             return False
 
@@ -126,7 +128,9 @@ class Snapshots:
                 path.unlink()
         agreement.file_layout.keep(self._file_layout)
         self._metadata.write_bytes(agreement.metadata)
-        self._slots = self._slots or [Slot(here, number) for number in range(2)]
+        have = {slot.path for slot in self._slots}
+        self._slots += [slot for slot in (Slot(here, number) for number in range(2)) if slot.path not in have]
+        self._slots.sort(key=lambda slot: slot.step, reverse=True)  # the newest copy stays where there is room for one
         for slot in self._slots:
             if not slot.is_there():
                 slot.close()
