@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -28,6 +29,7 @@ from stoker.checkpoint.gather import gather_whole
 from stoker.checkpoint.memory_restore import steps_in_memory
 from stoker.checkpoint.object_collectives import rank
 from stoker.checkpoint.retention import Keep
+from stoker.checkpoint.save_plan import SPARE, make_write_plan
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.shm_buffers import copies_in, forget_copies
 from stoker.checkpoint.snapshots import Snapshots
@@ -307,6 +309,34 @@ def test_what_fewer_processes_leave_unused_is_given_back(tmp_path: Path, pool: P
         pool.run(remember, tmp_path, [1], world=4)
         pool.run(remember, tmp_path, [2], world=2)
         assert sorted(path.name for path in shared.path.glob("rank-*")) == ["rank-0", "rank-1"]
+
+
+@pytest.mark.parametrize(("times", "slots"), [(1.5, 2), (0.5, 0)])
+def test_memory_that_former_ranks_hold_counts_as_room(
+    times: float, slots: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first copy replaces those of former ranks; without room for it, a checkpoint does."""
+    with shared_memory(tmp_path) as shared:
+        length = make_write_plan(state(1).held, None).length
+        former = [shared.path / f"rank-{number}" / "slot-0" for number in (1, 2)]
+        for path in former:
+            path.parent.mkdir()
+            path.write_bytes(bytes(length))
+
+        def free() -> SimpleNamespace:
+            held = sum(path.stat().st_size for path in shared.path.glob("rank-*/slot-?"))
+            return SimpleNamespace(available=((2 + times) * length - held) / SPARE + 1)
+
+        monkeypatch.setattr(psutil, "virtual_memory", free)
+        saver = saver_of(tmp_path)
+        snapshots = saver.snapshots
+        assert snapshots is not None and snapshots.agreed(state(1).held).slots == slots
+        saver.remember(state(1))
+        assert any(path.exists() for path in former) == (not slots)
+        saver.save(state(1), Keep(2))
+        assert not any(path.exists() for path in former)
+        assert snapshots.agreed(state(1).held).slots == 2
+        saver.close()
 
 
 def test_without_a_supervisor_there_are_no_copies(tmp_path: Path) -> None:

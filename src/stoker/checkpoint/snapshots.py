@@ -77,10 +77,21 @@ class Snapshots:
         except OSError:  # other processes have taken the memory since
             self._do_with_less()
             return False
-        for folder in self.folder.glob("rank-*"):  # ranks of a larger world
-            if int(folder.name.removeprefix("rank-")) >= agreement.world:
-                shutil.rmtree(folder, ignore_errors=True)
+        self.remove_former()
         return True
+
+    def remove_former(self) -> None:
+        """Removes copies of ranks of a larger world, which a copy or a checkpoint of all ranks has replaced."""
+        assert self.agreement is not None
+        former = [
+            folder
+            for folder in self.folder.glob("rank-*")
+            if int(folder.name.removeprefix("rank-")) >= self.agreement.world
+        ]
+        for folder in former:
+            shutil.rmtree(folder, ignore_errors=True)
+        if former and not self.agreement.slots:  # there may be room now
+            self.agreement = None
 
     def is_safe(self) -> bool:
         """Returns whether the newest copy of this process is also on the next node, or no other node stores copies."""
