@@ -202,6 +202,8 @@ class _JobRoutes:
         if page.stops.has(path) and not now:
             hint = "wait for its step and checkpoint, or stop it at once with `now`"
             raise http_error(409, "{run} is stopping", hint, run=path.name)
+        if now:
+            page.stops.wait(path)
         process = holder_of(RunFolder(path))
         if process is not None:
             process.terminate()
@@ -209,7 +211,7 @@ class _JobRoutes:
             raise http_error(409, "{run} is not training here", run=path.name)
         asked = process or (alive[-1][1].process if alive else None)
         if asked is not None:
-            page.stops.add(path, asked)
+            page.stops.add(asked)
         page.audit.write(user, "stop", command=command, run=str(path))
         page.runs.forget()
         return {"command": command, "gone": not path.exists()}
