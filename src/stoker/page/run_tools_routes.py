@@ -20,7 +20,6 @@ from starlette.routing import Route
 
 from stoker.files import no_link, replace_file
 from stoker.job.shorthand import expand_shorthands
-from stoker.page.accounts import Account
 from stoker.page.answer_views import chosen_steps, evaluation_figures, rollouts
 from stoker.page.edit_job import apply_edits
 from stoker.page.guard import account_of, number_of, read_object, text_of
@@ -130,7 +129,7 @@ class _RunTools:
         text = _OUTPUT.sub("", text)
         if start == "job":
             text = await run_in_threadpool(_without_store, text)
-            if not await run_in_threadpool(self._may_read_secrets, folder, account_of(request)):
+            if not account_of(request).may("admin"):
                 text = mask_secrets(text)
             return {"yaml": text, "name": name, "command": f"cp {shlex.quote(str(folder.job))} {name}.yaml"}
         account = account_of(request, "run")
@@ -151,11 +150,6 @@ class _RunTools:
         first = slug(f"{folder.path.name}-fork")
         names = itertools.chain([first], (f"{first}-{number}" for number in itertools.count(2)))
         return next(name for name in names if not (self.page.settings.runs[0] / name).exists())
-
-    def _may_read_secrets(self, folder: RunFolder, account: Account) -> bool:
-        """Returns whether a user may read passwords in a run's job: its author, and an admin."""
-        queued = self.page.queue.of_run(folder.path)
-        return account.may("admin") or (queued is not None and queued[0].user == account.name)
 
     def _copy(self, folder: RunFolder, to: Path, text: str, account: Any, devices: int) -> Any:
         page, base, name = self.page, self.page.settings.base, to.name
