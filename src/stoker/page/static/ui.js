@@ -149,6 +149,24 @@ export const Table = ({ name, head, rows, empty, keys }) =>
     ${!rows.length && empty && html`<p class="hint">${empty}</p>`}
   </div>`;
 
+/** Calls a function after `wait` ms, or where the tab is hidden as soon as it is shown; returns what cancels it. */
+export function whenShown(action, wait) {
+  const look = () => document.hidden || action();
+  const timer = setTimeout(look, wait);
+  document.addEventListener("visibilitychange", look);
+  return () => {
+    clearTimeout(timer);
+    document.removeEventListener("visibilitychange", look);
+  };
+}
+
+/** A value as it was when nothing had changed for `wait` ms in a tab that is shown; the first one at once. */
+export function useSettled(value, wait) {
+  const [settled, set] = useState(value);
+  useEffect(() => (value === settled ? undefined : whenShown(() => set(value), wait)), [value, settled]);
+  return settled;
+}
+
 /** Calls a function when nothing has changed for `wait` ms. */
 export function useLater(action, wait, inputs) {
   const latest = useRef(action);
