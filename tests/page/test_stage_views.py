@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from browsing import Browser, make_run
 
+from stoker.page.job_queue import JobQueue
 from stoker.page.run_index import id_of
 
 
@@ -70,3 +72,19 @@ def test_a_killed_run_is_not_all_right(page: Browser, tmp_path: Path) -> None:
     assert faults() == ("ok", "health.faults.ok")
     (run / "events.jsonl").write_text((run / "events.jsonl").read_text().splitlines()[0] + "\n")  # it has no end
     assert faults() == ("warn", "health.faults.interrupted")
+    with (run / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"event": "interrupted", "time": 9, "error": "KeyboardInterrupt: "}) + "\n")
+    assert faults() == ("warn", "health.faults.warn")  # it wrote why
+
+
+def test_a_killed_run_that_waits_to_go_on_is_not_to_be_resumed(
+    page: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JobQueue, "start_starter", lambda _: None)
+    run = make_run(tmp_path / "runs" / "one")
+    (run / "events.jsonl").write_text((run / "events.jsonl").read_text().splitlines()[0] + "\n")
+    page.page.runs.forget()
+    path = f"/api/runs/{id_of(run)}"
+    assert page.post(f"{path}/resume").status_code == 200
+    found = page.get(path).json()
+    assert found["status"] == "queued" and all(each["what"] != "faults" for each in found["health"])

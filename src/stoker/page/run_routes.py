@@ -28,6 +28,7 @@ from stoker.page.metric_series import AXES, Axis
 from stoker.page.page_error import PageError, bad_request, not_found
 from stoker.page.removed_runs import removed_runs
 from stoker.page.routing import PING, Page, event, in_thread, route, stream
+from stoker.page.run_health import KILLED
 from stoker.page.run_index import id_of, is_run_file
 from stoker.page.run_view import short_event
 from stoker.page.stage_views import WAITING, stages_below
@@ -115,6 +116,8 @@ class _RunRoutes:
         run = Path(summary["folder"])
         queued = self.page.queue.of_run(run)
         status = summary["status"] if queued is None else _status(summary, queued[1])
+        if status in ("queued", "starting") and "health" in summary:  # it goes on by itself
+            summary = summary | {"health": [each for each in summary["health"] if each["key"] != KILLED]}
         return summary | {"status": status, "stopping": self.page.stops.has(run)}
 
     def metrics(self, request: Request) -> Any:
