@@ -317,6 +317,14 @@ def test_a_forked_job_shows_its_secrets_to_admins_alone(
     masked = runner.post(path).json()["yaml"]
     assert "secret4711" not in masked and "redis://:***@store" in masked
     assert boss.post(path).json()["yaml"] == secret
+    (tmp_path / "failed.yaml").write_text(secret)
+    failed = tmp_path / "runs" / "failed"
+    boss.page.queue.add(
+        ["x"], cwd=tmp_path, run=failed, job=tmp_path / "failed.yaml", command="", user="runner", name="failed"
+    )
+    unbegun = f"/api/runs/{id_of(failed)}/fork"  # it has no run
+    assert (boss.post(unbegun).json()["yaml"], runner.post(unbegun).json()["yaml"]) == (secret, masked)
+    assert boss.post(unbegun, {"from": "newest"}).status_code == 404
     messages = [each["message"] for each in runner.post("/api/check", {"yaml": masked}).json()["problems"]]
     assert any("`***` in place of a secret" in message for message in messages), messages
 

@@ -263,13 +263,16 @@ def _without_run(entry: QueuedJob, process: DetachedProcess) -> dict[str, Any]:
 def _progress(stages: list[dict[str, Any]], process: DetachedProcess) -> dict[str, Any]:
     """Returns the status of a job with stages of which some have begun, and how many are done."""
     found = [stage["status"] for stage in stages]
-    if process.state in ALIVE:
+    if process.state in ALIVE or "running" in found:  # a job may also go on in a terminal
         status = "running"
-    elif process.code == 0:
+    elif process.code == 0 or set(found) == {"done"}:
         status = "done"
+    elif "stopped" in found and "failed" not in found:
+        status = "stopped"
     else:
-        status = "stopped" if "stopped" in found and "failed" not in found else "failed"
-    return {"status": status, "step": found.count("done"), "steps": len(found)}
+        status = "interrupted" if process.state == "lost" and "failed" not in found else "failed"
+    error = {} if status == "failed" else {"error": ""}
+    return {"status": status, "step": found.count("done"), "steps": len(found), **error}
 
 
 def _part(path: Path, offset: int) -> tuple[str, int]:

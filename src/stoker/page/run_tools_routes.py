@@ -27,10 +27,10 @@ from stoker.page.job_check import devices_of_job
 from stoker.page.job_paths import document_of, is_inside, new_job_problems, path_problems, refuse
 from stoker.page.job_routes import shown_path, slug
 from stoker.page.mask_secrets import mask_secrets
-from stoker.page.page_error import bad_request, http_error, not_found, passed_on
+from stoker.page.page_error import PageError, bad_request, http_error, not_found, passed_on
 from stoker.page.removed_runs import place_aside, put_aside, put_back, removed_runs
 from stoker.page.routing import Page, in_thread, route
-from stoker.page.run_index import id_of
+from stoker.page.run_index import id_of, is_run_file
 from stoker.page.run_verb import command_of
 from stoker.page.run_view import job_text
 from stoker.runs.evaluations import read_evaluations
@@ -119,19 +119,19 @@ class _RunTools:
     async def fork(self, request: Request) -> Any:
         """Forks a run: returns its job for editing, or starts a copy from the newest checkpoint."""
         body = await read_object(request)
-        folder = await run_in_threadpool(self.page.run_of, request)
         start = text_of(body, "from", default="job", most=20)
         if start not in ("job", "newest"):
             raise bad_request("`from` must be `job` or `newest`")
+        folder, job = await run_in_threadpool(self._forked, request, start)
         given = text_of(body, "name", default="", most=200)
         name = slug(given) if given else self._free_name(folder)
-        text = text_of(body, "yaml", default=job_text(folder))
+        text = text_of(body, "yaml", default=job_text(folder) if job == folder.job else job.read_text("utf-8"))
         text = _OUTPUT.sub("", text)
         if start == "job":
             text = await run_in_threadpool(_without_store, text)
             if not account_of(request).may("admin"):
                 text = mask_secrets(text)
-            return {"yaml": text, "name": name, "command": f"cp {shlex.quote(str(folder.job))} {name}.yaml"}
+            return {"yaml": text, "name": name, "command": f"cp {shlex.quote(str(job))} {name}.yaml"}
         account = account_of(request, "run")
         is_own = "yaml" not in body  # a run's own job does not decide that code may run, and its uploads were read
         trusted, problems_of = (None, path_problems) if is_own else (account, new_job_problems)
@@ -144,6 +144,19 @@ class _RunTools:
             raise http_error(409, "there is a run {run} already", "give another name", run=name)
         devices = await devices_of_job(self.page, text, trusted)
         return await run_in_threadpool(self._copy, folder, to, text, account, devices)
+
+    def _forked(self, request: Request, start: str) -> tuple[RunFolder, Path]:
+        """Returns the run that is forked, and its job; for editing, also a job of the queue that has no run itself."""
+        try:
+            folder = self.page.run_of(request)
+            return folder, folder.job
+        except PageError:
+            for entry, _ in reversed(self.page.queue.entries() if start == "job" else ()):
+                run, job = Path(entry.run), Path(entry.job)
+                is_it = id_of(run) == request.path_params["id"] and is_inside(run, self.page.settings.runs)
+                if is_it and is_run_file(job):
+                    return RunFolder(run), job
+            raise
 
     def _free_name(self, folder: RunFolder) -> str:
         """Returns the first name ``RUN-fork``, ``RUN-fork-2`` ... that no run has."""

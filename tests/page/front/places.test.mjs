@@ -5,7 +5,7 @@ import test from "node:test";
 import { splitEvents } from "../../../src/stoker/page/static/api.js";
 import { columns } from "../../../src/stoker/page/static/chain.js";
 import { lossesLine, quoted, startLine, stopLine } from "../../../src/stoker/page/static/commands.js";
-import { differences, newestOf, verdict } from "../../../src/stoker/page/static/compare.js";
+import { dataName, differences, newestOf, verdict } from "../../../src/stoker/page/static/compare.js";
 import { isOf, written } from "../../../src/stoker/page/static/data.js";
 import { setGlossary } from "../../../src/stoker/page/static/glossary.js";
 import { t, useTable } from "../../../src/stoker/page/static/i18n.js";
@@ -327,4 +327,9 @@ test("a job that another tab types is asked about once it is still, in a tab tha
 test("a question comes back where a side failed, not where a model has nothing to say", () => {
   const [said, failed] = [{ status: "fulfilled" }, { status: "rejected" }];
   assert.deepEqual([isTakenBack(false, [said, said]), isTakenBack(false, [said, failed]), isTakenBack(true, [said, failed])], [false, true, false]);
+});
+
+test("the rows of an evaluation have the name of their file, or are the held-out ones", () => {
+  useTable("zh", { "use.eval_held_out": "HELD" });
+  assert.deepEqual(["held out", null, "data/rows.jsonl"].map(dataName), ["HELD", "HELD", "rows.jsonl"]);
 });

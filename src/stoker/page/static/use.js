@@ -173,9 +173,10 @@ function Done() {
     <${Loaded} of=${found}>${({ actions }) => html`<${Table} name=${t("use.tab.actions")} head=${[t("run.when"), t("run.status"), t("ui.command"), ""]} empty=${t("use.no_actions")} keys=${actions.map((one) => one.id)} rows=${actions.map((one) => [time(one.begun ?? one.time), html`<${Status} status=${one.status} />`, html`<${Command} line=${one.command} />`, html`<${Output} one=${one} onStop=${found.again} />`])} />`}<//>`;
 }
 
-/** A run that there is no more is forgotten. */
+/** A run that there is no more is forgotten; a job with stages stays, which has a page but no model of its own. */
 function Unknown({ name }) {
-  useEffect(() => remember({ run: "" }), [name]);
+  const { error } = useGet(`/api/runs/${encodeURIComponent(name)}`);
+  useEffect(() => void (error?.status === 404 && remember({ run: "" })), [error]);
   return html`<p class="problem" role="alert">${t("use.unknown", { name })}</p>`;
 }
 
