@@ -304,15 +304,27 @@ def test_other_tools_files_become_a_job(page: Browser) -> None:
     assert page.post("/api/import", {"files": [{"name": "..", "text": axolotl}]}).status_code == 400
 
 
-def test_a_forked_job_keeps_its_secrets_to_its_author(make_page: Callable[..., Browser], tmp_path: Path) -> None:
+def test_a_forked_job_shows_its_secrets_to_admins_alone(
+    make_page: Callable[..., Browser], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JobQueue, "start_starter", lambda _: None)
     run = make_run(tmp_path / "runs" / "one")
     secret = "task: sft\nmodel: llama-3m\ndata: redis://:secret4711@store:6379/0\nsteps: 5\n"
     (run / "job.yaml").write_text(secret)
     runner, boss = (make_page(users=True, urls=("redis://store:6379/0",)).login(name) for name in ("runner", "boss"))
     path = f"/api/runs/{id_of(run)}/fork"
+    assert runner.post(f"/api/runs/{id_of(run)}/resume").status_code == 200  # whoever resumes a run is not its author
     masked = runner.post(path).json()["yaml"]
     assert "secret4711" not in masked and "redis://:***@store" in masked
     assert boss.post(path).json()["yaml"] == secret
+    (tmp_path / "failed.yaml").write_text(secret)
+    failed = tmp_path / "runs" / "failed"
+    boss.page.queue.add(
+        ["x"], cwd=tmp_path, run=failed, job=tmp_path / "failed.yaml", command="", user="runner", name="failed"
+    )
+    unbegun = f"/api/runs/{id_of(failed)}/fork"  # it has no run
+    assert (boss.post(unbegun).json()["yaml"], runner.post(unbegun).json()["yaml"]) == (secret, masked)
+    assert boss.post(unbegun, {"from": "newest"}).status_code == 404
     messages = [each["message"] for each in runner.post("/api/check", {"yaml": masked}).json()["problems"]]
     assert any("`***` in place of a secret" in message for message in messages), messages
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from browsing import PATIENCE, Browser, eventually, make_run
 from filelock import FileLock
 
 from stoker.cli.main import main
-from stoker.page import job_check
-from stoker.page.detached_process import DetachedProcess
+from stoker.page import job_check, stop_requests
+from stoker.page.detached_process import DetachedProcess, write_process
 from stoker.page.job_check import devices_wanted
 from stoker.page.job_queue import JobQueue
 from stoker.page.job_routes import kept_job
@@ -103,31 +103,55 @@ def test_a_job_that_is_starting_is_stopped(unstarted: Browser, tmp_path: Path) -
     assert process.code == -signal.SIGTERM
 
 
-def test_a_second_stop_is_refused_unless_it_is_meant(page: Browser, tmp_path: Path) -> None:
-    run = make_run(tmp_path / "runs" / "one")
-    heard = tmp_path / "heard"
+@pytest.fixture
+def heard(tmp_path: Path) -> Iterator[Path]:
+    """A file with an x for each request to stop that the process of the job ``all``, with its stage ``one``, took."""
+    stage, path = make_run(tmp_path / "runs" / "all" / "one"), tmp_path / "heard"
     program = (
-        "import signal, sys, time\nfrom pathlib import Path\nfrom filelock import FileLock\n"
+        "import sys, time\nfrom pathlib import Path\nfrom filelock import FileLock\n"
+        "from stoker.resilience import stop_signals\nstop_signals.SAME = 2.0\n"
         "heard = Path(sys.argv[2])\n"
-        "signal.signal(signal.SIGTERM, lambda *_: heard.write_text(heard.read_text() + 'x'))\n"
-        "with FileLock(sys.argv[1]):\n    heard.write_text('')\n    time.sleep(600)\n"
+        "with FileLock(sys.argv[1]), stop_signals.handled_by(lambda *_: heard.write_text(heard.read_text() + 'x')):\n"
+        "    heard.write_text('')\n    time.sleep(600)\n"
     )
-    path = f"/api/runs/{id_of(run)}"
-    with subprocess.Popen([sys.executable, "-c", program, str(run / ".lock"), str(heard)]) as process:
+    with subprocess.Popen([sys.executable, "-c", program, str(stage / ".lock"), str(path)]) as process:
         try:
-            eventually(heard.is_file)
-            assert page.get(path).json()["stopping"] is False
-            assert page.post(f"{path}/stop").status_code == 200
-            eventually(lambda: heard.read_text() == "x")
-            assert page.get(path).json()["stopping"] is True
-            refused = page.post(f"{path}/stop")
-            assert (refused.status_code, refused.json()["error"]["message"]) == (409, "one is stopping")
-            assert heard.read_text() == "x"
-            assert page.post(f"{path}/stop", {"now": True}).status_code == 200
-            eventually(lambda: heard.read_text() == "xx")
+            eventually(path.is_file)
+            yield path
         finally:
             process.kill()
-    assert page.get(path).json()["stopping"] is False
+
+
+def test_a_second_stop_is_refused_unless_it_is_meant(
+    unstarted: Browser, tmp_path: Path, heard: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop_requests, "SAME", 2.0)
+    job, page = tmp_path / "runs" / "all", unstarted
+    queue = page.page.queue
+    queued = queue.add(["x"], cwd=tmp_path, run=job, job=tmp_path / "x", command="", user="local", name="all")
+    own = holder_of(RunFolder(job / "one"))
+    assert own is not None
+    place = tmp_path / "state" / "queue" / f"{queued.number:06d}"
+    (place / "begun.json").write_text(json.dumps({"time": time.time()}))
+    write_process(place / "pid.json", own)
+    record = [{"name": "one", "task": "sft", "needs": [], "run": "runs/all/one"}]
+    (job / "stages.json").write_text(json.dumps(record))
+    page.page.runs.forget()
+    paths = [f"/api/runs/{id_of(folder)}" for folder in (job, job / "one")]
+    assert [page.get(path).json()["stopping"] for path in paths] == [False, False]
+    assert page.post(f"{paths[0]}/stop").status_code == 200
+    eventually(lambda: heard.read_text() == "x")
+    again = Browser(page.settings).begin()  # the page was restarted
+    assert [again.get(path).json()["stopping"] for path in paths] == [True, True]
+    for path, name in zip(paths, ("all", "one"), strict=True):
+        refused = again.post(f"{path}/stop")
+        assert (refused.status_code, refused.json()["error"]["message"]) == (409, f"{name} is stopping")
+    assert heard.read_text() == "x"
+    assert again.post(f"{paths[1]}/stop", {"now": True}).status_code == 200
+    eventually(lambda: heard.read_text() == "xx")
+    own.kill()
+    eventually(lambda: holder_of(RunFolder(job / "one")) is None)
+    assert again.get(paths[1]).json()["stopping"] is False
 
 
 def test_a_run_is_resumed_once(unstarted: Browser, tmp_path: Path) -> None:

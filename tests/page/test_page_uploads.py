@@ -14,7 +14,10 @@ from browsing import Browser, make_run
 from stoker.data.byte_streams import MAGIC
 from stoker.data.readers import SUFFIXES
 from stoker.page import uploads
+from stoker.page.accounts import Account
 from stoker.page.app import STATIC
+from stoker.page.job_paths import document_of, new_job_problems, path_problems
+from stoker.page.job_queue import JobQueue
 from stoker.page.run_index import id_of
 from stoker.page.uploads import clean_name
 
@@ -22,6 +25,8 @@ pytestmark = pytest.mark.usefixtures("warm_processes")
 
 ROWS = [{"prompt": f"What is {n}?", "completion": f"It is {n}."} for n in range(1, 8)]
 CONTENT = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+
+ADMIN = Account("boss", "admin", "")
 
 
 def upload(page: Browser, content: bytes = CONTENT, name: str = "rows.jsonl") -> str:
@@ -55,6 +60,7 @@ def test_an_incomplete_file_is_not_trained_on(page: Browser, tmp_path: Path) -> 
     key = page.post("/api/uploads", {"name": "rows.jsonl", "size": len(CONTENT)}).json()["id"]
     page.send("PATCH", f"/api/uploads/{key}?offset=0", content=CONTENT[:100])
     make_run(tmp_path / "runs" / "one")
+    page.page.runs.forget()
     path = page.get(f"/api/uploads/{key}").json()["path"]
     job = f"task: sft\nmodel: llama-3m\ndata: {path}\nsteps: 1\n"
     (problem,) = page.post("/api/check", {"yaml": job}).json()["problems"]
@@ -65,6 +71,30 @@ def test_an_incomplete_file_is_not_trained_on(page: Browser, tmp_path: Path) -> 
     assert (refused.status_code, refused.json()["error"]["message"]) == (403, problem["message"])
     page.send("PATCH", f"/api/uploads/{key}?offset=100", content=CONTENT[100:])
     assert page.post("/api/check", {"yaml": job}).json()["problems"] == []
+
+
+@pytest.mark.parametrize("end", ["incomplete", "appended", "masked"])
+def test_a_run_on_an_odd_upload_is_still_used(
+    page: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    key = page.post("/api/uploads", {"name": "rows.jsonl", "size": len(CONTENT)}).json()["id"]
+    page.send("PATCH", f"/api/uploads/{key}?offset=0", content=CONTENT[: 100 if end == "incomplete" else None])
+    path = page.get(f"/api/uploads/{key}").json()["path"]
+    if end == "appended":
+        with Path(path).open("ab") as file:
+            file.write(CONTENT)
+    data = "https://***@host/rows.jsonl" if end == "masked" else path
+    job = f"task: sft\nmodel: llama-3m\ndata: {data}\nsteps: 1\n"
+    run = make_run(tmp_path / "runs" / "one")
+    (run / "job.yaml").write_text(job)
+    page.page.runs.forget()
+    document = document_of(job)
+    assert path_problems(document, page.settings, ADMIN) == []
+    assert bool(new_job_problems(document, page.settings, ADMIN)) == (end != "appended")
+    assert page.post("/api/check", {"yaml": job}).json()["problems"] == [] or end != "appended"
+    monkeypatch.setattr(JobQueue, "start_starter", lambda _: None)
+    assert page.post(f"/api/runs/{id_of(run)}/resume").status_code == 200
+    assert page.get(f"/api/uploads/{key}").json()["done"] is (end != "incomplete")
 
 
 def test_no_more_comes_than_was_announced(page: Browser) -> None:

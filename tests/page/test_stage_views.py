@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from browsing import Browser, make_run
+from filelock import FileLock
 
+from stoker.page.job_queue import JobQueue
 from stoker.page.run_index import id_of
 
 
@@ -56,7 +58,18 @@ def test_a_job_with_stages_has_their_progress_to_its_end(page: Browser, tmp_path
     assert (found["status"], found["step"], found["steps"]) == ("done", 2, 2)
     (root / "dpo" / "events.jsonl").write_text(json.dumps({"event": "stopped", "time": 9}) + "\n")
     (process.folder / "ended.json").write_text(json.dumps({"code": 143, "time": 2.0}))
-    assert page.get(path).json()["status"] == "stopped"
+    (process.folder / "err").write_text("stopping after this step ...\n")
+    found = page.get(path).json()
+    assert (found["status"], found["error"]) == ("stopped", "")
+    with FileLock(root / "dpo" / ".lock"):  # it goes on in a terminal
+        assert page.get(path).json()["status"] == "running"
+    (root / "dpo" / "events.jsonl").write_text(json.dumps({"event": "failed", "time": 9}) + "\n")
+    found = page.get(path).json()
+    assert (found["status"], found["error"]) == ("failed", "stopping after this step ...\n")
+    (root / "dpo" / "events.jsonl").write_text(json.dumps({"event": "started", "time": 9}) + "\n")
+    (process.folder / "ended.json").unlink()
+    (process.folder / "begun.json").write_text(json.dumps({"time": 1.0}))
+    assert page.get(path).json()["status"] == "interrupted"
 
 
 def test_a_killed_run_is_not_all_right(page: Browser, tmp_path: Path) -> None:
@@ -71,6 +84,22 @@ def test_a_killed_run_is_not_all_right(page: Browser, tmp_path: Path) -> None:
     assert faults() == ("ok", "health.faults.ok")
     (run / "events.jsonl").write_text((run / "events.jsonl").read_text().splitlines()[0] + "\n")  # it has no end
     assert faults() == ("warn", "health.faults.interrupted")
+    with (run / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"event": "interrupted", "time": 9, "error": "KeyboardInterrupt: "}) + "\n")
+    assert faults() == ("warn", "health.faults.warn")  # it wrote why
+
+
+def test_a_killed_run_that_waits_to_go_on_is_not_to_be_resumed(
+    page: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JobQueue, "start_starter", lambda _: None)
+    run = make_run(tmp_path / "runs" / "one")
+    (run / "events.jsonl").write_text((run / "events.jsonl").read_text().splitlines()[0] + "\n")
+    page.page.runs.forget()
+    path = f"/api/runs/{id_of(run)}"
+    assert page.post(f"{path}/resume").status_code == 200
+    found = page.get(path).json()
+    assert found["status"] == "queued" and all(each["what"] != "faults" for each in found["health"])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from stoker.page.actions import VERBS, Actions, Asked, StartedVerb, shown_path
 from stoker.page.detached_process import DetachedProcess
 from stoker.page.guard import account_of, number_of, read_object, text_of
-from stoker.page.job_paths import document_of, path_problems, refuse
+from stoker.page.job_paths import document_of, new_job_problems, path_problems, refuse
 from stoker.page.job_routes import kept_job
 from stoker.page.mask_secrets import mask_secrets
 from stoker.page.page_error import bad_request, http_error
@@ -72,7 +72,8 @@ class _ActionRoutes:
             subject = shown_path(asked, run.path)
         elif kind == "job":
             text = text_of(body, "yaml") if run is None else job_text(run)
-            refuse(path_problems(document_of(text), page.settings, account if run is None else None))
+            if run is None:
+                refuse(new_job_problems(document_of(text), page.settings, account))
             subject = shown_path(asked, kept_job(page.settings.state / "jobs", name, text))
         elif kind == "name":
             subject = text_of(body, "name", most=60)

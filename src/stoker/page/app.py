@@ -46,14 +46,15 @@ COMPRESSION = 4  # a third of the time of level 9, for a few percent more bytes
 
 def page_of(settings: PageSettings) -> Page:
     """Returns the parts of a page."""
+    queue = JobQueue(settings.state)
     return Page(
         settings=settings,
         accounts=Accounts(settings),
         audit=AuditLog(settings.state),
         runs=RunIndex(settings.runs),
         views=RunViews(SeriesCache(settings.state / "metrics")),
-        queue=JobQueue(settings.state),
-        stops=StopRequests(),
+        queue=queue,
+        stops=StopRequests(settings.state, queue),
         verbs=Verbs(settings.base),
     )
 

@@ -66,7 +66,7 @@ class DetachedProcess:
         if self.process is not None:
             return "running"
         is_begun = (self.folder / "pid.json").exists()
-        if _process_of(self.folder / WATCHER) is not None:  # it writes down the end, or is about to start the process
+        if process_at(self.folder / WATCHER) is not None:  # it writes down the end, or is about to start the process
             return "running" if is_begun else "starting"
         if not is_begun and time.time() - float(begun.get("time", 0)) < STARTING:
             return "starting"
@@ -86,7 +86,7 @@ class DetachedProcess:
     @property
     def process(self) -> psutil.Process | None:
         """The process, while it lives."""
-        return _process_of(self.folder / "pid.json")
+        return process_at(self.folder / "pid.json")
 
     def times(self) -> tuple[float | None, float | None]:
         """Returns the times of its start and its end, seconds since 1970."""
@@ -126,12 +126,12 @@ def spawn(arguments: Sequence[str], env: Mapping[str, str] | None = None) -> Non
     threading.Thread(target=process.wait, daemon=True).start()
 
 
-def _write_process(path: Path, process: psutil.Process) -> None:
+def write_process(path: Path, process: psutil.Process) -> None:
     """Writes down a process, so that another one of its number is not taken for it."""
     replace_file(path, json.dumps({"pid": process.pid, "created": process.create_time()}))
 
 
-def _process_of(path: Path) -> psutil.Process | None:
+def process_at(path: Path) -> psutil.Process | None:
     """Returns the process that was written down, while it lives."""
     found = _read(path)
     try:
@@ -154,7 +154,7 @@ def _parent(folder: Path) -> int:
     """Starts the process of a folder and waits for it."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # a handler, unlike SIG_IGN, is not inherited by the process
-    _write_process(folder / WATCHER, psutil.Process())
+    write_process(folder / WATCHER, psutil.Process())
     values = _read(folder / FILE)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
     out, err = (os.open(folder / name, flags, 0o600) for name in ("out", "err"))
@@ -168,7 +168,7 @@ def _parent(folder: Path) -> int:
             stderr=err,
             start_new_session=True,
         )
-        _write_process(folder / "pid.json", psutil.Process(process.pid))
+        write_process(folder / "pid.json", psutil.Process(process.pid))
         code = process.wait()
     except (OSError, psutil.Error) as error:
         os.write(err, f"error: it cannot be started: {error}\n".encode())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,13 @@ from starlette.concurrency import run_in_threadpool
 from stoker.errors import Problem, UserError
 from stoker.job.load_job import STAGES, check_document, problem_order
 from stoker.job.yaml_document import JobDocument
-from stoker.page.job_paths import document_of, path_problems
+from stoker.page.job_paths import document_of, new_job_problems, path_problems
 from stoker.page.job_queue import visible_gpus
 from stoker.page.page_error import page_problem
+from stoker.page.page_settings import PageSettings
 from stoker.page.routing import Page
 
+ProblemsOf = Callable[[JobDocument, PageSettings, Any], list[Problem]]
 CHECK_SECONDS = 60.0
 TEMPORARY = re.compile(r"^.*/\.check-[^/]+/job\.yaml")  # the file that a job is checked in
 
@@ -34,14 +36,23 @@ def written_job(page: Page, text: str, name: str = "job.yaml") -> Iterator[Path]
 
 
 async def check_job_text(
-    page: Page, text: str, account: Any, overrides: list[str] | None = None
+    page: Page,
+    text: str,
+    account: Any,
+    overrides: list[str] | None = None,
+    *,
+    problems_of: ProblemsOf = new_job_problems,
 ) -> tuple[list[Problem], dict[str, Any]]:
-    """Returns the problems of a job, and the output of `stoker check --json`."""
+    """Returns the problems of a job, and the output of `stoker check --json`.
+
+    Args:
+        problems_of: finds the problems for which the job is not checked at all.
+    """
     try:
         document = await run_in_threadpool(document_of, text)
     except UserError as error:
         return list(error.problems), {}
-    outside = await run_in_threadpool(path_problems, document, page.settings, account)
+    outside = await run_in_threadpool(problems_of, document, page.settings, account)
     if outside:  # nothing that opens the files may run: its messages would reveal which files exist
         return sorted(outside + await run_in_threadpool(_written_problems, document), key=problem_order), {}
     with written_job(page, text) as path:
@@ -57,7 +68,7 @@ async def devices_of_job(page: Page, text: str, account: Any) -> int:
     """Returns the number of GPUs of a job that is started without a check; 0 if it has errors, or there are no GPUs."""
     if not await run_in_threadpool(visible_gpus):
         return 0
-    return devices_wanted((await check_job_text(page, text, account))[1])
+    return devices_wanted((await check_job_text(page, text, account, problems_of=path_problems))[1])
 
 
 def devices_wanted(answer: dict[str, Any]) -> int:

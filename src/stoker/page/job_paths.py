@@ -90,9 +90,6 @@ def path_problems(document: JobDocument, settings: PageSettings, account: Accoun
             hint = "start the page with --urls and how such addresses begin, as s3://bucket/folder"
             what = page_problem("`{text}` is at an address that this page was not given", hint, text=_shown(text))
             found.append(_at(document, path, what))
-        if URL.match(text) and MASKED.search(text):
-            what = page_problem("`{text}` has `***` in place of a secret", "write the secret", text=_shown(text))
-            found.append(_at(document, path, what))
         folders = writable if words[-1:] in WRITTEN or _is_store(text) else readable
         if text.startswith(SCHEMA):
             outside = not is_allowed(text.removeprefix(SCHEMA), settings.base, readable)
@@ -102,7 +99,18 @@ def path_problems(document: JobDocument, settings: PageSettings, account: Accoun
             hint = "upload the file, or start the page with --data FOLDER"
             what = page_problem("`{text}` is not in a folder that this page may use", hint, text=_shown(text))
             found.append(_at(document, path, what))
-        elif is_incomplete(settings.base / text, settings.uploads):
+    return found
+
+
+def new_job_problems(document: JobDocument, settings: PageSettings, account: Account | None) -> list[Problem]:
+    """Returns those of `path_problems`, and what a job that has not begun lacks: secrets, and parts of uploads."""
+    found = path_problems(document, settings, account)
+    for path, value in _leaves(document.data):
+        text = value.strip() if isinstance(value, str) else ""
+        if URL.match(text) and MASKED.search(text):
+            what = page_problem("`{text}` has `***` in place of a secret", "write the secret", text=_shown(text))
+            found.append(_at(document, path, what))
+        elif text and is_incomplete(settings.base / text, settings.uploads):
             found.append(_at(document, path, incomplete(Path(text).name)))
     return found
 

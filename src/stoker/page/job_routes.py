@@ -21,7 +21,7 @@ from stoker.job.yaml_document import JobDocument
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_check import check_job_text, devices_of_job, devices_wanted, resolved_keys
 from stoker.page.job_keys import job_keys, recipe_text
-from stoker.page.job_paths import document_of, is_inside, path_problems, refuse
+from stoker.page.job_paths import document_of, is_inside, new_job_problems, path_problems, refuse
 from stoker.page.job_queue import ALIVE
 from stoker.page.page_error import PageError, bad_request, http_error, not_found, problem_json
 from stoker.page.routing import Page, in_thread, route
@@ -98,7 +98,7 @@ class _JobRoutes:
         text, name = text_of(body, "yaml"), text_of(body, "name", default="", most=200)
         account = account_of(request, "run")
         document = await run_in_threadpool(document_of, text)
-        refuse(path_problems(document, self.page.settings, account))
+        refuse(await run_in_threadpool(new_job_problems, document, self.page.settings, account))
         run, override = self._output(document, name)
         problems, answer = await check_job_text(self.page, text, account, overrides=override)
         if problems:
@@ -202,6 +202,8 @@ class _JobRoutes:
         if page.stops.has(path) and not now:
             hint = "wait for its step and checkpoint, or stop it at once with `now`"
             raise http_error(409, "{run} is stopping", hint, run=path.name)
+        if now:
+            page.stops.wait(path)
         process = holder_of(RunFolder(path))
         if process is not None:
             process.terminate()
@@ -209,7 +211,7 @@ class _JobRoutes:
             raise http_error(409, "{run} is not training here", run=path.name)
         asked = process or (alive[-1][1].process if alive else None)
         if asked is not None:
-            page.stops.add(path, asked)
+            page.stops.add(asked)
         page.audit.write(user, "stop", command=command, run=str(path))
         page.runs.forget()
         return {"command": command, "gone": not path.exists()}

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from stoker.page.guard import account_of, text_of
 from stoker.page.job_check import problem_of, written_job
-from stoker.page.job_paths import document_of, path_problems, refuse
+from stoker.page.job_paths import document_of, new_job_problems, path_problems, refuse
 from stoker.page.page_error import PageError, passed_on
 from stoker.page.routing import Page
 from stoker.page.run_view import job_text
@@ -31,7 +31,7 @@ class JobVerbs:
         text = text_of(body, "yaml")
         document = await run_in_threadpool(document_of, text)
         account = account_of(request, "run")
-        refuse(await run_in_threadpool(path_problems, document, self.page.settings, account))
+        refuse(await run_in_threadpool(new_job_problems, document, self.page.settings, account))
         return text
 
     async def of_run(self, request: Request) -> str:

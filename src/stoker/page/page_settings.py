@@ -10,6 +10,7 @@ from stoker.errors import Problem, UserError
 
 MIB = 1 << 20
 BODY = 8 * MIB  # bytes of a request in JSON
+STATE_PARTS = ("uploads", "queue", "actions", "jobs", "servers", "stopping")
 CHUNK = 64 * MIB  # bytes of one part of an upload
 SESSION_SECONDS = 12 * 3600
 
@@ -63,7 +64,7 @@ def state_folder(given: Path | None) -> Path:
         home = os.environ.get("XDG_STATE_HOME")
         folder = given or (Path(home) if home else Path("~/.local/state").expanduser()) / "stoker" / "page"
         folder = folder.resolve()
-        for part in (folder, *(folder / name for name in ("uploads", "queue", "actions", "jobs", "servers"))):
+        for part in (folder, *(folder / name for name in STATE_PARTS)):
             part.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
     except (OSError, RuntimeError) as error:

@@ -14,7 +14,7 @@ from stoker.page.metric_series import MetricSeries
 from stoker.runs.goodput import Goodput
 from stoker.runs.listing import state_of
 from stoker.runs.plan_record import read_comparison
-from stoker.runs.run_folder import RunFolder
+from stoker.runs.run_folder import ENDS, STARTS, RunFolder
 
 RECENT = 50  # steps that the median speed is computed over
 SLOW, VERY_SLOW = 1.25, 2.0  # measured over predicted step time; catalogue figures are not rated
@@ -23,6 +23,7 @@ GOOD, POOR = 0.85, 0.5  # productive share of the wall time
 YOUNG = 120.0  # seconds of a run within which starting up weighs too much to be judged
 LOST, MANY_LOST = 0.01, 0.1  # share of rows dropped
 FAULTS = ("fault", "hung", "node_lost", "rolled_back", "spike", "not_finite", "skipped", "alarm", "interrupted")
+KILLED = "health.faults.interrupted"
 Level = Literal["ok", "warn", "bad"]
 
 
@@ -118,12 +119,11 @@ def _goodput(split: Goodput | None) -> Health | None:
 
 def _faults(folder: RunFolder, events: list[dict[str, Any]]) -> Health:
     counts = Counter(str(event.get("event")) for event in events if event.get("event") in FAULTS)
-    last = next(
-        (str(e.get("event")) for e in reversed(events) if e.get("event") in ("failed", "started", "resumed")), ""
-    )
+    last = next((str(e.get("event")) for e in reversed(events) if e.get("event") in (*STARTS, "failed")), "")
     if last == "failed":
         return Health("faults", "bad", dict(counts), "health.faults.failed")
-    if state_of(folder, events) == "interrupted":
-        return Health("faults", "warn", dict(counts), "health.faults.interrupted")
+    end = next((e.get("event") for e in reversed(events) if e.get("event") in ENDS), "")
+    if end != "interrupted" and state_of(folder, events) == "interrupted":  # no event says so
+        return Health("faults", "warn", dict(counts), KILLED)
     level: Level = "warn" if counts else "ok"
     return Health("faults", level, dict(counts), f"health.faults.{level}")

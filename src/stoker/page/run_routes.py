@@ -28,6 +28,7 @@ from stoker.page.metric_series import AXES, Axis
 from stoker.page.page_error import PageError, bad_request, not_found
 from stoker.page.removed_runs import removed_runs
 from stoker.page.routing import PING, Page, event, in_thread, route, stream
+from stoker.page.run_health import KILLED
 from stoker.page.run_index import id_of, is_run_file
 from stoker.page.run_view import short_event
 from stoker.page.stage_views import WAITING, stages_below
@@ -115,6 +116,8 @@ class _RunRoutes:
         run = Path(summary["folder"])
         queued = self.page.queue.of_run(run)
         status = summary["status"] if queued is None else _status(summary, queued[1])
+        if status in ("queued", "starting") and "health" in summary:  # it goes on by itself
+            summary = summary | {"health": [each for each in summary["health"] if each["key"] != KILLED]}
         return summary | {"status": status, "stopping": self.page.stops.has(run)}
 
     def metrics(self, request: Request) -> Any:
@@ -260,13 +263,16 @@ def _without_run(entry: QueuedJob, process: DetachedProcess) -> dict[str, Any]:
 def _progress(stages: list[dict[str, Any]], process: DetachedProcess) -> dict[str, Any]:
     """Returns the status of a job with stages of which some have begun, and how many are done."""
     found = [stage["status"] for stage in stages]
-    if process.state in ALIVE:
+    if process.state in ALIVE or "running" in found:  # a job may also go on in a terminal
         status = "running"
-    elif process.code == 0:
+    elif process.code == 0 or set(found) == {"done"}:
         status = "done"
+    elif "stopped" in found and "failed" not in found:
+        status = "stopped"
     else:
-        status = "stopped" if "stopped" in found and "failed" not in found else "failed"
-    return {"status": status, "step": found.count("done"), "steps": len(found)}
+        status = "interrupted" if process.state == "lost" and "failed" not in found else "failed"
+    error = {} if status == "failed" else {"error": ""}
+    return {"status": status, "step": found.count("done"), "steps": len(found), **error}
 
 
 def _part(path: Path, offset: int) -> tuple[str, int]:

@@ -20,18 +20,17 @@ from starlette.routing import Route
 
 from stoker.files import no_link, replace_file
 from stoker.job.shorthand import expand_shorthands
-from stoker.page.accounts import Account
 from stoker.page.answer_views import chosen_steps, evaluation_figures, rollouts
 from stoker.page.edit_job import apply_edits
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_check import devices_of_job
-from stoker.page.job_paths import document_of, is_inside, path_problems, refuse
+from stoker.page.job_paths import document_of, is_inside, new_job_problems, path_problems, refuse
 from stoker.page.job_routes import shown_path, slug
 from stoker.page.mask_secrets import mask_secrets
-from stoker.page.page_error import bad_request, http_error, not_found, passed_on
+from stoker.page.page_error import PageError, bad_request, http_error, not_found, passed_on
 from stoker.page.removed_runs import place_aside, put_aside, put_back, removed_runs
 from stoker.page.routing import Page, in_thread, route
-from stoker.page.run_index import id_of
+from stoker.page.run_index import id_of, is_run_file
 from stoker.page.run_verb import command_of
 from stoker.page.run_view import job_text
 from stoker.runs.evaluations import read_evaluations
@@ -120,22 +119,23 @@ class _RunTools:
     async def fork(self, request: Request) -> Any:
         """Forks a run: returns its job for editing, or starts a copy from the newest checkpoint."""
         body = await read_object(request)
-        folder = await run_in_threadpool(self.page.run_of, request)
         start = text_of(body, "from", default="job", most=20)
         if start not in ("job", "newest"):
             raise bad_request("`from` must be `job` or `newest`")
+        folder, job = await run_in_threadpool(self._forked, request, start)
         given = text_of(body, "name", default="", most=200)
         name = slug(given) if given else self._free_name(folder)
-        text = text_of(body, "yaml", default=job_text(folder))
+        text = text_of(body, "yaml", default=job_text(folder) if job == folder.job else job.read_text("utf-8"))
         text = _OUTPUT.sub("", text)
         if start == "job":
             text = await run_in_threadpool(_without_store, text)
-            if not await run_in_threadpool(self._may_read_secrets, folder, account_of(request)):
+            if not account_of(request).may("admin"):
                 text = mask_secrets(text)
-            return {"yaml": text, "name": name, "command": f"cp {shlex.quote(str(folder.job))} {name}.yaml"}
+            return {"yaml": text, "name": name, "command": f"cp {shlex.quote(str(job))} {name}.yaml"}
         account = account_of(request, "run")
-        trusted = account if "yaml" in body else None  # a run's own job does not decide that code may run
-        refuse(await run_in_threadpool(lambda: path_problems(document_of(text), self.page.settings, trusted)))
+        is_own = "yaml" not in body  # a run's own job does not decide that code may run, and its uploads were read
+        trusted, problems_of = (None, path_problems) if is_own else (account, new_job_problems)
+        refuse(await run_in_threadpool(lambda: problems_of(document_of(text), self.page.settings, trusted)))
         if await run_in_threadpool(_without_store, text) != text:
             what = "the checkpoints of {run} are in `{key}`, not in its folder"
             raise http_error(409, what, "fork its job, which starts at step 0", run=folder.path.name, key=STORE)
@@ -145,16 +145,24 @@ class _RunTools:
         devices = await devices_of_job(self.page, text, trusted)
         return await run_in_threadpool(self._copy, folder, to, text, account, devices)
 
+    def _forked(self, request: Request, start: str) -> tuple[RunFolder, Path]:
+        """Returns the run that is forked, and its job; for editing, also a job of the queue that has no run itself."""
+        try:
+            folder = self.page.run_of(request)
+            return folder, folder.job
+        except PageError:
+            for entry, _ in reversed(self.page.queue.entries() if start == "job" else ()):
+                run, job = Path(entry.run), Path(entry.job)
+                is_it = id_of(run) == request.path_params["id"] and is_inside(run, self.page.settings.runs)
+                if is_it and is_run_file(job):
+                    return RunFolder(run), job
+            raise
+
     def _free_name(self, folder: RunFolder) -> str:
         """Returns the first name ``RUN-fork``, ``RUN-fork-2`` ... that no run has."""
         first = slug(f"{folder.path.name}-fork")
         names = itertools.chain([first], (f"{first}-{number}" for number in itertools.count(2)))
         return next(name for name in names if not (self.page.settings.runs[0] / name).exists())
-
-    def _may_read_secrets(self, folder: RunFolder, account: Account) -> bool:
-        """Returns whether a user may read passwords in a run's job: its author, and an admin."""
-        queued = self.page.queue.of_run(folder.path)
-        return account.may("admin") or (queued is not None and queued[0].user == account.name)
 
     def _copy(self, folder: RunFolder, to: Path, text: str, account: Any, devices: int) -> Any:
         page, base, name = self.page, self.page.settings.base, to.name

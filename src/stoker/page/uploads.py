@@ -105,6 +105,10 @@ class Uploads:
         """Bytes that have come."""
         return self.path(upload).stat().st_size
 
+    def is_whole(self, upload: Upload) -> bool:
+        """Returns whether all of a file has come; rows may have been appended to it since."""
+        return self.offset(upload) >= upload.size
+
     def all(self) -> list[Upload]:
         """Returns all uploads, the newest first; those whose record or file is broken are left out."""
         found = []
@@ -183,7 +187,7 @@ class Uploads:
         Raises:
             PageError: a row does not exist, or the upload is incomplete.
         """
-        if self.offset(upload) != upload.size:
+        if not self.is_whole(upload):
             raise http_error(409, "the upload is incomplete")
         stem = _cut(re.sub(r"(-v\d+)?(\.[A-Za-z]+)+$", "", upload.name), LONGEST_NAME - VERSION)
         number = 2 + sum(each.parent != "" and each.name.startswith(f"{stem}-v") for each in self.all())
@@ -226,8 +230,8 @@ class Uploads:
 
     def as_json(self, upload: Upload) -> dict[str, Any]:
         """Returns an upload in the API's form; ``path`` is its path in a job."""
-        offset = self.offset(upload)
-        return {**asdict(upload), "offset": offset, "done": offset == upload.size, "path": str(self.path(upload))}
+        done, path = self.is_whole(upload), str(self.path(upload))
+        return {**asdict(upload), "offset": self.offset(upload), "done": done, "path": path}
 
     def put_aside(self, upload: Upload) -> tuple[Path, Path]:
         """Removes an upload from the list; returns its folder, and the one to which its file was moved."""
@@ -286,7 +290,7 @@ def is_incomplete(path: Path, folder: Path) -> bool:
         upload = uploads.find(parts[0]) if len(parts) == 2 else None
     except (OSError, RuntimeError, ValueError, PageError):
         return False
-    return upload is not None and upload.name == parts[1] and uploads.offset(upload) != upload.size
+    return upload is not None and upload.name == parts[1] and not uploads.is_whole(upload)
 
 
 def _columns(value: Any) -> Any:

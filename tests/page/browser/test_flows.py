@@ -64,6 +64,13 @@ def test_what_is_typed_stays_when_an_answer_comes(view: View) -> None:
     page.keyboard.press("Tab")
     expect(page.locator("#yaml")).to_have_value(re.compile("lr: 0.0005"))
     expect(rate).to_have_value("0.0005")
+    expect(page.locator("#start-training")).to_be_enabled()
+    rate.fill("-1")
+    rate.press("Tab")
+    expect(page.locator(".field.wrong", has=rate)).to_be_visible()
+    expect(rate).to_have_value("-1")
+    page.locator("#yaml").fill(page.locator("#yaml").input_value().replace("lr: -1", "lr: 0.0005"))
+    expect(rate).to_have_value("0.0005")
 
 
 def test_a_mistake_is_shown_at_its_line_and_its_field(view: View) -> None:

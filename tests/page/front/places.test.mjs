@@ -5,7 +5,7 @@ import test from "node:test";
 import { splitEvents } from "../../../src/stoker/page/static/api.js";
 import { columns } from "../../../src/stoker/page/static/chain.js";
 import { lossesLine, quoted, startLine, stopLine } from "../../../src/stoker/page/static/commands.js";
-import { differences, newestOf, verdict } from "../../../src/stoker/page/static/compare.js";
+import { dataName, differences, newestOf, verdict } from "../../../src/stoker/page/static/compare.js";
 import { isOf, written } from "../../../src/stoker/page/static/data.js";
 import { setGlossary } from "../../../src/stoker/page/static/glossary.js";
 import { t, useTable } from "../../../src/stoker/page/static/i18n.js";
@@ -21,9 +21,9 @@ import { answerTo, filling, joined, meanLoss, measuredWords, paired, shownWords,
 import { bars, place, totals } from "../../../src/stoker/page/static/communication.js";
 import { heat, measured, spanOf, visible } from "../../../src/stoker/page/static/tokens.js";
 import { newestAction } from "../../../src/stoker/page/static/doing.js";
-import { Table } from "../../../src/stoker/page/static/ui.js";
+import { Table, whenShown } from "../../../src/stoker/page/static/ui.js";
 import { matching } from "../../../src/stoker/page/static/train.js";
-import { evaluationOptions, hasAdapter, messagesOf, sidesOf, talkOf } from "../../../src/stoker/page/static/use.js";
+import { evaluationOptions, hasAdapter, isTakenBack, messagesOf, sidesOf, talkOf } from "../../../src/stoker/page/static/use.js";
 
 test("a field's text means what YAML would read", () => {
   for (const [text, value] of [["5e-4", 5e-4], ["8", 8], ["-1.5", -1.5], ["true", true], ["", null], ["lora", "lora"], ["[1, 2]", [1, 2]], ["{x", "{x"], ["1 000", "1 000"]]) assert.deepEqual(meant(text), value, text);
@@ -297,4 +297,39 @@ test("names, runs, clusters, sides and the rail", () => {
   assert.deepEqual(standing("data", { yaml: "" }), { blocked: "rail.no_job" });
   assert.deepEqual(standing("data", { yaml: "x", audited: true }), { done: true });
   assert.deepEqual(standing("use", { run: "" }), { blocked: "rail.no_run" });
+});
+
+test("a job that another tab types is asked about once it is still, in a tab that is shown", async () => {
+  const still = () => new Promise((done) => setTimeout(done, 30));
+  const tab = (globalThis.document = Object.assign(new EventTarget(), { hidden: false }));
+  const asked = [];
+  let cancel = () => {};
+  for (const text of ["a", "ab", "abc"]) {
+    cancel();
+    cancel = whenShown(() => asked.push(text), 10);
+  }
+  await still();
+  assert.deepEqual(asked, ["abc"]);
+  cancel();
+  tab.hidden = true;
+  cancel = whenShown(() => asked.push("abcd"), 10);
+  await still();
+  assert.deepEqual(asked, ["abc"]);
+  tab.hidden = false;
+  tab.dispatchEvent(new Event("visibilitychange"));
+  assert.deepEqual(asked, ["abc", "abcd"]);
+  cancel();
+  tab.dispatchEvent(new Event("visibilitychange"));
+  assert.deepEqual(asked, ["abc", "abcd"]);
+  delete globalThis.document;
+});
+
+test("a question comes back where a side failed, not where a model has nothing to say", () => {
+  const [said, failed] = [{ status: "fulfilled" }, { status: "rejected" }];
+  assert.deepEqual([isTakenBack(false, [said, said]), isTakenBack(false, [said, failed]), isTakenBack(true, [said, failed])], [false, true, false]);
+});
+
+test("the rows of an evaluation have the name of their file, or are the held-out ones", () => {
+  useTable("zh", { "use.eval_held_out": "HELD" });
+  assert.deepEqual(["held out", null, "data/rows.jsonl"].map(dataName), ["HELD", "HELD", "rows.jsonl"]);
 });

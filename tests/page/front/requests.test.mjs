@@ -26,6 +26,29 @@ test("a change after the end of its session is made in a new one", async () => {
   }
 });
 
+test("two changes at the end of a session share a new one, also where one is refused after it has begun", async () => {
+  useToken("old");
+  const asked = server("new");
+  assert.deepEqual(await Promise.all([post("/api/x"), post("/api/y")]), [{ done: true }, { done: true }]);
+  assert.equal(asked.filter((one) => one === "GET /api/me").length, 1);
+  useToken("old");
+  const late = server("new");
+  const atOnce = globalThis.fetch;
+  let refuse = () => {};
+  const refused = new Promise((done) => (refuse = done));
+  let isFirst = true;
+  globalThis.fetch = async (path, options) => {
+    const found = await atOnce(path, options);
+    if (path === "/api/y" && isFirst) await ((isFirst = false), refused);
+    return found;
+  };
+  const slow = post("/api/y");
+  await post("/api/x");
+  refuse();
+  assert.deepEqual(await slow, { done: true });
+  assert.equal(late.filter((one) => one === "GET /api/me").length, 1);
+});
+
 test("what is refused for another reason is asked once", async () => {
   useToken("same");
   const asked = [];

@@ -34,20 +34,24 @@ async function reach(path, options) {
   }
 }
 
-/** Asks for the session's CSRF token, which begins a session where none is asked for; whether it is another one. */
-async function isRenewed() {
-  const [before, answer] = [csrf, await reach("/api/me")];
+/** Asks for the session's CSRF token, which begins a session where none is asked for. */
+async function renew() {
+  const answer = await reach("/api/me");
   if (answer.status === 401) signedOut();
   if (answer.ok) csrf = (await answer.json()).csrf;
-  return csrf !== before;
 }
+
+let renewing = null; // one renewal at a time: each would begin a session of its own
 
 /** The server's answer; once more where the session had ended meanwhile, or another tab had begun one. */
 async function send(method, path, { headers = {}, ...more }) {
+  const sent = csrf;
   const ask = () => reach(path, { method, headers: method === "GET" ? headers : { ...headers, "X-Stoker-CSRF": csrf }, ...more });
   const answer = await ask();
   const isOver = answer.status === 401 || (answer.status === 403 && method !== "GET");
-  return isOver && !["/api/me", "/api/login"].includes(path) && (await isRenewed()) ? ask() : answer;
+  if (!isOver || ["/api/me", "/api/login"].includes(path)) return answer;
+  if (csrf === sent) await (renewing ??= renew().finally(() => (renewing = null)));
+  return csrf === sent ? answer : ask();
 }
 
 async function request(method, path, { query, body, raw, signal } = {}) {

@@ -32,6 +32,9 @@ export function verdict({ low, high, rows, significant }, higher = true) {
 /** Of comparisons, the oldest first, the newest of each pair, metric and data. */
 export const newestOf = (all) => [...new Map(all.map((one) => [JSON.stringify([one.run, one.against, one.metric, one.data]), one])).values()];
 
+/** The name of the rows that an evaluation is over; no path is one of the job's held-out rows. */
+export const dataName = (path) => (!path || path === "held out" ? t("use.eval_held_out") : path.split("/").pop());
+
 function Judged({ runs }) {
   const [found, set] = useState(null);
   const [error, setError] = useState(null);
@@ -54,7 +57,7 @@ function Judged({ runs }) {
   return html`<h2><${Term} id="interval" label=${t("compare.evaluations")} /></h2>
     ${differs.map((one) => {
       const said = verdict(one, one.higher ?? true);
-      return html`<p class="note" key=${`${one.run} ${one.against} ${one.metric} ${one.data}`}><strong>${t(said.key, { a: one.against, b: one.run ?? runs[1]?.name, low: said.least, high: said.most, n: said.rows, metric: one.metric })}</strong> <span class="hint">${t("compare.measured", { step: one.step ?? "–", data: one.data?.split("/").pop() ?? t("use.eval_held_out"), time: time(one.time) })}</span></p>`;
+      return html`<p class="note" key=${`${one.run} ${one.against} ${one.metric} ${one.data}`}><strong>${t(said.key, { a: one.against, b: one.run ?? runs[1]?.name, low: said.least, high: said.most, n: said.rows, metric: one.metric })}</strong> <span class="hint">${t("compare.measured", { step: one.step ?? "–", data: dataName(one.data), time: time(one.time) })}</span></p>`;
     })}
     <${Table} name=${t("compare.evaluations")} head=${[t("compare.metric"), ...runs.map((run) => run.name)]} empty=${t("compare.no_evaluations")} rows=${names.map((name) => [name.replace("\t", " "), ...found.map((list) => cell(list, name))])} />
     ${runs.length > 1 && html`<p class="hint">${t("compare.how")}</p><${Command} line=${evalLine(runs[1], ["--against", runs[0].folder])} />`}`;

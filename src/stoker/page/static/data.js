@@ -7,8 +7,8 @@ import { bytes, number, percent, t, time } from "./i18n.js";
 import { LogAudit } from "./log_audit.js";
 import { link } from "./router.js";
 import { Order, Packed, RowList, hasTokens } from "./rows.js";
-import { remember, rememberJob, useSession } from "./session.js";
-import { Action, Command, Empty, Loaded, Problem, Said, Table, Tabs, Waiting } from "./ui.js";
+import { SETTLED, remember, rememberJob, session, useSession } from "./session.js";
+import { Action, Command, Empty, Loaded, Problem, Said, Table, Tabs, Waiting, useSettled } from "./ui.js";
 import { DATA_FILES, Drop } from "./upload.js";
 
 const PAGE = { rows: 50, packed: 10 }; // sequences asked for at once
@@ -92,7 +92,7 @@ const Lengths = ({ histogram }) => {
 function Audit({ yaml }) {
   const { data, error, busy } = useAnswer("/api/audit", { yaml });
   useEffect(() => {
-    if (data?.ok) remember({ audited: true });
+    if (data?.ok && session().yaml === yaml) remember({ audited: true });
   }, [data]);
   if (busy) return html`<${Waiting} what=${t("data.auditing")} />`;
   if (error) return html`<${Problem} error=${error} />`;
@@ -232,17 +232,18 @@ function Rows({ yaml, file, packed }) {
 
 export default function Data({ route }) {
   const state = useSession();
-  const tab = route.tab || (state.yaml ? "audit" : "files");
-  const task = /^task:\s*["']?(\w+)/m.exec(state.yaml)?.[1];
+  const yaml = useSettled(state.yaml, SETTLED);
+  const tab = route.tab || (yaml ? "audit" : "files");
+  const task = /^task:\s*["']?(\w+)/m.exec(yaml)?.[1];
   const tabs = ["files", "audit", ...(hasTokens(task) ? ["rows"] : [])].map((name) => [name, t(`data.tab.${name}`)]);
   return html`<h1>${t("place.data")}</h1>
     <${Tabs} items=${tabs} current=${tab} name=${t("place.data")} />
     ${tab === "files"
       ? html`<${Files} />`
-      : !state.yaml
+      : !yaml
         ? html`<${Empty} title=${t("job.none")} text=${t("job.none_text")}><a class="button primary" href=${link({ place: "start", run: "" })}>${t("job.pick_recipe")}</a><//>`
         : tab === "rows"
-          ? html`<${Rows} yaml=${state.yaml} file=${state.file} packed=${route.query.packed === "1"} />`
-          : html`<${Audit} yaml=${state.yaml} />`}
-    ${state.yaml && tab !== "files" && html`<div class="actions"><a class="button" href=${link({ place: "start", run: "job", tab: "" })}>${t("data.back")}</a><a class="button primary" href=${link({ place: "plan", run: "", tab: "" })}>${t("data.next")}</a></div>`}`;
+          ? html`<${Rows} yaml=${yaml} file=${state.file} packed=${route.query.packed === "1"} />`
+          : html`<${Audit} yaml=${yaml} />`}
+    ${yaml && tab !== "files" && html`<div class="actions"><a class="button" href=${link({ place: "start", run: "job", tab: "" })}>${t("data.back")}</a><a class="button primary" href=${link({ place: "plan", run: "", tab: "" })}>${t("data.next")}</a></div>`}`;
 }

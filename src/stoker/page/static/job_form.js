@@ -64,7 +64,7 @@ function Key({ item, resolved, problems, onChange }) {
         ${value === "" && html`<option value=""></option>`}
         ${choices.map((choice) => html`<option key=${choice} value=${choice}>${choice}</option>`)}
       </select>`
-    : html`<${Text} id=${id} value=${value} onChange=${set} aria-invalid=${Boolean(wrong)} aria-describedby=${`${id}-about`} spellcheck=${false} />`;
+    : html`<${Text} id=${id} value=${value} onChange=${set} isKept=${true} isWrong=${Boolean(wrong)} aria-invalid=${Boolean(wrong)} aria-describedby=${`${id}-about`} spellcheck=${false} />`;
   return html`<div class=${wrong ? "field wrong" : "field"}>
     <label for=${id}>${label} ${label !== item.path && html`<code>${item.path}</code>`}</label>
     ${control}

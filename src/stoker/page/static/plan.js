@@ -7,9 +7,9 @@ import { html, useEffect, useState } from "./html.js";
 import { bytes, duration, gib, number, percent, t } from "./i18n.js";
 import { meant } from "./job_form.js";
 import { go, link } from "./router.js";
-import { remember, rememberJob, useSession } from "./session.js";
+import { SETTLED, remember, rememberJob, session, useSession } from "./session.js";
 import { Timeline } from "./timeline.js";
-import { Action, Command, Empty, Field, Problem, Said, Table, Waiting, useLater } from "./ui.js";
+import { Action, Command, Empty, Field, Problem, Said, Table, Waiting, useLater, useSettled } from "./ui.js";
 
 const COLOURS = 8;
 const word = (group, name) => {
@@ -192,7 +192,7 @@ export function Answered({ answer, yaml }) {
 function Planned({ yaml, on }) {
   const { data, error, busy } = useAnswer("/api/plan", { yaml, on });
   useEffect(() => {
-    if (data && fits(data)) remember({ planned: true });
+    if (data && fits(data) && session().yaml === yaml) remember({ planned: true });
   }, [data]);
   if (busy) return html`<${Waiting} what=${t("plan.planning")} />`;
   if (error) return html`<${Problem} error=${error} />`;
@@ -201,11 +201,12 @@ function Planned({ yaml, on }) {
 
 export default function Plan({ route }) {
   const state = useSession();
+  const yaml = useSettled(state.yaml, SETTLED);
   const device = route.query.device ?? "local";
   const [devices, setDevices] = useState(wholeNodes(Number(route.query.devices ?? 1)));
   const [kind, setKind] = useState(device);
   useLater(() => go({ query: { devices: kind === "local" ? null : devices, device: kind === "local" ? null : kind } }, { replace: true }), 400, [devices, kind]);
-  if (!state.yaml) {
+  if (!yaml) {
     return html`<h1>${t("place.plan")}</h1><${Empty} title=${t("job.none")} text=${t("job.none_text")}><a class="button primary" href=${link({ place: "start", run: "" })}>${t("job.pick_recipe")}</a><//>`;
   }
   const place = SIZES.findIndex((size) => size >= devices);
@@ -220,8 +221,8 @@ export default function Plan({ route }) {
         <input id="devices-n" type="range" min="0" max=${SIZES.length - 1} value=${place < 0 ? SIZES.length - 1 : place} aria-valuetext=${devices} disabled=${kind === "local" || isFile(kind)} onInput=${(event) => setDevices(SIZES[event.target.value])} />
       <//>
     </div>
-    <${Planned} key=${`${on}${state.yaml}`} yaml=${state.yaml} on=${on} />
-    <${Stages} yaml=${state.yaml} />
+    <${Planned} key=${`${on}${yaml}`} yaml=${yaml} on=${on} />
+    <${Stages} yaml=${yaml} />
     ${state.run && html`<section class="panel"><h2>${t("plan.against", { name: state.run })}</h2><${Measured} run=${state.run} /></section>`}
     <div class="actions"><a class="button primary" href=${link({ place: "start", run: "job", tab: "" })}>${t("plan.back")}</a></div>`;
 }

@@ -100,8 +100,7 @@ function Stacks({ path }) {
 function JobText({ run, path }) {
   const edit = async () => {
     const name = `${run.name}-2`;
-    const hasRun = run.number === undefined; // else it has not begun, and its job is in the queue
-    replaceJob(hasRun ? await post(`${path}/fork`, { from: "job", name }) : { yaml: run.job, name });
+    replaceJob(await post(`${path}/fork`, { from: "job", name }));
     go({ place: "start", run: "job", tab: "" });
   };
   return html`${!isReport() && html`<${Action} label=${t("run.edit_copy")} onPress=${edit} />`}<pre class="log" tabindex="0" aria-label=${t("job.yaml")}>${run.job}</pre>`;

@@ -52,6 +52,8 @@ export function useSession() {
   return value;
 }
 
+export const SETTLED = 1000; // ms without a change after which a job is asked about that another tab may be typing
+
 /** Light, dark or as the system says. */
 export function applyTheme(theme) {
   if (typeof document === "undefined") return;

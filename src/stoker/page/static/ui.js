@@ -122,10 +122,21 @@ export const Tabs = ({ items, current, name }) =>
 export const Field = ({ id, label, hint, children }) =>
   html`<div class="field"><label for=${id}>${label}</label>${children}${hint && html`<p class="hint" id=${`${id}-hint`}>${hint}</p>`}</div>`;
 
-/** A text field: what is typed stays while it has the focus, whatever is drawn meanwhile. `onChange` as of an input. */
-export function Text({ value, ...rest }) {
+/**
+ * A text field: what is typed stays while it has the focus, whatever is drawn meanwhile. `onChange` as of an input.
+ * With `isKept` it stays also afterwards, until the value changes or is no longer wrong.
+ */
+export function Text({ value, isKept = false, isWrong = false, ...rest }) {
   const [typed, type] = useState(null);
-  return html`<input ...${rest} value=${typed ?? value} onInput=${(event) => type(event.target.value)} onBlur=${() => type(null)} />`;
+  const hasFocus = useRef(false);
+  useEffect(() => {
+    if (!hasFocus.current && !isWrong) type(null);
+  }, [value, isWrong]);
+  const leave = () => {
+    hasFocus.current = false;
+    if (!isKept || typed === String(value)) type(null);
+  };
+  return html`<input ...${rest} value=${typed ?? value} onInput=${(event) => type(event.target.value)} onFocus=${() => (hasFocus.current = true)} onBlur=${leave} />`;
 }
 
 /** A status as a word with a sign; never by colour alone. */
@@ -148,6 +159,24 @@ export const Table = ({ name, head, rows, empty, keys }) =>
     </table>
     ${!rows.length && empty && html`<p class="hint">${empty}</p>`}
   </div>`;
+
+/** Calls a function after `wait` ms, or where the tab is hidden as soon as it is shown; returns what cancels it. */
+export function whenShown(action, wait) {
+  const look = () => document.hidden || action();
+  const timer = setTimeout(look, wait);
+  document.addEventListener("visibilitychange", look);
+  return () => {
+    clearTimeout(timer);
+    document.removeEventListener("visibilitychange", look);
+  };
+}
+
+/** A value as it was when nothing had changed for `wait` ms in a tab that is shown; the first one at once. */
+export function useSettled(value, wait) {
+  const [settled, set] = useState(value);
+  useEffect(() => (value === settled ? undefined : whenShown(() => set(value), wait)), [value, settled]);
+  return settled;
+}
 
 /** Calls a function when nothing has changed for `wait` ms. */
 export function useLater(action, wait, inputs) {

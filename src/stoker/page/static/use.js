@@ -21,6 +21,9 @@ export const messagesOf = (turns, at, text) => [
   { role: "user", content: text },
 ];
 
+/** Whether a question comes back into its field: nothing was answered, as a side failed or was stopped. An answer may be empty. */
+export const isTakenBack = (hasAnswer, done) => !hasAnswer && done.some((one) => one.status === "rejected");
+
 /** Whether a run of some keys has something to switch off, so that its model answers without its tuning. */
 export const hasAdapter = (keys) => (keys?.["tune.method"] ?? keys?.tune ?? "full") !== "full";
 
@@ -66,7 +69,7 @@ function Chat({ runs, ids, route }) {
     const done = await Promise.allSettled(sides.map((side, i) => answer(side, i, history)));
     const failed = done.find((one) => one.status === "rejected" && one.reason.name !== "AbortError");
     if (failed) setError(failed.reason);
-    if (!came.current) {
+    if (isTakenBack(came.current, done)) {
       set(history);
       write((now) => now || text);
     }
@@ -170,9 +173,10 @@ function Done() {
     <${Loaded} of=${found}>${({ actions }) => html`<${Table} name=${t("use.tab.actions")} head=${[t("run.when"), t("run.status"), t("ui.command"), ""]} empty=${t("use.no_actions")} keys=${actions.map((one) => one.id)} rows=${actions.map((one) => [time(one.begun ?? one.time), html`<${Status} status=${one.status} />`, html`<${Command} line=${one.command} />`, html`<${Output} one=${one} onStop=${found.again} />`])} />`}<//>`;
 }
 
-/** A run that there is no more is forgotten. */
+/** A run that there is no more is forgotten; a job with stages stays, which has a page but no model of its own. */
 function Unknown({ name }) {
-  useEffect(() => remember({ run: "" }), [name]);
+  const { error } = useGet(`/api/runs/${encodeURIComponent(name)}`);
+  useEffect(() => void (error?.status === 404 && remember({ run: "" })), [error]);
   return html`<p class="problem" role="alert">${t("use.unknown", { name })}</p>`;
 }
 
