@@ -13,7 +13,9 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -27,6 +29,7 @@ from stoker.checkpoint.gather import gather_whole
 from stoker.checkpoint.memory_restore import steps_in_memory
 from stoker.checkpoint.object_collectives import rank
 from stoker.checkpoint.retention import Keep
+from stoker.checkpoint.save_plan import SPARE, make_write_plan
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.shm_buffers import copies_in, forget_copies
 from stoker.checkpoint.snapshots import Snapshots
@@ -249,6 +252,43 @@ def test_a_copy_that_memory_has_no_room_for_leaves_the_one_before(
         saver.close()
 
 
+def test_once_there_is_room_again_a_copy_is_made_while_the_other_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with shared_memory(tmp_path) as shared:
+        saver = saver_of(tmp_path)
+        saver.remember(state(5))
+        with monkeypatch.context() as patch:
+            patch.setattr(shm_buffers, "allocate", full)
+            saver.remember(state(6))
+        snapshots = saver.snapshots
+        assert snapshots is not None and snapshots.agreement is not None and snapshots.agreement.slots == 1
+        snapshots.pending = SimpleNamespace(slot=snapshots.free())  # type: ignore[assignment]
+        monkeypatch.setattr(snapshots, "answer", lambda kind, timeout: None)  # it is being written
+        more = state(7)
+        assert snapshots.take(State(7, {**more.tensors, "model/c": torch.ones(3)}, more.numbers))
+        assert sorted(copy.step for copy in copies_in(shared.path)) == [5, 7]
+        snapshots.pending = None
+        saver.close()
+
+
+def test_of_two_copies_of_the_newest_step_the_next_node_needs_one(tmp_path: Path) -> None:
+    with shared_memory(tmp_path) as shared:
+        saver = saver_of(tmp_path)
+        for _ in range(2):
+            saver.remember(state(5))
+        (shared.path / NEIGHBOUR).touch()
+        headers = list(shared.path.glob("rank-0/slot-?.json"))
+        assert len(headers) == 2
+        for header in headers:
+            (shared.path / f"{SENT}0").write_text(stamp_of(header))
+            assert saver.snapshots is not None and saver.snapshots.is_safe()
+        saver.close()
+
+
 def test_a_copy_is_safe_if_the_next_node_has_the_newest_one_by_any_clock(tmp_path: Path) -> None:
     with shared_memory(tmp_path) as shared:
         saver = saver_of(tmp_path)
@@ -269,6 +309,34 @@ def test_what_fewer_processes_leave_unused_is_given_back(tmp_path: Path, pool: P
         pool.run(remember, tmp_path, [1], world=4)
         pool.run(remember, tmp_path, [2], world=2)
         assert sorted(path.name for path in shared.path.glob("rank-*")) == ["rank-0", "rank-1"]
+
+
+@pytest.mark.parametrize(("times", "slots"), [(1.5, 2), (0.5, 0)])
+def test_memory_that_former_ranks_hold_counts_as_room(
+    times: float, slots: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first copy replaces those of former ranks; without room for it, a checkpoint does."""
+    with shared_memory(tmp_path) as shared:
+        length = make_write_plan(state(1).held, None).length
+        former = [shared.path / f"rank-{number}" / "slot-0" for number in (1, 2)]
+        for path in former:
+            path.parent.mkdir()
+            path.write_bytes(bytes(length))
+
+        def free() -> SimpleNamespace:
+            held = sum(path.stat().st_size for path in shared.path.glob("rank-*/slot-?"))
+            return SimpleNamespace(available=((2 + times) * length - held) / SPARE + 1)
+
+        monkeypatch.setattr(psutil, "virtual_memory", free)
+        saver = saver_of(tmp_path)
+        snapshots = saver.snapshots
+        assert snapshots is not None and snapshots.agreed(state(1).held).slots == slots
+        saver.remember(state(1))
+        assert any(path.exists() for path in former) == (not slots)
+        saver.save(state(1), Keep(2))
+        assert not any(path.exists() for path in former)
+        assert snapshots.agreed(state(1).held).slots == 2
+        saver.close()
 
 
 def test_without_a_supervisor_there_are_no_copies(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import errno
 import hashlib
+import os
 import random
 import signal
 import subprocess
@@ -435,3 +436,30 @@ def test_a_full_disk_does_not_fail_a_run_whose_objects_are_here(
 
     monkeypatch.setattr(object_cache, fails, full)
     assert cache.version(f"{origin.url}/x").url == f"{origin.url}/x"
+    monkeypatch.setattr(OriginStore, "version", _unreachable)
+    assert fetched(cache, f"{origin.url}/x") == data
+
+
+def test_a_read_only_disk_does_not_fail_a_run_whose_objects_are_here(
+    origin: CountingOrigin, cache: NodeCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin.objects["x"] = data = random_bytes(1000)
+    assert fetched(cache, f"{origin.url}/x") == data
+    monkeypatch.setattr(object_cache, "FRESH", -1.0)
+    opened = os.open
+
+    def read_only(path: str | Path, flags: int, *args: int) -> int:
+        if flags & (os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, "Read-only file system")
+        return opened(path, flags, *args)
+
+    def refuses(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "open", read_only)
+    monkeypatch.setattr(object_cache, "replace_file", refuses)
+    assert fetched(cache, f"{origin.url}/x") == data
+    monkeypatch.setattr(OriginStore, "version", _unreachable)
+    assert fetched(cache, f"{origin.url}/x") == data
+    with pytest.raises(RunFailed, match="the cache cannot be written: Read-only file system"):
+        cache.fetch(RemoteObject(f"{origin.url}/y", ObjectVersion(1)))

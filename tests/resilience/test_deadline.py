@@ -35,3 +35,19 @@ def test_the_deadline_is_kept_where_standard_error_cannot_be_written(errors: str
         writes = os.open("/dev/full", os.O_WRONLY)
     ended = subprocess.run([sys.executable, "-c", ENDS], stderr=writes, check=False, timeout=25)
     assert ended.returncode == 99
+
+
+def test_the_deadline_is_kept_where_no_thread_can_be_started() -> None:
+    broken = """
+import threading
+start, count = threading.Thread.start, 0
+def refuses(thread):
+    global count
+    count += 1
+    if count > 1:
+        raise RuntimeError("can't start new thread")
+    start(thread)
+threading.Thread.start = refuses
+"""
+    ended = subprocess.run([sys.executable, "-c", broken + ENDS], capture_output=True, check=False, timeout=25)
+    assert ended.returncode == 99

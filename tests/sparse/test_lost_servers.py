@@ -225,7 +225,7 @@ def test_a_server_that_is_lost_during_a_load_ends_the_run(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), MemoryError("4 GiB")])
 def test_an_update_that_a_server_cannot_make_ends_the_run(
-    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The server would count a step without its update. It makes the step from its log when it starts again."""
     alone = SparseEmbeddings([WORDS], {"words": Feature("words")}, seed=3)
@@ -241,6 +241,7 @@ def test_an_update_that_a_server_cannot_make_ends_the_run(
         monkeypatch.setattr(TableShard, "update", fails)
         with pytest.raises(RunFailed, match=f"a step could not be made: {type(error).__name__}: .*{error.args[-1]}"):
             step(tables), step(tables)
+        assert ("in fails" in capfd.readouterr().err) == (not isinstance(error, OSError))  # a traceback only for a bug
         restart(running, 0, tmp_path / "a")
         [(_, found)] = running[0]._shards[0].shard.state(rows=100, is_base=False)
     expected = alone.state().tables["words"]

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 
+import pytest
 from rich.console import Console
 
 from stoker.job.blocks.faults_block import FaultsBlock
@@ -42,3 +43,18 @@ def test_a_signal_within_a_print_stops_the_run_with_its_step() -> None:
     os.close(reads)
     text = b"".join(found).decode()
     assert text.count("x") == 1 << 17 and STOPPING in text
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_run_with_its_step_where_no_thread_can_be_started(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    stop = StopRequest(faults=FaultsBlock(), heart=Heart(), display=Display(10))
+    with stop.heard():
+        monkeypatch.setattr(threading.Thread, "start", refuses)
+        signal.raise_signal(number)
+        monkeypatch.undo()
+    assert stop.signal == number

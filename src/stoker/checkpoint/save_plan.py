@@ -14,6 +14,7 @@ import pickle
 import socket
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -116,7 +117,9 @@ def make_write_plan(held: Held, place: Path | None) -> WritePlan:
     length = items[-1].at + items[-1].length if items else 0
     file_layout, places = _file_layout(f"__{rank()}_0.distcp", items)
     all_told = run_on_all_ranks(
-        lambda: _RankFacts(socket.gethostname(), file_layout.size, length, *_room(place), places, uuid.uuid4().hex[:8])
+        lambda: _RankFacts(
+            socket.gethostname(), file_layout.size, length, *_room(place, len(plans)), places, uuid.uuid4().hex[:8]
+        )
     )
     return WritePlan(
         group=all_told[0].group,
@@ -133,13 +136,22 @@ def make_write_plan(held: Held, place: Path | None) -> WritePlan:
 
 @dataclass(frozen=True)
 class _RankFacts:
-    """Message of a process to the others: machine, bytes that it writes and copies, free bytes, used bytes."""
+    """Message of a process to the others.
+
+    Attributes:
+        machine: its host.
+        size, length: bytes that it writes, and that it copies.
+        free: bytes that copies may take.
+        kept: bytes that its own copies take already.
+        former: bytes on its machine that copies of ranks of a larger world take, which its first copy replaces.
+    """
 
     machine: str
     size: int
     length: int
     free: int
     kept: int
+    former: int
     places: dict[MetadataIndex, _StorageInfo]
     group: str
 
@@ -156,20 +168,29 @@ def _items(written: Sequence[WriteItem], held: Held) -> tuple[Item, ...]:
     return tuple(items)
 
 
-def _room(place: Path | None) -> tuple[int, int]:
-    """Returns the bytes that copies may take, and the bytes that those of this process take already."""
+def _room(place: Path | None, world: int) -> tuple[int, int, int]:
+    """Returns `_RankFacts.free`, `_RankFacts.kept` and `_RankFacts.former`."""
     if place is None:
-        return 0, 0
+        return 0, 0, 0
     system = os.statvfs(place)
     free = int(SPARE * min(system.f_bavail * system.f_frsize, psutil.virtual_memory().available))
-    return free, sum(path.stat().st_size for path in place.glob(f"rank-{rank()}/slot-?"))
+    kept = former = 0
+    for path in place.glob("rank-*/slot-?"):
+        with suppress(FileNotFoundError):  # another process removes it
+            number = int(path.parent.name.removeprefix("rank-"))
+            kept += path.stat().st_size * (number == rank())
+            former += path.stat().st_size * (number >= world)
+    return free, kept, former
 
 
 def _slots(machine: str, told: Sequence[_RankFacts]) -> int:
     """Returns the number of copies that fit into the memory of one machine."""
     here = [other for other in told if other.machine == machine]
     wanted = sum(other.length for other in here)
-    room = min(other.free for other in here) + sum(other.kept for other in here)
+    free, kept = min(other.free for other in here), sum(other.kept for other in here)
+    room = free + kept
+    if free + kept // 2 >= wanted:  # there is room for the first copy, which replaces one of two
+        room += max(other.former for other in here)
     return min(2, room // wanted) if wanted else 2
 
 

@@ -115,6 +115,8 @@ class Saver:
             deleted += self._room_for(state, agreed, keep, was_full=True)
             outcome = self.store.save(state, agreed)
         self._was_full = False
+        if self.snapshots is not None and not agreed.slots:
+            self.snapshots.remove_former()
         self.store.retain(keep)
         if outcome.bytes:
             seconds = time.perf_counter() - begin

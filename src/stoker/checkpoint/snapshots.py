@@ -77,18 +77,31 @@ class Snapshots:
         except OSError:  # other processes have taken the memory since
             self._do_with_less()
             return False
-        for folder in self.folder.glob("rank-*"):  # ranks of a larger world
-            if int(folder.name.removeprefix("rank-")) >= agreement.world:
-                shutil.rmtree(folder, ignore_errors=True)
+        self.remove_former()
         return True
+
+    def remove_former(self) -> None:
+        """Removes copies of ranks of a larger world, which a copy or a checkpoint of all ranks has replaced."""
+        assert self.agreement is not None
+        former = [
+            folder
+            for folder in self.folder.glob("rank-*")
+            if int(folder.name.removeprefix("rank-")) >= self.agreement.world
+        ]
+        for folder in former:
+            shutil.rmtree(folder, ignore_errors=True)
+        if former and not self.agreement.slots:  # there may be room now
+            self.agreement = None
 
     def is_safe(self) -> bool:
         """Returns whether the newest copy of this process is also on the next node, or no other node stores copies."""
         if self._folder is None or not (self._folder / NEIGHBOUR).exists():
             return True
-        made = {slot.step: stamp for slot in self._slots if (stamp := stamp_of(slot.header))}
+        made = {slot: stamp for slot in self._slots if (stamp := stamp_of(slot.header))}
+        newest = max((slot.step for slot in made), default=0)
         try:
-            return not made or (self._folder / f"{SENT}{rank()}").read_text() == made[max(made)]
+            sent = (self._folder / f"{SENT}{rank()}").read_text() if made else ""
+            return not made or sent in {stamp for slot, stamp in made.items() if slot.step == newest}
         except FileNotFoundError:
             return False
 
@@ -126,7 +139,9 @@ class Snapshots:
                 path.unlink()
         agreement.file_layout.keep(self._file_layout)
         self._metadata.write_bytes(agreement.metadata)
-        self._slots = self._slots or [Slot(here, number) for number in range(2)]
+        have = {slot.path for slot in self._slots}
+        self._slots += [slot for slot in (Slot(here, number) for number in range(2)) if slot.path not in have]
+        self._slots.sort(key=lambda slot: slot.step, reverse=True)  # the newest copy stays where there is room for one
         for slot in self._slots:
             if not slot.is_there():
                 slot.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from contextlib import suppress
@@ -36,13 +37,21 @@ class HeldLock:
 def lock_file(path: Path, *, shared: bool = False, wait: bool = True) -> HeldLock | None:
     """Locks a file, which is created if missing; returns None if another process has the lock and ``wait`` is false.
 
+    On a read-only disk, a file that exists is locked.
+
     Raises:
         FileNotFoundError: its folder is gone.
         OSError: it cannot be created.
     """
     how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        flags = os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+        try:
+            descriptor = os.open(path, flags | os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            if error.errno != errno.EROFS or not path.exists():
+                raise
+            descriptor = os.open(path, flags | os.O_RDONLY)
         try:
             fcntl.flock(descriptor, how)
             if os.fstat(descriptor).st_nlink:  # else it was deleted meanwhile, and a new file replaces it

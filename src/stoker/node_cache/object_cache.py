@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -97,12 +97,10 @@ class NodeCache:
             return ask()
         asked = time.time()
         memo = self._folder("answers") / ObjectVersion(None, question).key("")
-        try:
+        lock: HeldLock | None = None
+        with suppress(OSError):  # the disk is full or read-only
             lock = lock_file(memo.with_suffix(".lock"))
-        except OSError:  # the disk is full or read-only
-            return self._renewed(ask())
-        assert lock is not None
-        with lock:
+        with lock or nullcontext():
             known = _known(memo, url)
             if known and memo.stat().st_mtime > asked - FRESH:
                 return self._renewed(known)
@@ -140,7 +138,8 @@ class NodeCache:
         if not found.version.tag and not found.version.checksum:
             entry = self.entry(found)
             if 0 < entry.written() < run_start():
-                entry.remove()
+                with cache_errors(entry.folder):
+                    entry.remove()
 
     def begin(self, found: RemoteObject, entry: CacheEntry) -> Download | None:
         """Starts the download of a pinned entry; None if another process downloads it, or it is complete."""

@@ -37,7 +37,9 @@ def end_in_time(faults: FaultsBlock) -> threading.Timer:
 def _end(code: int) -> None:
     last = threading.Timer(REPORT, os._exit, (code,))  # nobody may read the message
     last.daemon = True
-    last.start()
-    with suppress(OSError, ValueError):
-        print("the deadline has come: what was saved before counts", file=sys.stderr, flush=True)
-    os._exit(code)
+    try:
+        last.start()
+        with suppress(OSError, ValueError):
+            print("the deadline has come: what was saved before counts", file=sys.stderr, flush=True)
+    finally:  # also where no thread can be started
+        os._exit(code)

@@ -181,24 +181,6 @@ class RunFolder:
         except FileNotFoundError:
             return None
 
-    def records(self) -> tuple[bytes, bytes, bytes]:
-        """Returns what another node needs to continue the run: its first event, its job and its environment."""
-        first = read_file(self.events).partition(b"\n")[0] + b"\n"
-        return first, read_file(self.job), read_file(self.environment)
-
-    def adopt(self, records: tuple[bytes, bytes, bytes]) -> None:
-        """Writes the `records` of a run, so that it can continue here, unless the folder has its events or others."""
-        first, job, environment = records
-        with disk_errors(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            try:
-                with open(self.events, "xb", opener=no_link) as file:
-                    file.write(first)
-            except FileExistsError:  # as on storage that the nodes share
-                return
-            replace_file(self.job, job)
-            replace_file(self.environment, environment)
-
     def has_begun(self) -> bool:
         """Returns whether training has begun in it."""
         return any(event.get("event") in STARTS for event in self.read_events())

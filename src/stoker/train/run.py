@@ -15,7 +15,7 @@ import torch
 from torch.optim import Optimizer
 
 from stoker.checkpoint.dcp_store import Store, place_of
-from stoker.checkpoint.object_collectives import by_first, rank
+from stoker.checkpoint.object_collectives import rank
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.data.mixture_report import in_words
@@ -89,8 +89,6 @@ def train_run(
         if prepared.job.checkpoint.to is not None:
             loop.store.claim(folder)
         comparison.write(folder)
-    if "://" in (prepared.job.checkpoint.to or ""):  # the nodes need not share the run's folder
-        folder.adopt(by_first(folder.records))
     if prepared.job.train.tensorboard and prepared.engine.first:
         from stoker.train.tensorboard import tensorboard_writer
 

@@ -68,7 +68,9 @@ class StopRequest:
             raise KeyboardInterrupt
         self.signal = number
         if not self._heart.watched:  # else the supervisor prints this and enforces the deadline
-            self._note = Thread(target=self._say_so, daemon=True)
-            self._note.start()
-            if number == signal.SIGTERM:
-                self._timers.append(end_in_time(self._faults))
+            with suppress(RuntimeError):  # no thread can be started
+                if number == signal.SIGTERM:
+                    self._timers.append(end_in_time(self._faults))
+                note = Thread(target=self._say_so, daemon=True)
+                note.start()
+                self._note = note

@@ -24,11 +24,15 @@ train: {batch: 4}
 """
 
 
-def test_a_lost_leaders_lock_is_waited_for_as_long_as_file_systems_keep_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def spec(tmp_path: Path) -> RunSpec:
     (tmp_path / "job.yaml").write_text(JOB)
-    spec = RunSpec(load_job(tmp_path / "job.yaml"), tmp_path, tmp_path / "run")
+    return RunSpec(load_job(tmp_path / "job.yaml"), tmp_path, tmp_path / "run")
+
+
+def test_a_lost_leaders_lock_is_waited_for_as_long_as_file_systems_keep_it(
+    spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = time.monotonic()
     monkeypatch.setattr(folder_hold, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(run_folder, "PATIENCE", 0)
@@ -44,3 +48,24 @@ def test_a_lost_leaders_lock_is_waited_for_as_long_as_file_systems_keep_it(
             with pytest.raises(RunFailed, match="another process is training"):  # exit code 1: it may be started again
                 hold.hold(lately_led=True)
         assert hold.hold(lately_led=True) is not None
+
+
+def test_an_earlier_wait_does_not_count_for_a_later_one(spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(folder_hold, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(run_folder, "PATIENCE", 0)
+    with FolderHold(spec, RunFolder(spec.output).take) as hold, RunFolder(spec.output).take():
+        assert hold.hold(lately_led=True) is None
+        hold.let_go()  # another node leads
+        now += 3600
+        assert hold.hold(lately_led=True) is None
+
+
+def test_a_folder_that_cannot_be_written_is_not_waited_for(spec: RunSpec) -> None:
+    spec.output.write_text("a file")
+    with (
+        FolderHold(spec, RunFolder(spec.output).take) as hold,
+        pytest.raises(UserError) as refused,
+    ):
+        hold.hold(lately_led=True)
+    assert refused.value.exit_code == 2

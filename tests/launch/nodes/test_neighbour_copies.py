@@ -101,6 +101,17 @@ def test_copies_are_sent_after_the_clock_was_set_back(pair: Pair) -> None:
         pair.until(lambda: pair.is_kept(2, step % 2, b"%d" % step) and pair.is_sent(2, step % 2))  # noqa: B023
 
 
+def test_the_copy_before_is_sent_where_the_newest_one_was_removed(pair: Pair) -> None:
+    pair.copy(2, 0, b"first", 5)
+    pair.copy(2, 1, b"second", 6)
+    pair.begin()
+    pair.until(lambda: pair.is_sent(2, 1))
+    assert not pair.is_kept(2, 0, b"first")
+    for name in ("slot-1.json", "slot-1"):
+        (pair.here / "rank-2" / name).unlink()
+    pair.until(lambda: pair.is_sent(2, 0) and pair.is_kept(2, 0, b"first"))
+
+
 def test_copies_of_former_ranks_are_removed_once_all_nodes_have_copies_of_this_start(pair: Pair) -> None:
     for rank in (0, 1, 2, 3, 4, 5):
         pair.copy(rank, 0, b"before", 4)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from several_nodes import STEPS, Nodes, assert_alike, command, free_port, prepare
+from several_nodes import Nodes, assert_alike, command, free_port, prepare
 
 from stoker.resilience.fault_injection import Fault, write_faults
 from stoker.runs.run_folder import RunFolder
@@ -106,30 +106,6 @@ def test_a_killed_node_costs_no_checkpoint_and_returns(
     assert resumed["where"] == "memory" and resumed["repeated"] <= 3
     assert nodes.events("group")[1]["generation"] == 2
     assert all(set(event["links_mb_s"]) == {"n1", "n2", "n3"} for event in nodes.events("checked"))
-
-
-def test_the_first_node_is_lost_where_the_nodes_share_only_the_place_of_the_checkpoints(make: Make) -> None:
-    """Another one leads, in a folder of its own."""
-    nodes = make(3, devices=1, nodes="2:3")
-    shared, to = nodes.base, f"file://{nodes.base / 'checkpoints'}"
-    for number in (1, 2, 3):
-        nodes.base = shared / f"host{number}"
-        nodes.base.mkdir()
-        prepare(nodes.base, 3)
-        job = nodes.base / "job.yaml"
-        job.write_text(job.read_text().replace("every: 25,", f"every: 25, to: '{to}',"))
-        nodes.start(number)
-    runs = {f"n{number}": RunFolder(shared / f"host{number}" / "run") for number in (1, 2, 3)}
-    nodes.wait_for(lambda: any(len(run.read_metrics()) >= 10 for run in runs.values()))
-    first = next(name for name, run in runs.items() if run.read_metrics())
-    nodes.kill(first)
-    nodes.base = shared
-    nodes.finish(*(runs.keys() - {first}))
-    (leading,) = (run for run in runs.values() if run.is_done())
-    assert len({run.identity() for run in runs.values()}) == 1
-    (resumed,) = (event for event in leading.read_events() if event["event"] == "resumed")
-    assert resumed["where"] == "memory"
-    assert leading.read_metrics()[-1]["step"] == STEPS
 
 
 def test_fewer_nodes_go_on_and_grow_again(make: Make, whole: Callable[[int], RunFolder]) -> None:

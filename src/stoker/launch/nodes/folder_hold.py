@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Self
 
+from filelock import Timeout
+
 from stoker.errors import RunFailed, UserError
 from stoker.files import no_link
 from stoker.job.task_spec import TASKS
@@ -52,7 +54,7 @@ class FolderHold:
             the file's name; None while another process holds the lock.
 
         Raises:
-            UserError: it cannot be locked.
+            UserError: it cannot be locked, or not be written.
             RunFailed: another node led, and its lock has not ended in time; a scheduler may start the job again.
         """
         if self._mark:
@@ -60,7 +62,7 @@ class FolderHold:
         try:
             self._stack.enter_context(self._take())
         except UserError as error:
-            if not lately_led:
+            if not lately_led or not isinstance(error.__cause__, Timeout):
                 raise
             now = time.monotonic()
             self._until = self._until or now + HELD
@@ -80,6 +82,7 @@ class FolderHold:
         """Releases the folder during the run: another node may lead."""
         self._remove_mark()
         self._stack.close()
+        self._until = None
 
     def is_seen(self, group: Group, waited: float, *, node: str) -> bool:
         """Returns whether the run's folder on this node is that of the group's leader.

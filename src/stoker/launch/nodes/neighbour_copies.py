@@ -74,6 +74,7 @@ class Sender:
         self._over = threading.Event()
         self._stream: Stream | None = None
         self._known: dict[Path, _Known] = {}
+        self._last: dict[int, str] = {}  # stamp of the last copy of each rank that has arrived
         self._before = {stamp_of(header) for header in folder.glob("rank-*/slot-?.json")}  # of an earlier start
         self._counts = dict.fromkeys(self._ranks, 0)  # copies of this start that have arrived
         self._held = {*self._ranks, *kept}  # ranks with copies here; empty once those of others are removed
@@ -112,22 +113,26 @@ class Sender:
             write_event(self._run, "neighbour_copies_failed", node=self._name, to=self._neighbour.name, why=why)
 
     def _send_new(self, stream: Stream) -> bool:
-        """Sends the newest copy of each rank that has a new one; returns whether one has arrived."""
+        """Sends the newest copy of each rank, unless it was the last to arrive; returns whether one has arrived.
+
+        It may be an older one than the last: a process removes its newest copy where another had no room for its own.
+        """
         arrived = False
         for rank in self._ranks:
             headers = list((self._folder / f"rank-{rank}").glob("slot-?.json"))
             stamps = {path: stamp for path in headers if (stamp := stamp_of(path))}
             known = {path: copy for path, copy in self._known.items() if stamps.get(path) == copy.stamp}
             new = {path: _Known(stamp, _step_of(path)) for path, stamp in stamps.items() if path not in known}
-            if not new:
+            if not (found := known | new):
                 continue
-            found = known | new
-            newest = max(found, key=lambda path: (found[path].step, path in new))
-            if newest in new:
+            last = self._last.get(rank)
+            newest = max(found, key=lambda path: (found[path].step, path in new, found[path].stamp == last))
+            if stamps[newest] != last:
                 begin = time.monotonic()
                 size = self._send(stream, rank, newest, stamps[newest])
                 if size is None:
                     continue
+                self._last[rank] = stamps[newest]
                 (self._folder / f"{SENT}{rank}").write_text(stamps[newest])
                 self._note(rank, size, time.monotonic() - begin)
                 self._remove_others(rank, stamps[newest])

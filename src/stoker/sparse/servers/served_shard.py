@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -245,6 +246,8 @@ class ServedShard:
             is_explained = isinstance(error, UserError)
             self._ended = error if is_explained else RunFailed(f"a step could not be made: {typed_reason(error)}")
             self._changed.notify_all()
+            if not is_explained and not isinstance(error, OSError):
+                traceback.print_exception(error)  # in the server's output; trainers see its last line
             raise self._ended from None if is_explained else error
 
     def _make_steps(self) -> None:
