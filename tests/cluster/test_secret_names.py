@@ -28,6 +28,7 @@ def test_names(name: str, secret: bool) -> None:
     [
         ("http://u:pw@h", True),
         ("redis://:pw@h/0", True),
+        ("postgres://u:pa'ss@h/db", True),
         ("http://h:80/a@b", False),
         ("https://ghp_0123456789@h/simple", True),
         ("https://a.blob.example/c/x?sv=1&sig=abc", True),

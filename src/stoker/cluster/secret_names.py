@@ -22,6 +22,8 @@ _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 # Paths that may exist only where the job runs: in lower case, or with a suffix. Keys in base 64 may begin with a slash.
 _PATH = re.compile(r"/(?:[a-z0-9._-]+/)+[a-z0-9._-]+|/(?:[\w.-]+/)+[\w.-]+\.[a-z]+")
 
+_PASSWORD = re.compile(r"[A-Za-z][\w+.-]{0,30}://[^/\s:@\"]*:[^/\s@\"]+@")  # may have a ', at which a URL ends in logs
+
 
 def is_secret_name(name: str) -> bool:
     """Returns whether the name of a variable or an option suggests a secret value."""
@@ -40,4 +42,4 @@ def is_secret(name: str, value: str) -> bool:
 
 def has_password(text: str) -> bool:
     """Returns whether a text contains a URL with a password, a token in its user's place, or a signature."""
-    return mask_urls(text) != text
+    return _PASSWORD.search(text) is not None or mask_urls(text) != text
