@@ -131,6 +131,19 @@ def test_a_malformed_sparse_file_is_damage(pax: dict[str, str], tmp_path: Path) 
     assert isinstance(last, Rejected) and last.row == 2 and last.reason.startswith("damaged archive: ")
 
 
+def test_a_sparse_file_with_a_map_of_its_own_is_damage(tmp_path: Path) -> None:
+    """Cut off within the map, or with a map without end."""
+    good = shard(tmp_path / "good.tar", [("0.txt", b"text"), ("1.txt", b"partial")])[:2048]
+    header = bytearray(_header(tarfile.GNUTYPE_SPARSE, 5))
+    header[482], header[483:495] = 1, b"00000000005\0"
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    for name, rest in (("cut", b""), ("long", bytes(504) + b"\1" + bytes(7))):
+        (tmp_path / f"{name}.tar").write_bytes(good + header + rest * 10)
+        [first, damage] = values(tmp_path / f"{name}.tar")
+        assert first == {"text": "text"} and "damaged archive: a sparse file" in damage.reason
+
+
 def test_what_is_no_archive(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(b"no archive" * 100)
     assert [row.reason.partition(":")[0] for row in values(tmp_path / "a.tar")] == ["damaged archive"]
