@@ -147,7 +147,18 @@ def test_a_redis_server_and_a_malformed_address_show_no_password(url: str, shown
     assert without_secrets(url) == shown
 
 
+@pytest.mark.parametrize("mark", "\uff03\uff1a\uff1f\uff0f\uff20")  # full-width # : ? / @
+def test_a_full_width_character_shows_no_password(mark: str) -> None:
+    for url in (f"https://user:hunter2{mark}1@h/x", f"https://user:hunter2{mark}h/x@y", f"https://u{mark}hunter2@h/x"):
+        problem = url_problem(url)
+        assert problem is None or "hunter2" not in " ".join(problem), problem
+    assert url_problem("https://user:hunter2\uff20h/x") == (
+        "https://h/x is not an address",
+        "write it as https://host/path",
+    )
+
+
 @pytest.mark.parametrize("url", ["https://[x", "http://a]b/c"])
 def test_a_malformed_address_is_named(url: str) -> None:
     problem = url_problem(url)
-    assert problem is not None and problem[0].startswith(f"{url} is not an address: ")
+    assert problem is not None and problem[0] == f"{url} is not an address"
