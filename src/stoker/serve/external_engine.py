@@ -136,7 +136,9 @@ def _vllm_words(arguments: argparse.Namespace) -> list[str]:
         raise UserError("vLLM serves one model, and adapters over it")
     (name, place) = bases[0]
     for option in (written for written, _ in [*bases, *adapters] if written.startswith("-")):
-        raise UserError(Problem(f"vLLM would read the name {option} as an option", "rename the folder, or write NAME=FOLDER"))
+        raise UserError(
+            Problem(f"vLLM would read the name {option} as an option", "rename the folder, or write NAME=FOLDER")
+        )
     words = ["vllm", "serve", place, "--served-model-name", name]
     if arguments.rows is not None:
         words += ["--max-num-seqs", str(arguments.rows)]
