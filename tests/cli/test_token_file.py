@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,6 +24,14 @@ def test_a_token_that_others_can_read_is_refused(mode: int, tmp_path: Path, caps
         assert main(words) == 2
         said = capsys.readouterr().err
         assert f"{words[-2]} {path} can be read by others than its owner" in said and f"chmod 600 {path}" in said
+
+
+def test_a_mounted_secret_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "token"
+    path.write_text(TOKEN)
+    path.chmod(0o444)
+    monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY | os.ST_NOSUID))
+    assert read_token(path, "--token") == TOKEN
 
 
 def test_a_private_token_is_read(tmp_path: Path) -> None:

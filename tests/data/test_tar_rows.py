@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,35 @@ def test_a_malformed_sparse_file_is_damage(pax: dict[str, str], tmp_path: Path) 
     first, last = values(tmp_path / "a.tar")
     assert first == {"text": "1000000\n"}
     assert isinstance(last, Rejected) and last.row == 2 and last.reason.startswith("damaged archive: ")
+
+
+def test_a_sparse_file_with_a_map_of_its_own_is_damage(tmp_path: Path) -> None:
+    """Cut off within the map, or with a map without end."""
+    good = shard(tmp_path / "good.tar", [("0.txt", b"text"), ("1.txt", b"partial")])[:2048]
+    header = bytearray(_header(tarfile.GNUTYPE_SPARSE, 5))
+    header[482], header[483:495] = 1, b"00000000005\0"
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    for name, rest in (("cut", b""), ("long", bytes(504) + b"\1" + bytes(7))):
+        (tmp_path / f"{name}.tar").write_bytes(good + header + rest * 10)
+        [first, damage] = values(tmp_path / f"{name}.tar")
+        assert first == {"text": "text"} and "damaged archive: a sparse file" in damage.reason
+
+
+def test_headers_of_earlier_files_are_not_kept(tmp_path: Path) -> None:
+    for pax in (tarfile.XHDTYPE, tarfile.XGLTYPE):
+        content = b"".join(
+            _header(pax, 2**19)
+            + (b"%d c%d=" % (2**19, n)).ljust(2**19 - 1, b"x")
+            + b"\n"
+            + shard(tmp_path / "one.tar", [(f"{n}.txt", b"text")])[:1024]
+            for n in range(40)
+        )
+        (tmp_path / "a.tar").write_bytes(content + bytes(1024))
+        tracemalloc.start()
+        assert values(tmp_path / "a.tar") == [{"text": "text"}] * 40
+        assert tracemalloc.get_traced_memory()[1] < 10 * 2**20
+        tracemalloc.stop()
 
 
 def test_what_is_no_archive(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 from importlib.util import find_spec
 
 import pytest
 
 from stoker.node_cache.job_urls import is_named
+from stoker.node_cache.masked_urls import mask_urls
 from stoker.node_cache.urls import (
     expand_braces,
     has_magic,
@@ -147,7 +149,24 @@ def test_a_redis_server_and_a_malformed_address_show_no_password(url: str, shown
     assert without_secrets(url) == shown
 
 
+@pytest.mark.parametrize("mark", "\uff03\uff1a\uff1f\uff0f\uff20")  # full-width # : ? / @
+def test_a_full_width_character_shows_no_password(mark: str) -> None:
+    for url in (f"https://user:hunter2{mark}1@h/x", f"https://user:hunter2{mark}h/x@y", f"https://u{mark}hunter2@h/x"):
+        problem = url_problem(url)
+        assert problem is None or "hunter2" not in " ".join(problem), problem
+    assert url_problem("https://user:hunter2\uff20h/x") == (
+        "https://h/x is not an address",
+        "write it as https://host/path",
+    )
+
+
 @pytest.mark.parametrize("url", ["https://[x", "http://a]b/c"])
 def test_a_malformed_address_is_named(url: str) -> None:
     problem = url_problem(url)
-    assert problem is not None and problem[0].startswith(f"{url} is not an address: ")
+    assert problem is not None and problem[0] == f"{url} is not an address"
+
+
+def test_masking_takes_no_quadratic_time() -> None:
+    began = time.monotonic()
+    assert mask_urls("x=" + "a" * 200_000 + " http://u:pw@h") == "x=" + "a" * 200_000 + " http://***@h"
+    assert time.monotonic() - began < 5

@@ -61,6 +61,21 @@ def test_a_request_that_does_not_arrive_ends_its_connection(sent: bytes, monkeyp
     assert not TimedProtocol._idle
 
 
+def test_a_body_that_does_not_arrive_after_its_answer_ends_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timed_protocol, "HEAD_SECONDS", 0.2)
+
+    async def talk(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n")
+        await reader.readuntil(b"127.0.0.1")
+        assert len(TimedProtocol._idle) == 1
+        writer.write(b"b")  # ends the timer of uvicorn
+        assert await asyncio.wait_for(_closed(reader), 10)
+        writer.close()
+
+    _serve(talk)
+
+
 def test_a_slow_answer_and_a_kept_connection_are_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timed_protocol, "HEAD_SECONDS", 0.2)
 

@@ -21,7 +21,16 @@ def _serve(adapter: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    "base", ["--tool-parser-plugin=/tmp/x.py", "-x/y", "https://host/model", "s3://bucket/model", "/nowhere", "a\0b"]
+    "base",
+    [
+        "--tool-parser-plugin=/tmp/x.py",
+        "-x/y",
+        "https://host/model",
+        "s3://bucket/model",
+        "/nowhere",
+        "a\0b",
+        "/" + "a" * 300,
+    ],
 )
 def test_a_base_that_is_no_folder_and_no_hub_id_is_refused(
     base: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -36,8 +45,13 @@ def test_a_base_that_looks_like_an_option_is_a_path(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "--plugin=x").mkdir()
-    assert _serve(_adapter(tmp_path / "adapter", "--plugin=x")) == 0
-    assert capsys.readouterr().out.startswith(f"vllm serve {tmp_path}/--plugin=x --served-model-name ")
+    assert _serve(_adapter(tmp_path / "adapter", "--plugin=x")) == 2
+    assert (
+        "vLLM would read the name --plugin=x as an option; rename the folder, or write NAME=FOLDER"
+        in capsys.readouterr().err
+    )
+    assert main(["serve", "m=./--plugin=x", "--engine", "vllm", "--print-command"]) == 0
+    assert capsys.readouterr().out.startswith(f"vllm serve {tmp_path}/--plugin=x --served-model-name m")
 
 
 @pytest.mark.parametrize("base", ["org/model-1.5", "gpt2"])

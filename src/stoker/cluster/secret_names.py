@@ -19,8 +19,15 @@ OF_DATA = frozenset(
 )
 PATHS = ("file", "path", "dir", "folder", "sock")  # names that end so have a place, such as HF_TOKEN_PATH
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-# Paths that may exist only where the job runs: in lower case, or with a suffix. Keys in base 64 may begin with a slash.
-_PATH = re.compile(r"/(?:[a-z0-9._-]+/)+[a-z0-9._-]+|/(?:[\w.-]+/)+[\w.-]+\.[a-z]+")
+# Paths that may exist only where the job runs: in lower case, in a folder such as /mnt or /home, or with a suffix. Keys
+# in base 64 may begin with a slash.
+_PATH = re.compile(
+    r"/(?:[a-z0-9._-]+/)+[a-z0-9._-]*|/[a-z]{3,}/(?:[\w.@-]+/)*[\w.@-]*|/(?:[\w.@-]+/)*[\w.@-]+\.[a-z][a-z0-9]*"
+)
+_SWITCHES = frozenset(("", "0", "1", "true", "false", "yes", "no", "on", "off"))
+_KINDS = frozenset(("none", "simple", "basic", "digest", "kerberos", "ntlm", "oauth", "oauth2", "plain", "sasl", "tls"))
+
+_PASSWORD = re.compile(r"[A-Za-z][\w+.-]{0,30}://[^/\s:@\"]*:[^/\s@\"]+@")  # may have a ', at which a URL ends in logs
 
 
 def is_secret_name(name: str) -> bool:
@@ -33,11 +40,16 @@ def is_secret_name(name: str) -> bool:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Returns whether a variable's value is a secret: by its name, unless the value is a path, or by a URL in it."""
+    """Returns whether a variable's value is a secret: by its name, or by a URL in it.
+
+    Paths, switches, and kinds of authentication (``KAFKA_AUTH: none``) are none.
+    """
     is_path = value.startswith("/") and (os.path.exists(value) or _PATH.fullmatch(value) is not None)  # noqa: PTH110
-    return (is_secret_name(name) and not is_path) or has_password(value)
+    word = value.lower()
+    is_open = is_path or word in _SWITCHES or (name.lower().endswith("auth") and word in _KINDS)
+    return (is_secret_name(name) and not is_open) or has_password(value)
 
 
 def has_password(text: str) -> bool:
     """Returns whether a text contains a URL with a password, a token in its user's place, or a signature."""
-    return mask_urls(text) != text
+    return _PASSWORD.search(text) is not None or mask_urls(text) != text

@@ -27,6 +27,7 @@ EXTENSIONS = (
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
 )
+SPARSE = "a sparse file with a long map"
 Member = tuple[str, str, bytes | None]  # the sample's name, the column's, the content; None if it is too long
 
 
@@ -54,7 +55,8 @@ class _Archive(tarfile.TarFile):
 class _Header(tarfile.TarInfo):
     """The header of a file in an archive. `tarfile` takes a damaged or missing one for the end; here it is an error.
 
-    So is a long list of headers before one file, or one that is too long: `tarfile` reads each as a whole.
+    So is a long list of headers before one file, or one that is too long: `tarfile` reads each as a whole. So is a
+    sparse file whose map has blocks of its own, of which `tarfile` reads any number.
     """
 
     @classmethod
@@ -62,7 +64,12 @@ class _Header(tarfile.TarInfo):
         found = super().frombuf(buffer, encoding, errors)
         if found.type in EXTENSIONS and found.size > LONGEST_HEADER:
             raise tarfile.ReadError(f"a header of {found.size} bytes")
+        if found.type == tarfile.GNUTYPE_SPARSE and found._sparse_structs[1]:  # type: ignore[attr-defined]
+            raise tarfile.ReadError(SPARSE)
         return found
+
+    def _proc_gnusparse_10(self, *_: object) -> None:
+        raise tarfile.ReadError(SPARSE)
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
@@ -85,6 +92,8 @@ def _members(stream: ByteStream, damage: list[str]) -> Iterator[Member]:
     try:
         with _Archive.open(fileobj=stream.buffer, mode="r|", tarinfo=_Header) as archive:
             for info in archive:
+                archive.members.clear()  # each with its headers
+                archive.pax_headers.clear()  # of all files that follow; none names a sample
                 folder, _, base = info.name.rpartition("/")
                 if not info.isfile() or base.startswith(("._", "__")) or base == ".DS_Store":
                     continue

@@ -6,7 +6,8 @@ import re
 
 from stoker.node_cache.urls import WEB
 
-_PLACE = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]*)://(?P<user>[^\s/'\":@]*)(?P<password>:[^\s/'\"]*)?@")
+# The scheme's length is limited: from every letter of a long word, the search would go on to the word's end.
+_PLACE = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]{0,30})://(?P<user>[^\s/'\":@]*)(?P<password>:[^\s/'\"]*)?@")
 _QUERY = re.compile(
     r"(?P<key>[?&](?:sig|signature|token|access_token|password|api[_-]?key|policy|key-pair-id|awsaccesskeyid"
     r"|googleaccessid|ossaccesskeyid|x-(?:amz|goog|oss)-[\w-]+)=)[^\s&'\"#,}\]]+",

@@ -32,6 +32,7 @@ _SAS = "sig se sp sv sr st ss srt spr si sip skoid sktid skt ske sks skv sdd"
 _OLDER = "signature expires policy key-pair-id awsaccesskeyid googleaccessid ossaccesskeyid"
 SIGNATURES = {"sig": frozenset(_SAS.split()), "signature": frozenset(_OLDER.split())}
 SIGNED_BY = ("x-amz-", "x-goog-", "x-oss-")
+AT = str.maketrans("\uff20\ufe6b", "@@")  # the full-width and the small one
 MAGIC = re.compile(r"[*?\[]")
 RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 MOST_EXPANDED = 1_000_000
@@ -56,7 +57,7 @@ def without_secrets(url: str) -> str:
         try:
             parts = urlsplit(url)
         except ValueError:
-            return shown_part(url)
+            return shown_part(url.translate(AT))
         return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
     scheme, place, path = _split(without_secret_parameters(url))
     user, at, host = place.rpartition("@")
@@ -117,8 +118,8 @@ def url_problem(url: str) -> tuple[str, str] | None:
         return f"{without_secrets(url)} leads to another URL", "write the one URL where the object is"
     try:
         urlsplit(url)
-    except ValueError as error:
-        return f"{without_secrets(url)} is not an address: {error}", "write it as https://host/path"
+    except ValueError:  # whose text contains the password
+        return f"{without_secrets(url)} is not an address", "write it as https://host/path"
     try:
         get_filesystem_class(scheme)
     except ValueError:

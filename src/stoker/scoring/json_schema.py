@@ -27,6 +27,10 @@ REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _followed: ContextVar[Iterator[int]] = ContextVar("_followed")  # counts the references of an answer
 
 
+class _TooManyReferences(Exception):
+    """An answer needs more references than are followed."""
+
+
 def json_schema_scorer(name: str, argument: str, base: Path) -> Scorer:
     """Returns the scorer ``json_schema``, or ``json_schema:FILE``.
 
@@ -39,7 +43,7 @@ def json_schema_scorer(name: str, argument: str, base: Path) -> Scorer:
         with user_file_errors(f"the schema {argument}"):
             schema = json.loads(path.read_text(encoding="utf-8"))
         check = _validator(schema, argument)
-        return Scorer(name, lambda answer, row: Score(_fits(check, answer, argument)), needs_expected=False)
+        return Scorer(name, lambda answer, row: _fits(check, answer, argument), needs_expected=False)
     return Scorer(name, _fits_own)
 
 
@@ -52,7 +56,7 @@ def _fits_own(answer: str, row: AnswerRow) -> Score:
     except RecursionError as error:
         raise UserError(row.problem(TOO_DEEP)) from error
     place = f"{row.source}:{row.row}"
-    return Score(_fits(_validator(schema, place), answer, place))
+    return _fits(_validator(schema, place), answer, place)
 
 
 def _validator(schema: Any, place: str) -> Any:
@@ -88,11 +92,11 @@ def _with_time_limit(kind: Any) -> Any:
 
 
 def _counted(follow: Callable[..., Iterable[Exception] | None]) -> Callable[..., Iterator[Exception]]:
-    """Returns the check of a reference, which raises UserError beyond `MOST_REFERENCES`."""
+    """Returns the check of a reference, which raises _TooManyReferences beyond `MOST_REFERENCES`."""
 
     def check(validator: Any, reference: str, value: Any, schema: Any) -> Iterator[Exception]:
         if next(_followed.get()) >= MOST_REFERENCES:
-            raise UserError(f"the JSON schema needs more than {MOST_REFERENCES:,} references for one answer")
+            raise _TooManyReferences
         yield from follow(validator, reference, value, schema) or ()
 
     return check
@@ -122,7 +126,7 @@ def _additional_properties(validator: Any, additional: Any, value: Any, schema: 
             yield from validator.descend(value[name], additional, path=name)
 
 
-def _fits(validator: Any, answer: str, place: str) -> float:
+def _fits(validator: Any, answer: str, place: str) -> Score:
     """Scores an answer; 0 where it is not JSON, or more deeply nested or larger than can be checked.
 
     Args:
@@ -134,9 +138,11 @@ def _fits(validator: Any, answer: str, place: str) -> float:
         value = json.loads(_without_fence(answer.strip()), parse_constant=refuse_constant)
         _followed.set(count())
         with placed_errors(lambda problem: Problem(problem.message, problem.suggestion, file=place)):
-            return float(validator.is_valid(value))
+            return Score(float(validator.is_valid(value)))
+    except _TooManyReferences:
+        return Score(0.0, f"the JSON schema needs more than {MOST_REFERENCES:,} references for one answer")
     except (ValueError, OverflowError, RecursionError):
-        return 0.0
+        return Score(0.0)
     except _WrappedReferencingError as error:
         raise UserError(Problem(f"the JSON schema has an unresolved $ref: {error.ref}", file=place)) from error
 

@@ -135,6 +135,10 @@ def _vllm_words(arguments: argparse.Namespace) -> list[str]:
     if len(bases) != 1:
         raise UserError("vLLM serves one model, and adapters over it")
     (name, place) = bases[0]
+    for option in (written for written, _ in [*bases, *adapters] if written.startswith("-")):
+        raise UserError(
+            Problem(f"vLLM would read the name {option} as an option", "rename the folder, or write NAME=FOLDER")
+        )
     words = ["vllm", "serve", place, "--served-model-name", name]
     if arguments.rows is not None:
         words += ["--max-num-seqs", str(arguments.rows)]
@@ -161,7 +165,7 @@ def _base_of(adapter: Path) -> str:
     named = _config_of(adapter).get("base_model_name_or_path")
     if not isinstance(named, str) or not named:
         what = f"{adapter}: its adapter_config.json has no base_model_name_or_path"
-    elif "\0" not in named and Path(named).is_dir():
+    elif os.path.isdir(named):  # noqa: PTH112  # Path.is_dir() raises for names too long and folders of other users
         return str(Path(named).resolve())
     elif _HUB_NAME.fullmatch(named):
         return named

@@ -47,7 +47,8 @@ class TimedProtocol(H11Protocol):
         self._forget()
 
     def _watch(self) -> None:
-        if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
+        answered = self.conn.our_state is h11.DONE  # before the end of the request's body, which may never arrive
+        if self.transport.is_closing() or (self.conn.their_state is not h11.IDLE and not answered):
             self._forget()
             return
         self._idle.setdefault(self)
