@@ -17,7 +17,7 @@ START = "start.sh"
 ENVIRONMENT = "environment.sh"
 PYTHON = (3, 11)
 PYTHON_HINT = "write the path of a Python with Stoker's dependencies, or `setup` commands that lead to it"
-_HIDDEN = re.compile(r"TOKEN|KEY|SECRET|PASS|PWD|AUTH|CREDENTIAL", re.I)  # anywhere in a name: hiding too much does no harm
+_HIDDEN = re.compile(r"TOKEN|KEY|SECRET|PASS|PWD|AUTH|CREDENTIAL", re.I)  # anywhere in a name: it may hide too much
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 

@@ -92,8 +92,8 @@ def _members(stream: ByteStream, damage: list[str]) -> Iterator[Member]:
     try:
         with _Archive.open(fileobj=stream.buffer, mode="r|", tarinfo=_Header) as archive:
             for info in archive:
-                archive.members.clear()  # each with its headers
-                archive.pax_headers.clear()  # of all files that follow; none names a sample
+                archive.members.clear()  # type: ignore[attr-defined]  # each with its headers
+                archive.pax_headers.clear()  # type: ignore[attr-defined]  # of all files that follow; none names a sample
                 folder, _, base = info.name.rpartition("/")
                 if not info.isfile() or base.startswith(("._", "__")) or base == ".DS_Store":
                     continue

@@ -116,7 +116,9 @@ class _Stated:
     @property
     def in_space(self) -> bool:
         """Returns whether the search space can express every explicit key."""
-        return self.layout.keys() <= {*SEARCHED, "devices", "compile"} and "accumulation" not in self.corners
+        usual = vars(Layout())
+        other = {name for name, value in self.layout.items() if value != usual.get(name)}
+        return other <= {*SEARCHED, "devices", "compile"} and "accumulation" not in self.corners
 
     def batch(self, loaded: LoadedJob, processes: int) -> int:
         """Rows of a step: as written, else the task's default, or one pass of every process where that is more."""

@@ -105,6 +105,7 @@ def search(
     simplest: dict[int, LayoutPlan] = {}  # the fastest plan, by complexity of the layout
     limit = inf  # seconds; slower plans are discarded
     settled = False  # offloading would only be slower: it fits without, or is too slow already
+    has_plain = space.offload is None or "none" in space.offload
     for least, root in sorted(roots, key=lambda pair: pair[0]):
         if least >= limit:
             break
@@ -112,7 +113,7 @@ def search(
             looked_at += 1
             if setting.layout.offload == "none":
                 settled = False
-            elif settled:
+            elif settled and has_plain:
                 continue
             time = step_time(setting, passes=passes) if limit < inf else None
             if time is not None and time.total >= limit:
