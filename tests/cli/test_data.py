@@ -286,7 +286,7 @@ def test_on_a_terminal_trained_tokens_are_coloured(folder: Path) -> None:
     assert b"\x1b[2m" in out
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_real_model_on_real_conversations(capsys: pytest.CaptureFixture[str]) -> None:
     Path("job.yaml").write_text("task: sft\nmodel: smollm2-135m\ndata: chatterbot-corpus\nsteps: 10\n")
     code, report, _ = as_json(capsys)

@@ -125,6 +125,7 @@ def test_files_that_a_host_has_are_not_sent_again(lab: Lab) -> None:
     assert listed.decode() == f"{{}}\n{CODE}/stoker/cli/main.py\n"
 
 
+@pytest.mark.exhaustive
 def test_slurm_is_reached_through_a_login_node(lab: Lab, whole: list[float]) -> None:
     options = {"IdentityFile": str(lab.folder / "key"), "UserKnownHostsFile": str(lab.folder / "known_hosts")}
     options |= {"HostName": lab.address(1), "Port": lab.port, "SetEnv": f"SLURM_CONF={lab.folder / 'slurm.conf'}"}
@@ -151,6 +152,7 @@ def test_slurm_trains_a_job_as_here(lab: Lab, whole: list[float]) -> None:
     assert (lab.base / ".stoker/slurm/secret").stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.exhaustive
 def test_slurm_starts_a_run_again_that_had_to_make_room(lab: Lab, long: list[float]) -> None:
     output = lab.base / "runs/requeued"
     said = lab.stoker("submit", "long.yaml", "--on", "hpc", "output=runs/requeued", "--json")

@@ -111,6 +111,7 @@ def local_task(folder: Path) -> Path:
     return folder / "mine.yaml"
 
 
+@pytest.mark.exhaustive
 def test_a_yaml_task_gives_the_figures_of_the_harness_own_class(
     base: Path, ours: HarnessModel, theirs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
