@@ -226,7 +226,7 @@ def test_a_job_is_resumed_in_the_folder_where_it_began(
 def test_forks_and_runs_of_the_command_line_take_the_devices_of_their_job(
     unstarted: Browser, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    async def checked(_page: Any, text: str, _account: Any) -> tuple[list[Any], dict[str, Any]]:
+    async def checked(_page: Any, text: str, _account: Any, **_options: Any) -> tuple[list[Any], dict[str, Any]]:
         assert text == JOB
         return [], {"job": {"parallel": {"data": 2, "tensor": 1, "pipeline": 1, "context": 1}}, "plan": ""}
 
