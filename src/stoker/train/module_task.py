@@ -17,8 +17,8 @@ from stoker.data.order import permute, stream_key
 from stoker.errors import UserError
 from stoker.models.objective import Loss
 from stoker.parallel.batch_norm import without_batch_statistics
-from stoker.parallel.shared_buffers import unchanged_buffers
 from stoker.train.evaluate import Evaluation, evaluate
+from stoker.train.shared_buffers import unchanged_buffers
 from stoker.train.task import Part, Task, with_tensors
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from stoker.hardware.process_device import Device
 from stoker.job.resolved import ResolvedJob
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.plain_module import spread_module
-from stoker.parallel.shared_buffers import SharedBuffers, own_buffers
 from stoker.train.hooks import Hook
 from stoker.train.module_task import ModuleTask, fingerprint_of
 from stoker.train.prepared import Prepared, apply_job_to_blocks, describe_parameters, engine_of
+from stoker.train.shared_buffers import SharedBuffers, own_buffers
 
 
 def prepare_module(

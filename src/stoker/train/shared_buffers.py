@@ -10,14 +10,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from stoker.checkpoint.run_weights import saved_buffers
 from stoker.parallel.mesh import sum_over
 
 
 def own_buffers(model: nn.Module) -> list[str]:
     """Returns the names of persistent buffers, but those of batch norms, whose statistics are of all processes."""
-    kept = model.state_dict().keys()
     norms = {name for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
-    return [name for name, _ in model.named_buffers() if name in kept and name.rpartition(".")[0] not in norms]
+    return [name for name in saved_buffers(model) if name.rpartition(".")[0] not in norms]
 
 
 @contextmanager
@@ -52,16 +52,18 @@ class SharedBuffers:
     @torch.no_grad()
     def unite(self) -> None:
         """Makes the buffers equal after the step; a collective."""
-        buffers = {name: self._model.get_buffer(name) for name in self._names}  # a module may have replaced a tensor
-        changed = torch.tensor([float(not torch.equal(buffer, self._before[name])) for name, buffer in buffers.items()])
-        everywhere = changed.to(next(iter(buffers.values())).device, copy=True)
-        dist.all_reduce(everywhere, group=self._group)
-        counts = dict(zip(buffers, zip(changed.tolist(), everywhere.tolist(), strict=True), strict=True))
-        means = {name: b for name, b in buffers.items() if b.is_floating_point() and counts[name][1]}
-        sums = [buffer.clone() if counts[name][0] else torch.zeros_like(buffer) for name, buffer in means.items()]
-        sum_over(self._group, *sums)
-        for (name, buffer), total in zip(means.items(), sums, strict=True):
-            buffer.copy_(total / counts[name][1])
-        for name, buffer in buffers.items():
-            if not buffer.is_floating_point() and counts[name][1]:
+        buffers = [self._model.get_buffer(name) for name in self._names]  # a module may have replaced a tensor
+        is_changed = [
+            not torch.equal(buffer, self._before[name]) for name, buffer in zip(self._names, buffers, strict=True)
+        ]
+        changing = torch.tensor(is_changed, dtype=torch.float32, device=buffers[0].device)
+        dist.all_reduce(changing, group=self._group)
+        means: list[tuple[Tensor, Tensor, float]] = []  # buffers, their sums, and the processes that changed them
+        for buffer, own, processes in zip(buffers, is_changed, changing.tolist(), strict=True):
+            if processes and buffer.is_floating_point():
+                means.append((buffer, buffer.clone() if own else torch.zeros_like(buffer), processes))
+            elif processes:
                 dist.broadcast(buffer, group=self._group, group_src=0)
+        sum_over(self._group, *(total for _, total, _ in means))
+        for buffer, total, processes in means:
+            buffer.copy_(total / processes)
