@@ -196,8 +196,8 @@ class _JobRoutes:
 
     def _stop(self, key: str, user: str, *, now: bool) -> Any:
         page = self.page
-        alive = [each for each in page.queue.entries() if id_of(Path(each[0].run)) == key and each[1].state in ALIVE]
-        path = Path(alive[-1][0].run) if alive else page.runs.find(key).path
+        alive = next((each for each in page.queued(key) if each[1].state in ALIVE), None)
+        path = Path(alive[0].run) if alive else page.runs.find(key).path
         command = f"stoker stop {shlex.quote(shown_path(path, page.settings.base))}"
         if page.stops.has(path) and not now:
             hint = "wait for its step and checkpoint, or stop it at once with `now`"
@@ -207,9 +207,9 @@ class _JobRoutes:
         process = holder_of(RunFolder(path))
         if process is not None:
             process.terminate()
-        elif not alive or not page.queue.stop(alive[-1][0].number):
+        elif not alive or not page.queue.stop(alive[0].number):
             raise http_error(409, "{run} is not training here", run=path.name)
-        asked = process or (alive[-1][1].process if alive else None)
+        asked = process or (alive[1].process if alive else None)
         if asked is not None:
             page.stops.add(asked)
         page.audit.write(user, "stop", command=command, run=str(path))

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -18,11 +19,12 @@ from stoker.errors import UserError
 from stoker.json_values import finite
 from stoker.page.accounts import Accounts
 from stoker.page.audit_log import AuditLog
+from stoker.page.detached_process import DetachedProcess
 from stoker.page.guard import account_of, error_response
-from stoker.page.job_queue import JobQueue
+from stoker.page.job_queue import JobQueue, QueuedJob
 from stoker.page.page_error import PageError, http_error, of_user_error
 from stoker.page.page_settings import PageSettings
-from stoker.page.run_index import RunIndex
+from stoker.page.run_index import RunIndex, id_of
 from stoker.page.run_verb import Verbs
 from stoker.page.run_view import RunViews
 from stoker.page.stop_requests import StopRequests
@@ -48,6 +50,10 @@ class Page:
     def run_of(self, request: Request) -> RunFolder:
         """Returns the run whose id is in a request's path."""
         return self.runs.find(request.path_params["id"])
+
+    def queued(self, key: str) -> list[tuple[QueuedJob, DetachedProcess]]:
+        """Returns the jobs of the queue for the run with this id, the newest first."""
+        return [each for each in reversed(self.queue.entries()) if id_of(Path(each[0].run)) == key]
 
 
 def route(path: str, answer: Answer, *, method: str = "GET", role: str = "see") -> Route:

@@ -80,25 +80,30 @@ class _RunRoutes:
         try:
             return self._with_status(self.page.views.detail(self.page.run_of(request)))
         except PageError as error:
-            for entry, process in reversed(self.page.queue.entries()):
-                run = Path(entry.run)
-                if id_of(run) != request.path_params["id"]:
-                    continue
-                stages = stages_below(run, self.page.views.events) if is_inside(run, self.page.settings.runs) else []
-                has_begun = any(stage["status"] != WAITING for stage in stages)
-                if has_begun or self._is_shown(entry, process):
-                    text = Path(entry.job).read_text(encoding="utf-8") if is_run_file(Path(entry.job)) else ""
-                    empty: dict[str, Any] = {"health": [], "lineage": None, "metrics": []}
-                    return {
-                        **_without_run(entry, process),
-                        **(_progress(stages, process) if has_begun else {}),
-                        "job": mask_secrets(text),
-                        "command": entry.command,
-                        "stages": stages,
-                        "stopping": self.page.stops.has(run),
-                        **empty,
-                    }
-            raise error
+            jobs = (self._job_detail(*each) for each in self.page.queued(request.path_params["id"]))
+            found = next((job for job in jobs if job is not None), None)
+            if found is None:
+                raise error
+            return found
+
+    def _job_detail(self, entry: QueuedJob, process: DetachedProcess) -> dict[str, Any] | None:
+        """Returns a job without a run of its own, which may have stages; None if it is not shown."""
+        run, job = Path(entry.run), Path(entry.job)
+        stages = stages_below(run, self.page.views.events) if is_inside(run, self.page.settings.runs) else []
+        has_begun = any(stage["status"] != WAITING for stage in stages)
+        if not has_begun and not self._is_shown(entry, process):
+            return None
+        return {
+            **_without_run(entry, process),
+            **(_progress(stages, process) if has_begun else {}),
+            "job": mask_secrets(job.read_text(encoding="utf-8") if is_run_file(job) else ""),
+            "command": entry.command,
+            "stages": stages,
+            "stopping": self.page.stops.has(run),
+            "health": [],
+            "lineage": None,
+            "metrics": [],
+        }
 
     def _is_shown(self, entry: QueuedJob, process: DetachedProcess) -> bool:
         """Returns whether a job without a run is shown: it waits, starts or failed, and its run was not removed."""

@@ -151,10 +151,9 @@ class _RunTools:
             folder = self.page.run_of(request)
             return folder, folder.job
         except PageError:
-            for entry, _ in reversed(self.page.queue.entries() if start == "job" else ()):
+            for entry, _ in self.page.queued(request.path_params["id"]) if start == "job" else ():
                 run, job = Path(entry.run), Path(entry.job)
-                is_it = id_of(run) == request.path_params["id"] and is_inside(run, self.page.settings.runs)
-                if is_it and is_run_file(job):
+                if is_inside(run, self.page.settings.runs) and is_run_file(job):
                     return RunFolder(run), job
             raise
 

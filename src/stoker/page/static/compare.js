@@ -5,13 +5,12 @@ import { Term } from "./glossary.js";
 import { html, useEffect, useState } from "./html.js";
 import { number, t, time } from "./i18n.js";
 import { address, go, link } from "./router.js";
-import { Charts, POLICIES, metricsOf } from "./run.js";
+import { Charts, POLICIES, isGoing, metricsOf } from "./run.js";
 import { Rollouts } from "./rollouts.js";
 import { Command, Empty, Loaded, Problem, Status, Table, Tabs } from "./ui.js";
 
 const MOST = 6; // as many as there are colours
 const EVERY = 5000; // ms between two looks at runs that train
-const isGoing = (run) => ["queued", "starting", "running"].includes(run.status);
 
 /** Keys whose values differ between jobs, given as the values by dotted key, with the value of each. */
 export function differences(each) {

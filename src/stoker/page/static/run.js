@@ -13,6 +13,8 @@ import { Action, Command, Loaded, Status, Tabs } from "./ui.js";
 
 const CURVES = ["loss", "lr", "grad_norm", "tokens_per_s", "seconds", "memory_gib", "effective"];
 export const POLICIES = ["ppo", "grpo"];
+/** Whether a run trains, or will do so by itself. */
+export const isGoing = (run) => ["queued", "starting", "running"].includes(run.status);
 const NO_CHAT = ["reward", "module"]; // their models write no answers
 const OF_POLICY = ["score", "kl", "entropy", "response_tokens", "ended"];
 const LEVELS = { failed: "bad", fault: "bad", hung: "bad", node_lost: "bad", rolled_back: "warn", spike: "warn", skipped: "warn", not_finite: "warn", alarm: "warn", interrupted: "warn", stopped: "warn", slow: "warn" };
@@ -82,7 +84,7 @@ function Buttons({ run, again }) {
     if (answer.id && answer.id !== run.id) go({ place: "train", run: answer.id, tab: "" });
     return again();
   };
-  const isRunning = ["running", "starting", "queued"].includes(run.status);
+  const isRunning = isGoing(run);
   const hasRun = run.number === undefined; // of a job that has not begun, or has stages, there is a number in the queue alone
   return html`<div class="actions">
       ${isRunning
