@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 LONGEST_REASON = 300  # characters
@@ -67,6 +66,8 @@ class DiskFailed(RunFailed):
 
 def did_you_mean(word: str, options: Iterable[str], cutoff: float = 0.5) -> str:
     """Returns ``did you mean X?`` with the option most like a word; empty if none is similar."""
+    from difflib import get_close_matches  # only where an error is told
+
     near = get_close_matches(word, options, 1, cutoff)
     return f"did you mean {near[0]}?" if near else ""
 

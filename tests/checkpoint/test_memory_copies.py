@@ -235,12 +235,13 @@ def _one_copy_of_two(run: Path) -> None:
     saver.close()
 
 
+def full(descriptor: int, size: int) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_a_copy_that_memory_has_no_room_for_leaves_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(descriptor: int, size: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with shared_memory(tmp_path) as shared:
         saver = saver_of(tmp_path)
         saver.remember(state(5))
@@ -255,9 +256,6 @@ def test_a_copy_that_memory_has_no_room_for_leaves_the_one_before(
 def test_once_there_is_room_again_a_copy_is_made_while_the_other_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(descriptor: int, size: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with shared_memory(tmp_path) as shared:
         saver = saver_of(tmp_path)
         saver.remember(state(5))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from stoker.errors import Problem
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.conflict_view import View
-from stoker.job.tune_keys import VIRTUAL, keys_of, methods_with
+from stoker.job.tune_keys import VIRTUAL, has_prefix, keys_of, methods_with
 
 
 def _quantised_base(view: View) -> Iterator[Problem]:
@@ -73,8 +73,7 @@ def _virtual_tokens_whole(view: View) -> Iterator[Problem]:
             )
             hint = "write `data` instead, with `shard: zero3` to spread the weights, or `tune: lora`"
             yield from view.at_each([f"parallel.{axis}", "tune.method"], message, hint)
-    deep = method == "prefix" or (method == "p-tuning" and view.value("tune.deep"))
-    if deep and view.value("parallel.recompute") != "none":
+    if has_prefix(method, deep=view.value("tune.deep")) and view.value("parallel.recompute") != "none":
         message = "`recompute` computes a block again, and would put its part of the prefix in front of it twice"
         yield from view.at_each(["parallel.recompute", "tune.method"], message, "write `recompute: none`")
 

@@ -19,6 +19,11 @@ ADAPTERS = ("lora", "qlora")
 VIRTUAL = ("prefix", "prompt", "p-tuning")  # methods that train virtual tokens
 
 
+def has_prefix(method: str, *, deep: bool) -> bool:
+    """Returns whether a method's virtual tokens are before every layer."""
+    return method == "prefix" or (method == "p-tuning" and deep)
+
+
 def keys_of(method: str, *, deep: bool = False) -> tuple[str, ...]:
     """Returns the keys of a method; ``deep`` virtual tokens have no encoder."""
     return ("tokens", "deep") if deep and method == "p-tuning" else KEYS[method]

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from stoker.errors import Problem, RunFailed, reason_of
-from stoker.files import flush_folder, no_link
+from stoker.files import flush_folder, no_link, write_all
 from stoker.node_cache.cache_entry import CacheEntry, boot_id, cache_errors
 from stoker.node_cache.cache_stats import HERE, CacheStats
 from stoker.node_cache.file_locks import HeldLock
@@ -163,9 +163,7 @@ class Download:
 
     def _write(self, piece: bytes) -> None:
         with cache_errors(self._entry.folder.parent):
-            view = memoryview(piece)
-            while view:
-                view = view[self._file.write(view) :]
+            write_all(self._file, piece)
         if self._hasher is not None:
             self._hasher.update(piece)
         self._failed = 0

@@ -209,6 +209,8 @@ def checks(view: View, name: str, usual_kl: float, usual_place: str) -> Iterator
     Args:
         usual_kl, usual_place: defaults of ``kl`` and ``kl_in``.
     """
+    from stoker.job.tune_keys import has_prefix
+
     written = view.given(f"{name}.rewards") and view.document.at((name, "rewards"))  # perhaps with a wrong weight
     if not written and view.value(f"{name}.reward") is None:
         message = f"`{name}` has no reward, so there is nothing to learn from"
@@ -223,8 +225,7 @@ def checks(view: View, name: str, usual_kl: float, usual_place: str) -> Iterator
         if view.value(f"parallel.{axis}") > 1:
             message = f"`task: {name}` samples answers with a cache of keys and values, which {axis} splits"
             yield from view.at_each([f"parallel.{axis}"], message, "spread it by data, shard or tensor")
-    method = view.value("tune.method")
-    prefix = method == "prefix" or (method == "p-tuning" and view.value("tune.deep"))
+    prefix = has_prefix(view.value("tune.method"), deep=view.value("tune.deep"))
     if prefix and view.value("parallel.shard") != "none":
         message = f"`task: {name}` samples answers, and a prefix' encoder is not gathered for that"
         yield from view.at_each(["parallel.shard", "tune.method"], message, "write shard: none, or another method")
