@@ -35,7 +35,7 @@ from stoker.launch.nodes.agent import Agent, interval, message_of
 from stoker.launch.nodes.channel import STRANGERS, Address, PeerNetwork
 from stoker.launch.nodes.group import Group, Node, assign_ranks
 from stoker.launch.nodes.node_part import NodePart
-from stoker.launch.nodes.node_supervisor import NodeSupervisor
+from stoker.launch.nodes.node_supervisor import NodeSupervisor, poll_interval
 from stoker.launch.nodes.place import Place
 from stoker.launch.run_spec import RunSpec
 from stoker.resilience.heartbeat import Pulse
@@ -44,7 +44,7 @@ DEVICES = 8
 LONG = 4096  # bytes from which a message is one that all nodes get
 STEP = 1.0  # seconds of a step that is slept
 STARTS = 0.2  # seconds from the start of a node's "processes" to their first step
-TURN = 0.05  # seconds between two turns of a node, as in `stoker node`
+TURN = 0.05  # seconds between two turns of a follower, as in `stoker node`
 STEADY = 30.0  # seconds over which the processor's time is taken
 HOST = "127.0.0.1"
 JOB = """
@@ -177,9 +177,9 @@ def share_groups() -> None:
             kept[generation] = read(values)
         return kept[generation]
 
-    decode, decoded = json.loads, dict[bytes, Any]()
+    decode, decoded = json.loads, dict[str, Any]()
 
-    def loads(text: bytes) -> Any:
+    def loads(text: str) -> Any:
         if len(text) < LONG:
             return decode(text)
         if text not in decoded:
@@ -226,7 +226,8 @@ def keep(
                     nodes[-1].fail()
                 case "end":
                     return
-        time.sleep(max(0.0, TURN - (time.monotonic() - begin)))
+        rest = max(TURN, poll_interval(count - 1)) if leader is None else TURN
+        time.sleep(max(0.0, rest - (time.monotonic() - begin)))
 
 
 def ask(controls: list[Connection]) -> list[dict[str, Any]]:

@@ -1,7 +1,12 @@
 """Seconds from the command to the end of the first step: `stoker train` here, `stoker submit` over ssh and by Slurm.
 
-Three hosts on this machine (tests/cluster/lab.sh), three processes in each case, so the same work on the same cores.
-Slurm's own time, from its acceptance of the job to the job's start, is taken off and shown apart.
+Three hosts on this machine (tests/cluster/lab.sh), three processes in each case. Slurm's own time, from its acceptance
+of the job to the job's start, is taken off and shown apart.
+
+The hosts share this machine's cores, and each loads PyTorch and what else a process needs, which three processes of one
+machine load once. So there are two local starts: of one run with three processes, and of three runs with one process at
+the same moment, until the last of them has done its first step. With three real hosts, each with cores of its own, the
+second is what a start on each of them takes by itself.
 
     python benchmarks/submit_start.py [--repeat 3] [--json FILE]
 """
@@ -15,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parents[1] / "tests/cluster")]
@@ -27,6 +33,18 @@ STEPS = 3
 def first_step(run: Path) -> float:
     """When the first step ended, seconds since 1970."""
     return float(json.loads((run / "metrics.jsonl").read_text().splitlines()[0])["time"])
+
+
+def three_at_once(lab: Lab, number: int) -> float:
+    """Seconds until the last of three runs with one process has done its first step."""
+    outputs = [lab.folder / f"one-of-three-{number}-{run}" for run in range(3)]
+    began = time.time()
+    with ThreadPoolExecutor() as threads:
+        alone = ["parallel.data=1", "train.batch=1"]
+        runs = [threads.submit(lab.stoker, "train", "job.yaml", *alone, f"output={output}") for output in outputs]
+    for run in runs:
+        run.result()
+    return max(map(first_step, outputs)) - began
 
 
 def scheduled(lab: Lab, job: str) -> float:
@@ -44,12 +62,13 @@ def scheduled(lab: Lab, job: str) -> float:
 
 def measure(lab: Lab, repeat: int) -> dict[str, list[float]]:
     """Seconds of each start."""
-    found: dict[str, list[float]] = {"local": [], "ssh": [], "slurm": [], "slurm's own": []}
+    found: dict[str, list[float]] = {"local": [], "three local": [], "ssh": [], "slurm": [], "slurm's own": []}
     for number in range(repeat):
         output = lab.folder / f"local-{number}"
         began = time.time()
         lab.stoker("train", "job.yaml", f"output={output}")
         found["local"].append(first_step(output) - began)
+        found["three local"].append(three_at_once(lab, number))
         for target in ("ssh", "slurm"):
             name = f"{target}-{number}"
             output, began = lab.folder / name, time.time()
@@ -63,7 +82,7 @@ def measure(lab: Lab, repeat: int) -> dict[str, list[float]]:
 
 
 def main() -> int:
-    """Prints the median of each, and its ratio to the local start."""
+    """Prints the median of each, and its ratio to both local starts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--json", metavar="FILE", type=Path)
@@ -86,11 +105,11 @@ def main() -> int:
             kind, found = lab.kind, measure(lab, arguments.repeat)
         finally:
             lab.do("down")
-    local = statistics.median(found["local"])
+    local, three = statistics.median(found["local"]), statistics.median(found["three local"])
     for name, seconds in found.items():
         median = statistics.median(seconds)
         listed = " ".join(f"{value:.1f}" for value in seconds)
-        print(f"{name:<12} {median:6.1f} s  {median / local:5.2f} x  ({listed})")
+        print(f"{name:<12} {median:6.1f} s  {median / local:5.2f} x local  {median / three:5.2f} x three  ({listed})")
     if arguments.json:
         arguments.json.write_text(json.dumps({"kind": kind, **found}, indent=2) + "\n")
     return 0

@@ -12,6 +12,24 @@ def family_of_host(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
+def end_when_unreachable(connection: socket.socket, seconds: int) -> None:
+    """Has the kernel end a connection whose other host is silent for ``seconds``, a multiple of 4; 0 takes that back.
+
+    The host of a busy or stopped process answers, unless it takes no more bytes. macOS asks idle connections only.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1 if seconds else 0)
+    probes = {
+        "TCP_KEEPIDLE": seconds // 4,
+        "TCP_KEEPALIVE": seconds // 4,
+        "TCP_KEEPINTVL": seconds // 4,
+        "TCP_KEEPCNT": 3,
+    }
+    options = {**(probes if seconds else {}), "TCP_USER_TIMEOUT": 1000 * seconds}
+    for name, value in options.items():
+        if (option := getattr(socket, name, None)) is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
 def listen(address: tuple[str, int], *, backlog: int = BACKLOG) -> socket.socket:
     """Returns a socket that listens; port 0 takes a free one.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from operator import attrgetter
 
 from stoker.errors import RunFailed
 from stoker.launch.run_spec import RunSpec
@@ -60,8 +61,8 @@ class Watch:
         """Takes over new heartbeats."""
         self.pulses |= pulses
         for phase in WAITED_FOR:
-            seen = max((getattr(pulse, phase) for pulse in pulses.values()), default=0.0)
-            self._longest[phase] = max(self._longest.get(phase, 0.0), seen)
+            seen = map(attrgetter(phase), pulses.values())
+            self._longest[phase] = max([self._longest.get(phase, 0.0), *seen])
         if "stepped" in self.moments:
             return
         self._restored.update(rank for rank, pulse in pulses.items() if pulse.done >= 0)

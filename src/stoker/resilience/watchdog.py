@@ -86,11 +86,12 @@ class Stragglers:
 
     def __init__(self, parts: Sequence[Sequence[int]], slow: float) -> None:
         self._parts, self._slow = parts, slow
+        self._ranks = frozenset(rank for part in parts for rank in part)
         self._began: dict[int, Pulse] = {}
 
     def look(self, pulses: Mapping[int, Pulse]) -> list[Slow]:
         """Returns the stragglers of a window that has just ended; to be called repeatedly."""
-        if any(rank not in pulses for part in self._parts for rank in part):
+        if not self._ranks <= pulses.keys():
             return []
         if not self._began:
             if all(pulse.steps for pulse in pulses.values()):  # the first step has extra work

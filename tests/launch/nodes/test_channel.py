@@ -13,7 +13,7 @@ import pytest
 
 from stoker.frames import CHALLENGE, LARGEST, MAC, Greeting, PeerRefused
 from stoker.launch.nodes import channel
-from stoker.launch.nodes.channel import Down, Happening, Message, Peer, PeerNetwork, Said, Up
+from stoker.launch.nodes.channel import UNREACHABLE, Down, Happening, Message, Peer, PeerNetwork, Said, Up
 
 SECRET = bytes(range(32))
 HOST = "127.0.0.1"
@@ -177,6 +177,22 @@ def test_a_frame_that_is_too_long_is_refused_before_it_comes() -> None:
         a.seal.length(struct.pack(">I", LARGEST + 1))
     with pytest.raises(ValueError):
         a.seal.frame(bytes(LARGEST + 1))
+
+
+def test_the_kernel_ends_a_connection_to_an_unreachable_host_until_another_owner_has_it(
+    networks: Callable[..., PeerNetwork],
+) -> None:
+    a, b = networks(), networks()
+    here, there = meet(a, b)
+    for side in (here.connection, there.connection):
+        assert side.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        tcp = [socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT]
+        idle, interval, count, longest = (side.getsockopt(socket.IPPROTO_TCP, option) for option in tcp)
+        assert idle + interval * count == UNREACHABLE == longest / 1000
+    connection, _, _ = a.detach(here)
+    assert not connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert not connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    connection.close()
 
 
 def test_a_node_that_is_cut_off_takes_and_makes_no_connection(networks: Callable[..., PeerNetwork]) -> None:

@@ -200,5 +200,5 @@ def message_of(pulses: Mapping[int, Pulse], now: float) -> Message:
 def pulses_of(message: Message, now: float) -> dict[int, Pulse]:
     """Returns the heartbeats of a message of `message_of`, by rank."""
     columns = [field if isinstance(field, list) else repeat(field) for field in message["fields"]]
-    rows = zip(message["ages"], *columns, strict=False)  # `repeat` has no end
-    return {int(rank): Pulse(now - age, *rest) for rank, (age, *rest) in zip(message["ranks"], rows, strict=True)}
+    pulses = map(Pulse, [now - age for age in message["ages"]], *columns)  # `repeat` has no end
+    return dict(zip(map(int, message["ranks"]), pulses, strict=True))

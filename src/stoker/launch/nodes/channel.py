@@ -19,6 +19,7 @@ Message = dict[str, Any]
 GREETING = 5.0  # timeout in seconds to connect and to authenticate
 STRANGERS = 256  # maximum of unauthenticated connections; the oldest is closed first
 AT_ONCE = 256 * 1024  # bytes that are read from one connection before the others
+UNREACHABLE = 16  # seconds for which the other host may be silent; a supervisor may, for as long as `SignsOfLife` says
 COPIES, CACHE = "copies", "cache"  # the kinds of message after which a connection carries other frames
 BACKLOG = 64 * 2**20  # bytes waiting to be sent; a peer that exceeds it is dropped
 
@@ -114,7 +115,7 @@ class Peer:
                     return
                 rest = bytes(self.incoming[at + LENGTH.size : end])
                 at = end
-                message = json.loads(self.seal.payload(head, rest))
+                message = json.loads(self.seal.payload(head, rest).decode())
                 if not isinstance(message, dict):
                     raise PeerRefused
                 self.hands_over = message.get("kind") in (COPIES, CACHE)
@@ -219,6 +220,7 @@ class PeerNetwork:
         self._forget(peer)
         peer.is_over = True
         peer.connection.setblocking(True)
+        sockets.end_when_unreachable(peer.connection, 0)  # its new owner has limits of its own
         return peer.connection, peer.seal, bytes(peer.incoming)
 
     def cut(self, seconds: float) -> None:
@@ -260,6 +262,7 @@ class PeerNetwork:
     def _add(self, peer: Peer, mask: int) -> None:
         with suppress(OSError):
             peer.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sockets.end_when_unreachable(peer.connection, UNREACHABLE)
         self._strangers[peer] = None
         peer.mask = mask
         self._selector.register(peer.connection, mask, peer)

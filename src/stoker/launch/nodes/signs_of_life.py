@@ -9,8 +9,7 @@ from stoker.launch.nodes.channel import Peer, text_of
 
 LOST = 10.0  # seconds of silence after which a node counts as lost; four heartbeat intervals if that is longer
 ALIVE = text_of({"kind": "alive"})
-LONGEST = 20.0  # seconds of that limit, at most
-SIGNS = (1.0, 6.5)  # seconds between two heartbeats: for a few nodes, and for a thousand, which report every 10
+LONGEST = 30.0  # seconds of that limit, at most; a host that cannot be reached is noticed earlier (`UNREACHABLE`)
 
 
 class SignsOfLife:
@@ -39,18 +38,17 @@ class SignsOfLife:
 
     def silent(self, peers: Iterable[Peer], nodes: int, now: float) -> list[Peer]:
         """Returns the nodes that count as lost, in a group of ``nodes`` nodes."""
-        limit = min(LONGEST, max(LOST, 4 * _every(nodes)))
-        return [peer for peer in peers if now - self._heard.get(peer, now) > limit]
+        since = now - min(LONGEST, max(LOST, 4 * _every(nodes)))
+        return [peer for peer in peers if self._heard.get(peer, now) < since]
 
     def give(self, peers: Iterable[Peer], nodes: int, now: float) -> None:
         """Sends a heartbeat to the nodes that got no other message recently."""
-        every = _every(nodes)
-        for peer in peers:
-            if now - self._said.get(peer, 0.0) >= every:
-                self.said(peer, now)
-                peer.send_text(ALIVE)
+        since = now - _every(nodes)
+        for peer in [peer for peer in peers if self._said.get(peer, 0.0) <= since]:
+            self.said(peer, now)
+            peer.send_text(ALIVE)
 
 
 def _every(nodes: int) -> float:
     """Returns the seconds between two heartbeats."""
-    return min(SIGNS[1], max(SIGNS[0], interval(nodes)))
+    return max(1.0, 1.1 * interval(nodes))  # a node that reports gives no other heartbeat

@@ -13,13 +13,13 @@ from typing import Any, Self
 import numpy as np
 
 from stoker.frames import LARGEST, LENGTH, Greeting, PeerRefused, Seal
+from stoker.sockets import end_when_unreachable
 
 Address = tuple[str, int]
 Message = dict[str, Any]
 DTYPES = ("<i8", "<i4", "<f8", "<f4", "<f2", "|i1")
 GREETING = 10.0  # seconds for the proof of the secret, in all
 LOST = 60  # seconds of silence after which the connection ends; the host of a busy process still answers keepalives
-_KEEPALIVE = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 9}  # seconds, seconds, times: LOST
 MOST = 2**36  # bytes of the arrays of a message
 MOST_ARRAYS = 1024
 
@@ -50,9 +50,7 @@ class ServerConnection:
             connection.sendall(greeting.answer(bytes(self._read(greeting.wants, until))))
         self._seal: Seal = greeting.seal
         connection.settimeout(None)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in {**_KEEPALIVE, socket.TCP_USER_TIMEOUT: 1000 * LOST}.items():
-            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        end_when_unreachable(connection, LOST)
 
     @classmethod
     def dial(cls, address: Address, secret: bytes) -> Self:
