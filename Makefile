@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 EXTRAS := gguf,parquet,zstd,tensorboard,corpora,ui
 JOB := quickstart.yaml
+# Set in some images; packages are installed without bytecode, so every process would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install quickstart test test-slow test-exhaustive lint fuzz format bench verify-all mutants tune-matrix gpu gpu-packages ui-dev ui-vendor docs wheel clean
 
