@@ -172,7 +172,7 @@ def test_bytes_that_the_home_did_not_check_are_not_kept(
         if not payload:
             stream.close()
             raise ConnectionError
-        if len(payload) > 1000:
+        if not payload.startswith(b'{"'):  # a part of the object, which may be of a few bytes
             sent.append(len(payload))
             payload = bytes(len(payload))
         send(stream, payload)
