@@ -42,6 +42,15 @@ def test_a_silent_node_is_lost_in_time_and_may_miss_two_heartbeats(nodes: int, l
     assert given(nodes, int(limit)) >= 3
 
 
+@pytest.mark.parametrize("nodes", [2, 300, 1000])
+def test_a_node_that_reports_is_fresh(nodes: int) -> None:
+    peer: Any = object()
+    signs = SignsOfLife()
+    signs.heard(peer, 1000.0)
+    assert signs.is_fresh(peer, nodes, 1003.0 + interval(nodes))
+    assert not signs.is_fresh(peer, nodes, 1006.0 + 1.1 * interval(nodes))
+
+
 @pytest.mark.parametrize("nodes", [300, 1000])
 def test_a_node_that_reports_gives_no_other_heartbeat(nodes: int) -> None:
     assert given(nodes, 60, reports_every=interval(nodes)) == 0

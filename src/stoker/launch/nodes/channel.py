@@ -19,7 +19,7 @@ Message = dict[str, Any]
 GREETING = 5.0  # timeout in seconds to connect and to authenticate
 STRANGERS = 256  # maximum of unauthenticated connections; the oldest is closed first
 AT_ONCE = 256 * 1024  # bytes that are read from one connection before the others
-UNREACHABLE = 16  # seconds for which the other host may be silent; a supervisor may, for as long as `SignsOfLife` says
+UNREACHABLE = 12  # seconds without an answer of the other host; a supervisor may be silent for longer (`SignsOfLife`)
 COPIES, CACHE = "copies", "cache"  # the kinds of message after which a connection carries other frames
 BACKLOG = 64 * 2**20  # bytes waiting to be sent; a peer that exceeds it is dropped
 
@@ -220,7 +220,7 @@ class PeerNetwork:
         self._forget(peer)
         peer.is_over = True
         peer.connection.setblocking(True)
-        sockets.end_when_unreachable(peer.connection, 0)  # its new owner has limits of its own
+        sockets.end_when_unreachable(peer.connection, 0)  # a reader of large data may be slow
         return peer.connection, peer.seal, bytes(peer.incoming)
 
     def cut(self, seconds: float) -> None:

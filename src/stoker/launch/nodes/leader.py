@@ -13,7 +13,7 @@ from typing import Any
 from stoker.errors import CannotRun, RunFailed, UserError
 from stoker.launch.first_failure import Interrupted, error_of
 from stoker.launch.monitor import Watch, write_event
-from stoker.launch.nodes.agent import pulses_of
+from stoker.launch.nodes.agent import interval, pulses_of
 from stoker.launch.nodes.channel import Address, Message
 from stoker.launch.nodes.group import Group, Member, Node, assign_ranks
 from stoker.launch.nodes.outcome import Outcome
@@ -179,7 +179,7 @@ class Leader:
 
     def _take_over(self, group: Group, lost: Sequence[str], now: float) -> None:
         """Continues from the state that the previous leader had sent."""
-        self._until = now + RETURN
+        self._until = now + max(RETURN, 1.5 * interval(len(group.members)))  # each notices it when it reports
         self._expected = {member.node.name for member in group.members} - {*lost, self._roster.me.name}
         self._restarts.restore(group.policy or self._restarts.state())
         self._longest.update(group.longest or {})

@@ -228,7 +228,9 @@ class NodeSupervisor:
             return
         before = self._members.get(node.name)
         if node.name == self._name or (
-            before is not None and before.address[0] != peer.address[0] and self._signs.is_fresh(before, now)
+            before is not None
+            and before.address[0] != peer.address[0]
+            and self._signs.is_fresh(before, 1 + len(self._members), now)
         ):
             words = f"another node is named {node.name}; give each node its own --name"
             peer.send({"kind": "refused", "why": words})
@@ -394,4 +396,4 @@ def poll_interval(members: int) -> float:
     Args:
         members: nodes that follow this one.
     """
-    return min(LONGEST_REST, members * LONGEST_REST / 1000) if members >= MANY else 0.0
+    return min(LONGEST_REST, max(POLL, members * LONGEST_REST / 1000)) if members >= MANY else 0.0

@@ -32,9 +32,9 @@ class SignsOfLife:
         self._heard.pop(peer, None)
         self._said.pop(peer, None)
 
-    def is_fresh(self, peer: Peer, now: float) -> bool:
-        """Returns whether a node has been heard recently."""
-        return now - self._heard.get(peer, 0.0) < LOST / 2
+    def is_fresh(self, peer: Peer, nodes: int, now: float) -> bool:
+        """Returns whether a node has been heard recently, in a group of ``nodes`` nodes."""
+        return now - self._heard.get(peer, 0.0) < LOST / 2 + _every(nodes) - 1.0
 
     def silent(self, peers: Iterable[Peer], nodes: int, now: float) -> list[Peer]:
         """Returns the nodes that count as lost, in a group of ``nodes`` nodes."""
