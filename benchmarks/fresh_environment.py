@@ -23,8 +23,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from stoker.checkpoint.export import Export, write_export
 from stoker.checkpoint.load_run import TunedRun, open_run
+from stoker.checkpoint.write_export import Export, write_export
 from stoker.models.adapters import unwrap
 
 PACKAGES = ("torch", "transformers", "peft")

@@ -57,8 +57,8 @@ def with_stoker(path: Path, folder: Path) -> tuple[float, int]:
 
 def _codec(folder: Path) -> Any:
     from stoker.job.blocks.model_block import ModelBlock
+    from stoker.models.job_tokenizer import codec_of, load_tokenizer_from, served_stop_ids
     from stoker.models.model_source import find_model
-    from stoker.models.tokenizer import codec_of, load_tokenizer_from, served_stop_ids
 
     source = find_model("smollm2-135m", folder)
     assert source is not None

@@ -31,8 +31,8 @@ from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from stoker.checkpoint.adapter_export import save_adapter
-from stoker.checkpoint.export import base_of, merged_model
 from stoker.checkpoint.load_run import open_run
+from stoker.checkpoint.write_export import base_of, merged_model
 from stoker.cli.report import quiet_libraries
 from stoker.data.sources import open_source
 from stoker.data.train_tokenizer import learn_vocabulary

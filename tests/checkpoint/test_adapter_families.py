@@ -14,7 +14,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from stoker.checkpoint.adapter_export import save_adapter
-from stoker.checkpoint.export import merged_model
+from stoker.checkpoint.write_export import merged_model
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.models.adapters import add_adapter
 from stoker.models.prepare_architecture import training_form

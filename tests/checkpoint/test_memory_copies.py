@@ -23,7 +23,6 @@ from states import assert_saved, state
 
 from stoker.checkpoint import shm_buffers
 from stoker.checkpoint.chunks import Chunk, Held
-from stoker.checkpoint.copy_interval import Cadence
 from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.gather import gather_whole
 from stoker.checkpoint.memory_restore import steps_in_memory
@@ -382,35 +381,3 @@ def test_what_the_writer_of_a_killed_process_still_reads_does_not_change(tmp_pat
             remember(tmp_path, [3, 4])
             assert [staged[:] for staged in mapped] == before
             assert len(before) == 2 and all(path.read_bytes() not in before for path in paths)
-
-
-# -- how often ---------------------------------------------------------------------------------------------------
-
-
-def test_copies_take_a_fiftieth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy of 0.29 s beside steps of 1 s: every 15 steps."""
-    now = 0.0
-    monkeypatch.setattr("time.perf_counter", lambda: now)
-    cadence = Cadence(None)
-    copied = []
-    for step in range(1, 61):
-        cadence.begin_step()
-        now += 1.0
-        if cadence.due(step):
-            copied.append(step)
-            cadence.made(step, [(0.29 if len(copied) > 1 else None, cadence.step_seconds)])
-            now += 0.29  # no part of a step
-    assert copied == [1, 2, 17, 32, 47]
-
-
-@pytest.mark.parametrize(("asked", "steps"), [(0, []), (4, [4, 8]), (1, list(range(1, 9)))])
-def test_copies_are_made_as_often_as_asked(asked: int, steps: list[int]) -> None:
-    cadence = Cadence(asked)
-    assert [step for step in range(1, 9) if cadence.due(step)] == steps
-
-
-def test_what_costs_nothing_is_done_every_step() -> None:
-    cadence = Cadence(None)
-    cadence.made(1, [(1e-5, 1.0), (2e-5, 1.0)])
-    assert cadence.every == 1
-    assert cadence.made(2, [(0.05, 1.0), (0.1, 1.0)]) and cadence.every == 5  # the slowest process counts

@@ -16,12 +16,12 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gguf_of_folder import gguf_of_folder
-from stoker.checkpoint import export as exporting
 from stoker.checkpoint import export_check
-from stoker.checkpoint.export import Export
+from stoker.checkpoint import write_export as exporting
 from stoker.checkpoint.export_check import Exported, export_run
 from stoker.checkpoint.load_run import open_run
 from stoker.checkpoint.rounding import check_stored
+from stoker.checkpoint.write_export import Export
 from stoker.cli.main import main
 from stoker.errors import RunFailed
 from stoker.models.quantise import FORMS, packed_parameters, quantised_copy, unpacker

@@ -12,11 +12,11 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, GenerationConfig
 
 from gguf_of_folder import gguf_of_folder
-from stoker.checkpoint.export import Export, write_export
 from stoker.checkpoint.export_check import distance
 from stoker.checkpoint.load_run import open_run
 from stoker.checkpoint.reference_answers import take_reference
 from stoker.checkpoint.replay import answer
+from stoker.checkpoint.write_export import Export, write_export
 from stoker.cli.main import main
 from stoker.generate.request import Request
 from stoker.job.load_job import load_job

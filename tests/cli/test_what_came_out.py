@@ -16,9 +16,9 @@ from transformers import (
     AutoTokenizer,
 )
 
-from stoker.checkpoint import export as exporting
-from stoker.checkpoint.export import Export, check_export
+from stoker.checkpoint import write_export as exporting
 from stoker.checkpoint.load_run import open_run
+from stoker.checkpoint.write_export import Export, check_export
 from stoker.cli.main import main
 from stoker.data.chat_template import CHATML
 from tiny_llama import save_tiny_llama

@@ -8,88 +8,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from api_server import ApiServer
 from kubernetes_runs import IMAGE
+from kubernetes_submissions import JOB, Submit, until
 from ruamel.yaml import YAML
 
 from stoker.cli.main import main
-from stoker.cluster.chosen_target import ChosenTarget, choose_target
-from stoker.cluster.kubernetes.cluster_api import kubeconfig_path
-from stoker.cluster.kubernetes.kubernetes_target import KubernetesTarget
 from stoker.cluster.kubernetes.run_pods import pods_of
-from stoker.cluster.kubernetes.sent_archive import TooLarge, archive_of
-from stoker.cluster.record import Record
-from stoker.cluster.sent_files import SentFile
-from stoker.cluster.submission import Submission, submission_of
 from stoker.cluster.submitted_run import target_of
-from stoker.errors import UserError
-from stoker.job.load_job import load_job
-
-NODES = {"alpha": {"nvidia.com/gpu": 2}, "beta": {"nvidia.com/gpu": 2}}
-JOB = """
-task: sft
-model: smollm2-135m
-data: rows.jsonl
-steps: 3
-output: runs/tiny
-parallel: {data: 4}
-"""
-
-
-@pytest.fixture(autouse=True)
-def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.cluster.kubernetes.run_pods.POLL", 0.2)
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[ApiServer]:
-    folder = tmp_path / "cluster"
-    folder.mkdir()
-    with ApiServer(folder, NODES, {IMAGE}, absent=frozenset({"ray.io"})) as server:
-        yield server
-
-
-Submit = Callable[..., tuple[KubernetesTarget, Submission]]
-
-
-@pytest.fixture
-def prepared(cluster: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Submit:
-    """The target and the submission of a job whose pods run a script."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "What is blue?", "completion": "The sea."}\n')
-
-    def make(script: str, *, name: str = "tiny", text: str = JOB, **keys: Any) -> tuple[KubernetesTarget, Submission]:
-        block = {"image": IMAGE, "kubeconfig": str(cluster.kubeconfig), "nodes": 2, "setup": [script, "exit 0"]}
-        block |= {"volumes": [{"claim": "runs", "at": "/work"}], **keys}
-        job = tmp_path / f"{name}.yaml"
-        with job.open("w") as file:
-            file.write(text)
-            YAML().dump({"target": {"kubernetes": block}}, file)
-        loaded = load_job(job)
-        chosen: ChosenTarget = choose_target(loaded, None)
-        target = KubernetesTarget(chosen)
-        submission = submission_of(loaded, chosen, tmp_path, name=name)
-        target.check(submission)
-        return target, submission
-
-    return make
-
-
-def until(state: str, target: KubernetesTarget, record: Record, seconds: float = 20) -> str:
-    """Waits for a state; the reason that comes with it."""
-    end = time.monotonic() + seconds
-    while (status := target.status(record)).state != state:
-        assert time.monotonic() < end, status
-        time.sleep(0.05)
-    return status.why
 
 
 def test_a_run_from_submission_to_its_logs(prepared: Submit, cluster: ApiServer) -> None:
@@ -269,63 +200,6 @@ def test_reasons_of_a_pod_that_cannot_start(prepared: Submit, cluster: ApiServer
     assert 'CreateContainerConfigError: secret "hub" not found' in until("waiting", target, record)
 
 
-def test_refusals_leave_nothing_behind(prepared: Submit, cluster: ApiServer) -> None:
-    target, submission = prepared("true", kind="trainjob")
-    cluster.absent = frozenset({"trainer.kubeflow.org"})
-    with pytest.raises(
-        UserError, match=r"no TrainingRuntime of trainer.kubeflow.org/v1alpha1; it comes with the Kubeflow"
-    ):
-        target.submit(submission)
-    assert not cluster.all("configmaps")
-    target, submission = prepared("true")
-    cluster.forbidden.add(("POST", "jobs"))
-    with pytest.raises(UserError, match=r"this user may not: jobs is forbidden"):
-        target.submit(submission)
-    assert not cluster.all("configmaps") and not cluster.all("secrets")
-    cluster.forbidden.clear()
-    target.submit(submission)
-    with pytest.raises(UserError, match="exists already"):
-        target.submit(submission)
-    target, submission = prepared("true", namespace="elsewhere")
-    with pytest.raises(UserError, match="there is no namespace elsewhere"):
-        target.submit(submission)
-
-
-def test_what_is_wrong_is_said_before_anything_is_sent(prepared: Submit, cluster: ApiServer, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"tiny.yaml:\d+:\d+: the run's folder /work/runs/tiny is on no volume"):
-        prepared("true", volumes=[])
-    away = f"{JOB}checkpoint: {{to: 's3://bucket/run'}}\n"
-    prepared("true", volumes=[], text=away)
-    policy = f"{away.replace('sft', 'grpo')}grpo: {{rewards: exact}}\n"
-    with pytest.raises(UserError, match=r"the run's folder /work/runs/tiny is on no volume"):
-        prepared("true", volumes=[], text=policy)  # its answers are there
-    target, first = prepared("true", volumes=[], text=away)
-    (tmp_path / "policy.yaml").write_text(policy)
-    with pytest.raises(UserError, match=r"the run's folder /work/runs/tiny is on no volume"):
-        target.check(replace(first, stage_jobs=(first.loaded, load_job(tmp_path / "policy.yaml"))))
-    with pytest.raises(UserError, match=r"tiny.yaml:\d+:\d+: a Volcano Job is scheduled by Volcano"):
-        prepared("true", kind="volcano", gang="native")
-    (tmp_path / "large.bin").write_bytes(os.urandom(8_100_000))
-    with pytest.raises(UserError, match=r"8 config maps hold, 8000000; put large.bin"):
-        prepared("true", send=["large.bin"])
-    volumes = [{"claim": "runs", "at": "/work"}, {"claim": "old", "at": "/work/runs", "read_only": True}]
-    with pytest.raises(UserError, match=r"writes to /work/runs/tiny, and the volume at /work/runs is read-only"):
-        prepared("true", volumes=volumes)
-    os.environ["HF_TOKEN"] = "hf_1"
-    try:
-        with pytest.raises(UserError, match=r"the value of HF_TOKEN could be read in the manifest"):
-            prepared("true", forward=["HF_*"])
-    finally:
-        del os.environ["HF_TOKEN"]
-    target, submission = prepared("true", kubeconfig="no/such")
-    with pytest.raises(UserError, match=r"tiny.yaml:\d+:\d+: there is no kubeconfig no/such; name the file"):
-        target.submit(submission)
-    target, submission = prepared("true", context="tset")
-    with pytest.raises(UserError, match=r"tiny.yaml:\d+:\d+: the kubeconfig has no context tset; did you mean test"):
-        target.submit(submission)
-    assert not cluster.objects
-
-
 @pytest.mark.slow
 def test_the_verbs_of_the_command_line(
     cluster: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -394,40 +268,3 @@ def test_pods_that_only_reserve_a_place_are_not_those_of_the_run() -> None:
 
     api: Any = Api()
     assert [pod["metadata"]["name"] for pod in pods_of(api, "tiny")] == ["tiny-0"]
-
-
-def test_no_client_and_no_kubeconfig(prepared: Submit, cluster: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, submission = prepared("true")
-    for text in ("clusters: [", "[]", ""):
-        cluster.kubeconfig.write_text(text)
-        with pytest.raises(UserError, match=r"tiny.yaml:\d+:\d+: .*/kubeconfig is not a usable kubeconfig"):
-            target.submit(submission)
-    monkeypatch.setitem(sys.modules, "kubernetes.dynamic", None)
-    with pytest.raises(UserError, match=r"pip install 'stoker\[kubernetes\]'"):
-        target.submit(submission)
-    assert target.preview(submission).startswith("apiVersion: v1\nkind: ConfigMap\n")
-
-
-def test_a_cluster_that_does_not_answer(prepared: Submit, cluster: ApiServer) -> None:
-    target, submission = prepared("true")
-    cluster.__exit__(None, None, None)
-    with pytest.raises(UserError, match="does not answer"):
-        target.submit(submission)
-
-
-def test_files_that_are_too_large_are_not_read_to_their_end(tmp_path: Path) -> None:
-    file = tmp_path / "data"
-    file.write_bytes(os.urandom(2**24))
-    with pytest.raises(TooLarge):
-        archive_of([SentFile("a", "", 2**24, file), SentFile("b", "", 1, tmp_path / "absent")])
-
-
-def test_a_kubeconfig_is_kept_with_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("KUBECONFIG", "own.yaml")
-    assert kubeconfig_path("cluster.yaml") == str(tmp_path / "cluster.yaml")
-    assert kubeconfig_path(None) == str(tmp_path / "own.yaml")
-    monkeypatch.setenv("KUBECONFIG", os.pathsep.join(("own.yaml", "", "/etc/other.yaml")))
-    assert kubeconfig_path(None) == os.pathsep.join((str(tmp_path / "own.yaml"), "/etc/other.yaml"))
-    monkeypatch.delenv("KUBECONFIG")
-    assert kubeconfig_path(None) is None

@@ -1,55 +1,27 @@
-"""Click logs of every format: rows, features found, bad rows with their places, the split by time, batches."""
+"""Click logs of every format: rows, bad rows with their places, the split by time, batches."""
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from opened_logs import ROWS, json_lines, kinds, log_of, reasons_of
 
-from stoker.data.ranking import log_audit
-from stoker.data.ranking.click_log import ClickLog, open_log, open_rows
+from stoker.data.ranking.click_log import open_log, open_rows
 from stoker.data.ranking.encode_rows import BadRowError, encode_rows
 from stoker.data.ranking.features import Features
 from stoker.data.ranking.find_features import find_features
-from stoker.data.ranking.ids import id_of, pair_ids
-from stoker.data.ranking.log_audit import audit_log
+from stoker.data.ranking.ids import id_of
 from stoker.data.ranking.log_gate import log_problems
-from stoker.data.ranking.ranking_block import AdmissionBlock, FeatureBlock, RankingBlock
+from stoker.data.ranking.ranking_block import FeatureBlock, RankingBlock
 from stoker.errors import UserError
 from stoker.job.blocks.source_block import SourceBlock
-
-ROWS: list[dict[str, Any]] = [
-    {"label": n % 2, "user_id": n % 5, "city": f"c{n % 3}", "price": n / 4, "tags": [n, f"t{n % 2}"], "ts": 1000 - n}
-    for n in range(40)
-]
-
-
-def log_of(
-    folder: Path, name: str, text: str, *, form: str = "auto", fraction: float = 0.25, **settings: Any
-) -> ClickLog:
-    (folder / name).write_text(text, encoding="utf-8")
-    block = SourceBlock(path=name, format=form)  # type: ignore[arg-type]
-    return open_log([block], RankingBlock(**settings), folder, held_out=[], fraction=fraction)
-
-
-def json_lines(rows: Sequence[Any]) -> str:
-    return "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
-
-
-def kinds(features: Features) -> dict[str, str]:
-    return {column.name: column.kind for column in features}
-
-
-def reasons_of(log: ClickLog) -> list[tuple[str, int, str]]:
-    return [(Path(row.source).name, row.row, row.reason) for row in log.training.store.summary.rejected]
 
 
 def test_rows_of_json_lines(tmp_path: Path) -> None:
@@ -214,63 +186,6 @@ def test_a_named_format_needs_no_suffix_and_days_are_in_the_order_of_their_numbe
         open_log([SourceBlock(path="days")], RankingBlock(), tmp_path, held_out=[], fraction=0.0)
 
 
-def test_features_are_found_by_stated_rules() -> None:
-    row = {
-        "label": 1, "weight": 0.5, "zip": "01234", "itemId": 3, "age": 30, "big": 2**40, "flag": True, "empty": None,
-        "counts": {"a": 0.5}, "item_history": [1, 2], "item_id": 4, "liked_by": [["u", 0.5]], "text": "a|b",
-    }  # fmt: skip
-    features = find_features([row, {**row, "age": 31}], RankingBlock(weight="weight"))
-    assert kinds(features) == {
-        "zip": "id", "itemId": "id", "age": "dense", "big": "id", "flag": "dense", "empty": "id", "counts": "ids",
-        "item_history": "sequence", "item_id": "id", "liked_by": "ids", "text": "ids",
-    }  # fmt: skip
-    assert features["item_history"].table == "item_id"
-    assert features["counts"].weighted
-    assert features["liked_by"].weighted
-
-
-def test_a_column_that_is_not_there_is_named_with_the_nearest() -> None:
-    with pytest.raises(UserError, match="the rows have no column 'labl'; did you mean label") as found:
-        find_features([{"label": 1, "a": 2}], RankingBlock(label="labl", crosses=[["a"]]))
-    assert [problem.key for problem in found.value.problems] == ["ranking.label", "ranking.crosses[0]"]
-
-
-def test_stated_features_crosses_buckets_and_sequences(tmp_path: Path) -> None:
-    rows = [{"label": n % 2, "a": n % 3, "b": f"b{n % 2}", "x": n, "seen": f"{n},{n + 1},{n + 2}"} for n in range(20)]
-    stated = [
-        FeatureBlock(name="a", kind="id"),
-        FeatureBlock(name="x", kind="buckets", boundaries=[5.0, 10.0]),
-        FeatureBlock(name="seen", kind="sequence", separator=",", longest=2, table="a"),
-    ]
-    log = log_of(tmp_path, "log.jsonl", json_lines(rows), features=stated, crosses=[["a", "seen"]], fraction=0.0)
-    batch = log.training.batch(np.array([4, 5, 10, 19]))
-    assert batch.ids["x"].ids.tolist() == [0, 1, 2, 2]
-    assert batch.ids["seen"].ids.tolist() == [5, 6, 6, 7, 11, 12, 20, 21]  # the newest two
-    assert batch.ids["a x seen"].lengths.tolist() == [2, 2, 2, 2]
-    assert batch.ids["a x seen"].ids[0] == pair_ids(np.array([1]), np.array([5]))[0]
-    assert log.held_out is None
-    assert log.features["x"].boundaries == (5.0, 10.0)
-
-
-def test_stated_keys_of_a_feature_imply_its_kind() -> None:
-    rows = [{"label": n % 2, "user_id": n, "x": n, "tags": f"a,{n}", "item_history": [n]} for n in range(9)]
-    stated = [
-        FeatureBlock(name="user_id", buckets=4),
-        FeatureBlock(name="x", boundaries=[2.0, 5.0]),
-        FeatureBlock(name="tags", separator=","),
-    ]
-    features = find_features(rows, RankingBlock(features=stated))
-    assert kinds(features) == {"user_id": "buckets", "x": "buckets", "tags": "ids", "item_history": "sequence"}
-    assert [features[name].buckets for name in ("user_id", "x")] == [4, 3]
-
-
-def test_a_sequence_may_have_a_table_of_its_own() -> None:
-    rows = [{"label": n % 2, "item_id": n, "item_history": [n]} for n in range(9)]
-    assert find_features(rows, RankingBlock())["item_history"].table == "item_id"
-    settings = RankingBlock(features=[FeatureBlock(name="item_history", table="item_history")])
-    assert find_features(rows, settings)["item_history"].table == "item_history"
-
-
 def test_labels_may_be_ratings_and_several(tmp_path: Path) -> None:
     rows = [{"stars": n % 5 + 1, "bought": n % 3, "user": f"u{n}"} for n in range(20)]
     log = log_of(tmp_path, "log.jsonl", json_lines(rows), label=["stars", "bought"], positive=2.0)
@@ -324,42 +239,6 @@ def test_a_number_that_is_written_as_nan_is_missing_whatever_rows_are_beside_it(
     assert len(log.training) == 42 - len(reasons_of(log))
 
 
-def test_the_audit_counts_ids(tmp_path: Path) -> None:
-    start = 18_000 * 86_400
-    rows = [
-        {"label": n % 2, "user_id": n // 2, "score": float(n % 2), "time": start + n * 8640} for n in range(40)
-    ]  # ten rows a day, five new users a day
-    audit = audit_log(log_of(tmp_path, "log.jsonl", json_lines([*rows, {**rows[0], "label": "maybe"}])))
-    users = audit.ids["user_id"]
-    assert (users.ids, users.lookups, users.once, users.new_a_period, users.unseen) == (15, 30, 0.0, 5.0, 1.0)
-    assert users.covered[2] == (1.0, 1.0)
-    assert users.covered[5] == (0.0, 0.0)
-    assert [(period.name, period.rows, period.rates) for period in audit.periods] == [
-        ("2019-04-14", 10, (0.5,)),
-        ("2019-04-15", 10, (0.5,)),
-        ("2019-04-16", 10, (0.5,)),
-    ]
-    assert audit.reasons == {"not a label": 1}
-    assert any("score alone predicts label (AUC 1.000)" in leak for leak in audit.leaks)
-
-
-def test_every_label_may_leak_and_rates_of_many_rows_are_exact(tmp_path: Path) -> None:
-    rows = [{"clicked": n % 3 == 0, "bought": n % 2, "score": n % 2 + n / 1000, "user_id": n % 7} for n in range(40)]
-    audit = audit_log(log_of(tmp_path, "log.jsonl", json_lines(rows), label=["clicked", "bought"]))
-    assert [leak for leak in audit.leaks if "alone" in leak] == [
-        "score alone predicts bought (AUC 1.000): known in advance?"
-    ]
-    many = 2**24 + 2**22  # float32 cannot count them
-    training = SimpleNamespace(
-        labels=np.broadcast_to(np.float32(1), (many, 2)),
-        periods=lambda: np.zeros(many, np.int8),
-        features=SimpleNamespace(time=None),
-        by_file=False,
-        store=SimpleNamespace(summary=SimpleNamespace(files=["log"])),
-    )
-    assert [period.rates for period in log_audit._periods(training)] == [(1.0, 1.0)]  # type: ignore[arg-type]
-
-
 def test_ids_with_weights_in_some_rows_alone(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"label": n % 2, "tags": {"a": 0.5}} for n in range(40)]
     rows[20]["tags"] = ["a", "b"]
@@ -369,30 +248,6 @@ def test_ids_with_weights_in_some_rows_alone(tmp_path: Path) -> None:
     features = find_features([{"label": 0, "tags": ["a", "b"]}], RankingBlock())
     with pytest.raises(BadRowError, match="weights of ids: tags had none when the features were detected"):
         encode_rows([{"tags": {"a": 0.5}}], features)
-
-
-def test_the_audit_says_what_the_jobs_own_admission_gives(tmp_path: Path) -> None:
-    seen = {"a": 1, "b": 2, "c": 5, "d": 12}
-    ids = [name for name, count in seen.items() for _ in range(count)]
-    rows = [{"label": n % 2, "user_id": name, "time": 10**9} for n, name in enumerate(ids)]
-    log = log_of(tmp_path, "log.jsonl", json_lines(rows), fraction=0.0)
-    assert len(log.training) == 20 and audit_log(log).ids["user_id"].admitted is None
-    by_count = audit_log(log, admission=AdmissionBlock(count=5)).ids["user_id"]
-    assert by_count.admitted == by_count.covered[5] == (0.5, 17 / 20)
-    rule = AdmissionBlock(count=2, probability=0.3)
-    drawn = np.random.default_rng(0).random((20_000, 12)) < 0.3  # of each sighting from the second on
-    chance = {name: drawn[:, : count - 1].any(1).mean() for name, count in seen.items()}
-    admitted = audit_log(log, admission=rule).ids["user_id"].admitted
-    assert admitted is not None
-    assert admitted[0] == pytest.approx(np.mean(list(chance.values())), abs=0.01)
-    assert admitted[1] == pytest.approx(sum(chance[name] * count for name, count in seen.items()) / 20, abs=0.01)
-
-
-def test_the_audit_finds_held_out_rows_that_are_trained_on(tmp_path: Path) -> None:
-    rows = [{"label": n % 2, "user_id": n % 4} for n in range(40)]
-    audit = audit_log(log_of(tmp_path, "log.jsonl", json_lines(rows)))
-    assert any("10 held-out rows are in the training part too" in leak for leak in audit.leaks)
-    assert any("no time column" in leak for leak in audit.leaks)
 
 
 def test_parquet_with_dates_timestamps_and_bytes_is_read_as_json_is(tmp_path: Path) -> None:
@@ -432,40 +287,3 @@ def test_integers_of_400_digits_are_bad_cells(tmp_path: Path) -> None:
         (41, "not a time"),
         (42, "not a number"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("name", "message", "hint"),
-    [
-        ("age", "age is a number, and a cross is of ids", "{name: age, kind: buckets}"),
-        ("label", "label is not a feature, and a cross combines two features", "those with ids are user_id"),
-        ("ts", "ts is not a feature, and a cross combines two features", "those with ids are user_id"),
-    ],
-)
-def test_a_cross_of_what_has_no_ids_is_refused(name: str, message: str, hint: str) -> None:
-    rows = [{"label": n % 2, "user_id": n, "age": n / 2, "ts": n} for n in range(9)]
-    with pytest.raises(UserError) as found:
-        find_features(rows, RankingBlock(crosses=[["user_id", name]]))
-    (problem,) = found.value.problems
-    assert (problem.message, problem.key) == (message, "ranking.crosses[0]")
-    assert hint in problem.suggestion
-
-
-def repeated(log: ClickLog) -> list[str]:
-    return [leak for leak in audit_log(log).leaks if "training part too" in leak]
-
-
-def test_rows_with_other_lists_or_weights_are_not_the_same(tmp_path: Path) -> None:
-    lines = [f"{n % 2} {n}:1 {n + 1}:0.5" for n in range(40)]
-    assert repeated(log_of(tmp_path, "one.svm", "\n".join(lines))) == []
-    weights = [f"{n % 2} 3:{n + 1} 4:{n + 2}" for n in range(40)]
-    assert repeated(log_of(tmp_path, "two.svm", "\n".join(weights))) == []
-    same = [*lines[:30], *lines[:5], *lines[35:]]
-    assert len(found := repeated(log_of(tmp_path, "three.svm", "\n".join(same)))) == 1
-    assert found[0].startswith("5 held-out rows")
-    # A bag has no order, a sequence has.
-    rows = [{"label": 1, "tags": [n, n + 1], "history": [n, n + 1]} for n in range(30)]
-    turned = {"tags": [{**row, "tags": row["tags"][::-1]} for row in rows[:10]]}
-    turned["history"] = [{**row, "history": row["history"][::-1]} for row in rows[:10]]
-    assert repeated(log_of(tmp_path, "tags.jsonl", json_lines([*rows, *turned["tags"]])))[0].startswith("10 held-out")
-    assert repeated(log_of(tmp_path, "history.jsonl", json_lines([*rows, *turned["history"]]))) == []

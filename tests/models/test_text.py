@@ -13,8 +13,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 from families import tiny
 from stoker.errors import UserError
 from stoker.job.load_job import load_job
+from stoker.models.job_tokenizer import chat_template
 from stoker.models.text import TextSide, open_text_side
-from stoker.models.tokenizer import chat_template
 from tiny_llama import save_tokenizer
 
 

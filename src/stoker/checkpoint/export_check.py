@@ -23,15 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stoker.checkpoint.export import (
-    DTYPES,
-    Export,
-    base_of,
-    check_export,
-    check_quantisable,
-    merged_model,
-    write_export,
-)
 from stoker.checkpoint.gguf_replay import GgufAnswers, ask_llamacpp
 from stoker.checkpoint.load_run import TunedRun
 from stoker.checkpoint.model_card import public_name
@@ -47,6 +38,15 @@ from stoker.checkpoint.score_export import (
 )
 from stoker.checkpoint.text_check import check_gguf_stops, check_stops, check_texts, left_out, texts_of_gguf
 from stoker.checkpoint.weights_check import check_quantised_weights, stored_in_folder, stored_in_gguf, take_stored
+from stoker.checkpoint.write_export import (
+    DTYPES,
+    Export,
+    base_of,
+    check_export,
+    check_quantisable,
+    merged_model,
+    write_export,
+)
 from stoker.errors import RunFailed
 from stoker.job.task_spec import task_of
 from stoker.models.adapters import unwrap

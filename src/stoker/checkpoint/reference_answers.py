@@ -8,7 +8,6 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from stoker.checkpoint.export import base_of, codec_of_run
 from stoker.checkpoint.load_run import TunedRun
 from stoker.checkpoint.replay import (
     Conversation,
@@ -19,6 +18,7 @@ from stoker.checkpoint.replay import (
     answer,
     vocabulary_of,
 )
+from stoker.checkpoint.write_export import base_of, codec_of_run
 from stoker.data.corpus import open_corpus
 from stoker.data.template_environment import TemplateRefused
 from stoker.data.tokenise import TextCodec

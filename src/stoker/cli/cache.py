@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.amounts import ago, size_text
-from stoker.cli.tables import print_table
+from stoker.cli.text_table import print_table
 from stoker.errors import Problem, UserError
 
 if TYPE_CHECKING:

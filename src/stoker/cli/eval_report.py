@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stoker.cli.tables import print_table
+from stoker.cli.text_table import print_table
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.generate.open_model import OpenModel
 from stoker.models.model_source import find_model

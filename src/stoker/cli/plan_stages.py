@@ -10,7 +10,7 @@ from typing import Any
 
 from stoker.cli.plan import planned_on, question_on
 from stoker.cli.preflight import open_stages
-from stoker.cli.tables import print_table
+from stoker.cli.text_table import print_table
 from stoker.errors import CannotRun, Problem, UserError
 from stoker.job.load_job import LoadedJob
 from stoker.job.stage import Stage

@@ -223,7 +223,7 @@ def _name_problem(named: Named, base: Path) -> Problem | None:
 
 
 def _stop_problems(loaded: ReadJob, base: Path) -> list[Problem]:
-    from stoker.models.tokenizer import stop_problems
+    from stoker.models.job_tokenizer import stop_problems
 
     assert loaded.job.model is not None
     found = stop_problems(loaded.job.model, loaded.job.data, base)

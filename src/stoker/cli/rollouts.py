@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     if problems := code_problems(loaded, lambda key: "--" + key.split(".")[1].split("=")[0].replace("_", "-")):
         raise UserError(*problems)
     from stoker.cli.report import quiet_libraries
-    from stoker.models.tokenizer import load_tokenizer
+    from stoker.models.job_tokenizer import load_tokenizer
 
     quiet_libraries()
     tokenizer = load_tokenizer(loaded.job, Path.cwd()).backend_tokenizer

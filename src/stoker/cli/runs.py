@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.amounts import ago
-from stoker.cli.tables import print_table
+from stoker.cli.text_table import print_table
 from stoker.errors import UserError
 
 if TYPE_CHECKING:

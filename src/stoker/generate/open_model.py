@@ -21,11 +21,11 @@ from stoker.hardware.process_device import choose_device
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.task_spec import task_of
 from stoker.models.families import family_of
+from stoker.models.job_tokenizer import chat_template, codec_of, load_tokenizer_from, served_stop_ids
 from stoker.models.load_model import blank_model
 from stoker.models.meta_model import allocate
 from stoker.models.model_source import ModelSource, find_model, model_problem, require_model
 from stoker.models.text import context_of
-from stoker.models.tokenizer import chat_template, codec_of, load_tokenizer_from, served_stop_ids
 from stoker.models.weight_source import fill_whole
 from stoker.parallel.float64_mode import arithmetic_of
 

@@ -14,7 +14,8 @@ from stoker.launch.nodes.agent import Agent
 from stoker.launch.nodes.cache_exchange import CacheServer
 from stoker.launch.nodes.channel import Message, PeerNetwork
 from stoker.launch.nodes.group import Group, Node
-from stoker.launch.nodes.leader import Hands, Leader
+from stoker.launch.nodes.hands import Hands
+from stoker.launch.nodes.leader import Leader
 from stoker.launch.nodes.node_supervisor import NodeSupervisor
 from stoker.launch.nodes.place import Place
 from stoker.launch.run_spec import Entry, RunResult, RunSpec

@@ -19,10 +19,10 @@ from stoker.data.train_tokenizer import Kind, learn_from_texts, texts_of
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.job.blocks.source_block import SourceBlock
 from stoker.job.tokenizer_extension import FILE, Extension, fingerprint
+from stoker.models.job_tokenizer import load_tokenizer_from, with_special_tokens
 from stoker.models.model_source import ModelSource, find_model, path_of
 from stoker.models.sentencepiece_model import CONVERTED, as_folder, from_pieces, pieces_in, write_extended
 from stoker.models.sentencepiece_model import FILE as PIECES
-from stoker.models.tokenizer import load_tokenizer_from, with_special_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -16,10 +16,10 @@ from stoker.generate.open_model import OpenModel
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.task_spec import task_of
+from stoker.models.job_tokenizer import chat_template, codec_of, extension_of, load_tokenizer_from, served_stop_ids
 from stoker.models.model_source import ModelSource
 from stoker.models.split_fused import Parts
 from stoker.models.text import open_text_side
-from stoker.models.tokenizer import chat_template, codec_of, extension_of, load_tokenizer_from, served_stop_ids
 from stoker.models.virtual_tokens import virtual_of
 from stoker.runs.find_run import find_run
 from stoker.runs.run_folder import RunFolder

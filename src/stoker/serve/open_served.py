@@ -14,8 +14,8 @@ from stoker.generate.request import BASE
 from stoker.job.load_job import load_job
 from stoker.job.paths import absolute
 from stoker.job.task_spec import task_of
+from stoker.models.job_tokenizer import extension_of
 from stoker.models.model_source import find_model
-from stoker.models.tokenizer import extension_of
 from stoker.models.virtual_tokens import virtual_of
 from stoker.node_cache.urls import is_url
 from stoker.runs.find_run import find_run

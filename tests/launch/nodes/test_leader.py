@@ -2,143 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
+from simulated_nodes import RESULT, Cluster, consequence, killed, node, ranks
 
 from stoker.errors import Problem, RunFailed, UserError
-from stoker.job import load_job
-from stoker.job.layout import layout_of
-from stoker.job.load_job import with_nodes
 from stoker.launch.first_failure import Failure, Interrupted
-from stoker.launch.nodes.agent import message_of, pulses_of
-from stoker.launch.nodes.group import Group, Member, Node, assign_ranks, select_training_nodes
-from stoker.launch.nodes.leader import JOIN, REMIND, RETURN, Hands, Leader
-from stoker.launch.nodes.node_supervisor import MANY, POLL, poll_interval
+from stoker.launch.nodes.agent import message_of
+from stoker.launch.nodes.group import Group, Member
+from stoker.launch.nodes.leader import JOIN, RETURN
 from stoker.launch.nodes.outcome import outcome_of, outcome_to_json
-from stoker.launch.nodes.roster import SETTLED
 from stoker.launch.nodes.running_start import STACKS
-from stoker.launch.run_spec import RunResult, RunSpec
+from stoker.launch.run_spec import RunResult
 from stoker.resilience.heartbeat import Pulse
-from stoker.runs.run_folder import RunFolder
-
-JOB = """
-task: module
-module: {model: "torch.nn:Linear", loss: "torch.nn:MSELoss", data: "torch:ones"}
-steps: 2
-train: {batch: 24}
-parallel: {data: %d}
-faults: {restarts: 2, back_off: 1, hang: 10%s}
-"""
-RESULT = asdict(RunResult("done", 9, 10, None, 2.0, 1.0, None, None, None, None, True))
-
-
-def node(name: str, devices: int = 2, *, spare: bool = False, job: str = "") -> Node:
-    return Node(name, (f"10.0.0.{ord(name[0]) - 96}", 1), tuple(range(devices)), spare, job)
-
-
-class Cluster:
-    """A leader, and nodes that do what the test says."""
-
-    def __init__(
-        self,
-        base: Path,
-        world: int = 6,
-        *,
-        least: int = 3,
-        most: int = 3,
-        more: str = "",
-        overrides: Sequence[str] = (),
-        **rest: Any,
-    ) -> None:
-        (base / "job.yaml").write_text(JOB % (world, more))
-        loaded = with_nodes(load_job(base / "job.yaml", overrides), most)
-        self.spec = RunSpec(loaded, base, base / "run")
-        self.spec.output.mkdir(exist_ok=True)
-        self.now = 100.0
-        self.sent: list[tuple[str, dict[str, Any]]] = []
-        self.words: list[str] = []
-        self.mark: str | None = ".group-x"
-        self.released = 0
-        hands = Hands(
-            lambda name, message: self.sent.append((name, message)),
-            self.words.append,
-            lambda: self.mark,
-            self._release,
-            lambda first: (first.address[0], 7),
-        )
-        self.leader = Leader(
-            self.spec, hands, me=rest.pop("me", node("a")), least=least, most=most, nccl=False, now=self.now, **rest
-        )
-
-    def _release(self) -> None:
-        self.released += 1
-
-    def join(self, *nodes: Node) -> None:
-        for each in nodes:
-            assert self.leader.joined(each, self.now) == ""
-
-    def after(self, seconds: float) -> None:
-        self.now += seconds
-        self.leader.tick(self.now)
-
-    def take(self, kind: str) -> dict[str, dict[str, Any]]:
-        """The messages of a kind since the last look, by node."""
-        found = {name: message for name, message in self.sent if message["kind"] == kind}
-        self.sent = [(name, message) for name, message in self.sent if message["kind"] != kind]
-        return found
-
-    def started(self) -> Group:
-        """The group of the start that has just been sent to all."""
-        starts = self.take("start")
-        assert starts.keys() == self.leader.nodes.keys()
-        (group,) = {str(message): Group.of(message["group"]) for message in starts.values()}.values()
-        return group
-
-    def says(self, name: str, kind: str, **values: Any) -> None:
-        self.leader.message(name, {"kind": kind, **values}, self.now)
-
-    def ended(self, name: str, *failures: Failure, result: dict[str, Any] | None = None) -> None:
-        self.says(name, "ended", result=result, failures=[asdict(failure) for failure in failures], out=[])
-
-    def pulses(self, steps: dict[int, int], *, done: int, age: float = 0.0, phase: str = "train") -> None:
-        """Heartbeats: the steps that ranks have done since the start."""
-        for rank, count in steps.items():
-            assert self.leader.group is not None
-            name = self.leader.group.node_of(rank).node.name
-            pulse = Pulse(self.now - age, phase, done + 1, done, count, 0.1 * count, 0.1, 0.0, 0.0)
-            self.says(name, **message_of({rank: pulse}, self.now))
-
-    def events(self, name: str) -> list[dict[str, Any]]:
-        return [event for event in RunFolder(self.spec.output).read_events() if event["event"] == name]
-
-
-def killed(rank: int) -> Failure:
-    return Failure(rank, time.time(), "exit", (Problem("process 7 was killed by SIGKILL"),))
-
-
-def consequence(rank: int) -> Failure:
-    problem = Problem("RuntimeError: Connection closed by peer")
-    return Failure(rank, time.time() - 60, "RuntimeError", (problem,), consequence=True)
-
-
-def ranks(group: Group) -> dict[str, list[int]]:
-    return {member.node.name: list(member.ranks) for member in group.members}
-
-
-@pytest.fixture
-def three(tmp_path: Path) -> Cluster:
-    """Three nodes that train."""
-    cluster = Cluster(tmp_path)
-    cluster.join(node("b"), node("c"))
-    cluster.after(0.0)
-    assert ranks(cluster.started()) == {"a": [0, 1], "b": [2, 3], "c": [4, 5]}
-    return cluster
 
 
 def test_all_nodes_are_waited_for(tmp_path: Path) -> None:
@@ -222,158 +100,6 @@ def test_what_the_user_has_to_change_is_not_tried_again(three: Cluster) -> None:
     for name in "abc":
         three.ended(name, *([wrong] if name == "b" else [consequence(0)]))
     assert type(three.leader.outcome) is UserError and "no such thing" in str(three.leader.outcome)
-
-
-def test_a_lost_node_is_waited_for_where_all_are_needed(three: Cluster) -> None:
-    three.pulses(dict.fromkeys(range(6), 3), done=3)
-    three.ended("a", consequence(0))
-    three.leader.left("c", three.now)
-    assert [name for name, message in three.sent if message["kind"] == "end"][-1] == "b"
-    three.ended("b", consequence(2))
-    three.after(100.0)
-    assert not three.take("start") and three.released > 0
-    assert "node c has gone; waiting for 1 more node" in three.words
-    three.join(node("d"))
-    three.after(0.0)
-    assert ranks(three.started()) == {"a": [0, 1], "b": [2, 3], "d": [4, 5]}
-    (lost,), (fault,) = three.events("node_lost"), three.events("fault")
-    assert (lost["node"], lost["ranks"], lost["step"]) == ("c", [4, 5], 3)
-    assert (fault["rank"], fault["error"]) == (4, "node c has gone")
-
-
-def test_a_spare_takes_the_place_of_a_lost_node_at_once(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
-    cluster.join(node("s", spare=True), node("b"), node("c"))
-    cluster.after(0.0)
-    group = cluster.started()
-    assert ranks(group) == {"a": [0, 1], "b": [2, 3], "c": [4, 5]} and [o.name for o in group.others] == ["s"]
-    cluster.leader.left("b", cluster.now)
-    cluster.ended("a")
-    cluster.ended("c")
-    cluster.after(1.0)
-    assert ranks(cluster.started()) == {"a": [0, 1], "c": [2, 3], "s": [4, 5]}
-
-
-def test_fewer_nodes_go_on_with_a_smaller_layout_and_grow_again_losing_no_step(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, least=2)
-    cluster.join(node("b"), node("c"))
-    cluster.after(0.0)
-    cluster.started()
-    cluster.leader.left("b", cluster.now)
-    cluster.ended("a")
-    cluster.ended("c")
-    cluster.after(1.0)
-    group = cluster.started()
-    assert ranks(group) == {"a": [0, 1], "c": [2, 3]} and group.job is not None and group.job["parallel"]["data"] == 4
-    cluster.join(node("b"))
-    cluster.after(SETTLED + 1)
-    assert not cluster.take("pause")  # before the first step there is nothing to go on from
-    cluster.pulses(dict.fromkeys(range(4), 2), done=5)
-    cluster.after(1.0)
-    assert cluster.take("pause").keys() == {"a", "c"}
-    for name in "ca":
-        cluster.ended(name, result={**RESULT, "state": "paused", "step": 6})
-    cluster.after(0.0)
-    group = cluster.started()
-    assert ranks(group) == {"a": [0, 1], "c": [2, 3], "b": [4, 5]} and group.job is None
-    assert [event["step"] for event in cluster.events("regrouped")] == [6] and len(cluster.events("fault")) == 1
-
-
-@pytest.mark.parametrize(
-    ("out", "spare", "left"),
-    [
-        ([2, 3], False, {"a": [0, 1], "c": [2, 3]}),  # a node of which nothing is left
-        ([2], False, {"a": [0, 1], "b": [2], "c": [3]}),
-        ([2, 3], True, {"a": [0, 1], "c": [2, 3], "s": [4, 5]}),
-        ([0, 1], False, {"b": [0, 1], "c": [2, 3]}),  # the leader's own: it leads without ranks
-    ],
-)
-def test_a_node_that_does_not_pass_its_test_is_left_out(
-    tmp_path: Path, out: list[int], spare: bool, left: dict[str, list[int]]
-) -> None:
-    cluster = Cluster(tmp_path, more=", lost: shrink")
-    cluster.join(node("b"), node("c"), *([node("s", spare=True)] if spare else []))
-    cluster.after(0.0)
-    before = cluster.started()
-    bad = before.node_of(out[0]).node.name
-    failed = Failure(out[0], time.time(), "CannotRun", (Problem(f"rank {out[0]} on {bad} does not pass its test"),))
-    for member in before.members:
-        name = member.node.name
-        failure = failed if name == bad else consequence(member.first)
-        cluster.says(name, "ended", result=None, failures=[asdict(failure)], out=out if name == bad else [])
-    assert cluster.leader.outcome is None
-    cluster.after(0.0)  # without a back-off, as other devices train
-    group = cluster.started()
-    assert ranks(group) == left
-    assert group.store == (group.members[0].node.address[0], 7)
-    assert {each.name for each in group.others} == cluster.leader.nodes.keys() - left.keys()
-    (shrunk,) = cluster.events("shrunk")
-    assert shrunk["without"] == out and bad in shrunk["why"]
-    assert cluster.leader.spec.layout.world == group.world and cluster.leader.spec.loaded.job.train.batch == 24
-    assert (group.job is None) == spare and not cluster.events("fault")
-
-
-@pytest.mark.parametrize("lost", ["replace", "shrink"])
-def test_a_device_is_left_out_only_where_the_job_allows_it_and_a_layout_is_left(tmp_path: Path, lost: str) -> None:
-    cluster = Cluster(tmp_path, 2, least=2, most=2, more=f", lost: {lost}", me=node("a", 1))
-    cluster.join(node("b", 1))
-    cluster.after(0.0)
-    group = cluster.started()
-    for member in group.members:
-        out = [member.first] if lost == "shrink" or member.first else []
-        cluster.says(member.node.name, "ended", result=None, failures=[asdict(killed(member.first))], out=out)
-    assert not cluster.events("shrunk") and len(cluster.events("fault")) == 1
-
-
-def test_nodes_that_no_layout_fits_wait_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.launch.nodes.roster.with_fewer", lambda *_, **__: None)
-    cluster = Cluster(tmp_path, 4, least=2, most=2, me=node("a", 1))
-    cluster.join(node("b"))
-    cluster.after(REMIND)
-    cluster.after(1.0)
-    assert not cluster.sent
-    assert [words for words in cluster.words if "no layout of the job fits" in words] == cluster.words[-1:]
-
-
-def test_a_device_whose_process_keeps_ending_at_one_step_is_left_out(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, more=", lost: shrink")
-    cluster.join(node("b"), node("c"))
-    cluster.after(0.0)
-    for _ in range(2):
-        assert ranks(cluster.started()) == {"a": [0, 1], "b": [2, 3], "c": [4, 5]}
-        cluster.ended("b", killed(3))
-        cluster.ended("a", consequence(0))
-        cluster.ended("c", consequence(4))
-        cluster.after(2.0)
-    assert ranks(cluster.started()) == {"a": [0, 1], "b": [2], "c": [3]}
-    assert [event["without"] for event in cluster.events("shrunk")] == [[3]]
-    assert cluster.leader.nodes["b"].devices == (0,)
-
-
-def test_each_node_that_is_left_is_an_island(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, least=2, overrides=["parallel.sync.every=5"])
-    cluster.join(node("b"), node("c"))
-    cluster.after(0.0)
-    whole = cluster.started()
-    assert layout_of(cluster.leader.spec.loaded.job).islands == 3 and whole.nodes == 3
-    cluster.leader.left("b", cluster.now)
-    cluster.ended("a")
-    cluster.ended("c")
-    cluster.after(1.0)
-    group = cluster.started()
-    assert layout_of(cluster.leader.spec.loaded.job).islands == 2 and group.nodes == 2
-    assert group.job is not None and group.job["parallel"]["sync"] == {"every": 5}
-
-
-def test_a_node_without_which_the_layout_is_the_same_waits(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, 4, least=1, most=3)
-    cluster.join(node("b"))
-    cluster.after(JOIN)
-    cluster.started()
-    cluster.pulses(dict.fromkeys(range(4), 2), done=5)
-    cluster.join(node("c"))
-    cluster.after(10 * SETTLED)
-    assert not cluster.take("pause")
 
 
 def test_of_hung_processes_the_one_that_waits_for_no_other_is_named(three: Cluster) -> None:
@@ -461,27 +187,6 @@ def test_the_folder_that_the_lost_leader_still_holds_is_waited_for(tmp_path: Pat
     assert cluster.started().mark == ".group-y"
 
 
-def test_nodes_keep_their_order_and_spares_come_last() -> None:
-    nodes = [node("s", spare=True), node("d"), node("b"), node("c")]
-    assert [n.name for n in select_training_nodes(nodes, 3, before=["c", "b", "c"])] == ["c", "b", "d"]
-    assert [(m.node.name, m.first, m.count) for m in assign_ranks([node("a", 3), node("b", 3)], 4)] == [
-        ("a", 0, 3),
-        ("b", 3, 1),
-    ]
-
-
-def test_a_report_names_a_value_once_that_all_processes_have() -> None:
-    pulses = {
-        rank: Pulse(100.0 - rank, "train", 8, 7, 7, 0.5 + rank, 2.0, 0.0, 0.0, 0.0 if rank < 6 else 1.5)
-        for rank in (4, 5, 6)
-    }
-    message = message_of(pulses, 101.0)
-    assert message["fields"][:6] == ["train", 8, 7, 7, [4.5, 5.5, 6.5], 2.0]
-    assert pulses_of(json.loads(json.dumps(message)), 101.0) == pulses
-    alone = {9: pulses[4]}
-    assert pulses_of(json.loads(json.dumps(message_of(alone, 101.0))), 101.0) == alone
-
-
 def test_processes_of_a_node_that_has_ended_do_not_hang(three: Cluster) -> None:
     three.pulses(dict.fromkeys(range(6), 3), done=3)
     three.ended("b", result=RESULT)
@@ -490,8 +195,3 @@ def test_processes_of_a_node_that_has_ended_do_not_hang(three: Cluster) -> None:
     start = three.leader._start
     assert start is not None
     assert {hung.rank for hung in start.silent} == {0, 1, 4, 5}
-
-
-def test_messages_of_many_nodes_are_taken_together() -> None:
-    assert poll_interval(0) == poll_interval(MANY - 1) == 0.0
-    assert 0.0 < poll_interval(MANY) == POLL < poll_interval(1000) == poll_interval(10_000)

@@ -151,3 +151,11 @@ def run_id(served: ServedPage, view: View, name: str) -> str:
     """The id of a run."""
     runs = view.page.evaluate("() => fetch('/api/runs').then((answer) => answer.json())")["runs"]
     return next(run["id"] for run in runs if run["name"] == name)
+
+
+def write_job(view: View, yaml: str = JOB, name: str = "third") -> Page:
+    """Makes a job the one at hand, as picking a recipe and typing it would."""
+    page = view.open("#/start?lang=en")
+    page.evaluate("([yaml, name]) => localStorage.setItem('stoker.page', JSON.stringify({yaml, name}))", [yaml, name])
+    page.reload()
+    return page

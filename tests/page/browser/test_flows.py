@@ -1,4 +1,4 @@
-"""Each place end to end, on runs that were really trained."""
+"""Plans, runs and what is done with them, end to end, on runs that were really trained."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
-from served_page import JOB, TRAINING, ServedPage, View, rows, run_id
-from test_accessibility import violations
+from served_page import JOB, TRAINING, ServedPage, View, run_id, write_job
 
 GRPO = """\
 task: grpo
@@ -23,199 +22,8 @@ tune: lora
 grpo: {rewards: numeric, prompts: 2, answers: 4, max_tokens: 6, kl: 0.01}
 steps: 2
 """
-
 # A browser, and verbs in processes of their own.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("warm_processes")]
-
-
-def write_job(view: View, yaml: str = JOB, name: str = "third") -> Page:
-    """Makes a job the one at hand, as picking a recipe and typing it would."""
-    page = view.open("#/start?lang=en")
-    page.evaluate("([yaml, name]) => localStorage.setItem('stoker.page', JSON.stringify({yaml, name}))", [yaml, name])
-    page.reload()
-    return page
-
-
-def test_form_and_yaml_edit_the_same_job(view: View) -> None:
-    write_job(view)
-    page = view.open("#/start/job?lang=en")
-    expect(page.locator("#start-training")).to_be_enabled()
-    page.locator("#key-train-batch").fill("8")
-    page.locator("#key-train-batch").press("Tab")
-    expect(page.locator("#yaml")).to_have_value(re.compile(r"^# A job for the tests.*\n  batch: 8\n", re.DOTALL))
-    page.locator("#yaml").fill(JOB.replace("batch: 4", "batch: 16"))
-    expect(page.locator("#key-train-batch")).to_have_value("16")
-    expect(page.get_by_text("The job is valid.")).to_be_visible()
-
-
-def test_what_is_typed_stays_when_an_answer_comes(view: View) -> None:
-    write_job(view)
-    page = view.open("#/start/job?lang=en")
-    expect(page.locator("#start-training")).to_be_enabled()
-    page.locator("#key-train-batch").fill("8")
-    page.locator("#key-train-batch").press("Tab")
-    rate = page.locator("#key-train-lr")
-    rate.press("Control+A")
-    page.keyboard.type("0.00")
-    expect(page.locator("#yaml")).to_have_value(re.compile("batch: 8"))
-    expect(page.locator("#start-training")).to_be_enabled()
-    expect(rate).to_have_value("0.00")
-    page.keyboard.type("05")
-    page.keyboard.press("Tab")
-    expect(page.locator("#yaml")).to_have_value(re.compile("lr: 0.0005"))
-    expect(rate).to_have_value("0.0005")
-    expect(page.locator("#start-training")).to_be_enabled()
-    rate.fill("-1")
-    rate.press("Tab")
-    expect(page.locator(".field.wrong", has=rate)).to_be_visible()
-    expect(rate).to_have_value("-1")
-    page.locator("#yaml").fill(page.locator("#yaml").input_value().replace("lr: -1", "lr: 0.0005"))
-    expect(rate).to_have_value("0.0005")
-
-
-def test_a_mistake_is_shown_at_its_line_and_its_field(view: View) -> None:
-    write_job(view)
-    page = view.open("#/start/job?lang=en")
-    page.locator("#yaml").fill(JOB.replace("steps: 12", "steps: none\nstep: 3"))
-    line = JOB.split("\n").index("steps: 12") + 1
-    expect(page.locator(".gutter .wrong").first).to_have_text(re.compile(f"{line}"))
-    expect(page.locator("#start-training")).to_be_disabled()
-    expect(page.locator("#yaml-problems")).to_contain_text("steps")
-    page.get_by_role("button", name=f"line {line}", exact=True).first.click()
-    assert page.evaluate("() => document.activeElement.id") == "yaml"
-    page.locator("#yaml").fill(JOB.replace("batch: 4", "batch: -4"))
-    field = page.locator(".field.wrong")
-    expect(field).to_contain_text("train.batch")
-
-
-def test_another_tools_file_becomes_a_job(view: View, tmp_path: Path) -> None:
-    axolotl = tmp_path / "axolotl.yml"
-    source = "datasets:\n  - path: a.jsonl\n    type: alpaca\n"
-    axolotl.write_text(f"base_model: llama-3m\nadapter: lora\nlora_r: 8\n{source}")
-    page = view.open("#/start?lang=en")
-    page.set_input_files("#import-file", axolotl)
-    page.get_by_role("button", name="Take this job", exact=True).click()
-    expect(page.locator("#yaml")).to_have_value(re.compile("rank: 8"))
-
-
-def test_data_is_audited_and_shown_token_by_token(view: View, served: ServedPage) -> None:
-    write_job(view)
-    page = view.open("#/data//audit?lang=en")
-    expect(page.get_by_text("60 rows can be trained on")).to_be_visible(timeout=TRAINING)
-    expect(page.locator(".figure", has_text="Rows read").locator(".number")).to_have_text("60")
-    view.shot("data-en")
-    page.get_by_role("link", name="Tokens").click()
-    expect(page.locator(".sample").nth(40)).to_be_attached(timeout=TRAINING)
-    trained = page.locator(".sample").first.locator(".token.trained")
-    assert "It is" in "".join(trained.all_inner_texts())
-    untrained = page.locator(".sample").first.locator(".token:not(.trained)").all_inner_texts()
-    assert "What is" in "".join(untrained)
-    trained.first.click()
-    expect(page.locator(".sample").first).to_contain_text(re.compile(r"Token \d+: .*, id \d+ · trained"))
-    page.keyboard.press("ArrowRight")
-    expect(page.locator(".token.picked")).to_have_count(1)
-
-
-def test_a_packed_sequence_shows_its_documents_and_cuts(view: View) -> None:
-    write_job(view, JOB.replace("seq_len: 64", "seq_len: 44"))
-    page = view.open("#/data//rows?lang=en")
-    expect(page.locator(".cut").first).to_contain_text("2 tokens are cut off here", timeout=TRAINING)
-    write_job(view, JOB.replace("seq_len: 64", "seq_len: 140\n  pack: true"))
-    page = view.open("#/data//rows?lang=en")
-    expect(page.locator(".sample").nth(40)).to_be_attached(timeout=TRAINING)
-    page.locator("#data-order").select_option("1")
-    expect(page.locator(".boundary").nth(1)).to_contain_text(
-        re.compile(r"Document 2: sums.jsonl, row \d+, \d+ tokens"), timeout=TRAINING
-    )
-    first = page.locator(".sample").first
-    expect(first).to_contain_text("Sequence 0: 3 documents fill 138 of 140 tokens (98.6%)")
-    assert "packed=1" in page.url
-    page.locator("#data-order").select_option("")
-    expect(page.locator(".sample").nth(40)).to_be_attached(timeout=TRAINING)
-    assert "It is" in "".join(first.locator(".token.trained").all_inner_texts())
-
-
-def test_losses_colour_the_tokens_of_a_run(view: View, served: ServedPage) -> None:
-    view.open("#/train?lang=en")
-    page = view.open(f"#/train/{run_id(served, view, 'first')}/seen?lang=en")
-    page.locator("#rows-at").select_option("last", timeout=TRAINING)
-    page.get_by_role("button", name="Loss by token", exact=True).click()
-    expect(page.locator(".heat-scale")).to_be_visible(timeout=TRAINING)
-    expect(
-        page.get_by_text(re.compile(r"At step 12, the \d+ trained tokens that are shown have a mean loss"))
-    ).to_be_visible()
-    expect(page.locator("main")).to_contain_text(re.compile(r"stoker eval runs/first --by-token 20"))
-    tokens = page.locator(".tokens").first
-    figure = re.compile(r"Token \d+: .* · trained · Loss of a token: \d")
-    coloured = tokens.locator(".token[style*=color-mix]")
-    coloured.last.hover()
-    expect(page.locator(".sample").first).to_contain_text(figure)
-    page.mouse.move(0, 0)
-    expect(page.locator(".sample").first).not_to_contain_text(figure)
-    tokens.focus()
-    for _ in range(int(coloured.last.get_attribute("data-at") or 0)):
-        page.keyboard.press("ArrowRight")
-    expect(page.locator(".sample").first).to_contain_text(figure)
-    assert not violations(page)
-    view.shot("losses-en")
-    page.get_by_role("button", name="Next", exact=True).click()
-    expect(page.get_by_text("Sequences 21 to 40 of 60.")).to_be_visible(timeout=TRAINING)
-    expect(page.locator(".heat-scale")).to_have_count(0)
-    view.open(f"#/train/{run_id(served, view, 'first')}/seen?lang=zh&from=20")
-    expect(page.get_by_role("button", name="逐词元损失", exact=True)).to_be_visible(timeout=TRAINING)
-
-
-def test_errors_are_in_chinese_on_a_chinese_page(view: View) -> None:
-    page = view.open("#/train/0123456789abcdef?lang=zh")
-    problem = page.locator("main .problem").first
-    expect(problem).to_contain_text("没有此编号的训练运行")
-    expect(problem).to_contain_text("GET /api/runs 会列出全部训练运行")
-    write_job(view, JOB.replace("batch: 4", "batchh: 4"))
-    page = view.open("#/start/job?lang=zh")
-    problem = page.locator("#yaml-problems .problem")
-    expect(problem).to_contain_text("未知的键 `train.batchh`", timeout=TRAINING)
-    expect(problem).to_contain_text("请写 `batch`")
-    expect(page.locator("main [lang=en]")).to_have_count(0)
-
-
-def test_a_click_log_is_audited(view: View, served: ServedPage) -> None:
-    lines = [f"{i % 7},{i % 13},{0.1 * (i % 5):.1f},{int(i % 3 == 0)}" for i in range(400)]
-    (served.base / "data/clicks.csv").write_text("user_id,film_id,age,click\n" + "\n".join(lines) + "\n")
-    write_job(view, "task: ranking\ndata: data/clicks.csv\nranking:\n  label: click\nsteps: 5\n", "clicks")
-    page = view.open("#/data//audit?lang=en")
-    expect(page.get_by_text("400 rows can be trained on")).to_be_visible(timeout=TRAINING)
-    expect(page.get_by_role("row", name=re.compile("film_id")).first).to_be_visible()
-    expect(page.locator(".figure", has_text="Positive: click").locator(".number")).to_have_text(re.compile("3[34]"))
-
-
-def test_a_row_is_left_out_of_a_new_version(view: View, tmp_path: Path) -> None:
-    page = view.open("#/data//files?lang=en")
-    page.set_input_files("#data-file", rows(tmp_path / "versions.jsonl", 12))
-    expect(page.get_by_role("cell", name="versions.jsonl", exact=True)).to_be_visible()
-    uploaded = page.evaluate("() => fetch('/api/data').then((answer) => answer.json())")["data"]
-    mine = next(file for file in uploaded if file["name"] == "versions.jsonl")
-    keep = "(job) => localStorage.setItem('stoker.page', JSON.stringify(job))"
-    page.evaluate(keep, {"yaml": JOB.replace("data/sums.jsonl", mine["path"]), "name": "x", "file": mine})
-    page.reload()
-    page = view.open("#/data//rows?lang=en")
-    page.locator(".sample input[type=checkbox]").first.check(timeout=TRAINING)
-    page.get_by_role("button", name="New version with 1 change", exact=True).click()
-    expect(page.get_by_text("the file before it stays")).to_be_visible()
-    page.get_by_role("button", name="Edit the row").nth(1).click()
-    row = page.get_by_role("textbox", name="Edit the row")
-    expect(row).to_have_value(re.compile("What is 1 plus 1"))
-    row.fill('{"prompt": "What is changed?", "completion": "This row."}')
-    page.get_by_role("button", name="Keep", exact=True).click()
-    page.get_by_role("button", name="New version with 1 change", exact=True).click()
-    expect(page.locator(".note", has_text="the file before it stays")).to_contain_text("v3")
-    page = view.open("#/data//files?lang=en")
-    expect(page.get_by_role("cell", name="versions.jsonl", exact=True)).not_to_have_count(0)
-    found = page.evaluate("() => fetch('/api/data').then((answer) => answer.json())")["data"]
-    made = {file["name"]: Path(file["path"]).read_text() for file in found if file["parent"] == mine["id"]}
-    assert len(made["versions-v2.jsonl"].splitlines()) == 11
-    assert len(made["versions-v3.jsonl"].splitlines()) == 12
-    assert "This row." in made["versions-v3.jsonl"]
-    assert len(Path(mine["path"]).read_text().splitlines()) == 12
 
 
 def test_a_plan_for_here_and_for_a_cluster(view: View) -> None:

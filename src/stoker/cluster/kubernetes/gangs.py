@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
 from stoker.cluster.kubernetes.manifest_fields import INSTANCE, Manifest, manifest, multiply_quantity, without_empty
-from stoker.cluster.kubernetes.placement import pod_affinity, pod_tolerations
+from stoker.cluster.kubernetes.pod_placement import pod_affinity, pod_tolerations
 from stoker.cluster.kubernetes.pod_resources import resource_amounts
 
 HEAD = "head"  # the group of a RayJob's head pod

@@ -9,8 +9,8 @@ from stoker.cluster.kubernetes.device_claims import CLAIM, claims, pod_claims
 from stoker.cluster.kubernetes.gangs import gang_parts
 from stoker.cluster.kubernetes.manifest_fields import FINGERPRINT, Manifest, literal, run_labels, without_empty
 from stoker.cluster.kubernetes.node_script import WORK, node_script, unpacking
-from stoker.cluster.kubernetes.placement import placement_annotations, pod_affinity, pod_tolerations
 from stoker.cluster.kubernetes.pod_environment import pod_environment
+from stoker.cluster.kubernetes.pod_placement import placement_annotations, pod_affinity, pod_tolerations
 from stoker.cluster.kubernetes.pod_resources import pod_resources
 from stoker.cluster.kubernetes.pod_volumes import pod_volumes
 

@@ -9,7 +9,7 @@ from stoker.cluster.kubernetes.cluster_run import ClusterRun
 from stoker.cluster.kubernetes.gangs import HEAD, HEAD_AMOUNTS, gang_parts
 from stoker.cluster.kubernetes.manifest_fields import Manifest, manifest, run_labels, without_empty
 from stoker.cluster.kubernetes.node_script import DRIVER, GIVEN, JOB, nodes_of
-from stoker.cluster.kubernetes.placement import pod_tolerations
+from stoker.cluster.kubernetes.pod_placement import pod_tolerations
 from stoker.cluster.kubernetes.pod_template import CONTAINER, pod_template
 from stoker.cluster.ray.placement import Placement
 

@@ -6,16 +6,16 @@ the nodes. The leader's own node receives them like any other. On one machine it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stoker.errors import CannotRun, RunFailed, UserError
 from stoker.launch.first_failure import Interrupted, error_of
 from stoker.launch.monitor import Watch, write_event
 from stoker.launch.nodes.agent import interval, pulses_of
-from stoker.launch.nodes.channel import Address, Message
+from stoker.launch.nodes.channel import Message
 from stoker.launch.nodes.group import Group, Member, Node, assign_ranks
+from stoker.launch.nodes.hands import Hands
 from stoker.launch.nodes.outcome import Outcome
 from stoker.launch.nodes.roster import SETTLED, Roster
 from stoker.launch.nodes.running_start import EndedStart, RunningStart, failure_of_lost, words_of_lost
@@ -28,25 +28,6 @@ from stoker.runs.run_folder import RunFolder
 JOIN = 30.0  # seconds to wait for further nodes at the beginning, once the minimum is reached
 RETURN = 5.0  # seconds that the nodes of a group get to join a new leader
 REMIND = 60.0  # seconds between two lines about what a start waits for
-
-
-@dataclass(frozen=True)
-class Hands:
-    """The leader's side effects.
-
-    Attributes:
-        send: sends a message to a node.
-        say: prints a line for the user.
-        hold: locks the run's folder; returns the name of its marker file, or None while another process holds the lock.
-        release: releases the run's folder: another group, from which this node is cut off, may continue the run.
-        store: opens the socket of the rendezvous store of several nodes; gets the node of rank 0, returns its address.
-    """
-
-    send: Callable[[str, Message], None]
-    say: Callable[[str], None]
-    hold: Callable[[], str | None]
-    release: Callable[[], None]
-    store: Callable[[Node], Address]
 
 
 class Leader:
@@ -308,18 +289,9 @@ class Leader:
 
     def _tell_restarted(self, start: RunningStart) -> None:
         """Reports the duration of a restart and of its phases, after the first step."""
-        moments = start.watch.moments
-        if self._broke is None or "stepped" not in moments:
+        if self._broke is None or "stepped" not in start.watch.moments:
             return
-        seconds = self._broke.seconds_to(moments)
-        write_event(
-            self._run,
-            "restarted",
-            attempt=self._attempt,
-            seconds=round(sum(seconds.values()), 3),
-            split={name: round(value, 3) for name, value in seconds.items()},
-            step=min(pulse.done for pulse in start.watch.pulses.values()),
-        )
+        write_event(self._run, "restarted", attempt=self._attempt, **self._broke.restarted(start.watch))
         self._broke = None
 
     # -- the end of a start ----------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ from stoker.launch.nodes.find_leader import Follow, GroupReply, Lead
 from stoker.launch.nodes.folder_hold import FolderHold
 from stoker.launch.nodes.group import Group, Node
 from stoker.launch.nodes.group_questions import GroupQuestions
-from stoker.launch.nodes.leader import Hands, Leader
+from stoker.launch.nodes.hands import Hands
+from stoker.launch.nodes.leader import Leader
 from stoker.launch.nodes.node_part import NodePart
 from stoker.launch.nodes.outcome import Outcome, outcome_of, outcome_to_json
 from stoker.launch.nodes.place import Place

@@ -96,13 +96,23 @@ class EndedStart:
     watch: Watch
     noticed: float
 
-    def seconds_to(self, moments: dict[str, float]) -> dict[str, float]:
-        """Returns the seconds of each phase until the next start had done its first step."""
-        return {
+    def restarted(self, watch: Watch) -> dict[str, Any]:
+        """Returns the values of the event of a restart: its duration and that of each phase.
+
+        Args:
+            watch: that of the start after this one, whose processes have done their first step.
+        """
+        moments = watch.moments
+        seconds = {
             "noticed": self.watch.silence(self.first.rank, self.noticed),
             "started": moments["started"] - self.noticed,
             "restored": moments["restored"] - moments["started"],
             "stepped": moments["stepped"] - moments["restored"],
+        }
+        return {
+            "seconds": round(sum(seconds.values()), 3),
+            "split": {name: round(value, 3) for name, value in seconds.items()},
+            "step": min(pulse.done for pulse in watch.pulses.values()),
         }
 
 

@@ -33,10 +33,10 @@ from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of
 from stoker.models.adapters import unwrap
 from stoker.models.gguf_model import weights_of_gguf
+from stoker.models.job_tokenizer import extension_of
 from stoker.models.model_source import find_model
 from stoker.models.prepare_architecture import saved_form
 from stoker.models.quantise import quantisation, quantised_copy
-from stoker.models.tokenizer import extension_of
 from stoker.models.virtual_tokens import virtual_of
 
 if TYPE_CHECKING:

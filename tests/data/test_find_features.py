@@ -1,0 +1,88 @@
+"""The features that are found in rows, and those that a job states."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from opened_logs import json_lines, kinds, log_of
+
+from stoker.data.ranking.find_features import find_features
+from stoker.data.ranking.ids import pair_ids
+from stoker.data.ranking.ranking_block import FeatureBlock, RankingBlock
+from stoker.errors import UserError
+
+
+def test_features_are_found_by_stated_rules() -> None:
+    row = {
+        "label": 1, "weight": 0.5, "zip": "01234", "itemId": 3, "age": 30, "big": 2**40, "flag": True, "empty": None,
+        "counts": {"a": 0.5}, "item_history": [1, 2], "item_id": 4, "liked_by": [["u", 0.5]], "text": "a|b",
+    }  # fmt: skip
+    features = find_features([row, {**row, "age": 31}], RankingBlock(weight="weight"))
+    assert kinds(features) == {
+        "zip": "id", "itemId": "id", "age": "dense", "big": "id", "flag": "dense", "empty": "id", "counts": "ids",
+        "item_history": "sequence", "item_id": "id", "liked_by": "ids", "text": "ids",
+    }  # fmt: skip
+    assert features["item_history"].table == "item_id"
+    assert features["counts"].weighted
+    assert features["liked_by"].weighted
+
+
+def test_a_column_that_is_not_there_is_named_with_the_nearest() -> None:
+    with pytest.raises(UserError, match="the rows have no column 'labl'; did you mean label") as found:
+        find_features([{"label": 1, "a": 2}], RankingBlock(label="labl", crosses=[["a"]]))
+    assert [problem.key for problem in found.value.problems] == ["ranking.label", "ranking.crosses[0]"]
+
+
+def test_stated_features_crosses_buckets_and_sequences(tmp_path: Path) -> None:
+    rows = [{"label": n % 2, "a": n % 3, "b": f"b{n % 2}", "x": n, "seen": f"{n},{n + 1},{n + 2}"} for n in range(20)]
+    stated = [
+        FeatureBlock(name="a", kind="id"),
+        FeatureBlock(name="x", kind="buckets", boundaries=[5.0, 10.0]),
+        FeatureBlock(name="seen", kind="sequence", separator=",", longest=2, table="a"),
+    ]
+    log = log_of(tmp_path, "log.jsonl", json_lines(rows), features=stated, crosses=[["a", "seen"]], fraction=0.0)
+    batch = log.training.batch(np.array([4, 5, 10, 19]))
+    assert batch.ids["x"].ids.tolist() == [0, 1, 2, 2]
+    assert batch.ids["seen"].ids.tolist() == [5, 6, 6, 7, 11, 12, 20, 21]  # the newest two
+    assert batch.ids["a x seen"].lengths.tolist() == [2, 2, 2, 2]
+    assert batch.ids["a x seen"].ids[0] == pair_ids(np.array([1]), np.array([5]))[0]
+    assert log.held_out is None
+    assert log.features["x"].boundaries == (5.0, 10.0)
+
+
+def test_stated_keys_of_a_feature_imply_its_kind() -> None:
+    rows = [{"label": n % 2, "user_id": n, "x": n, "tags": f"a,{n}", "item_history": [n]} for n in range(9)]
+    stated = [
+        FeatureBlock(name="user_id", buckets=4),
+        FeatureBlock(name="x", boundaries=[2.0, 5.0]),
+        FeatureBlock(name="tags", separator=","),
+    ]
+    features = find_features(rows, RankingBlock(features=stated))
+    assert kinds(features) == {"user_id": "buckets", "x": "buckets", "tags": "ids", "item_history": "sequence"}
+    assert [features[name].buckets for name in ("user_id", "x")] == [4, 3]
+
+
+def test_a_sequence_may_have_a_table_of_its_own() -> None:
+    rows = [{"label": n % 2, "item_id": n, "item_history": [n]} for n in range(9)]
+    assert find_features(rows, RankingBlock())["item_history"].table == "item_id"
+    settings = RankingBlock(features=[FeatureBlock(name="item_history", table="item_history")])
+    assert find_features(rows, settings)["item_history"].table == "item_history"
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "hint"),
+    [
+        ("age", "age is a number, and a cross is of ids", "{name: age, kind: buckets}"),
+        ("label", "label is not a feature, and a cross combines two features", "those with ids are user_id"),
+        ("ts", "ts is not a feature, and a cross combines two features", "those with ids are user_id"),
+    ],
+)
+def test_a_cross_of_what_has_no_ids_is_refused(name: str, message: str, hint: str) -> None:
+    rows = [{"label": n % 2, "user_id": n, "age": n / 2, "ts": n} for n in range(9)]
+    with pytest.raises(UserError) as found:
+        find_features(rows, RankingBlock(crosses=[["user_id", name]]))
+    (problem,) = found.value.problems
+    assert (problem.message, problem.key) == (message, "ranking.crosses[0]")
+    assert hint in problem.suggestion

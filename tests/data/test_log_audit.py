@@ -1,0 +1,95 @@
+"""The audit of a click log: counted ids, rates of labels, leaks, and held-out rows that are trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from opened_logs import json_lines, log_of
+
+from stoker.data.ranking import log_audit
+from stoker.data.ranking.click_log import ClickLog
+from stoker.data.ranking.log_audit import audit_log
+from stoker.data.ranking.ranking_block import AdmissionBlock
+
+
+def test_the_audit_counts_ids(tmp_path: Path) -> None:
+    start = 18_000 * 86_400
+    rows = [
+        {"label": n % 2, "user_id": n // 2, "score": float(n % 2), "time": start + n * 8640} for n in range(40)
+    ]  # ten rows a day, five new users a day
+    audit = audit_log(log_of(tmp_path, "log.jsonl", json_lines([*rows, {**rows[0], "label": "maybe"}])))
+    users = audit.ids["user_id"]
+    assert (users.ids, users.lookups, users.once, users.new_a_period, users.unseen) == (15, 30, 0.0, 5.0, 1.0)
+    assert users.covered[2] == (1.0, 1.0)
+    assert users.covered[5] == (0.0, 0.0)
+    assert [(period.name, period.rows, period.rates) for period in audit.periods] == [
+        ("2019-04-14", 10, (0.5,)),
+        ("2019-04-15", 10, (0.5,)),
+        ("2019-04-16", 10, (0.5,)),
+    ]
+    assert audit.reasons == {"not a label": 1}
+    assert any("score alone predicts label (AUC 1.000)" in leak for leak in audit.leaks)
+
+
+def test_every_label_may_leak_and_rates_of_many_rows_are_exact(tmp_path: Path) -> None:
+    rows = [{"clicked": n % 3 == 0, "bought": n % 2, "score": n % 2 + n / 1000, "user_id": n % 7} for n in range(40)]
+    audit = audit_log(log_of(tmp_path, "log.jsonl", json_lines(rows), label=["clicked", "bought"]))
+    assert [leak for leak in audit.leaks if "alone" in leak] == [
+        "score alone predicts bought (AUC 1.000): known in advance?"
+    ]
+    many = 2**24 + 2**22  # float32 cannot count them
+    training = SimpleNamespace(
+        labels=np.broadcast_to(np.float32(1), (many, 2)),
+        periods=lambda: np.zeros(many, np.int8),
+        features=SimpleNamespace(time=None),
+        by_file=False,
+        store=SimpleNamespace(summary=SimpleNamespace(files=["log"])),
+    )
+    assert [period.rates for period in log_audit._periods(training)] == [(1.0, 1.0)]  # type: ignore[arg-type]
+
+
+def test_the_audit_says_what_the_jobs_own_admission_gives(tmp_path: Path) -> None:
+    seen = {"a": 1, "b": 2, "c": 5, "d": 12}
+    ids = [name for name, count in seen.items() for _ in range(count)]
+    rows = [{"label": n % 2, "user_id": name, "time": 10**9} for n, name in enumerate(ids)]
+    log = log_of(tmp_path, "log.jsonl", json_lines(rows), fraction=0.0)
+    assert len(log.training) == 20 and audit_log(log).ids["user_id"].admitted is None
+    by_count = audit_log(log, admission=AdmissionBlock(count=5)).ids["user_id"]
+    assert by_count.admitted == by_count.covered[5] == (0.5, 17 / 20)
+    rule = AdmissionBlock(count=2, probability=0.3)
+    drawn = np.random.default_rng(0).random((20_000, 12)) < 0.3  # of each sighting from the second on
+    chance = {name: drawn[:, : count - 1].any(1).mean() for name, count in seen.items()}
+    admitted = audit_log(log, admission=rule).ids["user_id"].admitted
+    assert admitted is not None
+    assert admitted[0] == pytest.approx(np.mean(list(chance.values())), abs=0.01)
+    assert admitted[1] == pytest.approx(sum(chance[name] * count for name, count in seen.items()) / 20, abs=0.01)
+
+
+def test_the_audit_finds_held_out_rows_that_are_trained_on(tmp_path: Path) -> None:
+    rows = [{"label": n % 2, "user_id": n % 4} for n in range(40)]
+    audit = audit_log(log_of(tmp_path, "log.jsonl", json_lines(rows)))
+    assert any("10 held-out rows are in the training part too" in leak for leak in audit.leaks)
+    assert any("no time column" in leak for leak in audit.leaks)
+
+
+def repeated(log: ClickLog) -> list[str]:
+    return [leak for leak in audit_log(log).leaks if "training part too" in leak]
+
+
+def test_rows_with_other_lists_or_weights_are_not_the_same(tmp_path: Path) -> None:
+    lines = [f"{n % 2} {n}:1 {n + 1}:0.5" for n in range(40)]
+    assert repeated(log_of(tmp_path, "one.svm", "\n".join(lines))) == []
+    weights = [f"{n % 2} 3:{n + 1} 4:{n + 2}" for n in range(40)]
+    assert repeated(log_of(tmp_path, "two.svm", "\n".join(weights))) == []
+    same = [*lines[:30], *lines[:5], *lines[35:]]
+    assert len(found := repeated(log_of(tmp_path, "three.svm", "\n".join(same)))) == 1
+    assert found[0].startswith("5 held-out rows")
+    # A bag has no order, a sequence has.
+    rows = [{"label": 1, "tags": [n, n + 1], "history": [n, n + 1]} for n in range(30)]
+    turned = {"tags": [{**row, "tags": row["tags"][::-1]} for row in rows[:10]]}
+    turned["history"] = [{**row, "history": row["history"][::-1]} for row in rows[:10]]
+    assert repeated(log_of(tmp_path, "tags.jsonl", json_lines([*rows, *turned["tags"]])))[0].startswith("10 held-out")
+    assert repeated(log_of(tmp_path, "history.jsonl", json_lines([*rows, *turned["history"]]))) == []
