@@ -290,9 +290,9 @@ class RayTarget:
 
     def _previewed_gpus(self, submission: Submission) -> int | Auto:
         """Returns the GPUs that `submit` would request for each node; ``auto`` if the cluster cannot be asked."""
-        nodes = None
+        nodes: list[dict[str, Any]] | None = None
         if self._block.gpus != "auto":
-            nodes = []
+            nodes = []  # they do not matter
         elif find_spec("requests") is not None:  # which Ray brings
             nodes = self._nodes(self._address().rstrip("/"), timeout=SECONDS_TO_ANSWER)
         return "auto" if nodes is None else self._placement(submission, nodes).gpus
