@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import requests
 from submitting import write_job
 
 from stoker.cluster.chosen_target import choose_target
@@ -59,6 +60,32 @@ def test_checkpoints_are_in_the_folder_of_runs(tmp_path: Path, to: str, written:
     target, submission = target_in(tmp_path, checkpoint={"to": to})
     words = json.loads(target._plan(submission, gpus=0))["words"]
     assert [word for word in words if word.startswith("checkpoint.")] == written
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cluster", "shown"),
+    [
+        ("auto", [{"CPU": 8.0, "GPU": 4.0}], 1),
+        ("auto", [{"CPU": 8.0}], 0),
+        ("auto", None, "auto"),
+        (True, None, 1),
+        (False, None, 0),
+    ],
+)
+def test_a_preview_shows_the_gpus_that_would_be_requested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: Any, cluster: list[dict[str, float]] | None, shown: Any
+) -> None:
+    def get(url: str, **_: Any) -> SimpleNamespace:
+        assert url == "http://head:8265/api/v0/nodes"
+        if cluster is None:
+            raise requests.ConnectionError
+        rows = [{"resources_total": node, "state": "ALIVE"} for node in cluster]
+        return SimpleNamespace(json=lambda: {"data": {"result": {"result": rows}}})
+
+    monkeypatch.setattr("requests.get", get)
+    target, submission = target_in(tmp_path, gpus=gpus, address="http://head:8265")
+    plan = target.preview(submission).partition("driver.json:\n")[2].partition("\n# variables:")[0]
+    assert json.loads(plan.replace("#", ""))["placement"]["gpus"] == shown
 
 
 def test_lines_of_one_rank_are_those_of_all_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 from submitting import submission_in, write_job
 
 from stoker.cluster.chosen_target import ChosenTarget, choose_target
+from stoker.cluster.record import save_record
 from stoker.cluster.shell import LocalShell
 from stoker.cluster.slurm.batch_script import batch_script
 from stoker.cluster.slurm.block_problems import seconds_of
@@ -79,6 +81,31 @@ def test_containers_are_around_the_supervisor_alone(tmp_path: Path, keys: dict[s
     assert script.count(keys["image"]) == 1
 
 
+@pytest.mark.parametrize("container", ["pyxis", "apptainer"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_container_has_the_working_folder_and_the_files_that_are_sent(
+    fake: Path, container: str, inside: bool
+) -> None:
+    """A folder elsewhere, named by a link, or the submission's own folder as the working folder, as with `login`."""
+    (fake / "bin/srun").write_text('#!/bin/bash\nprintf "%s\\n" "$@" > "$SLURM_SUBMIT_DIR/srun"\n')
+    shared = fake / "shared/jobs/job"
+    shared.mkdir(parents=True)
+    (shared / "environment.sh").touch()
+    (fake / "link").symlink_to(fake / "shared")
+    submission = submission_in(fake, target={"slurm": {"container": container, "image": "i.sif", "gres": "none"}})
+    block = choose_target(submission.loaded, None).block
+    script = batch_script(submission, block, files="." if inside else f"{fake}/link/jobs/job")  # type: ignore[arg-type]
+    working = shared if inside else fake
+    environment = {**os.environ, "SLURM_SUBMIT_DIR": str(working)}
+    assert subprocess.run(["bash", "-c", script], env=environment, check=False).returncode == 0
+    words = (working / "srun").read_text().splitlines()
+    jobs = fake / "shared/jobs"
+    if container == "pyxis":
+        assert f"--container-mounts={working}:{working},{jobs}:{jobs}" in words
+    else:
+        assert words[words.index("exec") + 1 :][:3] == [f"--pwd={working}", f"--bind={working}", f"--bind={jobs}"]
+
+
 @pytest.mark.parametrize(
     "keys", [{}, {"requeue": 0}, {"container": "pyxis", "image": "i"}, {"setup": ["module load x"]}]
 )
@@ -96,8 +123,8 @@ FAKES = {
     "srun": 'shift $(($# - 2)); exec "$@"',
     "scontrol": '[ "$1" = requeue ] && echo requeued > requeued; [ "$1" = show ] && printf "h1\\nh2\\n"; :',
     "scancel": 'kill -TERM -- $(cat node-pid)',
-    "python3": 'echo "$@" > said; [ -e quick ] && exit $(cat quick); echo $$ > node-pid; '
-    'trap "exit ${CODE:-143}" TERM; while :; do sleep 0.05; done',
+    "python3": 'echo "$@" > said; [ -e quick ] && exit $(cat quick); '
+    'trap "exit ${CODE:-143}" TERM; echo $$ > node-pid; while :; do sleep 0.05; done',
 }  # fmt: skip
 
 
@@ -348,6 +375,75 @@ def test_what_slurm_would_refuse_is_said_before_anything_is_sent(
     (binaries / "squeue").unlink()
     with pytest.raises(UserError, match="there is no squeue here; write `login: me@host`"):
         target.check(submission)
+
+
+def binaries_in(folder: Path, monkeypatch: pytest.MonkeyPatch, **texts: str) -> None:
+    """Slurm's commands that succeed, and others; nothing else of this machine is found but a shell."""
+    binaries = folder / "bin"
+    binaries.mkdir()
+    slurm = dict.fromkeys(("sbatch", "sinfo", "squeue", "scancel", "scontrol"), ":")
+    for name, text in {**slurm, **texts}.items():
+        (binaries / name).write_text(f"#!/bin/sh\n{text}\n")
+        (binaries / name).chmod(0o755)
+    (binaries / "sh").symlink_to("/bin/sh")
+    monkeypatch.setenv("PATH", str(binaries))
+
+
+@pytest.mark.parametrize(
+    ("keys", "code", "told"),
+    [
+        ({}, 0, ""),
+        ({}, 4, "job.yaml:1:"),
+        ({"setup": ["true"]}, 0, ""),
+        ({"setup": ["true"]}, 4, "Python is not checked: on this machine, python3 has no torch; the nodes need one"),
+        ({"python": "/local/python"}, 0, "Python is not checked: on this machine, there is no /local/python;"),
+        ({"container": "apptainer", "image": "i.sif"}, 4, ""),
+    ],
+)
+def test_the_python_is_checked_where_it_is_seen(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    keys: dict[str, Any],
+    code: int,
+    told: str,
+) -> None:
+    binaries_in(tmp_path, monkeypatch, python3=f"exit {code}")
+    monkeypatch.chdir(tmp_path)
+    target, chosen = target_in(tmp_path, **keys)
+    submission = submission_of(load_job(tmp_path / "job.yaml"), chosen, tmp_path)
+    if told.startswith("job.yaml"):
+        with pytest.raises(UserError, match=r"job.yaml:1:\d+: this machine: python3 has no torch; write the path of a"):
+            target.check(submission)
+    else:
+        target.check(submission)
+        said = capsys.readouterr().err
+        assert said.startswith(told) and bool(said) == bool(told)
+
+
+def test_runs_of_a_target_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    base, elsewhere = tmp_path / "base", tmp_path / "elsewhere"
+    jobs = {}
+    for folder, name in ((base, "first"), (elsewhere, "second")):
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        target, chosen = target_in(folder)
+        submission = submission_of(load_job(folder / "job.yaml"), chosen, folder, name=name)
+        handle = {"folder": f"{folder}/.stoker", "job": "1"}
+        jobs[name] = submission.record("slurm", target={"login": None}, on="hpc", handle=handle)
+        (folder / ".stoker" / name).mkdir(parents=True)
+        (folder / ".stoker" / name / "submission.json").write_text(jobs[name].to_json())
+    assert [found.name for found in target.records()] == ["second"]
+    save_record(jobs["first"])
+    assert [found.name for found in target.records()] == ["second", "first"]
+    own = replace(jobs["first"], base="own")  # a run of the same name below the current folder is the one that is meant
+    (elsewhere / ".stoker/first").mkdir()
+    (elsewhere / ".stoker/first/submission.json").write_text(own.to_json())
+    assert sorted((found.name, found.base) for found in target.records()) == [
+        ("first", "own"),
+        ("second", str(elsewhere)),
+    ]
 
 
 def test_a_run_is_resumed_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

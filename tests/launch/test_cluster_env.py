@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+import threading
 
 import pytest
 
 from stoker.errors import UserError
 from stoker.job.layout import Layout
 from stoker.launch.cluster_env import RankInfo, check_world, first_host, rank_info_from_env
+from stoker.launch.nodes import addresses
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"} | {
     "MASTER_ADDR": "gpu1",
@@ -90,3 +92,23 @@ def test_rank_0_opens_the_store_that_its_node_did_not() -> None:
     with pytest.raises(ConnectionRefusedError):  # on its own address only
         socket.create_connection(("127.0.0.1", port))
     del store
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_the_store_of_srun_listens_at_the_address_of_its_host(monkeypatch: pytest.MonkeyPatch, hidden: bool) -> None:
+    """Where that host's own name leads to loopback, the others know another address: every interface."""
+    monkeypatch.setattr(addresses, "is_loopback", lambda host: hidden)
+    with socket.create_server(("127.0.0.2", 0)) as free:
+        meet = "127.0.0.2", free.getsockname()[1]
+    stores = []
+    other = threading.Thread(target=lambda: stores.append(RankInfo(1, 2, 0, 1, meet).store()))
+    other.start()
+    stores.append(RankInfo(0, 2, 0, 1, meet).store())
+    other.join()
+    elsewhere = "127.0.0.3", meet[1]
+    if hidden:
+        socket.create_connection(elsewhere).close()
+    else:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(elsewhere)
+    assert len(stores) == 2

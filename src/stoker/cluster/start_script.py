@@ -48,6 +48,11 @@ def python_word(python: str) -> str:
     return f'"$HOME"/{shlex.quote(python[2:])}' if python.startswith("~/") else shlex.quote(python)
 
 
+def missing_python(keys: TargetKeys) -> str:
+    """Returns the problem of a host that does not have the target's Python."""
+    return f"there is no {keys.python}"
+
+
 def python_problem(shell: Shell, keys: TargetKeys, patience: float) -> str:
     """Returns why a host has no suitable Python; empty if it has one.
 
@@ -66,7 +71,7 @@ def python_problem(shell: Shell, keys: TargetKeys, patience: float) -> str:
         "0": "",
         "3": f"{keys.python} is older than {least}",
         "4": f"{keys.python} has no torch",
-        "5": f"there is no {keys.python}",
+        "5": missing_python(keys),
     }
     return found.get(ended[-1] if ended else "", "the setup commands fail")
 

@@ -83,11 +83,26 @@ class RankInfo:
             return dist.TCPStore(
                 host, port, self.world, is_master=self.rank == 0, timeout=wait, master_listen_fd=listening
             )
-        listening = None  # of several machines: on every interface
+        listening, own = None, LOOPBACK
         if self.local_world == self.world:
             host = LOOPBACK
-            listening = socket.create_server((host, port)).detach() if self.rank == 0 else None
+        elif self.rank == 0:
+            own = _own_address(host)
+        if self.rank == 0 and own:
+            listening = _open_store(own, port).detach()
         return dist.TCPStore(host, port, self.world, is_master=self.rank == 0, master_listen_fd=listening)
+
+
+def _own_address(host: str) -> str:
+    """Returns the address of this machine to which the name of the store's host leads.
+
+    Empty if it leads to none, as behind an address translation, or to loopback, as Debian's /etc/hosts has it, where
+    other machines know another address: the store then listens on every interface.
+    """
+    from stoker.launch.nodes.addresses import is_loopback, is_own, resolved
+
+    address = resolved(host)
+    return address if is_own(address) and not is_loopback(address) else ""
 
 
 def _open_store(host: str, port: int) -> socket.socket:

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,13 @@ from stoker.cluster.start_script import environment_text, python_word, variables
 from stoker.cluster.submission import JOB, Submission
 from stoker.cluster.target import Status
 from stoker.errors import CannotRun, Problem, RunFailed, UserError
-from stoker.job.block import default_of
+from stoker.job.block import Auto, default_of
 from stoker.job.targets.ray import RayBlock
 
 PLAN = "driver.json"
 LARGEST = 500 * 2**20  # bytes that Ray takes as a job's folder (RAY_RUNTIME_ENV's limit of a package)
 SECONDS_TO_END = SECONDS_TO_BEGIN = 60.0
+SECONDS_TO_ANSWER = 5.0  # for a preview, which needs no cluster
 NO_AGENT = "No available agent"
 STATES = {"PENDING": "waiting", "RUNNING": "running", "SUCCEEDED": "done", "STOPPED": "stopped", "FAILED": "failed"}
 SIGTERM_EXIT = 143
@@ -69,7 +71,7 @@ class RayTarget:
             hint = "put it where all nodes see it, and give its absolute path with `send` left empty, or a URL"
             raise UserError(self._chosen.problem("send", message, hint))
         client = self._client()
-        nodes = self._nodes(client)
+        nodes = self._nodes(client.get_address())
         if nodes is not None and (refusal := self._placement(submission, nodes).refusal(nodes)):
             raise CannotRun(self._chosen.problem("nodes", refusal, "lower `nodes`, `devices`, `cpus` or `resources`"))
 
@@ -83,7 +85,7 @@ class RayTarget:
             "# SENT holds:",
             *(f"#   {file.path}  {file.size} bytes  {file.digest[:16]}" for file in submission.files),
             f"#   {PLAN}:",
-            *(f"#     {line}" for line in self._plan(submission, gpus=None).splitlines()),
+            *(f"#     {line}" for line in self._plan(submission, gpus=self._previewed_gpus(submission)).splitlines()),
             "# variables:",
             *(f"#   {line}" for line in shown.splitlines()),
             "# job.yaml:",
@@ -93,7 +95,7 @@ class RayTarget:
 
     def submit(self, submission: Submission) -> Record:
         client = self._client()
-        nodes = self._nodes(client)
+        nodes = self._nodes(client.get_address())
         gpus = self._placement(submission, nodes).gpus
         deadline = submission.loaded.job.faults.deadline
         number = f"{submission.name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -270,12 +272,12 @@ class RayTarget:
         package = f"{client.get_address()}/api/packages/{protocol}/{name}"
         return bool(self._asked(lambda: requests.get(package, timeout=30)).status_code != requests.codes.not_found)
 
-    def _nodes(self, client: Any) -> list[dict[str, Any]] | None:
+    def _nodes(self, address: str, *, timeout: float = 30.0) -> list[dict[str, Any]] | None:
         """Returns the total resources of each living node; None if the dashboard does not report them."""
         import requests
 
         try:
-            answer = requests.get(f"{client.get_address()}/api/v0/nodes", params={"detail": 1}, timeout=30).json()
+            answer = requests.get(f"{address}/api/v0/nodes", params={"detail": 1}, timeout=timeout).json()
             rows = answer["data"]["result"]["result"]
             return [row["resources_total"] or {} for row in rows if row["state"] == "ALIVE"]
         except (requests.RequestException, ValueError, KeyError, TypeError):
@@ -286,16 +288,24 @@ class RayTarget:
         wants = self._block.gpus if self._block.gpus != "auto" else any(node.get("GPU") for node in nodes or ())
         return Placement(submission.nodes, self._block.cpus * devices, devices if wants else 0, self._block.resources)
 
-    def _plan(self, submission: Submission, *, gpus: int | None) -> str:
+    def _previewed_gpus(self, submission: Submission) -> int | Auto:
+        """Returns the GPUs that `submit` would request for each node; ``auto`` if the cluster cannot be asked."""
+        nodes: list[dict[str, Any]] | None = None
+        if self._block.gpus != "auto":
+            nodes = []  # they do not matter
+        elif find_spec("requests") is not None:  # which Ray brings
+            nodes = self._nodes(self._address().rstrip("/"), timeout=SECONDS_TO_ANSWER)
+        return "auto" if nodes is None else self._placement(submission, nodes).gpus
+
+    def _plan(self, submission: Submission, *, gpus: int | Auto) -> str:
         """Returns the driver's file."""
-        placement = self._placement(submission, None)
-        placement = placement if gpus is None else replace(placement, gpus=gpus)
+        placement = {**asdict(self._placement(submission, None)), "gpus": gpus}
         output, to = _in_folder(submission.output), submission.loaded.job.checkpoint.to
         moved = [f"checkpoint.to={_in_folder(to)}"] if to is not None and not submission.stages else []
         words = [JOB, f"output={output}", *moved, "--secret", "SECRET", "--nodes", submission.nodes_option]
         values = {
             "name": submission.name,
-            "placement": asdict(placement),
+            "placement": placement,
             "words": [*words, "--devices", str(submission.devices)],
             "folder": f"{self._block.folder.rstrip('/')}/{submission.name}",
             "output": output,

@@ -64,6 +64,8 @@ def _body(submission: Submission, block: SlurmBlock, files: str) -> Iterator[str
     yield f"export STOKER_FILES={shlex.quote(files)}"
     yield 'cd "$SLURM_SUBMIT_DIR" || exit 1'
     yield f'. "$STOKER_FILES/{ENVIRONMENT}"'
+    if block.container != "none":
+        yield 'STOKER_FILES="$(realpath "$STOKER_FILES")"  # its parent is mounted'
     if submission.nodes > 1:
         yield f'rm -f "$STOKER_FILES/{NODE_ENDED}"-*'
     yield ""
@@ -130,16 +132,18 @@ def srun_line(submission: Submission, block: SlurmBlock, files: str) -> str:
     if block.cpus is not None:
         words.append(f"--cpus-per-task={block.cpus}")  # from Slurm 22.05 on srun does not inherit it
     mounts = [mount if ":" in mount else f"{mount}:{mount}" for mount in block.mounts]
+    own = ['"$PWD"', '"${STOKER_FILES%/*}"']  # the latter has the files that are sent, and the code that they link to
     if block.container == "pyxis":
         words += [f"--container-image={block.image}", '--container-workdir="$PWD"']
-        listed = ",".join(['"$PWD":"$PWD"', *map(shlex.quote, mounts)])
+        listed = ",".join([*(f"{folder}:{folder}" for folder in own), *map(shlex.quote, mounts)])
         words.append(f"--container-mounts={listed}")
         return " ".join([*(word if '"' in word else shlex.quote(word) for word in words), "bash -s"])
     if block.container == "apptainer":
         nv = [] if block.gres == "none" else ["--nv"]
         binds = [f"--bind={','.join(mounts)}"] if mounts else []
         words += ["apptainer", "exec", *nv, *binds, str(block.image)]
-        return shlex.join(words).replace(" exec ", ' exec --pwd="$PWD" --bind="$PWD" ', 1) + " bash -s"
+        bound = " ".join(f"--bind={folder}" for folder in own)
+        return shlex.join(words).replace(" exec ", f' exec --pwd="$PWD" {bound} ', 1) + " bash -s"
     return shlex.join([*words, "bash", "-s"])
 
 

@@ -6,6 +6,7 @@ import difflib
 import os
 import secrets
 import shlex
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from pathlib import Path
 from stoker.cluster.chosen_target import ChosenTarget
 from stoker.cluster.log_files import LogPlace, read_logs, run_logs
 from stoker.cluster.private_files import contents_of
-from stoker.cluster.record import FILE, Record
+from stoker.cluster.record import FILE, Record, all_records
 from stoker.cluster.records_there import records_in, send_private, write_private
 from stoker.cluster.send import quoted, send
 from stoker.cluster.shell import LocalShell, Shell, ShellFailed
@@ -24,13 +25,22 @@ from stoker.cluster.slurm.job_state import JobState, job_state
 from stoker.cluster.ssh.connection import Connection, SshSettings
 from stoker.cluster.ssh.host_file import parse_host
 from stoker.cluster.ssh.options import ssh_option_problems
-from stoker.cluster.start_script import ENVIRONMENT, environment_text, variables
+from stoker.cluster.start_script import (
+    ENVIRONMENT,
+    PYTHON,
+    PYTHON_HINT,
+    environment_text,
+    missing_python,
+    python_problem,
+    variables,
+)
 from stoker.cluster.submission import SECRET, SentFile, Submission
 from stoker.cluster.target import Status
 from stoker.errors import CannotRun, Problem, RunFailed, UserError
 from stoker.job.targets.slurm import SlurmBlock
 
 POLL = 1.0  # seconds between two looks while a job ends
+SECONDS_TO_ANSWER = 15.0  # beyond those in which a Python starts
 SECONDS_TO_END = 60.0  # beyond the job's own deadline, until it is cancelled
 UNSCHEDULABLE = ("node configuration is not available", "Node count specification invalid", "nodes are busy")
 
@@ -92,6 +102,7 @@ class SlurmTarget:
             said = said.removeprefix("allocation failure: ")
             kind = CannotRun if any(words in said for words in UNSCHEDULABLE) else UserError
             raise kind(self._chosen.problem(_key_of(said), f"Slurm refuses the job: {said}", "")) from None
+        self._check_python()
 
     def preview(self, submission: Submission) -> str:
         self._enough_devices(submission)
@@ -200,7 +211,15 @@ class SlurmTarget:
             yield f"may start    {start.decode().strip()}"
 
     def records(self) -> Sequence[Record]:
-        return records_in(self._shell, self._folder)
+        folders = [self._folder]
+        if self._block.login is None:  # the folder may be relative, and this user may have submitted from others
+            here = (record for record in all_records() if record.kind == "slurm" and not _by_login(record))
+            folders += [record.handle["folder"] for record in here if "folder" in record.handle]
+        found: dict[str, Record] = {}
+        for folder in dict.fromkeys(folders):
+            for record in records_in(self._shell, folder):
+                found.setdefault(record.name, record)
+        return list(found.values())
 
     @property
     def _folder(self) -> str:
@@ -255,6 +274,28 @@ class SlurmTarget:
             message = f"`gres: {self._block.gres}` has {count} GPUs, and each node runs {submission.devices} processes"
             hint = f"write `gres: gpu:{submission.devices}`, or `devices: {count}`"
             raise UserError(self._chosen.problem("gres", message, hint))
+
+    def _check_python(self) -> None:
+        """Raises where the nodes' Python is seen from where sbatch runs, and is not suitable.
+
+        `setup` may do less there than on a node, and a Python may be on the nodes only: a note then says what is not
+        certain.
+        """
+        block, where = self._block, self._shell.name
+        if block.container != "none":
+            return
+        try:
+            why = python_problem(self._shell, block, SECONDS_TO_ANSWER)
+        except ShellFailed as error:
+            why = error.said
+        if why and (block.setup or why == missing_python(block)):
+            least = ".".join(map(str, PYTHON))
+            print(
+                f"Python is not checked: on {where}, {why}; the nodes need one from {least} on with torch",
+                file=sys.stderr,
+            )
+        elif why:
+            raise UserError(self._chosen.problem("python", f"{where}: {why}", PYTHON_HINT))
 
     def _check_controller(self) -> None:
         """Raises where Slurm's controller does not answer, or has no such partition."""

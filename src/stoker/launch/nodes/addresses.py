@@ -16,13 +16,14 @@ LAST_PORT = 65535
 
 
 def parsed(text: str) -> list[Address]:
-    """``HOST:PORT[,HOST:PORT ...]``, each host as its address.
+    """``HOST:PORT[,HOST:PORT ...]``, each host as the address at which the others reach it.
 
     Raises:
         UserError: it is not written so.
         CannotRun: a host has no address.
     """
     found: list[Address] = []
+    hidden: set[Address] = set()  # this node's: by Debian's /etc/hosts its name leads to 127.0.1.1 on the node itself
     for part in text.split(","):
         host, colon, port = part.strip().rpartition(":")
         if host and port.isdecimal() and not 0 < int(port) <= LAST_PORT:
@@ -30,11 +31,18 @@ def parsed(text: str) -> list[Address]:
             raise UserError(Problem(message, "write it as 10.0.0.1:29400"))
         if not colon or not host or not port.isdecimal():
             raise UserError(Problem(f"--rendezvous {part}: this is not a HOST:PORT", "write it as 10.0.0.1:29400"))
-        address = (resolved(host.strip("[]")), int(port))
+        host = host.strip("[]")
+        address = (resolved(host), int(port))
         if address in found:
             raise UserError(Problem(f"--rendezvous names {part} twice", "name each node once"))
         found.append(address)
-    return found
+        if is_loopback(address[0]) and address[0] != host:
+            hidden.add(address)
+    other = next((address for address in found if not is_loopback(address[0])), None)
+    if other is None or not hidden:
+        return found
+    own = address_towards(other)
+    return [(own, address[1]) if address in hidden else address for address in found]
 
 
 def resolved(host: str) -> str:
@@ -73,15 +81,23 @@ def own_address(rendezvous: Sequence[Address], listen: str | None) -> Address:
         return next((entry for entry in rendezvous if entry[0] == address), (address, 0))
     if found := [entry for entry in rendezvous if is_own(entry[0])]:
         return found[0]
-    first = rendezvous[0]
-    with socket.socket(family_of_host(first[0]), socket.SOCK_DGRAM) as towards:
+    return address_towards(rendezvous[0]), 0
+
+
+def address_towards(other: Address) -> str:
+    """Returns the address of this machine from which it reaches another. Nothing is sent.
+
+    Raises:
+        CannotRun: there is no way to it.
+    """
+    with socket.socket(family_of_host(other[0]), socket.SOCK_DGRAM) as towards:
         try:
-            towards.connect(first)  # sends nothing
+            towards.connect(other)
         except OSError as error:
             raise CannotRun(
-                Problem(f"there is no way to {first[0]} from here ({error.strerror})", "name this node's --listen")
+                Problem(f"there is no way to {other[0]} from here ({error.strerror})", "name this node's --listen")
             ) from error
-        return towards.getsockname()[0], 0
+        return str(towards.getsockname()[0])
 
 
 def is_own(host: str) -> bool:
@@ -94,6 +110,11 @@ def is_own(host: str) -> bool:
         except OSError:
             return False
     return True
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether an address leads to the machine that uses it."""
+    return ipaddress.ip_address(host.partition("%")[0]).is_loopback
 
 
 def interface_of(host: str) -> str:
