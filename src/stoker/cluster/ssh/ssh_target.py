@@ -161,12 +161,20 @@ class SshTarget:
         )
 
     def resume(self, record: Record) -> Record:
-        status = self.status(record)
-        if status.state == "running":
-            raise UserError(Problem(f"{record.name} is running on {', '.join(status.nodes)}", "no action is needed"))
         hosts = _hosts_of(record)
+        states = dict(zip(hosts, on_all(hosts, lambda host: self._state(record, host)), strict=True))
+        running = [host.name for host, state in states.items() if state == "running"]
+        handle = {key: value for key, value in record.handle.items() if key != "started"}
+        if running:  # the run's group takes the others in
+            hosts = [host for host, state in states.items() if _may_return(state)]
+            away = [f"{host.name}: {state}" for host, state in states.items() if _is_unknown(state)]
+            still = f"{record.name} is running on {', '.join(running)}"
+            if not hosts:
+                hint = "try again once it answers" if away else "no action is needed"
+                raise UserError(Problem("; ".join([still, *away]), hint))
+            handle["started"] = "; ".join([", ".join(host.name for host in hosts), still, *away])
         self._launched(record, hosts, again=True)
-        return replace(record, time=time.time())
+        return replace(record, time=time.time(), handle=handle)
 
     def describe(self, record: Record) -> Iterator[str]:
         for host in _hosts_of(record):
@@ -302,7 +310,7 @@ def status_of(states: dict[str, str], requeue: int | None = None) -> Status:
     codes = {host: int(state.split()[1]) for host, state in states.items() if state.startswith("ended")}
     bad = [f"{host} ended with exit code {code}" for host, code in codes.items() if code]
     gone = [f"{host} has no supervisor" for host, state in states.items() if state == "gone"]
-    gone += [f"{host}: {why}" for host, why in states.items() if why not in ("running", "gone") and host not in codes]
+    gone += [f"{host}: {why}" for host, why in states.items() if _is_unknown(why)]
     if running:
         return Status("running", "; ".join(bad + gone), running)
     if not codes:
@@ -311,6 +319,16 @@ def status_of(states: dict[str, str], requeue: int | None = None) -> Status:
         return Status("done", "; ".join(bad + gone), ())
     stopped = all(code >= 128 or code == requeue for code in codes.values())
     return Status("stopped" if stopped else "failed", "; ".join(bad + gone), ())
+
+
+def _is_unknown(state: str) -> bool:
+    """Returns whether a state is the reason why the host could not be asked."""
+    return state not in ("running", "gone") and not state.startswith("ended ")
+
+
+def _may_return(state: str) -> bool:
+    """Returns whether a host whose supervisor is in this state can join a run that goes on elsewhere."""
+    return state == "gone" or (state.startswith("ended ") and state != "ended 0")
 
 
 def _hosts(chosen: ChosenTarget, block: SshBlock) -> list[Host]:
