@@ -16,7 +16,8 @@ from stoker.cluster.shell import ShellFailed
 from stoker.cluster.ssh import host_addresses
 from stoker.cluster.ssh.host_addresses import with_address
 from stoker.cluster.ssh.host_file import Host
-from stoker.cluster.ssh.ssh_target import open_target, status_of
+from stoker.cluster.ssh.host_states import status_of
+from stoker.cluster.ssh.ssh_target import open_target
 from stoker.cluster.submission import submission_of
 from stoker.cluster.submitted_run import target_of
 from stoker.errors import UserError
