@@ -19,9 +19,9 @@ from stoker.job.job_to_yaml import dump_job
 from stoker.job.layout import layout_of
 from stoker.job.load_job import LoadedJob, with_nodes
 from stoker.job.resolved import ResolvedJob
-from stoker.job.shared_folder import needs_shared_folder
 from stoker.job.targets import LOCAL
 from stoker.job.targets.shared_keys import TargetKeys
+from stoker.launch.nodes.shared_folder import needs_shared_folder
 
 JOB = "job.yaml"
 SECRET = "secret"

@@ -41,9 +41,9 @@ from stoker.cluster.start_script import variables
 from stoker.cluster.submission import Submission
 from stoker.cluster.target import Status
 from stoker.errors import Problem, RunFailed, UserError, placed_errors
-from stoker.job.shared_folder import needs_shared_folder
 from stoker.job.targets.kubernetes import KubernetesBlock
 from stoker.job.task_spec import TASKS
+from stoker.launch.nodes.shared_folder import needs_shared_folder
 
 
 def open_target(chosen: ChosenTarget) -> KubernetesTarget:

@@ -39,9 +39,9 @@ from stoker.cluster.start_script import (
 from stoker.cluster.submission import SECRET, SentFile, Submission
 from stoker.cluster.target import Status
 from stoker.errors import CannotRun, Problem, RunFailed, UserError, reason_of
-from stoker.job.shared_folder import shared_folder_hint
 from stoker.job.targets.ssh import SshBlock
 from stoker.job.text_file import read_text
+from stoker.launch.nodes.shared_folder import shared_folder_hint
 
 SECONDS_TO_END = 90.0  # beyond the job's own deadline, until the process groups are killed
 

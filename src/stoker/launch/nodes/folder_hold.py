@@ -13,8 +13,8 @@ from filelock import Timeout
 
 from stoker.errors import RunFailed, UserError
 from stoker.files import no_link
-from stoker.job.shared_folder import needs_shared_folder, shared_folder_hint
 from stoker.launch.nodes.group import Group
+from stoker.launch.nodes.shared_folder import needs_shared_folder, shared_folder_hint
 from stoker.launch.run_spec import RunSpec
 
 SEEN = 10.0  # timeout in seconds for another node's file in the run's folder to appear on this node
