@@ -390,14 +390,14 @@ def binaries_in(folder: Path, monkeypatch: pytest.MonkeyPatch, **texts: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("keys", "code", "told"),
+    ("keys", "lacks", "told"),
     [
-        ({}, 0, ""),
-        ({}, 4, "job.yaml:1:"),
-        ({"setup": ["true"]}, 0, ""),
-        ({"setup": ["true"]}, 4, "Python is not checked: on this machine, python3 has no torch; the nodes need one"),
-        ({"python": "/local/python"}, 0, "Python is not checked: on this machine, there is no /local/python;"),
-        ({"container": "apptainer", "image": "i.sif"}, 4, ""),
+        ({}, "", ""),
+        ({}, "torch", "job.yaml:1:"),
+        ({"setup": ["true"]}, "", ""),
+        ({"setup": ["true"]}, "torch", "Python is not checked: on this machine, python3 has no torch; the nodes need one"),
+        ({"python": "/local/python"}, "", "Python is not checked: on this machine, there is no /local/python;"),
+        ({"container": "apptainer", "image": "i.sif"}, "torch", ""),
     ],
 )
 def test_the_python_is_checked_where_it_is_seen(
@@ -405,15 +405,15 @@ def test_the_python_is_checked_where_it_is_seen(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     keys: dict[str, Any],
-    code: int,
+    lacks: str,
     told: str,
 ) -> None:
-    binaries_in(tmp_path, monkeypatch, python3=f"exit {code}")
+    binaries_in(tmp_path, monkeypatch, python3=f"echo lacks: {lacks}")
     monkeypatch.chdir(tmp_path)
     target, chosen = target_in(tmp_path, **keys)
     submission = submission_of(load_job(tmp_path / "job.yaml"), chosen, tmp_path)
     if told.startswith("job.yaml"):
-        with pytest.raises(UserError, match=r"job.yaml:1:\d+: this machine: python3 has no torch; write the path of a"):
+        with pytest.raises(UserError, match=r"job.yaml:1:\d+: this machine: python3 has no torch; run there: python3 -m pip"):
             target.check(submission)
     else:
         target.check(submission)

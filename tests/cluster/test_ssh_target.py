@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ from submitting import write_job
 
 from stoker.cluster.chosen_target import choose_target
 from stoker.cluster.record import Record
+from stoker.cluster.shell import ShellFailed
 from stoker.cluster.ssh import host_addresses
 from stoker.cluster.ssh.host_addresses import with_address
 from stoker.cluster.ssh.host_file import Host
-from stoker.cluster.ssh.ssh_target import open_target, status_of
+from stoker.cluster.ssh.host_states import status_of
+from stoker.cluster.ssh.ssh_target import open_target
 from stoker.cluster.submission import submission_of
 from stoker.cluster.submitted_run import target_of
 from stoker.errors import UserError
@@ -139,6 +142,79 @@ def test_a_host_with_fewer_slots_than_processes_is_named(tmp_path: Path) -> None
     with pytest.raises(UserError, match=r"job.yaml:1:\d+: b has 1 slots, but each host runs 2 processes") as error:
         open_target(chosen).preview(submission_of(loaded, chosen, tmp_path, hosts=2))
     assert error.value.exit_code == 3
+
+
+class Hosts:
+    """Hosts in given states, and which of them were asked to start a supervisor."""
+
+    def __init__(self, states: dict[str, str]) -> None:
+        self.states = states
+        self.started: list[str] = []
+
+    def connection(self, host: Host) -> Any:
+        return HostOf(self, host.name)
+
+
+class HostOf:
+    """The connection to one of `Hosts`."""
+
+    def __init__(self, hosts: Hosts, name: str) -> None:
+        self._hosts, self._name = hosts, name
+
+    def run(self, script: str, **_: object) -> bytes:
+        if "setsid" in script:
+            self._hosts.started.append(self._name)
+            return b""
+        state = self._hosts.states[self._name]
+        if state.startswith("cannot"):
+            raise ShellFailed(self._name, 255, state)
+        return state.encode()
+
+
+def resumed(folder: Path, states: dict[str, str]) -> tuple[Hosts, Callable[[], Record]]:
+    loaded = load_job(write_job(folder, target={"ssh": {"hosts": [*states]}}, parallel={"data": len(states)}))
+    chosen = choose_target(loaded, None)
+    target, hosts = open_target(chosen), Hosts(states)
+    submission = submission_of(loaded, chosen, folder, hosts=len(states))
+    record = target._record(submission, target._taken(submission))
+    target._connection = hosts.connection  # type: ignore[method-assign]
+    return hosts, lambda: target.resume(record)
+
+
+@pytest.mark.parametrize(
+    ("states", "started", "words"),
+    [
+        ({"a": "ended 143", "b": "gone"}, ["a", "b"], None),
+        ({"a": "running", "b": "gone", "c": "ended 1"}, ["b", "c"], "b, c; job is running on a"),
+        ({"a": "running", "b": "gone", "c": "ended 0"}, ["b"], "b; job is running on a"),
+        ({"a": "running", "b": "gone", "c": "cannot be reached: x"}, ["b"], "b; job is running on a; c: cannot be"),
+    ],
+)
+def test_resume_starts_supervisors_where_none_runs(
+    tmp_path: Path, states: dict[str, str], started: list[str], words: str | None
+) -> None:
+    hosts, resume = resumed(tmp_path, states)
+    told = resume().handle.get("started")
+    assert sorted(hosts.started) == started
+    assert (told is None) if words is None else told.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("states", "told"),
+    [
+        ({"a": "running", "b": "running"}, "job is running on a, b; no action is needed"),
+        ({"a": "running", "b": "cannot be reached: no route"}, "b: cannot be reached: no route; try again"),
+    ],
+)
+def test_resume_is_refused_where_no_supervisor_can_be_started(
+    tmp_path: Path, states: dict[str, str], told: str
+) -> None:
+    hosts, resume = resumed(tmp_path, states)
+    with pytest.raises(UserError) as refused:
+        resume()
+    (problem,) = refused.value.problems
+    assert told in f"{problem.message}; {problem.suggestion}"
+    assert not hosts.started
 
 
 class Somewhere:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import subprocess
 import time
 from collections.abc import Callable
@@ -19,7 +18,6 @@ from stoker.cluster.start_script import (
     START,
     environment_text,
     launch_line,
-    python_problem,
     start_script,
     state_script,
     stop_script,
@@ -117,24 +115,3 @@ def test_variables_that_are_handed_on() -> None:
     assert "export HF_TOKEN='x y'\n" in environment_text(values)
     assert "x y" not in environment_text(values, hidden=True)
     assert "hunter2" not in environment_text({"MYSQL_PWD": "hunter2", "REDIS_AUTH": "hunter2"}, hidden=True)
-
-
-@pytest.mark.parametrize(
-    ("python", "setup", "why"),
-    [
-        ("/nowhere/python", [], "there is no /nowhere/python"),
-        ("{old}", [], "{old} is older than 3.11"),
-        ("{bare}", [], "{bare} has no torch"),
-        ("{good}", ["false || exit 9"], "the setup commands fail"),
-        ("{good}", [], ""),
-    ],
-)
-def test_a_host_without_a_fitting_python(tmp_path: Path, python: str, setup: list[str], why: str) -> None:
-    paths = {}
-    for name, code in (("old", 3), ("bare", 4), ("good", 0)):
-        path = tmp_path / name
-        path.write_text(f"#!/bin/sh\nexit {code}\n")
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
-        paths[name] = str(path)
-    block = SshBlock(hosts=["a"], python=python.format(**paths), setup=setup)
-    assert python_problem(LocalShell(), block, 10) == why.format(**paths)

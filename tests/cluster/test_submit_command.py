@@ -39,6 +39,14 @@ def test_a_dry_run_prints_the_script_and_sends_nothing(base: Path, capsys: pytes
     assert sorted(base.rglob("*")) == before
 
 
+def test_credentials_that_are_not_sent_are_named(
+    base: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.cluster.unsent_credentials.unsent_credentials", lambda *_: ["X is not sent"])
+    assert main(["submit", "job.yaml", "--dry-run"]) == 0
+    assert capsys.readouterr().err == "X is not sent\n"
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -107,6 +107,14 @@ def test_a_host_that_is_not_there_is_named_before_anything_is_sent(lab: Lab) -> 
     assert "h4" not in more and "--rendezvous" in more
 
 
+def test_a_folder_that_the_hosts_do_not_share_is_refused_before_anything_is_sent(lab: Lab) -> None:
+    if lab.kind == "loopback":
+        pytest.skip("hosts of the loopback interface share all folders")
+    said = lab.stoker("submit", "job.yaml", "--on", "hosts", "output=runs/apart", "--name", "apart", code=2)
+    assert "runs/apart of h1 is not seen on h2" in said and "on storage that all nodes share" in said
+    assert not [*lab.folder.glob("own*/st/apart"), *lab.folder.rglob(".stoker-*")]
+
+
 def test_jump_hosts_and_names_that_nobody_knows(lab: Lab) -> None:
     settings = SshSettings(config=str(lab.folder / "ssh_config"), connect=3)
     through = Connection("h3", SshSettings(config=settings.config, jump="h1", connect=3))

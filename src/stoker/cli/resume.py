@@ -25,5 +25,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(json.loads(record.to_json())))
     else:
-        print(f"{record.name} resumes: {record.handle.get('words', record.output)}")
+        started = record.handle.get("started") or record.handle.get("words", record.output)
+        print(f"{record.name} resumes: {started}")
     return 0

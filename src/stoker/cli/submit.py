@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     given, chosen = chosen_of(arguments)
     target = open_target(chosen)
     submission = submission_on(given, chosen, target, arguments)
+    _warn_of_credentials(submission, chosen)
     if arguments.dry_run:
         print(target.preview(submission).rstrip("\n"))
         return 0
@@ -64,6 +66,16 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print_submitted(record, submission)
     return 0
+
+
+def _warn_of_credentials(submission: Submission, chosen: ChosenTarget) -> None:
+    """Prints which credentials of stores the nodes will not have from here."""
+    from stoker.cluster.unsent_credentials import unsent_credentials
+    from stoker.job.targets.shared_keys import TargetKeys
+
+    assert isinstance(chosen.block, TargetKeys)
+    for line in unsent_credentials(submission, chosen.block, os.environ):
+        print(line, file=sys.stderr)
 
 
 @dataclass(frozen=True)

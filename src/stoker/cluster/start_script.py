@@ -9,14 +9,11 @@ from fnmatch import fnmatchcase
 
 from stoker.cluster.secret_names import has_password
 from stoker.cluster.sent_files import CODE
-from stoker.cluster.shell import Shell
 from stoker.cluster.submission import SECRET, Submission, sends_code
 from stoker.job.targets.shared_keys import TargetKeys
 
 START = "start.sh"
 ENVIRONMENT = "environment.sh"
-PYTHON = (3, 11)
-PYTHON_HINT = "write the path of a Python with Stoker's dependencies, or `setup` commands that lead to it"
 _HIDDEN = re.compile(r"TOKEN|KEY|SECRET|PASS|PWD|AUTH|CREDENTIAL", re.I)  # anywhere in a name: it may hide too much
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
@@ -46,34 +43,6 @@ def environment_text(values: Mapping[str, str], *, hidden: bool = False) -> str:
 def python_word(python: str) -> str:
     """Quotes the target's Python for the shell; ``~/`` is the user's home on the target."""
     return f'"$HOME"/{shlex.quote(python[2:])}' if python.startswith("~/") else shlex.quote(python)
-
-
-def missing_python(keys: TargetKeys) -> str:
-    """Returns the problem of a host that does not have the target's Python."""
-    return f"there is no {keys.python}"
-
-
-def python_problem(shell: Shell, keys: TargetKeys, patience: float) -> str:
-    """Returns why a host has no suitable Python; empty if it has one.
-
-    Args:
-        patience: seconds within which the host answers.
-
-    Raises:
-        ShellFailed: it cannot be reached.
-    """
-    python, least = python_word(keys.python), ".".join(map(str, PYTHON))
-    found_torch = "4 * (not importlib.util.find_spec('torch'))"
-    code = f"import importlib.util, sys; sys.exit(3 if sys.version_info < {PYTHON} else {found_torch})"
-    lines = [*keys.setup, f"command -v {python} >/dev/null || exit 5", f'{python} -c "{code}"']
-    ended = shell.run(f"( {'; '.join(lines)} ) >/dev/null; echo $?", timeout=patience + 60).decode().split()
-    found = {
-        "0": "",
-        "3": f"{keys.python} is older than {least}",
-        "4": f"{keys.python} has no torch",
-        "5": missing_python(keys),
-    }
-    return found.get(ended[-1] if ended else "", "the setup commands fail")
 
 
 def start_script(submission: Submission, keys: TargetKeys, rendezvous: Sequence[str]) -> str:

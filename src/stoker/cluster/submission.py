@@ -21,6 +21,7 @@ from stoker.job.load_job import LoadedJob, with_nodes
 from stoker.job.resolved import ResolvedJob
 from stoker.job.targets import LOCAL
 from stoker.job.targets.shared_keys import TargetKeys
+from stoker.launch.nodes.shared_folder import needs_shared_folder
 
 JOB = "job.yaml"
 SECRET = "secret"
@@ -86,6 +87,11 @@ class Submission:
     def nodes_option(self) -> str:
         """Value of `stoker node --nodes`: ``MIN:MAX``, or one number if they are equal."""
         return f"{self.least}:{self.nodes}" if self.least < self.nodes else f"{self.nodes}"
+
+    @property
+    def needs_shared_folder(self) -> bool:
+        """Whether all nodes must see the run's folder."""
+        return bool(self.stages) or any(map(needs_shared_folder, self.jobs))
 
     def record(self, kind: str, *, target: Mapping[str, Any], on: str, handle: Mapping[str, Any]) -> Record:
         """Returns the record of the submission; see `Record`."""

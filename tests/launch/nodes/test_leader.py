@@ -31,6 +31,18 @@ def test_all_nodes_are_waited_for(tmp_path: Path) -> None:
     assert group.generation == 1 and group.job is None
 
 
+@pytest.mark.parametrize(
+    ("count", "told"), [(0, ""), (3, "; not there yet: 10.0.0.2:1"), (6, "10.0.0.4:1, 10.0.0.5:1, ...")]
+)
+def test_addresses_without_a_node_are_named(tmp_path: Path, count: int, told: str) -> None:
+    expected = [(f"10.0.0.{number}", 1) for number in range(1, count + 1)]
+    cluster = Cluster(tmp_path, rendezvous=expected)
+    cluster.join(node("c"))
+    cluster.after(10 * JOIN)
+    (words,) = [words for words in cluster.words if words.startswith("waiting for")]
+    assert words.startswith("waiting for 1 more node; 2 are here") and words.endswith(told or "are here")
+
+
 def test_its_own_node_starts_last(tmp_path: Path) -> None:
     """It obeys at once, and what fails there at once is told to nodes that have started."""
     cluster = Cluster(tmp_path)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from stoker.cluster.chosen_target import ChosenTarget
 from stoker.cluster.log_files import LogPlace, read_logs, run_logs
+from stoker.cluster.python_check import PythonProblem, python_problem, requirements_of
 from stoker.cluster.private_files import contents_of
 from stoker.cluster.record import FILE, Record, all_records
 from stoker.cluster.records_there import records_in, send_private, write_private
@@ -27,11 +28,7 @@ from stoker.cluster.ssh.host_file import parse_host
 from stoker.cluster.ssh.options import ssh_option_problems
 from stoker.cluster.start_script import (
     ENVIRONMENT,
-    PYTHON,
-    PYTHON_HINT,
     environment_text,
-    missing_python,
-    python_problem,
     variables,
 )
 from stoker.cluster.submission import SECRET, SentFile, Submission
@@ -102,7 +99,7 @@ class SlurmTarget:
             said = said.removeprefix("allocation failure: ")
             kind = CannotRun if any(words in said for words in UNSCHEDULABLE) else UserError
             raise kind(self._chosen.problem(_key_of(said), f"Slurm refuses the job: {said}", "")) from None
-        self._check_python()
+        self._check_python(submission)
 
     def preview(self, submission: Submission) -> str:
         self._enough_devices(submission)
@@ -275,7 +272,7 @@ class SlurmTarget:
             hint = f"write `gres: gpu:{submission.devices}`, or `devices: {count}`"
             raise UserError(self._chosen.problem("gres", message, hint))
 
-    def _check_python(self) -> None:
+    def _check_python(self, submission: Submission) -> None:
         """Raises where the nodes' Python is seen from where sbatch runs, and is not suitable.
 
         `setup` may do less there than on a node, and a Python may be on the nodes only: a note then says what is not
@@ -285,17 +282,15 @@ class SlurmTarget:
         if block.container != "none":
             return
         try:
-            why = python_problem(self._shell, block, SECONDS_TO_ANSWER)
+            found = python_problem(self._shell, block, requirements_of(submission), SECONDS_TO_ANSWER)
         except ShellFailed as error:
-            why = error.said
-        if why and (block.setup or why == missing_python(block)):
-            least = ".".join(map(str, PYTHON))
-            print(
-                f"Python is not checked: on {where}, {why}; the nodes need one from {least} on with torch",
-                file=sys.stderr,
-            )
-        elif why:
-            raise UserError(self._chosen.problem("python", f"{where}: {why}", PYTHON_HINT))
+            found = PythonProblem(error.said, is_absent=True)
+        if found is None:
+            return
+        if not block.setup and not found.is_absent:
+            raise UserError(self._chosen.problem("python", f"{where}: {found.message}", found.hint))
+        message = f"Python is not checked: on {where}, {found.message}; the nodes need one with Stoker's dependencies"
+        print(message, file=sys.stderr)
 
     def _check_controller(self) -> None:
         """Raises where Slurm's controller does not answer, or has no such partition."""

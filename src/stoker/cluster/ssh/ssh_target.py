@@ -15,6 +15,7 @@ from pathlib import Path
 from stoker.cluster.chosen_target import ChosenTarget
 from stoker.cluster.log_files import LogPlace, read_logs, run_logs
 from stoker.cluster.private_files import contents_of
+from stoker.cluster.python_check import python_problem, requirements_of
 from stoker.cluster.record import FILE, Record, newest_of
 from stoker.cluster.records_there import records_in, send_private
 from stoker.cluster.send import link_script, missing_script, quoted, send
@@ -22,14 +23,14 @@ from stoker.cluster.shell import ShellFailed, on_all
 from stoker.cluster.ssh.connection import Connection, SshSettings
 from stoker.cluster.ssh.host_addresses import with_address
 from stoker.cluster.ssh.host_file import Host, chosen_hosts, parse_host, parse_host_file, recorded_host
+from stoker.cluster.ssh.host_states import is_unknown, may_return, status_of
 from stoker.cluster.ssh.options import option_problems
+from stoker.cluster.ssh.shared_folder import hosts_without
 from stoker.cluster.start_script import (
     ENVIRONMENT,
-    PYTHON_HINT,
     START,
     environment_text,
     launch_line,
-    python_problem,
     start_script,
     state_script,
     stop_script,
@@ -40,6 +41,7 @@ from stoker.cluster.target import Status
 from stoker.errors import CannotRun, Problem, RunFailed, UserError, reason_of
 from stoker.job.targets.ssh import SshBlock
 from stoker.job.text_file import read_text
+from stoker.launch.nodes.shared_folder import shared_folder_hint
 
 SECONDS_TO_END = 90.0  # beyond the job's own deadline, until the process groups are killed
 
@@ -78,9 +80,11 @@ class SshTarget:
         self._files_exist()
         if shutil.which("ssh") is None:
             raise UserError(self._chosen.problem("", "ssh is not installed", "install OpenSSH's client"))
-        problems = [problem for problem in on_all(self._taken(submission), self._problem) if problem is not None]
-        if problems:
+        needed = requirements_of(submission)
+        found = on_all(self._taken(submission), lambda host: self._problem(host, needed))
+        if problems := [problem for problem in found if problem is not None]:
             raise UserError(*problems)
+        self._folder_is_shared(submission)
 
     def preview(self, submission: Submission) -> str:
         self._counted(submission)
@@ -140,8 +144,7 @@ class SshTarget:
         return status_of(dict(zip((host.name for host in hosts), states, strict=True)), record.handle["requeue"])
 
     def logs(self, record: Record, *, rank: int | None, follow: bool) -> Iterator[str]:
-        home, output = self._home(record.name), record.output
-        folder = shlex.quote(output) if output.startswith("/") else f"{home}/{shlex.quote(output)}"
+        home, folder = self._home(record.name), self._output(record.name, record.output)
         places = []
         for host in _hosts_of(record):
             connection = self._connection(host)
@@ -161,12 +164,20 @@ class SshTarget:
         )
 
     def resume(self, record: Record) -> Record:
-        status = self.status(record)
-        if status.state == "running":
-            raise UserError(Problem(f"{record.name} is running on {', '.join(status.nodes)}", "no action is needed"))
         hosts = _hosts_of(record)
+        states = dict(zip(hosts, on_all(hosts, lambda host: self._state(record, host)), strict=True))
+        running = [host.name for host, state in states.items() if state == "running"]
+        handle = {key: value for key, value in record.handle.items() if key != "started"}
+        if running:  # the run's group takes the others in
+            hosts = [host for host, state in states.items() if may_return(state)]
+            away = [f"{host.name}: {state}" for host, state in states.items() if is_unknown(state)]
+            still = f"{record.name} is running on {', '.join(running)}"
+            if not hosts:
+                hint = "try again once it answers" if away else "no action is needed"
+                raise UserError(Problem("; ".join([still, *away]), hint))
+            handle["started"] = "; ".join([", ".join(host.name for host in hosts), still, *away])
         self._launched(record, hosts, again=True)
-        return replace(record, time=time.time())
+        return replace(record, time=time.time(), handle=handle)
 
     def describe(self, record: Record) -> Iterator[str]:
         for host in _hosts_of(record):
@@ -199,6 +210,22 @@ class SshTarget:
         if problems:
             raise CannotRun(*problems)
 
+    def _folder_is_shared(self, submission: Submission) -> None:
+        """Raises where a host does not see the run's folder of the first host, and the run would end for it."""
+        shells, output = [self._connection(host) for host in self._taken(submission)], submission.output
+        below = not output.startswith("/")
+        if len(shells) == 1 or (below and self._block.shared) or not submission.needs_shared_folder:
+            return
+        loaded, shown = submission.loaded, f"{self._block.folder}/{submission.name}/{output}" if below else output
+        try:
+            without = hosts_without(self._output(submission.name, output), shells)
+        except ShellFailed as error:
+            message = f"the run's folder {shown} cannot be checked: {error}"
+            raise UserError(loaded.problem("output", message, "give a folder that can be written there")) from None
+        if without:
+            message = f"the run's folder {shown} of {shells[0].name} is not seen on {', '.join(without)}"
+            raise UserError(loaded.problem("output", message, shared_folder_hint(loaded.job)))
+
     def _files_exist(self) -> None:
         for key in ("identity", "config"):
             value = getattr(self._block, key)
@@ -222,6 +249,10 @@ class SshTarget:
     def _home(self, name: str) -> str:
         return f"{quoted(self._block.folder)}/{shlex.quote(name)}"
 
+    def _output(self, name: str, output: str) -> str:
+        """Returns the run's folder, in shell syntax."""
+        return shlex.quote(output) if output.startswith("/") else f"{self._home(name)}/{shlex.quote(output)}"
+
     def _link(self, name: str) -> str:
         return link_script(self._block.folder, name)
 
@@ -232,15 +263,15 @@ class SshTarget:
     def _rendezvous(self, hosts: Sequence[Host], submission: Submission) -> list[str]:
         return [f"{host.address}:{submission.port}" for host in hosts]
 
-    def _problem(self, host: Host) -> Problem | None:
+    def _problem(self, host: Host, needed: Sequence[str]) -> Problem | None:
         """Returns why a host cannot be used: ssh's own reason, or no suitable Python; None if it can."""
         try:
-            why = python_problem(self._connection(host), self._block, self._block.connect)
+            found = python_problem(self._connection(host), self._block, needed, self._block.connect)
         except ShellFailed as error:
             return self._chosen.problem(
                 self._key_of(host), str(error), f"`ssh {self._connection(host).destination}` must work"
             )
-        return self._chosen.problem("python", f"{host.name}: {why}", PYTHON_HINT) if why else None
+        return self._chosen.problem("python", f"{host.name}: {found.message}", found.hint) if found else None
 
     def _launched(self, record: Record, hosts: Sequence[Host], *, again: bool) -> None:
         """Starts the supervisors; where one cannot be started, the others are ended."""
@@ -290,27 +321,6 @@ class SshTarget:
                 "requeue": submission.loaded.job.faults.requeue,
             },
         )
-
-
-def status_of(states: dict[str, str], requeue: int | None = None) -> Status:
-    """Derives the state of a run from its hosts': ``running``, ``ended CODE``, ``gone``, or an error of the query.
-
-    Args:
-        requeue: `faults.requeue`: the exit code of a run that was asked to stop, in addition to those of signals.
-    """
-    running = [host for host, state in states.items() if state == "running"]
-    codes = {host: int(state.split()[1]) for host, state in states.items() if state.startswith("ended")}
-    bad = [f"{host} ended with exit code {code}" for host, code in codes.items() if code]
-    gone = [f"{host} has no supervisor" for host, state in states.items() if state == "gone"]
-    gone += [f"{host}: {why}" for host, why in states.items() if why not in ("running", "gone") and host not in codes]
-    if running:
-        return Status("running", "; ".join(bad + gone), running)
-    if not codes:
-        return Status("lost", "; ".join(gone), ())
-    if any(code == 0 for code in codes.values()):
-        return Status("done", "; ".join(bad + gone), ())
-    stopped = all(code >= 128 or code == requeue for code in codes.values())
-    return Status("stopped" if stopped else "failed", "; ".join(bad + gone), ())
 
 
 def _hosts(chosen: ChosenTarget, block: SshBlock) -> list[Host]:

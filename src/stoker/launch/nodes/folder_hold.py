@@ -13,8 +13,8 @@ from filelock import Timeout
 
 from stoker.errors import RunFailed, UserError
 from stoker.files import no_link
-from stoker.job.task_spec import TASKS
 from stoker.launch.nodes.group import Group
+from stoker.launch.nodes.shared_folder import needs_shared_folder, shared_folder_hint
 from stoker.launch.run_spec import RunSpec
 
 SEEN = 10.0  # timeout in seconds for another node's file in the run's folder to appear on this node
@@ -96,16 +96,13 @@ class FolderHold:
         output, job = self._spec.output, self._spec.loaded.job
         if (output / group.mark).exists():
             return True
-        answers = TASKS[job.task].prompts  # kept in the run's folder, and read there by a run that resumes
-        if job.checkpoint.to is not None and "://" in job.checkpoint.to and not answers:
+        if not needs_shared_folder(job):
             output.mkdir(parents=True, exist_ok=True)
             return True
         if waited < SEEN:
             return False
         words = f"the run's folder {output} of node {group.members[0].node.name} is not seen on node {node}"
-        why = "; the answers that the policy learns from are kept there" if answers else ", or a URL in `checkpoint.to`"
-        hint = f"give an `output` on storage that all nodes share{why}"
-        raise UserError(self._spec.loaded.problem("output", words, hint))
+        raise UserError(self._spec.loaded.problem("output", words, shared_folder_hint(job)))
 
     def _remove_mark(self) -> None:
         if self._mark:

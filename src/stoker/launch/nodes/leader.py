@@ -38,6 +38,7 @@ class Leader:
         me: name of this node; empty if it is the only one.
         least, most: nodes to train with.
         nccl: whether the processes talk through NCCL, and devices are GPUs.
+        rendezvous: addresses at which nodes are expected.
         group: the group that this node was in, whose leader is lost.
         lost: the names of nodes that have gone.
 
@@ -56,12 +57,13 @@ class Leader:
         most: int,
         nccl: bool,
         now: float,
+        rendezvous: Sequence[Address] = (),
         group: Group | None = None,
         lost: Sequence[str] = (),
     ) -> None:
         self._spec = spec
         self._hands, self._least, self._most = hands, least, most
-        self._roster = Roster(spec, me, most=most, nccl=nccl, now=now)
+        self._roster = Roster(spec, me, most=most, nccl=nccl, now=now, rendezvous=rendezvous)
         self._run = RunFolder(spec.output)
         self._restarts = Restarts(spec.loaded.job.faults)
         self._longest: dict[str, float] = {}  # evaluation and save of all starts
@@ -186,7 +188,10 @@ class Leader:
             self._hands.release()
         missing = self._least - len(self.nodes)
         if self._roster.is_multi and not enough and missing > 0:
-            self._remind(f"waiting for {missing} more node{'s' * (missing > 1)}; {len(self.nodes)} are here", now)
+            absent = f"; not there yet: {absent}" if (absent := self._roster.absent()) else ""
+            self._remind(
+                f"waiting for {missing} more node{'s' * (missing > 1)}; {len(self.nodes)} are here{absent}", now
+            )
 
     def _remind(self, words: str, now: float) -> None:
         """Prints the reason why there is no start yet, now and then."""

@@ -273,6 +273,7 @@ class NodeSupervisor:
             most=self._place.most,
             nccl=self._nccl,
             now=now,
+            rendezvous=self._place.rendezvous,
             group=group,
             lost=gone,
         )

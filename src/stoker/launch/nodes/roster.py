@@ -10,10 +10,13 @@ from stoker.errors import CannotRun
 from stoker.hardware.cluster import Cluster
 from stoker.hardware.detect_machine import this_machine, this_processor
 from stoker.job.load_job import JobError
+from stoker.launch.nodes.addresses import host_and_port
+from stoker.launch.nodes.channel import Address
 from stoker.launch.nodes.group import Group, Node, assign_ranks, equal_nodes, select_training_nodes
 from stoker.launch.run_spec import RunSpec
 from stoker.launch.shrink import with_fewer
 
+NAMED = 3  # addresses that a line names
 SETTLED = 3.0  # seconds from a node's arrival until the processes are stopped for it; others may come, too
 
 
@@ -25,6 +28,7 @@ class Roster:
         me: the leader's node; its name is empty if it is the only one.
         most: maximum number of nodes.
         nccl: whether devices are GPUs.
+        rendezvous: addresses at which nodes are expected.
         machine: describes some of this machine's devices; by default its GPUs with `nccl`, else its processor.
 
     Attributes:
@@ -39,8 +43,10 @@ class Roster:
         most: int,
         nccl: bool,
         now: float,
+        rendezvous: Sequence[Address] = (),
         machine: Callable[[int], Cluster] | None = None,
     ) -> None:
+        self._rendezvous = rendezvous
         self._machine = machine or (this_machine if nccl else this_processor)
         self._full, self.me, self._most, self._nccl = spec, me, most, nccl
         self.nodes: dict[str, Node] = {me.name: me}
@@ -57,6 +63,12 @@ class Roster:
     def regular(self) -> int:
         """Nodes that are not spares."""
         return sum(not node.spare for node in self.nodes.values())
+
+    def absent(self) -> str:
+        """Returns the first addresses of the rendezvous at which no node is; empty if there is none."""
+        here = {node.address for node in self.nodes.values()}
+        away = [host_and_port(address) for address in self._rendezvous if address not in here]
+        return ", ".join([*away[:NAMED], *(["..."] if len(away) > NAMED else [])])
 
     def add(self, node: Node, now: float) -> None:
         """A node has come."""

@@ -1,0 +1,18 @@
+"""Whether the nodes of a run must share the run's folder."""
+
+from __future__ import annotations
+
+from stoker.job.resolved import ResolvedJob
+from stoker.job.task_spec import TASKS
+
+
+def needs_shared_folder(job: ResolvedJob) -> bool:
+    """Returns whether checkpoints are in the run's folder, or answers that the run reads there when it resumes."""
+    return "://" not in (job.checkpoint.to or "") or TASKS[job.task].prompts
+
+
+def shared_folder_hint(job: ResolvedJob) -> str:
+    """Returns what to write where a node does not see the folder."""
+    answers = TASKS[job.task].prompts
+    why = "; the answers that the policy learns from are kept there" if answers else ", or a URL in `checkpoint.to`"
+    return f"give an `output` on storage that all nodes share{why}"
