@@ -36,7 +36,8 @@ def test_a_host_without_a_fitting_python(tmp_path: Path, python: str, setup: lis
     old.chmod(0o755)
     block = SshBlock(hosts=["a"], python=python.format(old=old), setup=setup)
     found = python_problem(LocalShell(), block, ["torch>=2", "ruamel.yaml"], 10)
-    assert found == (PythonProblem(why.format(old=old), HINT) if why else None)
+    absent = why.startswith("there is no")
+    assert found == (PythonProblem(why.format(old=old), HINT, is_absent=absent) if why else None)
 
 
 def test_packages_that_are_missing_are_named_with_their_command(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from stoker.cluster.chosen_target import ChosenTarget
 from stoker.cluster.log_files import LogPlace, read_logs, run_logs
-from stoker.cluster.python_check import PythonProblem, python_problem, requirements_of
 from stoker.cluster.private_files import contents_of
+from stoker.cluster.python_check import PythonProblem, python_problem, requirements_of
 from stoker.cluster.record import FILE, Record, all_records
 from stoker.cluster.records_there import records_in, send_private, write_private
 from stoker.cluster.send import quoted, send

@@ -13,7 +13,7 @@ from stoker.errors import CannotRun, RunFailed, UserError
 from stoker.launch.first_failure import Interrupted, error_of
 from stoker.launch.monitor import Watch, write_event
 from stoker.launch.nodes.agent import interval, pulses_of
-from stoker.launch.nodes.channel import Message
+from stoker.launch.nodes.channel import Address, Message
 from stoker.launch.nodes.group import Group, Member, Node, assign_ranks
 from stoker.launch.nodes.hands import Hands
 from stoker.launch.nodes.outcome import Outcome
