@@ -57,6 +57,9 @@ def staged_submission_of(
     """
     keys = chosen.block
     assert isinstance(keys, TargetKeys)
+    if spares_of(keys):
+        message = "the stages of a job have no spare nodes"
+        raise UserError(chosen.problem("spares", message, "remove `spares`; a stage waits for a lost node"))
     written = list(overrides)
     planned = []
     for stage, loaded in zip(staged.stages, jobs, strict=True):
@@ -67,9 +70,6 @@ def staged_submission_of(
     largest = max(planned, key=lambda loaded: layout_of(loaded.job).world)
     nodes, devices = nodes_and_processes(largest, chosen, keys, hosts)
     check_all_nodes_stay(planned)
-    if spares_of(keys):
-        message = "the stages of a job have no spare nodes"
-        raise UserError(chosen.problem("spares", message, "remove `spares`; a stage waits for a lost node"))
     named = NamedFiles(base)
     private: dict[str, PrivateFile] = {}
     for stage, loaded in zip(staged.stages, planned, strict=True):
