@@ -81,7 +81,7 @@ def test_stages_need_all_of_their_nodes(base: Path) -> None:
 
 
 def test_stages_have_no_spares(base: Path) -> None:
-    with pytest.raises(UserError, match=r"chain.yaml:1:\d+: the stages of a job have no spare nodes; remove `spares`"):
+    with pytest.raises(UserError, match=r"spares=1`: the stages of a job have no spare nodes; remove `spares`"):
         submission_with("target.ssh.spares=1")
 
 
