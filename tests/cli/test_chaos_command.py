@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from stoker.cli.main import main
+from stoker.runs.run_folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("warm_processes")
 
@@ -116,3 +117,20 @@ def test_a_job_that_does_not(job: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert main(["chaos", str(job), "--kill", "0@7"]) == 1
     shown = capsys.readouterr().out
     assert "NOT survived" in shown and "apart, beyond 0e+00" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.pool
+def test_a_job_that_survives_the_loss_of_a_node_and_a_cut_link(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two nodes with a process each, on addresses of the loopback interface, and the same job on one."""
+    words = ["parallel.data=2", "faults.hang=30", "checkpoint.memory=1", "--kill-node", "1@7", "--cut-link", "1@15:2"]
+    assert main(["chaos", str(job), *words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["survived"] and found["equality"]["loss"] == found["equality"]["weight"] == 0
+    assert {account["fault"]["kind"]: account["noticed"] for account in found["faults"]}["kill-node"] == "node_lost"
+    run, calm = (RunFolder(Path(found[name])) for name in ("run", "undisturbed"))
+    assert [line["loss"] for line in run.read_metrics()] == [line["loss"] for line in calm.read_metrics()]
+    events = run.read_events()
+    groups = [event["nodes"] for event in events if event["event"] == "group"]
+    assert len(groups) >= 3 and all(group.keys() == {"0", "1"} for group in groups)
+    assert next(event["node"] for event in events if event["event"] == "node_lost") == "1"

@@ -51,6 +51,19 @@ def test_every_key_has_its_option(tmp_path: Path) -> None:
     assert "--cpus-per-task=16" in script.split("srun", 1)[1]
 
 
+def test_the_last_nodes_of_a_job_are_its_spares(fake: Path) -> None:
+    (fake / "quick").write_text("0")
+    script = script_of(fake, nodes=1, spares=1)
+    assert options(script)["nodes"] == "2" and "no-kill" in options(script) and "--label" in script
+    for number, spare in ((0, False), (1, True)):
+        ran = subprocess.run(["bash", "-c", f"export SLURM_NODEID={number}\n{script}"], check=False)
+        assert ran.returncode == 0
+        words = (fake / "said").read_text().split()
+        assert words[words.index("--nodes") + 1] == "1" and ("--spare" in words) == spare
+        assert words[words.index("--rendezvous") + 1].count(",") == 1
+    assert "spare" not in script_of(fake, nodes=2)
+
+
 def test_a_job_that_can_lose_a_node_is_not_killed_with_it(tmp_path: Path) -> None:
     faults = {"nodes": {"min": 1, "max": 2}}
     submission = submission_in(tmp_path, parallel={"data": 2}, faults=faults, target={"slurm": {"nodes": 2}})

@@ -14,13 +14,14 @@ from stoker.cluster.chosen_target import choose_target
 from stoker.cluster.record import Record
 from stoker.cluster.shell import ShellFailed
 from stoker.cluster.ssh import host_addresses
+from stoker.cluster.ssh.connection import Connection
 from stoker.cluster.ssh.host_addresses import with_address
 from stoker.cluster.ssh.host_file import Host
 from stoker.cluster.ssh.host_states import status_of
 from stoker.cluster.ssh.ssh_target import open_target
 from stoker.cluster.submission import submission_of
 from stoker.cluster.submitted_run import target_of
-from stoker.errors import UserError
+from stoker.errors import CannotRun, UserError
 from stoker.job import load_job
 
 
@@ -61,6 +62,35 @@ def test_a_record_needs_no_file_of_the_folder_it_was_made_in(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert record.target["config"] == str(tmp_path / "config")
     assert target_of(record).host_count() == 2 and [host["name"] for host in record.handle["hosts"]] == ["b", "c"]
+
+
+def test_the_last_hosts_are_spares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    block = {"hosts": ["a", "b", "c"], "spares": 1}
+    loaded = load_job(write_job(tmp_path, target={"ssh": block}, parallel={"data": 4}))
+    chosen = choose_target(loaded, None)
+    target = open_target(chosen)
+    assert target.host_count() == 2
+    submission = submission_of(loaded, chosen, tmp_path, hosts=target.host_count())
+    assert (submission.nodes, submission.devices, submission.hosts) == (2, 2, 3)
+    text = target.preview(submission)
+    assert "to 3 hosts, 2 on each; the last 1 wait as spares" in text and "--nodes 2 " in text
+    assert text.count(f":{submission.port}") == 3  # the spare is found, too
+    launched = {name: next(line for line in part.splitlines() if "setsid" in line) for name, part in parts_of(text)}
+    assert {name for name, line in launched.items() if "--spare" in line} == {"c"}
+
+    record = target._record(submission, target._taken(submission))
+    commands: list[str] = []
+    monkeypatch.setattr(Connection, "run", lambda self, command, **_: commands.append(command) or b"gone")
+    target.resume(record)
+    assert [line.partition("start.sh ")[2][0] for line in commands if "--spare" in line] == ["c"]
+    with pytest.raises(CannotRun, match="3 nodes are needed, and the target has 2 hosts beside its spares"):
+        more = load_job(tmp_path / "job.yaml", ["parallel.data=3", "target.ssh.nodes=3"])
+        submission_of(more, choose_target(more, None), tmp_path, hosts=2)
+
+
+def parts_of(text: str) -> list[tuple[str, str]]:
+    """The commands of each host of a preview, by the host's name."""
+    return [(part.split("\n", 1)[0], part) for part in text.split("\n# ") if "setsid" in part.split("\n\n", 1)[0]]
 
 
 @pytest.mark.parametrize(

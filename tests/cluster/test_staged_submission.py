@@ -80,6 +80,11 @@ def test_stages_need_all_of_their_nodes(base: Path) -> None:
         submission_with("faults.nodes={min: 1, max: 2}")
 
 
+def test_stages_have_no_spares(base: Path) -> None:
+    with pytest.raises(UserError, match=r"spares=1`: the stages of a job have no spare nodes; remove `spares`"):
+        submission_with("target.ssh.spares=1")
+
+
 def test_all_that_the_stages_name_is_sent(base: Path) -> None:
     found = submission_with("train.lr=0.02", "stages.ppo.ppo.kl=0")
     outside = next(file.path for file in found.files if file.path.endswith("/pairs.jsonl"))

@@ -50,6 +50,17 @@ def test_what_is_set(facts: HostFacts, expected: dict[str, str]) -> None:
         assert in_one_line(quirks_of(facts, asked, processes=8, meet=NODES)) == ""
 
 
+def test_of_several_interfaces_that_of_the_node_is_named_and_taken() -> None:
+    several = changed(interfaces=2)
+    bound = {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "=ib0"}
+    assert settings(several, meet=NODES, interface="ib0") == bound
+    line = in_one_line(quirks_of(several, {"NCCL_SOCKET_IFNAME": "eth1"}, processes=8, interface="ib0"))
+    assert line == "GLOO_SOCKET_IFNAME=ib0 (2 network interfaces: ib0 has the node's address)"
+    assert settings(several, bound, meet=NODES, interface="eth0") == {}  # what the user set stays
+    assert settings(several, meet=NODES) == {}  # under another launcher
+    assert settings(changed(interfaces=1), meet=NODES, interface="ib0") == {}
+
+
 def test_one_node_needs_no_network() -> None:
     assert settings(changed(infiniband=False)) == {}
 
@@ -93,12 +104,20 @@ def test_facts_are_read_from_the_systems_files(tmp_path: Path) -> None:
     (group / "cpu.max").write_text("150000 100000\n")
     (group / "memory.max").write_text("max\n")
     (tmp_path / "dev/shm").mkdir(parents=True)
+    for name, kind, state in (("lo", 772, "unknown"), ("eth0", 1, "up"), ("ib0", 32, "up"), ("eth1", 1, "down")):
+        folder = tmp_path / "sys/class/net" / name
+        folder.mkdir(parents=True)
+        (folder / "type").write_text(f"{kind}\n")
+        (folder / "operstate").write_text(f"{state}\n")
     facts = host_facts({}, tmp_path)
+    assert facts.interfaces == 2
     assert facts.gpus == ("NVIDIA GeForce RTX 4090", "NVIDIA A100-SXM4-80GB") and not facts.mig
     assert facts.infiniband and facts.core_limit == 1.5 and facts.memory_limit is None and (facts.shm or 0) > 0
     assert host_facts({"CUDA_VISIBLE_DEVICES": "1"}, tmp_path).gpus == ("NVIDIA A100-SXM4-80GB",)
     assert host_facts({"CUDA_VISIBLE_DEVICES": ""}, tmp_path).gpus == ()
-    assert host_facts({"CUDA_VISIBLE_DEVICES": "MIG-1a,MIG-1b"}, tmp_path).mig
+    for variable in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):  # Kubernetes' device plugin sets the second
+        assert host_facts({variable: "MIG-1a,MIG-1b"}, tmp_path).mig
+    assert not host_facts({"NVIDIA_VISIBLE_DEVICES": "all"}, tmp_path).mig
     (group / "cpu.max").unlink()
     (group / "cpu").mkdir()
     (group / "cpu/cpu.cfs_quota_us").write_text("-1\n")

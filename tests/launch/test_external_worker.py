@@ -8,13 +8,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stoker.errors import RunFailed
+from stoker.hardware.host_facts import HostFacts
 from stoker.job import load_job
-from stoker.launch import external_worker
+from stoker.launch import external_worker, host_settings
 from stoker.launch.cluster_env import RankInfo
 from stoker.launch.first_failure import failure_of
 from stoker.launch.run_spec import RunSpec
@@ -125,6 +128,29 @@ def test_what_all_find_wrong_is_told_by_one(tmp_path: Path) -> None:
     assert (code, other) == (2, 2)
     assert (err + quiet).count("error:") == 1 and "made" in err + quiet
     assert not (tmp_path / "run").exists()
+
+
+def test_the_first_process_says_what_is_lacking_and_each_machine_what_is_set_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    spec = RunSpec(load_job(tmp_path / "job.yaml"), tmp_path, tmp_path / "run")
+    facts = HostFacts(gpus=("NVIDIA GeForce RTX 4090",) * 2, shm=2**36)
+    monkeypatch.setattr(host_settings, "host_facts", lambda: facts)
+    monkeypatch.setattr(external_worker, "start_exit_guard", lambda *_: None)
+    seen: dict[str, str] = {}
+    monkeypatch.setattr(external_worker, "train", lambda *_, **__: seen.update(os.environ))
+    set_here = "host       NCCL_P2P_DISABLE=1 (NVIDIA GeForce RTX 4090: no peer access); NCCL_IB_DISABLE=1"
+    for rank, lacks, host in ((0, True, True), (1, False, False), (2, False, True)):
+        monkeypatch.setattr(os, "environ", {"MASTER_ADDR": "10.0.0.1"})
+        external_worker.train_as_member(spec, RankInfo(rank, 4, rank % 2, 2), nullcontext(lambda *_: None))
+        out = capsys.readouterr().out
+        assert (external_worker.LACKS in out, set_here in out) == (lacks, host)
+        assert seen["NCCL_P2P_DISABLE"] == seen["NCCL_IB_DISABLE"] == "1"
+    monkeypatch.setattr(os, "environ", {"MASTER_ADDR": "10.0.0.1", "NCCL_IB_DISABLE": "0"})
+    quiet_spec = replace(spec, quiet=True)  # as with --json
+    external_worker.train_as_member(quiet_spec, RankInfo(0, 4, 0, 2), nullcontext(lambda *_: None))
+    assert capsys.readouterr().out == "" and seen["NCCL_IB_DISABLE"] == "0"
 
 
 def test_failures_of_an_earlier_larger_world_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

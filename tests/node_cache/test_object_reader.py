@@ -11,6 +11,7 @@ from object_downloads import MIB, fetched, random_bytes
 
 from stoker.errors import RunFailed
 from stoker.node_cache import object_reader
+from stoker.node_cache.cache_stats import HERE
 from stoker.node_cache.object_cache import NodeCache
 from stoker.node_cache.object_reader import ObjectReader
 
@@ -40,6 +41,23 @@ def test_readers_see_bytes_while_they_come(origin: CountingOrigin, cache: NodeCa
         while piece := reader.read(MIB):
             rest += piece
     assert rest == data and origin.asked("GET", "x") == 1
+
+
+def test_the_time_in_which_a_reader_waits_for_bytes_is_counted(origin: CountingOrigin, cache: NodeCache) -> None:
+    origin.objects["x"] = random_bytes(MIB)
+    origin.rate = 2 * MIB
+    found = cache.version(f"{origin.url}/x")
+    before, began = HERE.counts, time.monotonic()
+    with ObjectReader(cache, found) as reader:
+        while reader.read(MIB):
+            pass
+    assert 0.25 < (HERE.counts - before).wait_seconds <= time.monotonic() - began
+    before = HERE.counts
+    with ObjectReader(cache, found) as reader:  # all is here: the reader's own time does not count
+        assert len(reader.read(MIB)) == MIB
+        time.sleep(0.5)
+        assert reader.read(MIB) == b""
+    assert (HERE.counts - before).wait_seconds < 0.4
 
 
 def test_a_reader_downloads_no_more_than_it_reads(origin: CountingOrigin, cache: NodeCache) -> None:

@@ -112,6 +112,29 @@ def test_a_fault_and_what_was_done_again(history: History) -> None:
     }
 
 
+def test_a_lost_node_and_one_that_joins(history: History) -> None:
+    """With several nodes: those that are left restart; where a node joins, all resume together and repeat no step."""
+    history.event("group", generation=1, world=4, nodes={"a": [0, 1], "b": [2, 3]})
+    history.start("started", 5)
+    history.step()
+    history.now += 1.5
+    history.event("node_lost", node="b", ranks=[2, 3], step=1)
+    history.event("fault", rank=2, node="b", cause="exit")
+    history.now += 1
+    history.event("group", generation=2, world=2, nodes={"a": [0, 1]})
+    history.start("resumed", 4)
+    history.step()
+    history.event("restarted", seconds=6.5)
+    history.now += 0.25
+    history.event("paused", step=2)
+    history.event("regrouped", step=2)
+    history.event("group", generation=3, world=4, nodes={"a": [0, 1], "c": [2, 3]})
+    history.start("resumed", 3)
+    history.step()
+    history.event("done")
+    assert split(history.write()) == {"start_up": 5, "productive": 4.5, "data": 1.5, "recovery": 6.5 + 3.25}
+
+
 def test_killed_with_nobody_to_see_it(history: History) -> None:
     history.start("started", 5)
     history.step()

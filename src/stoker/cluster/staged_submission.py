@@ -12,7 +12,15 @@ from stoker.cluster.named_files import NamedFiles, named_files
 from stoker.cluster.private_files import PrivateFile, checked_private
 from stoker.cluster.record import name_of
 from stoker.cluster.sent_files import SentFile, fingerprint_of, needed_files
-from stoker.cluster.submission import JOB, Submission, moved_on, nodes_and_processes, port_of, with_layout
+from stoker.cluster.submission import (
+    JOB,
+    Submission,
+    moved_on,
+    nodes_and_processes,
+    port_of,
+    spares_of,
+    with_layout,
+)
 from stoker.errors import UserError
 from stoker.job.job_to_yaml import scalar
 from stoker.job.key_paths import TARGET, parse_key
@@ -49,6 +57,9 @@ def staged_submission_of(
     """
     keys = chosen.block
     assert isinstance(keys, TargetKeys)
+    if spares_of(keys):
+        message = "the stages of a job have no spare nodes"
+        raise UserError(chosen.problem("spares", message, "remove `spares`; a stage waits for a lost node"))
     written = list(overrides)
     planned = []
     for stage, loaded in zip(staged.stages, jobs, strict=True):

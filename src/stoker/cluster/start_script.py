@@ -53,7 +53,7 @@ def start_script(submission: Submission, keys: TargetKeys, rendezvous: Sequence[
         [
             "#!/bin/sh",
             f"# {submission.label}: one supervisor on this host.",
-            f"# usage: {START} NAME ADDRESS [DEVICES]",
+            f"# usage: {START} NAME ADDRESS [DEVICES [--spare]]",
             'cd "$(dirname "$0")" || exit 1',
             "begun=$(cut -d' ' -f22 /proc/$$/stat 2>/dev/null)",
             'echo "$$ $$ $begun" > "$1.pids"',
@@ -61,7 +61,7 @@ def start_script(submission: Submission, keys: TargetKeys, rendezvous: Sequence[
             *code,
             *keys.setup,
             '[ -z "$3" ] || export CUDA_VISIBLE_DEVICES="$3"',
-            f'{python_word(keys.python)} {shlex.join(words)} --name "$1" --listen "$2" &',
+            f'{python_word(keys.python)} {shlex.join(words)} --name "$1" --listen "$2" $4 &',
             "node=$!",
             'echo "$$ $node $begun" > "$1.pids"',
             "trap 'kill -TERM $node' TERM",
@@ -73,14 +73,15 @@ def start_script(submission: Submission, keys: TargetKeys, rendezvous: Sequence[
     )
 
 
-def launch_line(home: str, name: str, address: str, slots: str, *, again: bool = False) -> str:
+def launch_line(home: str, name: str, address: str, slots: str, *, spare: bool = False, again: bool = False) -> str:
     """Returns the command that runs the script in the background, detached, and waits until it has begun.
 
     Args:
         home: the run's folder, in shell syntax.
+        spare: whether the node waits until another is lost.
         again: whether its log is appended to.
     """
-    words = shlex.join([name, address, slots])
+    words = shlex.join([name, address, slots, *(["--spare"] if spare else [])])
     pids, log = shlex.quote(f"{name}.pids"), shlex.quote(f"logs/{name}.log")
     return (
         f"cd {home} && mkdir -p logs && rm -f {pids} {shlex.quote(f'{name}.exit')} && "

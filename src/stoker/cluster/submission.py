@@ -20,7 +20,7 @@ from stoker.job.layout import layout_of
 from stoker.job.load_job import LoadedJob, with_nodes
 from stoker.job.resolved import ResolvedJob
 from stoker.job.targets import LOCAL
-from stoker.job.targets.shared_keys import TargetKeys
+from stoker.job.targets.shared_keys import SpareKeys, TargetKeys
 from stoker.launch.nodes.shared_folder import needs_shared_folder
 
 JOB = "job.yaml"
@@ -45,6 +45,7 @@ class Submission:
         stages: names of the stages; empty for a job without stages. With stages `output` is the folder of their runs,
             and `loaded` the first stage's job.
         stage_jobs: the resolved jobs of the stages.
+        spares: number of additional nodes that wait until one is lost: the last ones.
         private: secrets that are sent for their owner only; not in the fingerprint.
     """
 
@@ -61,6 +62,12 @@ class Submission:
     stages: tuple[str, ...] = ()
     private: tuple[PrivateFile, ...] = ()
     stage_jobs: tuple[LoadedJob, ...] = ()
+    spares: int = 0
+
+    @property
+    def hosts(self) -> int:
+        """Number of nodes with the spares."""
+        return self.nodes + self.spares
 
     @property
     def jobs(self) -> list[ResolvedJob]:
@@ -162,7 +169,13 @@ def submission_of(
         port=keys.port if keys.port != "auto" else port_of(chosen_name),
         base=base,
         private=private,
+        spares=spares_of(keys),
     )
+
+
+def spares_of(keys: TargetKeys) -> int:
+    """Returns the number of additional nodes that wait until one is lost."""
+    return keys.spares if isinstance(keys, SpareKeys) else 0
 
 
 def moved_on(named: NamedFiles, private: Sequence[PrivateFile]) -> dict[str, Any]:
@@ -236,6 +249,7 @@ def nodes_and_processes(
     if keys.nodes != "auto" and keys.nodes > world:
         raise UserError(chosen.problem("nodes", f"there are {keys.nodes} nodes, and {words}", f"write at most {world}"))
     if hosts is not None and nodes > hosts:
-        message = f"{nodes} nodes are needed, and the target has {hosts} host{'s' * (hosts != 1)}"
+        beside = " beside its spares" if spares_of(keys) else ""
+        message = f"{nodes} nodes are needed, and the target has {hosts} host{'s' * (hosts != 1)}{beside}"
         raise CannotRun(chosen.problem("nodes" if keys.nodes != "auto" else "", message, "name more hosts"))
     return nodes, devices

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MIB = 2**20
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")  # the second is that of containers
+LOOPBACK = "772"  # type of an interface, ARPHRD_LOOPBACK of Linux
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,7 @@ class HostFacts:
         gpus: names of NVIDIA's cards that the processes see, in the order of the bus.
         mig: whether they see parts of cards.
         infiniband: whether it has a port of InfiniBand or RoCE.
+        interfaces: number of its network interfaces that are up, without loopback.
         shm: bytes of /dev/shm; None without one.
         memory_limit: bytes that the control group allows; None without a limit.
         core_limit: cores' worth of time that the control group allows; None without a limit.
@@ -28,6 +31,7 @@ class HostFacts:
     gpus: tuple[str, ...] = ()
     mig: bool = False
     infiniband: bool = False
+    interfaces: int = 0
     shm: int | None = None
     memory_limit: int | None = None
     core_limit: float | None = None
@@ -40,12 +44,13 @@ def host_facts(environment: Mapping[str, str] = os.environ, root: Path = Path("/
     Args:
         root: the folder of /proc, /sys and /dev.
     """
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    visible = environment.get(VISIBLE[0])
     memory_limit, core_limit = control_group_limits(root)
     return HostFacts(
         gpus=_gpus(root, visible),
-        mig=bool(visible and "MIG-" in visible),
+        mig=any("MIG-" in environment.get(name, "") for name in VISIBLE),
         infiniband=any(_entries(root / "sys/class/infiniband")),
+        interfaces=sum(map(_is_up, _entries(root / "sys/class/net"))),
         shm=_shm(root / "dev/shm"),
         memory_limit=memory_limit,
         core_limit=core_limit,
@@ -74,6 +79,11 @@ def _gpus(root: Path, visible: str | None) -> tuple[str, ...]:
     if visible is None or not re.fullmatch(r"\d+(,\d+)*", visible):
         return () if visible == "" else tuple(names)
     return tuple(names[int(number)] for number in visible.split(",") if int(number) < len(names))
+
+
+def _is_up(interface: Path) -> bool:
+    """Returns whether an interface of /sys/class/net is up, and not loopback."""
+    return _text(interface / "operstate").strip() == "up" and _text(interface / "type").strip() != LOOPBACK
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -29,7 +29,12 @@ class Quirk:
 
 
 def quirks_of(
-    facts: HostFacts, environment: Mapping[str, str], *, processes: int, meet: Sequence[str] = ()
+    facts: HostFacts,
+    environment: Mapping[str, str],
+    *,
+    processes: int,
+    meet: Sequence[str] = (),
+    interface: str = "",
 ) -> list[Quirk]:
     """Returns the quirks of a host.
 
@@ -37,8 +42,10 @@ def quirks_of(
         environment: the variables that are set: none is changed, and a quirk that would set only these is left out.
         processes: on this host.
         meet: addresses of the run's nodes; none of a run on one.
+        interface: that the groups of the processes bind to; empty if the libraries choose it.
     """
-    found = [*_peers(facts, processes), *_network(facts, meet), *_shm(facts, processes), *_limits(facts, processes)]
+    found = [*_peers(facts, processes), *_network(facts, meet), *_interfaces(facts, interface)]
+    found += [*_shm(facts, processes), *_limits(facts, processes)]
     quirks = []
     for quirk in found:
         left = {name: value for name, value in quirk.variables.items() if name not in environment}
@@ -73,6 +80,18 @@ def _peers(facts: HostFacts, processes: int) -> Iterator[Quirk]:
 def _network(facts: HostFacts, meet: Sequence[str]) -> Iterator[Quirk]:
     if meet and facts.gpus and not facts.infiniband:
         yield Quirk("no InfiniBand", {"NCCL_IB_DISABLE": "1"})
+
+
+def _interfaces(facts: HostFacts, interface: str) -> Iterator[Quirk]:
+    """Of several network interfaces the libraries might take another one than the node's."""
+    if interface and facts.interfaces > 1:
+        why = f"{facts.interfaces} network interfaces: {interface} has the node's address"
+        yield Quirk(why, bound_to(interface))
+
+
+def bound_to(interface: str) -> dict[str, str]:
+    """Returns the variables with which gloo and NCCL bind to a network interface."""
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
 
 
 def _shm(facts: HostFacts, processes: int) -> Iterator[Quirk]:

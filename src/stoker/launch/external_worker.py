@@ -16,6 +16,7 @@ from stoker.hardware.parent_process import end_with
 from stoker.launch.cluster_env import RankInfo
 from stoker.launch.exit_guard import start_exit_guard
 from stoker.launch.first_failure import Failure, LeftToAnother, error_of, failure_of, first_of
+from stoker.launch.host_settings import set_quirks
 from stoker.launch.process_group import bind_to_loopback
 from stoker.launch.run_spec import RunResult, RunSpec
 from stoker.launch.worker import train
@@ -46,6 +47,9 @@ def train_as_member(spec: RunSpec, rank_info: RankInfo, report: AbstractContextM
         bind_to_loopback()
     if rank_info.rank == 0 and not spec.quiet:
         print(LACKS, flush=True)
+    words = set_quirks(rank_info)
+    if words and rank_info.local_rank == 0 and not spec.quiet:
+        print(f"host       {words}", flush=True)
     heart = Heart()
     start_exit_guard(heart, spec, rank_info.rank)
     try:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from stoker.hardware.processor import available_cores
+from stoker.hardware.quirks import bound_to
 from stoker.launch.cluster_env import LOOPBACK
 
 MAC = 32  # bytes
@@ -62,17 +63,13 @@ def bind_to_loopback() -> None:
     """Makes the groups of this process bind to the loopback interface, and look up no host name."""
     interfaces = psutil.net_if_addrs().items()
     name = next((name for name, found in interfaces if any(a.address == LOOPBACK for a in found)), "lo")
-    os.environ |= _bound_to(name)
+    os.environ |= bound_to(name)
 
 
 def bind_to(name: str) -> None:
     """Makes the groups of this process bind to a network interface, unless a variable of the user names one."""
-    for variable, value in _bound_to(name).items():
+    for variable, value in bound_to(name).items():
         os.environ.setdefault(variable, value)
-
-
-def _bound_to(name: str) -> dict[str, str]:
-    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
 
 
 def seal_objects(secret: bytes) -> None:

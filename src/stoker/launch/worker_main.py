@@ -21,11 +21,10 @@ from typing import Any, cast
 
 from stoker.console import Console
 from stoker.files import no_link
-from stoker.hardware.host_facts import host_facts
 from stoker.hardware.parent_process import end_with
-from stoker.hardware.quirks import in_one_line, quirks_of
 from stoker.launch.cluster_env import RankInfo
 from stoker.launch.first_failure import Failure, failure_of
+from stoker.launch.host_settings import set_quirks
 from stoker.launch.nodes.addresses import interface_of
 from stoker.launch.run_spec import Entry, RunSpec
 from stoker.node_cache import cache_peers
@@ -65,7 +64,6 @@ def main(
     os.environ |= _as_launched(rank_info)
     set_node_name(rank_info.node)
     console = _redirect_output(spec.log_of(rank_info.rank), rank_info, spec)
-    _set_quirks(rank_info, console)
     logging.disable(logging.NOTSET)  # the server that this process was forked from was quiet
     write_stacks_when_asked(spec.logs, rank_info.rank)
     for number in STOPS:
@@ -73,10 +71,12 @@ def main(
     signal.signal(PAUSE, signal.SIG_IGN)  # until there are steps
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     try:
+        interface = interface_of(rank_info.address) if rank_info.node else ""
+        _say_host(set_quirks(rank_info, interface=interface), rank_info, console)
         from stoker.launch.process_group import bind_to, bind_to_loopback, seal_objects
 
-        if rank_info.node:
-            bind_to(interface_of(rank_info.address))
+        if interface:
+            bind_to(interface)
         else:
             bind_to_loopback()
         seal_objects(secret)
@@ -118,20 +118,13 @@ def _as_launched(rank_info: RankInfo) -> dict[str, str]:
     }
 
 
-def _set_quirks(rank_info: RankInfo, console: Console | None) -> None:
-    """Sets the variables that this host needs and the user has not set; the first process of a node logs them.
-
-    Args:
-        console: of rank 0, which shows them to the user as well.
-    """
-    meet = dict.fromkeys([rank_info.meet[0], rank_info.address]) if isinstance(rank_info.meet, tuple) else {}
-    quirks = quirks_of(host_facts(), os.environ, processes=rank_info.local_world, meet=tuple(meet))
-    for quirk in quirks:
-        os.environ |= quirk.variables
-    if quirks and rank_info.local_rank == 0:
-        print(f"host       {in_one_line(quirks)}", flush=True)
-        if console is not None:
-            console.print(f"host       {in_one_line(quirks)}", markup=False, highlight=False)
+def _say_host(words: str, rank_info: RankInfo, console: Console | None) -> None:
+    """The first process of a node logs what was set for its host; rank 0 shows it to the user as well."""
+    if not words or rank_info.local_rank:
+        return
+    print(f"host       {words}", flush=True)
+    if console is not None:
+        console.print(f"host       {words}", markup=False, highlight=False)
 
 
 def _entry(pickled: bytes | None, spec: RunSpec, rank_info: RankInfo) -> Entry:

@@ -122,3 +122,13 @@ def consequence(rank: int) -> Failure:
 
 def ranks(group: Group) -> dict[str, list[int]]:
     return {member.node.name: list(member.ranks) for member in group.members}
+
+
+def fails_test(cluster: Cluster, group: Group, out: list[int]) -> None:
+    """All processes end, since the node of these ranks does not pass its test."""
+    bad = group.node_of(out[0]).node.name
+    failed = Failure(out[0], time.time(), "CannotRun", (Problem(f"rank {out[0]} on {bad} does not pass its test"),))
+    for member in group.members:
+        name = member.node.name
+        failure = failed if name == bad else consequence(member.first)
+        cluster.says(name, "ended", result=None, failures=[asdict(failure)], out=out if name == bad else [])

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from simulated_nodes import RESULT, Cluster, consequence, killed, node, ranks
+from simulated_nodes import RESULT, Cluster, consequence, fails_test, killed, node, ranks
 
-from stoker.errors import Problem
 from stoker.job.layout import layout_of
-from stoker.launch.first_failure import Failure
 from stoker.launch.nodes.leader import JOIN, REMIND
 from stoker.launch.nodes.roster import SETTLED
 
@@ -88,11 +85,7 @@ def test_a_node_that_does_not_pass_its_test_is_left_out(
     cluster.after(0.0)
     before = cluster.started()
     bad = before.node_of(out[0]).node.name
-    failed = Failure(out[0], time.time(), "CannotRun", (Problem(f"rank {out[0]} on {bad} does not pass its test"),))
-    for member in before.members:
-        name = member.node.name
-        failure = failed if name == bad else consequence(member.first)
-        cluster.says(name, "ended", result=None, failures=[asdict(failure)], out=out if name == bad else [])
+    fails_test(cluster, before, out)
     assert cluster.leader.outcome is None
     cluster.after(0.0)  # without a back-off, as other devices train
     group = cluster.started()

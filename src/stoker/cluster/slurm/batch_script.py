@@ -30,7 +30,7 @@ def _header(submission: Submission, block: SlurmBlock, files: str) -> Iterator[s
     options: list[tuple[str, object]] = [
         ("job-name", submission.name),
         ("comment", f"stoker {submission.fingerprint[:16]}"),
-        ("nodes", submission.nodes),
+        ("nodes", submission.hosts),
         ("ntasks-per-node", 1),
         ("gres", gres_of(submission, block)),
         ("cpus-per-task", block.cpus),
@@ -52,7 +52,7 @@ def _header(submission: Submission, block: SlurmBlock, files: str) -> Iterator[s
             yield f"#SBATCH --{name}={_word(str(value))}"
     if block.exclusive:
         yield "#SBATCH --exclusive"
-    if submission.least < submission.nodes:
+    if submission.least < submission.hosts:
         yield "#SBATCH --no-kill"  # the job continues when it loses a node
     yield "#SBATCH --requeue" if block.requeue else "#SBATCH --no-requeue"
     for option in block.sbatch:
@@ -66,7 +66,7 @@ def _body(submission: Submission, block: SlurmBlock, files: str) -> Iterator[str
     yield f'. "$STOKER_FILES/{ENVIRONMENT}"'
     if block.container != "none":
         yield 'STOKER_FILES="$(realpath "$STOKER_FILES")"  # its parent is mounted'
-    if submission.nodes > 1:
+    if submission.hosts > 1:
         yield f'rm -f "$STOKER_FILES/{NODE_ENDED}"-*'
     yield ""
     yield "# Where the supervisors meet: any of them may be the first."
@@ -83,12 +83,16 @@ def _body(submission: Submission, block: SlurmBlock, files: str) -> Iterator[str
     words = submission.node_words(python="", rendezvous=["MEET"], secret="SECRET", job="JOB")[1:]
     named = {"MEET": '"$STOKER_MEET"', "SECRET": f'"$STOKER_FILES/{SECRET}"', "JOB": f'"$STOKER_FILES/{JOB}"'}
     node = " ".join(named.get(word, shlex.quote(word)) for word in words)
-    yield f'setsid {python_word(block.python)} {node} --name "$SLURMD_NODENAME" </dev/null &'
+    spare = ""
+    if submission.spares:
+        yield f'[ "$SLURM_NODEID" -lt {submission.nodes} ] || spare=--spare  # it waits until another node is lost'
+        spare = " $spare"
+    yield f'setsid {python_word(block.python)} {node} --name "$SLURMD_NODENAME"{spare} </dev/null &'
     yield "node=$!"
     yield "trap 'kill -TERM $node' TERM"
     yield "wait $node; code=$?"
     yield "while kill -0 $node 2>/dev/null; do wait $node; code=$?; done"
-    if submission.nodes > 1:
+    if submission.hosts > 1:
         yield f'echo $code > "$STOKER_FILES/{NODE_ENDED}-$SLURMD_NODENAME"'
     yield "exit $code"
     yield "NODE"
@@ -105,7 +109,7 @@ def _ending(submission: Submission, block: SlurmBlock) -> Iterator[str]:
     yield "trap 'asked=yes; scancel --signal=TERM \"$SLURM_JOB_ID\"' TERM"
     yield "wait $run; code=$?"
     yield "while kill -0 $run 2>/dev/null; do wait $run; code=$?; done"
-    if submission.nodes > 1:
+    if submission.hosts > 1:
         yield "# srun returns the highest code. A lost node does not count where others have finished the run."
         yield f'grep -qsx 0 "$STOKER_FILES/{NODE_ENDED}"-* && code=0'
         if block.requeue:
@@ -125,9 +129,9 @@ def _ending(submission: Submission, block: SlurmBlock) -> Iterator[str]:
 def srun_line(submission: Submission, block: SlurmBlock, files: str) -> str:
     """Returns the srun command, with its container; each node's script is its standard input."""
     words = ["srun", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--label"]
-    if submission.nodes == 1:
+    if submission.hosts == 1:
         words.remove("--label")
-    if submission.least < submission.nodes:
+    if submission.least < submission.hosts:
         words.append("--no-kill")
     if block.cpus is not None:
         words.append(f"--cpus-per-task={block.cpus}")  # from Slurm 22.05 on srun does not inherit it

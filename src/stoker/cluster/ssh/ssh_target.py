@@ -73,7 +73,7 @@ class SshTarget:
         )
 
     def host_count(self) -> int | None:
-        return len(self._hosts)
+        return max(0, len(self._hosts) - self._block.spares)
 
     def check(self, submission: Submission) -> None:
         self._counted(submission)
@@ -92,8 +92,9 @@ class SshTarget:
         hosts = [host if host.address else replace(host, address=host.name) for host in self._taken(submission)]
         script = start_script(submission, self._block, self._rendezvous(hosts, submission))
         shown = environment_text(variables(self._block, os.environ), hidden=True)
+        spares = f"; the last {submission.spares} wait as spares" if submission.spares else ""
         lines = [
-            f"# {submission.label} to {len(hosts)} host{'s' * (len(hosts) > 1)}, {submission.devices} on each",
+            f"# {submission.label} to {len(hosts)} host{'s' * (len(hosts) > 1)}, {submission.devices} on each{spares}",
             f"# sent to {self._block.folder}/.store unless it is there, and linked into {self._home(submission.name)}:",
             *(f"#   {file.path}  {file.size} bytes  {file.digest[:16]}" for file in submission.files),
             *(f"# written there with mode 600: {file.path}" for file in submission.private),
@@ -101,10 +102,10 @@ class SshTarget:
             *(f"#   {line}" for line in shown.splitlines()),
             "# for hosts without `address`, the address detected on the host is used",
         ]
-        for host in hosts:
+        for index, host in enumerate(hosts):
             ssh = self._connection(host)
             words = [ssh.words(missing_script(self._block.folder)), ssh.words(self._link(submission.name))]
-            words.append(ssh.words(self._launch(submission.name, host)))
+            words.append(ssh.words(self._launch(submission.name, host, spare=index >= submission.nodes)))
             lines += ["", f"# {host.name}", *(shlex.join(command) for command in words)]
         lines += ["", f"# {START}", *_commented(script), "", "# job.yaml", *_commented(submission.job)]
         return "\n".join(lines) + "\n"
@@ -233,7 +234,7 @@ class SshTarget:
                 raise UserError(self._chosen.problem(key, f"there is no file {value}", "name the file"))
 
     def _taken(self, submission: Submission) -> list[Host]:
-        return self._hosts[: submission.nodes]
+        return self._hosts[: submission.hosts]
 
     def _key_of(self, host: Host) -> str:
         """Returns the key that names a host, with the index as it is written in the block."""
@@ -256,9 +257,9 @@ class SshTarget:
     def _link(self, name: str) -> str:
         return link_script(self._block.folder, name)
 
-    def _launch(self, name: str, host: Host, *, again: bool = False) -> str:
+    def _launch(self, name: str, host: Host, *, spare: bool = False, again: bool = False) -> str:
         slots = ",".join(map(str, host.slots)) if host.chosen and host.slots else ""
-        return launch_line(self._home(name), host.name, host.address, slots, again=again)
+        return launch_line(self._home(name), host.name, host.address, slots, spare=spare, again=again)
 
     def _rendezvous(self, hosts: Sequence[Host], submission: Submission) -> list[str]:
         return [f"{host.address}:{submission.port}" for host in hosts]
@@ -276,7 +277,12 @@ class SshTarget:
     def _launched(self, record: Record, hosts: Sequence[Host], *, again: bool) -> None:
         """Starts the supervisors; where one cannot be started, the others are ended."""
         try:
-            on_all(hosts, lambda host: self._connection(host).run(self._launch(record.name, host, again=again)))
+            on_all(
+                [(host, index >= record.nodes) for index, host in enumerate(hosts)],
+                lambda pair: self._connection(pair[0]).run(
+                    self._launch(record.name, pair[0], spare=pair[1], again=again)
+                ),
+            )
         except RunFailed:
             home = self._home(record.name)
             for host in hosts:

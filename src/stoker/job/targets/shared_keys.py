@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from stoker.job.block import Auto, Block, PositiveInt, Text
+from stoker.job.block import Auto, Block, NaturalInt, PositiveInt, Text
 from stoker.job.text_forms import of_form
 
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -67,3 +67,11 @@ class TargetKeys(Block):
     def instead_of_private(self) -> str:
         """What to write where files cannot be sent for their owner only; empty where they can."""
         return ""
+
+
+class SpareKeys(TargetKeys):
+    """Keys of targets whose nodes are hosts with a supervisor each."""
+
+    spares: NaturalInt = Field(
+        default=0, description="additional nodes that wait with everything imported, and replace nodes that are lost"
+    )

@@ -7,10 +7,10 @@ from typing import Literal
 from pydantic import Field
 
 from stoker.job.block import NaturalInt, PositiveInt, Text
-from stoker.job.targets.shared_keys import TargetKeys
+from stoker.job.targets.shared_keys import SpareKeys
 
 
-class SlurmBlock(TargetKeys):
+class SlurmBlock(SpareKeys):
     """A cluster with Slurm, asked here or on a login node."""
 
     login: Text | None = Field(

@@ -7,10 +7,10 @@ from typing import Annotated
 from pydantic import Field
 
 from stoker.job.block import Text
-from stoker.job.targets.shared_keys import Port, TargetKeys
+from stoker.job.targets.shared_keys import Port, SpareKeys
 
 
-class SshBlock(TargetKeys):
+class SshBlock(SpareKeys):
     """Hosts that OpenSSH reaches. Its own settings (~/.ssh/config, the agent) hold where nothing is given."""
 
     hosts: list[Text] = Field(

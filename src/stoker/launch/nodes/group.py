@@ -72,6 +72,7 @@ class Group:
         job: the job's document if it differs from the one that every node was given; else None.
         policy: the state of the restart policy; see `stoker.launch.restart_policy.Restarts`.
         longest: seconds of the longest evaluation and save so far, by phase.
+        out: names and hosts of nodes that are left out for the rest of the run.
     """
 
     generation: int
@@ -82,6 +83,7 @@ class Group:
     job: dict[str, Any] | None = None
     policy: Mapping[str, Any] | None = None
     longest: Mapping[str, float] | None = None
+    out: tuple[tuple[str, str], ...] = ()
 
     @property
     def world(self) -> int:
@@ -140,6 +142,7 @@ class Group:
             job=values["job"],
             policy=values["policy"],
             longest=values["longest"],
+            out=tuple((str(name), str(host)) for name, host in values["out"]),
         )
 
 

@@ -166,14 +166,21 @@ class Leader:
         self._expected = {member.node.name for member in group.members} - {*lost, self._roster.me.name}
         self._restarts.restore(group.policy or self._restarts.state())
         self._longest.update(group.longest or {})
+        self._roster.leave_out(group.out)
         self._attempt = group.generation
         gone = [member for member in group.members if member.node.name in lost]
         if gone:
             self._gone = gone  # reported as an event, if this node continues
-            if len(self.nodes) < self._least:
+            if self._missing > 0:
                 self._hands.say(words_of_lost(gone))
             watch = Watch(self._spec, say=self._hands.say, longest={})
             self._broke = EndedStart(failure_of_lost(gone), watch, now)
+
+    @property
+    def _missing(self) -> int:
+        """Nodes that lack to the minimum; with `lost: shrink` a node without devices counts, as it may be missing."""
+        shrinks = self._spec.loaded.job.faults.lost == "shrink"
+        return self._least - (len(self.nodes) if shrinks else len(self._roster.able))
 
     def _gather(self, now: float) -> None:
         """Starts the processes once there are enough nodes."""
@@ -181,12 +188,12 @@ class Leader:
             self._over(Interrupted(self._asked[0]))
             return
         waited = now >= self._until or (self.generation > 0 and self._expected <= self.nodes.keys())
-        enough = self._roster.regular >= self._most or (len(self.nodes) >= self._least and waited)
+        missing = self._missing
+        enough = self._roster.regular >= self._most or (missing <= 0 and waited)
         if now >= self._ready and enough and self._try_start(now):
             return
-        if self._roster.is_multi and len(self.nodes) < self._least:
+        if self._roster.is_multi and missing > 0:
             self._hands.release()
-        missing = self._least - len(self.nodes)
         if self._roster.is_multi and not enough and missing > 0:
             absent = f"; not there yet: {absent}" if (absent := self._roster.absent()) else ""
             self._remind(
@@ -228,6 +235,7 @@ class Leader:
             job=None if self._roster.is_whole(spec) else spec.loaded.document.data,
             policy=self._restarts.state(),
             longest=dict(self._longest),
+            out=self._roster.out,
         )
         self.group = group
         self._start = RunningStart(Watch(spec, say=self._hands.say, longest=self._longest))
@@ -353,7 +361,9 @@ class Leader:
         noticed = start.noticed or now
         self._broke, self._until, self._expected = EndedStart(first, start.watch, noticed), now, set()
         try:
-            if not start.lost and self._shrink(group, start.ended, error):
+            if not start.lost and (
+                self._shrink(group, start.ended, error) or self._replace_nodes(group, start.ended, error)
+            ):
                 self._attempt += 1
                 self._ready = now
                 return
@@ -385,8 +395,7 @@ class Leader:
         for member in gone:
             ranks = [member.first, member.first + member.count - 1]
             write_event(self._run, "node_lost", node=member.node.name, ranks=ranks, step=step)
-        if len(self.nodes) < self._least:
-            missing = self._least - len(self.nodes)
+        if (missing := self._missing) > 0:
             self._hands.say(f"{words_of_lost(gone)}; waiting for {missing} more node{'s' * (missing > 1)}")
 
     def _shrink(self, group: Group, ended: Mapping[str, Message], error: UserError) -> bool:
@@ -403,6 +412,22 @@ class Leader:
         now = spec.layout
         write_event(self._run, "shrunk", without=lost, was=layout.describe(), now=now.describe(), why=str(error))
         self._hands.say(f"{error}\ngoing on without: {layout.describe()} is now {now.describe()}")
+        return True
+
+    def _replace_nodes(self, group: Group, ended: Mapping[str, Message], error: UserError) -> bool:
+        """Continues without nodes that do not pass their test, if spares or enough others are left."""
+        ranks = {int(rank) for said in ended.values() for rank in said["out"]}
+        bad = [member.node for member in group.members if not ranks.isdisjoint(member.ranks)]
+        if not bad or not self._roster.is_multi:
+            return False
+        layout, spec = self._spec.layout, self._roster.without_nodes(bad, group, least=self._least)
+        if spec is None:
+            return False
+        self._restarts.reset()
+        names, now = [node.name for node in bad], spec.layout
+        write_event(self._run, "left_out", nodes=names, was=layout.describe(), now=now.describe(), why=str(error))
+        words = f"node{'s' * (len(names) > 1)} {', '.join(names)} for the rest of the run"
+        self._hands.say(f"{error}\ngoing on without {words}: {layout.describe()} is now {now.describe()}")
         return True
 
     def _where(self, rank: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import gcd
 
@@ -51,6 +51,7 @@ class Roster:
         self._full, self.me, self._most, self._nccl = spec, me, most, nccl
         self.nodes: dict[str, Node] = {me.name: me}
         self._since: dict[str, float] = {me.name: now}
+        self._out: set[tuple[str, str]] = set()  # names and hosts of nodes that are left out for the rest of the run
         self._grown: tuple[frozenset[str], bool] | None = None
         self._fewer: tuple[list[Node], RunSpec | None] | None = None  # the job for the last nodes that were too few
 
@@ -60,9 +61,27 @@ class Roster:
         return bool(self.me.name)
 
     @property
+    def able(self) -> list[Node]:
+        """Nodes with devices that are not left out."""
+        return [node for node in self.nodes.values() if node.devices]
+
+    @property
     def regular(self) -> int:
-        """Nodes that are not spares."""
-        return sum(not node.spare for node in self.nodes.values())
+        """Nodes that can train and are not spares."""
+        return sum(not node.spare for node in self.able)
+
+    @property
+    def out(self) -> tuple[tuple[str, str], ...]:
+        """Names and hosts of nodes that are left out for the rest of the run."""
+        return tuple(sorted(self._out))
+
+    def leave_out(self, out: Iterable[tuple[str, str]]) -> None:
+        """Leaves out nodes, by name and host, for the rest of the run; they may stay connected."""
+        self._out.update(out)
+        self.nodes = {name: self._as_taken(node) for name, node in self.nodes.items()}
+
+    def _as_taken(self, node: Node) -> Node:
+        return replace(node, devices=()) if (node.name, node.address[0]) in self._out else node
 
     def absent(self) -> str:
         """Returns the first addresses of the rendezvous at which no node is; empty if there is none."""
@@ -72,7 +91,7 @@ class Roster:
 
     def add(self, node: Node, now: float) -> None:
         """A node has come."""
-        self.nodes[node.name] = node
+        self.nodes[node.name] = self._as_taken(node)
         self._since[node.name] = now
 
     def remove(self, name: str) -> None:
@@ -90,8 +109,7 @@ class Roster:
             group: the last one, whose nodes come first.
         """
         before = [member.node.name for member in group.members] if group else []
-        able = [node for node in self.nodes.values() if node.devices]
-        nodes = select_training_nodes(able, self._most, before=[self.me.name, *before])
+        nodes = select_training_nodes(self.able, self._most, before=[self.me.name, *before])
         total = sum(len(node.devices) for node in nodes)
         if total >= self._full.layout.world:
             return nodes, self._full
@@ -149,6 +167,18 @@ class Roster:
             left = tuple(number for number in node.devices if number != device)
             self.nodes[node.name] = replace(node, devices=left)
         return self.candidates(group)[1]
+
+    def without_nodes(self, bad: Sequence[Node], group: Group, *, least: int) -> RunSpec | None:
+        """Leaves out nodes; returns the job for the others. None, and nothing is changed, if they are fewer than
+        ``least`` or no layout fits them.
+        """
+        nodes, before = self.nodes, self._out
+        self._out = set(before)
+        self.leave_out((node.name, node.address[0]) for node in bad)
+        spec = self.candidates(group)[1] if len(self.able) >= least else None
+        if spec is None:
+            self.nodes, self._out = nodes, before
+        return spec
 
     def _without_here(self, lost: Sequence[int]) -> RunSpec | None:
         spec, world = self._full, self._full.layout.world

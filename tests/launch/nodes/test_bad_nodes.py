@@ -1,0 +1,66 @@
+"""A node that does not pass its test, where lost nodes are replaced."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from simulated_nodes import Cluster, fails_test, node, ranks
+
+from stoker.errors import CannotRun
+from stoker.launch.nodes.group import Group
+from stoker.launch.nodes.leader import RETURN
+from stoker.launch.nodes.roster import SETTLED
+
+
+@pytest.mark.parametrize(
+    ("spare", "least", "out", "left"),
+    [
+        (True, 3, [2], {"a": [0, 1], "c": [2, 3], "s": [4, 5]}),  # one bad device: the whole node is replaced
+        (False, 2, [2, 3], {"a": [0, 1], "c": [2, 3]}),
+        (False, 2, [0], {"b": [0, 1], "c": [2, 3]}),  # the leader's own: it leads without ranks
+    ],
+)
+def test_a_bad_node_is_replaced_by_a_spare_or_left_out_where_enough_are_left(
+    tmp_path: Path, spare: bool, least: int, out: list[int], left: dict[str, list[int]]
+) -> None:
+    cluster = Cluster(tmp_path, least=least)
+    cluster.join(node("b"), node("c"), *([node("s", spare=True)] if spare else []))
+    cluster.after(0.0)
+    before = cluster.started()
+    bad = before.node_of(out[0]).node
+    fails_test(cluster, before, out)
+    assert cluster.leader.outcome is None
+    cluster.after(0.0)
+    group = cluster.started()
+    assert ranks(group) == left and group.out == ((bad.name, bad.address[0]),)
+    (event,) = cluster.events("left_out")
+    assert event["nodes"] == [bad.name] and f"{bad.name} does not pass its test" in event["why"]
+    assert any(f"going on without node {bad.name} for the rest of the run" in words for words in cluster.words)
+    assert not cluster.events("fault") and not cluster.events("shrunk")
+
+    # It comes again, first to this leader and then to the next one: it is not taken in, and does not count.
+    cluster.pulses(dict.fromkeys(range(group.world), 2), done=5)
+    if bad.name != "a":
+        cluster.leader.left(bad.name, cluster.now)
+        cluster.join(bad)
+        cluster.after(2 * SETTLED)
+        assert not cluster.take("pause") and cluster.leader.nodes[bad.name].devices == ()
+    last = group.members[-1].node.name
+    first = next(name for name in left if name not in (bad.name, last))
+    after = Cluster(tmp_path, least=least, me=node(first), group=Group.of(json.loads(json.dumps(group.plain()))))
+    after.join(bad, *(member.node for member in group.members[:-1] if member.node.name != first))
+    after.after(10 * RETURN)
+    assert not after.sent and after.released
+    after.join(node(last))
+    after.after(0.0)
+    assert sorted(ranks(after.started())) == sorted(left)
+
+
+def test_a_bad_node_ends_the_run_where_too_few_are_left(three: Cluster) -> None:
+    group = three.leader.group
+    assert group is not None
+    fails_test(three, group, [2, 3])
+    assert isinstance(three.leader.outcome, CannotRun) and "b does not pass its test" in str(three.leader.outcome)
+    assert not three.events("left_out") and three.leader.nodes["b"].devices == (0, 1)
