@@ -105,6 +105,7 @@ def eager_stage(setting: Setting, stage: int, types: Arithmetic) -> tuple[float,
     """
     work, layout, shape = setting.work, setting.layout, setting.shape
     processor = setting.cluster.device.is_cpu
+    gathered = layout.context if layout.context_by == "gather" else 1
     kept = again = 0.0
     of_weights = 0.0
     for layer, count in setting.blocks[stage].items():
@@ -116,14 +117,14 @@ def eager_stage(setting: Setting, stage: int, types: Arithmetic) -> tuple[float,
             types=types,
             tensor=layout.tensor,
             sequence=layout.sequence,
-            gathered=layout.context if layout.context_by == "gather" else 1,
+            gathered=gathered,
             processor=processor,
         )
         kept += own * count
         again = max(again, alone)
         if work.tuning == "full":
             of_weights += count * cast_weights(shape, layer, types=types, tensor=layout.tensor)
-    kept += row_bytes(shape, seq_len=work.attended, types=types, tensor=layout.tensor)
+    kept += row_bytes(shape, seq_len=work.attended, types=types, tensor=layout.tensor, gathered=gathered)
     flying = in_flight(setting, stage)
     # The keys and values of a prefix, before those of each row.
     prefix = 2 * shape.key_value_width * types.product * work.adapters.prefix * setting.micro_batch
