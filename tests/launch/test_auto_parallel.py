@@ -179,6 +179,13 @@ def test_nothing_fits(tmp_path: Path) -> None:
     assert raised.value.exit_code == 3
 
 
+def test_a_host_that_cannot_hold_what_is_offloaded_is_named(tmp_path: Path) -> None:
+    small = replace(this_processor(2), host_memory_gib=0.02)
+    loaded = load(tmp_path, "parallel.shard=zero1", "parallel.offload=optimizer")
+    with pytest.raises(CannotRun, match=r"which does not fit the host: needs 0\.\d GiB .* available 0\.0"):
+        with_plan(loaded, cluster=small)
+
+
 def with_memory(gib: float, processes: int = 4) -> Cluster:
     cluster = this_processor(processes)
     return replace(cluster, device=replace(cluster.device, memory_gib=gib))

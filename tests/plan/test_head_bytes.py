@@ -30,6 +30,18 @@ def test_the_peak_of_the_head_is_as_counted(trained: bool) -> None:
     assert counted.chunk == 2 * CHUNK  # one is kept until the next is there
 
 
+def test_a_head_trained_beside_a_frozen_base_in_16_bits_is_as_counted() -> None:
+    linear = nn.Linear(SHAPE.width, SHAPE.vocabulary, bias=False)
+    hidden = torch.randn(TOKENS, SHAPE.width, dtype=torch.bfloat16, requires_grad=True)
+    targets = torch.randint(0, SHAPE.vocabulary, (TOKENS,))
+    with profile(profile_memory=True) as found:
+        loss, _ = Head(linear).cross_entropy(hidden, targets)
+        loss.backward()
+    counted = head_bytes(SHAPE, TOKENS, types=arithmetic("bf16", frozen=True), trained=True, wide=True)
+    picked = 2 * TOKENS * SHAPE.width
+    assert _peak(found) == pytest.approx(max(counted.forward, counted.backward) - picked, rel=0.05)
+
+
 def _peak(found: profile) -> int:
     assert found.profiler is not None and found.profiler.kineto_results is not None
     every = found.profiler.kineto_results.events()

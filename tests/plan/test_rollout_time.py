@@ -62,6 +62,18 @@ def test_what_makes_it_longer() -> None:
     assert time_of(readings=2).scoring == pytest.approx(2 * time_of(readings=1).scoring) != 0
 
 
+def test_sharded_weights_are_gathered_in_float32_where_products_are() -> None:
+    work = TrainingWork(SHAPE, 1024, 8, precision="fp32", rollouts=RolloutSizes(8, 1, 16, 1, 0))
+    cluster = replace(cluster_of(device_kind("A100"), gpus=8), link_latency_s=0.0)
+    decode = []
+    for layout in (Layout(data=8), Layout(data=8, shard="zero3", shard_size=8)):
+        found = rollouts_of(Setting(work, cluster, layout, 1, software=FREE), replace(BOUND, link=1.0))
+        assert found is not None
+        decode.append(found.decode)
+    gathered = 4 * SHAPE.parameters * 7 / 8 / (cluster.device.link_gbs * 1e9)
+    assert decode[1] - decode[0] == pytest.approx(16 * gathered)
+
+
 def test_a_step_has_its_share() -> None:
     assert time_of(epochs=2).of_step == pytest.approx(time_of().total / 2)
     work = TrainingWork(SHAPE, 1024, 8, rollouts=RolloutSizes(1, 8, 256, 1, 1))

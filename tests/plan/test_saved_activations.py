@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,17 +15,23 @@ from counted import lora_parameters
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from stoker.hardware.cluster_file import load_cluster
 from stoker.job.blocks.tune_block import TuneBlock
+from stoker.job.layout import Layout
 from stoker.models import packed_row
 from stoker.models.adapters import add_adapter
 from stoker.models.collate import Segment
 from stoker.models.families import family_of
 from stoker.models.language_model import lay_out_for
 from stoker.models.lora import fuse_lora
-from stoker.models.packed_row import QuerySpan
 from stoker.models.prepare_architecture import training_form
+from stoker.parallel import context_parallel
+from stoker.parallel.context_parallel import GatherKeys
 from stoker.parallel.recompute import recompute_blocks
+from stoker.plan.block_collectives import block_exchanges
+from stoker.plan.efficiency import efficiency_of
 from stoker.plan.saved_activations import arithmetic, cast_weights, eager_bytes, row_bytes
+from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shape import Shape
 from stoker.plan.shapes.shape_of_config import shape_of_config
 
@@ -77,29 +85,42 @@ def _model(family: str, blocks: int, *, held: torch.dtype = torch.float32, rank:
     return model.train()
 
 
-class _FirstOfTwo:
-    """The process with the first half of a row; the other half is a copy."""
+class FirstOfTwo(GatherKeys):
+    """The process with the first and the last quarter of a row; the others are copies.
+
+    Attributes:
+        moved: bytes of the keys and values of the whole row, as processes gather them, for each block.
+    """
 
     is_first = True
     row = (Segment(0, 2 * TOKENS),)
 
-    def stretches(self, segments: Any) -> list[QuerySpan]:
-        return [QuerySpan(0, 0, TOKENS)]
-
-    def enter(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return q, torch.cat((k, k), dim=2), torch.cat((v, v), dim=2)
-
-    def leave(self, out: Tensor) -> Tensor:
-        return out
-
-    def heads(self, count: int) -> slice:
-        return slice(None)
+    def __init__(self) -> None:
+        group: Any = None
+        super().__init__(group, ((0, TOKENS // 2), (3 * TOKENS // 2, 2 * TOKENS)))
+        object.__setattr__(self, "moved", [])  # a frozen dataclass
 
     def total(self, x: Tensor) -> Tensor:
         return x
 
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Replaces the collective by a copy within the block."""
 
-def _saved(model: Any, low: torch.dtype | None, recompute: str, across: _FirstOfTwo | None = None) -> int:
+        def doubled(x: Tensor, dim: int, _group: Any) -> Tensor:
+            both = torch.cat((x, x), dim)
+            self.moved.append(both.nbytes)
+            return both
+
+        with patch.object(context_parallel, "gather_parts", doubled), patch("torch.distributed.get_world_size", two):
+            yield
+
+
+def two(_group: Any = None) -> int:
+    return 2
+
+
+def _saved(model: Any, low: torch.dtype | None, recompute: str, across: FirstOfTwo | None = None) -> int:
     """Bytes of the different storages that autograd keeps after a forward pass, parameters aside."""
     language = lay_out_for(model)
     if recompute != "none":
@@ -118,7 +139,8 @@ def _saved(model: Any, low: torch.dtype | None, recompute: str, across: _FirstOf
     arithmetic = torch.autocast("cpu", low) if low else nullcontext()
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
     row = across.row if across is not None else inputs.segments
-    with packed_row.segments(row, across), arithmetic, hooks:
+    alone = across.gathering() if across is not None else nullcontext()
+    with packed_row.segments(row, across), arithmetic, hooks, alone:
         kept = language.hidden(inputs)
     del kept
     return sum(storage.nbytes() for storage in storages.values())
@@ -128,7 +150,7 @@ def _measured(
     family: str,
     low: torch.dtype | None = None,
     recompute: str = "none",
-    across: _FirstOfTwo | None = None,
+    across: FirstOfTwo | None = None,
     **options: Any,
 ) -> Any:
     """(bytes a token and block, mean of the kinds; the shape), as what two more blocks keep."""
@@ -184,15 +206,31 @@ def test_recompute_leaves_what_is_counted(family: str, recompute: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "precision"), [("llama", "fp32"), ("llama", "bf16"), ("qwen3", "fp32"), ("gpt_neox", "fp32")]
+    ("family", "precision"),
+    [(family, "fp32") for family in ("llama", "qwen3", "gpt_neox", "gpt2", "bloom", "gemma2")]
+    + [(family, "bf16") for family in ("llama", "gpt2", "bloom", "opt")],
 )
 def test_gathered_keys_and_values_of_a_whole_row_are_counted(family: str, precision: str) -> None:
     low = torch.bfloat16 if precision == "bf16" else None
-    measured, shape = _measured(family, low, across=_FirstOfTwo())
+    measured, shape = _measured(family, low, across=FirstOfTwo())
     types = arithmetic(precision)
     kept, _ = eager_bytes(shape, shape.layer(0), seq_len=2 * TOKENS, types=types, gathered=2, processor=True)
     kept += cast_weights(shape, shape.layer(0), types=types) / TOKENS
     assert kept == pytest.approx(measured, rel=0.05)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom", "opt"])
+def test_keys_and_values_are_gathered_in_the_type_that_is_counted(family: str, precision: str) -> None:
+    across, model = FirstOfTwo(), _model(family, 2)
+    _saved(model, torch.bfloat16 if precision == "bf16" else None, "none", across)
+    shape = shape_of_config(model.config.to_dict())
+    work = TrainingWork(shape, 2 * TOKENS, 1, precision=precision)
+    cluster = replace(load_cluster("2xA100-80GB"), link_latency_s=0.0)
+    efficiency = efficiency_of(cluster.device)
+    exchange = block_exchanges(Setting(work, cluster, Layout(context=2), 1), shape.layer(0), efficiency)["context"]
+    rate = cluster.device.link_gbs * 1e9 * efficiency.link
+    assert [exchange.forward, exchange.backward] == pytest.approx([moved / 2 / rate for moved in across.moved])
 
 
 def test_a_window_shorter_than_the_row_costs_a_mask() -> None:

@@ -21,15 +21,17 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from stoker.hardware.cluster import cluster_of
 from stoker.hardware.device_catalogue import device_kind
+from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.layout import Layout
 from stoker.job.load_job import load_job
+from stoker.models.adapters import add_adapter
 from stoker.plan.memory_formulas import stage_memory
 from stoker.plan.planned_job import adapters_of, shape_of_name, work_of
 from stoker.plan.saved_activations import arithmetic, eager_bytes
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.shape_of_config import shape_of_config
 from stoker.plan.step_time import step_time
-from stoker.plan.trainable_params import trained_elements
+from stoker.plan.trainable_params import PLAIN, Adapters, trained_elements
 
 GATED: dict[str, Any] = {
     "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 160,
@@ -101,6 +103,39 @@ def test_a_part_of_the_modules_counts_as_peft_counts_it(keys: str, config: dict[
     found = trained_elements(shape, "lora", 3, adapters_of(job.tune, shape.layers))
     # The layer that peft keeps beside its trained copy has no gradient.
     assert found == count(get_peft_model(on_meta("llama"), LoraConfig(r=3, **config, **TASK)))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("modules", [["lm_head"], ["embed_tokens"], ["lm_head", "embed_tokens"]])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_memory_has_the_weights_of_layers_that_are_trained_in_full(
+    modules: list[str], tied: bool, precision: str
+) -> None:
+    """As the model has them: float32 in their place, and a tied embedding and head are one."""
+    config = AutoConfig.for_model("llama", **GATED, tie_word_embeddings=tied)
+    model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16 if precision == "bf16" else torch.float32)
+    adapted = add_adapter(model, TuneBlock(method="lora", rank=3, alpha=2.0, modules_to_save=modules))
+    sizes = {id(p): p.nbytes if not p.requires_grad else 4 * p.numel() for p in adapted.parameters()}
+    shape = shape_of_config(config.to_dict())
+    adapters = Adapters(modules=tuple(modules))
+    work = TrainingWork(shape, 64, 4, precision=precision, tuning="lora", rank=3, adapters=adapters)
+    on_cpu = Setting(work, cluster_of(device_kind("cpu"), gpus=1, per_node=1), Layout(), 2)
+    assert work.trained == count(adapted)
+    parts = stage_memory(on_cpu, 0).parts
+    assert parts["weights"] == sum(sizes.values())
+    assert (parts["gradients"], parts["optimizer"]) == (4 * count(adapted), 8 * count(adapted))
+
+
+def test_the_last_stage_trains_the_head_and_the_first_the_embedding() -> None:
+    shape = shape_of_config(AutoConfig.for_model("llama", **GATED, tie_word_embeddings=False).to_dict())
+    work = TrainingWork(shape, 64, 4, precision="fp32", tuning="lora", adapters=Adapters(modules=("lm_head",)))
+    cluster = cluster_of(device_kind("cpu"), gpus=2, per_node=2)
+    split = Setting(work, cluster, Layout(pipeline=2), 1)
+    first, last = (stage_memory(split, stage).parts for stage in (0, 1))
+    head = shape.width * shape.vocabulary
+    assert last["optimizer"] - first["optimizer"] == 8 * head
+    none = replace(split, work=replace(work, adapters=PLAIN))
+    assert last["head"] - stage_memory(none, 1).parts["head"] >= 4 * head
 
 
 def setting(tune: str, folder: Path) -> Setting:

@@ -240,11 +240,12 @@ def _words(judged: LayoutPlan, found: SearchResult) -> str:
 def _nothing(found: SearchResult, work: TrainingWork, cluster: Cluster, refused: list[Problem]) -> Problem:
     devices = f"{cluster.gpus} x {cluster.device.name}"
     if found.nearest is not None:
+        from stoker.plan.answer.alternatives import misfit
+
         plan = found.nearest
-        need = f"up to {plan.memory.upper / GIB:.1f} GiB, available {plan.capacity / GIB:.1f} GiB"
         return Problem(
             f"parallel: auto: nothing fits {devices}; the nearest is {plan.setting.layout.describe()}, "
-            f"micro-batch {plan.setting.micro_batch}, which needs {need}",
+            f"micro-batch {plan.setting.micro_batch}, which {misfit(plan)}",
             "give more devices, a shorter train.seq_len, or tune: lora; `stoker plan` says which helps",
         )
     if refused:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from stoker.plan.eager_traits import code_of
 from stoker.plan.efficiency import Efficiency
 from stoker.plan.network_cost import CollectiveGroup, Kind, collective_seconds
 from stoker.plan.setting import Setting
@@ -68,12 +69,14 @@ def _context(setting: Setting, efficiency: Efficiency) -> tuple[float, float]:
     layout, shape = setting.layout, setting.shape
     group = CollectiveGroup(layout.context, layout.tensor)
     stream, product = sent_bytes(setting)
+    # Rotary positions leave queries and keys in the hidden states' type; values are gathered in one tensor with keys.
+    rotated = stream if code_of(shape).rotary else product
     own = setting.tokens / layout.tensor
-    if layout.context_by == "ulysses":  # rotary positions leave queries and keys in the hidden states' type
-        moved = own * (shape.query_width + shape.key_value_width) * (stream + product)
+    if layout.context_by == "ulysses":
+        moved = own * (shape.query_width + shape.key_value_width) * (rotated + product)
         one = collective_seconds("all-to-all", moved, group, setting.cluster, efficiency)
         return one, one
-    keys = 2 * own * stream * layout.context * shape.key_value_width  # keys and values, in one tensor
+    keys = 2 * own * rotated * layout.context * shape.key_value_width
     gathered, scattered = (
         collective_seconds(kind, keys, group, setting.cluster, efficiency) for kind in ("all-gather", "reduce-scatter")
     )

@@ -39,13 +39,21 @@ class HeadBytes:
 
 
 def head_bytes(
-    shape: Shape, tokens: float, *, types: Arithmetic, trained: bool, tensor: int = 1, chunk: int = CHUNK
+    shape: Shape,
+    tokens: float,
+    *,
+    types: Arithmetic,
+    trained: bool,
+    wide: bool = False,
+    tensor: int = 1,
+    chunk: int = CHUNK,
 ) -> HeadBytes:
     """Memory of the head for a micro-batch with this number of predicted tokens.
 
     Args:
         types: see `stoker.plan.saved_activations.arithmetic`.
-        trained: whether the head's matrix is; under adapters it is not.
+        trained: whether the head's matrix is; under adapters only if a job names it.
+        wide: whether it is in float32 although hidden states may not be.
         tensor: processes that the vocabulary is split over.
         chunk: `CHUNK` or `CHUNK_GPU`.
     """
@@ -59,6 +67,6 @@ def head_bytes(
     low_logits = 3.0 if several else 1.5 + trained
     logits = at_once * (low_logits if low else 1 + several)
     matrix = FLOAT * words * width * trained
-    cast = types.product * words * width * (low and types.stream == FLOAT)  # of the head's float32 weights
+    cast = types.product * words * width * (low and (wide or types.stream == FLOAT))  # of float32 weights
     hidden = tokens * width * types.stream
     return HeadBytes(logits + cast, 2 * hidden + matrix, hidden + matrix)

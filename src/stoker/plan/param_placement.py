@@ -8,6 +8,7 @@ from functools import lru_cache
 from stoker.plan.matmul import STACKED
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Layer, Shape
+from stoker.plan.trainable_params import all_whole_elements, end_elements
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,31 @@ def held_parameters(setting: Setting, stage: int) -> ParamPlacement:
     return _held_by_all(setting)[stage]
 
 
-def trained_parameters(setting: Setting, held: ParamPlacement) -> ParamPlacement:
-    """Returns the trained parameters among those on a process; under adapters, its part of the adapters."""
-    if setting.work.tuning == "full":
+def trained_parameters(setting: Setting, held: ParamPlacement, stage: int | None = None) -> ParamPlacement:
+    """Returns the trained parameters among those on a process; under adapters, its part of the adapters.
+
+    Args:
+        stage: the process of the pipeline; by default the one that trains most.
+    """
+    work = setting.work
+    if work.tuning == "full":
         return held
-    return ParamPlacement(setting.work.trained / setting.layout.tensor / setting.layout.pipeline)
+    layers = all_whole_elements(work.shape, work.adapters)
+    own = (work.trained - layers) / setting.layout.tensor / setting.layout.pipeline
+    if not layers:
+        return ParamPlacement(own)
+    stages = range(setting.layout.pipeline) if stage is None else (stage,)
+    return ParamPlacement(own + max(trained_whole(setting, at) for at in stages))
+
+
+def trained_whole(setting: Setting, stage: int) -> float:
+    """Returns the parameters of a pipeline process whose layers are trained in full beside adapters."""
+    layout, shape, adapters = setting.layout, setting.shape, setting.work.adapters
+    into, head = end_elements(shape, adapters)
+    at_start, at_end = stage == 0, stage == setting.last
+    once = shape.tied and at_start  # an embedding that is the head as well
+    others = all_whole_elements(shape, adapters) - into - head * (not shape.tied)
+    return (into * at_start + head * (at_end and not once) + others / layout.pipeline) / layout.tensor
 
 
 def packed_parameters(setting: Setting, stage: int) -> float:

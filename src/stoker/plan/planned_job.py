@@ -224,7 +224,7 @@ def software_of_job(job: ResolvedJob, shape: Shape) -> Software:
     outer = 0
     if job.parallel.sync.every > 1:  # the weights of the last synchronisation, and the momentum
         outer = 4 + 4 * (job.parallel.sync.outer == "nesterov")
-    return replace(STOKER, states=states, outer=outer)
+    return replace(STOKER, states=states, outer=outer, muon=job.train.optimizer == "muon")
 
 
 def setting_of_job(job: ResolvedJob, cluster: Cluster, work: TrainingWork) -> Setting:

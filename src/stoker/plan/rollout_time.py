@@ -17,7 +17,7 @@ from stoker.plan.pipeline.timeline import StageTime
 from stoker.plan.saved_activations import FLOAT, HALF
 from stoker.plan.setting import PACKED_BYTES, Setting
 from stoker.plan.shape import Layer
-from stoker.plan.stoker_memory import types_of
+from stoker.plan.stoker_memory import types_of, weight_bytes
 
 ROWS, ROWS_GPU = 64, 256  # answers in a step of `stoker.generate.generation_engine`
 CAST = 2 * HALF  # bytes of a weight in float32 that is cast for a product: written, and read again
@@ -125,7 +125,7 @@ def _decoding(
     if layout.zero < 3:
         return computed
     group = CollectiveGroup(layout.sharers, layout.tensor)
-    gathered = shape.parameters / layout.tensor * HALF
+    gathered = shape.parameters / layout.tensor * weight_bytes(setting)
     return computed + collective_seconds(
         "all-gather", gathered, group, setting.cluster, efficiency, calls=1 + shape.layers
     )

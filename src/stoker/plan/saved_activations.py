@@ -168,10 +168,10 @@ def cast_weights(shape: Shape, layer: Layer, *, types: Arithmetic, tensor: int =
     return types.product * parameters / tensor
 
 
-def row_bytes(shape: Shape, *, seq_len: int, types: Arithmetic, tensor: int = 1) -> float:
+def row_bytes(shape: Shape, *, seq_len: int, types: Arithmetic, tensor: int = 1, gathered: int = 1) -> float:
     """Returns the bytes a token of tensors that all blocks share: the biased masks of ALiBi (BLOOM), one per head."""
     code = code_of(shape)
-    return shape.heads * seq_len * types.product / tensor if code.alibi else 0.0
+    return shape.heads * seq_len * _seen(gathered) * types.product / tensor if code.alibi else 0.0
 
 
 def _readers(shape: Shape, layer: Layer, code: EagerTraits) -> tuple[int, int]:
@@ -205,7 +205,7 @@ def _norms(shape: Shape, layer: Layer, code: EagerTraits, types: Arithmetic, pro
 def _attention(
     shape: Shape, layer: Layer, code: EagerTraits, types: Arithmetic, seq_len: int, gathered: int, processor: bool
 ) -> float:
-    product, rows = types.product, shape.heads * seq_len
+    product, rows = types.product, shape.heads * seq_len * _seen(gathered)
     if layer.state_space and shape.state_space is not None:
         # Projections, convolution, gate and result; the scan's own states are not modelled.
         space = shape.state_space
@@ -225,8 +225,9 @@ def _attention(
         kept += (FLOAT + 2 * product) * (latent.query_rank + latent.key_value_rank)
     elif code.softcap:  # keys and values repeated for each head of the queries; scores before and behind the softmax
         kept += product * 3 * query + seq_len + rows * (2 * FLOAT + (product if product < FLOAT else 0))
-    elif code.drops_scores and shape.dropout and processor:  # all in float32, queries and keys scaled
-        kept += FLOAT * (2 * query + (whole if fused and product == FLOAT else query) + DROPPED_SCORES * rows)
+    elif _drops_scores(shape, code, processor):  # all in float32, queries and keys scaled
+        alone = fused and product == FLOAT and gathered == 1
+        kept += FLOAT * (2 * query + (whole if alone else query) + DROPPED_SCORES * rows)
     elif not code.packed and shape.kv_heads == 1:  # too few heads for a fused kernel; in float32
         kept += FLOAT * (query + 2 * key + rows)
     elif not code.packed:
@@ -236,13 +237,38 @@ def _attention(
         kept += product * value + FLOAT * shape.heads  # the kernel's result, and its log-sum-exp
         if layer.window and layer.window < seq_len:
             kept += product * seq_len  # the mask as numbers
-    others = query if code.softcap else key  # of a gathered row, keys and values of the other processes' tokens
-    kept += (gathered - 1) * 2 * product * others
+    if gathered > 1:
+        kept += _gathered(shape, code, types, seq_len, gathered, processor)
     if shape.query_key_norm != "none":  # before their norm in float32, and normalised
         normalised = (FLOAT if code.exact_norm else product) * types.norms_trained
         kept += (FLOAT + normalised) * (query + key) + FLOAT * (shape.heads + shape.kv_heads)
     narrow = types.rank * product * (2 if code.one_qkv else 4)
     return layer.attentions * (kept + narrow)
+
+
+def _drops_scores(shape: Shape, code: EagerTraits, processor: bool) -> bool:
+    return code.drops_scores and shape.dropout and processor
+
+
+def _gathered(
+    shape: Shape, code: EagerTraits, types: Arithmetic, seq_len: int, gathered: int, processor: bool
+) -> float:
+    """Returns the bytes that attention over a row of several processes saves beside those of its own tokens."""
+    width = 2 * (shape.query_width if code.softcap else shape.key_value_width)
+    if _drops_scores(shape, code, processor):
+        return (gathered - 1) * FLOAT * width
+    # Queries that are not rotated are a part of one product's output, which stays with its keys and values.
+    beside = shape.fused_qkv and not code.rotary
+    masked = processor and not code.alibi and not code.softcap
+    mask = seq_len * _seen(gathered) * masked  # as numbers, for each part of the row
+    return types.product * ((gathered - 1 + beside) * width + mask)
+
+
+def _seen(gathered: int) -> float:
+    """Returns the share of a row that the average query is multiplied with: a process has a part from the front and one
+    from the back, and each ends with its own keys; the whole row where processes gather none.
+    """
+    return 1.0 if gathered == 1 else (2 * gathered + 1) / (4 * gathered)
 
 
 def _feed_forward(shape: Shape, layer: Layer, code: EagerTraits, types: Arithmetic) -> float:

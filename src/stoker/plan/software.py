@@ -21,6 +21,7 @@ class Software:
         weights: the weights that compute.
         states: optimizer states, in addition to these weights and their gradients.
         outer: states of the outer step of islands, which stay beside the weights.
+        muon: whether Muon steps the matrices of the blocks.
         memory: bytes by component of a pipeline's process; None for a program that runs transformers' own code,
             operator by operator (`stoker.plan.stoker_memory`).
         flash: whether the attention's scores are never saved (Dao et al., 2022).
@@ -44,6 +45,7 @@ class Software:
     weights: int = 2
     states: float = 12
     outer: float = 0
+    muon: bool = False
     memory: Callable[[Setting, int], Mapping[str, float]] | None = None
     flash: bool = True
     traffic: float = 0.72

@@ -12,6 +12,7 @@ from stoker.plan.efficiency import Efficiency, efficiency_of, matmul_seconds
 from stoker.plan.flop import attended_tokens
 from stoker.plan.gradient_traffic import GradientTraffic, gradient_traffic
 from stoker.plan.matmul import STACKED
+from stoker.plan.muon_time import muon_seconds
 from stoker.plan.network_cost import send_seconds
 from stoker.plan.param_placement import most_held, trained_parameters
 from stoker.plan.pipeline.bubble import step_seconds
@@ -283,6 +284,7 @@ def _optimizer(setting: Setting, efficiency: Efficiency) -> float:
             held = most_held(setting).share(layout.sharers, expert=setting.expert)
             fetched = 2 * weight_bytes(setting) * held * setting.micro_batches
         return max((2 * FLOAT * parameters + fetched) / device.host_gbs, ADAM_BYTES * parameters / HOST_GBS) / 1e9
+    muon = muon_seconds(setting, efficiency) if setting.software.muon else 0.0
     if measured := measured_passes(setting):
-        return measured.optimizer_seconds(setting)
-    return parameters * ADAM_BYTES / (device.memory_gbs * 1e9 * efficiency.bandwidth)
+        return muon + measured.optimizer_seconds(setting)
+    return muon + parameters * ADAM_BYTES / (device.memory_gbs * 1e9 * efficiency.bandwidth)

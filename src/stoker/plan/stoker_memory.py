@@ -18,9 +18,11 @@ from stoker.plan.param_placement import (
     packed_of_block,
     packed_parameters,
     trained_parameters,
+    trained_whole,
 )
 from stoker.plan.saved_activations import FLOAT, HALF, Arithmetic, arithmetic, cast_weights, eager_bytes, row_bytes
 from stoker.plan.setting import CUT, PACKED_BYTES, Setting
+from stoker.plan.trainable_params import end_elements
 
 # Python, PyTorch for CPUs, transformers, peft, the tokenizer and the data's index: 0.47 to 0.56 GiB with PyTorch 2.13
 # and transformers 5.23, measured before a model is loaded.
@@ -44,7 +46,7 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
     """Returns (bytes by component, moment of the step) at the peak of a process of the pipeline."""
     work, layout, shape = setting.work, setting.layout, setting.shape
     held = held_parameters(setting, stage)
-    trained = trained_parameters(setting, held)
+    trained = trained_parameters(setting, held, stage)
     types = types_of(setting)
 
     def share(parameters: ParamPlacement) -> float:
@@ -55,14 +57,15 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
         packed = packed_parameters(setting, stage)
         cut = layout.sharers if layout.zero == 3 and work.base in CUT else 1
         weights = packed / cut * PACKED_BYTES.get(work.base, 0.0)
-        weights += share(ParamPlacement(held.dense - packed, held.experts)) * types.product + share(trained) * FLOAT
+        frozen = ParamPlacement(held.dense - packed - trained_whole(setting, stage), held.experts)
+        weights += share(frozen) * types.product + share(trained) * FLOAT
     states, gradients = share(trained) * setting.software.states, share(trained) * FLOAT
     summed = gradients
     if setting.micro_batches > 1 and (layout.zero == 1 or (layout.zero and layout.pipeline > 1)):
         summed = trained.total * FLOAT  # whole ones, until the last micro-batch's are scattered with them
     kept, again = eager_stage(setting, stage, types)
     head = _head(setting, stage, types)
-    tied = head.scaled if shape.tied and work.tuning == "full" else 0.0
+    tied = head.scaled if shape.tied and _trains_head(setting) else 0.0
     earlier = summed if setting.micro_batches > 1 else 0.0
     moments = {
         HEAD: kept + head.forward + earlier,
@@ -105,6 +108,7 @@ def eager_stage(setting: Setting, stage: int, types: Arithmetic) -> tuple[float,
     """
     work, layout, shape = setting.work, setting.layout, setting.shape
     processor = setting.cluster.device.is_cpu
+    gathered = layout.context if layout.context_by == "gather" else 1
     kept = again = 0.0
     of_weights = 0.0
     for layer, count in setting.blocks[stage].items():
@@ -116,14 +120,14 @@ def eager_stage(setting: Setting, stage: int, types: Arithmetic) -> tuple[float,
             types=types,
             tensor=layout.tensor,
             sequence=layout.sequence,
-            gathered=layout.context if layout.context_by == "gather" else 1,
+            gathered=gathered,
             processor=processor,
         )
         kept += own * count
         again = max(again, alone)
         if work.tuning == "full":
             of_weights += count * cast_weights(shape, layer, types=types, tensor=layout.tensor)
-    kept += row_bytes(shape, seq_len=work.attended, types=types, tensor=layout.tensor)
+    kept += row_bytes(shape, seq_len=work.attended, types=types, tensor=layout.tensor, gathered=gathered)
     flying = in_flight(setting, stage)
     # The keys and values of a prefix, before those of each row.
     prefix = 2 * shape.key_value_width * types.product * work.adapters.prefix * setting.micro_batch
@@ -134,10 +138,19 @@ def eager_stage(setting: Setting, stage: int, types: Arithmetic) -> tuple[float,
 def _head(setting: Setting, stage: int, types: Arithmetic) -> HeadBytes:
     if stage != setting.last:
         return HeadBytes(0.0, 0.0, 0.0)
-    full = setting.work.tuning == "full"
+    trained = _trains_head(setting)
+    # Beside a frozen base a trained head is in float32, unless it is gathered.
+    wide = trained and setting.work.tuning != "full" and not setting.layout.zero
     chunk = CHUNK if setting.cluster.device.is_cpu else CHUNK_GPU
     tensor = setting.layout.tensor
-    return head_bytes(setting.shape, setting.predicting, types=types, trained=full, tensor=tensor, chunk=chunk)
+    return head_bytes(
+        setting.shape, setting.predicting, types=types, trained=trained, wide=wide, tensor=tensor, chunk=chunk
+    )
+
+
+def _trains_head(setting: Setting) -> bool:
+    work = setting.work
+    return work.tuning == "full" or end_elements(work.shape, work.adapters)[1] > 0
 
 
 def types_of(setting: Setting) -> Arithmetic:

@@ -6,6 +6,7 @@ Sources: Hu et al., 2021 (LoRA); Lester et al., 2021 (prompt tuning); Li and Lia
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -82,7 +83,7 @@ def trained_elements(shape: Shape, tuning: Tuning, rank: int, adapters: Adapters
     if tuning == "full":
         return shape.parameters
     if tuning in ADAPTERS:
-        return lora_elements(shape, rank, adapters) + sum(whole_elements(shape, name) for name in adapters.modules)
+        return lora_elements(shape, rank, adapters) + all_whole_elements(shape, adapters)
     return virtual_elements(shape, adapters)
 
 
@@ -124,6 +125,25 @@ def _products(shape: Shape, target: str) -> tuple[tuple[str, int | None], ...]:
         if target.rsplit(".", 1)[-1] == name or ("*" in target and any(fnmatchcase(p, target) for p in paths)):
             found += products
     return tuple(found) or (*((name, None) for name in INTO), ("attention output", None), ("up", None), ("down", None))
+
+
+def all_whole_elements(shape: Shape, adapters: Adapters) -> int:
+    """Elements of the layers that are trained in full; an embedding and a head that are tied are one layer."""
+    into, head = (_names(adapters, leaves) for leaves in (EMBEDDINGS, HEADS))
+    twice = whole_elements(shape, HEADS[0]) if shape.tied and into and head else 0
+    return sum(whole_elements(shape, name) for name in adapters.modules) - twice
+
+
+def end_elements(shape: Shape, adapters: Adapters) -> tuple[int, int]:
+    """Elements of the embedding and of the head that are trained in full; both are if either is and they are tied."""
+    into, head = (_names(adapters, leaves) for leaves in (EMBEDDINGS, HEADS))
+    if shape.tied:
+        into = head = into or head
+    return into * whole_elements(shape, EMBEDDINGS[0]), head * whole_elements(shape, HEADS[0])
+
+
+def _names(adapters: Adapters, leaves: Collection[str]) -> bool:
+    return any(name.rsplit(".", 1)[-1] in leaves for name in adapters.modules)
 
 
 def whole_elements(shape: Shape, name: str) -> int:

@@ -1,0 +1,74 @@
+"""Muon's products, as counted and as its step computes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from stoker.hardware.cluster import cluster_of
+from stoker.hardware.cluster_file import load_cluster
+from stoker.hardware.device_catalogue import device_kind
+from stoker.job.layout import Layout
+from stoker.models.prepare_architecture import training_form
+from stoker.plan.efficiency import Efficiency
+from stoker.plan.muon_time import ITERATIONS, muon_seconds, products_of, stepped_matrices
+from stoker.plan.setting import Setting, TrainingWork
+from stoker.plan.shapes.model_names import shape_named
+from stoker.plan.shapes.shape_of_config import shape_of_config
+from stoker.plan.software import STOKER
+from stoker.plan.step_time import step_time
+from stoker.train.muon import Muon, matrices_of
+
+GATED = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 160}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 64, "n_head": 8, "n_inner": 160, "n_layer": 2},
+    "bloom": {"hidden_size": 64, "n_head": 8, "n_layer": 2},
+    **{name: {**GATED, "num_hidden_layers": 2} for name in ("llama", "phi3")},
+    "mixtral": {**GATED, "num_hidden_layers": 2, "num_local_experts": 4},
+}
+MUON = replace(STOKER, muon=True)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_its_products_are_counted(family: str) -> None:
+    config = AutoConfig.for_model(
+        family, **CONFIGS[family], vocab_size=256, bos_token_id=0, eos_token_id=1, pad_token_id=None
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    training_form(model)
+    chosen = matrices_of(model)
+    stepped = [p for p in model.parameters() if id(p) in chosen]
+    for parameter in stepped:
+        parameter.grad = torch.randn_like(parameter)
+    with FlopCounterMode(display=False) as counter:
+        Muon([{"params": stepped}], lr=0.1).step()
+    work = TrainingWork(shape_of_config(config.to_dict()), 64, 1)
+    setting = Setting(work, cluster_of(device_kind("cpu"), gpus=1, per_node=1), Layout(), 1)
+    counted = sum(
+        2 * ITERATIONS * count * sum(m * n * k for m, n, k in products_of(*sizes))
+        for sizes, count in stepped_matrices(setting, 0).items()
+    )
+    assert counted == counter.get_total_flops()
+
+
+def test_a_step_takes_them_in_addition_and_gathers_what_is_sharded() -> None:
+    work = TrainingWork(shape_named("llama3-8b"), 4096, 64)
+    cluster, ideal = load_cluster("8xH100"), Efficiency(matmul=1.0, half_rows=0.0, half_width=0.0)
+    adamw = Setting(work, cluster, Layout(data=8), 1)
+    muon = replace(adamw, software=MUON)
+    products = sum(
+        2 * ITERATIONS * count * sum(m * n * k for m, n, k in products_of(*sizes))
+        for sizes, count in stepped_matrices(muon, 0).items()
+    )
+    more = step_time(muon, ideal).total - step_time(adamw, ideal).total
+    assert more == pytest.approx(products / cluster.device.peak("bf16"))
+    sharded = replace(muon, layout=Layout(data=8, shard="zero3", shard_size=8))
+    sent = 7 / 8 * 4 * sum(count * rows * columns for (rows, columns), count in stepped_matrices(muon, 0).items())
+    free = replace(cluster, link_latency_s=0.0)
+    gathered = muon_seconds(replace(sharded, cluster=free), ideal) - more
+    assert gathered == pytest.approx(sent / (free.device.link_gbs * 1e9 * ideal.link))
