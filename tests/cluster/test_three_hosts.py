@@ -150,7 +150,6 @@ def test_slurm_is_reached_through_a_login_node(lab: Lab, whole: list[float]) -> 
     assert losses(lab.folder / "login/by-login/runs/by-login") == whole
 
 
-@pytest.mark.exhaustive
 def test_slurm_trains_a_job_as_here(lab: Lab, whole: list[float]) -> None:
     lab.stoker("submit", "job.yaml", "--on", "hpc", "output=runs/slurm")
     lines = lab.stoker("logs", "slurm", "-f").splitlines()
