@@ -406,13 +406,10 @@ def binaries_in(folder: Path, monkeypatch: pytest.MonkeyPatch, **texts: str) -> 
     ("keys", "lacks", "told"),
     [
         ({}, "", ""),
-        ({}, "torch", "job.yaml:1:"),
-        ({"setup": ["true"]}, "", ""),
-        (
-            {"setup": ["true"]},
-            "torch",
-            "Python is not checked: on this machine, python3 has no torch; the nodes",
-        ),
+        ({}, "torch", "Python is not checked: on this machine, python3 has no torch; the nodes"),
+        ({"python": "{bin}/python3"}, "", ""),
+        ({"python": "{bin}/python3"}, "torch", "job.yaml:1:"),
+        ({"setup": ["touch ran"]}, "torch", "Python is not checked: `setup` runs on the nodes only; the nodes"),
         ({"python": "/local/python"}, "", "Python is not checked: on this machine, there is no /local/python;"),
         ({"container": "apptainer", "image": "i.sif"}, "torch", ""),
     ],
@@ -427,15 +424,17 @@ def test_the_python_is_checked_where_it_is_seen(
 ) -> None:
     binaries_in(tmp_path, monkeypatch, python3=f"echo lacks: {lacks}")
     monkeypatch.chdir(tmp_path)
-    target, chosen = target_in(tmp_path, **keys)
+    written = {name: value.format(bin=tmp_path / "bin") if name == "python" else value for name, value in keys.items()}
+    target, chosen = target_in(tmp_path, **written)
     submission = submission_of(load_job(tmp_path / "job.yaml"), chosen, tmp_path)
     if told.startswith("job.yaml"):
-        with pytest.raises(UserError, match=r"job.yaml:1:\d+: this machine: python3 has no torch; run there: python3"):
+        with pytest.raises(UserError, match=r"job.yaml:1:\d+: this machine: .*/python3 has no torch; run there: "):
             target.check(submission)
     else:
         target.check(submission)
         said = capsys.readouterr().err
         assert said.startswith(told) and bool(said) == bool(told)
+        assert not (tmp_path / "ran").exists()
 
 
 def test_runs_of_a_target_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

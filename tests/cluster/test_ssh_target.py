@@ -83,6 +83,13 @@ def test_the_last_hosts_are_spares(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Connection, "run", lambda self, command, **_: commands.append(command) or b"gone")
     target.resume(record)
     assert [line.partition("start.sh ")[2][0] for line in commands if "--spare" in line] == ["c"]
+    commands.clear()
+    states = {"a": b"running", "b": b"gone", "c": b"gone"}
+    monkeypatch.setattr(Connection, "run", lambda self, command, **_: commands.append(command) or states[self.name])
+    target.resume(record)
+    assert [line.partition("start.sh ")[2][0] for line in commands if "--spare" in line] == ["c"]
+    with pytest.raises(UserError, match="`spares: 3` leaves none of the 3 hosts to train"):
+        open_target(choose_target(load_job(tmp_path / "job.yaml", ["target.ssh.spares=3"]), None))
     with pytest.raises(CannotRun, match="3 nodes are needed, and the target has 2 hosts beside its spares"):
         more = load_job(tmp_path / "job.yaml", ["parallel.data=3", "target.ssh.nodes=3"])
         submission_of(more, choose_target(more, None), tmp_path, hosts=2)

@@ -82,7 +82,7 @@ def test_stages_need_all_of_their_nodes(base: Path) -> None:
 
 def test_stages_have_no_spares(base: Path) -> None:
     with pytest.raises(UserError, match=r"spares=1`: the stages of a job have no spare nodes; remove `spares`"):
-        submission_with("target.ssh.spares=1")
+        submission_with("target.ssh.hosts=[a, b]", "target.ssh.spares=1")
 
 
 def test_all_that_the_stages_name_is_sent(base: Path) -> None:

@@ -10,6 +10,7 @@ from submitting import submission_in
 
 from stoker.cluster.unsent_credentials import unsent_credentials
 from stoker.job.targets.ray import RayBlock
+from stoker.job.targets.slurm import SlurmBlock
 from stoker.job.targets.ssh import SshBlock
 
 SET = {"AWS_ACCESS_KEY_ID": "me", "OSS_ACCESS_KEY_ID": "me", "AWS_SECRET_ACCESS_KEY": "hunter2"}
@@ -31,3 +32,5 @@ def test_a_key_that_is_not_sent_is_named(tmp_path: Path, to: str, block: dict[st
     assert len(lines) == told and all(line.startswith(start) for line in lines)
     assert not unsent_credentials(submission, SshBlock(hosts=["a"], **block), {})
     assert not unsent_credentials(submission, RayBlock(), SET)
+    assert not unsent_credentials(submission, SlurmBlock(), SET)  # sbatch hands them on
+    assert unsent_credentials(submission, SlurmBlock(login="me@there", **block), SET) == lines

@@ -17,9 +17,10 @@ KEYS = {"s3": ("AWS_ACCESS_KEY_ID", "AWS_*"), "oss": ("OSS_ACCESS_KEY_ID", "OSS_
 def unsent_credentials(submission: Submission, keys: TargetKeys, environment: Mapping[str, str]) -> list[str]:
     """Returns a line for each store whose key is set here and not sent: credentials are sent only if `forward` says so.
 
-    Where variables are not for the job's owner only, none are to be sent, and the list is empty.
+    Where variables are not for the job's owner only, none are to be sent, and the list is empty. So it is where sbatch
+    runs here, as it hands this shell's variables to the nodes.
     """
-    if keys.instead_of_private:
+    if keys.instead_of_private or keys.in_place:
         return []
     sent = variables(keys, environment)
     stores = {EXTRAS.get(scheme_of(url), "") for job in submission.jobs for url in urls_of(job)}

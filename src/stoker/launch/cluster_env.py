@@ -96,13 +96,13 @@ class RankInfo:
 def _own_address(host: str) -> str:
     """Returns the address of this machine to which the name of the store's host leads.
 
-    Empty if it leads to none, as behind an address translation, or to loopback, as Debian's /etc/hosts has it, where
-    other machines know another address: the store then listens on every interface.
+    Empty if it leads to none, as behind an address translation, to several, or to loopback, as Debian's /etc/hosts has
+    it, where other machines may know another address: the store then listens on every interface.
     """
-    from stoker.launch.nodes.addresses import is_loopback, is_own, resolved
+    from stoker.launch.nodes.addresses import all_addresses, is_loopback, is_own
 
-    address = resolved(host)
-    return address if is_own(address) and not is_loopback(address) else ""
+    address, *others = all_addresses(host)
+    return address if not others and is_own(address) and not is_loopback(address) else ""
 
 
 def _open_store(host: str, port: int) -> socket.socket:

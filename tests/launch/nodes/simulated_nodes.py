@@ -124,11 +124,12 @@ def ranks(group: Group) -> dict[str, list[int]]:
     return {member.node.name: list(member.ranks) for member in group.members}
 
 
-def fails_test(cluster: Cluster, group: Group, out: list[int]) -> None:
-    """All processes end, since the node of these ranks does not pass its test."""
+def fails_test(cluster: Cluster, group: Group, out: list[int], *, everywhere: bool = False) -> None:
+    """All processes end, since the node of these ranks does not pass its test, or no node does."""
     bad = group.node_of(out[0]).node.name
     failed = Failure(out[0], time.time(), "CannotRun", (Problem(f"rank {out[0]} on {bad} does not pass its test"),))
     for member in group.members:
         name = member.node.name
         failure = failed if name == bad else consequence(member.first)
-        cluster.says(name, "ended", result=None, failures=[asdict(failure)], out=out if name == bad else [])
+        own = list(member.ranks) if everywhere else out if name == bad else []
+        cluster.says(name, "ended", result=None, failures=[asdict(failure)], out=own)

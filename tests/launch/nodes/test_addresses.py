@@ -37,6 +37,14 @@ def test_a_node_whose_name_leads_to_loopback_listens_where_the_others_reach_it(
     assert own_address(parsed(rendezvous), None) == own
 
 
+@pytest.mark.usefixtures("debian")
+def test_a_name_that_leads_to_loopback_may_be_given_to_listen_at() -> None:
+    assert own_address(parsed("here:5,there:6"), "here") == (OWN, 5)
+    assert own_address(parsed("there:6"), "here") == (OWN, 0)
+    assert own_address(parsed("here:5"), "here") == ("127.0.1.1", 5)
+    assert own_address(parsed("127.0.0.1:5,there:6"), "127.0.0.1") == ("127.0.0.1", 5)
+
+
 def test_the_address_towards_another() -> None:
     assert address_towards(("127.0.0.9", 9)) == "127.0.0.1"
     with pytest.raises(CannotRun, match=r"there is no way to 255.255.255.255 from here \(.*\); name this node's"):

@@ -58,6 +58,16 @@ def test_a_bad_node_is_replaced_by_a_spare_or_left_out_where_enough_are_left(
     assert sorted(ranks(after.started())) == sorted(left)
 
 
+def test_where_all_nodes_fail_the_test_none_of_them_is_blamed(tmp_path: Path) -> None:
+    """A wrong sum over all nodes says nothing about one of them."""
+    cluster = Cluster(tmp_path, least=1)
+    cluster.join(node("b"), node("c"), node("s", spare=True))
+    cluster.after(0.0)
+    group = cluster.started()
+    fails_test(cluster, group, [0], everywhere=True)
+    assert isinstance(cluster.leader.outcome, CannotRun) and not cluster.events("left_out")
+
+
 def test_a_bad_node_ends_the_run_where_too_few_are_left(three: Cluster) -> None:
     group = three.leader.group
     assert group is not None

@@ -273,24 +273,27 @@ class SlurmTarget:
             raise UserError(self._chosen.problem("gres", message, hint))
 
     def _check_python(self, submission: Submission) -> None:
-        """Raises where the nodes' Python is seen from where sbatch runs, and is not suitable.
+        """Raises where the nodes' Python is a path that is seen from where sbatch runs, and is not suitable.
 
-        `setup` may do less there than on a node, and a Python may be on the nodes only: a note then says what is not
-        certain.
+        Others may be on the nodes only, or come from `setup`, which is for the nodes and is not run here: a note then
+        says what is not certain.
         """
         block, where = self._block, self._shell.name
         if block.container != "none":
             return
-        try:
-            found = python_problem(self._shell, block, requirements_of(submission), SECONDS_TO_ANSWER)
-        except ShellFailed as error:
-            found = PythonProblem(error.said, is_absent=True)
-        if found is None:
-            return
-        if not block.setup and not found.is_absent:
-            raise UserError(self._chosen.problem("python", f"{where}: {found.message}", found.hint))
-        message = f"Python is not checked: on {where}, {found.message}; the nodes need one with Stoker's dependencies"
-        print(message, file=sys.stderr)
+        if block.setup:
+            why = "`setup` runs on the nodes only"
+        else:
+            try:
+                found = python_problem(self._shell, block, requirements_of(submission), SECONDS_TO_ANSWER)
+            except ShellFailed as error:
+                found = PythonProblem(error.said, is_absent=True)
+            if found is None:
+                return
+            if "/" in block.python and not found.is_absent:
+                raise UserError(self._chosen.problem("python", f"{where}: {found.message}", found.hint))
+            why = f"on {where}, {found.message}"
+        print(f"Python is not checked: {why}; the nodes need one with Stoker's dependencies", file=sys.stderr)
 
     def _check_controller(self) -> None:
         """Raises where Slurm's controller does not answer, or has no such partition."""

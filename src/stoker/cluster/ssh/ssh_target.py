@@ -64,6 +64,9 @@ class SshTarget:
     def __init__(self, chosen: ChosenTarget, block: SshBlock) -> None:
         self._chosen, self._block = chosen, block
         self._hosts = _hosts(chosen, block)
+        if self._hosts and block.spares >= len(self._hosts):
+            message = f"`spares: {block.spares}` leaves none of the {len(self._hosts)} hosts to train"
+            raise UserError(chosen.problem("spares", message, "write fewer, or name more hosts"))
         self._settings = SshSettings(
             identity=block.identity or "",
             jump=block.jump or "",
@@ -73,7 +76,7 @@ class SshTarget:
         )
 
     def host_count(self) -> int | None:
-        return max(0, len(self._hosts) - self._block.spares)
+        return len(self._hosts) - self._block.spares
 
     def check(self, submission: Submission) -> None:
         self._counted(submission)
@@ -225,7 +228,9 @@ class SshTarget:
             raise UserError(loaded.problem("output", message, "give a folder that can be written there")) from None
         if without:
             message = f"the run's folder {shown} of {shells[0].name} is not seen on {', '.join(without)}"
-            raise UserError(loaded.problem("output", message, shared_folder_hint(loaded.job)))
+            raise UserError(
+                loaded.problem("output", message, shared_folder_hint(loaded.job, several=bool(submission.stages)))
+            )
 
     def _files_exist(self) -> None:
         for key in ("identity", "config"):
@@ -276,11 +281,12 @@ class SshTarget:
 
     def _launched(self, record: Record, hosts: Sequence[Host], *, again: bool) -> None:
         """Starts the supervisors; where one cannot be started, the others are ended."""
+        spares = {host.name for host in _hosts_of(record)[record.nodes :]}
         try:
             on_all(
-                [(host, index >= record.nodes) for index, host in enumerate(hosts)],
-                lambda pair: self._connection(pair[0]).run(
-                    self._launch(record.name, pair[0], spare=pair[1], again=again)
+                hosts,
+                lambda host: self._connection(host).run(
+                    self._launch(record.name, host, spare=host.name in spares, again=again)
                 ),
             )
         except RunFailed:

@@ -45,8 +45,8 @@ def parsed(text: str) -> list[Address]:
     return [(own, address[1]) if address in hidden else address for address in found]
 
 
-def resolved(host: str) -> str:
-    """Resolves the address of a host; prefers IPv4.
+def all_addresses(host: str) -> list[str]:
+    """Resolves the addresses of a host, IPv4 first.
 
     Raises:
         CannotRun: it has none.
@@ -57,7 +57,18 @@ def resolved(host: str) -> str:
         raise CannotRun(
             Problem(f"the host {host} has no address ({error})", "write the address itself, or add it to /etc/hosts")
         ) from error
-    return str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
+    return list(
+        dict.fromkeys(str(entry[4][0]) for entry in sorted(found, key=lambda entry: entry[0] != socket.AF_INET))
+    )
+
+
+def resolved(host: str) -> str:
+    """Resolves the address of a host; prefers IPv4.
+
+    Raises:
+        CannotRun: it has none.
+    """
+    return all_addresses(host)[0]
 
 
 def own_address(rendezvous: Sequence[Address], listen: str | None) -> Address:
@@ -74,6 +85,9 @@ def own_address(rendezvous: Sequence[Address], listen: str | None) -> Address:
             message = f"--listen {listen}: {port} is not a port; a port is from 1 to {LAST_PORT}"
             raise UserError(Problem(message, "write it as 10.0.0.1:29400"))
         address = resolved(host)
+        others = [entry for entry in rendezvous if not is_own(entry[0])]
+        if is_loopback(address) and address != host and others:  # as in `parsed`
+            address = address_towards(others[0])
         if not is_own(address):
             raise CannotRun(Problem(f"--listen {listen}: this machine has no such address", _own_words()))
         if port:

@@ -418,8 +418,8 @@ class Leader:
         """Continues without nodes that do not pass their test, if spares or enough others are left."""
         ranks = {int(rank) for said in ended.values() for rank in said["out"]}
         bad = [member.node for member in group.members if not ranks.isdisjoint(member.ranks)]
-        if not bad or not self._roster.is_multi:
-            return False
+        if not bad or not self._roster.is_multi or len(bad) == len(group.members) > 1:
+            return False  # a wrong sum of all says nothing about one of them
         layout, spec = self._spec.layout, self._roster.without_nodes(bad, group, least=self._least)
         if spec is None:
             return False

@@ -11,8 +11,14 @@ def needs_shared_folder(job: ResolvedJob) -> bool:
     return "://" not in (job.checkpoint.to or "") or TASKS[job.task].prompts
 
 
-def shared_folder_hint(job: ResolvedJob) -> str:
-    """Returns what to write where a node does not see the folder."""
+def shared_folder_hint(job: ResolvedJob, *, several: bool = False) -> str:
+    """Returns what to write where a node does not see the folder.
+
+    Args:
+        several: whether the job has stages, whose records are in the folder.
+    """
+    if several:
+        return "give an `output` on storage that all nodes share"
     answers = TASKS[job.task].prompts
     why = "; the answers that the policy learns from are kept there" if answers else ", or a URL in `checkpoint.to`"
     return f"give an `output` on storage that all nodes share{why}"
