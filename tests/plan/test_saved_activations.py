@@ -226,10 +226,8 @@ def test_gathered_keys_and_values_of_a_whole_row_are_counted(family: str, precis
 def test_a_micro_batch_of_several_rows_is_cut_as_one(family: str, rows: int) -> None:
     """Into four parts: queries see three quarters of each of two rows, and all of each of four."""
     measured, shape = _measured(family, across=FirstOfTwo(rows))
-    kept, _ = eager_bytes(
-        *(shape, shape.layer(0)),
-        **{"seq_len": 2 * TOKENS // rows, "types": arithmetic("fp32"), "gathered": 2, "rows": rows, "processor": True},
-    )
+    length, types = 2 * TOKENS // rows, arithmetic("fp32")
+    kept, _ = eager_bytes(shape, shape.layer(0), seq_len=length, types=types, gathered=2, rows=rows, processor=True)
     assert kept == pytest.approx(measured, rel=0.03)
 
 
@@ -244,13 +242,10 @@ WINDOWED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("family", WINDOWED)
 def test_masks_of_windows_are_counted_once_where_keys_are_gathered(family: str, rows: int) -> None:
     measured, shape = _measured(family, across=FirstOfTwo(rows), **WINDOWED[family])
+    length, types = 2 * TOKENS // rows, arithmetic("fp32")
     kept = [
-        eager_bytes(
-            *(shape, shape.layer(at)),
-            **{"seq_len": 2 * TOKENS // rows, "types": arithmetic("fp32")},
-            **{"gathered": 2, "rows": rows, "processor": True},
-        )[0]
-        for at in (0, 1)
+        eager_bytes(shape, layer, seq_len=length, types=types, gathered=2, rows=rows, processor=True)[0]
+        for layer in (shape.layer(0), shape.layer(1))
     ]
     assert _mean(kept) == pytest.approx(measured, rel=0.02)
 
