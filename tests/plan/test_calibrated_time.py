@@ -18,6 +18,7 @@ from stoker.plan.planned_job import shape_of_name
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.software import Software
 from stoker.plan.step_time import PassTimes, step_time
+from stoker.plan.trainable_params import Adapters
 
 RATE = 1e11  # FLOP/s at every size
 KINDS = ("copy", "add", "silu", "multiply", "dropout")
@@ -105,6 +106,8 @@ def test_the_head_is_three_products_and_its_logits() -> None:
     assert head.total == pytest.approx(3 * once, rel=1e-6)
     frozen = _setting(tuning="lora")
     assert MeasuredPasses(_calibration(1e30)).head_pass(frozen).total == pytest.approx(2 * once, rel=1e-6)
+    beside = replace(frozen, work=replace(frozen.work, adapters=Adapters(modules=("lm_head",))))
+    assert MeasuredPasses(_calibration(1e30)).head_pass(beside).total == pytest.approx(3 * once, rel=1e-6)
 
 
 def test_the_optimizer_moves_40_bytes_a_parameter() -> None:

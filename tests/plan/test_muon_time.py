@@ -72,3 +72,13 @@ def test_a_step_takes_them_in_addition_and_gathers_what_is_sharded() -> None:
     free = replace(cluster, link_latency_s=0.0)
     gathered = muon_seconds(replace(sharded, cluster=free), ideal) - more
     assert gathered == pytest.approx(sent / (free.device.link_gbs * 1e9 * ideal.link))
+
+
+def test_a_critic_with_adapters_takes_no_more() -> None:
+    work = TrainingWork(shape_named("llama3-8b"), 4096, 64)
+    critic = replace(work, tuning="lora")
+    adamw = Setting(replace(work, critic=critic), load_cluster("8xH100"), Layout(data=8), 1)
+    muon = replace(adamw, software=MUON)
+    times = [step_time(setting).parts for setting in (adamw, muon)]
+    assert times[0]["critic"] == times[1]["critic"]
+    assert times[0]["optimizer"] < times[1]["optimizer"]

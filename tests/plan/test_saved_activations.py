@@ -89,14 +89,16 @@ class FirstOfTwo(GatherKeys):
     """The process with the first and the last quarter of a row; the others are copies.
 
     Attributes:
+        row: its segments, of equal lengths.
         moved: bytes of the keys and values of the whole row, as processes gather them, for each block.
     """
 
     is_first = True
-    row = (Segment(0, 2 * TOKENS),)
 
-    def __init__(self) -> None:
+    def __init__(self, rows: int = 1) -> None:
         group: Any = None
+        length = 2 * TOKENS // rows
+        object.__setattr__(self, "row", tuple(Segment(at * length, length) for at in range(rows)))
         super().__init__(group, ((0, TOKENS // 2), (3 * TOKENS // 2, 2 * TOKENS)))
         object.__setattr__(self, "moved", [])  # a frozen dataclass
 
@@ -217,6 +219,35 @@ def test_gathered_keys_and_values_of_a_whole_row_are_counted(family: str, precis
     kept, _ = eager_bytes(shape, shape.layer(0), seq_len=2 * TOKENS, types=types, gathered=2, processor=True)
     kept += cast_weights(shape, shape.layer(0), types=types) / TOKENS
     assert kept == pytest.approx(measured, rel=0.05)
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "opt", "gemma2"])
+def test_a_micro_batch_of_several_rows_is_cut_as_one(family: str, rows: int) -> None:
+    """Into four parts: queries see three quarters of each of two rows, and all of each of four."""
+    measured, shape = _measured(family, across=FirstOfTwo(rows))
+    length, types = 2 * TOKENS // rows, arithmetic("fp32")
+    kept, _ = eager_bytes(shape, shape.layer(0), seq_len=length, types=types, gathered=2, rows=rows, processor=True)
+    assert kept == pytest.approx(measured, rel=0.03)
+
+
+WINDOWED: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 16},
+    "gpt_neo": {"window_size": 16},
+    "gemma3_text": {"sliding_window": 16},
+}
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("family", WINDOWED)
+def test_masks_of_windows_are_counted_once_where_keys_are_gathered(family: str, rows: int) -> None:
+    measured, shape = _measured(family, across=FirstOfTwo(rows), **WINDOWED[family])
+    length, types = 2 * TOKENS // rows, arithmetic("fp32")
+    kept = [
+        eager_bytes(shape, layer, seq_len=length, types=types, gathered=2, rows=rows, processor=True)[0]
+        for layer in (shape.layer(0), shape.layer(1))
+    ]
+    assert _mean(kept) == pytest.approx(measured, rel=0.02)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

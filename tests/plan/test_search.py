@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 
 from stoker.hardware.cluster import cluster_of
 from stoker.hardware.device_catalogue import device_kind
+from stoker.plan import trainable_params
 from stoker.plan.memory_formulas import allocatable_bytes, peak_memory
 from stoker.plan.search import KEPT, TIE, feasible_settings, search
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.model_names import shape_named
 from stoker.plan.software import STOKER
 from stoker.plan.step_time import step_time
+from stoker.plan.trainable_params import Adapters, whole_elements
 
 
 @pytest.mark.parametrize(
@@ -49,3 +52,11 @@ def test_what_cannot_fit_names_the_nearest() -> None:
     assert not found.plans and found.nearest is not None and not found.nearest.fits
     layouts = feasible_settings(work, cluster_of(device_kind("T4"), gpus=1), software=STOKER)
     assert found.nearest.memory.upper == min(peak_memory(setting)[1].upper for setting in layouts)
+
+
+def test_layers_trained_in_full_are_counted_once() -> None:
+    shape = replace(shape_named("gpt2"), vocabulary=50_000)  # of no other test
+    work = TrainingWork(shape, 1024, 16, tuning="lora", adapters=Adapters(modules=("q_proj",)))
+    with patch.object(trainable_params, "whole_elements", wraps=whole_elements) as counted:
+        assert search(work, cluster_of(device_kind("A100"), gpus=8)).plans
+    assert counted.call_count <= 4

@@ -17,7 +17,8 @@ from stoker.plan.network_cost import CollectiveGroup, collective_seconds
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.model_names import shape_named
 from stoker.plan.software import STOKER
-from stoker.plan.step_time import PassTimes, step_time
+from stoker.plan.step_time import PassTimes, head_pass, step_time
+from stoker.plan.trainable_params import PLAIN, Adapters
 
 SHAPE = shape_named("llama3-8b")
 CLUSTER = cluster_of(device_kind("A100"), gpus=64)
@@ -36,6 +37,15 @@ def test_at_best_it_is_the_arithmetic() -> None:
     found = step_time(setting(Layout(data=64)), PERFECT).total
     flop = 3 * forward_flop_per_token(SHAPE, seq_len=4096, causal=True) * 4096
     assert found == pytest.approx(flop / 312e12, rel=0.02)
+
+
+@pytest.mark.parametrize(("name", "tied"), [("lm_head", False), ("lm_head", True), ("embed_tokens", True)])
+def test_a_head_that_is_trained_beside_adapters_has_a_gradient(name: str, tied: bool) -> None:
+    full = TrainingWork(replace(SHAPE, tied=tied), 4096, 64)
+    works = (full, *(replace(full, tuning="lora", adapters=each) for each in (Adapters(modules=(name,)), PLAIN)))
+    whole, beside, frozen = (head_pass(replace(setting(Layout(data=64)), work=work), PERFECT) for work in works)
+    assert beside == whole
+    assert frozen.backward_weight == 0 < beside.backward_weight
 
 
 @pytest.mark.parametrize("pipeline", [2, 4, 8])

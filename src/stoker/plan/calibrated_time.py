@@ -106,7 +106,7 @@ class MeasuredPasses:
     def head_pass(self, setting: Setting) -> StageTime:
         """Head and cross entropy of a micro-batch. All gradients are computed with the loss, then scaled."""
         shape, tensor, tokens = setting.shape, setting.layout.tensor, setting.predicting
-        trained = setting.work.tuning == "full"
+        trained = setting.work.trains_head
         product = self._product(shape.head_matmul(), tokens, setting, trained=trained)
         words = shape.outputs / tensor
         size = CHUNK if setting.cluster.device.is_cpu else CHUNK_GPU

@@ -20,7 +20,10 @@ def muon_seconds(setting: Setting, efficiency: Efficiency) -> float:
     """Returns the seconds of the process of the pipeline that takes longest.
 
     Every process orthogonalises all matrices of its blocks whole. Updates of sharded ones are gathered in float32.
+    Low-rank matrices, which only a critic of the policy can have, are too small to count.
     """
+    if setting.work.tuning != "full":
+        return 0.0
     group = CollectiveGroup(setting.layout.sharers, setting.layout.tensor)
     longest = 0.0
     for process in range(setting.layout.pipeline):

@@ -98,6 +98,7 @@ def eager_kept(
     tensor: int = 1,
     sequence: bool = False,
     gathered: int = 1,
+    rows: int = 1,
     processor: bool = False,
 ) -> SavedActivations:
     """Returns the activations of a block without recomputation, by operator.
@@ -107,6 +108,7 @@ def eager_kept(
         tensor, sequence: tensor parallelism, and whether it splits hidden states as well. The input of a split product
             is gathered and saved whole.
         gathered: processes of a row whose keys and values each gathers and saves; 1 if heads are exchanged instead.
+        rows: of a micro-batch, which processes divide as one packed row.
         processor: whether a CPU computes: its dropout masks are numbers, its attention with dropout saves scores.
     """
     code = code_of(shape)
@@ -119,7 +121,7 @@ def eager_kept(
         _norms(shape, layer, code, types, processor) / (tensor if sequence else 1),
         of_attention * types.product * shape.width,
         of_mlp * types.product * shape.width,
-        _attention(shape, layer, code, types, seq_len, gathered, processor) / tensor,
+        _attention(shape, layer, code, types, seq_len, gathered, rows, processor) / tensor,
         _feed_forward(shape, layer, code, types) / tensor,
     )
 
@@ -134,6 +136,7 @@ def eager_bytes(
     tensor: int = 1,
     sequence: bool = False,
     gathered: int = 1,
+    rows: int = 1,
     processor: bool = False,
 ) -> tuple[float, float]:
     """Returns (bytes a token that each block saves, bytes a token that the recomputed block saves in addition).
@@ -149,6 +152,7 @@ def eager_bytes(
         tensor=tensor,
         sequence=sequence,
         gathered=gathered,
+        rows=rows,
         processor=processor,
     )
     if recompute == "none":
@@ -168,10 +172,12 @@ def cast_weights(shape: Shape, layer: Layer, *, types: Arithmetic, tensor: int =
     return types.product * parameters / tensor
 
 
-def row_bytes(shape: Shape, *, seq_len: int, types: Arithmetic, tensor: int = 1, gathered: int = 1) -> float:
+def row_bytes(
+    shape: Shape, *, seq_len: int, types: Arithmetic, tensor: int = 1, gathered: int = 1, rows: int = 1
+) -> float:
     """Returns the bytes a token of tensors that all blocks share: the biased masks of ALiBi (BLOOM), one per head."""
     code = code_of(shape)
-    return shape.heads * seq_len * _seen(gathered) * types.product / tensor if code.alibi else 0.0
+    return shape.heads * seq_len * _seen(_pieces(gathered, rows)) * types.product / tensor if code.alibi else 0.0
 
 
 def _readers(shape: Shape, layer: Layer, code: EagerTraits) -> tuple[int, int]:
@@ -203,9 +209,17 @@ def _norms(shape: Shape, layer: Layer, code: EagerTraits, types: Arithmetic, pro
 
 
 def _attention(
-    shape: Shape, layer: Layer, code: EagerTraits, types: Arithmetic, seq_len: int, gathered: int, processor: bool
+    shape: Shape,
+    layer: Layer,
+    code: EagerTraits,
+    types: Arithmetic,
+    seq_len: int,
+    gathered: int,
+    rows: int,
+    processor: bool,
 ) -> float:
-    product, rows = types.product, shape.heads * seq_len * _seen(gathered)
+    pieces = _pieces(gathered, rows)
+    product, scores = types.product, shape.heads * seq_len * _seen(pieces)
     if layer.state_space and shape.state_space is not None:
         # Projections, convolution, gate and result; the scan's own states are not modelled.
         space = shape.state_space
@@ -215,7 +229,7 @@ def _attention(
     query, key, value = shape.query_width, shape.key_value_width, shape.value_width
     # If values are a part of one product's output, all of it is saved; not if others are gathered, in another tensor.
     whole = query + 2 * key if gathered == 1 or not code.rotary else key
-    fused = shape.fused_qkv
+    fused, windowed = shape.fused_qkv, 0 < (layer.window or 0) < seq_len
     kept = float(product * value) * types.reads  # the output product's input
     if shape.latent is not None:
         latent = shape.latent
@@ -224,21 +238,22 @@ def _attention(
         # Norms of the compressed, which two products read.
         kept += (FLOAT + 2 * product) * (latent.query_rank + latent.key_value_rank)
     elif code.softcap:  # keys and values repeated for each head of the queries; scores before and behind the softmax
-        kept += product * 3 * query + seq_len + rows * (2 * FLOAT + (product if product < FLOAT else 0))
+        kept += product * 3 * query + seq_len + scores * (2 * FLOAT + (product if product < FLOAT else 0))
     elif _drops_scores(shape, code, processor):  # all in float32, queries and keys scaled
         alone = fused and product == FLOAT and gathered == 1
-        kept += FLOAT * (2 * query + (whole if alone else query) + DROPPED_SCORES * rows)
+        kept += FLOAT * (2 * query + (whole if alone else query) + DROPPED_SCORES * scores)
     elif not code.packed and shape.kv_heads == 1:  # too few heads for a fused kernel; in float32
-        kept += FLOAT * (query + 2 * key + rows)
+        kept += FLOAT * (query + 2 * key + scores)
     elif not code.packed:
         kept += product * (4 * query + seq_len) + FLOAT * shape.heads
     else:
         kept += product * ((whole if fused else key) + (query + key if code.rotary or not fused else 0))
         kept += product * value + FLOAT * shape.heads  # the kernel's result, and its log-sum-exp
-        if layer.window and layer.window < seq_len:
+        if windowed and gathered == 1:
             kept += product * seq_len  # the mask as numbers
     if gathered > 1:
-        kept += _gathered(shape, code, types, seq_len, gathered, processor)
+        mask = seq_len * (_seen(pieces) if windowed else _masked(pieces))
+        kept += _gathered(shape, code, types, gathered, pieces, mask, processor)
     if shape.query_key_norm != "none":  # before their norm in float32, and normalised
         normalised = (FLOAT if code.exact_norm else product) * types.norms_trained
         kept += (FLOAT + normalised) * (query + key) + FLOAT * (shape.heads + shape.kv_heads)
@@ -251,24 +266,44 @@ def _drops_scores(shape: Shape, code: EagerTraits, processor: bool) -> bool:
 
 
 def _gathered(
-    shape: Shape, code: EagerTraits, types: Arithmetic, seq_len: int, gathered: int, processor: bool
+    shape: Shape, code: EagerTraits, types: Arithmetic, gathered: int, pieces: float, mask: float, processor: bool
 ) -> float:
-    """Returns the bytes that attention over a row of several processes saves beside those of its own tokens."""
-    width = 2 * (shape.query_width if code.softcap else shape.key_value_width)
+    """Returns the bytes that attention over a row of several processes saves beside those of its own tokens.
+
+    Args:
+        mask: elements a token of the masks of a CPU, which are saved as numbers.
+    """
+    width = 2 * shape.key_value_width
+    if code.softcap:  # each piece of a row repeats the keys and values that it sees
+        return types.product * shape.query_width * (pieces - 1)
     if _drops_scores(shape, code, processor):
-        return (gathered - 1) * FLOAT * width
+        scaled = shape.key_value_width * (pieces + 1) / 2  # keys that each piece sees
+        return FLOAT * ((gathered - 1) * width + scaled)
     # Queries that are not rotated are a part of one product's output, which stays with its keys and values.
     beside = shape.fused_qkv and not code.rotary
-    masked = processor and not code.alibi and not code.softcap
-    mask = seq_len * _seen(gathered) * masked  # as numbers, for each part of the row
-    return types.product * ((gathered - 1 + beside) * width + mask)
+    masked = processor and not code.alibi
+    return types.product * ((gathered - 1 + beside) * width + mask * masked)
 
 
-def _seen(gathered: int) -> float:
-    """Returns the share of a row that the average query is multiplied with: a process has a part from the front and one
-    from the back, and each ends with its own keys; the whole row where processes gather none.
+def _pieces(gathered: int, rows: int) -> float:
+    """Returns the pieces that each row is cut into: a micro-batch is cut into two parts for each process as one packed
+    row, and its rows stay whole where processes gather none.
     """
-    return 1.0 if gathered == 1 else (2 * gathered + 1) / (4 * gathered)
+    return max(1.0, 2 * gathered / rows) if gathered > 1 else 1.0
+
+
+def _seen(pieces: float) -> float:
+    """Returns the share of its row that the average query is multiplied with, as each piece ends with its own keys."""
+    return (pieces + 1) / (2 * pieces)
+
+
+def _masked(pieces: float) -> float:
+    """Returns the elements of masks a token, as a share of its row, in the process that has most: a row's first piece
+    has none, nor has a whole row.
+    """
+    if pieces <= 2:  # each process has as many first pieces as last ones
+        return 0.5 if pieces > 1 else 0.0
+    return _seen(pieces)
 
 
 def _feed_forward(shape: Shape, layer: Layer, code: EagerTraits, types: Arithmetic) -> float:

@@ -14,7 +14,7 @@ from stoker.job.rollout_sizes import RolloutSizes
 from stoker.job.tune_keys import ADAPTERS
 from stoker.plan.shape import Layer, Shape
 from stoker.plan.software import STOKER, Software
-from stoker.plan.trainable_params import PLAIN, Adapters, Tuning, trained_elements
+from stoker.plan.trainable_params import PLAIN, Adapters, Tuning, end_elements, trained_elements
 
 Blocks = Mapping[Layer, int]
 LayoutKind = Literal["tensor", "shard", "offload", "split-backward", "adapters"]
@@ -103,6 +103,11 @@ class TrainingWork:
     def trained(self) -> int:
         """Elements that are trained."""
         return trained_elements(self.shape, self.tuning, self.rank, self.adapters)
+
+    @property
+    def trains_head(self) -> bool:
+        """Whether the head's matrix is trained; beside adapters only if a job names it, or an embedding tied to it."""
+        return self.tuning == "full" or end_elements(self.shape, self.adapters)[1] > 0
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ def head_pass(setting: Setting, efficiency: Efficiency) -> StageTime:
     )
     logits = tokens * shape.outputs / layout.tensor * setting.software.logit_traffic
     traffic = logits / (device.memory_gbs * 1e9 * efficiency.bandwidth)
-    return StageTime(product + traffic / 2, product + traffic / 2, product if work.tuning == "full" else 0.0)
+    return StageTime(product + traffic / 2, product + traffic / 2, product if work.trains_head else 0.0)
 
 
 class PassTimes:

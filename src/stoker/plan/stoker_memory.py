@@ -65,7 +65,7 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
         summed = trained.total * FLOAT  # whole ones, until the last micro-batch's are scattered with them
     kept, again = eager_stage(setting, stage, types)
     head = _head(setting, stage, types)
-    tied = head.scaled if shape.tied and _trains_head(setting) else 0.0
+    tied = head.scaled if shape.tied and work.trains_head else 0.0
     earlier = summed if setting.micro_batches > 1 else 0.0
     moments = {
         HEAD: kept + head.forward + earlier,
@@ -109,6 +109,7 @@ def eager_stage(setting: Setting, stage: int, types: Arithmetic) -> tuple[float,
     work, layout, shape = setting.work, setting.layout, setting.shape
     processor = setting.cluster.device.is_cpu
     gathered = layout.context if layout.context_by == "gather" else 1
+    rows = setting.micro_batch * work.rows
     kept = again = 0.0
     of_weights = 0.0
     for layer, count in setting.blocks[stage].items():
@@ -121,13 +122,14 @@ def eager_stage(setting: Setting, stage: int, types: Arithmetic) -> tuple[float,
             tensor=layout.tensor,
             sequence=layout.sequence,
             gathered=gathered,
+            rows=rows,
             processor=processor,
         )
         kept += own * count
         again = max(again, alone)
         if work.tuning == "full":
             of_weights += count * cast_weights(shape, layer, types=types, tensor=layout.tensor)
-    kept += row_bytes(shape, seq_len=work.attended, types=types, tensor=layout.tensor, gathered=gathered)
+    kept += row_bytes(shape, seq_len=work.attended, types=types, tensor=layout.tensor, gathered=gathered, rows=rows)
     flying = in_flight(setting, stage)
     # The keys and values of a prefix, before those of each row.
     prefix = 2 * shape.key_value_width * types.product * work.adapters.prefix * setting.micro_batch
@@ -138,19 +140,14 @@ def eager_stage(setting: Setting, stage: int, types: Arithmetic) -> tuple[float,
 def _head(setting: Setting, stage: int, types: Arithmetic) -> HeadBytes:
     if stage != setting.last:
         return HeadBytes(0.0, 0.0, 0.0)
-    trained = _trains_head(setting)
-    # Beside a frozen base a trained head is in float32, unless it is gathered.
-    wide = trained and setting.work.tuning != "full" and not setting.layout.zero
+    work, layout = setting.work, setting.layout
+    trained = work.trains_head
+    # Beside a frozen base a trained head is in float32, unless it is gathered in 16 bits.
+    wide = trained and work.tuning != "full" and (not layout.zero or layout.offload == "params")
     chunk = CHUNK if setting.cluster.device.is_cpu else CHUNK_GPU
-    tensor = setting.layout.tensor
     return head_bytes(
-        setting.shape, setting.predicting, types=types, trained=trained, wide=wide, tensor=tensor, chunk=chunk
+        setting.shape, setting.predicting, types=types, trained=trained, wide=wide, tensor=layout.tensor, chunk=chunk
     )
-
-
-def _trains_head(setting: Setting) -> bool:
-    work = setting.work
-    return work.tuning == "full" or end_elements(work.shape, work.adapters)[1] > 0
 
 
 def types_of(setting: Setting) -> Arithmetic:
@@ -192,15 +189,17 @@ def _unpacked(setting: Setting, stage: int, types: Arithmetic) -> float:
 def _gathered(setting: Setting, stage: int) -> float:
     """Returns the bytes of gathered weights: all under ZeRO-1 and 2, two blocks and the outermost under ZeRO-3.
 
-    All are gathered in a pipeline too: torch's stages free none before the last micro-batch's backward pass.
+    All are gathered in a pipeline too: torch's stages free none before the last micro-batch's backward pass. With
+    parameters on the host, layers that are trained in full beside a frozen base are gathered in float32.
     """
     layout, shape = setting.layout, setting.shape
     if not layout.zero:
         return 0.0
     held = held_parameters(setting, stage)
     size = weight_bytes(setting)
+    wider = FLOAT - size if layout.offload == "params" else 0
     if layout.zero < 3 or layout.pipeline > 1:
-        return (held.total - packed_parameters(setting, stage)) * size
+        return (held.total - packed_parameters(setting, stage)) * size + wider * trained_whole(setting, stage)
     # Blocks of a quantised base gather packed weights, or none.
     packed = PACKED_BYTES.get(setting.work.base, 0.0) / size if setting.work.base in CUT else 0.0
     blocks = [
@@ -208,5 +207,8 @@ def _gathered(setting: Setting, stage: int) -> float:
         - (1 - packed) * packed_of_block(setting, layer)
         for layer in setting.blocks[stage]
     ]
-    outside = max(shape.embedding_parameters, shape.head_matmul().parameters) / layout.tensor
-    return size * (2 * max(blocks, default=0.0) + outside)
+    into, head = end_elements(shape, setting.work.adapters)
+    outside = max(
+        size * shape.embedding_parameters + wider * into, size * shape.head_matmul().parameters + wider * head
+    )
+    return size * 2 * max(blocks, default=0.0) + outside / layout.tensor

@@ -127,6 +127,7 @@ def _products(shape: Shape, target: str) -> tuple[tuple[str, int | None], ...]:
     return tuple(found) or (*((name, None) for name in INTO), ("attention output", None), ("up", None), ("down", None))
 
 
+@lru_cache(maxsize=256)
 def all_whole_elements(shape: Shape, adapters: Adapters) -> int:
     """Elements of the layers that are trained in full; an embedding and a head that are tied are one layer."""
     into, head = (_names(adapters, leaves) for leaves in (EMBEDDINGS, HEADS))
@@ -134,6 +135,7 @@ def all_whole_elements(shape: Shape, adapters: Adapters) -> int:
     return sum(whole_elements(shape, name) for name in adapters.modules) - twice
 
 
+@lru_cache(maxsize=256)
 def end_elements(shape: Shape, adapters: Adapters) -> tuple[int, int]:
     """Elements of the embedding and of the head that are trained in full; both are if either is and they are tied."""
     into, head = (_names(adapters, leaves) for leaves in (EMBEDDINGS, HEADS))
