@@ -72,7 +72,7 @@ def main(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     try:
         interface = interface_of(rank_info.address) if rank_info.node else ""
-        _say_host(set_quirks(rank_info, interface=interface), rank_info, console)
+        _say_host(set_quirks(rank_info, interface=interface), rank_info, None if spec.quiet else console)
         from stoker.launch.process_group import bind_to, bind_to_loopback, seal_objects
 
         if interface:
