@@ -26,11 +26,7 @@ from stoker.cluster.slurm.job_state import JobState, job_state
 from stoker.cluster.ssh.connection import Connection, SshSettings
 from stoker.cluster.ssh.host_file import parse_host
 from stoker.cluster.ssh.options import ssh_option_problems
-from stoker.cluster.start_script import (
-    ENVIRONMENT,
-    environment_text,
-    variables,
-)
+from stoker.cluster.start_script import ENVIRONMENT, environment_text, variables
 from stoker.cluster.submission import SECRET, SentFile, Submission
 from stoker.cluster.target import Status
 from stoker.errors import CannotRun, Problem, RunFailed, UserError

@@ -21,11 +21,11 @@ from stoker.cluster.records_there import records_in, send_private
 from stoker.cluster.send import link_script, missing_script, quoted, send
 from stoker.cluster.shell import ShellFailed, on_all
 from stoker.cluster.ssh.connection import Connection, SshSettings
+from stoker.cluster.ssh.folder_probe import hosts_without
 from stoker.cluster.ssh.host_addresses import with_address
 from stoker.cluster.ssh.host_file import Host, chosen_hosts, parse_host, parse_host_file, recorded_host
 from stoker.cluster.ssh.host_states import is_unknown, may_return, status_of
 from stoker.cluster.ssh.options import option_problems
-from stoker.cluster.ssh.shared_folder import hosts_without
 from stoker.cluster.start_script import (
     ENVIRONMENT,
     START,

@@ -23,7 +23,7 @@ def parsed(text: str) -> list[Address]:
         CannotRun: a host has no address.
     """
     found: list[Address] = []
-    hidden: set[Address] = set()  # this node's: by Debian's /etc/hosts its name leads to 127.0.1.1 on the node itself
+    hidden: set[Address] = set()
     for part in text.split(","):
         host, colon, port = part.strip().rpartition(":")
         if host and port.isdecimal() and not 0 < int(port) <= LAST_PORT:
@@ -36,7 +36,7 @@ def parsed(text: str) -> list[Address]:
         if address in found:
             raise UserError(Problem(f"--rendezvous names {part} twice", "name each node once"))
         found.append(address)
-        if is_loopback(address[0]) and address[0] != host:
+        if _is_hidden(host, address[0]):
             hidden.add(address)
     other = next((address for address in found if not is_loopback(address[0])), None)
     if other is None or not hidden:
@@ -86,7 +86,7 @@ def own_address(rendezvous: Sequence[Address], listen: str | None) -> Address:
             raise UserError(Problem(message, "write it as 10.0.0.1:29400"))
         address = resolved(host)
         others = [entry for entry in rendezvous if not is_own(entry[0])]
-        if is_loopback(address) and address != host and others:  # as in `parsed`
+        if _is_hidden(host, address) and others:
             address = address_towards(others[0])
         if not is_own(address):
             raise CannotRun(Problem(f"--listen {listen}: this machine has no such address", _own_words()))
@@ -124,6 +124,11 @@ def is_own(host: str) -> bool:
         except OSError:
             return False
     return True
+
+
+def _is_hidden(host: str, address: str) -> bool:
+    """Returns whether a name leads to loopback: this node's does so on itself by Debian's /etc/hosts (127.0.1.1)."""
+    return is_loopback(address) and address != host
 
 
 def is_loopback(host: str) -> bool:

@@ -10,8 +10,8 @@ from submitting import write_job
 
 from stoker.cluster.chosen_target import choose_target
 from stoker.cluster.shell import Given, LocalShell, ShellFailed
-from stoker.cluster.ssh import shared_folder
-from stoker.cluster.ssh.shared_folder import hosts_without
+from stoker.cluster.ssh import folder_probe
+from stoker.cluster.ssh.folder_probe import hosts_without
 from stoker.cluster.ssh.ssh_target import SshTarget, open_target
 from stoker.cluster.submission import submission_of
 from stoker.errors import UserError
@@ -34,7 +34,7 @@ class HostWithHome(LocalShell):
 @pytest.fixture
 def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[HostWithHome]:
     """a and b share their home, and c has another one."""
-    monkeypatch.setattr(shared_folder, "SEEN", 1)
+    monkeypatch.setattr(folder_probe, "SEEN", 1)
     for home in ("one", "other"):
         (tmp_path / home).mkdir()
     return [HostWithHome(name, tmp_path / home) for name, home in (("a", "one"), ("b", "one"), ("c", "other"))]
