@@ -1,15 +1,17 @@
 """One GPU: a Llama of one billion parameters from random weights, and LoRA on an 8B shape; Stoker beside a plain loop.
 
     python benchmarks/gpu.py [--tasks pretrain-1b lora-8b] [--sides stoker compiled float8 8bit plain] [--steps 20]
-                             [--recompute none|full] [--set parallel.offload=optimizer] [--json FILE]
+                             [--recompute none|full] [--set parallel.offload=optimizer] [--json FILE] [--profile FOLDER]
     python benchmarks/gpu.py --tiny --cpu        # the same code on small shapes, to see that it runs
 
 All sides train the same weights on rows of the same length, bfloat16 products over float32 trained weights, AdamW,
 clipping at 1.0, each in a fresh process; ``compiled``, ``float8``, ``8bit`` (moments) are Stoker with these keys. The
 plain side is what one writes by hand: transformers' model, the cross entropy of its logits, peft, torch's fused AdamW,
-scaled-dot-product attention. Measured: tokens per second over all steps but the first ones, model FLOP/s (the
-arithmetic that the training needs, recomputation not counted), its share of the device's measured matrix ceiling, and
-peak memory. A side is printed when it is done; one that fails does not end the others.
+scaled-dot-product attention. Measured: tokens per second by the clock over all steps but the first ones, model FLOP/s
+(the arithmetic that the training needs, recomputation not counted), its share of the device's measured matrix ceiling,
+peak memory, seconds from the job's file to the end of the first step, and, for Stoker, what the planner had predicted
+of memory and of a step. A side is printed when it is done; one that fails does not end the others. ``--profile`` writes
+the kernels of one more step of Stoker's sides into the folder.
 """
 
 from __future__ import annotations
@@ -28,9 +30,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 WORDS, RANK, LR, WARM = 1000, 16, 1e-4, 5
-HEADING = f"{'task':<12} {'side':<9} {'tokens/s':>9} {'TFLOP/s':>8} {'of ceiling':>11} {'peak GiB':>9}   losses, device"
+HEADING = (
+    f"{'task':<12} {'side':<9} {'tokens/s':>9} {'TFLOP/s':>8} {'of ceiling':>14} {'peak GiB':>9} {'planned':>8} "
+    f"{'step s':>8} {'planned':>8} {'first s':>8}   losses, device"
+)
 
 
 @dataclass(frozen=True)
@@ -88,11 +94,26 @@ class Result:
     ceiling_tflops: float
     peak_gib: float
     losses: list[float]
+    step_s: float
+    first_step_s: float
+    planned_gib: float | None = None
+    planned_s: float | None = None
 
     @property
     def share(self) -> float:
         """The share of the ceiling."""
         return self.tflops / self.ceiling_tflops
+
+
+@dataclass
+class Measured:
+    """The steps of one side: seconds and tokens of those measured, all losses, seconds until the first step's end."""
+
+    seconds: float
+    tokens: int
+    losses: list[float]
+    first: float
+    planned: tuple[float, float] | None = None
 
 
 def ceiling(device: torch.device) -> float:
@@ -117,8 +138,8 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def make_inputs(folder: Path, shape: Shape, rows: int, device: torch.device) -> None:
-    """A model folder with random weights, a tokenizer of a thousand words, and rows that are as long as asked for."""
+def make_model(folder: Path, shape: Shape, device: torch.device, template: str | None = None) -> None:
+    """A model folder with random weights and a tokenizer of a thousand words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -140,31 +161,43 @@ def make_inputs(folder: Path, shape: Shape, rows: int, device: torch.device) -> 
     with device:
         LlamaForCausalLM(config).save_pretrained(folder / "model")
     torch.set_default_dtype(torch.float32)
-    backend = Tokenizer(models.WordLevel({**{f"w{i}": i for i in range(WORDS)}, "</s>": WORDS}, unk_token="</s>"))
+    names = [*(f"w{i}" for i in range(WORDS - 3)), "user", "assistant", "<pad>", "</s>"]
+    backend = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="</s>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>").save_pretrained(folder / "model")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", pad_token="<pad>")
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder / "model")
+
+
+def make_inputs(folder: Path, shape: Shape, rows: int, device: torch.device) -> None:
+    """A model folder, and rows that are as long as asked for."""
+    make_model(folder, shape, device)
     words = random.Random(0)
     with (folder / "rows.jsonl").open("w") as out:
         for _ in range(rows):
-            text = " ".join(f"w{words.randrange(WORDS)}" for _ in range(shape.length))  # and the end token
+            text = " ".join(f"w{words.randrange(WORDS - 3)}" for _ in range(shape.length))  # and the end token
             out.write(json.dumps({"text": text}) + "\n")
 
 
-def stoker(folder: Path, shape: Shape, side: str, arguments: argparse.Namespace) -> tuple[float, int, list[float]]:
-    """Stoker's own loop, as ``stoker train`` runs it: (seconds, tokens, losses)."""
+def stoker(folder: Path, shape: Shape, side: str, arguments: argparse.Namespace, device: torch.device) -> Measured:
+    """Stoker's own loop, as ``stoker train`` runs it."""
+    begin = time.perf_counter()
     from stoker.cli.report import quiet_libraries
 
     quiet_libraries()
     from stoker.job import load_job
     from stoker.runs.run_folder import RunFolder
+    from stoker.train.hooks import Hook
     from stoker.train.prepare import prepare
     from stoker.train.run import train_run
 
     job = folder / "job.yaml"
     tune = f"{{method: lora, rank: {RANK}, alpha: {2 * RANK}}}" if shape.lora else "full"
+    profiled = 1 if arguments.profile else 0
     job.write_text(
-        f"task: pretrain\nmodel: {folder}/model\ndata: {folder}/rows.jsonl\nsteps: {arguments.steps}\ntune: {tune}\n"
-        f"output: {folder}/{side}\nevaluate: {{fraction: 0.0}}\ncheckpoint: {{every: 100000, best: false}}\n"
+        f"task: pretrain\nmodel: {folder}/model\ndata: {folder}/rows.jsonl\nsteps: {arguments.steps + profiled}\n"
+        f"tune: {tune}\noutput: {folder}/{side}\nevaluate: {{fraction: 0.0}}\n"
+        "checkpoint: {every: 100000, best: false}\n"
         f"train: {{lr: {LR}, schedule: constant, warmup: 0, weight_decay: 0.0, batch: {shape.batch}, "
         f"micro_batch: {shape.micro_batch}, seq_len: {shape.length + 1}, pack: false, clip: 1.0}}\n"
         f"parallel: {{recompute: {arguments.recompute}}}\n"
@@ -173,21 +206,38 @@ def stoker(folder: Path, shape: Shape, side: str, arguments: argparse.Namespace)
     loaded = load_job(job, [*precision, *SIDES[side], *arguments.set])
     prepared = prepare(loaded, folder)
     run = RunFolder(folder / side)
+    ends: dict[int, float] = {}
+    profiler = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
+
+    def after_step(metrics: Any) -> None:
+        if metrics.step in (1, WARM, arguments.steps):
+            wait(device)
+            ends[metrics.step] = time.perf_counter()
+        if profiled and metrics.step == arguments.steps:
+            profiler.start()
+
     with run.take():
-        train_run(prepared, run, folder, quiet=True)
+        train_run(prepared, run, folder, quiet=True, hooks=[Hook(after_step=after_step)])
+    if profiled:
+        wait(device)
+        profiler.stop()
+        table = profiler.key_averages().table(sort_by="self_device_time_total", row_limit=60, max_name_column_width=90)
+        (arguments.profile / f"{folder.name}-{side}.txt").write_text(table)
     metrics = run.read_metrics()
-    measured = metrics[WARM:]
-    return (
-        sum(m["seconds"] for m in measured),
+    measured = metrics[WARM : arguments.steps]
+    predicted = json.loads(run.plan.read_text())["predicted"]
+    return Measured(
+        ends[arguments.steps] - ends[WARM],
         sum(m["trained_tokens"] for m in measured),
         [m["loss"] for m in metrics],
+        ends[1] - begin,
+        (predicted["peak"] / 2**30, predicted["seconds"]) if predicted else None,
     )
 
 
-def plain(
-    folder: Path, shape: Shape, arguments: argparse.Namespace, device: torch.device
-) -> tuple[float, int, list[float]]:
-    """A loop of transformers, peft and torch as one writes it by hand: (seconds, tokens, losses)."""
+def plain(folder: Path, shape: Shape, arguments: argparse.Namespace, device: torch.device) -> Measured:
+    """A loop of transformers, peft and torch as one writes it by hand."""
+    started = time.perf_counter()
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -208,7 +258,7 @@ def plain(
     steps = arguments.steps
     texts = [json.loads(line)["text"] for line in (folder / "rows.jsonl").read_text().splitlines()]
     ids = torch.tensor([[*tokenizer(text)["input_ids"], WORDS] for text in texts[: steps * shape.batch]])
-    losses, begin = [], 0.0
+    losses, begin, first = [], 0.0, 0.0
     for step in range(steps):
         if step == WARM:
             wait(device)
@@ -226,9 +276,12 @@ def plain(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append(total)
+        if not step:
+            wait(device)
+            first = time.perf_counter() - started
     wait(device)
     seconds = time.perf_counter() - begin
-    return seconds, (steps - WARM) * shape.batch * shape.length, [float(loss) for loss in losses]
+    return Measured(seconds, (steps - WARM) * shape.batch * shape.length, [float(loss) for loss in losses], first)
 
 
 def run_side(task: str, side: str, shape: Shape, arguments: argparse.Namespace) -> Result:
@@ -242,13 +295,25 @@ def run_side(task: str, side: str, shape: Shape, arguments: argparse.Namespace) 
     if not arguments.cpu:
         torch.cuda.reset_peak_memory_stats()
     if side == "plain":
-        seconds, tokens, losses = plain(arguments.folder, shape, arguments, device)
+        done = plain(arguments.folder, shape, arguments, device)
     else:
-        seconds, tokens, losses = stoker(arguments.folder, shape, side, arguments)
+        done = stoker(arguments.folder, shape, side, arguments, device)
     peak = measured.peak_memory()
-    rate = tokens / seconds
+    rate = done.tokens / done.seconds
     best = max(best, ceiling(device))
-    return Result(task, side, measured.name, rate, rate * shape.flop_per_token() / 1e12, best, peak, losses)
+    return Result(
+        task,
+        side,
+        measured.name,
+        rate,
+        rate * shape.flop_per_token() / 1e12,
+        best,
+        peak,
+        done.losses,
+        done.seconds / (arguments.steps - WARM),
+        done.first,
+        *(done.planned or (None, None)),
+    )
 
 
 def main() -> None:
@@ -264,7 +329,9 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true", help="on the CPU, in float32")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="more keys of Stoker's job")
     parser.add_argument("--json", type=Path, help="also write the results there")
+    parser.add_argument("--profile", type=Path, metavar="FOLDER", help="write the kernels of a step of Stoker there")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--make", choices=SHAPES, help=argparse.SUPPRESS)
     parser.add_argument("--side", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     shapes = {name: replace(shape, **TINY) if arguments.tiny else shape for name, shape in SHAPES.items()}
@@ -272,6 +339,12 @@ def main() -> None:
         task, side = arguments.side
         print("RESULT " + json.dumps(asdict(run_side(task, side, shapes[task], arguments))))
         return
+    if arguments.make:
+        rows = shapes[arguments.make].batch * (arguments.steps + 1)
+        make_inputs(arguments.folder, shapes[arguments.make], rows, torch.device("cpu" if arguments.cpu else "cuda"))
+        return
+    if arguments.profile:
+        arguments.profile.mkdir(parents=True, exist_ok=True)
     if arguments.steps <= WARM:
         parser.error(f"--steps {arguments.steps}: the first {WARM} are not measured")
     results: list[Result] = []
@@ -279,18 +352,22 @@ def main() -> None:
     print(HEADING)
     for task in arguments.tasks:
         with tempfile.TemporaryDirectory() as temporary:
-            rows = shapes[task].batch * arguments.steps
-            make_inputs(Path(temporary), shapes[task], rows, torch.device("cpu" if arguments.cpu else "cuda"))
+            folder = Path(temporary) / task
+            folder.mkdir()
+            if isinstance(
+                failure := in_own_process(__file__, "--make", task, "--folder", str(folder), cpu=arguments.cpu), str
+            ):
+                sys.exit(failure)
             for side in arguments.sides:
                 if side in FULL and shapes[task].lora:
                     continue
-                measured = in_own_process(task, side, temporary, cpu=arguments.cpu)
-                if isinstance(measured, str):
+                measured = in_own_process(__file__, "--side", task, side, "--folder", str(folder), cpu=arguments.cpu)
+                if not isinstance(measured, dict):
                     print(f"{task:<12} {side:<9} failed: {measured}", flush=True)
                     failed = True
                     continue
-                results.append(measured)
-                print(line_of(measured), flush=True)
+                results.append(Result(**measured))
+                print(line_of(results[-1]), flush=True)
                 if arguments.json:
                     found = [{**asdict(r), "share": r.share} for r in results]
                     arguments.json.write_text(json.dumps(found, indent=1) + "\n")
@@ -298,23 +375,27 @@ def main() -> None:
         sys.exit(1)
 
 
-def in_own_process(task: str, side: str, folder: str, *, cpu: bool) -> Result | str:
-    """One side measured where nothing else has used memory; the end of what it printed where it failed."""
-    command = [sys.executable, __file__, *sys.argv[1:], "--side", task, side, "--folder", folder]
+def in_own_process(file: str, *what: str, cpu: bool) -> dict[str, Any] | str | None:
+    """Runs a benchmark's file with its own options and further ones, where nothing else has used memory.
+
+    Returns the result that a side printed; None for other work; the end of what was printed where it failed.
+    """
+    command = [sys.executable, file, *sys.argv[1:], *what]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""} if cpu else None
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if not lines:
-        return done.stderr[-3000:]
-    return Result(**json.loads(lines[-1].removeprefix("RESULT ")))
+    if done.returncode or (not lines and "--side" in what):
+        return done.stderr[-3000:] or f"exit code {done.returncode}"
+    return json.loads(lines[-1].removeprefix("RESULT ")) if lines else None
 
 
 def line_of(r: Result) -> str:
     """What a side measured, below `HEADING`."""
+    gib, seconds = (f"{x:8.3f}" if x is not None else f"{'':8}" for x in (r.planned_gib, r.planned_s))
     return (
         f"{r.task:<12} {r.side:<9} {r.tokens_per_s:>9,.0f} {r.tflops:>8.2f} "
-        f"{r.share:>4.0%} of {r.ceiling_tflops:<5.1f} {r.peak_gib:>7.2f}   "
-        f"{r.losses[0]:.4f} to {r.losses[-1]:.4f}, {r.device}"
+        f"{r.share:>6.1%} of {r.ceiling_tflops:<5.1f} {r.peak_gib:>8.2f} {gib} {r.step_s:8.3f} {seconds} "
+        f"{r.first_step_s:8.1f}   {r.losses[0]:.4f} to {r.losses[-1]:.4f}, {r.device}"
     )
 
 

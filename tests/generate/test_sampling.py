@@ -158,3 +158,10 @@ def test_a_row_does_not_change_its_neighbours() -> None:
 def test_numbers_outside_of_their_range_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UserError, match=next(iter(wrong))):
         Sampling(**wrong)  # type: ignore[arg-type]
+
+
+def test_logits_that_are_not_numbers_give_a_token_of_the_vocabulary() -> None:
+    logits_BV = torch.full((2, 7), torch.nan)
+    logits_BV[1] = 0.0
+    for token in next_tokens(logits_BV, [generation(Sampling(temperature=1.0, seed=seed)) for seed in (0, 1)]):
+        assert 0 <= token.id < 7

@@ -13,20 +13,27 @@ from torch.profiler import ProfilerActivity, profile
 from families import SHAPES, tiny
 from stoker.models import packed_row
 from stoker.models.collate import Row
-from stoker.models.language_model import lay_out_for
+from stoker.models.language_model import LanguageModel, lay_out_for
 
 pytestmark = pytest.mark.gpu
 
 
-def gradients(model: nn.Module, rows: list[Row], device: str, precision: torch.dtype) -> list[torch.Tensor]:
-    """The gradients of the rows' summed loss on a device under autocast, as float32 on the CPU."""
-    model = attending(copy.deepcopy(model).to(device).eval())  # type: ignore[arg-type]
-    language = lay_out_for(model)
+def on_device(model: nn.Module, device: str, precision: torch.dtype) -> tuple[LanguageModel, torch.autocast]:
+    """A copy of the model on a device, laid out there, and the autocast of its passes."""
     low = precision != torch.float32
-    for inputs in language.lay_out(rows, torch.device(device)):
-        with packed_row.row_of(inputs), torch.autocast(device, precision if low else torch.bfloat16, enabled=low):
+    autocast = torch.autocast(device, precision if low else torch.bfloat16, enabled=low)
+    with autocast:
+        return lay_out_for(attending(copy.deepcopy(model).to(device).eval())), autocast  # type: ignore[arg-type]
+
+
+def gradients(language: LanguageModel, autocast: torch.autocast, rows: list[Row]) -> list[torch.Tensor]:
+    """The gradients of the rows' summed loss, as float32 on the CPU."""
+    assert language.packs
+    language.model.zero_grad()
+    for inputs in language.lay_out(rows, language.model.device):
+        with packed_row.row_of(inputs), autocast:
             language.loss(inputs)[0].backward()
-    return [p.grad.float().cpu() for p in model.parameters() if p.grad is not None]
+    return [p.grad.float().cpu() for p in language.model.parameters() if p.grad is not None]
 
 
 def distance(given: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
@@ -38,31 +45,31 @@ def distance(given: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
 @pytest.mark.parametrize("family", sorted(set(SHAPES) - PADDED))
 def test_gradients_are_those_of_the_cpu(family: str, documents: list[Row]) -> None:
     model = tiny(family, dtype=torch.float32)
-    exact = gradients(model, documents, "cpu", torch.float32)
-    assert distance(gradients(model, documents, "cuda", torch.float32), exact) < 1e-3
-    rounded = distance(gradients(model, documents, "cpu", torch.bfloat16), exact)
-    assert distance(gradients(model, documents, "cuda", torch.bfloat16), exact) < 2 * rounded + 1e-3
+    exact = gradients(*on_device(model, "cpu", torch.float32), documents)
+    assert distance(gradients(*on_device(model, "cuda", torch.float32), documents), exact) < 1e-3
+    rounded = distance(gradients(*on_device(model, "cpu", torch.bfloat16), documents), exact)
+    assert distance(gradients(*on_device(model, "cuda", torch.bfloat16), documents), exact) < 2 * rounded + 1e-3
 
 
 def test_a_layer_is_one_flash_call_and_no_score_is_written(documents: list[Row]) -> None:
     model = tiny("llama", dtype=torch.float32)
-    gradients(model, documents, "cuda", torch.bfloat16)
+    laid_out = on_device(model, "cuda", torch.bfloat16)
+    gradients(*laid_out, documents)
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
-        gradients(model, documents, "cuda", torch.bfloat16)
+        gradients(*laid_out, documents)
     calls = {event.key: event.count for event in profiled.key_averages()}
     assert calls.get("aten::_flash_attention_forward") == model.config.num_hidden_layers
     assert not [name for name in calls if "attention_math" in name]
 
 
 def test_compiled_blocks_have_one_graph(documents: list[Row]) -> None:
-    model = tiny("llama", dtype=torch.float32).cuda().eval()
-    language = lay_out_for(model)
+    language, autocast = on_device(tiny("llama", dtype=torch.float32), "cuda", torch.bfloat16)
     plain = copy.deepcopy(language)
-    for block in model.model.layers:
+    for block in language.model.model.layers:
         block.forward = torch.compile(block.forward, fullgraph=True)
     for rows in (documents[:2], documents, documents[::-1]):
         (inputs,) = language.lay_out(rows, torch.device("cuda"))
-        with packed_row.row_of(inputs), torch.autocast("cuda", torch.bfloat16):
+        with packed_row.row_of(inputs), autocast:
             given, expected = language.loss(inputs)[0], plain.loss(inputs)[0]
         torch.testing.assert_close(given, expected, rtol=0.02, atol=0.0)
         given.backward()

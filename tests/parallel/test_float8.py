@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
+from torchao.float8.float8_linear import Float8Linear
 
 from stoker.errors import UserError
 from stoker.models.split_fused import Parts
@@ -59,6 +60,15 @@ def test_both_factors_of_every_product_are_rounded(recipe: str) -> None:
     torch.testing.assert_close(x.grad, x_expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(model.layers[0].up.weight.grad, w_expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(model.layers[0].up.bias.grad, gradient.sum(0))
+
+
+def test_tokens_need_not_be_a_multiple_of_16() -> None:
+    model = Model()
+    float8_linears(model, "rowwise", CPU)
+    layer = model.layers[0].up
+    assert isinstance(layer, Float8Linear)
+    assert layer.linear_mm_config.grad_weight.pad_inner_dim  # which a GPU's kernel asks for
+    layer(torch.randn(109, 32)).sum().backward()
 
 
 def test_large_linear_layers_of_the_blocks_have_them_and_no_others() -> None:

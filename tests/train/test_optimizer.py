@@ -11,7 +11,7 @@ from torch import nn
 from stoker.checkpoint.dcp_store import Saved
 from stoker.job.blocks.train_block import TrainBlock
 from stoker.train.low_precision_adamw import LowPrecisionAdamW
-from stoker.train.optimizer import build_optimizer, empty_moments, held_moments
+from stoker.train.optimizer import build_optimizer, empty_moments, has_fused_step, held_moments
 
 
 def block(**changes: object) -> TrainBlock:
@@ -84,3 +84,18 @@ def test_sgd_steps_one_parameter_at_a_time() -> None:
     """All at once, on a GPU, would hold a second copy of all gradients."""
     optimizer = build_optimizer(network(), block(optimizer="sgd"))
     assert all(group["foreach"] is False for group in optimizer.param_groups)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "fused"),
+    [
+        ("cuda", torch.float32, True),
+        ("cuda", torch.bfloat16, True),
+        ("cuda", torch.float64, False),  # its kernel reads the step counter, which would be float64, as float32
+        ("cpu", torch.float64, True),
+        ("mps", torch.float32, False),
+        ("cpu", torch.int64, False),
+    ],
+)
+def test_the_fused_step_is_used_where_it_is_right(device: str, dtype: torch.dtype, fused: bool) -> None:
+    assert has_fused_step(torch.device(device), dtype) == fused

@@ -96,7 +96,8 @@ def row_losses(tuned: TunedRun, rows: list[PlacedRow]) -> list[RowLoss]:
     found: list[RowLoss] = []
     parts: dict[tuple[str, int], int] = {}
     with arithmetic_of(tuned.device):
-        language = lay_out_for(unwrap(tuned.model))
+        with tuned.device.autocast():
+            language = lay_out_for(unwrap(tuned.model))
         objective = objective_of(tuned.job)
         task = LanguageTask(tuned.model, language, None, tuned.device.torch, spec=spec, objective=objective)
         engine = SingleProcess(task, tuned.device, ())

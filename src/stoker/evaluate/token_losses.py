@@ -49,7 +49,8 @@ def token_losses(tuned: TunedRun, rows: Sequence[Row]) -> list[np.ndarray]:
     spec, objective = measured_spec(tuned.job), objective_of(tuned.job)
     found: list[np.ndarray] = []
     with arithmetic_of(tuned.device):
-        language = lay_out_for(unwrap(tuned.model))
+        with tuned.device.autocast():
+            language = lay_out_for(unwrap(tuned.model))
         task = LanguageTask(tuned.model, language, None, tuned.device.torch, spec=spec, objective=objective)
         engine = SingleProcess(task, tuned.device, ())
         # Each pass numbers its padded rows from 0, so with padding every pass has one row.

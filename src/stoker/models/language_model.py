@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from stoker.models import grouped_experts, packed_attention
+from stoker.models.autocast import autocast_dtype
 from stoker.models.collate import Inputs, Row, Segment, groups_by_length, pack, pad
 from stoker.models.head import Head, LogitsHead, head_of
 from stoker.models.objective import Loss, Objective, Reading, next_token
@@ -165,7 +166,10 @@ def _arguments(inputs: Inputs) -> dict[str, Tensor | bool]:
 
 @torch.no_grad()
 def lay_out_for(model: PreTrainedModel, balance: RouterBalance | None = None) -> LanguageModel:
-    """Tests packed attention and the separate head; uses each where it agrees with the model."""
+    """Tests packed attention and the separate head; uses each where it agrees with the model.
+
+    To be called under the autocast of the later passes, which selects the kernels.
+    """
     grouped_experts.register()
     training = model.training
     model.eval()
@@ -260,5 +264,5 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 
 def _close(a: Tensor, b: Tensor, tolerance: float | None = None) -> bool:
-    tolerance = TOLERANCE.get(b.dtype, 1e-4) if tolerance is None else tolerance
+    tolerance = TOLERANCE.get(autocast_dtype(b) or b.dtype, 1e-4) if tolerance is None else tolerance
     return a.shape == b.shape and float((a - b).abs().max()) <= tolerance * (float(b.abs().max()) or 1.0)

@@ -43,7 +43,8 @@ def float8_linears(model: nn.Module, recipe: Float8, device: torch.device) -> No
     from torchao.float8.float8_linear import Float8Linear
 
     config = Float8LinearConfig.from_recipe_name(recipe)
-    config = replace(config, emulate=device.type == "cpu")
+    # A product of weight gradients sums over tokens, of which there are any number.
+    config = replace(config, emulate=device.type == "cpu", pad_inner_dim=True)
     products = Float8Linear(STEP, STEP, bias=False, config=config).linear_mm_config
     inside = {id(module) for block in blocks_of(model) for module in block.modules()}
     chosen = [

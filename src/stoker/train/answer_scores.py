@@ -28,7 +28,7 @@ class AnswerScores:
 
     @cached_property
     def _language(self) -> LanguageModel:
-        with arithmetic_of(self._tuned.device):
+        with arithmetic_of(self._tuned.device), self._tuned.device.autocast():
             return lay_out_for(unwrap(self._tuned.model))
 
     @torch.inference_mode()

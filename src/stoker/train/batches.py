@@ -27,6 +27,8 @@ class Batches:
     def __init__(self, task: Task, engine: Engine, device: torch.device, *, batch: int, micro_batch: int) -> None:
         self._task, self._engine, self._device = task, engine, device
         self._batch, self._micro_batch = batch, micro_batch
+        if device.type == "cuda":  # the current one, unless a number is given
+            self._gpu = torch.cuda.current_device() if device.index is None else device.index
         torch.get_num_threads()  # fixes this thread's own count before the other thread sets its own
         self._thread = ThreadPoolExecutor(1, "batches", self._begin_thread)
         self._ahead: dict[Span, Future[list[Part]]] = {}
@@ -64,7 +66,7 @@ class Batches:
     def _begin_thread(self) -> None:
         without_openmp()  # the step uses the cores
         if self._device.type == "cuda":  # the current device is set per thread
-            torch.cuda.set_device(self._device)
+            torch.cuda.set_device(self._gpu)
 
     def __enter__(self) -> Self:
         return self

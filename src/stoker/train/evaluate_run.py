@@ -213,7 +213,9 @@ def _measured(
 
 
 def _task_of(tuned: TunedRun, model: nn.Module, documents: list[Document]) -> LanguageTask:
-    spec, language = measured_spec(tuned.job), lay_out_for(unwrap(model))
+    spec = measured_spec(tuned.job)
+    with tuned.device.autocast():
+        language = lay_out_for(unwrap(model))
     extras = spec.extras(tuned.loaded, tuned.base) if spec.extras else BatchExtras()
     extras.before_evaluation(documents)
     return LanguageTask(

@@ -98,9 +98,16 @@ def _adamw(train: ResolvedTrain, groups: Groups) -> Optimizer:
     betas = (train.beta1, train.beta2)
     if train.optimizer_states in HELD:
         return LowPrecisionAdamW(groups, HELD[train.optimizer_states], lr=train.lr, betas=betas, eps=train.eps)
-    parameters = [p for group in groups for p in group["params"]]
-    fused = all(p.device.type in ("cuda", "cpu") and p.is_floating_point() for p in parameters)
+    fused = all(has_fused_step(p.device, p.dtype) for group in groups for p in group["params"])
     return AdamW(groups, lr=train.lr, betas=betas, eps=train.eps, fused=fused)
+
+
+def has_fused_step(device: torch.device, dtype: torch.dtype) -> bool:
+    """Returns whether AdamW's fused kernel updates such a parameter.
+
+    That for CUDA reads the step counter as float32, and in float64 mode the counter is float64 too.
+    """
+    return dtype.is_floating_point and (device.type == "cpu" or (device.type == "cuda" and dtype != torch.float64))
 
 
 def held_moments(

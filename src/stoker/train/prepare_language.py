@@ -148,7 +148,8 @@ def _ready(
         assert spread_out.language is not None
         return spread_out.language, spread_out
     fill_whole(allocate(model, device.torch), built.weights)
-    language = lay_out_for(unwrap(model), balance)
+    with device.autocast():
+        language = lay_out_for(unwrap(model), balance)
     apply_job_to_blocks(job, unwrap(model), device, family_of(unwrap(model).config))
     if critic is not None:
         language = replace(language, critic=_critic_alone(critic, job, device))
@@ -160,7 +161,8 @@ def _critic_alone(critic: Built, job: ResolvedJob, device: Device) -> OwnCritic:
     """Returns a separate critic with its weights, in one process."""
     fill_whole(allocate(critic.model, device.torch), critic.weights)
     inner = unwrap(critic.model)
-    language = lay_out_for(inner)
+    with device.autocast():
+        language = lay_out_for(inner)
     apply_job_to_blocks(job, inner, device, family_of(inner.config))
     return OwnCritic(language)
 

@@ -62,8 +62,9 @@ class ReferenceModel:
         size = dist.get_world_size() if dist.is_initialized() else 1
         values = torch.zeros(len(documents), dtype=torch.float64)
         model = self._opened(device)
-        language = lay_out_for(unwrap(model))
         held = self._device(device)
+        with held.autocast():
+            language = lay_out_for(unwrap(model))
         for part in forward_passes(language, documents[rank() :: size], held.torch):
             with row_of(part.row), held.autocast():
                 read = language.read(part.row, sums)
