@@ -1,7 +1,7 @@
 """All-reduce of gradients by PowerSGD (Vogels et al., 2019), with its state by parameter.
 
-torch's hook keeps its state by bucket, and DistributedDataParallel rebuilds the buckets after the first step. State by
-parameter can be saved, and restored by a process with other buckets.
+torch's hook keeps its state by bucket. State by parameter can be saved, and does not depend on which parameters share a
+bucket.
 """
 
 # Annotations are types here and not strings, as DistributedDataParallel checks those of its hook.
@@ -66,8 +66,7 @@ class PowerSgd(PowerSGDState):
             self._steps_before, self._restored = self.iter, {}
         if self.iter < self.start_powerSGD_iter:
             return
-        same = self._buckets.get(index, [])
-        if len(same) == len(parameters) and all(a is b for a, b in zip(same, parameters, strict=True)):
+        if index in self._buckets:
             return
         buffer = bucket.buffer()
         errors = [self._before[p][0] if p in self._before else torch.zeros_like(p) for p in parameters]

@@ -1,4 +1,9 @@
-"""Data parallelism with PyTorch's DistributedDataParallel, with summed gradients."""
+"""Data parallelism with PyTorch's DistributedDataParallel, with summed gradients.
+
+DistributedDataParallel sums the first step's gradients in one bucket, and then rebuilds its buckets in the order in
+which gradients were ready. Sums of three and more processes depend on where a bucket is cut, so the first step after a
+restart would have other last bits than in a run without an interruption. Here all steps have the same buckets.
+"""
 
 # Annotations are types here and not strings, as DistributedDataParallel checks those of its hook.
 from collections import deque
@@ -17,13 +22,34 @@ _HELD: deque[dist.ProcessGroup] = deque(maxlen=8)
 
 
 class Replicated(DistributedDataParallel):
-    """Copies of a module whose gradients are summed.
+    """Copies of a module whose gradients are summed, in the same buckets from the first step on.
 
     Attributes:
         power_sgd: PowerSGD's state; None if gradients are summed otherwise.
     """
 
     power_sgd: PowerSgd | None = None
+
+    def __init__(self, module: nn.Module, group: dist.ProcessGroup, *, may_be_unused: bool) -> None:
+        super().__init__(
+            module,
+            process_group=group,
+            broadcast_buffers=False,
+            gradient_as_bucket_view=True,
+            init_sync=False,
+            find_unused_parameters=may_be_unused,
+        )
+        # Takes the parameters' order for that of the gradients. No effect where parameters may be unused: buckets are
+        # not rebuilt then.
+        self.reducer._push_all_rebuilt_params()
+        self.reducer._rebuild_buckets()
+
+    def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
+        """Returns the parameters, the last one first as gradients are ready, and whether each has sparse gradients."""
+        parameters, sparse = super()._build_params_for_reducer()
+        if self.find_unused_parameters:  # the buckets of the constructor, which reverses them itself, are kept
+            return parameters, sparse
+        return parameters[::-1], sparse[::-1]
 
 
 def replicate(root: nn.Module, mesh: Mesh, *, may_be_unused: bool = False) -> Replicated:
@@ -34,14 +60,7 @@ def replicate(root: nn.Module, mesh: Mesh, *, may_be_unused: bool = False) -> Re
     """
     group, layout = mesh.groups["batch"], mesh.layout
     assert group is not None
-    replicated = Replicated(
-        root,
-        process_group=group,
-        broadcast_buffers=False,
-        gradient_as_bucket_view=True,
-        init_sync=False,
-        find_unused_parameters=may_be_unused,
-    )
+    replicated = Replicated(root, group, may_be_unused=may_be_unused)
     if layout.compress == "powersgd":
         _HELD.append(group)
         state = PowerSgd(group, [p for p in root.parameters() if p.requires_grad], rank=layout.compress_rank)
