@@ -176,4 +176,5 @@ def test_libraries_are_quiet_and_those_that_nobody_needs_are_not_waited_for() ->
     quiet += "assert 'transformers' not in sys.modules; from transformers.utils import logging; "
     code = quiet + "sys.exit(logging.get_verbosity() != logging.ERROR or logging.is_progress_bar_enabled())"
     own = {name: value for name, value in os.environ.items() if not name.startswith(("TRANSFORMERS_", "HF_"))}
-    assert subprocess.run([sys.executable, "-c", code], env=own, check=False).returncode == 0
+    fresh = [sys.executable, "-u", "-c", code]  # with another option first it is no copy of a warm process
+    assert subprocess.run(fresh, env=own, check=False).returncode == 0

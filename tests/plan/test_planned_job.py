@@ -23,6 +23,7 @@ from stoker.plan.memory_formulas import stage_memory
 from stoker.plan.planned_job import parallel_block, setting_of_job, shape_of_name, software_of_job, work_of
 from stoker.plan.search import search
 from stoker.plan.setting import Setting, TrainingWork
+from stoker.plan.software import Software
 from stoker.plan.step_time import step_time
 from stoker.train.eight_bit_states import BYTES
 
@@ -100,15 +101,19 @@ def test_a_model_of_unknown_shape_is_told_at_its_key(tmp_path: Path) -> None:
 
 
 def test_the_optimizer_decides_the_states(tmp_path: Path) -> None:
-    shape = shape_of_name("llama-3m", tmp_path)  # whose head is the embedding
-    assert software_of_job(job(tmp_path).job, shape).states == 8
-    assert software_of_job(job(tmp_path, train={"optimizer": "sgd"}).job, shape).states == 4
-    assert software_of_job(job(tmp_path, train={"optimizer_states": "bf16"}).job, shape).states == 4
-    assert software_of_job(job(tmp_path, train={"optimizer_states": "8bit"}).job, shape).states == 2 * BYTES
-    islands = software_of_job(job(tmp_path, parallel={"data": 2, "sync": {"every": 4, "islands": 2}}).job, shape)
+    shape, cluster = shape_of_name("llama-3m", tmp_path), load_cluster("1xH200-141GB-SXM")  # its head is the embedding
+
+    def software(**keys: Any) -> Software:
+        return software_of_job(job(tmp_path, **keys).job, TrainingWork(shape, 64, 8), cluster)
+
+    assert software().states == 8
+    assert software(train={"optimizer": "sgd"}).states == 4
+    assert software(train={"optimizer_states": "bf16"}).states == 4
+    assert software(train={"optimizer_states": "8bit"}).states == 2 * BYTES
+    islands = software(parallel={"data": 2, "sync": {"every": 4, "islands": 2}})
     assert (islands.states, islands.outer) == (8, 8)
     outside = shape.vocabulary * shape.width / shape.parameters
-    assert software_of_job(job(tmp_path, train={"optimizer": "muon"}).job, shape).states == 4 + 4 * outside
+    assert software(train={"optimizer": "muon"}).states == 4 + 4 * outside
 
 
 @pytest.mark.parametrize(

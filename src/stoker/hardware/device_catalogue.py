@@ -53,6 +53,11 @@ class DeviceKind:
         """Returns whether it computes in the host's own memory."""
         return self.link == HOST
 
+    @property
+    def is_nvidia(self) -> bool:
+        """Returns whether it is a GPU of NVIDIA's."""
+        return not self.is_cpu and not (self.like or self.name).startswith(AMD)
+
     def peak(self, precision: str) -> float:
         """Returns the FLOP/s of matrix products; in the next wider precision if the device has no units for this one.
 
@@ -66,6 +71,7 @@ class DeviceKind:
         return self.peak_tflops[precision] * 1e12
 
 
+AMD = "MI"  # how names of its devices begin
 NVLINK, FABRIC, HOST = "NVLink", "Infinity Fabric", "memory"
 # One way over 16 lanes, by generation; the rate after encoding is about 2% less.
 PCIE3, PCIE4, PCIE5, PCIE6 = 16.0, 32.0, 64.0, 128.0

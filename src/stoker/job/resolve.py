@@ -177,18 +177,19 @@ def _layout(job: Job, nodes: int | None) -> dict[str, Decided]:
     islands = Decided(islands_of(copies, nodes or 1), reason_for(copies, nodes))
     if parts.sync.every == 1:
         islands = Decided(1, "gradients are summed in every step")
-    compiled = next((c for c in (job.train.compile, parts.compile) if c != "auto"), False)
-    compiling = "same as the other `compile`" if compiled else "compiling pays only in long runs"
-    return {
+    decided = {
         "parallel.shard_size": shard_size,
         "parallel.sequence": along("tensor", parts.tensor > 1, sequence),
         "parallel.schedule": along("pipeline", DEFAULT_SCHEDULE, "holds the fewest activations"),
         "parallel.context_by": along("context", "gather", "works with any number of heads"),
         "parallel.expert": Decided(parts.tensor, "experts are spread over the processes of `tensor`"),
         "parallel.sync.islands": islands,
-        "parallel.compile": Decided(compiled, compiling),
-        "train.compile": Decided(compiled, compiling),
     }
+    compiled = next((c for c in (job.train.compile, parts.compile) if c != "auto"), None)
+    if compiled is not None:
+        same = Decided(compiled, "same as the other `compile`")
+        decided |= {"parallel.compile": same, "train.compile": same}
+    return decided
 
 
 def intervals(steps: int, sync_every: int) -> tuple[int, int]:

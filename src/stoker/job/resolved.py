@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import create_model
 
+from stoker.job.block import Auto
 from stoker.job.blocks.evaluate_block import EvaluateBlock
 from stoker.job.blocks.parallel_block import ParallelBlock, SyncBlock
 from stoker.job.blocks.source_block import SourceBlock
@@ -37,7 +38,7 @@ class ResolvedTrain(TrainBlock):
     beta2: float
     eps: float
     weight_decay: float
-    compile: bool
+    compile: bool | Auto
 
 
 class ResolvedEvaluate(EvaluateBlock):
@@ -57,7 +58,7 @@ class ResolvedParallel(ParallelBlock):
     schedule: ScheduleName
     context_by: ContextBy
     expert: int
-    compile: bool
+    compile: bool | Auto
     sync: ResolvedSync
 
 

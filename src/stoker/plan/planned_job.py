@@ -10,6 +10,7 @@ from stoker.errors import Problem, UserError
 from stoker.hardware.cluster import Cluster
 from stoker.hardware.processor import has_bf16_matrix_units
 from stoker.job.blocks.tune_block import TuneBlock
+from stoker.job.compile_choice import compile_choice
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import ISLANDS, LoadedJob, load_job
 from stoker.job.paths import absolute
@@ -215,8 +216,9 @@ def precision_of(job: ResolvedJob, cluster: Cluster | None = None) -> str:
     return "bf16" if "bf16" in cluster.device.peak_tflops else "fp16"
 
 
-def software_of_job(job: ResolvedJob, shape: Shape) -> Software:
-    """Stoker, with the states of the job's optimizer over a model of a shape."""
+def software_of_job(job: ResolvedJob, work: TrainingWork, cluster: Cluster) -> Software:
+    """Stoker, with the states of the job's optimizer, and compiled blocks where the job compiles them on a cluster."""
+    shape = work.shape
     states: float = STATES[job.train.optimizer] + 4 * (job.train.average is not None)
     states -= STATES["adamw"] * (1 - MOMENT_BYTES[job.train.optimizer_states] / MOMENT_BYTES["fp32"])
     if job.train.optimizer == "muon":  # AdamW steps the embedding and the head
@@ -224,14 +226,15 @@ def software_of_job(job: ResolvedJob, shape: Shape) -> Software:
     outer = 0
     if job.parallel.sync.every > 1:  # the weights of the last synchronisation, and the momentum
         outer = 4 + 4 * (job.parallel.sync.outer == "nesterov")
-    return replace(STOKER, states=states, outer=outer, muon=job.train.optimizer == "muon")
+    compiles = compile_choice(job, model_type=shape.family, precision=work.precision, nvidia=cluster.device.is_nvidia)
+    return replace(STOKER, states=states, outer=outer, muon=job.train.optimizer == "muon", compiles=compiles)
 
 
 def setting_of_job(job: ResolvedJob, cluster: Cluster, work: TrainingWork) -> Setting:
     """Returns the layout and the micro-batch that a resolved job states, on a cluster of as many devices."""
     layout, chunks = layout_of(job), layout_of(job).stages_per_process
     return Setting(
-        work, cluster, layout, job.train.micro_batch, chunks=chunks, software=software_of_job(job, work.shape)
+        work, cluster, layout, job.train.micro_batch, chunks=chunks, software=software_of_job(job, work, cluster)
     )
 
 

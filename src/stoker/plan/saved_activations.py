@@ -100,6 +100,7 @@ def eager_kept(
     gathered: int = 1,
     rows: int = 1,
     processor: bool = False,
+    compiled: bool = False,
 ) -> SavedActivations:
     """Returns the activations of a block without recomputation, by operator.
 
@@ -110,19 +111,25 @@ def eager_kept(
         gathered: processes of a row whose keys and values each gathers and saves; 1 if heads are exchanged instead.
         rows: of a micro-batch, which processes divide as one packed row.
         processor: whether a CPU computes: its dropout masks are numbers, its attention with dropout saves scores.
+        compiled: whether the block is compiled (counted for full tuning only): the backward pass computes what lies
+            between products again, from their inputs and results.
     """
     code = code_of(shape)
+    compiled = compiled and types.reads and not types.rank
     of_attention, of_mlp = _readers(shape, layer, code)
-    if not types.casts:  # all read one tensor: that of the norm
+    if not types.casts or compiled:  # all read one tensor: that of the norm
         of_attention, of_mlp = min(of_attention, 1), min(of_mlp, 1 if shape.norms > 1 or not of_attention else 0)
     if not types.reads:
         of_attention = of_mlp = 0
+    norms = _norms(shape, layer, code, types, processor)
+    if compiled:  # the block's input, and the result of each further product that a norm's input is a sum with
+        norms = (types.stream + (shape.norms - 1) * types.product) * shape.width
     return SavedActivations(
-        _norms(shape, layer, code, types, processor) / (tensor if sequence else 1),
+        norms / (tensor if sequence else 1),
         of_attention * types.product * shape.width,
         of_mlp * types.product * shape.width,
         _attention(shape, layer, code, types, seq_len, gathered, rows, processor) / tensor,
-        _feed_forward(shape, layer, code, types) / tensor,
+        _feed_forward(shape, layer, code, types, compiled=compiled) / tensor,
     )
 
 
@@ -138,6 +145,7 @@ def eager_bytes(
     gathered: int = 1,
     rows: int = 1,
     processor: bool = False,
+    compiled: bool = False,
 ) -> tuple[float, float]:
     """Returns (bytes a token that each block saves, bytes a token that the recomputed block saves in addition).
 
@@ -154,6 +162,7 @@ def eager_bytes(
         gathered=gathered,
         rows=rows,
         processor=processor,
+        compiled=compiled,
     )
     if recompute == "none":
         return kept.total, 0.0
@@ -248,8 +257,10 @@ def _attention(
         kept += product * (4 * query + seq_len) + FLOAT * shape.heads
     else:
         kept += product * ((whole if fused else key) + (query + key if code.rotary or not fused else 0))
-        kept += product * value + FLOAT * shape.heads  # the kernel's result, and its log-sum-exp
-        if windowed and gathered == 1:
+        # The log-sum-exp, and the result, which the output product reads as it is where one kernel computes a row.
+        one_kernel = not processor and gathered == 1 and not code.alibi and product < FLOAT
+        kept += FLOAT * shape.heads + product * value * (not one_kernel or not types.reads)
+        if windowed and gathered == 1 and not one_kernel:
             kept += product * seq_len  # the mask as numbers
     if gathered > 1:
         mask = seq_len * (_seen(pieces) if windowed else _masked(pieces))
@@ -306,9 +317,11 @@ def _masked(pieces: float) -> float:
     return _seen(pieces)
 
 
-def _feed_forward(shape: Shape, layer: Layer, code: EagerTraits, types: Arithmetic) -> float:
+def _feed_forward(shape: Shape, layer: Layer, code: EagerTraits, types: Arithmetic, *, compiled: bool) -> float:
     product = types.product
     tensors = 2 + code.nonlinearity if shape.gated else code.nonlinearity
+    if compiled:  # the first products' results, and the last one's input
+        tensors = 3 if shape.gated else 2
     if layer.feed_forward == "dense":
         tensors -= not types.reads and code.nonlinearity > 1  # the last product's input
         narrow = types.rank * (3 if shape.gated and not shape.fused_gate else 2)

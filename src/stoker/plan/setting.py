@@ -9,6 +9,7 @@ from functools import cache, cached_property, lru_cache
 from typing import Literal
 
 from stoker.hardware.cluster import Cluster
+from stoker.job.compile_choice import compiles_in
 from stoker.job.layout import Layout, ScheduleName, blocks_of_stages, stages_of
 from stoker.job.rollout_sizes import RolloutSizes
 from stoker.job.tune_keys import ADAPTERS
@@ -135,6 +136,11 @@ class Setting:
     @property
     def shape(self) -> Shape:
         return self.work.shape
+
+    @property
+    def compiled(self) -> bool:
+        """Returns whether blocks are compiled."""
+        return compiles_in(self.software.compiles, self.layout)
 
     @cached_property
     def micro_batches(self) -> int:

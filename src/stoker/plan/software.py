@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stoker.job.compile_choice import CompileChoice
+
 if TYPE_CHECKING:
     from stoker.plan.setting import Setting
 
@@ -25,7 +27,9 @@ class Software:
         memory: bytes by component of a pipeline's process; None for a program that runs transformers' own code,
             operator by operator (`stoker.plan.stoker_memory`).
         flash: whether the attention's scores are never saved (Dao et al., 2022).
-        traffic: bytes that norms, residuals and nonlinearities move, relative to fused kernels.
+        traffic: bytes that norms, residuals and nonlinearities move, relative to fused kernels in 16 bits.
+        wide_traffic: the same where hidden states are float32 between products in 16 bits.
+        compiles: the layouts in which Stoker compiles the blocks.
         logit_traffic: bytes read and written per logit.
         sent_gradients: bytes of a gradient in a collective.
         by_block: whether gradients and weights are communicated block by block, not in few large buckets.
@@ -49,6 +53,8 @@ class Software:
     memory: Callable[[Setting, int], Mapping[str, float]] | None = None
     flash: bool = True
     traffic: float = 0.72
+    wide_traffic: float = 0.72
+    compiles: CompileChoice = "never"
     logit_traffic: float = 37.1
     sent_gradients: int = 2
     by_block: bool = False
@@ -64,6 +70,10 @@ class Software:
 
 
 # Stoker trains float32 weights under 16-bit products (autocast, or FSDP2's mixed precision), and sums gradients in
-# float32. Its traffic and its launches are counted from the operators of eager code (`stoker.plan.calibrated_time`): 70
-# of 5 microseconds forward. They were not measured on a GPU.
-STOKER = Software("stoker", weights=4, states=8, sent_gradients=4, by_block=True, traffic=2.6, launch=3.5e-4)
+# float32. Its traffic in 16 bits and its launches are counted from the operators of eager code
+# (`stoker.plan.calibrated_time`): 70 of 5 microseconds forward. That of float32 hidden states, and `COMPILED_TRAFFIC`,
+# were measured on an H200 (docs/gpu.md).
+STOKER = Software(
+    "stoker", weights=4, states=8, sent_gradients=4, by_block=True, traffic=2.6, wide_traffic=6.7, launch=3.5e-4
+)
+COMPILED_TRAFFIC = 1.45  # of float32 hidden states; in 16 bits the default of fused kernels

@@ -21,6 +21,7 @@ from stoker.plan.rollout_time import RolloutTime, rollout_time
 from stoker.plan.saved_activations import FLOAT, HALF
 from stoker.plan.setting import PACKED_BYTES, Setting
 from stoker.plan.shape import Layer
+from stoker.plan.software import COMPILED_TRAFFIC, Software
 from stoker.plan.stoker_memory import sent_bytes, types_of, weight_bytes
 
 BACKWARD_ATTENTION = 2.5  # of the forward pass: five products for two (Dao, 2023, section 3.1)
@@ -107,7 +108,7 @@ def _computed(
         mixture = shape.mixture
         width = mixture.per_token * (mixture.width + 2 * shape.width) + mixture.shared_width
     inside = (4 if shape.gated else 3) * width / tensor
-    elementwise = tokens * HALF * software.traffic * (outside + inside) / (bandwidth * efficiency.bandwidth)
+    elementwise = tokens * HALF * _traffic(setting) * (outside + inside) / (bandwidth * efficiency.bandwidth)
     if work.base != "none":  # 4-bit weights are read, written in 16 bits, and read again, forward and backward
         held = sum(matmul.active_parameters for matmul in shape.matmuls(layer)) / tensor
         elementwise += held * DEQUANTISED / (bandwidth * efficiency.bandwidth)
@@ -122,6 +123,15 @@ def _computed(
     elif layout.recompute == "selective":
         inputs += attention if not software.flash else elementwise + RECOMPUTED_PRODUCTS * products
     return StageTime(forward, inputs, weights)
+
+
+def _traffic(setting: Setting) -> float:
+    """Returns the bytes that operators other than products move, relative to fused kernels in 16 bits."""
+    software = setting.software
+    wide = software.memory is None and types_of(setting).stream == FLOAT
+    if setting.compiled:
+        return COMPILED_TRAFFIC if wide else Software.traffic
+    return software.wide_traffic if wide else software.traffic
 
 
 def _launch(setting: Setting) -> float:

@@ -124,6 +124,7 @@ def eager_stage(setting: Setting, stage: int, types: Arithmetic) -> tuple[float,
             gathered=gathered,
             rows=rows,
             processor=processor,
+            compiled=setting.compiled,
         )
         kept += own * count
         again = max(again, alone)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from stoker.checkpoint.object_collectives import by_first
@@ -19,6 +21,7 @@ from stoker.data.stored_audit import audited
 from stoker.errors import UserError
 from stoker.hardware.process_device import Device
 from stoker.job.blocks.source_block import SourceBlock
+from stoker.job.compile_choice import compile_choice, compiles_in
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
@@ -92,10 +95,14 @@ def prepare_language(
     problem = layout_problem(unwrap(model), layout, loaded)
     if problem is not None:
         raise UserError(problem)
-    language, spread_out = _ready(built, critic, job, device, mesh, objective, balance)
+    compiled = _compiles(unwrap(model), job, device)
+    language, spread_out = _ready(built, critic, job, device, mesh, objective, balance, compiled=compiled)
     whole = spread_out.model if spread_out else model
     task = samples(whole, language, corpus, device.torch, root=spread_out.root if spread_out else None)
-    facts = {"model": f"{job.model.name}: {described}", **_facts(job, text, language, device, layout)}
+    facts = {
+        "model": f"{job.model.name}: {described}",
+        **_facts(job, text, language, device, layout, compiled=compiled),
+    }
     facts |= spec.facts(loaded, base)
     if described_critic:
         facts["critic"] = described_critic
@@ -130,6 +137,8 @@ def _ready(
     mesh: Mesh | None,
     objective: Objective,
     balance: RouterBalance | None,
+    *,
+    compiled: bool,
 ) -> tuple[LanguageModel, ParallelModel | None]:
     """Returns the model, with a separate critic if any, in memory: whole, or this process' part of it."""
     model = built.model
@@ -139,7 +148,7 @@ def _ready(
             mesh,
             objective,
             balance=balance,
-            compiled=job.train.compile,
+            compiled=compiled,
             float8=job.train.float8,
             compute=device.autocast_dtype,
             apart=task_of(job).critic(job) != NO_CRITIC,
@@ -150,20 +159,27 @@ def _ready(
     fill_whole(allocate(model, device.torch), built.weights)
     with device.autocast():
         language = lay_out_for(unwrap(model), balance)
-    apply_job_to_blocks(job, unwrap(model), device, family_of(unwrap(model).config))
+    apply_job_to_blocks(job, unwrap(model), device, family_of(unwrap(model).config), compiled=compiled)
     if critic is not None:
-        language = replace(language, critic=_critic_alone(critic, job, device))
+        language = replace(language, critic=_critic_alone(critic, job, device, compiled=compiled))
         attach_critic(model, built.weights, critic.model, critic.weights)
     return language, None
 
 
-def _critic_alone(critic: Built, job: ResolvedJob, device: Device) -> OwnCritic:
+def _compiles(model: PreTrainedModel, job: ResolvedJob, device: Device) -> bool:
+    """Returns whether the model's blocks are compiled."""
+    nvidia = device.type == "cuda" and torch.version.hip is None and find_spec("triton") is not None
+    choice = compile_choice(job, model_type=model.config.model_type, precision=device.precision, nvidia=nvidia)
+    return compiles_in(choice, layout_of(job))
+
+
+def _critic_alone(critic: Built, job: ResolvedJob, device: Device, *, compiled: bool) -> OwnCritic:
     """Returns a separate critic with its weights, in one process."""
     fill_whole(allocate(critic.model, device.torch), critic.weights)
     inner = unwrap(critic.model)
     with device.autocast():
         language = lay_out_for(inner)
-    apply_job_to_blocks(job, inner, device, family_of(inner.config))
+    apply_job_to_blocks(job, inner, device, family_of(inner.config), compiled=compiled)
     return OwnCritic(language)
 
 
@@ -189,7 +205,9 @@ def _first_values(loaded: LoadedJob, base: Path) -> Drawn:
     return values(loaded, base) if values else {}
 
 
-def _facts(job: ResolvedJob, text: TextSide, language: LanguageModel, device: Device, layout: Layout) -> dict[str, str]:
+def _facts(
+    job: ResolvedJob, text: TextSide, language: LanguageModel, device: Device, layout: Layout, *, compiled: bool
+) -> dict[str, str]:
     facts = {
         "template": "the tokenizer's own" if text.own_template else "plain (the tokenizer has none)",
         "rows": "laid end to end, each attending to itself" if language.packs else "padded, grouped by length",
@@ -199,14 +217,16 @@ def _facts(job: ResolvedJob, text: TextSide, language: LanguageModel, device: De
     if quantised is not None:
         facts["base"] = quantised
     if job.train.float8 != "none":
-        facts["float8"] = f"{job.train.float8}, {_pace_of_float8(job, device)}"
+        facts["float8"] = f"{job.train.float8}, {_pace_of_float8(device, compiled=compiled)}"
+    if compiled:
+        facts["compiled"] = "each block, in the first step"
     return facts
 
 
-def _pace_of_float8(job: ResolvedJob, device: Device) -> str:
+def _pace_of_float8(device: Device, *, compiled: bool) -> str:
     if device.type == "cpu":
         return "imitated on this processor, which is slower than no float8"
-    return "compiled" if job.train.compile else "not compiled, which is slower than no float8: see `train.compile`"
+    return "compiled" if compiled else "not compiled, which is slower than no float8: see `train.compile`"
 
 
 def _samples(loaded: LoadedJob, base: Path, text: TextSide, objective: Objective) -> Callable[..., LanguageTask]:

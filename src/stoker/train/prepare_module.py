@@ -32,10 +32,10 @@ def prepare_module(
     facts = {"model": f"{type(model).__name__}: {describe_parameters(model)}"}
     parts, hooks = None, tuple[Hook, ...]()
     if mesh is None:
-        apply_job_to_blocks(job, model, device)
+        apply_job_to_blocks(job, model, device, compiled=job.train.compile is True)
     else:
         hooks = _sharing_buffers(model, mesh)
-        parts = spread_module(model, mesh, compiled=job.train.compile, compute=device.autocast_dtype)
+        parts = spread_module(model, mesh, compiled=job.train.compile is True, compute=device.autocast_dtype)
         assert parts.root is not None
         task.root = parts.root
     fingerprints, engine = {"data": fingerprint_of(task.data)}, engine_of(task, device, mesh, parts)

@@ -72,13 +72,15 @@ def engine_of(task: Task, device: Device, mesh: Mesh | None, parts: ParallelMode
     return Distributed(task, device, mesh, root=parts.root, pipeline=parts.pipeline, gradients=parts.gradients)
 
 
-def apply_job_to_blocks(job: ResolvedJob, model: nn.Module, device: Device, family: Family | None = None) -> None:
+def apply_job_to_blocks(
+    job: ResolvedJob, model: nn.Module, device: Device, family: Family | None = None, *, compiled: bool
+) -> None:
     """Applies the job's settings to the blocks of a model in one process."""
     apply_to_blocks(
         model,
         device.torch,
         family,
-        compiled=job.train.compile,
+        compiled=compiled,
         recompute=job.parallel.recompute,
         float8=job.train.float8,
     )

@@ -70,10 +70,10 @@ def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: 
     sync = sync_of(loaded, task, wide=device.precision == "fp64")
     parts = None
     if mesh is None:
-        apply_job_to_blocks(job, tower, device)
+        apply_job_to_blocks(job, tower, device, compiled=job.train.compile is True)
     else:
         with loaded.errors_at_their_keys():
-            parts = spread_module(tower, mesh, compiled=job.train.compile, compute=device.autocast_dtype)
+            parts = spread_module(tower, mesh, compiled=job.train.compile is True, compute=device.autocast_dtype)
         assert parts.root is not None
         task.root = parts.root
     return Prepared(

@@ -1,0 +1,102 @@
+"""What blocks save on a GPU, where one kernel attends for a whole row: as they are, and compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from families import tiny
+from stoker.job.compile_choice import MEASURED
+from stoker.models import packed_row, varlen_attention
+from stoker.models.language_model import lay_out_for
+from stoker.plan.saved_activations import arithmetic, cast_weights, eager_kept
+from stoker.plan.shapes.shape_of_config import shape_of_config
+
+TOKENS = 256
+
+
+@torch.library.custom_op("stoker_test::attend", mutates_args={})
+def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.zeros_like(q), torch.zeros(q.shape[1], q.shape[0])
+
+
+@attend.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(q), torch.empty(q.shape[1], q.shape[0])
+
+
+@torch.library.custom_op("stoker_test::attend_backward", mutates_args={})
+def attend_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor) -> list[Tensor]:
+    return [torch.zeros_like(x) for x in (q, k, v)]
+
+
+@attend_backward.register_fake
+def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor) -> list[Tensor]:
+    return [torch.empty_like(x) for x in (q, k, v)]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs, *output)
+
+
+def _gradients(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, ...]:
+    return tuple(attend_backward(grad, *ctx.saved_tensors))
+
+
+attend.register_autograd(_gradients, setup_context=_save)
+
+
+@contextmanager
+def one_kernel() -> Iterator[None]:
+    """Attention as by torch's variable-length kernel: one call a row, which saves its inputs and results."""
+    torch.compiler.reset()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed_row, "takes_whole_rows", lambda _: True)
+        patch.setattr(varlen_attention, "supports", lambda *_: True)
+        patch.setattr(varlen_attention, "kernel", lambda q, k, v, *_, **__: attend(q, k, v)[0])
+        yield
+    torch.compiler.reset()
+
+
+def _saved(family: str, blocks: int, *, compiled: bool) -> tuple[int, Any]:
+    """Bytes of the storages that autograd keeps after a pass under autocast, parameters aside; the configuration."""
+    model = tiny(family, dtype=torch.float32, num_hidden_layers=blocks).train()
+    with torch.autocast("cpu", torch.bfloat16):
+        language = lay_out_for(model)
+    assert language.packs
+    if compiled:  # the partition of forward and backward is the one that is compiled
+        for block in model.model.layers:
+            block.forward = torch.compile(block.forward, backend="aot_eager_decomp_partition")
+    ids = np.arange(TOKENS + 1).astype(np.uint32) % 60
+    [inputs] = language.lay_out([(ids, np.ones(len(ids), bool))], torch.device("cpu"))
+    own = {p.untyped_storage().data_ptr() for p in [*model.parameters(), *model.buffers()]}
+    storages: dict[int, Any] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            storages[storage.data_ptr()] = storage  # held, so that no other takes its address
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with one_kernel(), packed_row.row_of(inputs), torch.autocast("cpu", torch.bfloat16), hooks:
+        kept = language.hidden(inputs)
+    del kept
+    return sum(storage.nbytes() for storage in storages.values()), model.config
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("family", MEASURED)
+def test_a_block_saves_what_is_counted(family: str, *, compiled: bool) -> None:
+    (two, config), (four, _) = (_saved(family, blocks, compiled=compiled) for blocks in (2, 4))
+    shape, types = shape_of_config(config.to_dict()), arithmetic("bf16")
+    layer = shape.layer(0)
+    kept = eager_kept(shape, layer, seq_len=TOKENS, types=types, compiled=compiled).total
+    expected = kept + cast_weights(shape, layer, types=types) / TOKENS
+    assert (four - two) / 2 / TOKENS == pytest.approx(expected, rel=0.02)
