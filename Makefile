@@ -86,19 +86,23 @@ mutants: .venv/.installed-dev
 tune-matrix: .venv/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/tune_matrix.py
 
-# On a machine with a GPU, with the Python that has torch there: the tests that need one, then the benchmark. What that
+# On a machine with a GPU, with the Python that has torch there: the tests that need one, then the benchmarks. What that
 # Python lacks is taken from build/gpu.
 gpu:
 	if ls build/gpu/*.whl >/dev/null 2>&1; then $(PYTHON) -m pip install --quiet --no-index --no-deps --target build/gpu/site --upgrade build/gpu/*.whl; fi
 	PYTHONPATH=src:$(CURDIR)/build/gpu/site $(PYTHON) -m pytest -m gpu tests
 	PYTHONPATH=src:$(CURDIR)/build/gpu/site $(PYTHON) benchmarks/gpu.py --json build/gpu.json
+	PYTHONPATH=src:$(CURDIR)/build/gpu/site $(PYTHON) benchmarks/gpu_peers.py --json build/gpu_peers.json
 
 # Beforehand, where a package index can be reached: small wheels that a GPU machine may lack, for its version of Python.
+# TRL is a peer in a benchmark; its own dependencies would bring torch.
 GPU_PYTHON ?= 3.12
+GPU_DOWNLOAD = $(PYTHON) -m pip download --quiet --disable-pip-version-check --only-binary=:all: --python-version $(GPU_PYTHON) \
+	--implementation cp --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+	--dest build/gpu
 gpu-packages:
-	$(PYTHON) -m pip download --quiet --disable-pip-version-check --only-binary=:all: --python-version $(GPU_PYTHON) \
-		--implementation cp --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
-		--platform manylinux2014_x86_64 --dest build/gpu pydantic ruamel.yaml hypothesis pytest-timeout torchao
+	$(GPU_DOWNLOAD) pydantic ruamel.yaml hypothesis pytest-timeout torchao
+	$(GPU_DOWNLOAD) --no-deps trl datasets "dill<0.4.2" "multiprocess<0.70.20" liger-kernel
 
 # The page, served again whenever its Python changes; its modules are the files of src/stoker/page/static, so a reload of
 # the browser shows changes of them.
