@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from stoker import deferred_imports as deferred_imports  # before any import of peft
+
 if TYPE_CHECKING:
     from stoker.train.trainer import FitResult, Trainer
 

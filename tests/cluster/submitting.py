@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from stoker.cluster.chosen_target import choose_target
+from stoker.cluster.chosen_target import ChosenTarget, choose_target
+from stoker.cluster.slurm.slurm_target import SlurmTarget, open_target
 from stoker.cluster.submission import Submission, submission_of
 from stoker.job import load_job
 
@@ -25,3 +26,9 @@ def submission_in(folder: Path, *, hosts: int | None = None, **keys: Any) -> Sub
     """The submission of such a job."""
     loaded = load_job(write_job(folder, **keys))
     return submission_of(loaded, choose_target(loaded, None), folder, hosts=hosts)
+
+
+def slurm_target_in(folder: Path, /, **keys: Any) -> tuple[SlurmTarget, ChosenTarget]:
+    """The Slurm target of such a job, and what it was chosen from."""
+    chosen = choose_target(load_job(write_job(folder, target={"slurm": keys})), None)
+    return open_target(chosen), chosen

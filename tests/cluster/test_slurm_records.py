@@ -1,0 +1,102 @@
+"""Runs of a Slurm target, found by its records from any folder: runs, logs and resume."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from submitting import slurm_target_in, submission_in
+
+from stoker.cluster.chosen_target import choose_target
+from stoker.cluster.record import save_record
+from stoker.cluster.shell import LocalShell
+from stoker.cluster.slurm.slurm_target import open_target
+from stoker.cluster.submission import submission_of
+from stoker.cluster.submitted_run import target_of
+from stoker.job import load_job
+
+
+def test_runs_of_a_target_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    base, elsewhere = tmp_path / "base", tmp_path / "elsewhere"
+    jobs = {}
+    for folder, name in ((base, "first"), (elsewhere, "second")):
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        target, chosen = slurm_target_in(folder)
+        submission = submission_of(load_job(folder / "job.yaml"), chosen, folder, name=name)
+        handle = {"folder": f"{folder}/.stoker", "job": "1"}
+        jobs[name] = submission.record("slurm", target={"login": None}, on="hpc", handle=handle)
+        (folder / ".stoker" / name).mkdir(parents=True)
+        (folder / ".stoker" / name / "submission.json").write_text(jobs[name].to_json())
+    assert [found.name for found in target.records()] == ["second"]
+    save_record(jobs["first"])
+    assert [found.name for found in target.records()] == ["second", "first"]
+    own = replace(jobs["first"], base="own")  # a run of the same name below the current folder is the one that is meant
+    (elsewhere / ".stoker/first").mkdir()
+    (elsewhere / ".stoker/first/submission.json").write_text(own.to_json())
+    assert sorted((found.name, found.base) for found in target.records()) == [
+        ("first", "own"),
+        ("second", str(elsewhere)),
+    ]
+
+
+def test_a_run_is_resumed_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, elsewhere, binaries = tmp_path / "base", tmp_path / "elsewhere", tmp_path / "bin"
+    for folder in (base, elsewhere, binaries):
+        folder.mkdir()
+    said = f'echo "$PWD $2" >> {tmp_path}/said; wc -l < {tmp_path}/said'
+    for name, text in {
+        "sbatch": said,
+        "squeue": "echo 'Invalid job id specified' >&2; exit 1",
+        "sacct": "exit 1",
+    }.items():
+        (binaries / name).write_text(f"#!/bin/sh\n{text}\n")
+        (binaries / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{binaries}:/usr/bin:/bin")
+    monkeypatch.chdir(base)
+    target, chosen = slurm_target_in(base)
+    record = target.submit(submission_of(load_job(base / "job.yaml"), chosen, base))
+    assert record.handle["job"] == "1" and target.status(record).state == "lost"
+    (base / ".stoker/job/exit-code").write_text("143\n")
+    monkeypatch.chdir(elsewhere)
+    again = target_of(record)
+    assert again.status(record).state == "stopped"
+    assert again.resume(record).handle["job"] == "2" and not (base / ".stoker/job/exit-code").exists()
+    # As from another machine.
+    by_login, _ = slurm_target_in(
+        elsewhere, login="login.example.org", folder=f"{base}/.stoker"
+    )  # as from another machine
+    by_login._shell = LocalShell()
+    (base / ".stoker/job/exit-code").write_text("143\n")
+    assert [found.name for found in by_login.records()] == ["job"]
+    assert by_login.resume(record).handle["job"] == "3"
+    assert set((tmp_path / "said").read_text().splitlines()) == {f"{base} {base}/.stoker/job/submit.sbatch"}
+
+
+def test_a_folder_of_the_home_is_named_in_full(tmp_path: Path) -> None:
+    submission = submission_in(tmp_path, target={"slurm": {"folder": "~/jobs"}})
+    target = open_target(choose_target(submission.loaded, None))
+    assert f"--output={Path('~/jobs/job').expanduser()}/logs/" in target.preview(submission)
+
+
+@pytest.mark.parametrize("login", [None, "login.example.org"])
+@pytest.mark.parametrize("output", ["a run's", "/a run's"])
+def test_logs_are_read_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, login: str | None, output: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    _, chosen = slurm_target_in(tmp_path, login=login)
+    submission = submission_of(load_job(tmp_path / "job.yaml"), chosen, tmp_path)
+    output = f"{tmp_path}{output}" if output.startswith("/") else output
+    handle = {"folder": ".stoker", "job": "1", "requeue": None}
+    record = replace(submission.record("slurm", target={"login": login}, on="", handle=handle), output=output)
+    logs = (tmp_path / ".stoker/job" if login else tmp_path) / output / "logs"
+    logs.mkdir(parents=True)
+    (logs / "rank-0.log").write_text("a\n")
+    for asked in (None, "login.example.org"):
+        target, _ = slurm_target_in(tmp_path, login=asked)
+        target._shell = LocalShell()
+        assert list(target.logs(record, rank=0, follow=False)) == ["a"]
