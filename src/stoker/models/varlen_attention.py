@@ -8,6 +8,7 @@ Shapes: T tokens of the row, Q queries, S keys, H query heads, G key-value heads
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,8 @@ from stoker.models.autocast import autocast_dtype
 from stoker.models.varlen_index import VarlenIndex
 
 LARGEST_HEAD, HEAD_STEP = 256, 8  # sizes of heads that flash attention has kernels for
+# Before 2.12 torch's function has no such argument, and takes fewer key-value heads as they are.
+ASKS_FOR_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
 kernel: Callable[..., Any] = varlen_attn
 
 
@@ -44,6 +47,7 @@ def varlen_attention(
     q_QHK, k_SGK, v_SGK = (x[0].transpose(0, 1).to(dtype) for x in (q_BHQK, k_BGTK, v_BGTK))
     if index.keys is not None:
         k_SGK, v_SGK = k_SGK[index.keys], v_SGK[index.keys]
+    grouped = {"enable_gqa": True} if ASKS_FOR_GROUPS and q_BHQK.shape[1] != k_BGTK.shape[1] else {}
     left = -1 if window is None or window >= index.longest_keys else window - 1
     return kernel(
         q_QHK.contiguous(),
@@ -55,5 +59,5 @@ def varlen_attention(
         index.longest_keys,
         scale=scores.scaling,
         window_size=(left, 0),
-        enable_gqa=q_BHQK.shape[1] != k_BGTK.shape[1],
+        **grouped,
     )[None]
