@@ -84,7 +84,9 @@ def tiny(family: str, *, dtype: torch.dtype = torch.float64, **changes: Any) -> 
             setattr(config, name, 0.0)
     # Grouped matrix products of experts exist in no float64.
     experts = {"experts_implementation": "eager"} if "num_experts_per_tok" in vars(config) else {}
-    model = AutoModelForCausalLM.from_config(config, **experts).to(dtype)
+    # transformers 5.17 chooses `sdpa` for bounded scores too, and does not bound them there.
+    attention = {"attn_implementation": "eager"} if getattr(config, "attn_logit_softcapping", None) else {}
+    model = AutoModelForCausalLM.from_config(config, **experts, **attention).to(dtype)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

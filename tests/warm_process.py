@@ -124,6 +124,7 @@ class WarmServer:
         with theirs:
             command = [sys.executable, str(SERVER), str(theirs.fileno())]
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # as most tests ask for; torch reads it once
+            environment["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # pyarrow starts a thread in some builds
             environment.pop("PYTHONSAFEPATH", None)  # the server finds this file beside its own
             self._process = _plain_process(command, pass_fds=[theirs.fileno()], env=environment)
 

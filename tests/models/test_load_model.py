@@ -11,6 +11,7 @@ import pytest
 import torch
 from loading import load_model
 from transformers import AutoModelForCausalLM
+from transformers.models.gemma2.modeling_gemma2 import Gemma2PreTrainedModel
 
 from families import tiny
 from stoker.errors import UserError
@@ -37,6 +38,20 @@ def test_a_folder_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
     assert type(loaded) is type(model) and same(loaded, model)
     half = load_model(ModelBlock(name="m"), tmp_path, seed=0, dtype=torch.bfloat16)
     assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
+
+
+def test_bounded_scores_are_never_left_to_sdpa(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers 5.17 chooses it for Gemma 2, and then computes scores without their bound."""
+    monkeypatch.setattr(Gemma2PreTrainedModel, "_supports_sdpa", True)
+    model = tiny("gemma2", dtype=torch.float32).eval()
+    model.save_pretrained(tmp_path / "m")
+    loaded = load_model(ModelBlock(name="m"), tmp_path, seed=0)
+    ids = torch.arange(9)[None]
+    torch.testing.assert_close(loaded(input_ids=ids).logits, model(input_ids=ids).logits, rtol=0, atol=1e-5)
+
+    monkeypatch.setattr(model.config, "attn_logit_softcapping", None)
+    model.save_pretrained(tmp_path / "unbounded")
+    assert load_model(ModelBlock(name="unbounded"), tmp_path, seed=0).config._attn_implementation == "sdpa"
 
 
 def test_random_weights_follow_the_seed(tmp_path: Path) -> None:

@@ -78,7 +78,8 @@ class Waits(TorchDispatchMode):
 
 @pytest.mark.parametrize("family", ["gpt2", "opt", "gpt_neox", "llama", "qwen3", "gemma2", "gemma3_text", "glm4"])
 def test_the_host_waits_for_no_number_within_a_pass(family: str, documents: list[Row]) -> None:
-    language = lay_out_for(tiny(family))
+    # In training OPT of transformers 5.17 draws a number for each layer, on the host: no wait.
+    language = lay_out_for(tiny(family).train(family != "opt"))
     for inputs in language.lay_out(documents, CPU):
         with packed_row.segments(inputs.segments), Waits() as waits:
             loss, _ = language.loss(inputs)

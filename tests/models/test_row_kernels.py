@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,9 +13,11 @@ import torch
 from test_packed_attention import CPU, PADDED, attending, farthest_gradient, own_loss
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention.varlen import varlen_attn
 
 from families import SHAPES, tiny
 from stoker.models import flex_row_attention, packed_row, varlen_attention, varlen_index
+from stoker.models.attention_scores import AttentionScores
 from stoker.models.collate import Row, Segment
 from stoker.models.language_model import LanguageModel, lay_out_for
 from stoker.models.packed_row import QuerySpan
@@ -37,6 +40,8 @@ def by_document(
 ) -> Tensor:
     """What `torch.nn.attention.varlen.varlen_attn` documents, one run at a time."""
     assert window_size[1] == 0
+    grouped = query_QHK.shape[1] != key_SGK.shape[1]
+    assert enable_gqa or not grouped or not varlen_attention.ASKS_FOR_GROUPS
     runs = []
     queries, keys = (b.diff().tolist() for b in (query_bounds, key_bounds))
     assert (max(queries), max(keys)) == (longest_queries, longest_keys)
@@ -45,7 +50,7 @@ def by_document(
         distance = place_Q - torch.arange(len(k))
         seen = (distance >= 0) & ((distance <= window_size[0]) if window_size[0] >= 0 else True)
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # noqa: PLW2901
-        run = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=enable_gqa)
+        run = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=grouped)
         runs.append(run[0].transpose(0, 1))
     return torch.cat(runs)
 
@@ -83,6 +88,27 @@ def test_one_call_a_layer_gives_the_sum_of_the_documents(
     assert farthest_gradient(model, reference) < 1e-12
     assert bool(rows) != (family in OTHER_SCORES)
     assert len(set(rows)) <= 1
+
+
+@pytest.mark.parametrize("heads", [2, 4])
+def test_the_arguments_are_those_of_torchs_function(heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[inspect.BoundArguments] = []
+
+    def kernel(*arguments: Any, **options: Any) -> Tensor:
+        given.append(inspect.signature(varlen_attn).bind(*arguments, **options))
+        return by_document(*arguments, **options)
+
+    monkeypatch.setattr(varlen_attention, "kernel", kernel)
+    index = varlen_index.varlen_index((Segment(0, 5), Segment(5, 3)), [QuerySpan(0, 0, 5), QuerySpan(1, 0, 3)], CPU)
+    query, key, value = torch.randn(1, 4, 8, 8), torch.randn(1, heads, 8, 8), torch.randn(1, heads, 8, 8)
+
+    out = varlen_attention.varlen_attention(index, query, key, value, AttentionScores())
+    monkeypatch.setattr(varlen_attention, "ASKS_FOR_GROUPS", False)
+    assert torch.equal(varlen_attention.varlen_attention(index, query, key, value, AttentionScores()), out)
+
+    present, without = (call.arguments for call in given)
+    asks = "enable_gqa" in inspect.signature(varlen_attn).parameters
+    assert present.get("enable_gqa", False) == (asks and heads == 2) and "enable_gqa" not in without
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "bloom", "mistral"])

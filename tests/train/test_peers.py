@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +15,11 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from stoker.models.init_weights import initial_adapter
+from stoker.parallel.float64_mode import in_float64
 from stoker.train.lr_schedule import Schedule
 from stoker.train.prepared import Prepared
 
 LR, STEPS, BATCH = 1e-2, 10, 4
-
-
-@contextmanager
-def no_float32() -> Iterator[None]:
-    """Within it the model's norms stay in float64, so that rounding hides nothing."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "float32", torch.float64)
-        patch.setattr(torch, "float", torch.float64)
-        yield
 
 
 def run64(base: Path, job: dict[str, Any]) -> Ran:
@@ -37,7 +28,7 @@ def run64(base: Path, job: dict[str, Any]) -> Ran:
 
         def before(prepared: Prepared) -> None:
             prepared.task.model.double()
-            stack.enter_context(no_float32())
+            stack.enter_context(in_float64())
 
         return run(base, job, before=before)
 
@@ -97,7 +88,7 @@ def test_lora_is_a_plain_peft_loop(targets: Any, base: Path, sft: dict[str, Any]
         if "lora_A" in name:  # other random numbers of the same distribution
             p.data.copy_(initial_adapter(name, p.shape, ran.prepared.job.seed))
     peer = peer.double().train()
-    with no_float32():
+    with in_float64():
         losses = plain_loop(ran, peer, clip=1.0, decay=0.01)
 
     assert all(p.any() for name, p in peer.named_parameters() if "lora_B" in name)  # it has left its zeros
@@ -110,7 +101,7 @@ def test_full_tuning_is_a_plain_torch_loop(optimizer: str, base: Path, sft: dict
     ran = run64(base, job_of(sft, clip=clip, weight_decay=0.1, optimizer=optimizer))
 
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).double().train()
-    with no_float32():
+    with in_float64():
         losses = plain_loop(ran, model, clip=clip, decay=0.1, optimizer=optimizer)
 
     assert all(line["grad_norm"] > clip for line in ran.folder.read_metrics())  # as it was before clipping

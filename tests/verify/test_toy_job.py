@@ -260,6 +260,7 @@ def test_accumulation_changes_nothing_and_another_beta_does(tmp_path: Path) -> N
         ("gpt2", "task: pretrain\ntrain: {weight_decay: 0.3, schedule: wsd, min_lr: 0.2}", 2.0),
         ("qwen3", "task: sft\ntune: {method: lora, rslora: true, loraplus_ratio: 8}\ntrain: {schedule: linear}", 10.0),
         ("llama", "task: sft\ntrain: {optimizer: sgd, pack: true, clip: 0}", 0.0),
+        ("gemma2", "task: sft", 0.0),
         ("llama", "task: sft\ntune: {method: lora, dora: true, modules_to_save: [lm_head]}", 4.0),
         ("llama", "task: sft\ntrain: {optimizer: adafactor, warmup: 0, schedule: constant}", 15.0),
         ("llama", "task: sft\ntune: prompt", 14.0),

@@ -119,7 +119,15 @@ def _build(config: PreTrainedConfig, block: ModelBlock, where: str, dtype: torch
     generation = generation_config(where, block.revision)
     if generation is not None:  # else the one made from the model's configuration stays
         model.generation_config = generation
+    _bound_scores(model)
     return model.eval()
+
+
+def _bound_scores(model: PreTrainedModel) -> None:
+    """Replaces transformers' choice `sdpa` where scores are bounded (Gemma 2): in 5.17 it ignores the bound."""
+    config = model.config.get_text_config()
+    if getattr(config, "attn_logit_softcapping", None) and config._attn_implementation == "sdpa":
+        model.set_attn_implementation("eager")
 
 
 def _keep_exact(model: PreTrainedModel, dtype: torch.dtype) -> None:
@@ -170,6 +178,7 @@ def _read_whole(
             **settings,
         )
     model, info = loaded
+    _bound_scores(model)
     if info["missing_keys"]:  # transformers would use random ones
         raise UserError(f"{block.name} contains no weights for {sorted(info['missing_keys'])[0]}")
     if block.quantise != "none":

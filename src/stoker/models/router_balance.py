@@ -57,7 +57,7 @@ def chooses_otherwise(model: PreTrainedModel) -> bool:
     which balances them instead of a loss (Wang et al., 2024, arXiv:2408.15664), or among groups of experts.
     """
     biased = any(name.endswith(BIASES) and OF_SOFTMAX not in name for name in model.state_dict())
-    return bool(routers_of(model)) and (biased or (getattr(model.config.get_text_config(), "n_group", None) or 1) > 1)
+    return biased or (getattr(model.config.get_text_config(), "n_group", None) or 1) > 1
 
 
 def hook_routers(model: Any, coefficient: float) -> RouterBalance | None:

@@ -241,10 +241,10 @@ def _balance(loaded: LoadedJob, base: Path, model: PreTrainedModel) -> RouterBal
     balance = hook_routers(model, router_coefficient(loaded.job, model))
     if loaded.job.train.router_aux_loss in ("auto", 0.0):
         return balance
-    if balance is None:
-        raise UserError(no_routers(loaded))
     if chooses_otherwise(model) and not by_first(RunFolder(base / loaded.job.output).has_begun):
         raise UserError(other_routers(loaded))
+    if balance is None:
+        raise UserError(no_routers(loaded))
     return balance
 
 

@@ -48,14 +48,12 @@ def train(
     model, job = build(setting), setting.train
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizer = optimizer_of(trained, setting)
-    numbers, gradients, done = evaluation(model, held_out, 0), Tensors(), 0
+    numbers, gradients = evaluation(model, held_out, 0), Tensors()
     for step, samples in enumerate(batches, start=1):
-        done += len(samples)
         batch = [row for sample in samples for row in sample]
         targets = sum(int(mask[1:].sum()) for _, mask in batch)
-        stage = step <= setting.new_rows_first
+        stage, loss = step <= setting.new_rows_first, 0.0
         optimizer.zero_grad()
-        loss = 0.0
         for row in batch:
             part = summed_loss(model, row)[0] / targets
             (part + balance(model, row, job.router_aux_loss) / targets).backward()
@@ -76,7 +74,7 @@ def train(
             optimizer.state.clear()
         optimizer.step()
         numbers |= {(step, "loss"): loss, (step, "gradient norm"): norm, (step, "learning rate"): rate}
-        numbers |= {(step, "samples"): done, (step, "targets"): targets}
+        numbers |= {(step, "samples"): sum(map(len, batches[:step])), (step, "targets"): targets}
         if step % setting.evaluate_every == 0 or step == setting.steps:
             numbers |= evaluation(model, held_out, step)
     return numbers, gradients, {name: p.detach().clone() for name, p in trained.items()}
@@ -85,6 +83,8 @@ def train(
 def build(setting: PlainSetting) -> Any:
     """Builds transformers' model, with peft's parameters where the job tunes those."""
     model: Any = AutoModelForCausalLM.from_pretrained(setting.model, dtype=torch.float64)
+    if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
+        model.set_attn_implementation("eager")  # transformers 5.17 chooses `sdpa`, which ignores the bound
     if setting.known:
         model.resize_token_embeddings(setting.vocabulary, mean_resizing=False)
     if setting.peft:
