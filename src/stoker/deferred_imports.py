@@ -29,4 +29,4 @@ class PeftWithoutBitsandbytes:
             raise ImportError("left to quantised layers", name=name)
 
 
-sys.meta_path.insert(0, PeftWithoutBitsandbytes())  # type: ignore[arg-type]  # a finder by its one method
+sys.meta_path.insert(0, PeftWithoutBitsandbytes())
