@@ -4,8 +4,8 @@
     python benchmarks/gpu_peers.py --tiny --cpu        # the same code on small shapes, to see that it runs
 
 Both sides begin with the same random weights in bfloat16 and train LoRA r=16 on all linear layers with AdamW on the
-same rows. TRL's trainers use Liger's kernels where they are installed, no recompute, and for conversations its packing,
-in whose rows documents attend to each other unless flash-attn is installed. Each side runs in a fresh process. Measured
+same rows. TRL's trainers use no recompute, Liger's kernels with ``--liger``, and for conversations TRL's packing, in
+whose rows documents attend to each other unless flash-attn is installed. Each side runs in a fresh process. Measured
 by the clock over all steps but the first ones: trained tokens per second (of ``dpo`` pairs, of ``grpo`` tokens of its
 answers), seconds of a step, and peak memory. Lengths of rows are spread like those of short chat data: questions of 10
 to 80 tokens, answers of 20 to 250.
@@ -102,7 +102,7 @@ def stoker(folder: Path, task: str, arguments: argparse.Namespace, clock: Clock)
     sizes = {
         "chat": f"batch: {PACKED}, micro_batch: {PACKED // 2}, seq_len: {LONGEST}, pack: true",
         "dpo": f"batch: {PAIRS}, micro_batch: {PAIRS // 2}, seq_len: 512",
-        "grpo": "seq_len: 512, micro_batch: 32",
+        "grpo": f"batch: {PROMPTS * ANSWERS}, micro_batch: 32, seq_len: 512",
     }[task]
     path = folder / "job.yaml"
     path.write_text(

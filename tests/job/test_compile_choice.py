@@ -25,6 +25,7 @@ GPU: dict[str, Any] = {"model_type": "llama", "precision": "bf16", "nvidia": Tru
         ((), {"nvidia": False}, "never"),
         ((), {"precision": "fp32"}, "never"),
         ((), {"model_type": "gemma2"}, "never"),
+        ((), {"model_type": "mistral"}, "never"),
         (("train.compile=true", "steps=1"), {"nvidia": False}, "always"),
         (("parallel.compile=false",), {}, "never"),
     ],

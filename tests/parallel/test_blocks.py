@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from stoker.errors import UserError
 from stoker.models import packed_row
 from stoker.models.language_model import lay_out_for
 from stoker.parallel.blocks import blocks_of
-from stoker.parallel.compile import compile_blocks
+from stoker.parallel.compile import compile_blocks, has_compiler
 from stoker.parallel.recompute import recompute_blocks
 
 IDS = torch.arange(2, 22).view(2, 10)
@@ -122,3 +123,16 @@ def test_compiled_blocks_give_the_same_loss(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_model_without_blocks_is_compiled_whole() -> None:
     model = nn.Linear(3, 2)
     assert compile_blocks(model) == 1
+
+
+def test_without_a_c_compiler_blocks_are_not_compiled_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("stoker.parallel.compile.find_spec", lambda _: True)  # Triton is not in every environment
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "gcc").touch(0o755)
+    assert not has_compiler()
+    (tmp_path / "Python.h").touch()
+    assert has_compiler()
+    (tmp_path / "gcc").unlink()
+    assert not has_compiler()

@@ -285,7 +285,7 @@ def test_tensor_parallelism_divides_what_is_inside_and_sequence_what_is_between(
         for options in ({}, {"tensor": 2}, {"tensor": 2, "sequence": True})
     )
     width, mlp, queries, keys = 64, 160, 64, 16
-    inside = 2 * (4 * mlp + 2 * queries + 2 * keys) + 4 * 8
+    inside = 2 * (4 * mlp + 3 * queries + 2 * keys) + 4 * 8
     between = 2 * (4 + 2) * width + 2 * 4
     gathered = 2 * 2 * width
     assert (whole, split, both) == (

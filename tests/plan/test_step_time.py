@@ -11,6 +11,7 @@ from stoker.hardware.cluster import Cluster, cluster_of
 from stoker.hardware.device_catalogue import device_kind
 from stoker.hardware.network import parse_network
 from stoker.job.layout import Compress, Layout
+from stoker.plan.answer.time_breakdown import causes_of
 from stoker.plan.efficiency import Efficiency, matmul_seconds
 from stoker.plan.gradient_traffic import gradient_traffic
 from stoker.plan.network_cost import CollectiveGroup, collective_seconds
@@ -162,3 +163,26 @@ def test_islands_pay_for_the_network_between_them_now_and_then() -> None:
     assert near == pytest.approx(alone, rel=0.05)
     often, seldom = (step_time(setting(Layout(data=64, islands=8, sync_every=n)), real).total - alone for n in (10, 20))
     assert often == pytest.approx(2 * seldom, rel=0.1)
+
+
+def test_blocks_are_compiled_in_some_layouts_of_a_search_and_not_in_others() -> None:
+    """Each with its own passes, whichever came first; with adapters and on other devices never."""
+    unsplit = replace(STOKER, compiles="unsplit")
+    whole, split = (
+        replace(setting(layout), software=unsplit) for layout in (Layout(data=64), Layout(data=32, pipeline=2))
+    )
+    alone = [step_time(found).total for found in (whole, split)]
+    for order in ((0, 1), (1, 0)):
+        passes = PassTimes()
+        assert [step_time((whole, split)[i], passes=passes).total for i in order] == [alone[i] for i in order]
+    assert whole.compiled and not split.compiled
+    assert not replace(whole, work=replace(whole.work, tuning="lora")).compiled
+    assert not replace(whole, cluster=cluster_of(device_kind("MI300X"), gpus=64)).compiled
+
+
+def test_without_recompute_a_block_is_compiled_as_it_is_with_it() -> None:
+    found, never = (
+        replace(setting(Layout(data=64, recompute="full")), software=replace(STOKER, compiles=choice))
+        for choice in ("unsplit", "never")
+    )
+    assert causes_of(found) == causes_of(never)

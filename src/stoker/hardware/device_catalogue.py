@@ -58,6 +58,11 @@ class DeviceKind:
         """Returns whether it is a GPU of NVIDIA's."""
         return not self.is_cpu and not (self.like or self.name).startswith(AMD)
 
+    @property
+    def has_flash(self) -> bool:
+        """Returns whether torch's flash attention runs on it: on NVIDIA's GPUs since Ampere."""
+        return self.is_nvidia and "bf16" in self.peak_tflops
+
     def peak(self, precision: str) -> float:
         """Returns the FLOP/s of matrix products; in the next wider precision if the device has no units for this one.
 

@@ -9,7 +9,7 @@ from stoker.job.resolved import ResolvedJob
 
 CompileChoice = Literal["never", "unsplit", "always"]
 """``unsplit``: in layouts that split neither blocks nor rows, and keep all activations on the device."""
-MEASURED = ("llama", "mistral", "qwen2")  # transformers' ``model_type`` of the measured block; see docs/gpu.md
+MEASURED = ("llama",)  # transformers' ``model_type``; see docs/gpu.md
 LEAST_STEPS = 100  # compiling took as long as it saved in about 35 steps of a model of a billion parameters
 
 
@@ -30,7 +30,7 @@ def compile_choice(job: ResolvedJob, *, model_type: str, precision: str, nvidia:
 
 
 def compiles_in(choice: CompileChoice, layout: Layout) -> bool:
-    """Returns whether blocks are compiled in a layout."""
+    """Returns whether blocks are compiled in a layout of the job and the kind of device that the choice is for."""
     if choice != "unsplit":
         return choice == "always"
     whole = layout.tensor == layout.pipeline == layout.context == 1

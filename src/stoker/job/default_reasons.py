@@ -105,10 +105,7 @@ REASONS = {
 
 OF_TARGET = "the default of the target"  # of every key of a target's block
 
-COMPILED = (
-    "decided by the device when training begins: full tuning of Llama-like models on packed rows is compiled on "
-    "NVIDIA GPUs"
-)
+COMPILED = "decided by the device when training begins: full tuning of Llama on packed rows is compiled on NVIDIA GPUs"
 UNDECIDED = {
     "tune.width": "the model's own width, when the model is built",
     "train.router_aux_loss": "the model's router_aux_loss_coef where routers are trained, when the model is built",

@@ -48,7 +48,7 @@ def varlen_attention(
     if index.keys is not None:
         k_SGK, v_SGK = k_SGK[index.keys], v_SGK[index.keys]
     grouped = {"enable_gqa": True} if ASKS_FOR_GROUPS and q_BHQK.shape[1] != k_BGTK.shape[1] else {}
-    left = -1 if window is None or window >= index.longest_keys else window - 1
+    left = -1 if window is None else window - 1  # whatever the row's lengths, so that a compiled block need not ask
     return kernel(
         q_QHK.contiguous(),
         k_SGK.contiguous(),

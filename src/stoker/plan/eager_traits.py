@@ -23,6 +23,7 @@ class EagerTraits:
         softcap: whether scores are capped, which no fused kernel of PyTorch supports.
         alibi: whether a bias of each head is added to the scores, in a mask of the whole row.
         packed: whether documents share a row; if not, attention gets a mask and all heads' keys.
+        flash: whether torch's variable-length kernel computes its attention on a GPU in 16 bits.
         drops_scores: whether a model with dropout on hidden states also has dropout on scores.
     """
 
@@ -34,6 +35,7 @@ class EagerTraits:
     softcap: bool = False
     alibi: bool = False
     packed: bool = True
+    flash: bool = True
     drops_scores: bool = False
 
 
@@ -44,12 +46,13 @@ CODES = {
     "gptj": EagerTraits(nonlinearity=TANH_GELU),
     "phi": EagerTraits(nonlinearity=TANH_GELU),
     "opt": EagerTraits(nonlinearity=1, rotary=False),  # ReLU's backward pass needs its result only
-    "bloom": EagerTraits(one_qkv=True, rotary=False, alibi=True),
+    "bloom": EagerTraits(one_qkv=True, rotary=False, alibi=True, flash=False),
+    "gpt_oss": EagerTraits(flash=False),
     "gpt_neox": EagerTraits(one_qkv=True),
     "falcon": EagerTraits(one_qkv=True, packed=False),
     "cohere": EagerTraits(norm=3),  # the input, its deviations, the normalised values
     "gemma": EagerTraits(exact_norm=True),
-    "gemma2": EagerTraits(exact_norm=True, softcap=True),
+    "gemma2": EagerTraits(exact_norm=True, softcap=True, flash=False),
     "gemma3_text": EagerTraits(exact_norm=True),
 }
 

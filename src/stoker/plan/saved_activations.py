@@ -100,6 +100,7 @@ def eager_kept(
     gathered: int = 1,
     rows: int = 1,
     processor: bool = False,
+    whole_rows: bool = False,
     compiled: bool = False,
 ) -> SavedActivations:
     """Returns the activations of a block without recomputation, by operator.
@@ -111,6 +112,7 @@ def eager_kept(
         gathered: processes of a row whose keys and values each gathers and saves; 1 if heads are exchanged instead.
         rows: of a micro-batch, which processes divide as one packed row.
         processor: whether a CPU computes: its dropout masks are numbers, its attention with dropout saves scores.
+        whole_rows: whether a GPU with flash attention computes rows that no other process shares.
         compiled: whether the block is compiled (counted for full tuning only): the backward pass computes what lies
             between products again, from their inputs and results.
     """
@@ -128,7 +130,7 @@ def eager_kept(
         norms / (tensor if sequence else 1),
         of_attention * types.product * shape.width,
         of_mlp * types.product * shape.width,
-        _attention(shape, layer, code, types, seq_len, gathered, rows, processor) / tensor,
+        _attention(shape, layer, code, types, seq_len, gathered, rows, processor, whole_rows=whole_rows) / tensor,
         _feed_forward(shape, layer, code, types, compiled=compiled) / tensor,
     )
 
@@ -145,6 +147,7 @@ def eager_bytes(
     gathered: int = 1,
     rows: int = 1,
     processor: bool = False,
+    whole_rows: bool = False,
     compiled: bool = False,
 ) -> tuple[float, float]:
     """Returns (bytes a token that each block saves, bytes a token that the recomputed block saves in addition).
@@ -162,6 +165,7 @@ def eager_bytes(
         gathered=gathered,
         rows=rows,
         processor=processor,
+        whole_rows=whole_rows,
         compiled=compiled,
     )
     if recompute == "none":
@@ -226,6 +230,8 @@ def _attention(
     gathered: int,
     rows: int,
     processor: bool,
+    *,
+    whole_rows: bool,
 ) -> float:
     pieces = _pieces(gathered, rows)
     product, scores = types.product, shape.heads * seq_len * _seen(pieces)
@@ -258,7 +264,7 @@ def _attention(
     else:
         kept += product * ((whole if fused else key) + (query + key if code.rotary or not fused else 0))
         # The log-sum-exp, and the result, which the output product reads as it is where one kernel computes a row.
-        one_kernel = not processor and gathered == 1 and not code.alibi and product < FLOAT
+        one_kernel = whole_rows and code.flash and product < FLOAT
         kept += FLOAT * shape.heads + product * value * (not one_kernel or not types.reads)
         if windowed and gathered == 1 and not one_kernel:
             kept += product * seq_len  # the mask as numbers

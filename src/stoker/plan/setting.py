@@ -139,8 +139,11 @@ class Setting:
 
     @property
     def compiled(self) -> bool:
-        """Returns whether blocks are compiled."""
-        return compiles_in(self.software.compiles, self.layout)
+        """Returns whether blocks are compiled; a choice for a job is none for another tuning or other devices."""
+        choice = self.software.compiles
+        if choice == "unsplit" and (self.work.tuning != "full" or not self.cluster.device.is_nvidia):
+            return False
+        return compiles_in(choice, self.layout)
 
     @cached_property
     def micro_batches(self) -> int:

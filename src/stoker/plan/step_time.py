@@ -179,7 +179,7 @@ class PassTimes:
         layout = setting.layout
         key = (
             *(layout.tensor, layout.context, layout.context_by, layout.sequence, layout.recompute),
-            *(setting.micro_batch, setting.expert, types_of(setting)),
+            *(setting.micro_batch, setting.expert, types_of(setting), setting.compiled),
         )
         if key not in self._blocks:
             efficiency = self.efficiency or efficiency_of(setting.cluster.device)

@@ -124,6 +124,7 @@ def eager_stage(setting: Setting, stage: int, types: Arithmetic) -> tuple[float,
             gathered=gathered,
             rows=rows,
             processor=processor,
+            whole_rows=setting.cluster.device.has_flash and layout.context == 1,
             compiled=setting.compiled,
         )
         kept += own * count

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ from stoker.models.router_check import no_routers, other_routers
 from stoker.models.text import TextSide, open_text_side
 from stoker.models.virtual_tokens import Drawn
 from stoker.models.weight_source import fill_whole
+from stoker.parallel.compile import has_compiler
 from stoker.parallel.layout_check import layout_problem
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.parallelize import ParallelModel, parallelize
@@ -168,8 +168,10 @@ def _ready(
 
 def _compiles(model: PreTrainedModel, job: ResolvedJob, device: Device) -> bool:
     """Returns whether the model's blocks are compiled."""
-    nvidia = device.type == "cuda" and torch.version.hip is None and find_spec("triton") is not None
+    nvidia = device.type == "cuda" and torch.version.hip is None
     choice = compile_choice(job, model_type=model.config.model_type, precision=device.precision, nvidia=nvidia)
+    if choice == "unsplit" and not has_compiler():
+        return False
     return compiles_in(choice, layout_of(job))
 
 

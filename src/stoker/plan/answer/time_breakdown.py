@@ -103,7 +103,8 @@ def _without_wires(setting: Setting) -> Setting:
 
 
 def _without_recompute(setting: Setting) -> Setting:
-    return replace(setting, layout=replace(setting.layout, recompute="none"))
+    software = replace(setting.software, compiles="always" if setting.compiled else "never")
+    return replace(setting, layout=replace(setting.layout, recompute="none"), software=software)
 
 
 def _without_launch(setting: Setting) -> Setting:
