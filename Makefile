@@ -90,7 +90,7 @@ tune-matrix: .venv/.installed-dev
 # Python lacks is taken from build/gpu.
 gpu:
 	if ls build/gpu/*.whl >/dev/null 2>&1; then $(PYTHON) -m pip install --quiet --no-index --no-deps --target build/gpu/site --upgrade build/gpu/*.whl; fi
-	PYTHONPATH=src:$(CURDIR)/build/gpu/site $(PYTHON) -m pytest -m gpu tests
+	PYTHONPATH=src:$(CURDIR)/build/gpu/site $(PYTHON) -m pytest -n 6 -m gpu $$(grep -rl "mark.gpu" --include="*.py" tests)
 	PYTHONPATH=src:$(CURDIR)/build/gpu/site $(PYTHON) benchmarks/gpu.py --json build/gpu.json
 	PYTHONPATH=src:$(CURDIR)/build/gpu/site $(PYTHON) benchmarks/gpu_peers.py --json build/gpu_peers.json
 
@@ -101,7 +101,7 @@ GPU_DOWNLOAD = $(PYTHON) -m pip download --quiet --disable-pip-version-check --o
 	--implementation cp --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
 	--dest build/gpu
 gpu-packages:
-	$(GPU_DOWNLOAD) pydantic ruamel.yaml hypothesis pytest-timeout torchao
+	$(GPU_DOWNLOAD) pydantic ruamel.yaml hypothesis pytest-timeout pytest-xdist torchao
 	$(GPU_DOWNLOAD) --no-deps trl datasets "dill<0.4.2" "multiprocess<0.70.20" liger-kernel
 
 # The page, served again whenever its Python changes; its modules are the files of src/stoker/page/static, so a reload of
