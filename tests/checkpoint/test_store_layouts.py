@@ -153,7 +153,7 @@ def assert_equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("saved", LAYOUTS)
-@pytest.mark.often("one process", "zero3 over 4", "pipeline 2 x tensor 2")
+@pytest.mark.often("zero3 over 4", "pipeline 2 x tensor 2")
 def test_what_is_saved_under_one_layout_is_restored_under_every_other(saved: str, tmp_path: Path, pool: Pool) -> None:
     state, gradients = pool.run(save, LAYOUTS[saved], tmp_path, world=LAYOUTS[saved].world)[0]
 

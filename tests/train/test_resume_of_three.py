@@ -49,7 +49,7 @@ def run(path: str, output: str, last: int, overrides: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.often("ddp", "ddp, powersgd", "context", "zero2")
+@pytest.mark.often("ddp", "ddp, powersgd", "zero2")
 @pytest.mark.slow
 def test_a_stop_changes_no_bit(layout: str, base: Path, sft: dict[str, Any], pool: Pool) -> None:
     world, overrides = LAYOUTS[layout]
