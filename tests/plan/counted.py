@@ -1,8 +1,13 @@
-"""What is summed over the products that a shape lists: FLOP of a forward pass, elements of adapters."""
+"""What tests count: FLOP and elements of adapters over the products of a shape, and what autograd saves."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from stoker.plan.flop import attention_flop_per_token
 from stoker.plan.matmul import STACKED
@@ -28,3 +33,19 @@ def lora_parameters(shape: Shape, rank: int, *, targets: Collection[str] = ()) -
         for matmul in shape.layer_matmuls(i)
         if (matmul.name in targets if targets else matmul.name not in STACKED)
     )
+
+
+@contextmanager
+def storages_saved(model: nn.Module) -> Iterator[dict[int, Any]]:
+    """Collects the different storages that autograd saves within the block, without those of the model's tensors."""
+    own = {p.untyped_storage().data_ptr() for p in [*model.parameters(), *model.buffers()]}
+    storages: dict[int, Any] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            storages[storage.data_ptr()] = storage  # held, so that no other takes its address
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        yield storages

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from counted import storages_saved
 from torch import Tensor
 
 from families import tiny
@@ -74,20 +75,10 @@ def _saved(family: str, blocks: int, *, compiled: bool) -> tuple[int, Any]:
             block.forward = torch.compile(block.forward, backend="aot_eager_decomp_partition")
     ids = np.arange(TOKENS + 1).astype(np.uint32) % 60
     [inputs] = language.lay_out([(ids, np.ones(len(ids), bool))], torch.device("cpu"))
-    own = {p.untyped_storage().data_ptr() for p in [*model.parameters(), *model.buffers()]}
-    storages: dict[int, Any] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            storages[storage.data_ptr()] = storage  # held, so that no other takes its address
-        return tensor
-
-    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    with one_kernel(), packed_row.row_of(inputs), torch.autocast("cpu", torch.bfloat16), hooks:
+    with one_kernel(), packed_row.row_of(inputs), torch.autocast("cpu", torch.bfloat16), storages_saved(model) as saved:
         kept = language.hidden(inputs)
     del kept
-    return sum(storage.nbytes() for storage in storages.values()), model.config
+    return sum(storage.nbytes() for storage in saved.values()), model.config
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from counted import lora_parameters
+from counted import lora_parameters, storages_saved
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -129,23 +129,13 @@ def _saved(model: Any, low: torch.dtype | None, recompute: str, across: FirstOfT
         recompute_blocks(model, recompute, family_of(model.config))  # type: ignore[arg-type]
     ids = np.arange(2, TOKENS + 3).astype(np.uint32)
     [inputs] = language.lay_out([(ids, np.ones(len(ids), bool))], torch.device("cpu"))
-    own = {p.untyped_storage().data_ptr() for p in [*model.parameters(), *model.buffers()]}
-    storages: dict[int, Any] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            storages[storage.data_ptr()] = storage  # held, so that no other takes its address
-        return tensor
-
     arithmetic = torch.autocast("cpu", low) if low else nullcontext()
-    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
     row = across.row if across is not None else inputs.segments
     alone = across.gathering() if across is not None else nullcontext()
-    with packed_row.segments(row, across), arithmetic, hooks, alone:
+    with packed_row.segments(row, across), arithmetic, storages_saved(model) as saved, alone:
         kept = language.hidden(inputs)
     del kept
-    return sum(storage.nbytes() for storage in storages.values())
+    return sum(storage.nbytes() for storage in saved.values())
 
 
 def _measured(
