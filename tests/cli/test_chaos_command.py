@@ -66,6 +66,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["--slow", "0@0:3"], "--slow 0@0:3: there is no step 0"),
         (["--nan", "0"], "--nan 0: there is no step 0"),
         (["--cut-link", "1@0:5"], "--cut-link 1@0:5: there is no step 0"),
+        (["--kill", "0@9", "steps=8"], "kill 0@9: the job has 8 steps; steps count from 1"),
         (["--hang", "1@7"], "hang 1@7: there is no rank 1; the job has 1 process"),
         (["--kill", "0@7", "faults.restarts=0"], "a process that dies ends the run; write 3"),
         (["--nan", "7", "faults.not_finite=stop"], "`stop` ends the run there; write roll-back"),

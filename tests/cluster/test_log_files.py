@@ -89,3 +89,22 @@ def test_a_host_that_cannot_be_reached_is_named_once_beside_the_others(tmp_path:
     looks = iter([False, False, True])
     lines = list(read_logs(places, rank=None, follow=True, ended=lambda: next(looks)))
     assert lines == ["h2 | cannot be reached: no route", "rank 0 | a"]
+
+
+class Behind(LocalShell):
+    """A host that shares the folder of another, and listed it before that one's log grew."""
+
+    def run(self, script: str, *, given: Given = b"", timeout: float | None = None) -> bytes:
+        found = super().run(script, given=given, timeout=timeout)
+        if not script.startswith("stat"):
+            return found
+        index, size, rest = found.split(b" ", 2)
+        return b" ".join((index, b"%d" % max(0, int(size) - 2), rest))
+
+
+def test_hosts_that_share_a_folder_repeat_no_line(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_text("a\nb\n")
+    places = [LogPlace(shell, f"{tmp_path}/rank-*.log", rank_label) for shell in (LocalShell(), Behind())]
+    looks = iter([False, False, True])
+    assert list(read_logs(places, rank=0, follow=True, ended=lambda: next(looks))) == ["a", "b"]

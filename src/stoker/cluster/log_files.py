@@ -137,6 +137,7 @@ def _new(
     for place in places:
         hosts.setdefault(id(place.shell), []).append(place)
     listed = on_all(list(hosts.values()), _listed_or_why)
+    seen: set[tuple[str, str]] = set()  # hosts share folders: another's size, listed before this read, is no other file
     for (first, *_), files in zip(hosts.values(), listed, strict=True):
         shell = first.shell
         if isinstance(files, ShellFailed):
@@ -150,6 +151,9 @@ def _new(
             if rank is not None and rank_of(path) != rank:
                 continue
             key = (path.rpartition("/")[2], inode)
+            if key in seen:
+                continue
+            seen.add(key)
             file = known.setdefault(key, LogFile(place.label(path)))
             if size < file.offset:  # it was replaced
                 file.offset, file.begun = 0, b""

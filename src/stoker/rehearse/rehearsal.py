@@ -113,8 +113,7 @@ class Rehearsal:
             UserError: the run has no such step, or another rehearsal uses the folder.
         """
         job, steps = self._loaded.job, len(calm.read_metrics())
-        if late := [fault for fault in faults if not 1 <= fault.step <= steps]:
-            raise UserError(*(Problem(f"{fault}: the job has {steps} steps", "steps count from 1") for fault in late))
+        _check_steps(faults, range(1, steps + 1))
         folder = RunFolder(self.folder / "disturbed")
         if folder.path.exists():
             with folder.take():
@@ -146,6 +145,8 @@ class Rehearsal:
         found = {_problem(self._loaded.job, fault, self.world, self.nodes) for fault in faults}
         if problems := [self._loaded.problem(*words) if words[0] else Problem(*words[1:]) for words in found if words]:
             raise UserError(*problems)
+        if self._loaded.job.steps is not None:
+            _check_steps(faults, range(self._loaded.job.steps + 1))  # 0 where the command line names none
 
     def _train(self, output: Path, changes: Sequence[str], nodes: int = 1) -> tuple[int, str]:
         """Runs ``stoker train`` in separate processes; returns the exit code and the last error line."""
@@ -209,3 +210,9 @@ def _problem(job: ResolvedJob, fault: Fault, world: int, nodes: int) -> tuple[st
     if fault.kind == "fill-disk" and not job.checkpoint.background:
         return "checkpoint.background", "a disk that is full then ends the run", "write true, or leave out --fill-disk"
     return None
+
+
+def _check_steps(faults: Sequence[Fault], steps: range) -> None:
+    if late := [fault for fault in faults if fault.step not in steps]:
+        problems = (Problem(f"{fault}: the job has {steps.stop - 1} steps", "steps count from 1") for fault in late)
+        raise UserError(*problems)
