@@ -64,7 +64,7 @@ class Clock:
         self.ends.append(time.perf_counter())
 
     def seconds(self) -> float:
-        """Of the measured steps."""
+        """Returns the seconds of the measured steps."""
         return self.ends[-1] - self.ends[WARM - 1]
 
 

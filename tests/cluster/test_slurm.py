@@ -1,4 +1,4 @@
-"""Slurm without Slurm: what squeue and sacct say in words, keys that are refused, and the check of its Python."""
+"""Slurm targets with replaced commands: states and reasons of jobs, refused keys, and the check of the Python."""
 
 from __future__ import annotations
 

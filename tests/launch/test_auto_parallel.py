@@ -79,7 +79,7 @@ def test_the_plan_has_no_conflicts_and_is_the_fastest_of_the_search(tmp_path: Pa
     assert layout.world == processes
     assert train.batch == train.micro_batch * train.accumulation * layout.data == 16  # type: ignore[operator]
     spec = work_of(loaded, cluster)
-    best = search(spec, cluster, software=software_of_job(loaded.job, spec, cluster)).plans[0]
+    best = search(spec, cluster, software=software_of_job(loaded.job, spec.shape)).plans[0]
     assert step_time(setting_of_job(chosen.job, cluster, spec)).total == pytest.approx(best.seconds)
     assert chosen.origins["parallel.data"].why == "planner"
     assert chosen.plan.startswith("planner: the fastest that fits of ")
@@ -248,7 +248,7 @@ def test_refused_layouts_leave_room_for_those_that_can_be_trained(tmp_path: Path
     cluster = load_cluster("8xA100-80GB")
     loaded = load(tmp_path, "train.optimizer=adafactor", text=JOB.replace("10m", "110m"))
     work = work_of(loaded, cluster)
-    plans = search(work, cluster, software=software_of_job(loaded.job, work, cluster)).plans
+    plans = search(work, cluster, software=software_of_job(loaded.job, work.shape)).plans
     assert {(plan.setting.layout.shard, plan.setting.layout.tensor) for plan in plans} == {("none", 1)}
     assert layout_of(with_plan(loaded, cluster=cluster).job).world == 8
 

@@ -167,9 +167,9 @@ def test_islands_pay_for_the_network_between_them_now_and_then() -> None:
 
 def test_blocks_are_compiled_in_some_layouts_of_a_search_and_not_in_others() -> None:
     """Each with its own passes, whichever came first; with adapters and on other devices never."""
-    unsplit = replace(STOKER, compiles="unsplit")
+    measured = replace(STOKER, compiles="measured")
     whole, split = (
-        replace(setting(layout), software=unsplit) for layout in (Layout(data=64), Layout(data=32, pipeline=2))
+        replace(setting(layout), software=measured) for layout in (Layout(data=64), Layout(data=32, pipeline=2))
     )
     alone = [step_time(found).total for found in (whole, split)]
     for order in ((0, 1), (1, 0)):
@@ -183,6 +183,6 @@ def test_blocks_are_compiled_in_some_layouts_of_a_search_and_not_in_others() -> 
 def test_without_recompute_a_block_is_compiled_as_it_is_with_it() -> None:
     found, never = (
         replace(setting(Layout(data=64, recompute="full")), software=replace(STOKER, compiles=choice))
-        for choice in ("unsplit", "never")
+        for choice in ("measured", "never")
     )
     assert causes_of(found) == causes_of(never)

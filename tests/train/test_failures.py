@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -295,5 +296,5 @@ def test_a_run_as_programs_read_it(base: Path, job: dict[str, Any]) -> None:
     assert answer["held_out_loss"] < answer["held_out_loss_before"]
     folder = RunFolder(base / "run")
     environment = json.loads(folder.environment.read_text())
-    assert torch.__version__.startswith(environment["versions"]["torch"]) and environment["data"]  # or with +cu130
+    assert environment["versions"]["torch"] == version("torch") and environment["data"]
     assert folder.job.is_file() and [m["step"] for m in folder.read_metrics()] == [1, 2]

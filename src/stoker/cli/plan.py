@@ -171,7 +171,7 @@ def question_on(loaded: LoadedJob, planned: PlannedCluster) -> PlanQuestion:
     if stated and not loaded.document.planned and layout_of(loaded.job).world == cluster.gpus:
         asked = setting_of_job(loaded.job, cluster, work)
     return PlanQuestion(
-        work, cluster, planned.on, Length.of(loaded.job), software_of_job(loaded.job, work, cluster), asked
+        work, cluster, planned.on, Length.of(loaded.job), software_of_job(loaded.job, work.shape), asked
     )
 
 

@@ -130,9 +130,14 @@ def _stages(view: View) -> Iterator[Problem]:
     yield from view.at_each(["parallel.stages", "parallel.pipeline", "parallel.schedule"], message, hint)
 
 
-def _compiled(view: View) -> Iterator[Problem]:
+def _compiles(view: View) -> bool:
+    """Returns whether the job asks for compiled blocks."""
+    return True in (_parts(view).compile, view.value("train.compile"))
+
+
+def _selective_compiled(view: View) -> Iterator[Problem]:
     parts = _parts(view)
-    if parts.recompute == "selective" and True in (parts.compile, view.value("train.compile")):
+    if parts.recompute == "selective" and _compiles(view):
         message = "`recompute: selective` computes a part of a block again, and `compile: true` compiles whole blocks"
         keys = ["parallel.recompute", "parallel.compile", "train.compile"]
         yield from view.at_each(keys, message, "write `recompute: full` or none, or `compile: false`")
@@ -147,7 +152,7 @@ def _split_backward(view: View) -> Iterator[Problem]:
     if parts.recompute != "none":
         message = f"{halves}, and `recompute: {parts.recompute}` can compute it again for one only"
         yield from view.at_each(["parallel.schedule", "parallel.recompute"], message, f"{hint}, or `recompute: none`")
-    if True in (parts.compile, view.value("train.compile")):
+    if _compiles(view):
         message = f"{halves}, and a compiled block has one backward pass"
         keys = ["parallel.schedule", "parallel.compile", "train.compile"]
         yield from view.at_each(keys, message, f"{hint}, or `compile: false`")
@@ -330,6 +335,6 @@ def _compressed(view: View) -> Iterator[Problem]:
 
 LAYOUT_CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
     *(partial(_keys_without_axis, axis) for axis in AXES),
-    _nothing_to_shard, _shard_size, _stages, _compiled, _split_backward, _offload, _expert, _repeated_devices,
+    _nothing_to_shard, _shard_size, _stages, _selective_compiled, _split_backward, _offload, _expert, _repeated_devices,
     _number_of_devices, _own_model, _quantised, _whole_matrices, _fp16, _two_compiles, _compressed,
 )  # fmt: skip

@@ -74,7 +74,7 @@ def with_plan(loaded: LoadedJob, rank_info: RankInfo | None = None, *, cluster: 
     found = search(
         work,
         cluster,
-        software=software_of_job(loaded.job, work, cluster),
+        software=software_of_job(loaded.job, work.shape),
         space=stated.space(),
         kept=KEPT if stated.in_space else 10**6,
     )

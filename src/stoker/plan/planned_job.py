@@ -216,9 +216,8 @@ def precision_of(job: ResolvedJob, cluster: Cluster | None = None) -> str:
     return "bf16" if "bf16" in cluster.device.peak_tflops else "fp16"
 
 
-def software_of_job(job: ResolvedJob, work: TrainingWork, cluster: Cluster) -> Software:
-    """Stoker, with the states of the job's optimizer, and compiled blocks where the job compiles them on a cluster."""
-    shape = work.shape
+def software_of_job(job: ResolvedJob, shape: Shape) -> Software:
+    """Stoker, with the states of the job's optimizer over a model of a shape, and its choice of compiled blocks."""
     states: float = STATES[job.train.optimizer] + 4 * (job.train.average is not None)
     states -= STATES["adamw"] * (1 - MOMENT_BYTES[job.train.optimizer_states] / MOMENT_BYTES["fp32"])
     if job.train.optimizer == "muon":  # AdamW steps the embedding and the head
@@ -226,15 +225,15 @@ def software_of_job(job: ResolvedJob, work: TrainingWork, cluster: Cluster) -> S
     outer = 0
     if job.parallel.sync.every > 1:  # the weights of the last synchronisation, and the momentum
         outer = 4 + 4 * (job.parallel.sync.outer == "nesterov")
-    compiles = compile_choice(job, model_type=shape.family, precision=work.precision, nvidia=cluster.device.is_nvidia)
-    return replace(STOKER, states=states, outer=outer, muon=job.train.optimizer == "muon", compiles=compiles)
+    muon = job.train.optimizer == "muon"
+    return replace(STOKER, states=states, outer=outer, muon=muon, compiles=compile_choice(job))
 
 
 def setting_of_job(job: ResolvedJob, cluster: Cluster, work: TrainingWork) -> Setting:
     """Returns the layout and the micro-batch that a resolved job states, on a cluster of as many devices."""
     layout, chunks = layout_of(job), layout_of(job).stages_per_process
     return Setting(
-        work, cluster, layout, job.train.micro_batch, chunks=chunks, software=software_of_job(job, work, cluster)
+        work, cluster, layout, job.train.micro_batch, chunks=chunks, software=software_of_job(job, work.shape)
     )
 
 

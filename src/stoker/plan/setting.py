@@ -9,7 +9,7 @@ from functools import cache, cached_property, lru_cache
 from typing import Literal
 
 from stoker.hardware.cluster import Cluster
-from stoker.job.compile_choice import compiles_in
+from stoker.job.compile_choice import compiles
 from stoker.job.layout import Layout, ScheduleName, blocks_of_stages, stages_of
 from stoker.job.rollout_sizes import RolloutSizes
 from stoker.job.tune_keys import ADAPTERS
@@ -139,11 +139,15 @@ class Setting:
 
     @property
     def compiled(self) -> bool:
-        """Returns whether blocks are compiled; a choice for a job is none for another tuning or other devices."""
-        choice = self.software.compiles
-        if choice == "unsplit" and (self.work.tuning != "full" or not self.cluster.device.is_nvidia):
-            return False
-        return compiles_in(choice, self.layout)
+        """Returns whether blocks are compiled."""
+        return compiles(
+            self.software.compiles,
+            self.layout,
+            model_type=self.shape.family,
+            tuning=self.work.tuning,
+            precision=self.work.precision,
+            nvidia=self.cluster.device.is_nvidia,
+        )
 
     @cached_property
     def micro_batches(self) -> int:

@@ -29,7 +29,7 @@ class Software:
         flash: whether the attention's scores are never saved (Dao et al., 2022).
         traffic: bytes that norms, residuals and nonlinearities move, relative to fused kernels in 16 bits.
         wide_traffic: the same where hidden states are float32 between products in 16 bits.
-        compiles: the layouts in which Stoker compiles the blocks.
+        compiles: whether Stoker compiles the blocks.
         logit_traffic: bytes read and written per logit.
         sent_gradients: bytes of a gradient in a collective.
         by_block: whether gradients and weights are communicated block by block, not in few large buckets.

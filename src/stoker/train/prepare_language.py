@@ -20,7 +20,7 @@ from stoker.data.stored_audit import audited
 from stoker.errors import UserError
 from stoker.hardware.process_device import Device
 from stoker.job.blocks.source_block import SourceBlock
-from stoker.job.compile_choice import compile_choice, compiles_in
+from stoker.job.compile_choice import compile_choice, compiles
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
@@ -168,11 +168,17 @@ def _ready(
 
 def _compiles(model: PreTrainedModel, job: ResolvedJob, device: Device) -> bool:
     """Returns whether the model's blocks are compiled."""
-    nvidia = device.type == "cuda" and torch.version.hip is None
-    choice = compile_choice(job, model_type=model.config.model_type, precision=device.precision, nvidia=nvidia)
-    if choice == "unsplit" and not has_compiler():
+    choice = compile_choice(job)
+    if choice == "measured" and not has_compiler():
         return False
-    return compiles_in(choice, layout_of(job))
+    return compiles(
+        choice,
+        layout_of(job),
+        model_type=model.config.model_type,
+        tuning=job.tune.method,
+        precision=device.precision,
+        nvidia=device.type == "cuda" and torch.version.hip is None,
+    )
 
 
 def _critic_alone(critic: Built, job: ResolvedJob, device: Device, *, compiled: bool) -> OwnCritic:
