@@ -5,16 +5,39 @@ from __future__ import annotations
 import subprocess
 import sys
 
-TRAINS = "import sys; import stoker.launch.worker, stoker.train.prepare_language; "
-LATER = (
-    "import peft.helpers; assert 'bitsandbytes' not in sys.modules and peft.helpers.bnb is None; "
-    "from peft.import_utils import is_bnb_4bit_available; assert is_bnb_4bit_available(); "
-    "from peft.tuners.lora.bnb import Linear4bit; from transformers.utils import is_bitsandbytes_available; "
-    "assert 'bitsandbytes' in sys.modules and is_bitsandbytes_available()"
-)
+TRAINS = """
+import sys
+import stoker.launch.worker, stoker.train.prepare_language
+left = {"bitsandbytes", "boto3", "scipy.optimize", "torchao"}
+assert not left & sys.modules.keys(), left & sys.modules.keys()
+"""
+INSTALLED = """
+from accelerate.utils import is_boto3_available
+from peft.import_utils import is_bnb_4bit_available
+from transformers.utils import is_bitsandbytes_available, is_scipy_available, is_torchao_available
+assert is_boto3_available() and is_bnb_4bit_available() and is_bitsandbytes_available()
+assert is_scipy_available() and is_torchao_available()
+from peft.tuners.lora.bnb import Linear4bit
+"""
+USED = """
+import peft.helpers, torch
+from accelerate.commands.config import sagemaker
+from transformers.loss import loss_for_object_detection
+from transformers.quantizers import quantizer_torchao
+rows, columns = loss_for_object_detection.linear_sum_assignment(torch.tensor([[4.0, 1], [2, 8]]).numpy())
+assert (rows.tolist(), columns.tolist()) == ([0, 1], [1, 0])
+assert "w" in quantizer_torchao.flatten_tensor_state_dict({"w": torch.ones(2)})[1]
+assert sagemaker.boto3.Session(region_name="here").region_name == "here"
+four, state = peft.helpers.bnb.functional.quantize_4bit(torch.ones(64), blocksize=64)
+assert set(peft.helpers.bnb.functional.dequantize_4bit(four, state).flatten().tolist()) == {1.0}
+assert left <= sys.modules.keys()
+import inspect
+assert "class HungarianMatcher" in inspect.getsource(loss_for_object_detection)
+"""
 
 
-def test_bitsandbytes_is_imported_by_what_needs_it() -> None:
+def test_what_trains_leaves_to_others_what_few_need() -> None:
     # With another option first it is no copy of a warm process.
-    done = subprocess.run([sys.executable, "-u", "-c", TRAINS + LATER], capture_output=True, text=True, check=False)
+    words = [sys.executable, "-u", "-c", TRAINS + INSTALLED + USED]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,32 +1,82 @@
-"""Imports of libraries that few processes need, left out of the imports of others."""
+"""Imports of libraries that few processes need, left until they are used.
+
+Some modules of peft, transformers and accelerate import another library when they are imported, for a function that
+most processes never call. Together these libraries take a quarter of the imports of a training process.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import reduce
+from importlib import import_module
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
+from typing import Any
+
+# Modules, or packages of them, and what each imports for functions alone.
+LEFT = {
+    "accelerate.commands.config.sagemaker": "boto3",
+    "peft.helpers": "bitsandbytes",  # imports torch's compiler
+    "transformers.loss": "scipy.optimize",  # matches boxes in pictures
+    "transformers.quantizers.quantizer_torchao": "torchao.prototype.safetensors.safetensors_support",
+}
 
 
-class PeftWithoutBitsandbytes:
-    """Hides bitsandbytes from ``peft.helpers``, which imports it for a function that Stoker does not use.
+class Later:
+    """A module, or something in it, that is imported when it is called."""
 
-    bitsandbytes imports torch's compiler, and takes a fifth of the imports of a training process. Quantised layers
-    import it themselves.
-    """
+    def __init__(self, module: str, *names: str) -> None:
+        self._module, self._names = module, names
 
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
-        """Finds nothing itself.
+    def __getattr__(self, name: str) -> Later:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Later(self._module, *self._names, name)
 
-        Raises:
-            ImportError: for that import; peft expects it where bitsandbytes is not installed.
-        """
-        if name != "bitsandbytes":
-            return
-        frame = sys._getframe(1)
-        while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("importlib"):
-            frame = frame.f_back
-        if frame.f_globals.get("__name__") == "peft.helpers":
-            raise ImportError("left to quantised layers", name=name)
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        found: Any = reduce(getattr, self._names, import_module(self._module))
+        return found(*arguments, **keywords)
 
 
-sys.meta_path.insert(0, PeftWithoutBitsandbytes())
+class WithLater(Loader):
+    """Loads a module while another is replaced by `Later`, unless that one has been imported or is not installed."""
+
+    def __init__(self, loader: Loader, other: str) -> None:
+        self._loader, self._other = loader, other
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        module.__spec__.loader = module.__loader__ = self._loader  # which gives its source, for one
+        package = PathFinder.find_spec(self._other.partition(".")[0])
+        if self._other in sys.modules or package is None:
+            return self._loader.exec_module(module)
+        later = Later(self._other)
+        later.__dict__["__spec__"] = package  # by which others ask whether it is installed
+        sys.modules[self._other] = later  # type: ignore[assignment]
+        try:
+            self._loader.exec_module(module)
+        finally:
+            del sys.modules[self._other]
+
+
+class LaterFinder:
+    """Finds the modules that `LEFT` names."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        other = LEFT.get(name) or LEFT.get(name.rpartition(".")[0])
+        if other is None:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = WithLater(spec.loader, other)
+        return spec
+
+
+sys.meta_path.insert(0, LaterFinder())

@@ -13,6 +13,8 @@ from filelock import Timeout
 
 from stoker.cli.main import main
 from stoker.errors import RunFailed, UserError
+from stoker.launch.start_checks import CheckedNode
+from stoker.node_cache.cache_stats import CacheStats
 from stoker.runs import run_folder as folder_module
 from stoker.runs.run_folder import MetricsWriter, RunFolder, put_aside
 
@@ -95,12 +97,13 @@ def test_a_run_that_was_killed_at_any_moment_is_one(base: Path) -> None:
             assert not is_new
 
 
-def never(*_: object) -> Any:
+def never(*_: object, **__: object) -> Any:
     raise UserError("no data")
 
 
 def start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.launch.data_gate.check_data", lambda *_: None)
+    checked = CheckedNode(nccl=False, cached=CacheStats())
+    monkeypatch.setattr("stoker.launch.start_checks.check_node", lambda *_, **__: checked)
     monkeypatch.setattr("stoker.launch.supervisor.train_here", never)
 
 

@@ -229,24 +229,19 @@ def _prepared(arguments: argparse.Namespace, opened: LoadedJob, most: int, *, he
     """
     from stoker.cli.report import quiet_environment, quiet_libraries, quiet_report
     from stoker.job.task_spec import is_language
-    from stoker.launch.forkserver import START, start_server, wait_for_server
+    from stoker.launch.forkserver import START, start_server
 
     quiet_environment()
     start_server(language=is_language(opened.job))  # it imports the workers' modules, in parallel to this process
     loaded, devices = _laid_out(arguments, opened, most)
     from stoker.launch.run_spec import RunSpec
-    from stoker.launch.start_checks import check_node, check_node_in_fork
-    from stoker.node_cache.cache_stats import HERE
+    from stoker.launch.start_checks import check_node
 
     quiet_libraries()
     base = Path.cwd()
     spec = RunSpec(loaded, base, base / loaded.job.output, quiet=arguments.json, read=opened.document)
-    if here or START != "forkserver":
-        nccl = check_node(spec, devices, quiet_report)
-        wait_for_server()
-    else:
-        nccl = check_node_in_fork(spec, devices, quiet_report)
-    return PreparedNode(replace(spec, cached=HERE.counts), devices, nccl)
+    checked = check_node(spec, devices, quiet_report, in_fork=START == "forkserver" and not here)
+    return PreparedNode(replace(spec, cached=checked.cached), devices, checked.nccl)
 
 
 def _trained(

@@ -159,8 +159,7 @@ def trained(
 
 
 def _train(spec: RunSpec, rank_info: RankInfo | None, begun: Callable[[], None]) -> RunResult:
-    from stoker.cli.report import TokeniseReport
-    from stoker.hardware.process_device import check_devices
+    from stoker.cli.report import TokeniseReport, quiet_report
     from stoker.launch.first_failure import RankFailed
     from stoker.launch.supervisor import train_here
     from stoker.runs.run_folder import RunFolder
@@ -170,21 +169,20 @@ def _train(spec: RunSpec, rank_info: RankInfo | None, begun: Callable[[], None])
         from stoker.launch.external_worker import train_as_member
 
         return train_as_member(spec, rank_info, TokeniseReport())
-    check_devices(spec.devices, spec.layout.world)
     if spec.layout.one_process and not spec.loaded.job.faults.restarts:  # else this process must outlive the trainer
+        from stoker.hardware.process_device import check_devices
         from stoker.launch.worker import lock_run_folder, train
 
+        check_devices(spec.devices, spec.layout.world)
         return train(spec, report=TokeniseReport(), hold=lock_run_folder(folder, begun))
-    from stoker.launch.data_gate import check_data
-    from stoker.node_cache.cache_stats import HERE
+    from stoker.launch.start_checks import check_node
 
-    with TokeniseReport() as report:
-        check_data(spec, report)
-    spec = replace(spec, cached=HERE.counts)
+    checked = check_node(spec, spec.layout.world, quiet_report, devices=spec.devices)
+    spec = replace(spec, cached=checked.cached)
     with take_folder(folder):
         try:
             begun()
-            return train_here(spec)
+            return train_here(spec, nccl=checked.nccl)
         except RankFailed as error:
             print(*getattr(error, "__notes__", ()), file=sys.stderr, end="")
             raise

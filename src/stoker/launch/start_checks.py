@@ -9,16 +9,19 @@ from __future__ import annotations
 import multiprocessing
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 from stoker.errors import Problem, RunFailed
 from stoker.hardware.parent_process import end_with
+from stoker.job.task_spec import is_language
 from stoker.launch.first_failure import TOLD, Failure, failure_of, failure_of_exit
-from stoker.launch.forkserver import START
+from stoker.launch.forkserver import START, start_server, wait_for_server
 from stoker.launch.run_spec import RunSpec
+from stoker.node_cache.cache_stats import HERE, CacheStats
 
 if TYPE_CHECKING:
     from stoker.data.build_cache import Report
@@ -26,44 +29,68 @@ if TYPE_CHECKING:
 Reporting = Callable[[], AbstractContextManager["Report"]]
 
 
-def check_node(spec: RunSpec, processes: int, reporting: Reporting) -> bool:
-    """Checks the devices and the data of a node; returns whether its processes communicate through NCCL.
+@dataclass(frozen=True)
+class CheckedNode:
+    """A node whose devices and data are as its processes need them.
+
+    Attributes:
+        nccl: whether its processes communicate through NCCL.
+        cached: what the check took from the node cache.
+    """
+
+    nccl: bool
+    cached: CacheStats
+
+
+def check_node(
+    spec: RunSpec,
+    processes: int,
+    reporting: Reporting,
+    *,
+    devices: Sequence[int] | None = None,
+    in_fork: bool = START == "forkserver",
+) -> CheckedNode:
+    """Checks the devices and the data of a node, and waits for the imports of the server of its processes.
 
     Args:
         processes: of this node.
-        reporting: opens the display of tokenisation progress.
+        reporting: opens the display of tokenisation progress; for a fork, importable by name in another process.
+        devices: numbers of the requested GPUs; by default the first ones.
+        in_fork: whether a fork of the server checks; else this process does, which then loads torch.
 
     Raises:
         CannotRun: a device is missing.
         UserError: the tokenizer cannot be loaded, or the data does not pass the audit.
+        RunFailed: the fork was killed or met a bug, whose traceback it has printed.
     """
+    start_server(language=is_language(spec.loaded.job))
+    if in_fork:
+        return _check_in_fork(spec, processes, reporting, devices)
+    checked = _check_here(spec, processes, reporting, devices)
+    wait_for_server()
+    return checked
+
+
+def _check_here(spec: RunSpec, processes: int, reporting: Reporting, devices: Sequence[int] | None) -> CheckedNode:
     from stoker.hardware.process_device import check_devices
     from stoker.launch.data_gate import check_data
     from stoker.launch.worker_main import has_nccl
 
-    check_devices(None, processes)
+    check_devices(devices, processes)
     with reporting() as report:
         check_data(spec, report)
-    return has_nccl()
+    return CheckedNode(has_nccl(), HERE.counts)
 
 
-def check_node_in_fork(spec: RunSpec, processes: int, reporting: Reporting) -> bool:
-    """Calls `check_node` in a fork of the server, and waits for the server's imports with it.
-
-    Args:
-        reporting: importable by name in another process.
-
-    Raises:
-        CannotRun, UserError: as `check_node`.
-        RunFailed: the process was killed or met a bug, whose traceback it has printed.
-    """
+def _check_in_fork(spec: RunSpec, processes: int, reporting: Reporting, devices: Sequence[int] | None) -> CheckedNode:
     context = multiprocessing.get_context(START)
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(theirs, spec, processes, reporting), name="check")  # type: ignore[attr-defined]
+    arguments = (theirs, spec, processes, reporting, devices)
+    process = context.Process(target=_answer, args=arguments, name="check")  # type: ignore[attr-defined]
     process.start()
     theirs.close()
     try:
-        answer = ours.recv()
+        answer: CheckedNode | Failure = ours.recv()
     except EOFError:
         process.join()
         why = failure_of_exit(0, process.pid, process.exitcode).problems[0].message
@@ -74,14 +101,14 @@ def check_node_in_fork(spec: RunSpec, processes: int, reporting: Reporting) -> b
         ours.close()
     if isinstance(answer, Failure):
         raise TOLD.get(answer.kind, RunFailed)(*answer.problems)
-    return bool(answer)
+    return answer
 
 
-def _answer(to: Connection, spec: RunSpec, processes: int, reporting: Reporting) -> None:
-    """Sends the result of `check_node`, or the failure."""
+def _answer(to: Connection, spec: RunSpec, processes: int, reporting: Reporting, devices: Sequence[int] | None) -> None:
+    """Sends the result of the check, or the failure."""
     end_with(os.getppid())  # the fork server, which ends with the supervisor
     try:
-        to.send(check_node(spec, processes, reporting))
+        to.send(_check_here(spec, processes, reporting, devices))
     except Exception as error:
         failure = failure_of(error, 0)
         if failure.traceback:

@@ -28,7 +28,7 @@ POLL = 0.05  # seconds between two looks at the processes
 SHOW_CURSOR = "\x1b[?25h"
 
 
-def train_here(spec: RunSpec, entry: Entry | None = None) -> RunResult:
+def train_here(spec: RunSpec, entry: Entry | None = None, *, nccl: bool | None = None) -> RunResult:
     """Trains in as many processes as the layout has; the caller holds the lock of the run's folder.
 
     If a process dies or stops, the others are ended, and all are restarted from the newest state, according to the
@@ -37,6 +37,7 @@ def train_here(spec: RunSpec, entry: Entry | None = None) -> RunResult:
 
     Args:
         entry: a function that each process calls instead of training.
+        nccl: whether the processes communicate through NCCL; by default torch is asked.
 
     Raises:
         UserError: a process raised one; of the same class, with the same message.
@@ -47,7 +48,7 @@ def train_here(spec: RunSpec, entry: Entry | None = None) -> RunResult:
     asked: list[int] = []
     with shared_memory(spec.output) as shared, handled_by(lambda number, _: asked.append(number)):
         start_server(language=is_language(spec.loaded.job))
-        return _alone(spec, entry, shared, asked)
+        return _alone(spec, entry, shared, asked, nccl=has_nccl() if nccl is None else nccl)
 
 
 def train_on_nodes(
@@ -109,9 +110,8 @@ def show_cursor() -> None:
         sys.stdout.flush()
 
 
-def _alone(spec: RunSpec, entry: Entry | None, shared: SharedFolder, asked: list[int]) -> RunResult:
+def _alone(spec: RunSpec, entry: Entry | None, shared: SharedFolder, asked: list[int], *, nccl: bool) -> RunResult:
     """Returns the supervisor of the only node: its leader and its processes in one loop, without a channel."""
-    nccl = has_nccl()
     listed: list[Message] = []
     agent = Agent(entry, name="", address=LOOPBACK, secret=None, tell=listed.append, nccl=nccl)
     me = Node("", (LOOPBACK, 0), tuple(range(spec.layout.world)))

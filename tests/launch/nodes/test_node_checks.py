@@ -16,7 +16,7 @@ from stoker.errors import CannotRun, RunFailed, UserError
 from stoker.job import load_job
 from stoker.launch.forkserver import start_server
 from stoker.launch.run_spec import RunSpec
-from stoker.launch.start_checks import check_node, check_node_in_fork
+from stoker.launch.start_checks import check_node
 
 JOB = """
 task: ranking
@@ -59,29 +59,30 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunSpec:
 
 
 def test_another_process_checks(spec: RunSpec) -> None:
-    assert check_node_in_fork(spec, 1, noting) == check_node(spec, 1, silent)
+    assert check_node(spec, 1, noting, in_fork=True) == check_node(spec, 1, silent, in_fork=False)
     assert (spec.base / "checked-in").read_text() != str(os.getpid())
 
 
 def test_its_errors_are_those_of_the_check(spec: RunSpec) -> None:
     (spec.base / "clicks.csv").write_text("user,item,seen\n1,2,1\n")
     with pytest.raises(UserError) as here:
-        check_node(spec, 1, silent)
+        check_node(spec, 1, silent, in_fork=False)
     with pytest.raises(UserError) as there:
-        check_node_in_fork(spec, 1, silent)
+        check_node(spec, 1, silent, in_fork=True)
     assert type(there.value) is type(here.value) and there.value.problems == here.value.problems
 
 
 def test_a_killed_check_and_a_bug_fail_the_node(spec: RunSpec, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RunFailed, match=r"could not be checked: process \d+ was killed by SIGKILL"):
-        check_node_in_fork(spec, 1, killed)
+        check_node(spec, 1, killed, in_fork=True)
     with pytest.raises(RunFailed, match="RuntimeError: a bug") as failed:
-        check_node_in_fork(spec, 1, broken)
+        check_node(spec, 1, broken, in_fork=True)
     assert not isinstance(failed.value, CannotRun)
 
 
 def test_a_supervisor_loads_neither_torch_nor_the_libraries_of_language_models() -> None:
-    rooms = "stoker.cli.node, stoker.launch.supervisor, stoker.launch.start_checks, stoker.launch.processes"
+    verbs = "stoker.cli.node, stoker.cli.train"
+    rooms = f"{verbs}, stoker.launch.supervisor, stoker.launch.start_checks, stoker.launch.processes"
     code = f"import sys, {rooms}; print({{'torch', 'transformers', 'peft'}} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("set()\n", 0), done.stderr

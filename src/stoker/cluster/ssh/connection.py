@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker.cluster.shell import Given, ShellFailed, finished
+from stoker.cluster.ssh.kept_shell import KeptShell, takes
 from stoker.errors import RunFailed
 
 UNREACHED = 255  # exit code of ssh itself
@@ -62,9 +63,9 @@ class SshSettings:
         return words
 
 
-@dataclass(frozen=True)
+@dataclass
 class Connection:
-    """Runs scripts on a host by ssh.
+    """Runs scripts on a host by ssh, those with little input in one shell that stays open.
 
     Attributes:
         name: of the host, in ssh's configuration or DNS.
@@ -75,6 +76,7 @@ class Connection:
     settings: SshSettings
     user: str = ""
     port: int | None = None
+    _shell: KeptShell | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def ssh(self) -> list[str]:
@@ -92,12 +94,22 @@ class Connection:
         return [*self.ssh, "--", self.destination, f"sh -c {shlex.quote(script)}"]
 
     def run(self, script: str, *, given: Given = b"", timeout: float | None = None) -> bytes:
+        shell = self._kept() if takes(script, given) else None
         try:
+            if shell is not None:
+                assert isinstance(given, bytes)
+                return shell.run(script, given=given, timeout=timeout)
             return finished(self.words(script), self.name, given, timeout)
         except ShellFailed as error:
             if error.code == UNREACHED:
                 raise ShellFailed(self.name, UNREACHED, f"cannot be reached: {_last_line(error.said)}") from None
             raise
+
+    def _kept(self) -> KeptShell | None:
+        """Returns the shell that stays open; a new one if it has ended, None if there are too many."""
+        if self._shell is None or not self._shell.is_open:
+            self._shell = KeptShell.opened([*self.ssh, "--", self.destination, "exec sh"], self.name)
+        return self._shell
 
     def real_name(self) -> str:
         """Returns the host's name or address as ssh's configuration has it (`HostName`)."""
@@ -110,7 +122,9 @@ class Connection:
         return next((line.split(maxsplit=1)[1] for line in lines if line.startswith("hostname ")), self.name)
 
     def close(self) -> None:
-        """Closes the shared connection that stays open for later commands."""
+        """Closes the shell and the shared connection that stay open for later commands."""
+        if self._shell is not None:
+            self._shell.close()
         words = [*self.ssh, "-O", "exit", "--", self.destination]
         subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
 

@@ -74,6 +74,7 @@ class SshTarget:
             options=block.options,
             connect=block.connect,
         )
+        self._connections: dict[str, Connection] = {}
 
     def host_count(self) -> int | None:
         return len(self._hosts) - self._block.spares
@@ -104,6 +105,7 @@ class SshTarget:
             f"# written there with mode 600: {SECRET} (32 random bytes), {ENVIRONMENT}:",
             *(f"#   {line}" for line in shown.splitlines()),
             "# for hosts without `address`, the address detected on the host is used",
+            "# scripts with little input run one after another in one `sh` on each host",
         ]
         for index, host in enumerate(hosts):
             ssh = self._connection(host)
@@ -250,7 +252,8 @@ class SshTarget:
 
     def _connection(self, host: Host) -> Connection:
         block = self._block
-        return Connection(host.name, self._settings, host.user or block.user or "", host.port or block.ssh_port)
+        new = Connection(host.name, self._settings, host.user or block.user or "", host.port or block.ssh_port)
+        return self._connections.setdefault(host.name, new)
 
     def _home(self, name: str) -> str:
         return f"{quoted(self._block.folder)}/{shlex.quote(name)}"
