@@ -11,7 +11,7 @@ import os
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
@@ -35,7 +35,7 @@ class CheckedNode:
 
     Attributes:
         nccl: whether its processes communicate through NCCL.
-        cached: what the check took from the node cache.
+        cached: what this process and the check have taken from the node cache.
     """
 
     nccl: bool
@@ -101,7 +101,7 @@ def _check_in_fork(spec: RunSpec, processes: int, reporting: Reporting, devices:
         ours.close()
     if isinstance(answer, Failure):
         raise TOLD.get(answer.kind, RunFailed)(*answer.problems)
-    return answer
+    return replace(answer, cached=HERE.counts + answer.cached)
 
 
 def _answer(to: Connection, spec: RunSpec, processes: int, reporting: Reporting, devices: Sequence[int] | None) -> None:
