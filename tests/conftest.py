@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
-from tokenizers import Tokenizer
 
-from replay_in_process import replay_in_process
-from stoker.data.chat_template import BUILT_IN, ChatTemplate
-from stoker.data.tokenise import TextCodec
-from stoker.launch.process_pool import Pool
-from tiny_tokenizer import tiny_tokenizer
-from warm_process import warm_processes
+if TYPE_CHECKING:  # the process that hands out the tests loads this file, and need not load torch
+    from tokenizers import Tokenizer
+
+    from stoker.data.tokenise import TextCodec
+    from stoker.launch.process_pool import Pool
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks the tests that use the pool of processes, which come last, and the cases that run seldom."""
+    import torch
+
     no_gpu = pytest.mark.skip(reason="no GPU")
     for item in items:
         if (often := item.get_closest_marker("often")) and isinstance(item, pytest.Function):
@@ -48,12 +48,16 @@ def stoker_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Matrices this small are multiplied faster by one thread than by several that wait for each other."""
+    import torch
+
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module", name="warm_processes")
 def _warm_processes(stoker_cache: None) -> Iterator[None]:
     """``python -m stoker`` and ``python -c`` are started without the time of imports (`warm_process`)."""
+    from warm_process import warm_processes
+
     with warm_processes():
         yield
 
@@ -61,6 +65,8 @@ def _warm_processes(stoker_cache: None) -> Iterator[None]:
 @pytest.fixture
 def in_process_replay() -> Iterator[None]:
     """Exports are replayed in this process."""
+    from replay_in_process import replay_in_process
+
     with replay_in_process():
         yield
 
@@ -74,6 +80,8 @@ def pool(stoker_cache: None) -> Iterator[Pool]:
     a `UserError` as itself, any other as `stoker.launch.first_failure.RankFailed` with the rank's traceback. With
     ``world=1`` there is no process group: what one process computes. Rank and size: `torch.distributed`.
     """
+    from stoker.launch.process_pool import Pool
+
     with Pool(8) as pool:
         yield pool
 
@@ -90,15 +98,19 @@ def redis_place() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     """A byte-level BPE of 400 ids with the special tokens of ChatML."""
+    from tiny_tokenizer import tiny_tokenizer
+
     return tiny_tokenizer()
 
 
-CodecOf = Callable[..., TextCodec]
+CodecOf = Callable[..., "TextCodec"]
 
 
 @pytest.fixture(scope="session")
 def codec_of(tokenizer: Tokenizer) -> CodecOf:
     """Makes the codec of a template (its source, or the name of a built-in one) and a stop token."""
+    from stoker.data.chat_template import BUILT_IN, ChatTemplate
+    from stoker.data.tokenise import TextCodec
 
     def make(template: str = "chatml", stop: str = "<|im_end|>", own: Tokenizer | None = None) -> TextCodec:
         backend = own or tokenizer

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 TRAINS = """
 import sys
 import stoker.launch.worker, stoker.train.prepare_language
@@ -36,6 +38,7 @@ assert "class HungarianMatcher" in inspect.getsource(loss_for_object_detection)
 """
 
 
+@pytest.mark.slow  # imports all of these libraries
 def test_what_trains_leaves_to_others_what_few_need() -> None:
     # With another option first it is no copy of a warm process.
     words = [sys.executable, "-u", "-c", TRAINS + INSTALLED + USED]

@@ -7,6 +7,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, metadata, packages_distributions, requires
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -50,6 +51,7 @@ def imported() -> dict[str, Path]:
     return found
 
 
+@pytest.mark.slow  # reads all source
 def test_all_that_is_imported_is_asked_for() -> None:
     bringing, asked = packages_distributions(), asked_for()
     assert {"torch", "httpx2", "pytest", "anyio"} <= asked

@@ -286,6 +286,7 @@ def test_a_run_without_its_records_is_still_a_run(left: str, base: Path, capsys:
         assert main([verb, "job.yaml", *VERBS[verb][2:]]) == 2 and not MARK.exists()
 
 
+@pytest.mark.slow
 def test_faults_that_come_with_a_run_write_through_no_link(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine = base / "mine"
     mine.write_bytes(bytes(range(256)) * 1000)

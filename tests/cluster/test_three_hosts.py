@@ -77,9 +77,6 @@ def test_over_ssh_a_job_trains_as_here(lab: Lab, whole: list[float]) -> None:
     assert losses(output) == whole
     of_one = lab.stoker("logs", "ssh-run", "--rank", 1).splitlines()
     assert of_one and all(f"rank 1 | {line}" in lines for line in of_one)
-    again = json.loads(lab.stoker("submit", "job.yaml", "--on", "hosts", f"output={output}", "--json"))
-    assert again["fingerprint"] == first["fingerprint"] and again["handle"]["bytes_sent"] == 0
-    lab.until(lambda: lab.status("ssh-run")["status"]["state"] == "done")
 
 
 def test_over_ssh_a_run_is_stopped_everywhere_and_goes_on(lab: Lab, long: list[float]) -> None:

@@ -118,6 +118,7 @@ def attack(port: int, mark: Path) -> None:
 
 
 @pytest.mark.often("2")
+@pytest.mark.slow
 def test_a_run_listens_on_loopback_alone_and_reads_no_pickle(running: subprocess.Popen[str], base: Path) -> None:
     tree = [psutil.Process(running.pid), *psutil.Process(running.pid).children(recursive=True)]
     found = [address for process in tree for address in listening(process)]

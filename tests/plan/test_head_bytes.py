@@ -30,6 +30,7 @@ def test_the_peak_of_the_head_is_as_counted(trained: bool) -> None:
     assert counted.chunk == 2 * CHUNK  # one is kept until the next is there
 
 
+@pytest.mark.slow  # products in bfloat16 without hardware for them
 def test_a_head_trained_beside_a_frozen_base_in_16_bits_is_as_counted() -> None:
     linear = nn.Linear(SHAPE.width, SHAPE.vocabulary, bias=False)
     hidden = torch.randn(TOKENS, SHAPE.width, dtype=torch.bfloat16, requires_grad=True)

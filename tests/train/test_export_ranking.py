@@ -90,7 +90,7 @@ def logits(scorer: StoredScorer, home: Path) -> np.ndarray:
 
 
 @pytest.mark.parametrize("model", ["deepfm", "din", "two-tower"])
-@pytest.mark.often("din", "two-tower")
+@pytest.mark.often("two-tower", then="slow")
 def test_online_scores_are_the_offline_ones(
     model: str, home: Path, redis_place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

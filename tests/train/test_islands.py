@@ -167,6 +167,7 @@ def test_the_number_of_nodes_decides_what_the_job_leaves_open(base: Path) -> Non
 
 
 @pytest.mark.pool
+@pytest.mark.slow
 def test_islands_of_several_processes_with_sharded_weights(pool: Pool, base: Path) -> None:
     words = SYNCS["DiLoCo"][0]
     pool.run(train, str(base), words, "two", world=2)
@@ -214,6 +215,7 @@ def test_between_two_synchronisations_the_weights_of_the_last_one_are_opened(poo
 
 
 @pytest.mark.pool
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_islands_and_without(pool: Pool, base: Path) -> None:
     words = SYNCS["DiLoCo"][0]
     pool.run(train, str(base), [*words, "steps=3"], "run", world=2)
