@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -31,6 +32,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(no_gpu)
     items.sort(key=lambda item: item.get_closest_marker("pool") is not None)  # those that take all cores come last
+
+
+def pytest_collection_finish() -> None:
+    """Tests and libraries, a million objects, are not looked through by each garbage collection."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,12 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stoker.data.detect_format import detect
 from stoker.data.formats import FORMATS, parse
-from stoker.data.rows import Conversation, Preference
+from stoker.data.rows import Conversation, Preference, Ranking
 from stoker.errors import UserError
 
 WORDS = sorted(
@@ -31,6 +31,9 @@ ROW = st.dictionaries(KEY, VALUE, max_size=5) | st.text(max_size=5)
 
 @settings(max_examples=400, deadline=None)
 @given(row=ROW, format=st.sampled_from(sorted(FORMATS)), columns=st.dictionaries(KEY, KEY, max_size=2))
+@example(row={"answers": True}, format="scored", columns={})
+@example(row={"answers": ["a", "b"], "scores": [[1], {}]}, format="scored", columns={})
+@example(row={"prompt": "a", "answers": ["b", "c"], "scores": [1, 2]}, format="scored", columns={})
 def test_no_json_value_raises(row: dict[str, Any] | str, format: str, columns: dict[str, str]) -> None:
     found = parse(row, format, columns)
     if isinstance(found, str):
@@ -39,6 +42,8 @@ def test_no_json_value_raises(row: dict[str, Any] | str, format: str, columns: d
         assert found.messages[-1].role == "assistant"
     elif isinstance(found, Preference):
         assert found.prompt and found.chosen != found.rejected
+    elif isinstance(found, Ranking):
+        assert found.prompt and found.pairs
     else:
         assert found.text.strip()
 

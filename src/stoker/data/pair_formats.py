@@ -63,10 +63,10 @@ def _some_pairs(answers: int) -> Iterator[tuple[int, int]]:
 
 def _scored(row: NamedColumns) -> Ranking:
     """Parses the row that `stoker.data.prompt_groups` joins the answers to a prompt to."""
-    answers, scores = row.get("answers") or [], row.get("scores") or []
-    if len(answers) < 2:
+    answers, scores = row.get("answers"), row.get("scores")
+    if isinstance(answers, list) and len(answers) < 2:
         raise Refused("a prompt with one scored answer, without another to compare it with")
-    if len(set(scores)) == 1:
+    if isinstance(scores, list) and scores and all(score == scores[0] for score in scores):
         raise Refused("all answers to the prompt have the same score")
     return _ranked(row)
 

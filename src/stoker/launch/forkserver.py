@@ -48,5 +48,6 @@ def start_server(*, language: bool = True) -> None:
     if START == "forkserver":
         from multiprocessing import forkserver
 
-        multiprocessing.get_context(START).set_forkserver_preload([*PRELOADED, *(FOR_LANGUAGE if language else ())])
+        modules = [*PRELOADED, *(FOR_LANGUAGE if language else ()), "stoker.launch.forkserver_ready"]
+        multiprocessing.get_context(START).set_forkserver_preload(modules)
         forkserver.ensure_running()
