@@ -26,6 +26,8 @@ def wait_for_server() -> None:
 
     One of several supervisors must not wait, as its peers would time out.
     """
+    if START != "forkserver":
+        return
     process = multiprocessing.get_context(START).Process(target=_nothing)  # type: ignore[attr-defined]
     process.start()
     process.join()
