@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -33,7 +34,8 @@ assert sagemaker.boto3.Session(region_name="here").region_name == "here"
 four, state = peft.helpers.bnb.functional.quantize_4bit(torch.ones(64), blocksize=64)
 assert set(peft.helpers.bnb.functional.dequantize_4bit(four, state).flatten().tolist()) == {1.0}
 assert left <= sys.modules.keys()
-import inspect
+import inspect, scipy.optimize, scipy.stats
+assert isinstance(scipy.optimize.OptimizeResult, type)
 assert "class HungarianMatcher" in inspect.getsource(loss_for_object_detection)
 """
 
@@ -44,3 +46,32 @@ def test_what_trains_leaves_to_others_what_few_need() -> None:
     words = [sys.executable, "-u", "-c", TRAINS + INSTALLED + USED]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_module_alone_gets_the_placeholder_unless_the_library_is_there(loaded: bool, tmp_path: Path) -> None:
+    """Another module that is imported meanwhile gets the library; one that is absent is absent."""
+    for name, text in {
+        "library": "def double(n): return 2 * n",
+        "other": "import library",
+        "importing": "import library, other\ndef quadruple(n):\n    import library\n    return library.double(2 * n)",
+        "without": "import no_such_library",
+    }.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    code = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+from stoker.deferred_imports import LEFT, Later
+LEFT |= {{"importing": "library", "without": "no_such_library"}}
+if {loaded}:
+    import library
+import importing, other
+assert isinstance(importing.library, Later) != {loaded} and importing.library.double(2) == 4
+assert not isinstance(other.library, Later) and importing.quadruple(1) == 4
+try:
+    import without
+except ModuleNotFoundError:
+    print("absent")
+"""
+    done = subprocess.run([sys.executable, "-u", "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("absent\n", 0), done.stderr

@@ -6,6 +6,7 @@ most processes never call. Together these libraries take a quarter of the import
 
 from __future__ import annotations
 
+import builtins
 import sys
 from collections.abc import Sequence
 from functools import reduce
@@ -41,7 +42,7 @@ class Later:
 
 
 class WithLater(Loader):
-    """Loads a module while another is replaced by `Later`, unless that one has been imported or is not installed."""
+    """Loads a module that gets `Later` for one of its own imports, unless that has been imported."""
 
     def __init__(self, loader: Loader, other: str) -> None:
         self._loader, self._other = loader, other
@@ -52,16 +53,19 @@ class WithLater(Loader):
     def exec_module(self, module: ModuleType) -> None:
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self._loader  # which gives its source, for one
-        package = PathFinder.find_spec(self._other.partition(".")[0])
-        if self._other in sys.modules or package is None:
-            return self._loader.exec_module(module)
-        later = Later(self._other)
-        later.__dict__["__spec__"] = package  # by which others ask whether it is installed
-        sys.modules[self._other] = later  # type: ignore[assignment]
+        own = dict(vars(builtins))
+
+        def importing(name: str, *more: Any, **named: Any) -> Any:
+            if name != self._other or name in sys.modules or PathFinder.find_spec(name.partition(".")[0]) is None:
+                return builtins.__import__(name, *more, **named)
+            return Later(name)
+
+        own["__import__"] = importing  # of this module's code alone, whatever others import meanwhile
+        vars(module)["__builtins__"] = own
         try:
             self._loader.exec_module(module)
         finally:
-            del sys.modules[self._other]
+            own["__import__"] = builtins.__import__
 
 
 class LaterFinder:

@@ -16,6 +16,9 @@ from stoker.errors import RunFailed, reason_of
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
+SHOW_CURSOR = "\x1b[?25h"
+
+
 def escape_control_characters(text: str) -> str:
     """Escapes control characters of a text, in the notation of JSON and YAML."""
     return _STEERING.sub(_escaped, text)
@@ -81,6 +84,13 @@ def unwrapped(stream: Any) -> Any:
 def unescaped(stream: Any) -> Any:
     """Returns the stream for text that contains terminal control sequences."""
     return getattr(stream, "unescaped", stream)
+
+
+def show_cursor(stream: Any) -> None:
+    """Shows the cursor of a terminal that the live line of a killed process had hidden."""
+    if stream.isatty():
+        unescaped(stream).write(SHOW_CURSOR)
+        stream.flush()
 
 
 @contextmanager

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -22,10 +24,13 @@ from stoker.launch.first_failure import TOLD, Failure, failure_of, failure_of_ex
 from stoker.launch.forkserver import START, start_server, wait_for_server
 from stoker.launch.run_spec import RunSpec
 from stoker.node_cache.cache_stats import HERE, CacheStats
+from stoker.resilience.deadline import SIGNAL_EXIT
+from stoker.terminal import escaped_output, show_cursor
 
 if TYPE_CHECKING:
     from stoker.data.build_cache import Report
 
+GRACE = 2.0  # seconds in which a check that is no longer wanted ends by itself
 Reporting = Callable[[], AbstractContextManager["Report"]]
 
 
@@ -89,13 +94,18 @@ def _check_in_fork(spec: RunSpec, processes: int, reporting: Reporting, devices:
     process = context.Process(target=_answer, args=arguments, name="check")  # type: ignore[attr-defined]
     process.start()
     theirs.close()
+    answer: CheckedNode | Failure | None = None
     try:
-        answer: CheckedNode | Failure = ours.recv()
+        answer = ours.recv()
     except EOFError:
         process.join()
         why = failure_of_exit(0, process.pid, process.exitcode).problems[0].message
         raise RunFailed(Problem(f"the node's devices and data could not be checked: {why}")) from None
     finally:
+        if answer is None:
+            process.terminate()  # it ends its own processes, and its live line
+            process.join(GRACE)
+            show_cursor(sys.stderr)
         process.kill()
         process.join()
         ours.close()
@@ -107,10 +117,17 @@ def _check_in_fork(spec: RunSpec, processes: int, reporting: Reporting, devices:
 def _answer(to: Connection, spec: RunSpec, processes: int, reporting: Reporting, devices: Sequence[int] | None) -> None:
     """Sends the result of the check, or the failure."""
     end_with(os.getppid())  # the fork server, which ends with the supervisor
-    try:
-        to.send(_check_here(spec, processes, reporting, devices))
-    except Exception as error:
-        failure = failure_of(error, 0)
-        if failure.traceback:
-            traceback.print_exc()
-        to.send(failure)
+    signal.signal(signal.SIGTERM, _stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))  # also of the processes that tokenise
+    with escaped_output():
+        try:
+            to.send(_check_here(spec, processes, reporting, devices))
+        except Exception as error:
+            failure = failure_of(error, 0)
+            if failure.traceback:
+                traceback.print_exc()
+            to.send(failure)
+
+
+def _stop(*_: object) -> None:
+    raise SystemExit(SIGNAL_EXIT + signal.SIGTERM)

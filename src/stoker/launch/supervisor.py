@@ -22,10 +22,9 @@ from stoker.launch.run_spec import Entry, RunResult, RunSpec
 from stoker.launch.worker_main import has_nccl
 from stoker.resilience.stop_signals import handled_by
 from stoker.runs.shm_folder import SharedFolder, shared_memory
-from stoker.terminal import unescaped
+from stoker.terminal import show_cursor, unescaped
 
 POLL = 0.05  # seconds between two looks at the processes
-SHOW_CURSOR = "\x1b[?25h"
 
 
 def train_here(spec: RunSpec, entry: Entry | None = None, *, nccl: bool | None = None) -> RunResult:
@@ -91,7 +90,7 @@ def train_on_nodes(
             return supervisor.run()
         finally:
             network.close()
-            show_cursor()
+            show_cursor(sys.stdout)
 
 
 def print_above_progress(spec: RunSpec, text: str) -> None:
@@ -101,13 +100,6 @@ def print_above_progress(spec: RunSpec, text: str) -> None:
             unescaped(sys.stdout).write("\r\x1b[2K")
         with suppress(BrokenPipeError):  # the reader is gone, but the run continues
             print(text, flush=True)
-
-
-def show_cursor() -> None:
-    """The live line of a process that was killed had hidden it."""
-    if sys.stdout.isatty():
-        unescaped(sys.stdout).write(SHOW_CURSOR)
-        sys.stdout.flush()
 
 
 def _alone(spec: RunSpec, entry: Entry | None, shared: SharedFolder, asked: list[int], *, nccl: bool) -> RunResult:
@@ -145,7 +137,7 @@ def _alone(spec: RunSpec, entry: Entry | None, shared: SharedFolder, asked: list
             if isinstance(leader.outcome, RunResult):
                 return leader.outcome
             if leader.outcome is not None:
-                show_cursor()
+                show_cursor(sys.stdout)
                 raise leader.outcome
             agent.wait(POLL)
     finally:

@@ -6,8 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,8 @@ from stoker.job import load_job
 from stoker.launch.forkserver import start_server
 from stoker.launch.run_spec import RunSpec
 from stoker.launch.start_checks import check_node
+from stoker.node_cache.cache_stats import HERE, CacheStats
+from stoker.terminal import Output
 
 JOB = """
 task: ranking
@@ -45,8 +50,23 @@ def broken() -> Iterator[None]:
 
 @contextmanager
 def noting() -> Iterator[None]:
-    (Path.cwd() / "checked-in").write_text(str(os.getpid()))
+    """Writes which process this is, and whether it holds SIGTERM back and escapes what it says; uses the cache."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    (Path.cwd() / "checked-in").write_text(
+        f"{os.getpid()} {signal.SIGTERM in blocked} {isinstance(sys.stderr, Output)}"
+    )
+    HERE.add(CacheStats(misses=3))
     yield None
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    try:
+        (Path.cwd() / "begun").touch()
+        time.sleep(60)
+        yield None
+    finally:
+        (Path.cwd() / "ended").touch()
 
 
 @pytest.fixture
@@ -59,8 +79,12 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunSpec:
 
 
 def test_another_process_checks(spec: RunSpec) -> None:
-    assert check_node(spec, 1, noting, in_fork=True) == check_node(spec, 1, silent, in_fork=False)
-    assert (spec.base / "checked-in").read_text() != str(os.getpid())
+    HERE.add(CacheStats(hits=2))
+    here = check_node(spec, 1, silent, in_fork=False)
+    there = check_node(spec, 1, noting, in_fork=True)
+    assert here.cached.hits >= 2 and there == replace(here, cached=here.cached + CacheStats(misses=3))
+    process, holds_back, escapes = (spec.base / "checked-in").read_text().split()
+    assert process != str(os.getpid()) and (holds_back, escapes) == ("False", "True")
 
 
 def test_its_errors_are_those_of_the_check(spec: RunSpec) -> None:
@@ -70,6 +94,26 @@ def test_its_errors_are_those_of_the_check(spec: RunSpec) -> None:
     with pytest.raises(UserError) as there:
         check_node(spec, 1, silent, in_fork=True)
     assert type(there.value) is type(here.value) and there.value.problems == here.value.problems
+
+
+def test_the_devices_are_those_that_the_job_names(spec: RunSpec) -> None:
+    for in_fork in (True, False):
+        with pytest.raises(CannotRun, match=r"parallel\.devices: 99 is requested"):
+            check_node(spec, 1, silent, devices=[99], in_fork=in_fork)
+
+
+def test_an_interrupted_check_ends_what_it_has_begun(spec: RunSpec) -> None:
+    def interrupt() -> None:
+        while not (spec.base / "begun").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        check_node(spec, 1, waiting, in_fork=True)
+    thread.join()
+    assert (spec.base / "ended").exists()
 
 
 def test_a_killed_check_and_a_bug_fail_the_node(spec: RunSpec, capfd: pytest.CaptureFixture[str]) -> None:

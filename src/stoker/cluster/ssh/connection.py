@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker.cluster.shell import Given, ShellFailed, finished
-from stoker.cluster.ssh.kept_shell import KeptShell, takes
+from stoker.cluster.ssh.kept_shell import KeptShell, NotRunError, takes
 from stoker.errors import RunFailed
 
 UNREACHED = 255  # exit code of ssh itself
@@ -94,11 +94,14 @@ class Connection:
         return [*self.ssh, "--", self.destination, f"sh -c {shlex.quote(script)}"]
 
     def run(self, script: str, *, given: Given = b"", timeout: float | None = None) -> bytes:
-        shell = self._kept() if takes(script, given) else None
         try:
-            if shell is not None:
+            if takes(script, given) and (shell := self._kept()) is not None:
                 assert isinstance(given, bytes)
-                return shell.run(script, given=given, timeout=timeout)
+                try:
+                    return shell.run(script, given=given, timeout=timeout)
+                except NotRunError:
+                    if not shell.is_ready:  # the host cannot be reached
+                        raise
             return finished(self.words(script), self.name, given, timeout)
         except ShellFailed as error:
             if error.code == UNREACHED:
@@ -108,7 +111,7 @@ class Connection:
     def _kept(self) -> KeptShell | None:
         """Returns the shell that stays open; a new one if it has ended, None if there are too many."""
         if self._shell is None or not self._shell.is_open:
-            self._shell = KeptShell.opened([*self.ssh, "--", self.destination, "exec sh"], self.name)
+            self._shell = KeptShell.opened(["ssh", "-T", *self.ssh[1:], "--", self.destination], self.name)
         return self._shell
 
     def real_name(self) -> str:
