@@ -215,6 +215,7 @@ def test_a_run_whose_folder_is_named_like_a_url_is_checked_as_before() -> None:
             "checkpoint.to=foo://x/y",
             "checkpoint.to: foo://x/y cannot hold checkpoints: there is no kind of store foo://",
         ),
+        ("checkpoint.to=http://host/x", "files of a web server are read only (http://host/x); give a folder, or a URL"),
         ("checkpoint.to=my.jsonl/x", "my.jsonl, which is no folder"),
         ("output=my.jsonl/x/y", "my.jsonl, which is no folder"),
         (f"output={'x' * 300}", "File name too long"),

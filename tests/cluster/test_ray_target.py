@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -95,6 +96,39 @@ def test_lines_of_one_rank_are_those_of_all_stages(tmp_path: Path, monkeypatch: 
     record: Any = None
     assert list(target.logs(record, rank=1, follow=False)) == ["a", "b"]
     assert list(target.logs(record, rank=None, follow=False)) == lines
+
+
+def test_an_address_without_its_scheme_is_the_dashboards_where_that_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    made: list[str] = []
+
+    def client(address: str) -> None:
+        made.append(address)
+        raise ray.exceptions.RpcError("no store here")
+
+    monkeypatch.setattr("ray.job_submission.JobSubmissionClient", client)
+    answer = SimpleNamespace(ok=True)
+    monkeypatch.setattr("requests.get", lambda url, timeout: asked.append(url) or answer)
+    asked: list[str] = []
+    for written, ok in (("head:8265", True), ("head:6379", False), ("auto", True), ("http://head:8265", True)):
+        answer.ok = ok
+        target, _ = target_in(tmp_path, address=written)
+        with pytest.raises(UserError, match="no store here"):
+            target._client()
+    assert made == ["http://head:8265", "head:6379", "auto", "http://head:8265"]
+    assert asked == ["http://head:8265/api/version", "http://head:6379/api/version"]
+
+
+def test_the_files_of_a_run_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, submission = target_in(tmp_path)
+    record = submission.record("ray", target={}, on=None, handle={"job": "job-1"})
+    monkeypatch.setattr(target, "_info", lambda record: None)
+    monkeypatch.setattr(target, "_said", lambda record: [])
+    folder = target._block.folder
+    for output, shown in (("runs/a", f"{folder}/job/runs/a"), ("/disk/a", "/disk/a"), ("s3://b/a", "s3://b/a")):
+        assert f"files        {shown}" in list(target.describe(replace(record, output=output)))
 
 
 def test_a_run_whose_files_the_cluster_has_dropped_is_not_resumed(

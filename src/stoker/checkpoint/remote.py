@@ -17,7 +17,7 @@ from stoker.checkpoint.storage import ATTEMPT, OWNER, STATE, attempt_name, is_al
 from stoker.errors import Problem, UserError, typed_reason
 from stoker.files import free_name
 from stoker.node_cache.object_cache import node_cache
-from stoker.node_cache.urls import LOCAL, scheme_of, url_problem
+from stoker.node_cache.urls import LOCAL, place_problem, scheme_of
 
 
 def open_remote(url: str) -> IO[bytes]:
@@ -75,7 +75,7 @@ class RemoteStorage:
         """The file system, and the path in it."""
         from fsspec.core import url_to_fs
 
-        if problem := url_problem(self.url):
+        if problem := place_problem(self.url):
             message, hint = problem
             raise UserError(Problem(f"{self.url} cannot hold checkpoints: {message}", hint, key="checkpoint.to"))
         system, path = url_to_fs(self.url)

@@ -257,14 +257,14 @@ def _shape_problems(loaded: ReadJob, base: Path) -> list[Problem]:
 
 
 def _checkpoint_problems(loaded: ReadJob, base: Path) -> list[Problem]:
-    from stoker.node_cache.urls import url_problem
+    from stoker.node_cache.urls import place_problem
     from stoker.runs.output_folder import unwritable
 
     to = loaded.job.checkpoint.to
     if to is None:
         return []
     if "://" in to:
-        found = url_problem(to)
+        found = place_problem(to)
         message = f"checkpoint.to: {to} cannot hold checkpoints: {found[0] if found else ''}"
         return [loaded.problem("checkpoint.to", message, found[1])] if found else []
     what = unwritable(base / to)

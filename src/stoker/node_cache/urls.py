@@ -134,6 +134,14 @@ def url_problem(url: str) -> tuple[str, str] | None:
     return None
 
 
+def place_problem(url: str) -> tuple[str, str] | None:
+    """Returns (problem, suggestion) if nothing can be stored at a URL, else None."""
+    if scheme_of(url) in WEB:
+        hint = "give a folder, or a URL of a store, such as s3://, gs:// or hdfs://"
+        return f"files of a web server are read only ({without_secrets(url)})", hint
+    return url_problem(url)
+
+
 def expand_braces(url: str) -> Iterator[str]:
     """``a-{00..02}.tar`` written out, as WebDataset does: ``a-00.tar``, ``a-01.tar``, ``a-02.tar``.
 

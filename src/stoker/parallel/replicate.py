@@ -6,6 +6,7 @@ restart would have other last bits than in a run without an interruption. Here a
 """
 
 # Annotations are types here and not strings, as DistributedDataParallel checks those of its hook.
+import warnings
 from collections import deque
 
 import torch
@@ -31,14 +32,17 @@ class Replicated(DistributedDataParallel):
     power_sgd: PowerSgd | None = None
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup, *, may_be_unused: bool) -> None:
-        super().__init__(
-            module,
-            process_group=group,
-            broadcast_buffers=False,
-            gradient_as_bucket_view=True,
-            init_sync=False,
-            find_unused_parameters=may_be_unused,
-        )
+        with warnings.catch_warnings():
+            # torch 2.13 warns of `broadcast_buffers`, and has no other way yet to leave all buffers as they are.
+            warnings.simplefilter("ignore", FutureWarning)
+            super().__init__(
+                module,
+                process_group=group,
+                broadcast_buffers=False,
+                gradient_as_bucket_view=True,
+                init_sync=False,
+                find_unused_parameters=may_be_unused,
+            )
         # Takes the parameters' order for that of the gradients. No effect where parameters may be unused: buckets are
         # not rebuilt then.
         self.reducer._push_all_rebuilt_params()

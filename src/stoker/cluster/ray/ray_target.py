@@ -11,6 +11,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -173,6 +174,10 @@ class RayTarget:
         info = self._info(record)
         yield f"job          {record.handle['job']} at {self._address()}"
         yield f"Ray says     {info.status if info is not None else 'nothing any more'}"
+        below = (
+            "" if "://" in record.output or record.output.startswith("/") else f"{self._block.folder}/{record.name}/"
+        )
+        yield f"files        {below}{record.output}"
         for line in self._said(record):
             if line.startswith("stoker | "):
                 yield f"             {line.removeprefix('stoker | ')}"
@@ -244,14 +249,15 @@ class RayTarget:
             UserError: Ray is not installed, or does not answer at the address.
         """
         try:
+            from ray.exceptions import RayError
             from ray.job_submission import JobSubmissionClient
         except ImportError:
             problem = self._chosen.problem("", "Ray is not installed here", "pip install 'stoker[ray]'")
             raise UserError(problem) from None
         logging.getLogger("ray").setLevel(logging.WARNING)  # it logs every upload
         try:
-            return JobSubmissionClient(self._address())
-        except (ConnectionError, RuntimeError, ValueError) as error:
+            return JobSubmissionClient(_dashboard(self._address()))
+        except (ConnectionError, RuntimeError, ValueError, RayError) as error:
             said = " ".join(str(error).split()).partition(". Please")[0]
             message = f"no Ray answers at {self._address()} ({said[:200]})"
             hint = "`ray start --head` prints the dashboard's address"
@@ -332,6 +338,18 @@ class RayTarget:
         text: str = self._asked(lambda: client.get_job_logs(record.handle["job"]))
         lines = text.split("\n")
         return lines[:-1] if not lines[-1] or not whole else lines
+
+
+def _dashboard(address: str) -> str:
+    """Returns an address with ``http://`` before it if that was left out: Ray takes it for that of its own store."""
+    import requests
+
+    if "://" in address or address == "auto":
+        return address
+    with suppress(requests.RequestException):
+        if requests.get(f"http://{address}/api/version", timeout=5).ok:
+            return f"http://{address}"
+    return address
 
 
 def _in_folder(path: str) -> str:
