@@ -5,8 +5,8 @@ of the job to the job's start, is taken off and shown apart.
 
 The hosts share this machine's cores, and each loads PyTorch and what else a process needs, which three processes of one
 machine load once. So there are two local starts: of one run with three processes, and of three runs with one process at
-the same moment, until the last of them has done its first step. With three real hosts, each with cores of its own, the
-second is what a start on each of them takes by itself.
+the same moment, until the last of them has done its first step. The second is what a start on three hosts takes here
+without submission. Three processes on one host over ssh do what the first does, besides submission.
 
     python benchmarks/submit_start.py [--repeat 3] [--json FILE]
 """
@@ -62,17 +62,21 @@ def scheduled(lab: Lab, job: str) -> float:
 
 def measure(lab: Lab, repeat: int) -> dict[str, list[float]]:
     """Seconds of each start."""
-    found: dict[str, list[float]] = {"local": [], "three local": [], "ssh": [], "slurm": [], "slurm's own": []}
+    found: dict[str, list[float]] = {
+        name: [] for name in ("local", "three local", "ssh one host", "ssh", "slurm", "slurm's own")
+    }
     for number in range(repeat):
         output = lab.folder / f"local-{number}"
         began = time.time()
         lab.stoker("train", "job.yaml", f"output={output}")
         found["local"].append(first_step(output) - began)
         found["three local"].append(three_at_once(lab, number))
-        for target in ("ssh", "slurm"):
-            name = f"{target}-{number}"
+        for target in ("ssh one host", "ssh", "slurm"):
+            name = f"{target.replace(' ', '-')}-{number}"
             output, began = lab.folder / name, time.time()
-            record = json.loads(lab.stoker("submit", "job.yaml", "--on", target, f"output={output}", "--json"))
+            record = json.loads(
+                lab.stoker("submit", "job.yaml", "--on", target.replace(" ", "-"), f"output={output}", "--json")
+            )
             lab.stoker("logs", name, "-f")
             own = scheduled(lab, record["handle"]["job"]) if target == "slurm" else 0.0
             found[target].append(first_step(output) - began - own)
@@ -101,6 +105,8 @@ def main() -> int:
             hosts = {"hosts": ["h1", "h2", "h3"], "config": str(lab.folder / "ssh_config")}
             place = {"folder": str(lab.folder / "own/st"), "shared": lab.kind == "loopback"}
             lab.target("ssh", ssh={**hosts, **place, "python": sys.executable, "forward": ["OMP_NUM_THREADS"]})
+            one = {**hosts, **place, "hosts": ["h1"], "devices": 3}
+            lab.target("ssh-one-host", ssh={**one, "python": sys.executable, "forward": ["OMP_NUM_THREADS"]})
             lab.target("slurm", slurm={"nodes": 3, "gres": "none", "python": lab.python})
             kind, found = lab.kind, measure(lab, arguments.repeat)
         finally:
