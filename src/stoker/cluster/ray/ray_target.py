@@ -174,10 +174,8 @@ class RayTarget:
         info = self._info(record)
         yield f"job          {record.handle['job']} at {self._address()}"
         yield f"Ray says     {info.status if info is not None else 'nothing any more'}"
-        below = (
-            "" if "://" in record.output or record.output.startswith("/") else f"{self._block.folder}/{record.name}/"
-        )
-        yield f"files        {below}{record.output}"
+        own = "://" in record.output or record.output.startswith("/")
+        yield f"files        {'' if own else f'{self._block.folder}/{record.name}/'}{record.output}"
         for line in self._said(record):
             if line.startswith("stoker | "):
                 yield f"             {line.removeprefix('stoker | ')}"

@@ -83,7 +83,8 @@ class KeptShell:
     @staticmethod
     def opened(words: Sequence[str], host: str) -> KeptShell | None:
         """Returns a new shell; None if this process keeps as many as it may, or has no ssh."""
-        if len(_kept) >= min(MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // FILES):
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if len(_kept) >= (MOST if files == resource.RLIM_INFINITY else min(MOST, files // FILES)):
             return None
         try:
             return KeptShell(words, host)
