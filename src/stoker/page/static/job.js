@@ -17,7 +17,7 @@ export function Editor({ id, text, problems, onInput }) {
   const gutter = useRef(null);
   const lines = text.split("\n").length;
   const wrong = new Map(problems.map((problem) => [problem.line, spoken(problem).message]));
-  const scroll = () => (gutter.current.scrollTop = area.current.scrollTop);
+  const scroll = ({ currentTarget }) => gutter.current && (gutter.current.scrollTop = currentTarget.scrollTop); // it may come when the editor is gone
   return html`<div class="editor">
     <div class="gutter" ref=${gutter} aria-hidden="true">
       ${Array.from({ length: lines }, (_, i) => html`<div key=${i} class=${wrong.has(i + 1) ? "wrong" : ""} title=${wrong.get(i + 1) ?? ""}>${wrong.has(i + 1) ? "▸ " : ""}${i + 1}</div>`)}

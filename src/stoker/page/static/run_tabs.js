@@ -85,7 +85,7 @@ function Logs({ path, run, route }) {
     <${Command} line=${logsLine(run, rank === "" ? 0 : rank)} />
     <${Problem} error=${found.error} />
     ${(isCut || isStart) && html`<p class="hint">${t(isStart ? "run.log_start" : "run.log_end", { size: bytes(LOG_PART) })} <button type="button" class="quiet" onClick=${() => begin(!isStart)}>${t(isStart ? "run.log_to_end" : "run.log_to_start")}</button></p>`}
-    <pre class="log" ref=${box} tabindex="0" role="log" aria-label=${t("run.tab.logs")} onScroll=${() => (follows.current = !isStart && isAtEnd(box.current))}>${text || t("run.no_log")}</pre>
+    <pre class="log" ref=${box} tabindex="0" role="log" aria-label=${t("run.tab.logs")} onScroll=${(event) => (follows.current = !isStart && isAtEnd(event.currentTarget))}>${text || t("run.no_log")}</pre>
     <${Stacks} path=${path} />`;
 }
 
