@@ -229,7 +229,7 @@ def _prepared(arguments: argparse.Namespace, opened: LoadedJob, most: int, *, he
     """
     from stoker.cli.report import quiet_environment, quiet_libraries, quiet_report
     from stoker.job.task_spec import is_language
-    from stoker.launch.forkserver import START, start_server
+    from stoker.launch.forkserver import start_server
 
     quiet_environment()
     start_server(language=is_language(opened.job))  # it imports the workers' modules, in parallel to this process
@@ -240,7 +240,7 @@ def _prepared(arguments: argparse.Namespace, opened: LoadedJob, most: int, *, he
     quiet_libraries()
     base = Path.cwd()
     spec = RunSpec(loaded, base, base / loaded.job.output, quiet=arguments.json, read=opened.document)
-    checked = check_node(spec, devices, quiet_report, in_fork=START == "forkserver" and not here)
+    checked = check_node(spec, devices, quiet_report, here=here)
     return PreparedNode(replace(spec, cached=checked.cached), devices, checked.nccl)
 
 

@@ -53,7 +53,7 @@ def check_node(
     reporting: Reporting,
     *,
     devices: Sequence[int] | None = None,
-    in_fork: bool = START == "forkserver",
+    here: bool = False,
 ) -> CheckedNode:
     """Checks the devices and the data of a node, and waits for the imports of the server of its processes.
 
@@ -61,7 +61,7 @@ def check_node(
         processes: of this node.
         reporting: opens the display of tokenisation progress; for a fork, importable by name in another process.
         devices: numbers of the requested GPUs; by default the first ones.
-        in_fork: whether a fork of the server checks; else this process does, which then loads torch.
+        here: whether this process checks, which loads torch for it; else a fork of the server does, where there is one.
 
     Raises:
         CannotRun: a device is missing.
@@ -69,7 +69,7 @@ def check_node(
         RunFailed: the fork was killed or met a bug, whose traceback it has printed.
     """
     start_server(language=is_language(spec.loaded.job))
-    if in_fork:
+    if START == "forkserver" and not here:
         return _check_in_fork(spec, processes, reporting, devices)
     checked = _check_here(spec, processes, reporting, devices)
     wait_for_server()

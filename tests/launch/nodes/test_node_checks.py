@@ -80,8 +80,8 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunSpec:
 
 def test_another_process_checks(spec: RunSpec) -> None:
     HERE.add(CacheStats(hits=2))
-    here = check_node(spec, 1, silent, in_fork=False)
-    there = check_node(spec, 1, noting, in_fork=True)
+    here = check_node(spec, 1, silent, here=True)
+    there = check_node(spec, 1, noting, here=False)
     assert here.cached.hits >= 2 and there == replace(here, cached=here.cached + CacheStats(misses=3))
     process, holds_back, escapes = (spec.base / "checked-in").read_text().split()
     assert process != str(os.getpid()) and (holds_back, escapes) == ("False", "True")
@@ -90,16 +90,16 @@ def test_another_process_checks(spec: RunSpec) -> None:
 def test_its_errors_are_those_of_the_check(spec: RunSpec) -> None:
     (spec.base / "clicks.csv").write_text("user,item,seen\n1,2,1\n")
     with pytest.raises(UserError) as here:
-        check_node(spec, 1, silent, in_fork=False)
+        check_node(spec, 1, silent, here=True)
     with pytest.raises(UserError) as there:
-        check_node(spec, 1, silent, in_fork=True)
+        check_node(spec, 1, silent, here=False)
     assert type(there.value) is type(here.value) and there.value.problems == here.value.problems
 
 
 def test_the_devices_are_those_that_the_job_names(spec: RunSpec) -> None:
-    for in_fork in (True, False):
+    for here in (True, False):
         with pytest.raises(CannotRun, match=r"parallel\.devices: 99 is requested"):
-            check_node(spec, 1, silent, devices=[99], in_fork=in_fork)
+            check_node(spec, 1, silent, devices=[99], here=here)
 
 
 def test_an_interrupted_check_ends_what_it_has_begun(spec: RunSpec) -> None:
@@ -113,7 +113,7 @@ def test_an_interrupted_check_ends_what_it_has_begun(spec: RunSpec) -> None:
     try:
         thread.start()
         with pytest.raises(KeyboardInterrupt):
-            check_node(spec, 1, waiting, in_fork=True)
+            check_node(spec, 1, waiting, here=False)
         thread.join()
     finally:
         signal.signal(signal.SIGINT, before)
@@ -122,9 +122,9 @@ def test_an_interrupted_check_ends_what_it_has_begun(spec: RunSpec) -> None:
 
 def test_a_killed_check_and_a_bug_fail_the_node(spec: RunSpec, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RunFailed, match=r"could not be checked: process \d+ was killed by SIGKILL"):
-        check_node(spec, 1, killed, in_fork=True)
+        check_node(spec, 1, killed, here=False)
     with pytest.raises(RunFailed, match="RuntimeError: a bug") as failed:
-        check_node(spec, 1, broken, in_fork=True)
+        check_node(spec, 1, broken, here=False)
     assert not isinstance(failed.value, CannotRun)
 
 

@@ -174,11 +174,14 @@ class RayTarget:
         info = self._info(record)
         yield f"job          {record.handle['job']} at {self._address()}"
         yield f"Ray says     {info.status if info is not None else 'nothing any more'}"
-        own = "://" in record.output or record.output.startswith("/")
-        yield f"files        {'' if own else f'{self._block.folder}/{record.name}/'}{record.output}"
+        yield f"files        {_in_folder(record.output, self._folder_of(record.name))}"
         for line in self._said(record):
             if line.startswith("stoker | "):
                 yield f"             {line.removeprefix('stoker | ')}"
+
+    def _folder_of(self, name: str) -> str:
+        """Returns the folder of a submission on the nodes, from which its relative paths are read."""
+        return f"{self._block.folder.rstrip('/')}/{name}"
 
     def records(self) -> Sequence[Record]:
         client = self._client()
@@ -311,7 +314,7 @@ class RayTarget:
             "name": submission.name,
             "placement": placement,
             "words": [*words, "--devices", str(submission.devices)],
-            "folder": f"{self._block.folder.rstrip('/')}/{submission.name}",
+            "folder": self._folder_of(submission.name),
             "output": output,
             "wait": self._block.wait,
         }
@@ -350,9 +353,9 @@ def _dashboard(address: str) -> str:
     return address
 
 
-def _in_folder(path: str) -> str:
-    """Returns a path of the job as the nodes name it; ``FOLDER`` is the folder of runs there."""
-    return path if "://" in path or path.startswith("/") else f"FOLDER/{path}"
+def _in_folder(path: str, folder: str = "FOLDER") -> str:
+    """Returns a path of the job as the nodes name it; by default with ``FOLDER`` for the folder of the submission."""
+    return path if "://" in path or path.startswith("/") else f"{folder}/{path}"
 
 
 def _stage(submission: Submission, folder: Path) -> None:
