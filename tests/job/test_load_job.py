@@ -167,6 +167,10 @@ def test_a_misspelt_block_is_not_also_called_missing(tmp_path: Path) -> None:
             "task: sft\nmodel: x\ndata: [{path: a, weight: 1}]\nmix: {temperature: 2}\n",
             ["data[0].weight", "mix.temperature"],
         ),
+        (
+            "task: grpo\nmodel: x\ndata: {path: y, train_on: everything}\ngrpo: {rewards: exact}\n",
+            ["data[0].train_on"],
+        ),
         (GOOD + "evaluate: {data: x, fraction: 0}\n", []),
         (GOOD + "train: {batch: 32, micro_batch: 4, accumulation: 4}\nparallel: {data: 2}\n", []),
     ],

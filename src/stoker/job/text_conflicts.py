@@ -78,6 +78,15 @@ def _of_logs(view: View) -> Iterator[Problem]:
                 yield from view.at_each([f"{key}.{name}"], message, "remove it")
 
 
+def _of_turns(view: View) -> Iterator[Problem]:
+    """Yields requests to train on prompts where no turn of the rows is trained: a policy learns from its answers."""
+    for key, source in _sources(view) if view.task.prompts else ():
+        path = f"{key}.train_on"
+        if source.train_on == "everything" and not view.is_recorded(path):
+            message = f"`{path}` has no effect in `task: {view.task.name}`"
+            yield from view.at_each([path], message, "remove it")
+
+
 def _of_training(view: View) -> Iterator[Problem]:
     """Yields keys of held-out sources that only sources for training use."""
     for index, source in enumerate(view.value("evaluate.data") if view.task.text else ()):
@@ -92,5 +101,5 @@ OF_TEXT = ("columns", "weight", "template", "template_arguments", "train_on", "s
 WHOLE = {"pairs": "pairs", "judged": "answers with a label"}
 WITHOUT_ARGUMENTS = ("chatml", "plain", "none")
 TEXT_CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
-    _end_tokens, _templates, _rows_whole, _of_logs, _of_training,
+    _end_tokens, _templates, _rows_whole, _of_logs, _of_turns, _of_training,
 )  # fmt: skip

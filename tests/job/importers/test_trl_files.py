@@ -62,6 +62,7 @@ def test_trl_s_preferences() -> None:
     reward = "trl reward --model_name_or_path org/m --dataset_name org/d --center_rewards_coefficient 0.01"
     job = checked(import_files([written(reward, "run.sh")])).job
     assert (job.task, job.train.lr, job.reward.center) == ("reward", 1e-4, 0.01)  # type: ignore[attr-defined]
+    assert job.data[0].train_on == "all"  # conversations are trained whole by TRL's SFT alone
     with pytest.raises(UserError, match="no loss of pairs `aot` yet"):
         import_files([written(text + "--loss_type aot", "run.sh")])
 

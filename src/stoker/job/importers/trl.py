@@ -83,7 +83,7 @@ def read_trl(document: JobDocument) -> ConfigReader:
     config.take("max_seq_length" if old else "max_length", "train.seq_len", 1024)
     config.take("packing", "train.pack", False)
     carry_stop(config, "eos_token")
-    _data(config)
+    _data(config, _loss(config) if trainer == "sft" else ForeignSource())
     read_trainer_arguments(config, TrainerDefaults(lr=RATES.get(trainer, 2e-5), recompute=True, precision="bf16"))
     config.sweep([FREE, TRAINER_FREE], [LOST, TRAINER_LOST])
     return config
@@ -124,8 +124,9 @@ def _tuning(config: ConfigReader) -> None:
     read_adapter(config, KEYS, default=PEFT_TARGETS)
 
 
-def _data(config: ConfigReader) -> None:
-    common = _common(config)
+def _data(config: ConfigReader, common: ForeignSource) -> None:
+    """Reads the data sets; ``common`` says which tokens are trained."""
+    _common(config, common)
     mixture = config.value("datasets")
     if isinstance(mixture, list) and mixture:
         config.idle("`datasets` wins, there as here", "dataset_name", "dataset_config")
@@ -141,9 +142,8 @@ def _data(config: ConfigReader) -> None:
     config.drop("truncation_mode", "a row that is too long keeps its beginning", matters=mode != "keep_start")
 
 
-def _common(config: ConfigReader) -> ForeignSource:
+def _common(config: ConfigReader, common: ForeignSource) -> None:
     """Reads the settings that apply to all data sets of the file."""
-    common = _loss(config)
     common.take_arguments(config)
     template, column = config.text("chat_template_path"), config.text("dataset_text_field")
     if template is not None and template.endswith((".jinja", ".jinja2")):
@@ -153,7 +153,6 @@ def _common(config: ConfigReader) -> ForeignSource:
         config.drop("chat_template_path", "a tokenizer's folder: write its template to a .jinja file", matters=True)
     if column not in (None, "text"):
         common.columns, common.keys["columns"] = {"text": str(column)}, "dataset_text_field"
-    return common
 
 
 def _of_mixture(config: ConfigReader, index: int, entry: Any, common: ForeignSource) -> None:
@@ -190,7 +189,7 @@ def _held_out(config: ConfigReader, common: ForeignSource) -> None:
 
 
 def _loss(config: ConfigReader) -> ForeignSource:
-    """Reads which tokens are trained, for all data sets."""
+    """Reads which tokens SFT trains, for all data sets."""
     found = ForeignSource()
     assistant, completion = config.flag("assistant_only_loss"), config.flag("completion_only_loss")
     if config.text("loss_type") in ("nll", None):
