@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +21,6 @@ from stoker.plan.answer.full_answer import SAMPLED, NothingFits, PlanAnswer, ans
 from stoker.plan.answer.setting_to_yaml import time_words
 
 GIB = 2**30
-WIDEST = 120  # width of the table, whose lines wrap as a whole
 DRAWN = {"--show": "show", "--picture": "picture"}
 
 
@@ -128,7 +126,7 @@ def _print(plans: list[StagePlan]) -> None:
     memory, seconds = _total(plans)
     rows.append(("total", "", "", "", _gib(memory), "", "", _time(seconds)))
     columns = ("stage", "task", "resident", "layout", ">memory", ">step", ">steps", ">time")
-    print_table(columns, rows, width=max(shutil.get_terminal_size().columns, WIDEST))
+    print_table(columns, rows)
     if any(task_of(plan.loaded.job).prompts for plan in plans):
         print(f"\n{SAMPLED}")
 

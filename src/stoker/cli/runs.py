@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 ALL = "runs"
 FIGURES = (">step", ">loss", ">held out", ">effective", ">last update")  # columns of `_figures`
-WIDEST = 120  # width of the table of stages, whose lines wrap as a whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,8 +97,7 @@ def _print_stages(stages: list[tuple[dict[str, Any], RunSummary | None]], *, as_
         row = [stage["name"], stage["task"], ", ".join(stage["needs"]) or "-"]
         row += ["waiting", *"-----"] if run is None else [run.state, *_figures(run)]
         rows.append([*row, stage["run"]])
-    width = max(shutil.get_terminal_size().columns, WIDEST)
-    print_table(("stage", "task", "needs", "state", *FIGURES, "run"), rows, width=width)
+    print_table(("stage", "task", "needs", "state", *FIGURES, "run"), rows)
     return 0
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+WIDEST = 10_000  # characters of a line
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, width: int | None = None) -> None:
-    """Prints rows under bold names of columns.
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Prints rows under bold names of columns; lines longer than the terminal's wrap as a whole.
 
     Args:
         columns: names; columns of numbers, which are aligned on the right, have ``>`` before theirs.
-        width: of the table; by default the terminal's.
     """
+    from rich.measure import Measurement
     from rich.table import Table
 
     from stoker.console import Console
@@ -21,4 +23,6 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, width:
         table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left")
     for row in rows:
         table.add_row(*row)
-    Console(width=width, soft_wrap=True, highlight=False).print(table)
+    console = Console(width=WIDEST, soft_wrap=True, highlight=False, markup=False)
+    console.width = Measurement.get(console, console.options, table).maximum
+    console.print(table)
