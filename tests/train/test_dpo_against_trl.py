@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from stoker.train.prepared import Prepared
 
-trl = pytest.importorskip("trl")
 pytestmark = pytest.mark.slow  # TRL's imports and data sets take seconds
 ROWS, STEPS, BATCH, LR = 16, 4, 4, 1e-3
 WORDS = ["sea", "wind", "poem", "capital"]
@@ -63,6 +62,7 @@ def losses_of(trainer: Any) -> list[float]:
 
 @pytest.mark.parametrize("loss", ["sigmoid", "ipo", "hinge", "robust"])
 def test_dpo_is_that_of_trl(loss: str, pairs: dict[str, Any], base: Path, tiny_model: Path) -> None:
+    import trl
     from datasets import Dataset
 
     smoothing = 0.1 if loss == "robust" else 0.0
@@ -78,6 +78,7 @@ def test_dpo_is_that_of_trl(loss: str, pairs: dict[str, Any], base: Path, tiny_m
 
 
 def test_reward_is_that_of_trl(pairs: dict[str, Any], base: Path, tiny_model: Path) -> None:
+    import trl
     from datasets import Dataset
 
     ran = run(base, {**pairs, "task": "reward", "reward": {"center": 0.01}, "train": {**pairs["train"], "eps": 1e-8}})
