@@ -193,14 +193,22 @@ def test_a_prompt_that_is_not_a_prefix_is_said() -> None:
     assert [rendered.text[a:b] for a, b in rendered.spans] == ["Yes.<|im_end|>\n"]
 
 
-def test_a_greeting_that_cannot_be_asked_for_is_not_trained() -> None:
-    asks = "{% if not messages %}{{ raise_exception('ask') }}{% endif %}"
-    template = ChatTemplate(asks + BUILT_IN["chatml"], NAMES)
-    rendered = template.render_trained([YES, USER, RAIN])
-    assert [rendered.text[a:b] for a, b in rendered.spans] == [RAIN["content"] + "<|im_end|>\n"]
-    with pytest.raises(TemplateRefused, match="no answer comes after"):
-        template.render_trained([YES])
-    assert trained("chatml", [YES, USER, RAIN])[0] == "Yes.<|im_end|>\n"
+@pytest.mark.parametrize(
+    "before",
+    [
+        "{% if not messages %}{{ raise_exception('ask') }}{% endif %}",
+        "{% if messages and messages[0]['role'] != 'system' %}{{ 'Be good.<|im_end|>\n' }}{% endif %}",
+        "",
+    ],
+    ids=["refuses no turns", "system prompt of its own", "none"],
+)
+def test_a_greeting_is_trained_and_nothing_before_it(before: str) -> None:
+    template = ChatTemplate(before + BUILT_IN["chatml"], NAMES)
+    for greeting, after in ((YES, [USER, RAIN]), ({**YES, "content": "x"}, [USER, RAIN]), (YES, [])):
+        rendered = template.render_trained([greeting, *after])
+        answers = [turn["content"] + "<|im_end|>\n" for turn in (greeting, *after[1:])]
+        assert [rendered.text[a:b] for a, b in rendered.spans] == answers
+        assert rendered.exact_prefix == (not before)
 
 
 @pytest.mark.parametrize(

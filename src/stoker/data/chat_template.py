@@ -171,22 +171,38 @@ class ChatTemplate:
         answers = answers_in(messages, train_on, silent)
         spans, exact = [], True
         for i in answers:
-            try:
-                asked = self.render(messages[:i], tools, prompt=True)
-            except TemplateRefused:
-                # A greeting before the user's first turn answers no prompt, so it is not trained.
-                if any(message["role"] == "user" for message in messages[:i]):
-                    raise
-                continue
-            start = _common_prefix(asked, text)
-            exact = exact and start == len(asked)
+            start, prompted = self._answer_start(text, messages, i, tools)
+            exact = exact and prompted
             end = self._answer_end(text, messages, i, tools)
             if end <= start:
                 raise TemplateRefused(f"the template writes nothing for the answer in turn {i + 1}")
             spans.append((start, end))
-        if not spans:
-            raise TemplateRefused("no answer comes after a turn that it can be asked with")
         return Rendered(text, tuple(spans), exact)
+
+    def _answer_start(
+        self, text: str, messages: Sequence[dict[str, Any]], i: int, tools: Sequence[dict[str, Any]] | None
+    ) -> tuple[int, bool]:
+        """Finds the start of turn i's answer, and whether all before it is the prompt as it will be served.
+
+        A greeting before the user's first turn is served after no such prompt: templates refuse an empty conversation,
+        or write a system prompt of their own only before a first turn. Renderings with another content show where it
+        starts.
+        """
+        greeting = all(message["role"] != "user" for message in messages[:i])
+        try:
+            asked = self.render(messages[:i], tools, prompt=True)
+        except TemplateRefused:
+            if not greeting:
+                raise
+            asked = None
+        start = _common_prefix(asked or "", text)
+        exact = asked is not None and start == len(asked)
+        if greeting and not exact:
+            without = {name: value for name, value in messages[i].items() if name not in REASONING}
+            first = str(messages[i]["content"]).strip()[:1]
+            other = {**without, "content": "y" if first == "x" else "x"}
+            start = _common_prefix(text, self.render([*messages[:i], other, *messages[i + 1 :]], tools))
+        return start, exact
 
     def _but_for(
         self,
