@@ -24,6 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sentence = "The sea is blue and the wind is cold. "
     write("long.jsonl", [f"{i} {sentence * (i + 2)}" for i in range(LONG)])
     write("short.jsonl", [f"{i} How are you today?" for i in range(SHORT)])
+    write("few.jsonl", [f"{i} Yes." for i in range(3)])
 
 
 def write(name: str, texts: list[str]) -> None:
@@ -102,3 +103,11 @@ def test_every_token_of_every_document_is_a_target_once_an_epoch_but_the_first(c
         assert again == whole
         source = int(Path(file).name == "short.jsonl")
         assert sum(targets[source, index] for index, _ in found) == len(whole) - 1
+
+
+def test_gaps_at_the_end_of_an_epoch_are_counted(codec: TextCodec) -> None:
+    """Three short rows fill a part of one sequence, and no sequence has rows of two epochs."""
+    corpus, job = opened(codec, "steps=5", "train.pack=true", "data=few.jsonl")
+    (part,) = mixture_parts(corpus, job)
+    rows, tokens = taken(corpus, 20)
+    assert (part.rows, part.tokens) == (rows[0], tokens[0])

@@ -31,7 +31,7 @@ class Drawn:
 
 
 def mixture_parts(corpus: Corpus, job: ResolvedJob) -> tuple[Drawn, ...]:
-    """Returns the parts of a resolved job's sources. Packed sequences are assumed to be filled without a gap."""
+    """Returns the parts of a resolved job's sources."""
     kept = [
         source.cache.column("length")[: len(mask)][~mask].reshape(-1, corpus.together).sum(axis=1)
         for source, mask in zip(corpus.sources, corpus.held_out, strict=True)
@@ -47,13 +47,15 @@ def mixture_parts(corpus: Corpus, job: ResolvedJob) -> tuple[Drawn, ...]:
 
 
 def _draws(corpus: Corpus, job: ResolvedJob, means: Sequence[float]) -> int:
-    """Rows drawn in the whole run."""
+    """Rows drawn in the whole run; packed sequences of streams are taken to be filled without a gap."""
     sequences, batch = corpus.sequences, job.train.batch
     if job.steps is None:
         assert sequences.epoch_rows is not None, "a stream has no epochs"
         return int(sequences.epoch_rows * (job.epochs or 1.0) + 1e-9)
     if sequences.capacity is None:
         return job.steps * batch
+    if sequences.epoch_rows is not None:
+        return round(job.steps * batch * sequences.draws_per_sequence())
     shares = np.array(sequences.mixture.counts, dtype=np.float64)
     mean = float((shares * means).sum() / max(1.0, shares.sum()))
     return round(job.steps * batch * sequences.capacity / max(1.0, mean))

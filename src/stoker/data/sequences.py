@@ -128,6 +128,13 @@ class Sequences:
             before = self._ends[last - 1] if last else 0
             return before + int(np.searchsorted(held, draws - self._slots[last])) + 1
 
+    def draws_per_sequence(self) -> float:
+        """Returns the mean number of draws in a packed sequence, as the first window has it."""
+        with self._lock:
+            if not self._ends:
+                self._next_window()
+            return self._slots[1] / self._ends[0]
+
     def __getitem__(self, index: int) -> list[Document]:
         with self._lock:
             return self._sequence(index)

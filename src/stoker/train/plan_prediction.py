@@ -59,12 +59,10 @@ def predicted_of(prepared: Prepared) -> PredictionRecord:
 
 def predicted_for(prepared: Prepared, processes: int, per_machine: int) -> Predicted:
     """Predicts a prepared language task on this number of processes."""
-    from stoker.models.adapters import unwrap  # imports transformers and peft
-
-    job = prepared.job
-    assert job.model is not None
+    job, language = prepared.job, prepared.task.language
+    assert job.model is not None and language is not None
     cluster = machines(processes, per_machine)
-    config: Mapping[str, Any] = unwrap(prepared.task.model).config.to_dict()
+    config: Mapping[str, Any] = language.model.config.to_dict()
     shape = shape_of_config(config, name=job.model.name)
     rollouts = task_of(job).rollouts(job)
     prompt, rows = None, _fullest_and_usual(prepared)
