@@ -24,6 +24,7 @@ from stoker.models import grouped_experts
 from stoker.parallel.float64_mode import in_float64
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.tensor_rng import Apart
+from stoker.runs.plan_record import read_comparison
 from stoker.runs.run_folder import RunFolder
 from stoker.train.prepare import prepare
 from stoker.train.run import train_run
@@ -143,6 +144,8 @@ def test_mixed_precision_stays_near_one_process(job: Path, pool: Pool) -> None:
     for number, (world, overrides) in enumerate((LAYOUTS[0], LAYOUTS[1], LAYOUTS[3])):
         many = pool.run(run, str(job), (*overrides, *bf16), f"many{number}", world=world, timeout=250)[0]
         assert many.losses == pytest.approx(one.losses, rel=3e-2), overrides  # bfloat16 has 8 bits
+        record = read_comparison(RunFolder(job / f"many{number}"))
+        assert record is not None and record.predicted is not None
 
 
 @pytest.mark.slow
