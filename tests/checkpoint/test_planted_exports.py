@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModelForCausalLM
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -279,3 +280,22 @@ def test_what_a_form_rounds_by_is_allowed_and_no_more(form: str) -> None:
             for wrong in (stored * 1.1, stored * 0.9, stored.roll(1, 0), torch.zeros_like(stored)):
                 with pytest.raises(RunFailed, match="differs"):
                     check_stored(name, trained, wrong, form)
+
+
+@pytest.mark.parametrize("tune", ["prefix", "p-tuning"])
+@pytest.mark.slow
+def test_a_library_that_generates_wrongly_is_named(tune: str, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As peft 0.21 does with transformers 5.24."""
+    assert main(["train", "lora.yaml", f"tune={tune}", f"output={tune}", "train.lr=0.3", "faults.restarts=0"]) == 0
+    tuned = open_run(tune, base)
+    export_run(tuned, Export("adapter", base / "out" / tune, None), base)
+    generate = PeftModelForCausalLM.generate
+
+    def generate_otherwise(model: PeftModelForCausalLM, **options: Any) -> Tensor:
+        ids = generate(model, **options)
+        ids[0, -1] -= 1
+        return ids
+
+    monkeypatch.setattr(PeftModelForCausalLM, "generate", generate_otherwise)
+    with pytest.raises(RunFailed, match=r"with transformers .* generates other tokens"):
+        export_run(tuned, Export("adapter", base / "out" / f"{tune}-2", None), base)

@@ -97,6 +97,7 @@ class ReplayRequest:
         quantisation: transformers' settings of an adapter's quantised base.
         base: path of an adapter's base on this machine; None for the base it names.
         dtype: dtype to load the weights in, before they are cast to float32; None for the stored one.
+        cached: whether tokens are generated with the library's cache of keys and values.
     """
 
     questions: Sequence[ReplayRow]
@@ -107,11 +108,14 @@ class ReplayRequest:
     quantisation: Mapping[str, Any] | None = None
     base: str | None = None
     dtype: str | None = None
+    cached: bool = True
 
 
 @torch.inference_mode()
-def answer(model: nn.Module, questions: Sequence[ReplayRow], stop_ids: Sequence[int]) -> list[ReplayAnswer]:
-    """Replays rows through a model in this process."""
+def answer(
+    model: nn.Module, questions: Sequence[ReplayRow], stop_ids: Sequence[int], *, cached: bool = True
+) -> list[ReplayAnswer]:
+    """Replays rows through a model in this process; arguments as of `ReplayRequest`."""
     device = next(model.parameters()).device
     front = virtual_ids(model)
     answers = []
@@ -120,16 +124,31 @@ def answer(model: nn.Module, questions: Sequence[ReplayRow], stop_ids: Sequence[
         logits = model(input_ids=ids).logits[0, -len(question.ids) :]
         scored = logits[torch.tensor(question.positions, device=device)].float().cpu()
         prompt = ids[:, : len(front) + question.prompt]
-        generated = model.generate(  # type: ignore[operator]
-            input_ids=prompt,
-            attention_mask=torch.ones_like(prompt),
-            max_new_tokens=NEW_TOKENS,
-            do_sample=False,
-            eos_token_id=list(stop_ids) or None,
-            pad_token_id=min(stop_ids, default=0),
-        )
+        generated = _generated(model, prompt, stop_ids) if cached else _repeated(model, prompt, stop_ids)
         answers.append(ReplayAnswer(scored, tuple(int(t) for t in generated[0, prompt.shape[1] :])))
     return answers
+
+
+def _generated(model: nn.Module, prompt: Tensor, stop_ids: Sequence[int]) -> Tensor:
+    """Returns a prompt, shape (1, T), with its greedy continuation by the library."""
+    return model.generate(  # type: ignore[operator]
+        input_ids=prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        eos_token_id=list(stop_ids) or None,
+        pad_token_id=min(stop_ids, default=0),
+    )
+
+
+def _repeated(model: nn.Module, ids: Tensor, stop_ids: Sequence[int]) -> Tensor:
+    """Returns the same by a pass over all tokens for each new one."""
+    for _ in range(NEW_TOKENS):
+        token = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, -1].argmax()
+        ids = torch.cat([ids, token[None, None]], dim=1)
+        if int(token) in stop_ids:
+            break
+    return ids
 
 
 @torch.inference_mode()
@@ -242,7 +261,7 @@ def _main(arguments: list[str]) -> None:
     compute_exactly(model)
     questions = [ReplayRow(tuple(q["ids"]), q["prompt"], tuple(q["positions"])) for q in asked["questions"]]
     tensors = {}
-    for i, given in enumerate(answer(model, questions, asked["stop_ids"])):
+    for i, given in enumerate(answer(model, questions, asked["stop_ids"], cached=asked["cached"])):
         tensors[f"logits.{i}"] = given.logits.contiguous()
         tensors[f"tokens.{i}"] = torch.tensor(given.tokens, dtype=torch.int64)
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust, **file)
