@@ -153,6 +153,8 @@ def test_an_adapter_loads_in_plain_peft_to_the_same_logits(base: Path, capsys: p
     ids = torch.arange(20)[None]
     assert torch.equal(plain(input_ids=ids).logits, tuned.model(input_ids=ids).logits)
     assert AutoTokenizer.from_pretrained(base / "out/adapter").chat_template == CHATML
+    (base / "plain").touch()  # whoever may read this may read the export
+    assert {file.stat().st_mode for file in (base / "out/adapter").iterdir()} == {(base / "plain").stat().st_mode}
 
 
 @pytest.mark.usefixtures("in_process_replay")

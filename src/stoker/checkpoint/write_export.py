@@ -136,6 +136,8 @@ def write_export(tuned: TunedRun, export: Export, base: Path, verify: Callable[[
         except (OSError, SafetensorError) as error:
             reason = getattr(error, "strerror", None) or error
             raise RunFailed(f"the export could not be written to {export.to}: {reason}") from error
+        for file in filter(Path.is_file, partial.rglob("*")):  # safetensors 0.8 lets only their owner read its files
+            file.chmod(partial.stat().st_mode & 0o666)
         try:
             verify(written)
         except RunFailed as error:
