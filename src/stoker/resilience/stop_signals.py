@@ -13,6 +13,7 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 PAUSE = signal.SIGUSR1  # sent by the supervisor only: stop after this step, and leave the state in memory
 SAME = 5.0  # seconds
 STOPPING = "stopping after this step ... (once more to stop at once, without a checkpoint)"
+STOPPED_BEFORE = "stopped before the first step of this start: nothing was saved"
 
 
 @contextmanager
