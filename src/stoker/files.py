@@ -98,12 +98,32 @@ def _kind(mode: int) -> str:
     return "" if stat.S_ISREG(mode) else KINDS.get(stat.S_IFMT(mode), "no regular file")
 
 
+def unwritable(folder: Path) -> str:
+    """Returns why no files can be created in an existing or future folder; empty if they can."""
+    there = folder
+    while not os.path.lexists(there):
+        there = there.parent
+    if not there.is_dir():
+        return "is not a folder" if there == folder else f"lies below {there}, which is no folder"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return f"cannot be written: no files can be made in {there}"
+    try:
+        os.lstat(folder)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:  # such as too long a name
+        return f"cannot be made: {error.strerror}"
+    return ""
+
+
 def check_new_folder(to: Path) -> None:
     """Rejects a target of an export that is neither new nor an empty folder.
 
     Raises:
-        UserError: it has content, or is a link, which a folder cannot replace.
+        UserError: it has content, cannot be made, or is a link, which a folder cannot replace.
     """
+    if what := unwritable(to.parent):
+        raise UserError(f"{to.parent} {what}: give another --to")
     if to.is_symlink():
         raise UserError(f"{to} is a link: give the folder that it points to")
     if to.exists() and (not to.is_dir() or any(to.iterdir())):

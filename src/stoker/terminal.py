@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -69,6 +70,8 @@ class Output:
             if not self._silent:
                 raise
         except OSError as error:
+            if error.errno == errno.EIO and not self._silent:  # the terminal has been closed
+                raise BrokenPipeError(errno.EPIPE, "the terminal has been closed") from error
             if not self._silent:
                 raise RunFailed(f"standard output cannot be written: {error.strerror or reason_of(error)}") from error
 

@@ -326,6 +326,12 @@ def test_packed_sequences_are_shown_with_their_rows(capsys: pytest.CaptureFixtur
     assert main(["data", "job.yaml", "--packed", "--samples", "99", "evaluate.fraction=0"]) == 0
     out = capsys.readouterr().out
     assert f"rows truncated       1, {cut['lost']} tokens lost" in out and f"... {cut['lost']} tokens truncated" in out
+    epoch = f"an epoch has {len(report['packed'])} sequences"
+    assert epoch in out
+    assert main(["data", "job.yaml", "--packed", "--samples", "1", "evaluate.fraction=0"]) == 0
+    assert epoch not in capsys.readouterr().out
+    assert main(["data", "job.yaml", "--packed", "--offset", "99", "evaluate.fraction=0"]) == 0
+    assert epoch in capsys.readouterr().out
     first = report["packed"][0]
     assert f"=== sequence 0: {len(first['documents'])} rows, {first['tokens']} of 128 tokens" in out
     code, report, _ = as_json(capsys, "--packed", "--rows", "my.jsonl:3")

@@ -98,6 +98,7 @@ def test_what_cannot_be_is_refused_before_anything_is_computed(base: Path, capsy
         (["eval", "qlora", "--quantise", "int8"], "in 4bit already"),
         (["export", "lora", "--format", "adapter", "--quantise", "4bit", "--to", "no"], "write --format merged"),
         (["export", "qlora", "--format", "merged", "--quantise", "4bit", "--to", "no"], "the base is quantised"),
+        (["export", "lora", "--format", "merged", "--to", "tiny/config.json/x"], "config.json is not a folder"),
     ]
     for command, words in refused:
         assert main(command) == 2

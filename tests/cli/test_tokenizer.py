@@ -73,6 +73,23 @@ def test_one_is_learnt_from_nothing(folder: Path, capsys: pytest.CaptureFixture[
     assert new.decode(new(ENGLISH + CHINESE).input_ids) == ENGLISH + CHINESE
 
 
+def test_broken_rows_are_named_and_missing_tokens_are_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "rows.jsonl").write_text(f"{json.dumps({'text': ENGLISH})}\n" * 3 + '{"text": \n{"text": {}}\n')
+    assert main(["tokenizer", "train", "--corpus", "rows.jsonl", "--size", "9000", "-o", "new"]) == 0
+    said = capsys.readouterr().out
+    assert "fewer than the 9,000 requested" in said
+    assert "dropped: not valid JSON (1)" in said and "rows.jsonl:4  Expecting value" in said
+    assert "rows.jsonl:5  an object" in said
+
+
+def test_a_corpus_in_another_encoding_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "old.txt").write_bytes("Où est la forêt ?\n".encode("cp1252") * 9)
+    assert main(["tokenizer", "train", "--corpus", "old.txt", "--size", "300", "-o", "new"]) == 2
+    said = capsys.readouterr().err
+    assert "old.txt has no row that can be read: not valid UTF-8 (1)" in said
+    assert "iconv -f cp1252 -t UTF-8 old.txt > new.txt" in said
+
+
 HARD = [
     "###### Heading ## two #3", "x" * 500, "a  b\n\tc\r\n", "\x00\x07 naïve 🙂 ▁ <0x41>", "今天" * 40,
     "e\u0301 İ", "##", "#a",
@@ -128,6 +145,7 @@ def test_other_kinds_are_learnt_and_trained_with(kind: str, folder: Path, capsys
         (["extend", "--from", "old", "--corpus", "no.txt", "--size", "4", "-o", "new"], "no.txt"),
         (["extend", "--from", "old", "--corpus", "zh.txt", "--size", "0", "-o", "new"], "--size 0"),
         (["extend", "--from", "old", "--corpus", "zh.txt", "--size", "4", "-o", "old"], "old exists already"),
+        (["train", "--corpus", "zh.txt", "--size", "300", "-o", "zh.txt/new"], "zh.txt is not a folder"),
         (["extend", "--from", "digits.model", "--corpus", "zh.txt", "--size", "4", "-o", "new"], "not a sentencepiece"),
         (["train", "--from", "old", "--corpus", "zh.txt", "--size", "400", "-o", "new"], "is not used by `train`"),
         (["train", "--corpus", "zh.txt", "--size", "100", "-o", "new"], "at least 258"),

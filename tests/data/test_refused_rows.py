@@ -30,7 +30,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("instruction", "a document", "not an object: a document"),
     ("instruction", {"instruction": "Hi", "output": {"a": 42}}, "content is not text: an object"),
     ("instruction", {"instruction": "Hi", "output": float("inf")}, "content is not text: Infinity"),
-    ("instruction", {"instruction": "Hi", "output": ["Ho"]}, "content is not text: a string"),
+    ("instruction", {"instruction": "Hi", "output": ["Ho"]}, "content is not text: a list with a string in it"),
     ("instruction", {"instruction": "Hi", "output": "half \ud83d"}, "half a surrogate pair in a string"),
     (
         "instruction",

@@ -24,6 +24,7 @@ from stoker.launch.run_spec import RunResult, RunSpec
 from stoker.launch.shrink import leave_out
 from stoker.launch.supervisor import train_here
 from stoker.resilience.heartbeat import Heart
+from stoker.resilience.stop_signals import STOPS
 from stoker.runs.shm_folder import shared_folder
 
 
@@ -79,7 +80,7 @@ def hang_deaf(spec: RunSpec, *, rank_info: RankInfo, console: Console | None) ->
 def stop_when_asked(spec: RunSpec, *, rank_info: RankInfo, console: Console | None) -> RunResult:
     """Stops as the loop does: after a step, with an outcome."""
     asked: list[int] = []
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOPS:
         signal.signal(number, lambda n, _: asked.append(n))
     (spec.base / f"pid-{rank_info.rank}").write_text(str(os.getpid()))
     while not asked:

@@ -82,7 +82,9 @@ def test_a_failure_that_cannot_be_written_is_told_as_well(tmp_path: Path) -> Non
     assert (process.returncode, err) == (1, "RunFailed: rank 1: the disk is gone\n")
 
 
-@pytest.mark.parametrize(("number", "terminal"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
+@pytest.mark.parametrize(
+    ("number", "terminal"), [(signal.SIGTERM, False), (signal.SIGINT, True), (signal.SIGHUP, True)]
+)
 def test_a_signal_reaches_every_rank_once(tmp_path: Path, number: signal.Signals, terminal: bool) -> None:
     """Ctrl-C in a terminal goes to all processes of the foreground; the ranks are told by their parent alone."""
     process = begin(tmp_path, "stop_when_asked")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from starting import assert_gone, begin, end_all, process_ids
 
+from stoker.resilience.stop_signals import STOPPED_BEFORE
 from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import shared_folder
 
@@ -116,8 +117,9 @@ def test_the_deadline_ends_what_does_not_end(tmp_path: Path) -> None:
     pids = process_ids(tmp_path, process)
     begun = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, err
+    assert out.splitlines()[-1] == STOPPED_BEFORE
     assert 1.5 < time.monotonic() - begun < 6  # alone on the machine: 2.3
     assert_gone(pids)
 

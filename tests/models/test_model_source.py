@@ -51,6 +51,12 @@ def test_a_missing_path_is_no_hub_id(name: str, tmp_path: Path) -> None:
     assert problem is not None and name in problem[0] and problem[1]
 
 
+def test_only_models_are_near_names(tmp_path: Path) -> None:
+    (tmp_path / "log.ema").touch()
+    problem = model_problem(ModelBlock(name="log.em"), tmp_path)
+    assert problem is not None and "did you mean" not in problem[1]
+
+
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [("smollm2-135", "smollm2-135m"), ("lama-3m", "llama-3m"), ("./tiny-lama", "tiny-llama")],

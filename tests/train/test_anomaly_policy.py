@@ -239,6 +239,15 @@ def test_where_going_back_does_not_help_the_run_ends(base: Path) -> None:
     assert found[-1]["event"] == "failed" and any(event["event"] == "gave_up" for event in found)
 
 
+def test_without_an_older_state_the_newest_is_restored_again(base: Path) -> None:
+    job = {**with_faults(spike=6.0, window=8), "checkpoint": {"every": 8, "memory": 0}}
+    with pytest.raises(RunFailed, match="gone back 3 times"):
+        run(base, job, before=bad(lambda first: first >= 10 * BATCH, 50.0))
+    found = RunFolder(base / "run").read_events()
+    back = [(event["from"], event["to"], len(event["rows"])) for event in found if event["event"] == "rolled_back"]
+    assert back == [(11, 8, BATCH)] * 3
+
+
 def test_killed_after_going_back(base: Path) -> None:
     """Skipped samples are in the next checkpoint; before that the same step leads to the same."""
     job = with_faults(not_finite="roll-back")

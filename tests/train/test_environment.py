@@ -1,13 +1,26 @@
-"""The git revision of a run: read without running anything that the repository asks for."""
+"""The recorded facts of a run, and its git revision: read without running anything that the repository asks for."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+from running import run
 
 from stoker.train.recorded_environment import git_revision
+
+
+def test_the_facts_of_a_run_name_an_evaluation_where_there_is_one(base: Path, sft: dict[str, Any]) -> None:
+    for fraction, saves, held in (
+        (0.0, "no evaluation", "0 sequences"),
+        (0.025, "every step", "1 sequence"),
+    ):
+        job = {**sft, "steps": 1, "evaluate": {"fraction": fraction}, "output": str(fraction)}
+        facts = json.loads(run(base, job).folder.environment.read_text())["facts"]
+        assert facts["saves"].endswith(saves) and facts["data"].endswith(f"{held} held out")
 
 
 def git(folder: Path, *words: str) -> str:

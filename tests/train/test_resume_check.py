@@ -15,6 +15,22 @@ def test_a_key_that_changes_no_step_may_change(key: str) -> None:
     assert differences({key: None}, {key: 0.3}) == []
 
 
-@pytest.mark.parametrize("key", ["data.0.path", "data.0.weight", "train.lr", "ranking.max_dropped", "exports"])
+@pytest.mark.parametrize("key", ["data[0].path", "data[0].weight", "train.lr", "ranking.max_dropped", "exports"])
 def test_any_other_key_is_a_difference(key: str) -> None:
-    assert differences({key: 1}, {key: 2}) == [f"{key} was 1 and is 2"]
+    flat = key.replace("[0]", ".0")
+    assert differences({flat: 1}, {flat: 2}) == [f"{key} was 1 and is 2"]
+
+
+def test_a_block_that_only_one_job_has_is_one_difference() -> None:
+    old = {"data.0.path": "a", "data.0.template": "auto", "grpo.rewards.a.py:f": 1, "evaluate.fraction": 0}
+    new = {
+        "data.0.path": "a",
+        **{f"data.0.template.{role}": "x" for role in ("user", "assistant")},
+        **{f"evaluate.data.0.{key}": "x" for key in ("path", "format", "split")},
+        **{"grpo.rewards.a.py:f": 1, "grpo.rewards.b.py:g": 1, "evaluate.fraction": 0},
+    }
+    assert differences(old, new) == [
+        "data[0].template was 'auto' and is a block",
+        "evaluate.data was None and is a block",
+        "grpo.rewards.b.py:g was None and is 1",
+    ]

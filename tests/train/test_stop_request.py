@@ -13,7 +13,7 @@ from rich.console import Console
 
 from stoker.job.blocks.faults_block import FaultsBlock
 from stoker.resilience.heartbeat import Heart
-from stoker.resilience.stop_signals import STOPPING
+from stoker.resilience.stop_signals import STOPPING, handled_by
 from stoker.train.progress import Display
 from stoker.train.stop_request import StopRequest
 
@@ -58,3 +58,18 @@ def test_a_signal_stops_the_run_with_its_step_where_no_thread_can_be_started(
         signal.raise_signal(number)
         monkeypatch.undo()
     assert stop.signal == number
+
+
+def test_a_closed_terminal_asks_once_and_nohup_never() -> None:
+    asked: list[int] = []
+    with handled_by(lambda number, _: asked.append(number)):
+        signal.raise_signal(signal.SIGHUP)  # by the terminal, and by its shell
+        signal.raise_signal(signal.SIGHUP)
+    assert asked == [signal.SIGHUP]
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with handled_by(lambda number, _: asked.append(number)):
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert asked == [signal.SIGHUP]

@@ -301,10 +301,9 @@ def _verified(
         how: a format string for the losses.
     """
     before, after = float(-trained.mean()), float(-served.mean())
-    rows, kind = (
-        len(reference.questions),
-        "held-out rows" if reference.held_out else "training rows (none are held out)",
-    )
+    rows = len(reference.questions)
+    noun = "row" if rows == 1 else "rows"
+    kind = f"held-out {noun}" if reference.held_out else f"training {noun} (none are held out)"
     losses = f"loss {before:.4f} before, {after:.4f} after ({len(trained)} tokens); "
     answers = f"{equal} of {rows} greedy answers equal, tokens and template equal"
     line = f"replayed {rows} {kind} {how.format(losses)}, {answers}"

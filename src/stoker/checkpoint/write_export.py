@@ -125,12 +125,11 @@ def write_export(tuned: TunedRun, export: Export, base: Path, verify: Callable[[
         RunFailed: the disk is full, or ``verify`` found a difference; the files are then in ``TO.differs``.
     """
     check_export(tuned, export)
-    export.to.parent.mkdir(parents=True, exist_ok=True)
     partial = export.to.with_name(f".{export.to.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
     try:
         try:
+            partial.mkdir(parents=True)
             write = (_SCORE_WRITERS if task_of(tuned.job).head == "score" else _WRITERS)[export.format]
             written = write(tuned, export, base, partial)
         except (OSError, SafetensorError) as error:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stoker.cli.amounts import pluralise
 from stoker.cli.preflight import open_job
 from stoker.errors import Problem, UserError
 from stoker.job import LoadedJob
@@ -93,6 +94,9 @@ def run(arguments: argparse.Namespace) -> int:
         from stoker.cli.data_view import print_audit
 
         print_audit(audit, shown.dropped, shown.packed or ())
+        if shown.packed is not None and shown.total is not None and len(shown.packed) < arguments.samples:
+            epoch = pluralise(shown.total, "sequence")
+            print(f"\nan epoch has {epoch}; further epochs have the same rows in another order")
     return _end(audit.problems)
 
 

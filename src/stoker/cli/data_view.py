@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from stoker.cli.amounts import pluralise
@@ -36,7 +36,7 @@ def print_audit(audit: Audit, dropped: Sequence[Rejected], packed: Sequence[Sequ
     for part in audit.mixture:
         print(f"{'in this run':<20} {in_words([part])}")
     _print_ignored(audit)
-    _print_reasons(audit)
+    print_dropped(audit.reasons, audit.dropped)
     _print_histogram(audit)
     for rejected in dropped:
         print(f"\n{rejected.source}:{rejected.row}: dropped: {escape_control_characters(rejected.reason)}")
@@ -116,12 +116,13 @@ def _print_ignored(audit: Audit) -> None:
         print(f"  and {pluralise(len(audit.fields_ignored) - PLACES, 'field')} more")
 
 
-def _print_reasons(audit: Audit) -> None:
+def print_dropped(reasons: Mapping[str, int], dropped: Sequence[Rejected]) -> None:
+    """Prints the number of dropped rows by reason, and the first rows of each."""
     from stoker.data.token_cache import reason_kind
 
-    for reason, count in audit.reasons.items():
+    for reason, count in reasons.items():
         print(f"\ndropped: {escape_control_characters(reason)} ({count:,})")
-        here = [rejected for rejected in audit.dropped if reason_kind(rejected.reason) == reason]
+        here = [rejected for rejected in dropped if reason_kind(rejected.reason) == reason]
         for rejected in here[:PLACES]:
             detail = rejected.reason.removeprefix(reason).removeprefix(":").strip()
             print(f"  {rejected.source}:{rejected.row}" + (f"  {escape_control_characters(detail)}" if detail else ""))

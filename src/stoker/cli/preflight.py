@@ -257,8 +257,8 @@ def _shape_problems(loaded: ReadJob, base: Path) -> list[Problem]:
 
 
 def _checkpoint_problems(loaded: ReadJob, base: Path) -> list[Problem]:
+    from stoker.files import unwritable
     from stoker.node_cache.urls import place_problem
-    from stoker.runs.output_folder import unwritable
 
     to = loaded.job.checkpoint.to
     if to is None:

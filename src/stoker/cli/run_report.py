@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the file; an existing HTML file is replaced."""
-    from stoker.files import replace_file
+    from stoker.files import replace_file, unwritable
     from stoker.page.report_answers import report_answers
     from stoker.page.report_html import report_html
     from stoker.runs.find_run import find_run
@@ -32,6 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
     path = Path(arguments.output)
     if path.suffix.lower() not in (".html", ".htm"):
         raise UserError(Problem(f"{path} is not the name of an HTML file", "write `-o report.html`"))
+    if what := unwritable(path.absolute().parent):
+        raise UserError(Problem(f"-o {path}: {path.parent} {what}", "give another -o"))
     folders = [RunFolder(find_run(name, Path.cwd()).path.resolve()) for name in arguments.runs]
     unique = list({folder.path: folder for folder in folders}.values())
     text = report_html(report_answers(unique), arguments.language or "")

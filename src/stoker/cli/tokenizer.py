@@ -13,6 +13,7 @@ KINDS = ("bpe", "wordpiece", "unigram")
 
 if TYPE_CHECKING:
     from stoker.data.compression import Compression
+    from stoker.data.dropped_rows import DroppedRows
     from stoker.data.train_tokenizer import Kind
     from stoker.models.save_tokenizer import Made
 
@@ -86,23 +87,27 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         made = train_tokenizer(texts, arguments.size, folder, kind)
     if arguments.json:
-        print(json.dumps(_answer(made), ensure_ascii=False))
+        print(json.dumps(_answer(made, texts.dropped), ensure_ascii=False))
     else:
-        _print(arguments, made)
+        _print(arguments, made, texts.dropped)
     return 0
 
 
-def _answer(made: Made) -> dict[str, Any]:
+def _answer(made: Made, dropped: DroppedRows) -> dict[str, Any]:
     return {
         "folder": str(made.folder),
         "tokens": made.tokens,
         "new_tokens": made.new,
         "scripts": made.scripts,
+        "rows_dropped": dropped.reasons.total(),
+        "reasons": dropped.reasons,
         "held_out": [measured.as_json() for measured in made.measured],
     }
 
 
-def _print(arguments: argparse.Namespace, made: Made) -> None:
+def _print(arguments: argparse.Namespace, made: Made, dropped: DroppedRows) -> None:
+    from stoker.cli.data_view import print_dropped
+
     if made.new:
         print(
             f"{made.new:,} new tokens of {made.tokens:,}, learned for {', '.join(made.scripts)}; old ids are unchanged"
@@ -111,8 +116,11 @@ def _print(arguments: argparse.Namespace, made: Made) -> None:
         print(f"{made.tokens:,} tokens")
     if made.new < arguments.size and arguments.what == "extend":
         print(f"fewer than the {arguments.size:,} requested: no further pair of tokens occurs twice in the corpus")
+    elif made.tokens < arguments.size and arguments.what == "train":
+        print(f"fewer than the {arguments.size:,} requested: the corpus supports no more")
     for measured in made.measured:
         print(_line(measured))
+    print_dropped(dropped.reasons, dropped.first)
     print(f"written to {made.folder}; in a job: model: {{name: ..., tokenizer: {made.folder}}}")
 
 

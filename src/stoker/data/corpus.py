@@ -59,6 +59,11 @@ class Corpus:
     evaluated: int | None = None
     together: int = 1
 
+    @property
+    def has_held_out(self) -> bool:
+        """Whether there are documents of an evaluation."""
+        return any(mask.any() for mask in self.held_out) or any(source.cache.rows for source in self.evaluation)
+
     def evaluation_documents(self) -> list[Document]:
         """Returns the documents of an evaluation, the same every time; longest last, for even batches."""
         documents = [

@@ -90,7 +90,7 @@ def content_of(content: Any) -> tuple[str, dict[str, Any]]:
     calls: list[dict[str, Any]] = []
     for part in content:
         if not isinstance(part, dict):
-            raise Refused(f"content is not text: {kind_of_json(part)}")
+            raise Refused(f"content is not text: a list with {kind_of_json(part)} in it")
         kind = str(part.get("type", "text"))
         said = next((part[name] for name in ("text", "value", kind) if part.get(name) is not None), None)
         if kind in CALLS and said is not None:

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from stoker.data import formats
 from stoker.data.build_cache import find_format
+from stoker.data.dropped_rows import DroppedRows
 from stoker.data.readers import decode
 from stoker.data.rows import Conversation, Rejected, Text
 from stoker.data.sources import Source
@@ -47,11 +48,14 @@ def learn_from_texts(texts: Iterable[str], size: int, kind: Kind = "bpe") -> Tok
     return tokenizer
 
 
-def texts_of(source: Source, block: SourceBlock, most: int | None = None) -> Iterator[str]:
+def texts_of(
+    source: Source, block: SourceBlock, most: int | None = None, dropped: DroppedRows | None = None
+) -> Iterator[str]:
     """Yields the texts of a source: its documents, or the turns of its conversations; broken rows give none.
 
     Args:
         most: characters after which no further row is read; by default `LEARNT_FROM`.
+        dropped: gets the broken rows.
     """
     most = LEARNT_FROM if most is None else most
     read = 0
@@ -64,6 +68,10 @@ def texts_of(source: Source, block: SourceBlock, most: int | None = None) -> Ite
             texts = [example.text]
         elif isinstance(example, Conversation):
             texts = [message.content for message in example.messages]
+        elif dropped is not None and isinstance(example, Rejected):
+            dropped.add(example)
+        elif dropped is not None and isinstance(example, str):
+            dropped.add(Rejected(raw.source, raw.row, example))
         for text in texts:
             yield text
             read += len(text)

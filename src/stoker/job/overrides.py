@@ -66,7 +66,9 @@ def _holder(data: dict[str, Any], path: KeyPath) -> Any:
             if part == len(value) and depth < len(path) - 1:
                 value.append({})
         elif isinstance(value, list):
-            raise UserError(Problem(f"`{here}` is a list", f"write `{here}[0].{part}`", key=dotted(path)))
+            item = (int(part), *path[depth + 1 :]) if part.isdigit() else (0, *path[depth:])
+            hint = f"write `{dotted((*path[:depth], *item))}`"
+            raise UserError(Problem(f"`{here}` is a list", hint, key=dotted(path)))
         elif not isinstance(value, dict):
             raise UserError(Problem(f"`{here}` has no keys", f"write `{here}=...`", key=dotted(path)))
         if depth == len(path) - 1:

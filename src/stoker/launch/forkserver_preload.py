@@ -15,7 +15,7 @@ import sys
 
 from stoker.hardware.parent_process import PR_SET_PDEATHSIG
 
-signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 if sys.platform == "linux":
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 os.setsid()

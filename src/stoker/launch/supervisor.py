@@ -31,8 +31,8 @@ def train_here(spec: RunSpec, entry: Entry | None = None, *, nccl: bool | None =
     """Trains in as many processes as the layout has; the caller holds the lock of the run's folder.
 
     If a process dies or stops, the others are ended, and all are restarted from the newest state, according to the
-    job's `faults`. The first SIGINT or SIGTERM is forwarded to all of them, which stop after their step; a second ends
-    them, and so does the deadline after a SIGTERM.
+    job's `faults`. The first SIGINT, SIGTERM or SIGHUP is forwarded to all of them, which stop after their step; a
+    second ends them, and so does the deadline after a SIGTERM.
 
     Args:
         entry: a function that each process calls instead of training.

@@ -169,7 +169,8 @@ def _unknown(name: str, base: Path) -> tuple[str, str]:
         return f"{name} is not a model file that Stoker can load", files
     near = get_close_matches(name.lower(), offline_models.NAMES, 1, 0.6)
     folder = path.parent
-    siblings = [p.name for p in folder.iterdir()] if exists(folder) and folder.is_dir() else []
+    beside = folder.iterdir() if exists(folder) and folder.is_dir() else ()
+    siblings = [p.name for p in beside if p.suffix == ".gguf" or p.is_dir()]
     near = near or [str(Path(name).parent / n) for n in get_close_matches(path.name, siblings, 1, 0.6)]
     hint = f"did you mean {near[0]!r}?" if near else None
     if name.startswith(PATH_STARTS):

@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
+from stoker.data.byte_streams import utf8_advice
 from stoker.data.compression import Compression, compression, split_at_lines, split_held_out
+from stoker.data.dropped_rows import DroppedRows
 from stoker.data.extend_tokenizer import Extended, extend, refusal
-from stoker.data.sources import open_source
+from stoker.data.sources import Source, open_source
+from stoker.data.tables import NOT_UTF8
 from stoker.data.train_tokenizer import Kind, learn_from_texts, texts_of
 from stoker.errors import Problem, RunFailed, UserError
+from stoker.files import unwritable
 from stoker.job.blocks.source_block import SourceBlock
 from stoker.job.tokenizer_extension import FILE, Extension, fingerprint
 from stoker.models.job_tokenizer import load_tokenizer_from, with_special_tokens
@@ -50,10 +54,11 @@ class Made:
 
 @dataclass(frozen=True)
 class CorpusTexts:
-    """The texts to learn from, and the held-out ones by name."""
+    """The texts to learn from, the held-out ones by name, and the rows that give no text."""
 
     learnt: list[str]
     held_out: dict[str, list[str]]
+    dropped: DroppedRows
 
 
 def read_texts(corpus: Sequence[str], held_out: Sequence[str], base: Path) -> CorpusTexts:
@@ -62,36 +67,53 @@ def read_texts(corpus: Sequence[str], held_out: Sequence[str], base: Path) -> Co
     Raises:
         UserError: a source cannot be read, or contains no text or a single line.
     """
-    named = {name: list(_read(name, base)) for name in held_out}
-    texts = [text for name in corpus for text in _read(name, base)]
+    dropped = DroppedRows()
+    named = {name: _read(name, base, dropped) for name in held_out}
+    texts = [text for name in corpus for text in _read(name, base, dropped)]
     if named:
-        return CorpusTexts(texts, named)
+        return CorpusTexts(texts, named, dropped)
     learnt, apart = split_held_out(texts if len(texts) > 1 else texts[0].splitlines(keepends=True))
     if not apart:
         message = "the corpus is a single line, so nothing of it can be held out to measure on"
         raise UserError(Problem(message, "give more text, or --held-out"))
-    return CorpusTexts(learnt, {"held out": apart})
+    return CorpusTexts(learnt, {"held out": apart}, dropped)
 
 
-def _read(name: str, base: Path) -> list[str]:
+def _read(name: str, base: Path, dropped: DroppedRows) -> list[str]:
+    """Reads the texts of a source, and adds its broken rows to ``dropped``."""
     from stoker.data.sources import source_problem
 
     block = SourceBlock(path=name)
     found = source_problem(block, base)
     if found:
         raise UserError(Problem(*found))
-    texts = [part for part in split_at_lines(texts_of(open_source(block, base), block, LEARNT_FROM)) if part]
+    source, broken = open_source(block, base), DroppedRows()
+    texts = [part for part in split_at_lines(texts_of(source, block, LEARNT_FROM, broken)) if part]
     if not texts:
-        raise UserError(Problem(f"{name} holds no text", "give documents or conversations"))
+        raise UserError(_without_text(source, broken))
+    dropped.join(broken)
     return texts
 
 
+def _without_text(source: Source, broken: DroppedRows) -> Problem:
+    advice = "give documents or conversations"
+    if not broken.first:
+        return Problem(f"{source.name} holds no text", advice)
+    most = ", ".join(f"{reason} ({count})" for reason, count in broken.reasons.most_common(3))
+    file = next((file for file in source.files if str(file) == broken.first[0].source), None)
+    if file is not None and NOT_UTF8 in broken.reasons:
+        advice = utf8_advice(file)
+    return Problem(f"{source.name} has no row that can be read: {most}", advice)
+
+
 def check_target(folder: Path) -> None:
-    """Raises: UserError: the folder exists already and is not empty, or is one that cannot be replaced."""
+    """Raises: UserError: the folder exists already and is not empty, or is one that cannot be made or replaced."""
     if folder.name in ("", ".."):
         raise UserError(
             Problem(f"-o {folder}: the tokenizer's folder needs a name", "give a new folder, such as -o mine")
         )
+    if what := unwritable(folder.absolute().parent):
+        raise UserError(Problem(f"-o {folder}: {folder.parent} {what}", "give another -o"))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(Problem(f"{folder} exists already", "give another folder with -o, or remove it"))
 

@@ -9,31 +9,35 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-STOPS = (signal.SIGINT, signal.SIGTERM)
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PAUSE = signal.SIGUSR1  # sent by the supervisor only: stop after this step, and leave the state in memory
+SENT_TWICE = (signal.SIGTERM, signal.SIGHUP)
 SAME = 5.0  # seconds
 STOPPING = "stopping after this step ... (once more to stop at once, without a checkpoint)"
+STOPPED_BEFORE = "stopped before the first step of this start: nothing was saved"
 
 
 @contextmanager
 def handled_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
     """Context in which the signals call a handler; it has no effect outside of the main thread.
 
-    Schedulers send SIGTERM to every process of a job, and the supervisor forwards it: signals within `SAME` seconds are
-    one request.
+    Schedulers send SIGTERM to every process of a job, and the supervisor forwards it; a closed terminal and its shell
+    both send SIGHUP: such signals within `SAME` seconds are one request. SIGHUP stays ignored under ``nohup``.
     """
     last = -math.inf
 
     def once(number: int, frame: Any) -> None:
         nonlocal last
         now = time.monotonic()
-        is_same = number == signal.SIGTERM and now - last < SAME
-        last = now if number == signal.SIGTERM and not is_same else last
+        is_same = number in SENT_TWICE and now - last < SAME
+        last = now if number in SENT_TWICE and not is_same else last
         if not is_same:
             handler(number, frame)
 
     try:
-        before = {number: signal.signal(number, once) for number in STOPS}
+        ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        numbers = [number for number in STOPS if number != signal.SIGHUP or not ignored]
+        before = {number: signal.signal(number, once) for number in numbers}
     except ValueError:
         before = {}
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from stoker.files import irregular
+from stoker.files import irregular, unwritable
 from stoker.job.run_records import LOCK, RECORDS
 
 FILES = (*RECORDS, "job.yaml")
@@ -41,21 +41,3 @@ def _holds(folder: Path) -> str:
         )
     other = next(folder.iterdir(), None)
     return f"is a folder with other files ({other.name}), not a run" if other else ""
-
-
-def unwritable(folder: Path) -> str:
-    """Returns why no files can be created in an existing or future folder; empty if they can."""
-    there = folder
-    while not os.path.lexists(there):
-        there = there.parent
-    if not there.is_dir():
-        return "is not a folder" if there == folder else f"lies below {there}, which is no folder"
-    if not os.access(there, os.W_OK | os.X_OK):
-        return f"cannot be written: no files can be made in {there}"
-    try:
-        os.lstat(folder)
-    except FileNotFoundError:
-        return ""
-    except OSError as error:  # such as too long a name
-        return f"cannot be made: {error.strerror}"
-    return ""

@@ -130,6 +130,10 @@ class LanguageTask(Task):
     def begin(self, engine: Engine, folder: RunFolder, optimizer: Optimizer) -> None:
         self._extras.begin(self, engine)
 
+    @property
+    def evaluates(self) -> bool:
+        return self.corpus.has_held_out
+
     def evaluate(self, engine: Engine) -> Evaluation | None:
         evaluation = evaluate(self, engine)
         if evaluation is not None:

@@ -258,8 +258,8 @@ class Loop:
     def _go_back(self, result: StepResult) -> None:
         """Restores the newest state before a failed step, whose samples are skipped from then on.
 
-        If that does not help, the next rollback goes further back and skips all samples since. Without a state the
-        current weights are kept, as no such step has changed them.
+        If that does not help, the next rollback goes further back, where there is an older state, and skips all samples
+        since. Without a state the current weights are kept, as no such step has changed them.
         """
         begin = time.perf_counter()
         why, before = self.anomalies.why(result, self.progress.recent), self.anomalies.goes_back_before(result.step)
@@ -277,7 +277,8 @@ class Loop:
         self.metrics.go_back(back)
         rows, seconds = self.task.describe_samples(first, last), round(time.perf_counter() - begin, 3)
         self._event("rolled_back", **{"from": result.step, "to": back}, why=why, rows=rows, seconds=seconds)
-        self.display.note(f"step {result.step}: {why}; back to step {back}, and past {len(rows)} samples")
+        samples = f"{last - first} sample{'s' * (last - first != 1)}"
+        self.display.note(f"step {result.step}: {why}; back to step {back}, and past {samples}")
 
     def _rows(self, result: StepResult) -> list[str]:
         return self.task.describe_samples(*result.span)

@@ -102,6 +102,10 @@ class ModuleTask(Task):
         correct = _correct(outputs, targets)
         return Loss(mean * part.targets, correct if part.targets or correct is None else correct * 0)
 
+    @property
+    def evaluates(self) -> bool:
+        return self.held_out is not None
+
     def evaluate(self, engine: Engine) -> Evaluation | None:
         return evaluate(self, engine)
 

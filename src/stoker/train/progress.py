@@ -7,7 +7,7 @@ import time
 from collections import deque
 from statistics import fmean
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import ConsoleDimensions
 from rich.live import Live
@@ -15,6 +15,7 @@ from rich.table import Table
 
 from stoker.console import Console
 from stoker.runs.run_folder import StepMetrics
+from stoker.terminal import Output
 
 if TYPE_CHECKING:  # a process that only shows progress need not load the training code
     from stoker.train.evaluate import Evaluation
@@ -35,7 +36,8 @@ class KeptConsole(ProgressConsole):
     """Console on the process' original terminal or pipe, after standard output was redirected to a log."""
 
     def __init__(self, descriptor: int) -> None:
-        super().__init__(file=os.fdopen(descriptor, "w", encoding="utf-8"), highlight=False)
+        terminal: Any = Output(os.fdopen(descriptor, "w", encoding="utf-8"), escapes=False)
+        super().__init__(file=terminal, highlight=False)
         self._descriptor = descriptor
 
     @property

@@ -12,7 +12,7 @@ from stoker.checkpoint.object_collectives import by_first
 from stoker.errors import RunFailed, UserError
 from stoker.files import read_file
 from stoker.job.conflicts import has_effect
-from stoker.job.key_paths import flat, parse_key
+from stoker.job.key_paths import KeyPath, dotted, field_at, flat
 from stoker.job.load_job import load_job
 from stoker.job.resolved import ResolvedJob
 from stoker.runs.run_folder import RunFolder
@@ -46,6 +46,8 @@ MAY_CHANGE = (
     "ranking.servers",
     "ranking.table.memory_rows",
 )
+NAMED = 8  # differences that an error names
+BLOCK = "a block"
 
 
 def check_same_job(job: ResolvedJob, fingerprints: dict[str, str], folder: RunFolder, *, resuming: bool) -> None:
@@ -71,7 +73,9 @@ def _check_same_job(job: ResolvedJob, fingerprints: dict[str, str], folder: RunF
         return  # it ended before its first checkpoint
     differing = differences(*with_effect(before, job))
     if differing:
-        raise UserError(f"{folder.path} holds a run of another job ({'; '.join(differing[:5])}): {how}")
+        more = [f"and {len(differing) - NAMED} more"] if len(differing) > NAMED else []
+        named = "; ".join([*differing[:NAMED], *more])
+        raise UserError(f"{folder.path} holds a run of another job ({named}): {how}")
     changed = [name for name, was in _data_of(folder).items() if fingerprints.get(name) != was]
     if changed:
         raise UserError(f"{changed[0]} has changed since the run in {folder.path} began: {how}")
@@ -86,19 +90,40 @@ def with_effect(*jobs: ResolvedJob) -> list[dict[str, Any]]:
 
 def changes_run(job: ResolvedJob, key: str) -> bool:
     """Returns whether a dotted key, as in `flat`, has an effect in a job."""
-    try:
-        return has_effect(job, parse_key(re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", key)))
-    except UserError:  # a name of the user's own, such as the reward `regex:[0-9]+`
-        return True
+    return has_effect(job, _path(key))
+
+
+def _path(key: str) -> KeyPath:
+    """Returns the path of a dotted key, as in `flat`. A name of the user's own, such as `regex:[0-9]+`, is its last."""
+    parts = key.split(".")
+    known = field_at(tuple(int(part) if part.isdigit() else part for part in parts))[1]
+    own = ".".join(parts[len(known) :])
+    return (*known, *([int(own) if own.isdigit() else own] if own else []))
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Describes the differences of two jobs by dotted key, except keys that may change during a run."""
-    return [
-        f"{key} was {old.get(key)!r} and is {new.get(key)!r}"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and not _may_change(key)
-    ]
+    """Describes the differences of two jobs by dotted key, except keys that may change during a run.
+
+    A block that only one of them has is one difference.
+    """
+    keys = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key) and not _may_change(key)]
+    before, after = _with_blocks(old), _with_blocks(new)
+    found = {}
+    for path in map(_path, keys):
+        heads = (path[:end] for end in range(1, len(path)))
+        place = next((head for head in heads if before.get(head) != after.get(head)), path)
+        found[place] = f"{dotted(place)} was {_shown(before.get(place))} and is {_shown(after.get(place))}"
+    return list(found.values())
+
+
+def _with_blocks(leaves: Mapping[str, Any]) -> dict[KeyPath, Any]:
+    """Returns the values of leaves by path, and `BLOCK` for each block that holds some of them."""
+    values = {_path(key): value for key, value in leaves.items()}
+    return {path[:end]: BLOCK for path in values for end in range(1, len(path))} | values
+
+
+def _shown(value: Any) -> str:
+    return BLOCK if value is BLOCK else repr(value)
 
 
 def _may_change(key: str) -> bool:

@@ -305,7 +305,8 @@ def _derived(prepared: Prepared, plan: RunSchedule, schedule: Schedule) -> dict[
         "steps": f"{plan.steps} of {plan.batch} {samples} ({plan.micro_batch} at a time), "
         f"{plan.samples} in all; "
         f"lr {schedule.peak:g}, {schedule.shape}, {schedule.warmup} of warm-up",
-        "saves": f"every {plan.save_every} steps; held-out evaluation every {plan.evaluate_every}",
+        "saves": f"every {_steps(plan.save_every)}; "
+        + (f"held-out evaluation every {_steps(plan.evaluate_every)}" if prepared.task.evaluates else "no evaluation"),
     }
     if checked:
         if len(checked.mixture) > 1:
@@ -315,6 +316,10 @@ def _derived(prepared: Prepared, plan: RunSchedule, schedule: Schedule) -> dict[
         trained = "" if task_of(prepared.job).prompts else f", {checked.trained_tokens / checked.tokens:.0%} trained"
         facts["data"] = (
             f"{checked.rows_used} of {checked.rows_in} rows, {checked.tokens:,} tokens{trained}; "
-            f"{checked.held_out} sequences held out"
+            f"{checked.held_out} sequence{'s' * (checked.held_out != 1)} held out"
         )
     return facts
+
+
+def _steps(number: int) -> str:
+    return "step" if number == 1 else f"{number} steps"

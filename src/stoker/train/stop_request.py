@@ -19,9 +19,10 @@ PRINTED = 1.0  # timeout in seconds for the note to be printed
 
 
 class StopRequest:
-    """Stop flag set by SIGINT or SIGTERM: the run ends with its step and a checkpoint. A second signal ends it at once.
+    """Stop flag set by SIGINT, SIGTERM or SIGHUP: the run ends with its step and a checkpoint.
 
-    The supervisor may also ask for a pause: the processes stop after their step, and others resume from there.
+    A second signal ends it at once. The supervisor may also ask for a pause: the processes stop after their step, and
+    others resume from there.
 
     Attributes:
         signal: number of the received signal; None before.

@@ -95,6 +95,10 @@ class Task(Protocol):
         """Further numbers of a step for the metrics, equal on every process."""
         return {}
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether there is held-out data."""
+
     def evaluate(self, engine: Engine) -> Evaluation | None:
         """Evaluates the model on held-out data; None without any."""
 

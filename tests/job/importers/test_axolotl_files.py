@@ -112,12 +112,17 @@ def test_axolotl_s_tokens_are_carried() -> None:
         ("train_on_inputs: false", "all"),
         ("datasets: [{path: a, type: chat_template, roles_to_train: [user, assistant]}]", "everything"),
         ("datasets: [{path: a, type: chat_template, roles_to_train: [assistant]}]", "all"),
+        (
+            "datasets: [{path: a, type: chat_template, roles_to_train: [assistant]}]\ntrain_on_inputs: true",
+            "everything",
+        ),
     ],
 )
 def test_what_axolotl_trains_on(lines: str, expected: str) -> None:
     data = "" if "datasets" in lines else "datasets: [{path: a, type: alpaca}]\n"
     imported = import_files([written(f"{BASE}{data}{lines}\n")])
-    assert {source.train_on for source in checked(imported).job.data} == {expected} and lost(imported) == set()
+    assert {source.train_on for source in checked(imported).job.data} == {expected}
+    assert lost(imported) == set() and not imported.unknown
 
 
 def test_axolotl_s_conversations_are_templates() -> None:

@@ -49,6 +49,12 @@ trl sft --model_name_or_path org/m --dataset_name org/d \\
         import_files([written("trl sft --learning_rate fast", "run.sh")])
 
 
+@pytest.mark.parametrize(("strategy", "missing"), [("bfd", set()), ("wrapped", {"packing_strategy"})])
+def test_trl_s_packing_is_the_same_if_it_keeps_rows_whole(strategy: str, missing: set[str]) -> None:
+    text = f"trl sft --model_name_or_path org/m --dataset_name org/d --packing --packing_strategy {strategy}"
+    assert lost(import_files([written(text, "run.sh")])) == missing
+
+
 def test_trl_s_preferences() -> None:
     text = "trl dpo --model_name_or_path org/m --dataset_name org/d "
     asked = "--beta 0.2 --loss_type robust --label_smoothing 0.1 --rpo_alpha 0.5 --precompute_ref_log_probs true"

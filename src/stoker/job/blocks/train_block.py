@@ -53,8 +53,8 @@ class TrainBlock(Block):
     clip: Annotated[float, Field(ge=0)] = Field(default=1.0, description="maximum gradient norm; 0 disables clipping")
     router_aux_loss: Annotated[float, Field(ge=0)] | Auto = Field(
         default="auto",
-        description="weight of the load-balancing loss of a mixture of experts; auto: the model's own "
-        "(router_aux_loss_coef) where its routers are trained",
+        description="weight of the load-balancing loss of a mixture of experts, which is computed for each document "
+        "and layer, unlike in transformers; auto: the model's own (router_aux_loss_coef) where its routers are trained",
     )
     precision: Literal["auto", "bf16", "fp16", "fp32", "fp64"] = Field(
         default="auto", description="precision of the forward pass; fp64: double precision, for verification"

@@ -166,6 +166,7 @@ def _trained(config: ConfigReader, source: ConfigReader, entry: dict[str, Any], 
     names = [str(role) for role in roles] if isinstance(roles, list) else []
     if config.flag("train_on_inputs") and found.format != "text":
         found.train_on, found.keys["train_on"] = "everything", "train_on_inputs"
+        source.drop("roles_to_train", "train_on_inputs wins")
     elif set(names) - set(ASSISTANT):
         found.train_on, found.keys["train_on"] = "everything", source.path("roles_to_train")
         found.notes["train_on"] = "all roles, here"

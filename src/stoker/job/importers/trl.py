@@ -41,7 +41,6 @@ FREE = {
 }
 LOST = {
     "the model's code and loading stay as transformers has them": "model_init_kwargs.*",
-    "Stoker packs whole documents, longest first": "packing_strategy",
     "Stoker streams local files by their size": "streaming dataset_streaming",
 }
 
@@ -82,6 +81,8 @@ def read_trl(document: JobDocument) -> ConfigReader:
     old = config.value("max_length") is None and config.value("max_seq_length") is not None
     config.take("max_seq_length" if old else "max_length", "train.seq_len", 1024)
     config.take("packing", "train.pack", False)
+    best_fit = config.text("packing_strategy") == "bfd"
+    config.drop("packing_strategy", "whole documents, best fit decreasing", matters=not best_fit)
     carry_stop(config, "eos_token")
     _data(config, _loss(config) if trainer == "sft" else ForeignSource())
     read_trainer_arguments(config, TrainerDefaults(lr=RATES.get(trainer, 2e-5), recompute=True, precision="bf16"))

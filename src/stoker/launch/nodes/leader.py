@@ -22,7 +22,7 @@ from stoker.launch.nodes.running_start import EndedStart, RunningStart, failure_
 from stoker.launch.processes import GRACE
 from stoker.launch.restart_policy import Restarts
 from stoker.launch.run_spec import RunResult, RunSpec
-from stoker.resilience.stop_signals import STOPPING
+from stoker.resilience.stop_signals import STOPPED_BEFORE, STOPPING
 from stoker.runs.run_folder import RunFolder
 
 JOIN = 30.0  # seconds to wait for further nodes at the beginning, once the minimum is reached
@@ -185,7 +185,7 @@ class Leader:
     def _gather(self, now: float) -> None:
         """Starts the processes once there are enough nodes."""
         if self._asked:
-            self._over(Interrupted(self._asked[0]))
+            self._interrupted(stepped=self.group is not None)
             return
         waited = now >= self._until or (self.generation > 0 and self._expected <= self.nodes.keys())
         missing = self._missing
@@ -339,9 +339,14 @@ class Leader:
             self._ready = self._until = now
             self._expected = set()
         elif self._asked:
-            self._over(Interrupted(self._asked[0]))
+            self._interrupted(stepped="stepped" in start.watch.moments)
         else:
             self._follow_up(start, group, now)
+
+    def _interrupted(self, *, stepped: bool) -> None:
+        if not stepped:
+            self._hands.say(STOPPED_BEFORE)
+        self._over(Interrupted(self._asked[0]))
 
     def _follow_up(self, start: RunningStart, group: Group, now: float) -> None:
         """Handles a start that failed."""

@@ -169,6 +169,10 @@ class RankingTask(Task):
                 write_period(self._folder, step, period, found)
         return ()
 
+    @property
+    def evaluates(self) -> bool:
+        return self.held_out is not None
+
     def evaluate(self, engine: Engine) -> Evaluation | None:
         if self.held_out is None:
             return None

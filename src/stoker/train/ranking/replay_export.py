@@ -60,7 +60,8 @@ def compare(found: Mapping[str, np.ndarray], expected: np.ndarray, precision: st
         if not apart <= allowed:
             raise RunFailed(f"{name} scores differently: by {apart:.2g}, and {allowed:.2g} is allowed")
         lines.append(f"{name} {apart:.1g}")
-    return f"replayed {len(expected):,} rows in a fresh process: logits differ by at most {', '.join(lines)}"
+    rows = "1 row" if len(expected) == 1 else f"{len(expected):,} rows"
+    return f"replayed {rows} in a fresh process: logits differ by at most {', '.join(lines)}"
 
 
 def _arrays(batch: RowBatch) -> dict[str, np.ndarray]:
