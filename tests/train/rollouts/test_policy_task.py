@@ -11,9 +11,11 @@ import pytest
 import torch
 from running import Ran, run, write_job
 
+from stoker.cli.main import main
 from stoker.errors import UserError
 from stoker.job.job_to_yaml import job_lines
 from stoker.job.load_job import load_job
+from stoker.job.task_spec import task_of
 from stoker.train.prepared import Prepared
 from stoker.train.rollouts.rollout_files import ROLLOUTS, RolloutFiles
 from stoker.train.task import Part
@@ -46,6 +48,20 @@ def test_answers_are_kept_with_all_that_is_known_of_them(job: dict[str, Any], ba
     assert lines[0]["rollout_seconds"] > 0 == lines[1]["rollout_seconds"]
     held_out = [event for event in ran.folder.read_events() if event["event"] == "evaluated"]
     assert [event["loss"] for event in held_out] == [-event["score"] for event in held_out] and len(held_out) == 3
+
+
+def test_prompts_have_no_loss(
+    job: dict[str, Any], base: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(base)
+    ran = run(base, {**job, "steps": 1, "evaluate": {"fraction": 0.2}})
+    (base / "said.jsonl").write_text('{"prompt": "Say 3 words", "completion": "The sea."}\n')
+    assert main(["eval", "run", "said.jsonl"]) == 0
+    capsys.readouterr()
+    for words in ([], ["asked.jsonl"], ["--by-token", "2"], ["asked.jsonl", "--by-token", "2"], ["--against", "run"]):
+        assert main(["eval", "run", *words]) == 2
+        assert "--answers FILE" in capsys.readouterr().err
+    assert "eval run --answers YOUR.jsonl" in task_of(ran.loaded.job).next_commands(ran.loaded.job, "run")
 
 
 @pytest.mark.slow
