@@ -44,6 +44,7 @@ def test_answers_are_kept_with_all_that_is_known_of_them(job: dict[str, Any], ba
     assert lines[0]["ratio"] == pytest.approx(1.0, abs=1e-5) and lines[0]["approx_kl"] == pytest.approx(0.0, abs=1e-8)
     assert lines[1]["ratio"] != 1.0
     names = {"score", "kl", "entropy", "approx_kl", "clip_fraction", "ratio", "response_tokens", "ended"}
+    names |= {"informative", "loss_kl"}
     assert names | {"logprob_difference", "rollout_seconds"} <= lines[0].keys()
     assert lines[0]["rollout_seconds"] > 0 == lines[1]["rollout_seconds"]
     held_out = [event for event in ran.folder.read_events() if event["event"] == "evaluated"]
