@@ -91,6 +91,13 @@ def test_a_run_goes_on_without_its_first_answers(job: dict[str, Any], base: Path
     assert rest.outcome.step == 5 and files_of(rest).numbers() == [1]
 
 
+def test_a_run_whose_reward_has_changed_does_not_go_on(job: dict[str, Any], base: Path) -> None:
+    run(base, {**job, "steps": 2})
+    (base / "letter.py").write_text((base / "letter.py").read_text().replace('"e"', '"a"'))
+    with pytest.raises(UserError, match="has changed since the run"):
+        run(base, {**job, "steps": 4})
+
+
 def test_every_prompt_is_answered_once_in_an_epoch(job: dict[str, Any], base: Path) -> None:
     del job["steps"]
     grpo = {**job["grpo"], "prompts": 5, "answers": 2, "epochs": 1}
