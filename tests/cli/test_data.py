@@ -90,6 +90,27 @@ def test_prompts_of_a_policy_are_not_trained(capsys: pytest.CaptureFixture[str])
     assert not any(any(row["trained"]) for sequence in report["packed"] for row in sequence["documents"])
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "Where is number 1?", "chosen": "At 1.", "rejected": "At 2."},
+        {"prompt": "Where is number 1?", "completion": "At 2.", "label": False},
+    ],
+)
+def test_answers_beside_the_prompts_of_a_policy_are_not_read(
+    row: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(*[row] * 4, job=POLICY)
+    code, report, err = as_json(capsys)
+    assert (code, err, report["rows_used"], report["rows_dropped"]) == (0, "", 4, 0)
+
+
+def test_texts_have_no_prompts_for_a_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    write({"text": "Number 1 is at 1."}, job=POLICY)
+    code, report, err = as_json(capsys)
+    assert code == 2 and "job.yaml:3" in err and "texts without prompts" in err and not report["ok"]
+
+
 def test_programs_get_json_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     code, report, err = as_json(capsys, "--samples", "2")
     assert (code, err) == (0, "")

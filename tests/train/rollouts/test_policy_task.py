@@ -247,8 +247,9 @@ def test_held_out_prompts_may_be_in_a_file_of_their_own(job: dict[str, Any], bas
     assert [event["targets"] for event in held_out] == [2, 2]
 
 
-def test_a_row_without_an_expected_answer_is_named(job: dict[str, Any], base: Path) -> None:
-    (base / "asked.jsonl").write_text('{"prompt": "one"}\n' * 8)
+@pytest.mark.parametrize("answers", [{}, {"chosen": "1", "rejected": "2"}, {"completion": "1", "label": False}])
+def test_a_row_without_an_expected_answer_is_named(answers: dict[str, Any], job: dict[str, Any], base: Path) -> None:
+    (base / "asked.jsonl").write_text(f"{json.dumps({'prompt': 'one', **answers})}\n" * 8)
     with pytest.raises(UserError, match="compares with an expected answer, and this row has none"):
         run(base, {**job, "grpo": {**job["grpo"], "rewards": "numeric"}})
 
