@@ -20,6 +20,7 @@ from stoker.data.chat_template import CHATML
 from stoker.terminal import escape_control_characters
 
 JOB = "task: sft\nmodel: tiny\ndata: my.jsonl\nsteps: 10\ntrain: {seq_len: 128}\n"
+POLICY = JOB.replace("sft", "grpo") + "grpo: {rewards: exact, max_tokens: 8}\n"
 GOOD = [{"instruction": f"Where is number {i}?", "output": f"At {i}."} for i in range(20)]
 
 
@@ -75,6 +76,39 @@ def test_good_data_is_counted_and_shown(capsys: pytest.CaptureFixture[str]) -> N
     assert "<|im_start|>user\nWhere is number 0?<|im_end|>\n<|im_start|>assistant\n⟦" in out
     assert out.count("--- ") == 3
     assert "\x1b" not in out
+
+
+def test_prompts_of_a_policy_are_not_trained(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = ({"prompt": f"Where is number {i}?", "expected": f"At {i}."} for i in range(20))
+    write(*rows, job=POLICY)
+    assert main(["data", "job.yaml"]) == 0
+    out = capsys.readouterr().out
+    assert "trained tokens       none of the prompts, but the policy's own answers" in out.splitlines()
+    assert "stop token" not in out and "⟦" not in out and out.count(" tokens, 0 trained") == 3
+    _, report, _ = as_json(capsys, "--packed")
+    assert report["prompts"] and not report["trained_tokens"] and not report["stop_token_trained"]
+    assert not any(any(row["trained"]) for sequence in report["packed"] for row in sequence["documents"])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "Where is number 1?", "chosen": "At 1.", "rejected": "At 2."},
+        {"prompt": "Where is number 1?", "completion": "At 2.", "label": False},
+    ],
+)
+def test_answers_beside_the_prompts_of_a_policy_are_not_read(
+    row: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(*[row] * 4, job=POLICY)
+    code, report, err = as_json(capsys)
+    assert (code, err, report["rows_used"], report["rows_dropped"]) == (0, "", 4, 0)
+
+
+def test_texts_have_no_prompts_for_a_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    write({"text": "Number 1 is at 1."}, job=POLICY)
+    code, report, err = as_json(capsys)
+    assert code == 2 and "job.yaml:3" in err and "texts without prompts" in err and not report["ok"]
 
 
 def test_programs_get_json_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:

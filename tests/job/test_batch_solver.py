@@ -75,6 +75,12 @@ def test_defaults() -> None:
     [
         ({"batch": 10, "micro_batch": 4}, "batch 10 is not a multiple of micro_batch 4", "batch 8 or 12"),
         ({"batch": 10, "micro_batch": 4}, "batch 10", "micro_batch 2 or 5"),
+        (
+            {"batch": 6, "micro_batch": 5, "samples": 12},
+            "batch 6 is not a multiple of micro_batch 5",
+            "write micro_batch",
+        ),
+        ({"batch": 6, "micro_batch": 5, "data_parallel": 5, "samples": 12}, "data-parallel 5 = 25", "smaller numbers"),
         ({"batch": 4, "data_parallel": 6}, "batch 4 is not a multiple of data-parallel 6", "batch 6"),
         (
             {"batch": 32, "micro_batch": 4, "accumulation": 4, "data_parallel": 1},

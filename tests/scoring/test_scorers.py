@@ -366,9 +366,10 @@ def test_a_function_of_trl_is_called_as_trl_calls_it(tmp_path: Path, monkeypatch
     (tmp_path / "as_trl.py").write_text(
         "def right(completions, answer, **more):\n"
         "    texts = [c if isinstance(c, str) else c[0]['content'] for c in completions]\n"
-        "    assert sorted(more) == ['prompts']\n"
+        "    assert sorted(more) == ['prompts', 'trainer_state']\n"
         "    return [float(text == a) for text, a in zip(texts, answer)]\n"
         "def first(prompts, completions):\n    return [float(c == p) for c, p in zip(completions, prompts)]\n"
+        "def even(completion_ids):\n    return [None if len(ids) % 2 else len(ids) for ids in completion_ids]\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     chat = [{"role": "user", "content": "Say b."}]
@@ -377,6 +378,21 @@ def test_a_function_of_trl_is_called_as_trl_calls_it(tmp_path: Path, monkeypatch
     assert batch is not None and [s.value for s in batch(["a", "b", "d"], rows)] == [1, 1, 0]
     batch = scorer_of("python:as_trl:first", tmp_path).batch
     assert batch is not None and [s.value for s in batch(["a", "b", "x"], rows)] == [0, 0, 1]
+    batch = scorer_of("python:as_trl:even", tmp_path).batch
+    assert batch is not None and [s.value for s in batch(["a", "b"], rows[:2], [(5, 7), (5,)])] == [2, 0]
+    with pytest.raises(UserError, match="missing 1 required positional argument: 'completion_ids'"):
+        batch(["a"], rows[:1])
+
+
+@pytest.mark.parametrize("value", ["np.float32(0.5)", "np.array(0.5)", "torch.tensor([0.5])"])
+def test_a_number_of_any_kind_is_a_score(value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code = f"import numpy as np\nimport torch\nhalf = lambda answer, expected, row: {value}\n"
+    (tmp_path / "numbers_of.py").write_text(code + "text = lambda answer, expected, row: '0.5'\n")
+    monkeypatch.delitem(sys.modules, "numbers_of", raising=False)
+    assert score("python:numbers_of:half", "a", base=tmp_path) == 0.5
+    with pytest.raises(UserError, match="a function must return a finite number"):
+        score("python:numbers_of:text", "a", base=tmp_path)
 
 
 @pytest.mark.parametrize("levels", [200, 3_000, 100_000])

@@ -42,8 +42,9 @@ def print_audit(audit: Audit, dropped: Sequence[Rejected], packed: Sequence[Sequ
         print(f"\n{rejected.source}:{rejected.row}: dropped: {escape_control_characters(rejected.reason)}")
     if not audit.samples and not packed:
         return
-    print()
-    _say(_legend(), f"trained tokens are between {OPEN} and {CLOSE}", console)
+    if not audit.prompts:
+        print()
+        _say(_legend(), f"trained tokens are between {OPEN} and {CLOSE}", console)
     for sample in audit.samples:
         print()
         _print_sample(sample, console)
@@ -69,7 +70,7 @@ def _print_sample(sample: SamplePreview, console: Console) -> None:
 
 def _counts(audit: Audit) -> list[tuple[str, str]]:
     """Returns the table of the audit: (label, count)."""
-    share = audit.trained_tokens / audit.tokens if audit.tokens else 0.0
+    trained = f"{audit.trained_tokens:,} ({audit.trained_tokens / (audit.tokens or 1):.1%})"
     dropped = audit.rows_dropped / audit.rows_in if audit.rows_in else 0.0
     prefix = "an exact prefix of the whole text in every row"
     if audit.prompt_not_prefix:
@@ -89,8 +90,8 @@ def _counts(audit: Audit) -> list[tuple[str, str]]:
         ("rows dropped", f"{audit.rows_dropped:,} ({dropped:.1%})"),
         ("sequences", f"{audit.sequences:,}, {audit.held_out:,} of them held out"),
         ("tokens", f"{audit.tokens:,}; {audit.mean:.1f} per sequence, at most {audit.longest:,}"),
-        ("trained tokens", f"{audit.trained_tokens:,} ({share:.1%})"),
-        ("stop token", stop),
+        ("trained tokens", "none of the prompts, but the policy's own answers" if audit.prompts else trained),
+        *([] if audit.prompts else [("stop token", stop)]),
         ("prompts", prefix),
         *([("weight 0", f"{audit.turns_untrained:,} answers are not trained")] if audit.turns_untrained else []),
         ("duplicates", f"{audit.duplicates:,}"),

@@ -115,9 +115,9 @@ def run_by_token(arguments: argparse.Namespace) -> int:
 def _window(arguments: argparse.Namespace, tuned: TunedRun) -> _Window:
     """Returns the requested sequences."""
     from stoker.cli.report import TokeniseReport
-    from stoker.data.corpus import open_corpus
     from stoker.data.sample_preview import samples_from, sequences_from
     from stoker.evaluate.row_losses import read_like
+    from stoker.train.evaluate_run import corpus_of
 
     base, codec = Path.cwd(), tuned.text.codec
     begin, count = arguments.offset or 0, arguments.by_token
@@ -125,7 +125,7 @@ def _window(arguments: argparse.Namespace, tuned: TunedRun) -> _Window:
         if arguments.data is not None:
             source = read_like(tuned, arguments.data, arguments.format, base, report)
             return _Window(source.cache.rows, samples_from([source], codec, begin, count))
-        corpus = open_corpus(tuned.job, codec, seq_len=tuned.text.seq_len, base=base, report=report)
+        corpus = corpus_of(tuned, base, report)
         corpus.read_whole()
     if arguments.packed:
         packed, total = sequences_from(corpus, codec, begin, count)

@@ -18,6 +18,7 @@ from stoker.data.sample_preview import SamplePreview, some_samples
 from stoker.data.tokenise import TextCodec
 from stoker.errors import Problem
 from stoker.job.load_job import LoadedJob
+from stoker.job.task_spec import task_of
 
 SAMPLES = 3
 DROPPED_SHOWN = 10_000
@@ -45,6 +46,7 @@ class Audit:
     """The report on a run's data, which accounts for every row.
 
     Attributes:
+        prompts: whether the rows are prompts, of which no token is trained: a policy learns from its own answers.
         rows_in: rows read: used + dropped.
         rows_used: rows that give at least one training sequence.
         rows_cut: used rows that lost tokens to ``seq_len``.
@@ -74,6 +76,7 @@ class Audit:
         complete: false while a stream is still being tokenised; the report then covers the rows read so far.
     """
 
+    prompts: bool
     rows_in: int
     rows_used: int
     rows_cut: int
@@ -129,7 +132,9 @@ def audit(corpus: Corpus, codec: TextCodec, loaded: LoadedJob, samples: int = SA
     reasons = drop_reasons(summaries)
     rows_in, rows_dropped = sum(s.rows_in for s in summaries), sum(reasons.values())
     evaluation = [s for source in corpus.evaluation for s in source.cache.summaries]
+    prompts = task_of(loaded.job).prompts
     return Audit(
+        prompts=prompts,
         rows_in=rows_in,
         rows_used=rows_in - rows_dropped,
         rows_cut=sum(s.rows_cut for s in summaries),
@@ -139,10 +144,10 @@ def audit(corpus: Corpus, codec: TextCodec, loaded: LoadedJob, samples: int = SA
         dropped=tuple(d for s in summaries for d in s.dropped)[:DROPPED_SHOWN],
         sequences=len(lengths),
         tokens=int(lengths.sum()),
-        trained_tokens=sum(s.trained for s in summaries),
+        trained_tokens=0 if prompts else sum(s.trained for s in summaries),
         tokens_lost=int(lost.sum()),
-        stop_token_trained=bool(stops.any()),
-        stop_missing=int((last & ~stops & (lost == 0)).sum()),
+        stop_token_trained=not prompts and bool(stops.any()),
+        stop_missing=0 if prompts else int((last & ~stops & (lost == 0)).sum()),
         duplicates=len(digests) - len(np.unique(digests)),
         overlap=_overlap(corpus),
         prompt_not_prefix=int((last & ~column("exact")).sum()),

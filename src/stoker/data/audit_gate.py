@@ -87,6 +87,9 @@ def _source_gate(source: TokenisedSource, key: str, codec: TextCodec, loaded: Lo
     if source.format == "question" and not task_of(loaded.job).prompts:
         message = f"{name}: its rows are prompts without answers; task {loaded.job.task} trains on answers"
         problems.append(loaded.problem(f"{key}.format", message, "name the answers: columns: {completion: ...}"))
+    if source.format == "text" and task_of(loaded.job).prompts:
+        message = f"{name}: its rows are texts without prompts; task {loaded.job.task} answers prompts"
+        problems.append(loaded.problem(f"{key}.path", message, "give each row a prompt: columns: {prompt: ...}"))
     wanted, rows = task_of(loaded.job).rows(loaded.job), KINDS.get(source.format, "answers")
     if rows != wanted and (rows, wanted) != ("judged", "answers"):
         message = f"{name}: its rows are {WORDS[rows]}; task {loaded.job.task} trains on {WORDS[wanted]}"

@@ -39,8 +39,11 @@ Report = Callable[[str, int, int, float | None], None]
 is unknown before the end (compressed files, columns)."""
 
 
-def find_format(source: Source, columns: Mapping[str, str], *, questions: bool = False, pairs: bool = False) -> str:
+def find_format(source: Source, columns: Mapping[str, str], **may_be: bool) -> str:
     """Returns the format of a source, from its first valid rows; `UNREADABLE` if every row is broken.
+
+    Args:
+        may_be: what rows may be; see `stoker.data.detect_format.detect`.
 
     Raises:
         UserError: when there is no row at all, or the columns fit no format.
@@ -59,7 +62,7 @@ def find_format(source: Source, columns: Mapping[str, str], *, questions: bool =
     if not values:
         return UNREADABLE
     try:
-        return detect(values, columns, questions=questions, pairs=pairs)
+        return detect(values, columns, **may_be)
     except UserError as error:
         raise UserError(
             *(replace(problem, message=f"{source.name}: {problem.message}") for problem in error.problems)

@@ -188,7 +188,7 @@ def tokenise_source(
     kind = task.rows(job)
     found: str = block.format
     if found == "auto":
-        found = find_format(source, block.columns, questions=task.prompts, pairs=kind == "pairs")
+        found = find_format(source, block.columns, prompts=task.prompts, pairs=kind == "pairs")
     columns = tuple(sorted(block.columns.items()))
     sampled = task.rollouts(job)
     train_on = "last" if task.prompts else block.train_on  # a prompt is all that comes before the last answer
@@ -199,7 +199,7 @@ def tokenise_source(
         block.too_long,
         seq_len,
         special_tokens_of(block, found),
-        keep_bad=kind == "judged",
+        keep_bad=kind == "judged" or task.prompts,
         sampled=sampled.tokens if sampled is not None else 0,
     )
     large = source.size_bytes > STREAM_ABOVE and kind == "answers" and not task.prompts

@@ -20,6 +20,7 @@ def detect(
     columns: Mapping[str, str] | None = None,
     *,
     questions: bool = False,
+    prompts: bool = False,
     pairs: bool = False,
 ) -> str:
     """Returns the format whose columns most of `rows` have.
@@ -27,12 +28,13 @@ def detect(
     Args:
         columns: the job's `{our name: the file's name}`.
         questions: whether rows may be prompts without answers.
+        prompts: the same, and pairs of answers beside a prompt are not read.
         pairs: whether answers are compared, so that rows may hold one scored answer each.
 
     Raises:
         UserError: no row fits any format; names the columns found and the nearest format.
     """
-    fits = (format_of(row, columns or {}, questions=questions, pairs=pairs) for row in rows)
+    fits = (format_of(row, columns or {}, questions=questions, prompts=prompts, pairs=pairs) for row in rows)
     votes = Counter(found for found in fits if found)
     if votes:
         return votes.most_common(1)[0][0]

@@ -73,6 +73,7 @@ def format_of(
     *,
     judged: bool = True,
     questions: bool = False,
+    prompts: bool = False,
     pairs: bool = False,
 ) -> str | None:
     """Returns the first format whose required columns are all present, under our names before aliases.
@@ -80,21 +81,22 @@ def format_of(
     Args:
         judged: whether a conversation with a label is the format ``judged``.
         questions: whether a prompt alone makes a row.
+        prompts: the same, and pairs of answers beside a prompt are not read.
         pairs: whether answers are compared; only then is a conversation with a score the format ``scored``.
     """
     if isinstance(row, str):
         return "text"
     names = {*row, *(ours for ours, theirs in columns.items() if theirs in row)}
-    formats = {name: format.needed for name, format in FORMATS.items() if name not in ("judged", "question")}
-    if not pairs:
-        del formats["scored"]
+    aliases = {"prompt", *FORMATS["question"].aliases["prompt"]}
+    question = ["question"] if (questions or prompts) and names & aliases else []
+    left_out = {"judged", "question"} | ({*PAIRS} if prompts and question else set() if pairs else {"scored"})
+    formats = {name: format.needed for name, format in FORMATS.items() if name not in left_out}
     by_name = [name for name, needed in formats.items() if names.issuperset(needed)]
     by_alias = [
         name
         for name, needed in formats.items()
         if all({ours, *FORMATS[name].aliases.get(ours, ())} & names for ours in needed)
     ]
-    question = ["question"] if questions and names & {"prompt", *FORMATS["question"].aliases["prompt"]} else []
     found = next(iter(by_name + by_alias + question), None)
     if "scored" in by_alias and found in CONVERSATIONS:
         return "scored"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -53,6 +53,11 @@ class SequencePreview:
     def tokens(self) -> int:
         """The number of tokens of all its documents."""
         return sum(len(document.ids) for document in self.documents)
+
+
+def untrained(sample: SamplePreview) -> SamplePreview:
+    """Returns the preview of a prompt, of which no token is trained."""
+    return replace(sample, trained=(False,) * len(sample.ids))
 
 
 def some_samples(corpus: Corpus, codec: TextCodec, count: int) -> list[SamplePreview]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stoker.checkpoint.load_run import TunedRun
 from stoker.data.build_cache import Report
-from stoker.data.corpus import TokenisedSource, open_corpus, tokenise_source
+from stoker.data.corpus import TokenisedSource
 from stoker.data.sequences import Document
 from stoker.data.token_bytes import byte_lengths
 from stoker.errors import Problem, UserError
@@ -16,7 +16,7 @@ from stoker.models.adapters import unwrap
 from stoker.models.language_model import lay_out_for
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.train.evaluate import evaluate
-from stoker.train.evaluate_run import source_like
+from stoker.train.evaluate_run import corpus_of, source_like, tokenised_like
 from stoker.train.language_task import LanguageTask
 from stoker.train.prepare_language import measured_spec, objective_of
 from stoker.train.single_process import SingleProcess
@@ -61,7 +61,7 @@ def rows_of(tuned: TunedRun, data: str | None, form: str, base: Path, report: Re
         UserError: the run held nothing out, or every row of the source is dropped.
     """
     if data is None:
-        corpus = open_corpus(tuned.job, tuned.text.codec, seq_len=tuned.text.seq_len, base=base, report=report)
+        corpus = corpus_of(tuned, base, report)
         if documents := corpus.evaluation_documents():
             return [PlacedRow(document, *corpus.sequences.origin(document)) for document in documents]
         raise UserError(f"{tuned.folder.path} held no rows out: name data to evaluate on")
@@ -75,8 +75,7 @@ def read_like(tuned: TunedRun, data: str, form: str, base: Path, report: Report 
     Raises:
         UserError: every row is dropped.
     """
-    block = source_like(tuned, data, form)
-    source = tokenise_source(block, tuned.job, tuned.text.codec, tuned.text.seq_len, base, report, may_stream=False)
+    source = tokenised_like(tuned, source_like(tuned, data, form), base, report)
     if not source.cache.rows:
         raise UserError(f"{data}: every row is dropped: {', '.join(source.cache.summaries[0].reasons)}")
     return source

@@ -39,6 +39,7 @@ def solve_batch(
     seq_len: int | None = None,
     default_batch: int = DEFAULT_BATCH,
     pipeline: Layout = ONE_PROCESS,
+    samples: int | None = None,
 ) -> BatchTriangle:
     """Solves the triangle from the given corners; None marks a corner to solve for. All are at least 1.
 
@@ -50,12 +51,14 @@ def solve_batch(
     The micro-batches of a ``pipeline`` are the forward passes of a step: where there is a choice there are at
     least as many as stages, which keeps every stage busy, or else as many as possible.
 
+    ``samples`` are taken in whole steps: only batches that divide them are proposed.
+
     Raises BatchError where no whole numbers satisfy the corners and the pipeline's schedule.
     """
     if data_parallel is None:
         data_parallel = 1
         if batch is not None and micro_batch is not None and accumulation is not None:
-            _need_multiple(batch, micro_batch=micro_batch, accumulation=accumulation)
+            _need_multiple(batch, samples, micro_batch=micro_batch, accumulation=accumulation)
             data_parallel = batch // (micro_batch * accumulation)
     if batch is None:
         batch = _batch_from(micro_batch, accumulation, data_parallel, default_batch, pipeline)
@@ -70,13 +73,13 @@ def solve_batch(
                 f"write batch {product}, or give two of the three",
             )
     elif micro_batch is not None:
-        _need_multiple(batch, micro_batch=micro_batch, data_parallel=data_parallel)
+        _need_multiple(batch, samples, micro_batch=micro_batch, data_parallel=data_parallel)
         accumulation = batch // (micro_batch * data_parallel)
     elif accumulation is not None:
-        _need_multiple(batch, accumulation=accumulation, data_parallel=data_parallel)
+        _need_multiple(batch, samples, accumulation=accumulation, data_parallel=data_parallel)
         micro_batch = batch // (accumulation * data_parallel)
     else:
-        _need_multiple(batch, data_parallel=data_parallel)
+        _need_multiple(batch, samples, data_parallel=data_parallel)
         share = batch // data_parallel
         accumulation = _passes(share, share if seq_len is None else max(1, TOKENS_PER_PASS // seq_len), pipeline)
         micro_batch = share // accumulation
@@ -127,8 +130,10 @@ def _out_of_step(solved: BatchTriangle, pipeline: Layout) -> BatchError:
     )
 
 
-def _need_multiple(batch: int, **corners: int) -> None:
-    """Raise unless the batch is a multiple of the corners' product; name the nearest numbers that do."""
+def _need_multiple(batch: int, samples: int | None, **corners: int) -> None:
+    """Raise unless the batch is a multiple of the corners' product; name the nearest numbers that do, and batches that
+    divide ``samples``.
+    """
     product = 1
     for value in corners.values():
         product *= value
@@ -137,11 +142,13 @@ def _need_multiple(batch: int, **corners: int) -> None:
     names = {name: name.replace("data_parallel", "data-parallel") for name in corners}
     parts = " x ".join(f"{names[name]} {value}" for name, value in corners.items())
     below, above = batch // product * product, (batch // product + 1) * product
-    options = [f"batch {below} or {above}" if below else f"batch {above}"]
+    batches = [str(each) for each in (below, above) if each and (samples is None or samples % each == 0)]
+    options = [f"batch {' or '.join(batches)}"] if batches else []
     for name, value in corners.items():
         rest = product // value
         if batch % rest == 0 and value > 1:
             near = sorted(sorted(divisors(batch // rest), key=lambda d, value=value: abs(d - value))[:2])  # type: ignore[misc]
             options.append(f"{names[name]} {' or '.join(map(str, near))}")
     equals = f" = {product}" if len(corners) > 1 else ""
-    raise BatchError(f"batch {batch} is not a multiple of {parts}{equals}", f"write {', or '.join(options)}")
+    message = f"batch {batch} is not a multiple of {parts}{equals}"
+    raise BatchError(message, f"write {', or '.join(options)}" if options else "write smaller numbers")

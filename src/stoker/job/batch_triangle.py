@@ -50,6 +50,7 @@ def triangle_of(job: Job) -> BatchTriangle:
         seq_len=seq_len_of(job) * together_of(job) if task_of(job).text else None,
         default_batch=default_batch(job),
         pipeline=Layout(pipeline=parts.pipeline, schedule=schedule),
+        samples=default_batch(job) if task_of(job).prompts else None,  # a policy's are the answers of a round
     )
 
 

@@ -84,7 +84,8 @@ def _language_commands(job: ResolvedJob, run: str) -> tuple[str, ...]:
     from stoker.job.tune_keys import can_merge
 
     form = "merged" if can_merge(job) else "adapter"
-    return f"chat {run} --compare", f"eval {run} YOUR.jsonl", f"export {run} --format {form} --to exported"
+    data = "--answers YOUR.jsonl" if task_of(job).prompts else "YOUR.jsonl"
+    return f"chat {run} --compare", f"eval {run} {data}", f"export {run} --format {form} --to exported"
 
 
 @dataclass(frozen=True, kw_only=True)

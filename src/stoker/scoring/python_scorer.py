@@ -2,9 +2,11 @@
 
 ``function(answer, expected, row)`` returns a number for one answer; ``row`` has all columns of its row. A function with
 a parameter ``answers`` receives lists, for those of the parameters ``answers``, ``expected`` and ``rows`` that it has,
-and returns a list of numbers. One with a parameter ``completions`` is called as TRL calls its reward functions: with
-lists for ``prompts``, ``completions`` and every column by name. As a reward, list functions are called for all answers
-that one process scores together, the answers to a prompt consecutively; in ``stoker eval`` for one answer at a time.
+and returns a list of numbers, or None for answers to which it does not apply; these score 0. One with a parameter
+``completions`` or ``completion_ids`` is called as TRL calls its reward functions: with lists for ``prompts``,
+``completions``, ``completion_ids`` (of rewards) and every column by name, and None for ``trainer_state``. As a reward,
+list functions are called for all answers that one process scores together, the answers to a prompt consecutively; in
+``stoker eval`` for one answer at a time.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ from stoker.scoring.answer_rows import AnswerRow
 from stoker.scoring.scorer import Score, Scorer
 
 LISTS = ("answers", "expected", "rows")
+TRL = ("completions",)  # lists of a function that is called as TRL calls it
 DYNAMIC = ("globals", "locals", "vars", "setattr", "exec")  # with which a module may define other names
 
 
@@ -125,8 +129,8 @@ def _lists_taken(function: Callable[..., Any]) -> tuple[str, ...]:
     """Returns the lists that a function takes; none if it scores one answer."""
     signature = _signature(function)
     parameters = signature.parameters if signature is not None else {}
-    if "completions" in parameters:
-        return ("completions",)
+    if {"completions", "completion_ids"} & set(parameters):
+        return TRL
     if "answers" not in parameters:
         return ()
     every = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
@@ -142,47 +146,64 @@ def _call(name: str, function: Callable[..., Any], answer: str, row: AnswerRow) 
 
 
 def _call_batch(
-    name: str, function: Callable[..., Any], taken: Sequence[str], answers: Sequence[str], rows: Sequence[AnswerRow]
+    name: str,
+    function: Callable[..., Any],
+    taken: Sequence[str],
+    answers: Sequence[str],
+    rows: Sequence[AnswerRow],
+    ids: Sequence[Sequence[int]] | None = None,
 ) -> list[Score]:
-    lists = _lists(answers, rows) if taken != ("completions",) else _as_trl(function, answers, rows)
+    lists = _as_trl(function, answers, rows, ids) if taken == TRL else _lists(taken, answers, rows)
     what = f"{name}, called with {len(rows)} answers, the first to this row,"
     try:
-        values = function(**(lists if taken == ("completions",) else {each: lists[each] for each in taken}))
-        values = list(values)
+        values = list(function(**lists))
     except (Exception, SystemExit) as error:
         raise UserError(rows[0].problem(f"{what} raised {typed_reason(error)}")) from error
     if len(values) != len(rows):
         raise UserError(rows[0].problem(f"{what} returned {len(values)} numbers", "give one for each answer"))
-    return [_score(name, value, row) for value, row in zip(values, rows, strict=True)]
+    return [Score(0.0) if value is None else _score(name, value, row) for value, row in zip(values, rows, strict=True)]
 
 
-def _lists(answers: Sequence[str], rows: Sequence[AnswerRow]) -> dict[str, list[Any]]:
-    return {
+def _lists(taken: Sequence[str], answers: Sequence[str], rows: Sequence[AnswerRow]) -> dict[str, Any]:
+    lists = {
         "answers": list(answers),
         "expected": [row.expected for row in rows],
         "rows": [dict(row.fields) for row in rows],
     }
+    return {name: lists[name] for name in taken}
 
 
-def _as_trl(function: Callable[..., Any], answers: Sequence[str], rows: Sequence[AnswerRow]) -> dict[str, list[Any]]:
+def _as_trl(
+    function: Callable[..., Any],
+    answers: Sequence[str],
+    rows: Sequence[AnswerRow],
+    ids: Sequence[Sequence[int]] | None,
+) -> dict[str, Any]:
     """Returns the arguments of TRL's reward functions; answers to prompts given as messages are messages too."""
     names = sorted({name for row in rows for name in row.fields} - {"prompt"})
     chats = [isinstance(row.fields.get("prompt"), list) for row in rows]
-    found = {name: [row.fields.get(name) for row in rows] for name in names} | {
+    found: dict[str, Any] = {name: [row.fields.get(name) for row in rows] for name in names} | {
         "prompts": [row.fields.get("prompt") for row in rows],
         "completions": [
             [{"role": "assistant", "content": answer}] if chat else answer
             for answer, chat in zip(answers, chats, strict=True)
         ],
+        "trainer_state": None,
     }
+    if ids is not None:
+        found["completion_ids"] = [list(each) for each in ids]
     parameters = inspect.signature(function).parameters
     every = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     return {name: values for name, values in found.items() if every or name in parameters}
 
 
 def _score(name: str, value: Any, row: AnswerRow) -> Score:
-    if not isinstance(value, bool | int | float) or not math.isfinite(value):
-        raise UserError(
-            row.problem(f"{name} returned {value!r}", "a function must return a finite number, or True or False")
-        )
-    return Score(float(value))
+    """Returns the score of a number of any kind, such as numpy's, or a tensor of one."""
+    number = math.nan
+    if not isinstance(value, str | bytes):
+        with suppress(Exception):  # whatever the user's own type raises
+            number = float(value)
+    if not math.isfinite(number):
+        hint = "a function must return a finite number, or True or False"
+        raise UserError(row.problem(f"{name} returned {value!r}", hint))
+    return Score(number)

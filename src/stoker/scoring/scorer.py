@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from stoker.errors import Problem, UserError
 from stoker.scoring.answer_rows import AnswerRow
@@ -19,6 +20,18 @@ class Score:
 
     value: float
     why: str = ""
+
+
+class BatchFunction(Protocol):
+    """A function that scores several answers together."""
+
+    def __call__(
+        self, answers: Sequence[str], rows: Sequence[AnswerRow], ids: Sequence[Sequence[int]] | None = None
+    ) -> list[Score]:
+        """
+        Args:
+            ids: tokens of the answers; None if they are not known.
+        """
 
 
 Function = Callable[[str, AnswerRow], Score]
@@ -39,7 +52,7 @@ class Scorer:
     score: Function
     needs_expected: bool = True
     judge: Judge | None = None
-    batch: Callable[[Sequence[str], Sequence[AnswerRow]], list[Score]] | None = None
+    batch: BatchFunction | None = None
     waits: bool = False
 
 

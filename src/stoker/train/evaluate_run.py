@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from stoker.checkpoint.load_run import TunedRun
 from stoker.checkpoint.write_export import check_quantisable, quantised_run
 from stoker.data.build_cache import Report
-from stoker.data.corpus import open_corpus, tokenise_source
+from stoker.data.corpus import Corpus, TokenisedSource, open_corpus, tokenise_source
 from stoker.data.sequences import Document, by_length
 from stoker.data.token_bytes import byte_lengths
-from stoker.errors import UserError
+from stoker.errors import Problem, UserError
 from stoker.job.resolved import ResolvedSource
 from stoker.job.task_spec import task_of, together_of
 from stoker.models.adapters import unwrap, without_adapter
@@ -155,12 +155,40 @@ def _documents(
     tuned: TunedRun, data: str | None, form: str, base: Path, report: Report | None
 ) -> tuple[list[Document], int, int]:
     if data is None:
-        corpus = open_corpus(tuned.job, tuned.text.codec, seq_len=tuned.text.seq_len, base=base, report=report)
-        documents = corpus.evaluation_documents()
+        documents = corpus_of(tuned, base, report).evaluation_documents()
         if not documents:
             raise UserError(f"{tuned.folder.path} held no rows out: name data to evaluate on")
-        return documents, len(documents) // corpus.together, 0
+        return documents, len(documents) // together_of(tuned.job), 0
     return _documents_of(tuned, [source_like(tuned, data, form)], base, report)
+
+
+def corpus_of(tuned: TunedRun, base: Path, report: Report | None) -> Corpus:
+    """Returns the rows of a run, which have a loss.
+
+    Raises:
+        UserError: they are prompts without answers.
+    """
+    corpus = open_corpus(tuned.job, tuned.text.codec, seq_len=tuned.text.seq_len, base=base, report=report)
+    for source in (*corpus.sources, *corpus.evaluation):
+        _check_answers(source)
+    return corpus
+
+
+def tokenised_like(tuned: TunedRun, block: ResolvedSource, base: Path, report: Report | None) -> TokenisedSource:
+    """Tokenises a source, whose rows have a loss, as a run does.
+
+    Raises:
+        UserError: they are prompts without answers.
+    """
+    source = tokenise_source(block, tuned.job, tuned.text.codec, tuned.text.seq_len, base, report, may_stream=False)
+    _check_answers(source)
+    return source
+
+
+def _check_answers(source: TokenisedSource) -> None:
+    if source.format == "question":
+        message = f"{source.source.name}: its rows are prompts without answers, which have no loss"
+        raise UserError(Problem(message, "score the model's own answers with `stoker eval RUN --answers FILE`"))
 
 
 def source_like(tuned: TunedRun, data: str, form: str) -> ResolvedSource:
@@ -183,7 +211,7 @@ def _documents_of(
     documents: list[Document] = []
     used = dropped = 0
     for number, block in enumerate(blocks):
-        source = tokenise_source(block, tuned.job, tuned.text.codec, tuned.text.seq_len, base, report, may_stream=False)
+        source = tokenised_like(tuned, block, base, report)
         read = sum(s.rows_in for s in source.cache.summaries)
         lost = sum(sum(s.reasons.values()) for s in source.cache.summaries)
         if not source.cache.rows:

@@ -21,7 +21,7 @@ from stoker.errors import UserError
 from stoker.files import read_file
 from stoker.hardware.cache_folder import cache_folder
 from stoker.job.blocks.source_block import SourceBlock
-from stoker.job.imported_modules import below_folder, modules_of
+from stoker.job.imported_modules import modules_of, python_files
 from stoker.job.key_paths import flat, leaves
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.paths import absolute
@@ -202,7 +202,7 @@ def _named_files(loaded: LoadedJob, base: Path) -> Iterator[Path]:
     below = [folder / name for folder in tokenizer for name in TEXT_FILES]
     yield from (path for path in (*templates, *tokenizer, *below) if path.is_file())
     for module in modules_of(loaded, base):
-        yield from (file for file in (below_folder(module) if module.is_dir() else [module]) if file.suffix == ".py")
+        yield from python_files(module)
     block = getattr(loaded.job, task_of(loaded.job).name, None)
     for path, value in leaves(block) if block is not None else ():
         if any(f"{loaded.job.task}.{path[-1]}" == key for key in STAGE_KEYS):

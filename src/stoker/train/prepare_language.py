@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,12 +15,15 @@ from stoker.checkpoint.object_collectives import by_first
 from stoker.checkpoint.run_weights import NONE
 from stoker.data.build_cache import Report
 from stoker.data.corpus import Corpus, open_corpus
+from stoker.data.file_digests import file_digest
 from stoker.data.sources import open_source
 from stoker.data.stored_audit import audited
 from stoker.errors import UserError
+from stoker.hardware.cache_folder import cache_folder
 from stoker.hardware.process_device import Device
 from stoker.job.blocks.source_block import SourceBlock
 from stoker.job.compile_choice import compile_choice, compiles
+from stoker.job.imported_modules import module_of, python_files
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
@@ -118,7 +121,9 @@ def prepare_language(
 
 
 def _fingerprints(corpus: Corpus, text: TextSide, job: ResolvedJob, base: Path) -> dict[str, str]:
-    """Returns the fingerprints of the sources, and of the tokenizer with each template; see `check_same_job`."""
+    """Returns the fingerprints of the sources, of the tokenizer with each template, and of the files of rewards and
+    environments; see `check_same_job`.
+    """
     sources = (*corpus.sources, *corpus.evaluation)
     found = {s.source.name: s.source.fingerprint() for s in sources}
     found |= {
@@ -126,7 +131,22 @@ def _fingerprints(corpus: Corpus, text: TextSide, job: ResolvedJob, base: Path) 
         for s in sources
     }
     named = [named.value for named in task_of(job).names(job) if named.kind == "source"]
-    return found | {path: open_source(SourceBlock(path=path), base).fingerprint() for path in named}
+    found |= {path: open_source(SourceBlock(path=path), base).fingerprint() for path in named}
+    files = {str(f.relative_to(base) if f.is_relative_to(base) else f): f for f in _scorer_files(job, base)}
+    digests = file_digest(list(files.values()), cache_folder() / "fingerprints.json")
+    return found | dict(zip(files, digests, strict=True))
+
+
+def _scorer_files(job: ResolvedJob, base: Path) -> Iterator[Path]:
+    """Yields the files that scorers name: ``json_schema:FILE``, ``python:MODULE:FUNCTION``."""
+    for named in task_of(job).names(job):
+        if named.kind == "scorer":
+            kind, _, argument = named.value.partition(":")
+            module = module_of(named.value, base) if kind == "python" else None
+            if module is not None:
+                yield from python_files(module)
+            elif argument and (base / argument).is_file():
+                yield base / argument
 
 
 def _ready(

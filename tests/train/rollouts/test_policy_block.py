@@ -21,6 +21,7 @@ PPO = "task: ppo\nmodel: smollm2-135m\ndata: asked.jsonl\nsteps: 20\ntune: lora\
     [
         (GRPO + "parallel: {devices: [0, 1, 2, 3, 4, 5]}\n", "8 prompts cannot be shared by 6"),
         (GRPO + "train: {batch: 48, micro_batch: 16, accumulation: 1}\n", "8 prompts cannot be shared by 3"),
+        (GRPO + "train: {batch: 6, micro_batch: 5}\n", "write micro_batch 3 or 6"),
         (GRPO + "train: {micro_batch: 5}\n", "train.batch is 5, which does not divide the 48 answers"),
         (PPO + "ppo: {rewards: numeric, prompts: 8, critic_warmup: 2}\ntrain: {micro_batch: 2}\n", "for 32 steps"),
         (

@@ -11,9 +11,11 @@ import pytest
 import torch
 from running import Ran, run, write_job
 
+from stoker.cli.main import main
 from stoker.errors import UserError
 from stoker.job.job_to_yaml import job_lines
 from stoker.job.load_job import load_job
+from stoker.job.task_spec import task_of
 from stoker.train.prepared import Prepared
 from stoker.train.rollouts.rollout_files import ROLLOUTS, RolloutFiles
 from stoker.train.task import Part
@@ -42,10 +44,25 @@ def test_answers_are_kept_with_all_that_is_known_of_them(job: dict[str, Any], ba
     assert lines[0]["ratio"] == pytest.approx(1.0, abs=1e-5) and lines[0]["approx_kl"] == pytest.approx(0.0, abs=1e-8)
     assert lines[1]["ratio"] != 1.0
     names = {"score", "kl", "entropy", "approx_kl", "clip_fraction", "ratio", "response_tokens", "ended"}
+    names |= {"informative", "loss_kl"}
     assert names | {"logprob_difference", "rollout_seconds"} <= lines[0].keys()
     assert lines[0]["rollout_seconds"] > 0 == lines[1]["rollout_seconds"]
     held_out = [event for event in ran.folder.read_events() if event["event"] == "evaluated"]
     assert [event["loss"] for event in held_out] == [-event["score"] for event in held_out] and len(held_out) == 3
+
+
+def test_prompts_have_no_loss(
+    job: dict[str, Any], base: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(base)
+    ran = run(base, {**job, "steps": 1, "evaluate": {"fraction": 0.2}})
+    (base / "said.jsonl").write_text('{"prompt": "Say 3 words", "completion": "The sea."}\n')
+    assert main(["eval", "run", "said.jsonl"]) == 0
+    capsys.readouterr()
+    for words in ([], ["asked.jsonl"], ["--by-token", "2"], ["asked.jsonl", "--by-token", "2"], ["--against", "run"]):
+        assert main(["eval", "run", *words]) == 2
+        assert "--answers FILE" in capsys.readouterr().err
+    assert "eval run --answers YOUR.jsonl" in task_of(ran.loaded.job).next_commands(ran.loaded.job, "run")
 
 
 @pytest.mark.slow
@@ -72,6 +89,13 @@ def test_a_run_goes_on_without_its_first_answers(job: dict[str, Any], base: Path
     begun.folder.path.joinpath(ROLLOUTS, "00000000.npz").unlink()
     rest = run(base, {**job, "steps": 5})
     assert rest.outcome.step == 5 and files_of(rest).numbers() == [1]
+
+
+def test_a_run_whose_reward_has_changed_does_not_go_on(job: dict[str, Any], base: Path) -> None:
+    run(base, {**job, "steps": 2})
+    (base / "letter.py").write_text((base / "letter.py").read_text().replace('"e"', '"a"'))
+    with pytest.raises(UserError, match="has changed since the run"):
+        run(base, {**job, "steps": 4})
 
 
 def test_every_prompt_is_answered_once_in_an_epoch(job: dict[str, Any], base: Path) -> None:
@@ -223,8 +247,9 @@ def test_held_out_prompts_may_be_in_a_file_of_their_own(job: dict[str, Any], bas
     assert [event["targets"] for event in held_out] == [2, 2]
 
 
-def test_a_row_without_an_expected_answer_is_named(job: dict[str, Any], base: Path) -> None:
-    (base / "asked.jsonl").write_text('{"prompt": "one"}\n' * 8)
+@pytest.mark.parametrize("answers", [{}, {"chosen": "1", "rejected": "2"}, {"completion": "1", "label": False}])
+def test_a_row_without_an_expected_answer_is_named(answers: dict[str, Any], job: dict[str, Any], base: Path) -> None:
+    (base / "asked.jsonl").write_text(f"{json.dumps({'prompt': 'one', **answers})}\n" * 8)
     with pytest.raises(UserError, match="compares with an expected answer, and this row has none"):
         run(base, {**job, "grpo": {**job["grpo"], "rewards": "numeric"}})
 

@@ -56,6 +56,7 @@ def test_values_and_advantages_are_those_of_the_definitions(ppo: dict[str, Any],
         assert line["kl_reward"] == pytest.approx(-0.05 * line["kl"], rel=1e-5, abs=1e-9)
         assert line["total_reward"] == pytest.approx(line["score"] + line["kl_reward"], rel=1e-9)
     assert lines[0]["value_clip_fraction"] == 0.0
+    assert not {"loss_kl", "informative"} & lines[0].keys()  # no KL in the loss, no groups
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ def test_all_answers_reach_a_scorer_of_batches() -> None:
         "rank",
         lambda *_: Score(0.0),
         needs_expected=False,
-        batch=lambda texts, rows: [Score(float(sorted(texts).index(text))) for text in texts],
+        batch=lambda texts, rows, ids=None: [Score(float(sorted(texts).index(text))) for text in texts],
     )
     assert ScorerReward("rank", scorer)([answer("b"), answer("c"), answer("a")]) == [1.0, 2.0, 0.0]
     assert ScorerReward("rank", scorer)([]) == []

@@ -76,6 +76,12 @@ def test_scores_must_differ_among_the_answers_that_are_compared(answers: int, ad
     assert alarms({**SOUND, compared: 0.0}, FIRST, used).keys() == {"no variance"}
 
 
+def test_answers_without_an_end_that_are_short_did_not_fit_into_a_row() -> None:
+    assert alarms({**SOUND, "ended": 0.0, "response_tokens": 8.0}, FIRST, GROUPS).keys() == {"no end"}
+    found = alarms({**SOUND, "ended": 0.0, "response_tokens": 7.0}, FIRST, GROUPS)
+    assert found.keys() == {"no room"} and "train.seq_len" in found["no room"]
+
+
 def test_several_alarms_at_once_are_all_given() -> None:
     figures = {**SOUND, "kl": -2.0, "ended": 0.0, "response_tokens": 100.0}
     assert list(alarms(figures, FIRST, GROUPS)) == ["negative KL", "no end", "long"]

@@ -100,7 +100,7 @@ function Audit({ yaml }) {
   const share = data.tokens ? data.trained_tokens / data.tokens : 0;
   return html`<div class="actions"><${Command} line=${data.command} /></div>
     ${problems.map((problem) => html`<${Problem} key=${problem.message} error=${{ ...problem, hint: problem.suggestion ?? problem.hint }} />`)}
-    ${data.ok && html`<p class="note" role="status">${data.columns ? t("data.log_ok", { n: data.rows_used }) : t("data.ok", { n: data.rows_used, share: percent(share) })}</p>`}
+    ${data.ok && html`<p class="note" role="status">${data.columns ? t("data.log_ok", { n: data.rows_used }) : data.prompts ? t("data.prompts_ok", { n: data.rows_used }) : t("data.ok", { n: data.rows_used, share: percent(share) })}</p>`}
     ${data.columns && html`<${LogAudit} data=${data} />`}
     ${data.tokens !== undefined &&
     html`<div class="figures">
@@ -109,11 +109,11 @@ function Audit({ yaml }) {
       <${Figure} id="rows_cut" value=${number(data.rows_cut)} level=${data.rows_cut > 0.1 * data.rows_in ? "warn" : ""} />
       <${Figure} id="rows_dropped" value=${number(data.rows_dropped)} level=${data.rows_dropped > 0.1 * data.rows_in ? "bad" : ""} />
       <${Figure} id="tokens" value=${number(data.tokens)} />
-      <${Figure} id="trained_tokens" value=${percent(share)} />
+      ${!data.prompts && html`<${Figure} id="trained_tokens" value=${percent(share)} />`}
       <${Figure} id="duplicates" value=${number(data.duplicates)} />
       <${Figure} id="overlap" value=${number(data.evaluation_overlap)} level=${data.evaluation_overlap ? "bad" : ""} />
     </div>`}
-    ${data.stop_token_trained !== undefined && html`<p>${t(data.stop_token_trained ? "data.stop_trained" : "data.stop_untrained")}</p>`}
+    ${data.stop_token_trained !== undefined && !data.prompts && html`<p>${t(data.stop_token_trained ? "data.stop_trained" : "data.stop_untrained")}</p>`}
     <div class="split">
       ${data.length_histogram && html`<section><h2>${t("data.lengths")}</h2><${Lengths} histogram=${data.length_histogram} /></section>`}
       <section>

@@ -89,12 +89,13 @@ class PolicyObjective:
     trained: TrainedScores = field(init=False, default_factory=TrainedScores)
 
     def __post_init__(self) -> None:
-        names = ("ratio", "ratio_variance", "approx_kl", "clip_fraction", "loss_kl", *self._beside)
+        names = ("ratio", "ratio_variance", "approx_kl", "clip_fraction", *self._beside)
         object.__setattr__(self, "measures", PolicyMeasures(*names))
 
     @property
     def _beside(self) -> list[str]:
-        return ["value_loss", "value_clip_fraction"] * self.critic + ["ptx_loss"] * (self.ptx > 0)
+        of_critic = ["value_loss", "value_clip_fraction"] * self.critic
+        return ["loss_kl"] * (self.kl > 0) + of_critic + ["ptx_loss"] * (self.ptx > 0)
 
     def _cross_entropy(self, hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Loss:
         log_p_N = head.scores(hidden_ND, inputs.targets).log_probability
@@ -125,14 +126,14 @@ class PolicyObjective:
         if self.dual_clip is not None:
             gain_N = torch.where(advantage_N < 0, gain_N.maximum(self.dual_clip * advantage_N), gain_N)
         loss_N = -gain_N
-        k3_N = log_p_N.detach() * 0
+        measured: dict[str, Tensor] = {}
+        share_N = 1 / self._lengths(log_ratio_N, inputs) if self.by_answer else torch.ones_like(log_ratio_N)
         if self.kl:
             loss_N = loss_N + self.kl * kl_estimate(log_p_N, given["reference"], self.estimator)
-            k3_N = kl_estimate(log_p_N.detach(), given["reference"], "k3")
+            measured["loss_kl"] = (share_N * kl_estimate(log_p_N.detach(), given["reference"], "k3")).sum()
         if self.entropy > 0 and scores.entropy is not None:
             loss_N = loss_N - self.entropy * scores.entropy
         binds_N = (gain_N < ratio_N * advantage_N).to(weight_N)
-        share_N = 1 / self._lengths(log_ratio_N, inputs) if self.by_answer else torch.ones_like(log_ratio_N)
         self.measures.add(
             inputs,
             ratio=(share_N * ratio_N).sum(),
@@ -140,7 +141,7 @@ class PolicyObjective:
             # k3 of the old policy to this one, as log p is sampled from the old one.
             approx_kl=(share_N * (log_ratio_N.exp() - 1 - log_ratio_N)).sum(),
             clip_fraction=(share_N * binds_N).sum(),
-            loss_kl=(share_N * k3_N).sum(),
+            **measured,
         )
         return Loss((weight_N * loss_N).sum(), None)
 

@@ -289,7 +289,9 @@ class PolicyTask(LanguageTask):
         self._collector.score_tokens(kept, engine, policy=scored)
         kl = self._kl_factor(number)
         add_advantages(kept, settings, kl, self._collector.kind)
-        figures = {"informative": float(np.mean(informative)), "rollout_seconds": time.perf_counter() - began}
+        figures = {"rollout_seconds": time.perf_counter() - began}
+        if settings.in_groups:
+            figures["informative"] = float(np.mean(informative))
         if settings.kl_target is not None:
             figures["kl_factor"] = kl
         if settings.kl and settings.kl_in_reward:

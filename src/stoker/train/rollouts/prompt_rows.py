@@ -51,10 +51,15 @@ class PromptRows:
 
 
 def _asked_and_expected(source: TokenisedSource, fields: dict[str, Any]) -> tuple[tuple[dict[str, Any], ...], Any]:
-    """Returns the prompt's turns and the expected answer: from a column, else the row's last answer."""
+    """Returns the prompt's turns and the expected answer: from a column, else the row's last answer.
+
+    If the row's label says that its answer is bad, only the column ``expected`` has another one.
+    """
     example = formats.parse(fields, source.format, source.block.columns)
     turns = example.messages if isinstance(example, Conversation) else ()
     asked = tuple(as_template_message(turn) for turn in turns[:-1])
+    if isinstance(example, Conversation) and example.good is False:
+        return asked, expected_of({"expected": fields.get("expected")})
     named = expected_of(fields)
     if named is not None or not turns:
         return asked, named

@@ -68,7 +68,7 @@ class ScorerReward:
                 raise UserError(answer.row.problem(message, "give the row a column `expected`, or an assistant's turn"))
         texts, rows = [answer.text for answer in answers], [answer.row for answer in answers]
         if self.scorer.batch is not None:
-            scores = self.scorer.batch(texts, rows) if texts else []
+            scores = self.scorer.batch(texts, rows, [answer.ids for answer in answers]) if texts else []
         elif self.scorer.waits:
             with ThreadPoolExecutor(AT_ONCE) as threads:
                 scores = list(threads.map(self.scorer.score, texts, rows))

@@ -58,6 +58,8 @@ def alarms(figures: Mapping[str, float], first: Mapping[str, float], settings: P
     """
     apart, kl, ended = figures["logprob_difference"], figures.get("kl", 0.0), figures["ended"]
     length = figures["response_tokens"] / max(1.0, first["response_tokens"])
+    # An answer cut at max_tokens has that length: if most are shorter, the next turn did not fit into seq_len.
+    full = figures["response_tokens"] < (1 - NEVER_ENDS) * settings.max_tokens
     alike = not figures["informative"] if settings.in_groups else not figures["score_deviation"]
     checks = {
         "log-probabilities": (
@@ -70,8 +72,13 @@ def alarms(figures: Mapping[str, float], first: Mapping[str, float], settings: P
             f"the KL to the reference is negative ({kl:.2f}), which it cannot be: the answers do not come from the "
             "policy's own distribution, or the reference is not the model at its start",
         ),
+        "no room": (
+            ended < NEVER_ENDS and full,
+            f"{ended:.0%} of the answers end with a stop token, as the environment's replies do not fit into "
+            "train.seq_len: raise it, or allow fewer turns",
+        ),
         "no end": (
-            ended < NEVER_ENDS,
+            ended < NEVER_ENDS and not full,
             f"{ended:.0%} of the answers end with a stop token: raise max_tokens, or train the model to stop first; a "
             "missing_end_penalty teaches it",
         ),
