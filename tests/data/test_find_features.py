@@ -52,6 +52,30 @@ def test_stated_features_crosses_buckets_and_sequences(tmp_path: Path) -> None:
     assert log.features["x"].boundaries == (5.0, 10.0)
 
 
+def test_a_boundary_belongs_to_the_bucket_above_it(tmp_path: Path) -> None:
+    values = [0.1, 0.2, 0.3, 0.6, 0.7, 0.9]
+    boundaries = [0.1, 0.3, 0.6, 0.7, 0.9]  # of which float32 rounds some up and some down
+    rows = [{"label": n % 2, "a": n, "x": value} for n, value in enumerate(values)]
+    stated = [FeatureBlock(name="a", kind="id"), FeatureBlock(name="x", boundaries=boundaries)]
+    log = log_of(tmp_path, "log.jsonl", json_lines(rows), features=stated, fraction=0.0)
+    assert log.training.batch(np.arange(6)).ids["x"].ids.tolist() == np.digitize(values, boundaries).tolist()
+
+
+def test_a_column_without_a_name_is_named_or_ignored() -> None:
+    rows = [{"": n, "label": n % 2, "user_id": n} for n in range(9)]
+    with pytest.raises(UserError, match="a column of the rows has no name"):
+        find_features(rows, RankingBlock())
+    assert kinds(find_features(rows, RankingBlock(ignore=[""]))) == {"user_id": "id"}
+
+
+def test_a_column_that_is_called_as_a_cross_is_ignored() -> None:
+    rows = [{"label": n % 2, "user_id": n, "zip": n, "user_id x zip": n} for n in range(9)]
+    name, crosses = "user_id x zip", [["user_id", "zip"]]
+    with pytest.raises(UserError, match="the rows have a column 'user_id x zip', as the cross is called"):
+        find_features(rows, RankingBlock(crosses=crosses))
+    assert kinds(find_features(rows, RankingBlock(crosses=crosses, ignore=[name])))[name] == "cross"
+
+
 def test_stated_keys_of_a_feature_imply_its_kind() -> None:
     rows = [{"label": n % 2, "user_id": n, "x": n, "tags": f"a,{n}", "item_history": [n]} for n in range(9)]
     stated = [

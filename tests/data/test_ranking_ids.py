@@ -19,6 +19,9 @@ from stoker.data.ranking.times import days_of, time_of
         (17, 17),
         ("17", 17),
         (17.0, 17),
+        ("17.0", 17),  # as pandas writes integers of a column with gaps
+        ("-3.0", -3),
+        ("0.0", 0),
         (-3, -3),
         ("-3", -3),
         (0, 0),
@@ -32,7 +35,7 @@ def test_integers_are_their_own_ids(value: object, expected: int) -> None:
     assert id_of(value) == expected == IdsOfValues()[value]
 
 
-@pytest.mark.parametrize("text", ["017", "+17", "-0", "17 ", "1.0", "1e3", "", "\u0661", "a"])
+@pytest.mark.parametrize("text", ["017", "+17", "-0", "17 ", "1.00", "1.5", ".0", "017.0", "1e3", "", "\u0661", "a"])
 def test_other_texts_are_63_bits_of_their_digest(text: str) -> None:
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     assert id_of(text) == int.from_bytes(digest, "little") % 2**63

@@ -39,6 +39,9 @@ def find_features(rows: Sequence[Row], settings: RankingBlock) -> Features:
         UserError: a column that the job names is missing; the keys of its problems are those of ``ranking``.
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
+    if "" in names and "" not in settings.ignore:
+        message = "a column of the rows has no name, as an index that pandas writes"
+        raise UserError(Problem(message, 'name it in the header, or write `ranking: {ignore: [""]}`'))
     if problems := [*_unknown(names, settings), *_bad_crosses(names, settings)]:
         raise UserError(*problems)
     time = settings.time or _first_of(TIME_NAMES, names, settings.ignore)
@@ -58,6 +61,9 @@ def find_features(rows: Sequence[Row], settings: RankingBlock) -> Features:
         raise UserError(*problems)
     for pair in settings.crosses:
         name = " x ".join(pair)
+        if any(column.name == name for column in columns):
+            message, hint = f"the rows have a column {name!r}, as the cross is called", "add it to `ranking.ignore`"
+            raise UserError(Problem(message, hint, key="ranking.crosses"))
         columns.append(Column(name, "cross", "ranking.crosses", crossed=tuple(pair), table=name))
     return Features(
         labels=settings.labels,

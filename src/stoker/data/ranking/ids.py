@@ -1,9 +1,9 @@
 """64-bit ids of values, without a vocabulary.
 
-An integer, or a text that is written as one (``17``, not ``017`` or ``+17``), is that integer, so CSV and JSON of the
-same log give the same ids; from 2^63 to 2^64 it is the signed integer of the same 64 bits. Any other text is the first
-63 bits of its BLAKE2b digest of 8 bytes, little-endian, over UTF-8: of n texts of a feature, two have the same id with
-a probability below n^2 / 2^64.
+An integer, or a text that is written as one (``17`` or ``17.0``, not ``017`` or ``+17``), is that integer, so CSV and
+JSON of the same log give the same ids, also where a program wrote a column with gaps as floats; from 2^63 to 2^64 it is
+the signed integer of the same 64 bits. Any other text is the first 63 bits of its BLAKE2b digest of 8 bytes,
+little-endian, over UTF-8: of n texts of a feature, two have the same id with a probability below n^2 / 2^64.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ def id_of(value: Any) -> int:
         NoIdError: it is an integer beyond 64 bits, or neither an integer nor a text.
     """
     if isinstance(value, str):
-        digits = value.removeprefix("-")
-        is_integer = digits.isascii() and digits.isdigit() and (digits[0] != "0" or value == "0")
-        return _within(value) if is_integer else text_id(value)
+        whole = value.removesuffix(".0")
+        digits = whole.removeprefix("-")
+        is_integer = digits.isascii() and digits.isdigit() and (digits[0] != "0" or whole == "0")
+        return _within(whole) if is_integer else text_id(value)
     if isinstance(value, int):
         return _within(str(int(value)))
     if isinstance(value, float) and value.is_integer():

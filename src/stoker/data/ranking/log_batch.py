@@ -95,7 +95,8 @@ def _standardised(values: np.ndarray, column: Column) -> np.ndarray:
 
 def _bucketised(values: np.ndarray, column: Column) -> RaggedIds:
     there = ~np.isnan(values)
-    found = np.searchsorted(np.asarray(column.boundaries), values[there].astype(np.float64), side="right")
+    boundaries = np.asarray(column.boundaries, dtype=np.float32)  # rounded as the values are
+    found = np.searchsorted(boundaries, values[there].astype(np.float32), side="right")
     return RaggedIds(found.astype(np.int64), there.astype(np.int64))
 
 

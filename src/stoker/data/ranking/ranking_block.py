@@ -156,7 +156,7 @@ class RankingBlock(Block):
     features: list[FeatureBlock] = Field(
         default_factory=list, description="settings of features that differ from those found in the data"
     )
-    ignore: list[Text] = Field(default_factory=list, description="columns that are not features")
+    ignore: list[str] = Field(default_factory=list, description="columns that are not features")
     crosses: list[list[Text]] = Field(default_factory=list, description="pairs of features to combine into one feature")
     slices: list[Text] = Field(default_factory=list, description="columns by whose values metrics are also reported")
     at: Annotated[list[PositiveInt], Field(min_length=1)] = Field(
