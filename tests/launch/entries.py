@@ -241,6 +241,7 @@ ENTRIES: dict[str, Callable[..., RunResult]] = {
 
 def start(name: str) -> int:
     """``stoker train job.yaml`` with another entry: prints the outcome or the error, gives the exit code."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests run under nohup
     forkserver.PRELOADED[1:], forkserver.FOR_LANGUAGE[:] = ["stoker.launch.worker_main"], []  # the entries need no more
     spec = RunSpec(load_job("job.yaml"), Path.cwd(), Path.cwd() / "run")
     try:
