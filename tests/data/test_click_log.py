@@ -203,6 +203,15 @@ def test_rows_of_another_file_are_read_by_the_features_of_a_run(tmp_path: Path) 
     np.testing.assert_array_equal(rows.batch(at).dense, log.training.batch(at).dense)
 
 
+@pytest.mark.parametrize("text", ["", "label,user_id,city,price,tags,ts\n"])
+def test_a_file_without_rows_is_named(text: str, tmp_path: Path) -> None:
+    log = log_of(tmp_path, "log.jsonl", json_lines(ROWS))
+    with pytest.raises(UserError, match=r"^there are no rows in zero.csv$"):
+        log_of(tmp_path, "zero.csv", text)
+    with pytest.raises(UserError, match=r"^there are no rows in zero.csv$"):
+        open_rows([SourceBlock(path="zero.csv")], log.features, tmp_path)
+
+
 def test_rows_without_a_column_of_the_model_are_refused_by_its_name(tmp_path: Path) -> None:
     """They would be measured without that feature, and only the figures would show it."""
     features = log_of(tmp_path, "log.jsonl", json_lines(ROWS)).features

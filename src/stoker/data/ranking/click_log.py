@@ -166,7 +166,7 @@ def open_log(
     grows = progressive and all(source.part == ALL_ROWS for source, _ in sources)
     features = features_of(sources, settings, of_first_file=grows)
     store = open_store(sources, features, settings.ignore)
-    _check_some(store, settings)
+    _check_some(store, sources, settings)
     rows = _by_time(store)
     may_grow = grows and not _names_a_file(data, sources, base)
     others = _opened(held_out, base)
@@ -184,7 +184,7 @@ def open_log(
     if others:
         _check_columns(others, features)
         other = open_store(others, features, settings.ignore)
-        _check_some(other, settings)
+        _check_some(other, others, settings)
         evaluated = RowSet(other, fitted, _by_time(other))
     elif kept < len(rows):
         evaluated = RowSet(store, fitted, rows[kept:])
@@ -202,7 +202,7 @@ def open_rows(data: Sequence[SourceBlock], features: Features, base: Path, ignor
     sources = _opened(data, base)
     _check_columns(sources, features)
     store = open_store(sources, features, ignored)
-    _check_some(store)
+    _check_some(store, sources)
     return RowSet(store, features, _by_time(store))
 
 
@@ -216,6 +216,8 @@ def features_of(
     """
     first = _first_rows(sources, of_first_file=of_first_file)
     if not first:
+        if not any(True for source, form in sources for _ in log_rows(source, form)):
+            raise _no_rows(sources)
         raise UserError(Problem(f"{sources[0][0].name}: none of the first {SAMPLE:,} rows can be read"))
     return find_features(first, settings)
 
@@ -279,7 +281,13 @@ def _prints_of_files(store: ColumnStore, sources: Sequence[tuple[Source, str]], 
     return found
 
 
-def _check_some(store: ColumnStore, settings: RankingBlock | None = None) -> None:
+def _no_rows(sources: Sequence[tuple[Source, str]]) -> UserError:
+    return UserError(f"there are no rows in {', '.join(source.name for source, _ in sources)}")
+
+
+def _check_some(
+    store: ColumnStore, sources: Sequence[tuple[Source, str]], settings: RankingBlock | None = None
+) -> None:
     """Raises UserError if a store has no rows.
 
     Args:
@@ -288,12 +296,10 @@ def _check_some(store: ColumnStore, settings: RankingBlock | None = None) -> Non
     summary = store.summary
     if summary.rows:
         return
+    if not summary.rows_in:
+        raise _no_rows(sources)
     kinds = ", ".join(f"{reason} ({count:,})" for reason, count in summary.reasons.items())
-    first = (
-        f" {summary.rejected[0].source}:{summary.rejected[0].row}: {summary.rejected[0].reason}"
-        if summary.rejected
-        else ""
-    )
+    first = summary.rejected[0]
     hint, key = label_hint(summary.reasons, store.features.positive), ""
     if settings is not None:
         key = KEYS_OF_REASONS.get(next(iter(summary.reasons), ""), "")  # of the most frequent one
@@ -301,7 +307,7 @@ def _check_some(store: ColumnStore, settings: RankingBlock | None = None) -> Non
         key, hint = "", "write its column as `ranking.time`, or add the one that was found to `ranking.ignore`"
     if not hint and key:
         hint = "name another column" if key == "label" else f"name another column, or remove `{key}`"
-    message = f"all {summary.rows_in:,} rows are dropped: {kinds};{first}"
+    message = f"all {summary.rows_in:,} rows are dropped: {kinds}; {first.source}:{first.row}: {first.reason}"
     raise UserError(Problem(message, hint, key=f"ranking.{key}" if key else ""))
 
 
