@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from stoker.data.ranking.column_files import LogSummary
 from stoker.data.ranking.column_store import ColumnStore, open_store
-from stoker.data.ranking.encode_columns import OTHER_LABEL
+from stoker.data.ranking.encode_columns import OTHER_LABEL, column_without_ids
 from stoker.data.ranking.features import Features
 from stoker.data.ranking.find_features import SAMPLE, absent_columns, find_features
 from stoker.data.ranking.fit_features import fit_features
@@ -25,6 +26,7 @@ from stoker.data.ranking.times import days_of
 from stoker.data.rows import Raw
 from stoker.data.sources import Source, open_source
 from stoker.data.splits import ALL_ROWS
+from stoker.data.token_cache import reason_kind
 from stoker.errors import Problem, UserError
 from stoker.job.blocks.source_block import SourceBlock
 from stoker.job.paths import absolute, exists
@@ -300,7 +302,7 @@ def _check_some(
         raise _no_rows(sources)
     kinds = ", ".join(f"{reason} ({count:,})" for reason, count in summary.reasons.items())
     first = summary.rejected[0]
-    hint, key = label_hint(summary.reasons, store.features.positive), ""
+    hint, key = drop_hint(summary, store.features, may_ignore=settings is not None), ""
     if settings is not None:
         key = KEYS_OF_REASONS.get(next(iter(summary.reasons), ""), "")  # of the most frequent one
     if key == "time" and settings is not None and settings.time is None:
@@ -311,10 +313,17 @@ def _check_some(
     raise UserError(Problem(message, hint, key=f"ranking.{key}" if key else ""))
 
 
-def label_hint(reasons: Iterable[str], positive: float | None) -> str:
-    """Returns the suggestion for rows that were dropped for their labels; empty if none was."""
-    if OTHER_LABEL in reasons and positive is None:
+def drop_hint(summary: LogSummary, features: Features, *, may_ignore: bool = True) -> str:
+    """Returns the suggestion for dropped rows; empty if there is none for their reasons.
+
+    Args:
+        may_ignore: whether a job is at hand in which a feature can be ignored.
+    """
+    if OTHER_LABEL in summary.reasons and features.positive is None:
         return "write `ranking.positive: 4` to take labels of 4 and more as positive"
-    if "not a label" in reasons:
+    if "not a label" in summary.reasons:
         return "labels must be 0 and 1, or numbers with `ranking.positive`"
-    return ""
+    most_frequent = next(iter(summary.reasons), "")
+    reason = next((row.reason for row in summary.rejected if reason_kind(row.reason) == most_frequent), "")
+    column = column_without_ids(reason, features)
+    return f"add {column} to `ranking.ignore`" if column is not None and may_ignore else ""
